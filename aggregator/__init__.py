@@ -1,0 +1,1 @@
+"""The server: groups devices and averages their masked updates without being able to read them."""

@@ -1,0 +1,135 @@
+"""`shoal-aggregator`: the server that groups and averages masked updates."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aggregator.config import AggregatorConfig
+from support.config import load
+from support.console import no_core_dumps, note, run_program, say, say_json, setup_logging
+
+app = typer.Typer(
+    help="Group devices and average their masked updates, without being able to read them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Directory = Annotated[Path, typer.Argument(help="Keys, membership, runs and results of this aggregator.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def init(directory: Directory, name: Annotated[str, typer.Option(help="Name in the roster.")] = "aggregator") -> None:
+    """Make this aggregator's keys; prints the card to carry to the owner."""
+    from aggregator import membership
+    from crypto.seal.grants import open_card
+    from crypto.seal.identity import fingerprint
+
+    no_core_dumps()
+    card = membership.init(directory, name)
+    note(f"fingerprint {fingerprint(open_card(card.read_bytes()).member)}")
+    note("next: shoal-fleet add-aggregator FLEET_DIR CARD on the owner's machine")
+    say(str(card))
+
+
+@app.command()
+def join(
+    directory: Directory,
+    grant: Annotated[Path, typer.Argument(help="The owner's grant for this aggregator.", exists=True, dir_okay=False)],
+    owner: Annotated[str, typer.Option(help="The owner's fingerprint, as `shoal-fleet show` prints it.")],
+) -> None:
+    """Accept the owner's grant."""
+    from aggregator import membership
+
+    no_core_dumps()
+    member = membership.join(directory, grant.read_bytes(), owner)
+    say(f"joined fleet {member.fleet}; put the owner's run files into {directory / membership.RUNS_DIRECTORY}")
+
+
+@app.command()
+def serve(
+    directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,
+    broker: Annotated[str | None, typer.Option(help="mqtt:// or mqtts:// address; default: the grant's.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
+    cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    once: Annotated[bool | None, typer.Option("--once/--forever", help="End when every run is finished.")] = None,
+    log: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with an [aggregator] table.")] = None,
+) -> None:
+    """Serve the runs in DIRECTORY/runs, one after another, and say what each round is waiting for."""
+    from aggregator.daemon import Daemon
+
+    no_core_dumps()
+    flags: dict[str, Any] = {
+        "dir": directory,
+        "broker": broker,
+        "ca": ca,
+        "cert": cert,
+        "key": key,
+        "device": device,
+        "once": once,
+        "log": log,
+    }
+    values = load(AggregatorConfig, section="aggregator", file=config, flags=flags).values
+    setup_logging(values.log)
+    Daemon(values).serve()
+
+
+@app.command()
+def status(directory: Directory, json: AsJson = False) -> None:
+    """Print every run's last closed round."""
+    from aggregator.daemon import find_runs
+    from aggregator.membership import AggregatorMembership
+    from aggregator.store import read_records
+
+    member = AggregatorMembership(directory)
+    runs = []
+    for run in find_runs(member):
+        records = read_records(directory / f"run-{run.plan.run:06d}")
+        last = records[-1] if records else None
+        runs.append(
+            {
+                "run": run.plan.run,
+                "algorithm": run.plan.algorithm,
+                "mode": run.plan.mode,
+                "rounds": run.plan.rounds,
+                "closed": last["round"] if last else 0,
+                "finished": bool(last and last["final"]),
+                "loss": last["loss"] if last else None,
+                "accuracy": last["correct"] / last["tested"] if last and last["tested"] else None,
+                "clusters": len(set(last["clusters"].values())) if last else None,
+                "missing": last["missing"] if last else [],
+            }
+        )
+    if json:
+        say_json({"fleet": member.fleet, "devices": len(member.roster.active()), "runs": runs})
+        return
+    say(f"fleet {member.fleet}, {len(member.roster.active())} devices, {len(runs)} runs")
+    for r in runs:
+        state = "finished" if r["finished"] else f"{r['closed']} of {r['rounds']} rounds closed"
+        accuracy = f", accuracy {100 * r['accuracy']:.1f}%" if r["accuracy"] is not None else ""
+        say(f"run {r['run']}: {r['algorithm']}, mask {r['mode']}, {state}, {r['clusters'] or 0} clusters{accuracy}")
+
+
+@app.command("config")
+def show_config(
+    config: Annotated[Path | None, typer.Option(help="TOML file with an [aggregator] table.")] = None,
+    directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,
+) -> None:
+    """Print every value that serve would use, and where it comes from."""
+    loaded = load(AggregatorConfig, section="aggregator", file=config, flags={"dir": directory})
+    for name, value in dataclasses.asdict(loaded.values).items():
+        say(f"{name} = {value}  # {loaded.origins[name]}")
+
+
+def main() -> None:
+    """Run the program."""
+    run_program(app, prog="shoal-aggregator")

@@ -1,0 +1,29 @@
+"""The aggregator's configuration. There is no field that a mask key could go in, and unknown keys are refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatorConfig:
+    """What `shoal-aggregator serve` reads from flags, SHOAL_AGGREGATOR_* and the [aggregator] table of a TOML file.
+
+    Attributes:
+        dir: keys, membership, runs and results.
+        broker: mqtt:// or mqtts:// address; empty takes the one of the owner's grant.
+        ca, cert, key: PEM files for mqtts.
+        device: where similarities are computed: auto, cpu or cuda.
+        once: end when every run is finished, instead of waiting for the next.
+        log: debug, info, warning or error.
+    """
+
+    dir: Path
+    broker: str = ""
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    device: str = "auto"
+    once: bool = False
+    log: str = "info"

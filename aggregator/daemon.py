@@ -1,0 +1,174 @@
+"""The aggregator daemon: one loop that feeds a run's service from a broker, run after run."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from aggregator.config import AggregatorConfig
+from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
+from aggregator.numerics.backend import select
+from aggregator.service import RunService
+from aggregator.store import read_records
+from crypto.seal.signed import open_document
+from wire import limits
+from wire.address import BrokerAddress
+from wire.codec import decode
+from wire.errors import ShoalError, UntrustedError
+from wire.messages import RunPackage, RunPlan
+from wire.mqtt import MqttTransport
+from wire.transport import TakenOver, TransportEvent
+
+LOG = logging.getLogger("shoal.aggregator")
+POLL_S: Final = 0.25
+"""How often deadlines, stalled transfers and new run files are looked for when nothing arrives."""
+BATCH_EVENTS: Final = 512
+"""Most events between two group commits."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """A run that the owner signed, as it lies in the runs directory."""
+
+    path: Path
+    plan: RunPlan
+    package: bytes
+
+
+class _Stop(Exception):  # noqa: N818 - a wish, not a fault
+    """SIGTERM or SIGINT: end cleanly."""
+
+
+def find_runs(membership: AggregatorMembership) -> list[RunFile]:
+    """Return the owner's runs by number; a file that is not the owner's is logged and left alone."""
+    found = []
+    for path in sorted((membership.directory / RUNS_DIRECTORY).glob("*.run")):
+        try:
+            package = path.read_bytes()
+            plan = open_document(decode(package, RunPackage).plan, RunPlan, membership.owner_key)
+            if plan.fleet != membership.fleet:
+                raise UntrustedError(f"a run of fleet {plan.fleet!r}")
+        except ShoalError as error:
+            LOG.warning("run file refused", extra={"kv": {"file": path.name, "reason": str(error)}})
+            continue
+        found.append(RunFile(path, plan, package))
+    return sorted(found, key=lambda r: r.plan.run)
+
+
+def is_finished(membership: AggregatorMembership, run: int) -> bool:
+    """Whether the final round of ``run`` is recorded."""
+    records = read_records(membership.directory / f"run-{run:06d}")
+    return bool(records) and bool(records[-1]["final"])
+
+
+class Daemon:
+    """Serves the runs of one fleet in order."""
+
+    def __init__(self, config: AggregatorConfig) -> None:
+        self._config = config
+        self._membership = AggregatorMembership(config.dir)
+        self._events: queue.SimpleQueue[TransportEvent | None] = queue.SimpleQueue()
+        address = BrokerAddress.parse(
+            config.broker or self._membership.broker, ca_file=config.ca, cert_file=config.cert, key_file=config.key
+        )
+        self._transport = MqttTransport(
+            address,
+            f"shoal-{self._membership.fleet}-aggregator",
+            self._events.put,
+            session_expiry_s=limits.SESSION_EXPIRY_AGGREGATOR_S,
+            max_queued_bytes=limits.MAX_PENDING_BYTES,
+        )
+
+    def serve(self) -> None:
+        """Run until stopped, or with ``once`` until every run is finished.
+
+        Raises:
+            BrokerUnreachableError: the first connection failed.
+            UntrustedError: another aggregator uses the same client id.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._events.put(None))
+        self._transport.start(require=True)
+        LOG.info(
+            "serving",
+            extra={"kv": {"fleet": self._membership.fleet, "devices": len(self._membership.roster.active())}},
+        )
+        told_idle = False
+        try:
+            while True:
+                run = self._next_run()
+                if run is not None:
+                    told_idle = False
+                    self._serve_run(run)
+                elif self._config.once:
+                    return
+                else:
+                    if not told_idle:
+                        LOG.info("idle: waiting for a run file in %s", self._membership.directory / RUNS_DIRECTORY)
+                    told_idle = True
+                    self._take(None)
+        except _Stop:
+            LOG.info("stopping")
+        finally:
+            self._transport.close()
+
+    def _next_run(self) -> RunFile | None:
+        return next((r for r in find_runs(self._membership) if not is_finished(self._membership, r.plan.run)), None)
+
+    def _serve_run(self, run: RunFile) -> None:
+        plan = run.plan
+        work = 2.0 * len(self._membership.roster.active()) ** 2 * plan.length
+        backend = select(self._config.device, work_flops=work)
+        LOG.info(
+            "run",
+            extra={
+                "kv": {
+                    "run": plan.run,
+                    "algorithm": plan.algorithm,
+                    "rounds": plan.rounds,
+                    "mode": plan.mode,
+                    "d": plan.length,
+                }
+            },
+        )
+        self._membership.reload()
+        service = RunService(
+            self._membership, plan, run.package, self._transport, self._membership.directory, backend=backend
+        )
+        try:
+            service.start(time.monotonic())
+            looked_s = time.monotonic()
+            while not service.finished:
+                self._take(service)
+                if time.monotonic() - looked_s > 1.0:
+                    looked_s = time.monotonic()
+                    service.reload_roster()
+        finally:
+            service.close()
+        LOG.info("run finished", extra={"kv": {"run": plan.run}})
+
+    def _take(self, service: RunService | None) -> None:
+        """Hand over everything that has arrived, waiting a little for the first; then commit, acknowledge, tick."""
+        try:
+            event = self._events.get(timeout=POLL_S)
+            for _ in range(BATCH_EVENTS):
+                if event is None:
+                    raise _Stop
+                if isinstance(event, TakenOver):
+                    raise UntrustedError(
+                        "another aggregator took over this session",
+                        hint="a fleet has one aggregator: stop the other one",
+                    )
+                if service is not None:
+                    service.on_event(event, time.monotonic())
+                event = self._events.get_nowait()
+        except queue.Empty:
+            pass
+        if service is not None:
+            service.flush(time.monotonic())
+            service.tick(time.monotonic())

@@ -1,0 +1,85 @@
+"""From a reassembled transfer to an upload that can be judged: opened, signed by the device, finite, within the norm limit."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from aggregator.strategies.base import norm_of
+from crypto.seal.envelope import open_from_member, read_head
+from crypto.seal.identity import Identity
+from wire.codec import decode
+from wire.errors import ShoalError, UntrustedError, WireError
+from wire.frame import Transfer
+from wire.messages import Member, Roster, RunPlan, Upload
+
+UPLOAD_PURPOSE = "upload"
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An authentic upload: its header, its vector's bytes and its norm."""
+
+    upload: Upload
+    body: memoryview
+    norm: float
+    transfer: bytes
+
+
+class Intake:
+    """Opens uploads under one roster; counts what it refuses, by reason."""
+
+    def __init__(self, identity: Identity, run: RunPlan) -> None:
+        self._identity = identity
+        self._run = run
+        self.refused: Counter[str] = Counter()
+
+    def open(self, device: str, transfer: Transfer, roster: Roster) -> Opened:
+        """Return the upload that ``device`` sent.
+
+        Args:
+            device: the device in the topic, as the broker vouches for it.
+            transfer: the reassembled bytes.
+            roster: who belongs to the fleet now.
+
+        Raises:
+            ShoalError: unknown device, not sealed to us, forged, malformed, not finite or above the norm limit.
+        """
+        member = roster.device(device)
+        if member is None:
+            raise UntrustedError(f"{device} is not in the roster")
+        head, at = read_head(transfer.payload)
+        if (head.fleet, head.purpose, head.sender) != (roster.fleet, UPLOAD_PURPOSE, device):
+            raise UntrustedError(f"an upload of {head.sender!r} to {head.fleet!r} on {device}'s topic")
+        signed, body = open_from_member(self._identity, transfer.payload, head, at, member.sign_key)
+        upload = decode(signed, Upload)
+        self._check(upload, body, member)
+        return Opened(upload, body, self._norm(body), transfer.transfer_id)
+
+    def _check(self, upload: Upload, body: memoryview, member: Member) -> None:
+        if (upload.fleet, upload.device) != (self._run.fleet, member.name):
+            raise UntrustedError(f"an upload for {upload.fleet!r} by {upload.device!r}")
+        if upload.recipient != self._identity.member.seal_key:
+            raise UntrustedError("an upload for another aggregator")
+        if len(body) != 4 * upload.length:
+            raise WireError(f"{len(body)} bytes where {upload.length} coordinates were announced")
+        if hashlib.sha256(body).digest() != upload.digest:
+            raise WireError("the vector is not the one that was signed")
+
+    def _norm(self, body: memoryview) -> float:
+        if not len(body):
+            return 0.0
+        norm = norm_of(np.frombuffer(body, "<f4"))
+        if not math.isfinite(norm):
+            raise WireError("the update holds NaN or infinities, or overflows")
+        if norm > self._run.norm_limit:
+            raise UntrustedError(f"the update's norm {norm:.3g} is above the plan's limit {self._run.norm_limit:.3g}")
+        return norm
+
+    def count(self, error: ShoalError) -> None:
+        """Count a refusal under its class name."""
+        self.refused[type(error).__name__] += 1

@@ -1,0 +1,1 @@
+"""Similarity, bipartition and averaging on masked rows; numpy and torch backends."""

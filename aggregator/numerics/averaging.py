@@ -1,0 +1,130 @@
+"""Weighted means of updates: rows in the given order, one float32 accumulator, the same bits every time.
+
+Products and sums are separate, element by element: no coordinate's result depends on its position, so the mean of
+permuted vectors is the permuted mean bit for bit, and a recovered round gives the bits of the first one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.rows import Updates, bad_rows, check_rows
+
+BLOCK_COLUMNS: Final = 262_144
+"""Columns at a time: accumulator and product (2 MB) stay in the cache, and calls are too few to count."""
+
+MIN_WEIGHT: Final = 1e-12
+MAX_WEIGHT: Final = 1e12
+
+
+def weighted_mean(updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return the weighted mean of ``updates`` (cfl Alg. 2, fedgroup Alg. 1; uniform weights for ifca Alg. 1).
+
+    The bits are those of ``StreamingMean`` fed with the same rows in the same order.
+
+    Args:
+        updates: shape (n, d), float32, finite, n at least 1.
+        weights: shape (n,), float64; each 0 or from ``MIN_WEIGHT`` to ``MAX_WEIGHT``, not all 0.
+
+    Returns:
+        shape (d,), float32.
+
+    Raises:
+        NumericsError: the arguments do not fit the above, or the sum leaves float32's range.
+    """
+    count, length = check_rows(updates, least=1)
+    checked = check_weights(weights, count)
+    mean = StreamingMean(length)
+    for row, weight in zip(updates, checked, strict=True):
+        mean.add(row, float(weight))
+    try:
+        return mean.result()
+    except NumericsError:
+        raise NumericsError(f"the mean is not finite; rows with NaN or infinities: {bad_rows(updates)}") from None
+
+
+def check_weights(weights: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """Return ``weights``, shape (count,), float64, if a mean can use them.
+
+    Raises:
+        NumericsError: wrong shape, a weight that is negative, not finite or out of range, or all weights 0.
+    """
+    values = np.asarray(weights, dtype=np.float64)
+    if values.shape != (count,):
+        raise NumericsError(f"weights have shape {values.shape}, not ({count},)")
+    for position in np.flatnonzero(~((values == 0) | ((values >= MIN_WEIGHT) & (values <= MAX_WEIGHT)))):
+        raise NumericsError(_weight_message(float(values[position]), f"weight {position}"))
+    if not values.any():
+        raise NumericsError("all weights are 0")
+    return values
+
+
+class StreamingMean:
+    """A weighted mean that takes one update at a time and holds one vector.
+
+    Args:
+        length: coordinates d, at least 1.
+    """
+
+    __slots__ = ("_product", "_sum", "count", "total_weight")
+
+    def __init__(self, length: int) -> None:
+        if length < 1:
+            raise NumericsError(f"a mean of {length} coordinates")
+        self._sum: NDArray[np.float32] = np.zeros(length, dtype=np.float32)
+        self._product: NDArray[np.float32] = np.empty(min(length, BLOCK_COLUMNS), dtype=np.float32)
+        self.count = 0
+        self.total_weight = 0.0
+
+    def add(self, update: NDArray[np.float32], weight: float = 1.0) -> None:
+        """Add ``update`` with ``weight``; whether it is finite shows in ``result``.
+
+        Args:
+            update: shape (d,), float32.
+            weight: 0, or from ``MIN_WEIGHT`` to ``MAX_WEIGHT``.
+
+        Raises:
+            NumericsError: shape, dtype or weight do not fit; the mean is as before.
+        """
+        if update.shape != self._sum.shape or update.dtype != np.float32:
+            raise NumericsError(
+                f"update has shape {update.shape} and dtype {update.dtype}, not {self._sum.shape} float32"
+            )
+        if not (weight == 0 or MIN_WEIGHT <= weight <= MAX_WEIGHT):
+            raise NumericsError(_weight_message(weight, "weight"))
+        factor = np.float32(weight)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, self._sum.size, BLOCK_COLUMNS):
+                total = self._sum[start : start + BLOCK_COLUMNS]
+                piece = update[start : start + BLOCK_COLUMNS]
+                if weight != 1.0:
+                    piece = np.multiply(piece, factor, out=self._product[: total.size])
+                np.add(total, piece, out=total)
+        self.count += 1
+        self.total_weight += weight
+
+    def result(self) -> NDArray[np.float32]:
+        """Return the mean so far, shape (d,), float32, in new memory.
+
+        Raises:
+            NumericsError: no weight yet, or a coordinate is not finite: an update held NaN or infinities, or the sum
+                left float32's range.
+        """
+        if not self.total_weight > 0:
+            raise NumericsError("a mean needs at least one update of positive weight")
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = self._sum / np.float32(self.total_weight)
+            total = mean.sum()
+        if not np.isfinite(total) and not np.isfinite(mean).all():
+            raise NumericsError("the mean is not finite")
+        return mean
+
+
+def _weight_message(weight: float, what: str) -> str:
+    shown = f"{weight:g}" if math.isfinite(weight) else str(weight)
+    return f"{what} is {shown}, neither 0 nor from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"

@@ -1,0 +1,142 @@
+"""Cut a set of devices in two by the similarity of their updates (cfl Eq. 35, Alg. 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.numerics.errors import NumericsError
+from wire.errors import ConfigError
+
+SYMMETRY_TOLERANCE: Final = 1e-9
+_TILE: Final = 128
+
+_Labels = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Bipartition:
+    """Two halves of the positions 0 to m - 1.
+
+    Attributes:
+        left: ascending positions, 0 among them.
+        right: the other positions, ascending, at least one.
+        cross_max: largest similarity between the halves; under single linkage the smallest that any bipartition has.
+    """
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    cross_max: float
+
+
+def bipartition(similarity: NDArray[np.float64], linkage: str = "single") -> Bipartition:
+    """Return the two halves of the devices behind ``similarity``.
+
+    ``single`` is optimal in the sense of cfl Eq. 35 and in O(m^2): cfl Alg. 1 merges the most similar pair until two
+    sets remain, which is single linkage cut at two, which is the maximum spanning tree (Prim) without its weakest
+    edge. ``complete`` is what public code runs instead: it keeps the least similar pair inside a half similar, and its
+    ``cross_max`` may be larger. Positions are the matrix's own; the caller maps them to device ids.
+
+    Args:
+        similarity: shape (m, m), float64, symmetric to 1e-9, finite, m at least 2; the diagonal is not used.
+        linkage: ``single`` or ``complete``.
+
+    Raises:
+        NumericsError: ``similarity`` is not as above.
+        ConfigError: an unknown linkage.
+    """
+    matrix = np.asarray(similarity, dtype=np.float64)
+    _check(matrix)
+    if linkage == "single":
+        in_right, cross_max = _single(matrix)
+    elif linkage == "complete":
+        in_right = _complete(matrix)
+        cross_max = float(matrix[~in_right][:, in_right].max())
+    else:
+        raise ConfigError(f"linkage {linkage!r} is not known", hint="use single or complete")
+    if in_right[0]:
+        in_right = ~in_right
+    left, right = np.flatnonzero(~in_right), np.flatnonzero(in_right)
+    return Bipartition(tuple(left.tolist()), tuple(right.tolist()), cross_max)
+
+
+def _check(matrix: NDArray[np.float64]) -> None:
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise NumericsError(f"similarity has shape {matrix.shape}, not (m, m)")
+    size = len(matrix)
+    if size < 2:
+        raise NumericsError("a bipartition needs at least two devices")
+    # Tiles of both triangles fit the cache, a whole transposed comparison does not. A NaN or an infinity makes the
+    # difference NaN or infinite, so this one test refuses them too.
+    with np.errstate(invalid="ignore"):
+        for top in range(0, size, _TILE):
+            for start in range(top, size, _TILE):
+                upper = matrix[top : top + _TILE, start : start + _TILE]
+                lower = matrix[start : start + _TILE, top : top + _TILE]
+                if not np.abs(upper - lower.T).max() <= SYMMETRY_TOLERANCE:
+                    raise NumericsError("similarity is not symmetric, or holds NaN or infinities")
+
+
+def _single(matrix: NDArray[np.float64]) -> tuple[_Labels, float]:
+    """Grow the maximum spanning tree from device 0 (Prim, dense) and cut its weakest edge."""
+    size = len(matrix)
+    outside = np.ones(size, dtype=bool)
+    outside[0] = False
+    best = matrix[0].copy()
+    best[0] = -np.inf
+    parent = np.zeros(size, dtype=np.intp)
+    order = np.empty(size - 1, dtype=np.intp)
+    weight = np.empty(size - 1)
+    closer = np.empty(size, dtype=bool)
+    for step in range(size - 1):
+        nearest = int(best.argmax())
+        order[step] = nearest
+        weight[step] = best[nearest]
+        outside[nearest] = False
+        row = matrix[nearest]
+        np.greater(row, best, out=closer)
+        closer &= outside
+        np.copyto(best, row, where=closer)
+        parent[closer] = nearest
+        best[nearest] = -np.inf
+    cut = int(weight.argmin())
+    in_right = np.zeros(size, dtype=bool)
+    for step, device in enumerate(order):
+        in_right[device] = True if step == cut else in_right[parent[device]]
+    return in_right, float(weight[cut])
+
+
+def _complete(matrix: NDArray[np.float64]) -> _Labels:
+    """Merge by complete linkage until two sets remain: nearest-neighbour chain (Murtagh 1983), O(m^2) time.
+
+    The chain merges in another order than the greedy method but builds the same tree, and its last merge, which is
+    left out, is the tree's root.
+    """
+    size = len(matrix)
+    work = matrix.copy()
+    np.fill_diagonal(work, -np.inf)
+    member_of = np.arange(size)
+    alive = np.ones(size, dtype=bool)
+    chain: list[int] = []
+    for _ in range(size - 2):
+        if not chain:
+            chain.append(int(alive.argmax()))
+        while True:
+            tip = chain[-1]
+            nearest = int(work[tip].argmax())
+            if len(chain) > 1 and work[tip, chain[-2]] >= work[tip, nearest]:
+                break
+            chain.append(nearest)
+        kept, gone = sorted((chain.pop(), chain.pop()))
+        merged = np.minimum(work[kept], work[gone])
+        work[kept] = merged
+        work[:, kept] = merged
+        work[gone] = -np.inf
+        work[:, gone] = -np.inf
+        alive[gone] = False
+        member_of[member_of == gone] = kept
+    in_right: _Labels = member_of != member_of[0]
+    return in_right

@@ -1,0 +1,9 @@
+"""The error of every kernel: numbers that have no answer."""
+
+from __future__ import annotations
+
+from wire.errors import IntegrityError
+
+
+class NumericsError(IntegrityError, ValueError):
+    """An array has a wrong shape or dtype, or holds NaN or infinities."""

@@ -1,0 +1,86 @@
+"""Updates as rows: an array, a memory map or a list of vectors, read without copying all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.numerics.errors import NumericsError
+
+Updates = NDArray[np.float32] | Sequence[NDArray[np.float32]]
+"""shape (n, d), float32: an array, a ``numpy.memmap``, or n vectors of shape (d,)."""
+
+CHUNK_COLUMNS: Final = 16_384
+"""Columns of one product: enough for full speed, few enough that float32 sums inside it stay exact to 1e-6."""
+
+BUFFER_BYTES: Final = 64 << 20
+"""Most memory for one chunk where rows must be copied together."""
+
+
+def check_rows(updates: Updates, *, least: int) -> tuple[int, int]:
+    """Return (n, d) of ``updates``.
+
+    Raises:
+        NumericsError: fewer than ``least`` rows, no columns, ragged rows, or another dtype than float32.
+    """
+    if isinstance(updates, np.ndarray):
+        if updates.ndim != 2:
+            raise NumericsError(f"updates have shape {updates.shape}, not (n, d)")
+        count, length = updates.shape
+        dtypes = {updates.dtype}
+    else:
+        shapes = {row.shape for row in updates}
+        if len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):
+            raise NumericsError(f"updates have rows of shapes {sorted(shapes)}, not one shape (d,)")
+        count = len(updates)
+        length = shapes.pop()[0] if shapes else 0
+        dtypes = {row.dtype for row in updates}
+    if count < least:
+        raise NumericsError(f"{count} updates, but at least {least} are needed")
+    if length < 1:
+        raise NumericsError("updates have no coordinates")
+    if dtypes != {np.dtype(np.float32)}:
+        raise NumericsError(f"updates have dtype {', '.join(sorted(map(str, dtypes)))}, not float32")
+    return count, length
+
+
+def column_chunks(updates: Updates, *, copy: bool = False) -> Iterator[NDArray[np.float32]]:
+    """Yield ``updates`` from left to right in pieces of shape (n, w), float32, w at most ``CHUNK_COLUMNS``.
+
+    Pieces are views where a matrix product can use them in place; else they share one buffer, so a piece is valid
+    only until the next one.
+
+    Args:
+        updates: shape (n, d), checked by ``check_rows``.
+        copy: use the buffer in any case.
+    """
+    if isinstance(updates, np.ndarray) and not copy and _usable_in_place(updates):
+        plain = updates.view(np.ndarray)
+        for start in range(0, plain.shape[1], CHUNK_COLUMNS):
+            yield plain[:, start : start + CHUNK_COLUMNS]
+        return
+    count, length = len(updates), len(updates[0])
+    width = max(256, min(CHUNK_COLUMNS, length, BUFFER_BYTES // (4 * count)))
+    buffer = np.empty((count, width), dtype=np.float32)
+    for start in range(0, length, width):
+        stop = min(start + width, length)
+        piece = buffer[:, : stop - start]
+        if isinstance(updates, np.ndarray):
+            piece[:] = updates[:, start:stop]
+        else:
+            for target, row in zip(piece, updates, strict=True):
+                target[:] = row[start:stop]
+        yield piece
+
+
+def bad_rows(updates: Updates) -> list[int]:
+    """Return the positions of the rows of ``updates``, shape (n, d), float32, that hold NaN or infinities."""
+    return [position for position, row in enumerate(updates) if not np.isfinite(row).all()]
+
+
+def _usable_in_place(updates: NDArray[np.float32]) -> bool:
+    row_stride, column_stride = updates.strides
+    return updates.flags.aligned and column_stride == updates.itemsize and row_stride >= updates.shape[1] * 4

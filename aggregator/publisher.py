@@ -1,0 +1,139 @@
+"""What the aggregator tells the fleet: the run, each model's masked offset, and the round; sealed, signed, retained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from aggregator.engine import OpenRound
+from aggregator.strategies.base import Slot
+from crypto.seal.envelope import GroupKey, seal_to_group, seal_to_member
+from crypto.seal.identity import Identity
+from support.files import write_atomic
+from wire.codec import encode
+from wire.frame import ChunkKind, split
+from wire.messages import (
+    NO_ORDER,
+    NO_TRANSFER,
+    Action,
+    Announcement,
+    Control,
+    Member,
+    ModelHeader,
+    ModelRef,
+    Order,
+    Roster,
+    RunPlan,
+    Sealed,
+)
+from wire.retained import RetainedPublisher
+from wire.topics import Topics
+from wire.transport import Transport
+
+FLEET = "*"
+
+
+class Publisher:
+    """Seals and publishes; keeps a list of retained topics so that a later life can clear what is superseded."""
+
+    def __init__(self, identity: Identity, group: GroupKey, transport: Transport, ledger: Path) -> None:
+        self._identity = identity
+        self._group = group
+        self._transport = transport
+        self._retained = RetainedPublisher(transport)
+        self._topics = Topics(group.fleet)
+        self._ledger = ledger
+        self._listed: set[str] = set()
+        self._sent: dict[str, tuple[bytes, int, bytes]] = {}
+        if ledger.exists():
+            self._listed = set(json.loads(ledger.read_text()))
+            for topic in self._listed:
+                self._retained.adopt(topic)
+
+    def roster(self, signed: bytes) -> None:
+        """Publish the owner-signed roster."""
+        self._publish_group(self._topics.roster, "roster", signed, ChunkKind.ROSTER)
+
+    def run(self, package: bytes) -> None:
+        """Publish the owner's run package; the models of an earlier run are cleared."""
+        self._publish_group(self._topics.plan, "run", package, ChunkKind.PLAN)
+
+    def open_round(self, run: RunPlan, roster: Roster, opened: OpenRound) -> None:
+        """Publish the models that changed, then the announcement that points to them."""
+        plan = opened.plan
+        refs = tuple(self._model(run, model, slot, plan.round) for model, slot in sorted(plan.models.items()))
+        keep = {self._topics.model(ref.label) for ref in refs if ref.transfer != NO_TRANSFER}
+        orders: list[Order] = []
+        for order in plan.orders.values():
+            if order not in orders:
+                orders.append(order)
+        order_of = tuple(
+            orders.index(plan.orders[d.name]) if d.name in plan.orders else NO_ORDER for d in roster.devices
+        )
+        announcement = Announcement(
+            run.fleet,
+            run.run,
+            run.run_id,
+            run.epoch,
+            run.key_id,
+            roster.sequence,
+            plan.round,
+            opened.nonce,
+            run.deadline_s,
+            plan.final,
+            refs,
+            tuple(orders),
+            order_of,
+        )
+        self._publish_group(self._topics.round, "announcement", encode(announcement), ChunkKind.ROUND, plan.round)
+        for base in self._retained.bases():
+            if base.startswith(self._topics.model("x")[:-1]) and base not in keep:
+                self._retained.clear(base)
+        self._remember()
+
+    def _model(self, run: RunPlan, model: int, slot: Slot, round_: int) -> ModelRef:
+        label = self._group.topic_label(run.run_id, model)
+        if slot.offset is None:
+            return ModelRef(model, slot.origin, label, NO_TRANSFER, 0, 0.0)
+        known = self._sent.get(label)
+        if known is None or known[:2] != (run.run_id, slot.version):
+            values = np.ascontiguousarray(slot.offset, "<f4")
+            header = ModelHeader(run.fleet, run.run_id, run.epoch, run.key_id, model, slot.origin, round_, len(values))
+            plain = encode(header) + values.tobytes()
+            transfer = self._publish_group(self._topics.model(label), "model", plain, ChunkKind.MODEL, round_)
+            known = self._sent[label] = (run.run_id, slot.version, transfer)
+        return ModelRef(model, slot.origin, label, known[2], slot.contributors, slot.norm)
+
+    def _publish_group(self, base: str, purpose: str, plain: bytes, kind: ChunkKind, round_: int = 0) -> bytes:
+        head = Sealed(self._group.fleet, purpose, self._identity.name, FLEET)
+        sealed = seal_to_group(self._identity, self._group, head, plain)
+        return self._retained.publish(base, sealed, kind=kind, round_=round_)
+
+    def answer(
+        self, member: Member, run: RunPlan, round_: int, transfer: bytes, action: Action, reason: str = ""
+    ) -> None:
+        """Tell one device what became of its upload."""
+        self._control(member, Control(run.fleet, member.name, int(action), run.run, round_, transfer, (), reason))
+
+    def ask_again(self, member: Member, run: RunPlan, round_: int, transfer: bytes, missing: tuple[int, ...]) -> None:
+        """Ask one device for the chunks of its upload that did not arrive."""
+        nack = Control(run.fleet, member.name, int(Action.NACK), run.run, round_, transfer, missing, "chunks missing")
+        self._control(member, nack)
+
+    def _control(self, member: Member, control: Control) -> None:
+        head = Sealed(control.fleet, "control", self._identity.name, member.name)
+        sealed = seal_to_member(self._identity, member.seal_key, head, encode(control))
+        for chunk in split(sealed, kind=ChunkKind.CONTROL, round=control.round):
+            self._transport.publish(self._topics.ctl(member.name), chunk)
+
+    def republish(self) -> None:
+        """Publish everything retained again, for a broker that restarted."""
+        self._retained.republish()
+
+    def _remember(self) -> None:
+        topics = set(self._retained.topics())
+        if topics != self._listed:
+            self._listed = topics
+            write_atomic(self._ledger, json.dumps(sorted(topics)).encode())

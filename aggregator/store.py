@@ -1,0 +1,263 @@
+"""What the aggregator must not forget: SQLite for facts, append-only files for vectors, one group commit for both.
+
+`Store.append` buffers, `Store.commit` makes everything appended so far durable (vectors first, then the rows that
+point at them): only after it returns may an upload be acknowledged. A torn tail of a vector file is harmless, since
+no row points at it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from aggregator.strategies.base import Contribution, Dump, UploadKey, norm_of
+from support.files import private_directory, sync_directory, write_atomic
+from wire.codec import decode, encode
+from wire.errors import IntegrityError
+from wire.messages import Phase, RunPlan, Upload
+from wire.types import Float32Vector
+
+SCHEMA_VERSION: Final = 1
+BUSY_TIMEOUT_MS: Final = 5000
+FLOAT_BYTES: Final = 4
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS uploads (
+  round INTEGER NOT NULL, phase INTEGER NOT NULL, device TEXT NOT NULL, header BLOB NOT NULL,
+  start INTEGER NOT NULL, PRIMARY KEY (round, phase, device)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, record TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS snapshot (id INTEGER PRIMARY KEY CHECK (id = 1), round INTEGER NOT NULL, document TEXT NOT
+NULL);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The strategy's state before the open round, and the devices that were available to it."""
+
+    round: int
+    available: tuple[str, ...]
+    document: dict[str, Any]
+    vectors: dict[str, Float32Vector]
+
+
+class Store:
+    """One run's durable state, in one directory."""
+
+    def __init__(self, directory: Path, run: RunPlan, seed: Callable[[], bytes] = lambda: os.urandom(16)) -> None:
+        """Open or make the run's directory.
+
+        Args:
+            directory: where it lives; made with mode 0700.
+            run: the plan; a directory of another run is refused.
+            seed: gives the 16 bytes from which round nonces follow, when the run is new.
+
+        Raises:
+            IntegrityError: the directory belongs to another run or another version.
+        """
+        self.directory = private_directory(directory)
+        self.run = run
+        private_directory(directory / "updates")
+        private_directory(directory / "vectors")
+        self._db = sqlite3.connect(directory / "run.sqlite", isolation_level=None)
+        (directory / "run.sqlite").chmod(0o600)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        self._db.executescript(_TABLES)
+        self._files: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+        self._dirty: set[int] = set()
+        self._pending: list[tuple[Upload, int, float]] = []
+        facts = dict(self._db.execute("SELECT name, value FROM facts"))
+        if not facts:
+            facts = {"schema": str(SCHEMA_VERSION).encode(), "plan": encode(run), "seed": seed()}
+            with self._db:
+                self._db.execute("BEGIN")
+                self._db.executemany("INSERT INTO facts VALUES (?, ?)", list(facts.items()))
+        if facts["schema"] != str(SCHEMA_VERSION).encode() or facts["plan"] != encode(run):
+            raise IntegrityError(
+                f"{directory} holds another run",
+                hint="a run's directory is never reused: move it away, or sign a new run",
+            )
+        self.seed = bytes(facts["seed"])
+
+    def append(self, upload: Upload, vector: memoryview, norm: float) -> None:
+        """Write one upload's vector, of l2 norm ``norm``, and remember its header; neither is durable before `commit`."""
+        start = 0
+        if upload.length:
+            handle = self._file(upload.round)
+            start = self._ends[upload.round]
+            view = vector
+            while view:
+                view = view[os.pwrite(handle, view, self._ends[upload.round]) :]
+                self._ends[upload.round] = start + len(vector) - len(view)
+            self._dirty.add(upload.round)
+        self._pending.append((upload, start, norm))
+
+    def commit(self) -> list[Contribution]:
+        """Make everything appended durable, and return it as contributions whose vectors are views of the file."""
+        for round_ in self._dirty:
+            os.fdatasync(self._files[round_])
+        self._dirty.clear()
+        rows = [(u.round, u.phase, u.device, encode(u), start) for u, start, _ in self._pending]
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany("INSERT INTO uploads VALUES (?, ?, ?, ?, ?)", rows)
+        done = [self._contribution(upload, start, norm) for upload, start, norm in self._pending]
+        self._pending.clear()
+        return done
+
+    def _path(self, round_: int) -> Path:
+        return self.directory / "updates" / f"{round_:06d}.f32"
+
+    def _file(self, round_: int) -> int:
+        if round_ not in self._files:
+            path = self._path(round_)
+            new = not path.exists()
+            self._files[round_] = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            if new:
+                sync_directory(path.parent)
+            # Bytes behind the last row are the torn tail of a crash: write over them.
+            ends = [
+                start + FLOAT_BYTES * decode(bytes(header), Upload).length
+                for start, header in self._db.execute("SELECT start, header FROM uploads WHERE round = ?", (round_,))
+            ]
+            self._ends[round_] = max(ends, default=0)
+        return self._files[round_]
+
+    def _contribution(self, upload: Upload, start: int, norm: float | None = None) -> Contribution:
+        vector = None
+        if upload.length:
+            vector = np.memmap(self._path(upload.round), "<f4", "r", offset=start, shape=(upload.length,))
+        return Contribution(
+            upload.round,
+            Phase(upload.phase),
+            upload.device,
+            upload.model,
+            upload.samples,
+            upload.loss,
+            upload.key_id,
+            upload.margins,
+            upload.correct,
+            upload.tested,
+            vector,
+            norm if norm is not None else 0.0 if vector is None else norm_of(vector),
+        )
+
+    def fetch(self, key: UploadKey) -> Contribution:
+        """Return a stored upload, its vector checked against the digest that its sender signed.
+
+        Raises:
+            IntegrityError: it is not there, or the file was altered.
+        """
+        found = self._db.execute(
+            "SELECT header, start FROM uploads WHERE round = ? AND phase = ? AND device = ?", key
+        ).fetchone()
+        if found is None:
+            raise IntegrityError(f"the update of {key[2]} in round {key[0]} is not in {self.directory}")
+        upload = decode(bytes(found[0]), Upload)
+        contribution = self._contribution(upload, found[1])
+        if (
+            contribution.vector is not None
+            and hashlib.sha256(contribution.vector.data.cast("B")).digest() != upload.digest
+        ):
+            raise IntegrityError(f"the stored update of {key[2]} in round {key[0]} was altered or is torn")
+        return contribution
+
+    def uploads(self, round_: int) -> list[tuple[Contribution, bytes]]:
+        """Return the durable uploads of a round with the digests of their vectors, in order of device id."""
+        keys = self._db.execute("SELECT round, phase, device FROM uploads WHERE round = ? ORDER BY device", (round_,))
+        return [(self.fetch(k), self._digest(k)) for k in keys.fetchall()]
+
+    def _digest(self, key: UploadKey) -> bytes:
+        header = self._db.execute(
+            "SELECT header FROM uploads WHERE round = ? AND phase = ? AND device = ?", key
+        ).fetchone()[0]
+        return decode(bytes(header), Upload).digest
+
+    def snapshot(self, round_: int, available: Iterable[str], dump: Dump) -> None:
+        """Make the state before round ``round_`` durable, then drop the vectors and updates that nothing needs any more."""
+        kept = {}
+        for name, vector in dump.vectors.items():
+            path = self.directory / "vectors" / f"{name}.f32"
+            data = np.ascontiguousarray(vector, "<f4").tobytes()
+            if not path.exists():
+                write_atomic(path, data)
+            kept[name] = hashlib.sha256(data).hexdigest()
+        document = {"available": list(available), "state": dump.document, "vectors": kept}
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?)", (round_, json.dumps(document)))
+        self._sweep(round_, set(kept), {key[0] for key in dump.uploads})
+
+    def _sweep(self, round_: int, names: set[str], rounds: set[int]) -> None:
+        for path in (self.directory / "vectors").glob("*.f32"):
+            if path.stem not in names:
+                path.unlink()
+        for path in (self.directory / "updates").glob("*.f32"):
+            old = int(path.stem)
+            if old < round_ and old not in rounds:
+                path.unlink()
+                handle = self._files.pop(old, None)
+                if handle is not None:
+                    os.close(handle)
+
+    def restore(self) -> Snapshot | None:
+        """Return the last snapshot, or None where the run has not begun.
+
+        Raises:
+            IntegrityError: a vector is missing or not what was written.
+        """
+        found = self._db.execute("SELECT round, document FROM snapshot").fetchone()
+        if found is None:
+            return None
+        document = json.loads(found[1])
+        vectors = {}
+        for name, digest in document["vectors"].items():
+            path = self.directory / "vectors" / f"{name}.f32"
+            data = path.read_bytes() if path.exists() else b""
+            if hashlib.sha256(data).hexdigest() != digest:
+                raise IntegrityError(f"{path} is missing or altered", hint="restore the directory from a backup")
+            vectors[name] = np.frombuffer(data, "<f4")
+        return Snapshot(found[0], tuple(document["available"]), document["state"], vectors)
+
+    def record(self, round_: int, record: dict[str, Any]) -> None:
+        """Keep what a closed round brought."""
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?)", (round_, json.dumps(record)))
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the closed rounds in order."""
+        return [json.loads(r) for (r,) in self._db.execute("SELECT record FROM rounds ORDER BY round")]
+
+    def close(self) -> None:
+        """Close files and database."""
+        for handle in self._files.values():
+            os.close(handle)
+        self._files.clear()
+        self._db.close()
+
+
+def read_records(directory: Path) -> list[dict[str, Any]]:
+    """Return the closed rounds of a run that another process may be writing; empty where there are none yet."""
+    path = directory / "run.sqlite"
+    if not path.exists():
+        return []
+    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
+    try:
+        database.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        return [json.loads(r) for (r,) in database.execute("SELECT record FROM rounds ORDER BY round")]
+    except sqlite3.OperationalError:
+        return []  # the writer has not made its tables yet
+    finally:
+        database.close()

@@ -1,0 +1,1 @@
+"""One file an algorithm, behind one interface on masked offsets."""

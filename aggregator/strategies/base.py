@@ -1,0 +1,262 @@
+"""What every strategy is made of: slots, contributions, the plan of a round and its outcome.
+
+A strategy is a pure transition system on masked offsets: ``init`` makes a state, ``plan`` says what devices do in the
+next round, ``absorb`` takes one contribution, ``close`` turns what was absorbed into new offsets. No clock, socket,
+disk or random source; the same object runs behind the daemon, the loopback fleet and the simulator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from aggregator.numerics.averaging import weighted_mean
+from wire.errors import ConfigError, IntegrityError, KeyMismatchError
+from wire.messages import Order, Phase, RunPlan, Share
+from wire.types import Float32Vector
+
+UploadKey = tuple[int, int, str]
+"""(round, phase, device): what makes an upload unique within a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One model as the aggregator knows it: theta = origin + unmask(offset).
+
+    Attributes:
+        origin: which of the run's sealed origins.
+        offset: shape (d,), float32, masked; None while it is zero.
+        contributors: fewest devices behind any mean in the offset; 0 while it is zero.
+        version: round whose close last changed the offset.
+    """
+
+    origin: int = 0
+    offset: Float32Vector | None = None
+    contributors: int = 0
+    version: int = 0
+
+    @property
+    def norm(self) -> float:
+        """The l2 norm of the offset, in float64."""
+        return 0.0 if self.offset is None else norm_of(self.offset)
+
+    def moved(self, delta: Float32Vector, contributors: int, version: int) -> Slot:
+        """Return the slot with ``delta`` (d,) added."""
+        offset = delta if self.offset is None else self.offset + delta
+        fewest = contributors if self.offset is None else min(self.contributors, contributors)
+        return dataclasses.replace(self, offset=offset, contributors=fewest, version=version)
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One device's upload of a round, checked and durable.
+
+    Attributes:
+        model: the model that it scored best and trained from.
+        loss: mean loss of that model on the scored share, before training.
+        margins: each candidate's loss less the first candidate's.
+        correct, tested: on the device's test share; 0 where not asked.
+        vector: shape (d,), float32, masked update; None where the order was not to train.
+        norm: l2 norm of the vector.
+    """
+
+    round: int
+    phase: Phase
+    device: str
+    model: int
+    samples: int
+    loss: float
+    key_id: bytes
+    margins: tuple[float, ...] = ()
+    correct: int = 0
+    tested: int = 0
+    vector: Float32Vector | None = None
+    norm: float = 0.0
+
+    @property
+    def key(self) -> UploadKey:
+        """What makes this upload unique within its run."""
+        return (self.round, int(self.phase), self.device)
+
+    @property
+    def row(self) -> Float32Vector:
+        """The masked update, where there must be one.
+
+        Raises:
+            IntegrityError: the upload holds none.
+        """
+        if self.vector is None:
+            raise IntegrityError(f"{self.device} uploaded no update in round {self.round}")
+        return self.vector
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """What happens in a round: the models that travel and each device's order. A device without an order sits out."""
+
+    round: int
+    models: Mapping[int, Slot]
+    orders: Mapping[str, Order]
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that a person may want to know of: a split, a refused split, a start kept."""
+
+    round: int
+    kind: str
+    detail: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What closing a round brought.
+
+    Attributes:
+        clusters: each device's cluster as of now.
+        events: what changed in the clustering.
+    """
+
+    clusters: Mapping[str, int]
+    events: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """A state as the store keeps it: a document, vectors by names that change with their content, uploads it refers to."""
+
+    document: dict[str, Any]
+    vectors: dict[str, Float32Vector] = field(default_factory=dict)
+    uploads: frozenset[UploadKey] = frozenset()
+
+
+Fetch = Callable[[UploadKey], Contribution]
+Gathered = dict[UploadKey, Contribution]
+
+
+class Strategy(Protocol):
+    """One algorithm of the papers. States are values: a method returns a new one and leaves its argument alone."""
+
+    name: str
+
+    def init(self, devices: tuple[str, ...]) -> Any:
+        """Return the state before round 1 for the fleet's active ``devices``."""
+
+    def plan(self, state: Any, round_: int, available: tuple[str, ...]) -> tuple[Any, RoundPlan]:
+        """Return the plan of round ``round_`` for the devices that can take part."""
+
+    def absorb(self, state: Any, contribution: Contribution) -> Any:
+        """Return the state with one more contribution of the open round."""
+
+    def close(self, state: Any, plan: RoundPlan) -> tuple[Any, Outcome]:
+        """Return the state after the round: contributions are summed in order of device id."""
+
+    def final(self, state: Any, round_: int, devices: tuple[str, ...]) -> RoundPlan:
+        """Return the round in which every device takes and reports on the model it ends with."""
+
+    def dump(self, state: Any) -> Dump:
+        """Return the state between rounds (nothing gathered) as the store keeps it."""
+
+    def load(self, document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], fetch: Fetch) -> Any:
+        """Return the state that `dump` described."""
+
+
+def norm_of(vector: Float32Vector) -> float:
+    """Return the l2 norm of ``vector`` (d,), accumulated in float64 by blocks."""
+    total = 0.0
+    for start in range(0, len(vector), 1 << 16):
+        block = vector[start : start + (1 << 16)]
+        total += float(np.dot(block, block))
+    return float(np.sqrt(total))
+
+
+def gather(gathered: Gathered, contribution: Contribution, run: RunPlan) -> Gathered:
+    """Return ``gathered`` with one more contribution.
+
+    Raises:
+        KeyMismatchError: it is masked under another key than the run's.
+        IntegrityError: the same device contributed to this phase before.
+    """
+    if contribution.key_id != run.key_id:
+        raise KeyMismatchError(f"{contribution.device} masked its update under another key")
+    if contribution.key in gathered:
+        raise IntegrityError(f"{contribution.device} contributed to round {contribution.round} before")
+    return {**gathered, contribution.key: contribution}
+
+
+def in_order(contributions: Iterable[Contribution]) -> list[Contribution]:
+    """Return contributions by device id: sums in this order give the same bits after a recovery."""
+    return sorted(contributions, key=lambda c: c.device)
+
+
+def mean_update(contributions: list[Contribution], weighting: str) -> Float32Vector:
+    """Return the mean of masked updates, (d,) float32, weighted by ``samples`` or ``uniform``."""
+    weights = np.array([c.samples if weighting == "samples" else 1 for c in contributions], np.float64)
+    return weighted_mean([c.row for c in contributions], weights)
+
+
+def train_order(candidates: tuple[int, ...], *, evaluate: bool, phase: Phase = Phase.TRAIN) -> Order:
+    """Return the order to take the best of ``candidates`` on the training share and train it."""
+    return Order(int(phase), candidates, int(Share.TRAIN), train=True, evaluate=evaluate, margins=False)
+
+
+def final_order(candidates: tuple[int, ...]) -> Order:
+    """Return the order to take the best of ``candidates`` and report its accuracy on the test share."""
+    return Order(int(Phase.SCORE), candidates, int(Share.TRAIN), train=False, evaluate=True, margins=False)
+
+
+def evaluates(run: RunPlan, round_: int) -> bool:
+    """Whether devices report accuracy in this round."""
+    return run.evaluate_every > 0 and round_ % run.evaluate_every == 0
+
+
+def slot_dump(name: str, slot: Slot, vectors: dict[str, Float32Vector]) -> dict[str, Any]:
+    """Return a slot as JSON; its offset goes into ``vectors`` under a name that changes with its version."""
+    label = None
+    if slot.offset is not None:
+        label = f"{name}-{slot.version}"
+        vectors[label] = slot.offset
+    return {"origin": slot.origin, "offset": label, "contributors": slot.contributors, "version": slot.version}
+
+
+def slot_load(document: Mapping[str, Any], vectors: Mapping[str, Float32Vector]) -> Slot:
+    """Return the slot that `slot_dump` described."""
+    label = document["offset"]
+    return Slot(
+        document["origin"], None if label is None else vectors[label], document["contributors"], document["version"]
+    )
+
+
+def parse_settings(kind: type[Any], run: RunPlan) -> Any:
+    """Return the algorithm's settings, a frozen dataclass of int, float, str and bool, from the run plan.
+
+    Raises:
+        ConfigError: a name is unknown or a value is not of its type.
+    """
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    for setting in run.settings:
+        if setting.name not in fields:
+            raise ConfigError(
+                f"{run.algorithm} has no setting {setting.name!r}", hint=f"it has {', '.join(sorted(fields)) or 'none'}"
+            )
+        values[setting.name] = _value(setting.value, type(fields[setting.name].default), setting.name)
+    return kind(**values)
+
+
+def _value(text: str, kind: type[Any], name: str) -> Any:
+    try:
+        return {"true": True, "on": True, "false": False, "off": False}[text.lower()] if kind is bool else kind(text)
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"setting {name}: {text!r} is not a {kind.__name__}") from error
+
+
+def require(condition: bool, message: str, hint: str = "") -> None:
+    """Raise ConfigError with ``message`` unless ``condition`` holds."""
+    if not condition:
+        raise ConfigError(message, hint=hint)

@@ -1,0 +1,89 @@
+"""CFL's parameter tree (section V-C): where clusters came from, and how a newcomer finds its own (Alg. 4).
+
+A node is a cluster that was split: its model at the stationary point, its two children, and for each edge the masked
+updates that the child's devices had sent just before the split. A newcomer trains the node's model and follows the
+edge that holds the most similar update, down to a leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aggregator.numerics.similarity import cosine_matrix
+from aggregator.strategies.base import Contribution, Fetch, Slot, UploadKey, slot_dump, slot_load
+from wire.errors import KeyMismatchError
+from wire.types import Float32Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A split cluster.
+
+    Attributes:
+        id: the cluster's id, which is also its model's.
+        slot: its model when it was split.
+        children: ids of the two clusters it became.
+        edges: for each child, its devices' pre-split masked updates; each carries its key_id.
+    """
+
+    id: int
+    slot: Slot
+    children: tuple[int, int]
+    edges: tuple[tuple[Contribution, ...], tuple[Contribution, ...]]
+
+
+Tree = Mapping[int, Node]
+
+
+def path(tree: Tree, leaf: int) -> tuple[int, ...]:
+    """Return the ids from the root to ``leaf``: the models a device of that cluster may use, general to special."""
+    parent = {child: node.id for node in tree.values() for child in node.children}
+    ids = [leaf]
+    while ids[-1] in parent:
+        ids.append(parent[ids[-1]])
+    return tuple(reversed(ids))
+
+
+def follow(node: Node, update: Contribution) -> int:
+    """Return the child whose cached updates hold the one most similar to a newcomer's ``update`` (Alg. 4, lines 6 to 10).
+
+    Raises:
+        KeyMismatchError: the cached updates are masked under another key.
+    """
+    best = []
+    for edge in node.edges:
+        if any(c.key_id != update.key_id for c in edge):
+            raise KeyMismatchError(f"cached updates of cluster {node.id} are under another mask key")
+        rows = [update.row, *(c.row for c in edge)]
+        best.append(float(cosine_matrix(rows)[0, 1:].max()))
+    return node.children[0] if best[0] > best[1] else node.children[1]
+
+
+def dump(tree: Tree, vectors: dict[str, Float32Vector]) -> list[dict[str, Any]]:
+    """Return the tree as JSON; edges are kept as references to stored uploads."""
+    return [
+        {
+            "id": node.id,
+            "slot": slot_dump(f"node-{node.id}", node.slot, vectors),
+            "children": list(node.children),
+            "edges": [[list(c.key) for c in edge] for edge in node.edges],
+        }
+        for node in tree.values()
+    ]
+
+
+def load(document: list[dict[str, Any]], vectors: Mapping[str, Float32Vector], fetch: Fetch) -> dict[int, Node]:
+    """Return the tree that `dump` described."""
+    tree = {}
+    for item in document:
+        left, right = (tuple(fetch((k[0], k[1], k[2])) for k in edge) for edge in item["edges"])
+        first, second = item["children"]
+        tree[item["id"]] = Node(item["id"], slot_load(item["slot"], vectors), (first, second), (left, right))
+    return tree
+
+
+def referenced(tree: Tree) -> frozenset[UploadKey]:
+    """Return the uploads that the edges refer to."""
+    return frozenset(c.key for node in tree.values() for edge in node.edges for c in edge)

@@ -1,0 +1,36 @@
+"""The algorithms by name."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from aggregator.numerics.backend import Backend
+from aggregator.strategies.base import Strategy
+from aggregator.strategies.cfl import Cfl
+from aggregator.strategies.fedavg import FedAvg
+from aggregator.strategies.ifca import Ifca
+from wire.errors import ConfigError
+from wire.messages import RunPlan
+
+STRATEGIES: Final[dict[str, Any]] = {s.name: s for s in (FedAvg, Ifca, Cfl)}
+
+
+def make_strategy(run: RunPlan, backend: Backend | None = None) -> Strategy:
+    """Return the strategy of a run plan; ``backend`` computes its similarities, numpy when absent.
+
+    Raises:
+        ConfigError: no such algorithm, or a setting that it refuses.
+    """
+    strategy: Strategy = _find(run.algorithm)(run, backend)
+    return strategy
+
+
+def models_needed(run: RunPlan) -> int:
+    """Return how many model ids the run may name at most."""
+    return int(_find(run.algorithm).models(run))
+
+
+def _find(algorithm: str) -> Any:
+    if algorithm not in STRATEGIES:
+        raise ConfigError(f"no algorithm {algorithm!r}", hint=f"there are {', '.join(sorted(STRATEGIES))}")
+    return STRATEGIES[algorithm]

@@ -1,0 +1,1 @@
+"""The demo, and measurements of the real code."""

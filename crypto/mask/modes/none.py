@@ -1,0 +1,37 @@
+"""Mode ``none``: the identity. Sealed from the broker; the aggregator sees every update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from crypto.mask.modes.base import Mode, Subkey
+from wire.types import Float32Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Leaves the segment as it is.
+
+    Attributes:
+        length: coordinates.
+    """
+
+    length: int
+
+    def apply(self, source: Float32Vector, out: Float32Vector) -> None:
+        """Copy ``source`` to ``out``, both shape (length,), float32."""
+        np.copyto(out, source)
+
+    def invert(self, source: Float32Vector, out: Float32Vector) -> None:
+        """Copy ``source`` to ``out``, both shape (length,), float32."""
+        np.copyto(out, source)
+
+
+def _build(_subkey: Subkey, length: int) -> Identity:
+    return Identity(length)
+
+
+MODE: Final = Mode("none", _build)

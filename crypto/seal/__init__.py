@@ -1,0 +1,1 @@
+"""Identities, envelopes, roster and replay protection; used by both sides."""

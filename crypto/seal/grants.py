@@ -1,0 +1,71 @@
+"""Joining a fleet: a party's self-signed card goes to the owner, the owner's sealed grant comes back.
+
+A grant is sealed to one party and signed by the owner, whose fingerprint the person who joins has got by another way. Devices get the
+mask secret and the content key; the aggregator's grant is another message that has no field for them.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+from crypto.seal.envelope import open_from_member, read_head, seal_to_member
+from crypto.seal.identity import Identity, fingerprint
+from crypto.seal.signed import open_document, peek_document, sign_document
+from wire.codec import decode, encode
+from wire.errors import UntrustedError, WireError
+from wire.messages import AggregatorGrant, Card, DeviceGrant, GrantFile, Sealed
+
+OWNER_NAME: Final = "owner"
+DEVICE_ROLE: Final = "device"
+AGGREGATOR_ROLE: Final = "aggregator"
+
+G = TypeVar("G", AggregatorGrant, DeviceGrant)
+
+
+def make_card(identity: Identity, role: str) -> bytes:
+    """Return the card of a party that wants to be a ``device`` or the ``aggregator``."""
+    return sign_document(identity, Card(role, identity.member))
+
+
+def open_card(data: bytes) -> Card:
+    """Return a card whose own key signed it: it proves that the sender holds the key, not who the sender is.
+
+    Raises:
+        UntrustedError: the signature is not of the key in the card.
+        WireError: not a card.
+    """
+    claimed = peek_document(data, Card)
+    card = open_document(data, Card, claimed.member.sign_key)
+    if card.role not in (DEVICE_ROLE, AGGREGATOR_ROLE):
+        raise WireError(f"a card for the role {card.role!r}")
+    return card
+
+
+def seal_grant(owner: Identity, card: Card, grant: AggregatorGrant | DeviceGrant) -> bytes:
+    """Return the file that only the card's holder can open."""
+    head = Sealed(grant.fleet, f"grant/{card.role}", OWNER_NAME, card.member.name)
+    sealed = seal_to_member(owner, card.member.seal_key, head, encode(grant))
+    return encode(GrantFile(owner.member, sealed))
+
+
+def open_grant(identity: Identity, data: bytes, kind: type[G], owner_fingerprint: str) -> G:
+    """Return the grant, if the owner of ``owner_fingerprint`` made it for ``identity``.
+
+    Raises:
+        UntrustedError: another owner, another recipient, or altered.
+    """
+    file = decode(data, GrantFile)
+    if fingerprint(file.owner) != owner_fingerprint.strip().lower():
+        raise UntrustedError(
+            f"this grant is from owner {fingerprint(file.owner)}, not {owner_fingerprint}",
+            hint="compare the fingerprint that `shoal-fleet show` prints on the owner's machine",
+        )
+    head, at = read_head(file.sealed)
+    signed, _ = open_from_member(identity, file.sealed, head, at, file.owner.sign_key)
+    role = DEVICE_ROLE if kind is DeviceGrant else AGGREGATOR_ROLE
+    if (head.recipient, head.purpose) != (identity.name, f"grant/{role}"):
+        raise UntrustedError(f"this grant is for {head.recipient!r} as {head.purpose.removeprefix('grant/')}")
+    grant = decode(signed, kind)
+    if grant.owner_key != file.owner.sign_key:
+        raise UntrustedError("this grant names another owner than the one that signed it")
+    return grant

@@ -1,0 +1,100 @@
+"""Long-term keys of one party: Ed25519 to sign, X25519 to be sealed to."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from support.files import read_private, write_private
+from wire.errors import IntegrityError, UntrustedError
+from wire.messages import Member
+from wire.types import check_name
+
+KEY_FILE_MAGIC: Final = b"shoal-identity-1\n"
+SIGNATURE_BYTES: Final = 64
+_DOMAIN: Final = b"shoal/v1/signature\x00"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Identity:
+    """The private half. Never printed, never pickled, stored only in a 0600 file."""
+
+    name: str
+    sign_private: Ed25519PrivateKey
+    seal_private: X25519PrivateKey
+
+    @classmethod
+    def generate(cls, name: str) -> Identity:
+        """Return fresh keys for the party ``name``."""
+        return cls(check_name(name, "name"), Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
+
+    @property
+    def member(self) -> Member:
+        """The public half."""
+        return Member(
+            self.name,
+            self.sign_private.public_key().public_bytes_raw(),
+            self.seal_private.public_key().public_bytes_raw(),
+        )
+
+    def sign(self, purpose: str, content: bytes | memoryview) -> bytes:
+        """Return 64 bytes that bind ``content`` and ``purpose`` to this party."""
+        return self.sign_private.sign(_to_sign(purpose, content))
+
+    def save(self, path: Path) -> None:
+        """Write both private keys to ``path``, mode 0600, durable before it returns."""
+        body = self.sign_private.private_bytes_raw() + self.seal_private.private_bytes_raw()
+        write_private(path, KEY_FILE_MAGIC + self.name.encode() + b"\n" + body)
+
+    @classmethod
+    def load(cls, path: Path) -> Identity:
+        """Read what `save` wrote.
+
+        Raises:
+            IntegrityError: the file is not a whole identity.
+        """
+        data = read_private(path)
+        head, _, rest = data[len(KEY_FILE_MAGIC) :].partition(b"\n")
+        if not data.startswith(KEY_FILE_MAGIC) or len(rest) != 64:
+            raise IntegrityError(f"{path} is not a key file", hint="restore it from a backup, or join the fleet anew")
+        return cls(
+            check_name(head.decode("ascii", "replace"), "name"),
+            Ed25519PrivateKey.from_private_bytes(rest[:32]),
+            X25519PrivateKey.from_private_bytes(rest[32:]),
+        )
+
+    def __repr__(self) -> str:
+        return f"Identity({self.name!r}, {fingerprint(self.member)})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("private keys can't be pickled")
+
+
+def _to_sign(purpose: str, content: bytes | memoryview) -> bytes:
+    return _DOMAIN + purpose.encode() + b"\x00" + hashlib.sha256(content).digest()
+
+
+def verify(key: bytes, purpose: str, content: bytes | memoryview, signature: bytes | memoryview) -> None:
+    """Return if ``signature`` is that of ``key`` (32 bytes, Ed25519) over ``purpose`` and ``content``.
+
+    Raises:
+        UntrustedError: it is not.
+    """
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(bytes(signature), _to_sign(purpose, content))
+    except (InvalidSignature, ValueError) as error:
+        raise UntrustedError(f"the signature on this {purpose} is not its sender's") from error
+
+
+def fingerprint(member: Member) -> str:
+    """Return 24 characters, in groups of four, that a person can compare: sha256 of both public keys."""
+    digest = hashlib.sha256(member.sign_key + member.seal_key).digest()
+    text = base64.b32encode(digest[:15]).decode().lower()
+    return "-".join(text[i : i + 4] for i in range(0, 24, 4))

@@ -1,0 +1,122 @@
+"""A party's place in a fleet: its keys, the owner's grant and the newest roster, in one private directory."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+from crypto.seal.envelope import GroupKey
+from crypto.seal.grants import make_card, open_grant
+from crypto.seal.identity import Identity
+from crypto.seal.roster import open_roster
+from support.files import private_directory, read_private, write_private
+from wire.codec import decode, encode
+from wire.errors import ConfigError, NotEnrolledError
+from wire.messages import AggregatorGrant, DeviceGrant, Roster
+
+KEY_FILE: Final = "identity.key"
+GRANT_FILE: Final = "membership.bin"
+ROSTER_FILE: Final = "roster.signed"
+
+G = TypeVar("G", AggregatorGrant, DeviceGrant)
+
+
+def make_identity(directory: Path, name: str, role: str) -> Path:
+    """Make a party's keys where they belong; return the card to carry to the owner.
+
+    Raises:
+        ConfigError: there are keys already.
+    """
+    if (directory / KEY_FILE).exists():
+        raise ConfigError(f"{directory} holds keys already", hint="use another directory, or remove this one first")
+    private_directory(directory)
+    identity = Identity.generate(name)
+    identity.save(directory / KEY_FILE)
+    card = directory / f"{name}.card"
+    card.write_bytes(make_card(identity, role))
+    return card
+
+
+def accept_grant(directory: Path, grant_file: bytes, kind: type[G], owner_fingerprint: str) -> None:
+    """Store the owner's grant for the keys in ``directory``.
+
+    Raises:
+        NotEnrolledError: there are no keys yet.
+        UntrustedError: the grant is another owner's, or for somebody else.
+    """
+    if not (directory / KEY_FILE).exists():
+        raise NotEnrolledError(f"{directory} holds no keys yet", hint="run init there first")
+    grant = open_grant(Identity.load(directory / KEY_FILE), grant_file, kind, owner_fingerprint)
+    write_private(directory / ROSTER_FILE, grant.roster)
+    write_private(directory / GRANT_FILE, encode(grant))
+
+
+class Membership(Generic[G]):
+    """A party that belongs to a fleet.
+
+    Attributes:
+        directory: where its files are; identity: its private keys; group: the fleet's broadcast key.
+        roster, roster_bytes: the newest roster, and as the owner signed it.
+    """
+
+    def __init__(self, directory: Path, kind: type[G]) -> None:
+        """Load what `accept_grant` left in ``directory``.
+
+        Raises:
+            NotEnrolledError: nobody has joined there.
+            UntrustedError: the roster is not the owner's, or has expired.
+        """
+        if not (directory / GRANT_FILE).exists():
+            raise NotEnrolledError(f"{directory} belongs to no fleet", hint="run init there, then join with a grant")
+        self.directory = directory
+        self.identity = Identity.load(directory / KEY_FILE)
+        self.grant: G = decode(read_private(directory / GRANT_FILE), kind)
+        self.group = GroupKey(self.grant.fleet, "broadcast", self.grant.broadcast_key)
+        self.roster_bytes = read_private(directory / ROSTER_FILE)
+        self.roster = self._open(self.roster_bytes, 0)
+
+    @property
+    def fleet(self) -> str:
+        """The fleet's name."""
+        return self.grant.fleet
+
+    @property
+    def broker(self) -> str:
+        """The broker's address as the owner gave it."""
+        return self.grant.broker
+
+    @property
+    def owner_key(self) -> bytes:
+        """The pinned owner's Ed25519 key, 32 bytes."""
+        return self.grant.owner_key
+
+    def reload(self) -> bool:
+        """Read the roster file again; return whether it holds another roster, which is then in force."""
+        data = read_private(self.directory / ROSTER_FILE)
+        if data == self.roster_bytes:
+            return False
+        self.roster, self.roster_bytes = self._open(data, self.roster.sequence), data
+        return True
+
+    def adopt(self, data: bytes) -> bool:
+        """Take up a roster from the network; return whether it is newer than ours.
+
+        Raises:
+            UntrustedError: not the owner's, rolled back, or expired.
+        """
+        roster = self._open(data, self.roster.sequence)
+        if roster.sequence == self.roster.sequence:
+            return False
+        write_private(self.directory / ROSTER_FILE, data)
+        self.roster, self.roster_bytes = roster, data
+        return True
+
+    def _open(self, data: bytes, least_sequence: int) -> Roster:
+        return open_roster(
+            data,
+            owner_key=self.grant.owner_key,
+            fleet=self.grant.fleet,
+            least_sequence=least_sequence,
+            now_s=int(time.time()),
+        )

@@ -1,0 +1,43 @@
+"""The roster as its readers accept it: signed by the owner, not expired, never older than one seen before."""
+
+from __future__ import annotations
+
+from crypto.seal.signed import open_document
+from wire.errors import UntrustedError
+from wire.messages import Member, Roster
+
+
+def open_roster(data: bytes | memoryview, *, owner_key: bytes, fleet: str, least_sequence: int, now_s: int) -> Roster:
+    """Return the owner's roster of ``fleet``.
+
+    Args:
+        data: signature and document.
+        owner_key: the pinned owner's Ed25519 key, 32 bytes.
+        fleet: whose roster it must be.
+        least_sequence: highest sequence seen so far.
+        now_s: unix seconds.
+
+    Raises:
+        UntrustedError: not signed by the owner, of another fleet, rolled back, or expired.
+    """
+    roster = open_document(data, Roster, owner_key)
+    if roster.fleet != fleet:
+        raise UntrustedError(f"a roster of fleet {roster.fleet!r}, not {fleet!r}")
+    if roster.sequence < least_sequence:
+        raise UntrustedError(f"a roster of sequence {roster.sequence} after {least_sequence}: refused as a rollback")
+    if now_s > roster.expires_at_s:
+        raise UntrustedError(
+            "the roster has expired", hint="have the owner sign a new one: `shoal-fleet renew`, then hand it out"
+        )
+    return roster
+
+
+def aggregator_of(roster: Roster) -> Member:
+    """Return the aggregator's public identity.
+
+    Raises:
+        UntrustedError: the owner has not added one yet.
+    """
+    if roster.aggregator is None:
+        raise UntrustedError("the fleet has no aggregator yet", hint="shoal-fleet add-aggregator DIR CARD")
+    return roster.aggregator

@@ -1,0 +1,40 @@
+"""Documents that are signed but not secret by themselves: roster, run plan, card."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from crypto.seal.identity import SIGNATURE_BYTES, Identity, verify
+from wire.codec import decode, encode
+from wire.errors import WireError
+
+M = TypeVar("M")
+
+
+def sign_document(identity: Identity, document: object) -> bytes:
+    """Return ``signature (64) | encoded message``; the message's type is part of what is signed."""
+    content = encode(document)
+    return identity.sign(_purpose(type(document)), content) + content
+
+
+def open_document(data: bytes | memoryview, expected: type[M], key: bytes) -> M:
+    """Return the document if ``key`` (32 bytes, Ed25519) signed it.
+
+    Raises:
+        UntrustedError: the signature is not that key's.
+        WireError: the bytes are not such a document.
+    """
+    view = memoryview(data)
+    if len(view) <= SIGNATURE_BYTES:
+        raise WireError(f"{len(view)} bytes are too short for a signed {expected.__name__}")
+    verify(key, _purpose(expected), view[SIGNATURE_BYTES:], view[:SIGNATURE_BYTES])
+    return decode(view[SIGNATURE_BYTES:], expected)
+
+
+def peek_document(data: bytes | memoryview, expected: type[M]) -> M:
+    """Return the document WITHOUT checking who signed it: only to read the key of a self-signed card before checking."""
+    return decode(memoryview(data)[SIGNATURE_BYTES:], expected)
+
+
+def _purpose(kind: type[object]) -> str:
+    return f"document/{kind.__name__}"

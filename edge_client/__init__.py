@@ -1,0 +1,1 @@
+"""The device: torch-free scoring and training, masking, sealing, and a resumable agent."""

@@ -1,0 +1,272 @@
+"""The device's rules, free of I/O: what to do about an announcement, a model, a finished piece of work, an answer.
+
+`step` is a pure transition ``(state, event) -> (state, actions)``: no clock, socket or disk, no random source.
+Everything that reaches it has been opened and verified; the runtime carries the actions out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from crypto.seal.replay import HighWater
+from edge_client.policy import check_announcement, check_order
+from wire import limits
+from wire.messages import NO_TRANSFER, Action, Announcement, Control, ModelRef, Order, RunPlan
+
+
+class Stage(Enum):
+    """What the device is doing."""
+
+    IDLE = "idle"
+    FETCHING = "fetching models"
+    WORKING = "working"
+    SENDING = "sending"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentState:
+    """Where the device stands.
+
+    Attributes:
+        index: its place in the roster.
+        mark: what it has accepted so far.
+        plan: the run that it follows.
+        announcement, order: the round that it is in, and its part.
+        models: topic label -> transfer id of the models at hand.
+        transfer: id of its sealed upload; sent: of which round; attempt: resends so far.
+        done: the upload of the announced round was answered.
+    """
+
+    index: int
+    mark: HighWater = field(default_factory=HighWater)
+    stage: Stage = Stage.IDLE
+    plan: RunPlan | None = None
+    announcement: Announcement | None = None
+    order: Order | None = None
+    models: Mapping[str, bytes] = field(default_factory=dict)
+    transfer: bytes = b""
+    sent: tuple[int, int, bytes] | None = None
+    attempt: int = 0
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A new run plan of the owner's was accepted."""
+
+    plan: RunPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """The aggregator announced a round of the plan."""
+
+    announcement: Announcement
+
+
+@dataclass(frozen=True, slots=True)
+class ModelArrived:
+    """A model was opened and checked."""
+
+    label: str
+    transfer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WorkDone:
+    """The order of a round was carried out and its upload sealed and kept."""
+
+    run: int
+    round: int
+    nonce: bytes
+    transfer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFailed:
+    """The order of a round could not be carried out; the device sits this round out."""
+
+    run: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The aggregator answered an upload."""
+
+    control: Control
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """The time to send again has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnected:
+    """The broker is back: what was in flight may be lost."""
+
+
+Event = Planned | Announced | ModelArrived | WorkDone | WorkFailed | Answered | TimerFired | Reconnected
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Receive exactly the models behind these topic labels."""
+
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Carry out the order: score, choose, train, mask, seal, keep."""
+
+    announcement: Announcement
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class CancelWork:
+    """What is being computed is not wanted any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the kept upload, or only these chunks of it."""
+
+    transfer: bytes
+    chunks: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Fire once, at a random moment within this many seconds (full jitter)."""
+
+    within_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClearTimer:
+    """No timer any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunDone:
+    """The device's part in the run is over."""
+
+    plan: RunPlan
+
+
+Do = Follow | Work | CancelWork | Send | SetTimer | ClearTimer | RunDone
+Transition = tuple[AgentState, tuple[Do, ...]]
+
+
+def step(state: AgentState, event: Event) -> Transition:
+    """Return the state after ``event`` and what to do.
+
+    Raises:
+        UntrustedError: the announcement goes back in time or beyond the plan; the state stays as it was.
+    """
+    match event:
+        case Planned(plan):
+            return _planned(state, plan)
+        case Announced(announcement):
+            return _announced(state, announcement)
+        case ModelArrived(label, transfer):
+            state = dataclasses.replace(state, models={**state.models, label: transfer})
+            return _maybe_work(state) if state.stage is Stage.FETCHING else (state, ())
+        case WorkDone():
+            return _work_done(state, event)
+        case WorkFailed(run, round_):
+            if state.stage is Stage.WORKING and (run, round_) == (state.mark.run, state.mark.round):
+                return dataclasses.replace(state, stage=Stage.IDLE, done=True), ()
+            return state, ()
+        case Answered(control):
+            return _answered(state, control)
+        case TimerFired() | Reconnected():
+            if state.stage is not Stage.SENDING:
+                return state, ()
+            attempt = 0 if isinstance(event, Reconnected) else state.attempt + 1
+            return dataclasses.replace(state, attempt=attempt), (Send(state.transfer), _timer(attempt))
+
+
+def _planned(state: AgentState, plan: RunPlan) -> Transition:
+    if state.plan is not None and plan.run < state.plan.run:
+        return state, ()
+    if state.plan == plan:
+        return state, ()
+    state = dataclasses.replace(
+        state, plan=plan, announcement=None, order=None, stage=Stage.IDLE, models={}, done=False
+    )
+    return state, (CancelWork(), ClearTimer(), Follow(()))
+
+
+def _announced(state: AgentState, announcement: Announcement) -> Transition:
+    assert state.plan is not None
+    check_announcement(announcement, state.plan)
+    mark = state.mark.accept(announcement)
+    order = announcement.order_for(state.index)
+    if order is not None:
+        check_order(order, announcement, state.plan)
+    again = (announcement.run, announcement.round) == (state.mark.run, state.mark.round)
+    if again and state.stage is Stage.SENDING:
+        # The aggregator restarted: it may not have what we sent.
+        state = dataclasses.replace(state, announcement=announcement, mark=mark, attempt=0)
+        return state, (Send(state.transfer), _timer(0))
+    if again and (state.stage is Stage.WORKING or state.done):
+        return dataclasses.replace(state, announcement=announcement, mark=mark), ()
+    stop: tuple[Do, ...] = () if state.stage is Stage.IDLE else (CancelWork(), ClearTimer())
+    state = dataclasses.replace(
+        state, announcement=announcement, order=order, mark=mark, stage=Stage.IDLE, attempt=0, done=order is None
+    )
+    if order is None:
+        return state, stop
+    if state.sent == (announcement.run, announcement.round, announcement.nonce):
+        # Sealed before a restart: the same bytes go out again.
+        state = dataclasses.replace(state, stage=Stage.SENDING)
+        return state, (*stop, Send(state.transfer), _timer(0))
+    needed = tuple(sorted(ref.label for ref in needed_models(announcement, order)))
+    kept = {label: t for label, t in state.models.items() if label in needed}
+    state, do = _maybe_work(dataclasses.replace(state, stage=Stage.FETCHING, models=kept))
+    return state, (*stop, Follow(needed), *do)
+
+
+def needed_models(announcement: Announcement, order: Order) -> tuple[ModelRef, ...]:
+    """Return the candidates that must be fetched: those with an offset."""
+    return tuple(m for m in announcement.models if m.model in order.candidates and m.transfer != NO_TRANSFER)
+
+
+def _maybe_work(state: AgentState) -> Transition:
+    assert state.announcement is not None
+    assert state.order is not None
+    missing = [r for r in needed_models(state.announcement, state.order) if state.models.get(r.label) != r.transfer]
+    if missing:
+        return state, ()
+    return dataclasses.replace(state, stage=Stage.WORKING), (Work(state.announcement, state.order),)
+
+
+def _work_done(state: AgentState, work: WorkDone) -> Transition:
+    current = (state.mark.run, state.mark.round, state.mark.nonce)
+    if state.stage is not Stage.WORKING or (work.run, work.round, work.nonce) != current:
+        return state, ()
+    state = dataclasses.replace(state, stage=Stage.SENDING, transfer=work.transfer, sent=current, attempt=0)
+    return state, (Send(work.transfer), _timer(0))
+
+
+def _answered(state: AgentState, control: Control) -> Transition:
+    if state.stage is not Stage.SENDING or control.transfer != state.transfer:
+        return state, ()
+    if control.action == Action.NACK:
+        return dataclasses.replace(state, attempt=0), (Send(state.transfer, control.missing), _timer(0))
+    state = dataclasses.replace(state, stage=Stage.IDLE, done=True)
+    ended = state.announcement is not None and state.announcement.finished and state.plan is not None
+    finish: tuple[Do, ...] = (RunDone(state.plan),) if ended and state.plan is not None else ()
+    return state, (ClearTimer(), *finish)
+
+
+def _timer(attempt: int) -> SetTimer:
+    """Full jitter: anywhere within a bound that doubles up to a cap."""
+    return SetTimer(min(limits.RESEND_CAP_S, limits.RESEND_BASE_S * 2.0 ** min(attempt + 1, 10)))

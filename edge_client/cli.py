@@ -1,0 +1,149 @@
+"""`shoal-edge`: a device that trains on its own data and uploads masked updates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from support.console import forbid_inspection, no_core_dumps, note, run_program, say, say_json, setup_logging
+
+app = typer.Typer(
+    help="Train on this device's own data; upload only masked, sealed updates.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Directory = Annotated[Path, typer.Argument(help="Keys, membership and state of this device.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Data = Annotated[Path, typer.Option(help=".npz, a directory of .npz, .csv, or IDX files.")]
+
+
+def _protect() -> None:
+    no_core_dumps()
+    forbid_inspection()
+
+
+@app.command()
+def init(directory: Directory, name: Annotated[str, typer.Option(help="The device's name in the fleet.")]) -> None:
+    """Make this device's keys; prints the card to carry to the owner."""
+    from crypto.seal.grants import open_card
+    from crypto.seal.identity import fingerprint
+    from edge_client import enrolment
+
+    _protect()
+    card = enrolment.init(directory, name)
+    note(f"fingerprint {fingerprint(open_card(card.read_bytes()).member)}")
+    note("next: shoal-fleet add-device FLEET_DIR CARD on the owner's machine")
+    say(str(card))
+
+
+@app.command()
+def join(
+    directory: Directory,
+    grant: Annotated[Path, typer.Argument(help="The owner's grant for this device.", exists=True, dir_okay=False)],
+    owner: Annotated[str, typer.Option(help="The owner's fingerprint, as `shoal-fleet show` prints it.")],
+) -> None:
+    """Accept the owner's grant."""
+    from edge_client import enrolment
+
+    _protect()
+    member = enrolment.join(directory, grant.read_bytes(), owner)
+    say(f"joined fleet {member.fleet} as {member.name}")
+
+
+@app.command()
+def run(
+    directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,
+    data: Annotated[Path | None, typer.Option(help=".npz, a directory of .npz, .csv, or IDX files.")] = None,
+    broker: Annotated[str | None, typer.Option(help="mqtt:// or mqtts:// address; default: the grant's.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
+    cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of ONNX Runtime.")] = None,
+    once: Annotated[bool | None, typer.Option("--once/--forever", help="End after one run.")] = None,
+    log: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with an [edge] table.")] = None,
+) -> None:
+    """Take part in the fleet's runs; resumes where it was."""
+    from edge_client.config import EdgeConfig
+    from support.config import load
+
+    _protect()
+    flags: dict[str, Any] = {
+        "dir": directory,
+        "data": data,
+        "broker": broker,
+        "ca": ca,
+        "cert": cert,
+        "key": key,
+        "threads": threads,
+        "once": once,
+        "log": log,
+    }
+    values = load(EdgeConfig, section="edge", file=config, flags=flags).values
+    setup_logging(values.log)
+    from edge_client.program import serve
+
+    serve(values)
+
+
+@app.command()
+def status(directory: Directory, json: AsJson = False) -> None:
+    """Print what this device is doing and how it fares."""
+    from crypto.seal.identity import fingerprint
+    from edge_client.enrolment import DeviceMembership
+    from edge_client.state import DeviceState
+
+    member = DeviceMembership(directory)
+    figures = DeviceState(directory).load_status() or {}
+    data = {
+        "device": member.name,
+        "fleet": member.fleet,
+        "fingerprint": fingerprint(member.identity.member),
+        "roster": member.roster.sequence,
+        **figures,
+    }
+    if json:
+        say_json(data)
+        return
+    for name, value in data.items():
+        say(f"{name.replace('_', ' ')}: {value}")
+
+
+@app.command()
+def predict(
+    directory: Directory,
+    data: Data,
+    json: AsJson = False,
+) -> None:
+    """Answer with the model of this device's own cluster: one line a sample."""
+    from edge_client.answers import predict as answer
+
+    _protect()
+    outputs = answer(directory, data)
+    if json:
+        say_json({"predictions": outputs.tolist()})
+        return
+    for row in outputs.reshape(len(outputs), -1):
+        say(" ".join(f"{v:g}" for v in row))
+
+
+@app.command()
+def export(
+    directory: Directory, output: Annotated[Path, typer.Argument(help="The ONNX file to write.", dir_okay=False)]
+) -> None:
+    """Write the model of this device's own cluster as a self-contained ONNX file."""
+    from edge_client.answers import export as write
+
+    _protect()
+    model = write(directory, output)
+    say(f"{output}: cluster {model.cluster} of run {model.run}, round {model.round}")
+
+
+def main() -> None:
+    """Run the program."""
+    run_program(app, prog="shoal-edge")

@@ -1,0 +1,31 @@
+"""A device's configuration: flags, SHOAL_EDGE_*, the [edge] table of a TOML file, defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeConfig:
+    """What `shoal-edge run` reads.
+
+    Attributes:
+        dir: keys, membership and state of this device.
+        data: .npz, a directory of .npz, .csv, or IDX files.
+        broker: mqtt:// or mqtts:// address; empty takes the one of the owner's grant.
+        ca, cert, key: PEM files for mqtts.
+        threads: of ONNX Runtime.
+        once: end after one run, instead of waiting for the next.
+        log: debug, info, warning or error.
+    """
+
+    dir: Path
+    data: Path
+    broker: str = ""
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    threads: int = 1
+    once: bool = False
+    log: str = "info"

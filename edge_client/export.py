@@ -1,0 +1,36 @@
+"""Write a trained model as one ordinary ONNX file that needs nothing of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_client.onnx_wire import bind_input
+from edge_client.task import write_atomic
+from wire.errors import TaskError
+
+if TYPE_CHECKING:
+    from edge_client.task import TaskBundle
+    from wire.types import Float32Vector
+
+
+def export(bundle: TaskBundle, theta: Float32Vector, path: Path) -> None:
+    """Write predict.onnx with ``theta`` as a constant: the file takes ``x`` alone and returns ``outputs``.
+
+    Args:
+        bundle: the task.
+        theta: shape (d,), float32, the model.
+        path: the file to write, replaced atomically.
+
+    Raises:
+        TaskError: theta does not fit the task or is not finite, or the file can't be written.
+    """
+    if theta.shape != (bundle.length,) or theta.dtype != np.float32:
+        raise TaskError(f"the model must be a float32 vector of {bundle.length} coordinates, not {theta.shape}")
+    if not np.isfinite(theta).all():
+        raise TaskError("the model holds numbers that are not finite")
+    values = np.ascontiguousarray(theta, dtype="<f4")
+    head = bind_input(bundle.predict, "theta", bundle.length)
+    write_atomic(path, head, values.view(np.uint8).data)

@@ -1,0 +1,96 @@
+"""`shoal-edge run`: one loop that feeds the device's runtime from a broker and its worker."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import signal
+import time
+from collections.abc import Callable
+from typing import Final
+
+from edge_client.config import EdgeConfig
+from edge_client.data import load
+from edge_client.enrolment import DeviceMembership
+from edge_client.presence import presence
+from edge_client.runtime import DeviceRuntime
+from edge_client.worker import ThreadWorker
+from support.files import write_atomic
+from wire.address import BrokerAddress
+from wire.errors import UntrustedError
+from wire.mqtt import MqttTransport
+from wire.transport import TakenOver, TransportEvent
+
+LOG = logging.getLogger("shoal.edge")
+POLL_S: Final = 0.5
+BIRTH_FILE: Final = "birth"
+
+
+def next_birth(membership: DeviceMembership) -> int:
+    """Return a number that grows with every start, also where the clock is wrong."""
+    path = membership.directory / BIRTH_FILE
+    last = int(path.read_text()) if path.exists() else 0
+    birth = max(last + 1, time.time_ns())
+    write_atomic(path, str(birth).encode())
+    return birth
+
+
+def serve(config: EdgeConfig) -> None:
+    """Take part in the fleet's runs until stopped, or with ``once`` until one run is done.
+
+    Raises:
+        NotEnrolledError: the device belongs to no fleet.
+        BrokerUnreachableError: the first connection failed.
+        UntrustedError: another device uses this device's name.
+    """
+    membership = DeviceMembership(config.dir)
+    inbox: queue.SimpleQueue[TransportEvent | Callable[[], None] | None] = queue.SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: inbox.put(None))
+    birth = next_birth(membership)
+    address = BrokerAddress.parse(
+        config.broker or membership.broker, ca_file=config.ca, cert_file=config.cert, key_file=config.key
+    )
+    transport = MqttTransport(
+        address,
+        f"shoal-{membership.fleet}-{membership.name}",
+        inbox.put,
+        will=presence(membership, birth, online=False),
+    )
+    runtime = DeviceRuntime(
+        membership,
+        transport,
+        ThreadWorker(),
+        lambda manifest: load(config.data, manifest),
+        birth=birth,
+        results=inbox.put,
+        uniform=random.random,
+        threads=config.threads,
+    )
+    runtime.start()
+    transport.start(require=True)
+    LOG.info("connected", extra={"kv": {"device": membership.name, "fleet": membership.fleet}})
+    try:
+        while not (config.once and runtime.runs_done):
+            try:
+                event = inbox.get(timeout=POLL_S)
+                while True:
+                    if event is None:
+                        LOG.info("stopping")
+                        return
+                    if isinstance(event, TakenOver):
+                        raise UntrustedError(
+                            f"another device connected as {membership.name}",
+                            hint="each device needs its own directory: was this one copied?",
+                        )
+                    if callable(event):
+                        event()
+                    else:
+                        runtime.on_event(event, time.monotonic())
+                    event = inbox.get_nowait()
+            except queue.Empty:
+                pass
+            runtime.tick(time.monotonic())
+    finally:
+        runtime.close()

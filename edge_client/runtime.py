@@ -1,0 +1,368 @@
+"""One device on a transport: carries out what the agent decides. Owns no thread and reads no clock.
+
+Drivers feed `on_event`, `on_result` and `tick`; the program does so from a queue with the real clock, the loopback
+fleet with virtual time and an inline worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from crypto.mask.masking import unmask
+from crypto.seal.envelope import open_from_group, open_from_member, read_head
+from crypto.seal.roster import aggregator_of
+from edge_client import agent
+from edge_client.agent import AgentState
+from edge_client.data import Batch, Shares, split
+from edge_client.enrolment import DeviceMembership
+from edge_client.manifest import TaskManifest
+from edge_client.model import OrtModel
+from edge_client.package import Run, open_plan, open_run
+from edge_client.policy import check_model
+from edge_client.presence import presence
+from edge_client.state import DeviceState, OwnModel
+from edge_client.update import Finished, Workshop, carry_out
+from edge_client.worker import Result, Worker
+from wire.codec import decode, decode_prefix
+from wire.errors import ShoalError, UntrustedError
+from wire.frame import ChunkKind, Reassembler, Transfer, transfer_id
+from wire.frame import split as split_chunks
+from wire.messages import NO_TRANSFER, Action, Announcement, Control, ModelHeader, Order
+from wire.topics import TopicKind, Topics
+from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent
+from wire.types import Float32Vector, MaskedVector
+
+LOG = logging.getLogger("shoal.edge")
+REFETCH_S: Final = 5.0
+"""A device that has waited this long for a model subscribes anew: the broker then sends what it retains."""
+STATUS_EVERY_S: Final = 1.0
+SAVE_MODEL_EVERY_S: Final = 30.0
+MAX_DOWNLOAD_BYTES: Final = 1 << 30
+
+
+class DeviceRuntime:
+    """Drives one device.
+
+    Attributes:
+        runs_done: how many runs the device has seen to their end.
+    """
+
+    def __init__(
+        self,
+        membership: DeviceMembership,
+        transport: Transport,
+        worker: Worker,
+        load_data: Callable[[TaskManifest], Batch],
+        *,
+        birth: int,
+        results: Callable[[Callable[[], None]], None],
+        uniform: Callable[[], float],
+        threads: int = 1,
+    ) -> None:
+        """Take up the device's state.
+
+        Args:
+            membership: keys and fleet.
+            transport: not started yet.
+            worker: carries out orders.
+            load_data: gives the device's samples in a task's shapes.
+            birth: of this life, see `presence`.
+            results: hands a callback from the worker back to the driver's own thread.
+            uniform: draws from [0, 1), for jitter.
+            threads: of ONNX Runtime.
+        """
+        self._membership = membership
+        self._transport = transport
+        self._worker = worker
+        self._load_data = load_data
+        self._birth = birth
+        self._results = results
+        self._uniform = uniform
+        self._threads = threads
+        self._topics = Topics(membership.fleet)
+        self._files = DeviceState(membership.directory)
+        self._chunks = Reassembler(max_transfer_bytes=MAX_DOWNLOAD_BYTES)
+        pending = self._files.load_pending()
+        sent = (pending.mark.run, pending.mark.round, pending.mark.nonce) if pending.sealed else None
+        self._state = AgentState(membership.index, pending.mark, transfer=pending.transfer, sent=sent)
+        self._sealed = pending.sealed
+        self._run: Run | None = None
+        self._package = b""
+        self._workshop: Workshop | None = None
+        self._shares: tuple[bytes, Shares] | None = None
+        self._held: Announcement | None = None
+        self._models: dict[str, tuple[bytes, int, Float32Vector]] = {}
+        self._labels: tuple[str, ...] = ()
+        self._own: OwnModel | None = None
+        self._timer_s: float | None = None
+        self._fetching_s = 0.0
+        self._saved_model_s = self._saved_status_s = -math.inf
+        self._figures: dict[str, Any] = {}
+        self._base = (0, 0)
+        self._now_s = 0.0
+        self.runs_done = 0
+
+    def start(self) -> None:
+        """Say what to receive; take up the run that was followed before."""
+        topics = self._topics
+        for base in (topics.roster, topics.plan, topics.round):
+            self._transport.subscribe(f"{base}/#")
+        self._transport.subscribe(topics.ctl(self._membership.name))
+        package = self._files.load_run()
+        if package is not None:
+            self._take_run(package)
+
+    def on_event(self, event: TransportEvent, now_s: float) -> None:
+        """Take one event of the transport."""
+        self._now_s = now_s
+        match event:
+            case Message(topic, payload):
+                try:
+                    self._on_message(topic, payload)
+                except ShoalError as error:
+                    cause = f": {error.__cause__}" if error.__cause__ else ""
+                    LOG.warning("refused", extra={"kv": {"topic": topic, "reason": f"{error}{cause}"}})
+            case Connected():
+                self._transport.publish(*presence(self._membership, self._birth, online=True), retain=True)
+                self._step(agent.Reconnected())
+            case Disconnected(reason):
+                LOG.warning("broker connection lost", extra={"kv": {"reason": reason}})
+            case _:
+                pass
+
+    def _on_message(self, topic: str, payload: bytes) -> None:
+        parsed = self._topics.parse(topic)
+        if not payload:
+            return
+        transfer = self._chunks.add(f"{parsed.kind.name}/{parsed.label}", payload, self._now_s)
+        if transfer is None:
+            return
+        if parsed.kind is TopicKind.CTL:
+            self._on_control(transfer)
+            return
+        purpose, plain = self._open(transfer)
+        match parsed.kind, purpose:
+            case TopicKind.ROSTER, "roster":
+                if self._membership.adopt(bytes(plain)):
+                    LOG.info("new roster", extra={"kv": {"sequence": self._membership.roster.sequence}})
+            case TopicKind.PLAN, "run":
+                self._on_run(bytes(plain))
+            case TopicKind.MODEL, "model":
+                self._on_model(parsed.label, transfer.transfer_id, plain)
+            case TopicKind.ROUND, "announcement":
+                self._on_announcement(decode(plain, Announcement))
+            case _:
+                raise UntrustedError(f"a {purpose} where a {parsed.kind.name.lower()} belongs")
+
+    def _open(self, transfer: Transfer) -> tuple[str, memoryview]:
+        head, at = read_head(transfer.payload)
+        sender = aggregator_of(self._membership.roster)
+        if (head.fleet, head.sender) != (self._membership.fleet, sender.name):
+            raise UntrustedError(f"a message of {head.sender!r} in {head.fleet!r}")
+        return head.purpose, open_from_group(self._membership.group, transfer.payload, head, at, sender.sign_key)
+
+    def _on_run(self, package: bytes) -> None:
+        if package == self._package:
+            return
+        plan = open_plan(package, self._membership)
+        if plan.run < self._state.mark.run or (self._run is not None and plan.run <= self._run.plan.run):
+            raise UntrustedError(f"run {plan.run} after run {max(self._state.mark.run, plan.run)}")
+        self._take_run(package)
+        self._files.save_run(package)
+
+    def _take_run(self, package: bytes) -> None:
+        run = open_run(package, self._membership)
+        digest = run.plan.task_digest
+        if self._shares is None or self._shares[0] != digest:
+            seed = f"{self._membership.fleet}/{self._membership.name}".encode()
+            self._shares = (digest, split(self._load_data(run.bundle.manifest), seed))
+        backend = OrtModel(run.bundle, threads=self._threads)
+        aggregator = aggregator_of(self._membership.roster)
+        self._workshop = Workshop(run.plan, self._membership.identity, aggregator, backend, self._shares[1], run.key)
+        self._run, self._package = run, package
+        self._models.clear()
+        self._base = (self._transport.bytes_sent, self._transport.bytes_received)
+        self._figures = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "rounds": 0}
+        LOG.info(
+            "following run",
+            extra={"kv": {"run": run.plan.run, "algorithm": run.plan.algorithm, "samples": len(self._shares[1].train)}},
+        )
+        self._step(agent.Planned(run.plan))
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._on_announcement(held)
+
+    def _on_announcement(self, announcement: Announcement) -> None:
+        if self._run is None or announcement.run_id != self._run.plan.run_id:
+            self._held = announcement
+            return
+        self._step(agent.Announced(announcement))
+
+    def _on_model(self, label: str, transfer: bytes, plain: memoryview) -> None:
+        header, body = decode_prefix(plain, ModelHeader)
+        run = self._run
+        if run is None or header.run_id != run.plan.run_id or label not in self._labels:
+            return
+        if label != self._membership.group.topic_label(run.plan.run_id, header.model):
+            raise UntrustedError(f"model {header.model} under another model's label")
+        masked = np.frombuffer(body, "<f4").astype(np.float32) if len(body) % 4 == 0 else np.empty(0, np.float32)
+        norm = float(np.sqrt(np.dot(masked, masked)))
+        check_model(header, run.plan, len(body), norm)
+        theta = unmask(MaskedVector(masked, header.key_id), run.key)
+        theta += run.origins[header.origin]
+        self._models[label] = (transfer, header.model, theta)
+        self._step(agent.ModelArrived(label, transfer))
+
+    def _on_control(self, transfer: Transfer) -> None:
+        head, at = read_head(transfer.payload)
+        sender = aggregator_of(self._membership.roster)
+        if (head.fleet, head.purpose, head.sender) != (self._membership.fleet, "control", sender.name):
+            raise UntrustedError(f"a {head.purpose} of {head.sender!r} on the control topic")
+        signed, _ = open_from_member(self._membership.identity, transfer.payload, head, at, sender.sign_key)
+        control = decode(signed, Control)
+        if (control.fleet, control.device) != (self._membership.fleet, self._membership.name):
+            raise UntrustedError(f"a control message for {control.device!r}")
+        if control.action == Action.REFUSED:
+            LOG.warning("upload refused", extra={"kv": {"round": control.round, "reason": control.reason}})
+        if control.action == Action.ACK and control.transfer == self._state.transfer and not self._state.done:
+            self._figures["rounds"] = self._figures.get("rounds", 0) + 1
+        self._step(agent.Answered(control))
+        self._save_status(force=False)
+
+    def on_result(self, announcement: Announcement, order: Order, result: Result) -> None:
+        """Take what the worker made of an order."""
+        if isinstance(result, ShoalError):
+            LOG.error(
+                "round skipped", extra={"kv": {"round": announcement.round, "reason": result, "hint": result.hint}}
+            )
+            self._step(agent.WorkFailed(announcement.run, announcement.round))
+            return
+        current = (self._state.mark.run, self._state.mark.round, self._state.mark.nonce)
+        if current != (announcement.run, announcement.round, announcement.nonce):
+            return
+        transfer = transfer_id(result.sealed)
+        self._files.save_pending(self._state.mark, transfer, result.sealed)
+        self._sealed = result.sealed
+        self._note_result(announcement, order, result)
+        self._step(agent.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer))
+
+    def _note_result(self, announcement: Announcement, order: Order, result: Finished) -> None:
+        self._figures.update(round=announcement.round, cluster=result.model, loss=result.loss)
+        if result.tested:
+            self._figures["accuracy"] = result.correct / result.tested
+        theta = self._thetas(announcement, order)[result.model]
+        if announcement.finished or order.train:
+            self._own = OwnModel(announcement.run, announcement.run_id, announcement.round, result.model, theta)
+        if announcement.finished:
+            self._save_model(durable=True)
+
+    def tick(self, now_s: float) -> None:
+        """Do what is due: resends, models that do not come, figures."""
+        self._now_s = now_s
+        if self._timer_s is not None and now_s >= self._timer_s:
+            self._timer_s = None
+            self._step(agent.TimerFired())
+        if self._state.stage is agent.Stage.FETCHING and now_s - self._fetching_s > REFETCH_S:
+            self._fetching_s = now_s
+            for label in self._labels:
+                self._transport.unsubscribe(f"{self._topics.model(label)}/#")
+                self._transport.subscribe(f"{self._topics.model(label)}/#")
+        self._chunks.expire(now_s)
+        if self._own is not None and now_s - self._saved_model_s > SAVE_MODEL_EVERY_S:
+            self._save_model(durable=False)
+
+    def _step(self, event: agent.Event) -> None:
+        self._state, actions = agent.step(self._state, event)
+        for action in actions:
+            self._carry_out(action)
+
+    def _carry_out(self, action: agent.Do) -> None:
+        match action:
+            case agent.Follow(labels):
+                self._follow(labels)
+            case agent.Work(announcement, order):
+                self._work(announcement, order)
+            case agent.CancelWork():
+                self._worker.cancel()
+            case agent.Send(_, chunks):
+                self._send(chunks)
+            case agent.SetTimer(within_s):
+                self._timer_s = self._now_s + within_s * (0.5 + 0.5 * self._uniform())
+            case agent.ClearTimer():
+                self._timer_s = None
+            case agent.RunDone(plan):
+                self.runs_done += 1
+                self._figures["finished"] = True
+                self._save_status(force=True)
+                LOG.info("run finished", extra={"kv": {"run": plan.run, **self._figures}})
+
+    def _follow(self, labels: tuple[str, ...]) -> None:
+        for label in set(self._labels) - set(labels):
+            self._transport.unsubscribe(f"{self._topics.model(label)}/#")
+            self._models.pop(label, None)
+        for label in labels:
+            if label not in self._labels:
+                self._transport.subscribe(f"{self._topics.model(label)}/#")
+        self._labels = labels
+        self._fetching_s = self._now_s
+
+    def _thetas(self, announcement: Announcement, order: Order) -> dict[int, Float32Vector]:
+        assert self._run is not None
+        thetas = {}
+        for ref in announcement.models:
+            if ref.model not in order.candidates:
+                continue
+            if ref.transfer == NO_TRANSFER:
+                thetas[ref.model] = self._run.origins[ref.origin]
+                continue
+            transfer, model, theta = self._models[ref.label]
+            if (transfer, model) != (ref.transfer, ref.model):
+                raise UntrustedError(f"model {ref.model} is not the one that was announced")
+            thetas[ref.model] = theta
+        return thetas
+
+    def _work(self, announcement: Announcement, order: Order) -> None:
+        assert self._workshop is not None
+        shop, thetas = self._workshop, self._thetas(announcement, order)
+        self._worker.submit(
+            lambda cancelled: carry_out(shop, announcement, order, thetas, cancelled),
+            lambda result: self._results(lambda: self.on_result(announcement, order, result)),
+        )
+
+    def _send(self, indices: tuple[int, ...] | None) -> None:
+        chunks = split_chunks(self._sealed, kind=ChunkKind.UPLOAD, round=self._state.mark.round, indices=indices)
+        for chunk in chunks:
+            self._transport.publish(self._topics.up(self._membership.name), chunk)
+
+    def _save_model(self, *, durable: bool) -> None:
+        if self._own is not None:
+            self._files.save_model(self._own, durable=durable)
+            self._saved_model_s = self._now_s
+            self._own = None if durable else self._own
+
+    def _save_status(self, *, force: bool) -> None:
+        if not force and self._now_s - self._saved_status_s < STATUS_EVERY_S:
+            return
+        self._saved_status_s = self._now_s
+        sent, received = self._transport.bytes_sent - self._base[0], self._transport.bytes_received - self._base[1]
+        self._figures.update(bytes_up=sent, bytes_down=received)
+        self._files.save_status(
+            {
+                "device": self._membership.name,
+                "fleet": self._membership.fleet,
+                "stage": self._state.stage.value,
+                **self._figures,
+            }
+        )
+
+    def close(self) -> None:
+        """Keep what is worth keeping and say goodbye."""
+        self._worker.close()
+        self._save_model(durable=True)
+        self._transport.publish(*presence(self._membership, self._birth, online=False), retain=True)
+        self._transport.close()

@@ -1,0 +1,158 @@
+"""One order carried out: score, choose, train, mask, seal. The clear update never leaves this module."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from crypto.mask.keys import MaskKey
+from crypto.mask.masking import mask
+from crypto.seal.envelope import seal_to_member
+from crypto.seal.identity import Identity
+from edge_client import scoring, training
+from edge_client.data import Batch, Shares
+from edge_client.manifest import LocalTraining
+from edge_client.model import Backend
+from wire.codec import encode
+from wire.messages import Announcement, Member, Order, RunPlan, Sealed, Share, Upload
+from wire.types import Float32Vector
+
+MARGIN_CLIP: Final = 5.0
+"""Largest margin reported, in units of loss: beyond it the answer is clear and the figure would only tell about the data."""
+MARGIN_DECIMALS: Final = 2
+LOSS_DECIMALS: Final = 4
+NO_DIGEST: Final = hashlib.sha256(b"").digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """All that a device works with during a run."""
+
+    plan: RunPlan
+    identity: Identity
+    aggregator: Member
+    backend: Backend
+    shares: Shares
+    key: MaskKey
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An order carried out.
+
+    Attributes:
+        sealed: the upload as it travels.
+        model: the chosen candidate; loss: as reported; correct, tested: on the test share, where asked.
+    """
+
+    sealed: bytes
+    model: int
+    loss: float
+    correct: int
+    tested: int
+
+
+def carry_out(
+    shop: Workshop,
+    announcement: Announcement,
+    order: Order,
+    models: Mapping[int, Float32Vector],
+    cancelled: Callable[[], bool],
+) -> Finished:
+    """Carry ``order`` out and return the sealed upload.
+
+    Args:
+        shop: data, backend and keys.
+        announcement: the round.
+        order: this device's part.
+        models: theta (d,), float32, of every candidate.
+        cancelled: asked between steps of training.
+
+    Raises:
+        Cancelled: the round is not wanted any more.
+        TaskError: the model or the data can't be used.
+    """
+    share = share_of(shop.shares, order.share)
+    chosen, loss = order.candidates[0], 0.0
+    margins: tuple[float, ...] = ()
+    if len(order.candidates) > 1 or not order.train:
+        losses = scoring.score([models[c] for c in order.candidates], share, shop.backend)
+        best = scoring.choose(losses)
+        chosen, loss = order.candidates[best], float(losses[best])
+        if order.margins:
+            margins = _margins(losses)
+    theta = models[chosen]
+    correct = tested = 0
+    if order.evaluate:
+        test = shop.shares.test
+        score = shop.backend.score(theta, test.x, test.y)
+        correct, tested = score.correct, score.count
+    body, digest = b"", NO_DIGEST
+    if order.train:
+        result = training.train(
+            theta,
+            shop.shares.train,
+            local_training(shop.plan),
+            shop.backend,
+            _shuffler(shop, announcement.round),
+            announcement.round - 1,
+            cancelled,
+        )
+        if len(order.candidates) == 1:
+            loss = result.mean_loss
+        body = mask(result.delta, shop.key).values.astype("<f4", copy=False).tobytes()
+        digest = hashlib.sha256(body).digest()
+    upload = Upload(
+        fleet=shop.plan.fleet,
+        run=shop.plan.run,
+        run_id=shop.plan.run_id,
+        epoch=shop.plan.epoch,
+        round=announcement.round,
+        phase=order.phase,
+        nonce=announcement.nonce,
+        device=shop.identity.name,
+        recipient=shop.aggregator.seal_key,
+        task_digest=shop.plan.task_digest,
+        mode=shop.plan.mode,
+        key_id=shop.key.key_id,
+        model=chosen,
+        samples=len(shop.shares.train),
+        loss=round(loss, LOSS_DECIMALS),
+        margins=margins,
+        correct=correct,
+        tested=tested,
+        length=len(body) // 4,
+        digest=digest,
+    )
+    head = Sealed(shop.plan.fleet, "upload", shop.identity.name, shop.aggregator.name)
+    sealed = seal_to_member(shop.identity, shop.aggregator.seal_key, head, encode(upload), body)
+    return Finished(sealed, chosen, loss, correct, tested)
+
+
+def share_of(shares: Shares, share: int) -> Batch:
+    """Return the part of the device's data that an order names."""
+    return {Share.TRAIN: shares.train, Share.VALIDATION: shares.validation, Share.TEST: shares.test}[Share(share)]
+
+
+def local_training(plan: RunPlan) -> LocalTraining:
+    """Return the plan's local settings as training takes them."""
+    local = plan.local
+    return LocalTraining(
+        local.epochs, local.steps, local.batch_size, local.lr, local.momentum, local.lr_decay, local.clip, local.prox_mu
+    )
+
+
+def _margins(losses: np.ndarray) -> tuple[float, ...]:
+    """Each candidate's loss less the first's, clipped and rounded: enough to vote, little about the data."""
+    differences = np.clip(np.nan_to_num(losses - losses[0], nan=MARGIN_CLIP), -MARGIN_CLIP, MARGIN_CLIP)
+    return tuple(round(float(v), MARGIN_DECIMALS) for v in differences)
+
+
+def _shuffler(shop: Workshop, round_: int) -> np.random.Generator:
+    """The batch order of a round: the same after a restart, another on every device."""
+    name = int.from_bytes(hashlib.sha256(shop.identity.name.encode()).digest()[:8], "little")
+    return np.random.default_rng([shop.plan.seed, shop.plan.run, round_, name])

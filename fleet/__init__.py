@@ -1,0 +1,1 @@
+"""The fleet owner: keys, roster, tasks and run plans."""

@@ -1,0 +1,233 @@
+"""`shoal-fleet`: the owner's workstation. Keys, roster, tasks and runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from support.console import forbid_inspection, no_core_dumps, note, run_program, say, say_json
+from wire.errors import UsageError
+
+app = typer.Typer(
+    help="Own a fleet: its keys, its roster, its tasks and its runs. Keep this machine's directory off the server.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+task_app = typer.Typer(help="Compile models into tasks that devices train without torch.", no_args_is_help=True)
+app.add_typer(task_app, name="task")
+
+Directory = Annotated[Path, typer.Argument(help="The owner's directory.")]
+CardFile = Annotated[Path, typer.Argument(help="The card that init printed.", exists=True, dir_okay=False)]
+Expected = Annotated[str, typer.Option(help="Refuse the card unless it has this fingerprint.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.callback()
+def protect() -> None:
+    """Forbid core dumps and inspection: this process holds the owner key and the mask secret."""
+    no_core_dumps()
+    forbid_inspection()
+
+
+@app.command()
+def init(
+    directory: Directory,
+    name: Annotated[str, typer.Option(help="The fleet's name: a-z, 0-9 and '-'.")],
+    broker: Annotated[str, typer.Option(help="mqtt://host:port or mqtts://host:port.")],
+) -> None:
+    """Make a fleet: owner key, mask secret, content and broadcast keys, an empty roster."""
+    from fleet.directory import FleetDirectory
+
+    fleet = FleetDirectory.create(directory, name, broker)
+    say(f"owner {fleet.fingerprint}")
+    note("next: shoal-aggregator init DIR on the server, shoal-edge init DIR --name NAME on each device")
+
+
+@app.command()
+def show(directory: Directory, json: AsJson = False) -> None:
+    """Print the owner's fingerprint and who belongs to the fleet."""
+    from crypto.seal.identity import fingerprint
+    from fleet.directory import FleetDirectory
+
+    fleet = FleetDirectory(directory)
+    roster = fleet.roster
+    data = {
+        "fleet": fleet.name,
+        "owner": fleet.fingerprint,
+        "broker": fleet.secrets.broker,
+        "roster": roster.sequence,
+        "aggregator": fingerprint(roster.aggregator) if roster.aggregator else None,
+        "devices": [{"name": d.name, "fingerprint": fingerprint(d)} for d in roster.devices],
+    }
+    if json:
+        say_json(data)
+        return
+    say(f"fleet {data['fleet']}, roster {data['roster']}")
+    say(f"owner {data['owner']}")
+    say(f"aggregator {data['aggregator'] or '-'}")
+    for device in roster.devices:
+        say(f"{device.name} {fingerprint(device)}")
+
+
+@app.command("add-device")
+def add_device(directory: Directory, card: CardFile, fingerprint: Expected = "") -> None:
+    """Add a device; prints the grant to carry back to it."""
+    from fleet.directory import FleetDirectory
+
+    fleet = FleetDirectory(directory)
+    say(str(fleet.add_device(card.read_bytes(), fingerprint)))
+    note(f"owner {fleet.fingerprint}")
+    note(f"next: shoal-edge join DIR GRANT --owner {fleet.fingerprint}")
+    note(f"hand {directory / 'roster.signed'} to the aggregator, into its directory")
+
+
+@app.command("add-aggregator")
+def add_aggregator(directory: Directory, card: CardFile, fingerprint: Expected = "") -> None:
+    """Name the aggregator; prints the grant to carry back to it. It holds no mask secret."""
+    from fleet.directory import FleetDirectory
+
+    fleet = FleetDirectory(directory)
+    say(str(fleet.add_aggregator(card.read_bytes(), fingerprint)))
+    note(f"next: shoal-aggregator join DIR GRANT --owner {fleet.fingerprint}")
+
+
+@app.command()
+def renew(directory: Directory) -> None:
+    """Sign the roster for another year."""
+    from fleet.directory import ROSTER_FILE, FleetDirectory
+
+    FleetDirectory(directory).renew()
+    say(str(directory / ROSTER_FILE))
+
+
+@task_app.command("compile")
+def compile_(
+    directory: Directory,
+    source: Annotated[str, typer.Argument(help="linear, logistic, mlp, cnn, lstm, or file.py:function.")],
+    out: Annotated[Path, typer.Option(help="Directory to write the signed task to.")],
+    option: Annotated[list[str] | None, typer.Option(help="Size of a built-in, NAME=NUMBER; repeatable.")] = None,
+    shared: Annotated[list[str] | None, typer.Option(help="Prefix of parameters that all clusters share.")] = None,
+    name: Annotated[str, typer.Option(help="The task's name; default: the source's.")] = "",
+) -> None:
+    """Compile a torch model and its loss to ONNX, check it against torch, and sign it."""
+    from fleet.directory import FleetDirectory
+    from fleet.task.builtin import build, load_user
+    from fleet.task.compile import compile_task
+    from fleet.task.signed import Source, write_signed
+
+    fleet = FleetDirectory(directory)
+    options = {k: _whole(v, k) for k, v in _pairs(option or []).items()}
+    made = load_user(source) if ":" in source else build(source, **options)
+    bundle = compile_task(
+        made.model,
+        made.loss,
+        made.example,
+        name=name or (source if ":" not in source else Path(source.split(":")[0]).stem.lower().replace("_", "-")),
+        kind=made.kind,
+        hyper=made.hyper,
+        shared=shared or (),
+    )
+    write_signed(bundle, Source(source, options), fleet.owner, out)
+    say(
+        f"{out}: {bundle.length} coordinates, {sum(map(len, (bundle.score, bundle.grad, bundle.predict)))} bytes of graphs"
+    )
+
+
+@app.command()
+def run(
+    directory: Directory,
+    task: Annotated[Path, typer.Option(help="A task that `task compile` wrote.", exists=True, file_okay=False)],
+    algorithm: Annotated[str, typer.Option(help="fedavg, ifca or cfl.")],
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="The algorithm's own, NAME=VALUE; repeatable.")
+    ] = None,
+    local: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Local training, NAME=VALUE: epochs, steps, batch_size, lr, lr_decay, momentum, clip, prox_mu."
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Training rounds.", min=1)] = 50,
+    mask: Annotated[str, typer.Option(help="Mask mode: permutation or none.")] = "permutation",
+    norm_limit: Annotated[float, typer.Option(help="Largest l2 norm of one update.")] = 1000.0,
+    min_contributors: Annotated[int, typer.Option(help="Smaller means are not broadcast.", min=1)] = 3,
+    quorum: Annotated[float, typer.Option(help="Share that closes a round after its deadline.")] = 0.8,
+    participation: Annotated[float, typer.Option(help="Share of the devices drawn for a round.")] = 1.0,
+    deadline_s: Annotated[float, typer.Option(help="Seconds until a round closes on its quorum.")] = 60.0,
+    weighting: Annotated[str, typer.Option(help="samples or uniform.")] = "samples",
+    evaluate_every: Annotated[
+        int, typer.Option(help="Rounds between accuracy reports; 0: at the end only.", min=0)
+    ] = 0,
+    seed: Annotated[int | None, typer.Option(help="Of origins, participation and batch order.", min=0)] = None,
+) -> None:
+    """Sign a run: what the aggregator may do, the sealed task and the sealed origins; prints the run file."""
+    from edge_client.manifest import LocalTraining
+    from fleet.directory import FleetDirectory
+    from fleet.run import RunOptions, make_plan, write_run
+    from fleet.task.origin import make_origins
+    from fleet.task.signed import read_signed
+
+    fleet = FleetDirectory(directory)
+    bundle, source = read_signed(task, fleet.owner)
+    options = RunOptions(
+        algorithm=algorithm,
+        settings=_pairs(setting or []),
+        rounds=rounds,
+        mode=mask,
+        local=_local(bundle.manifest.hyper, _pairs(local or []), LocalTraining),
+        norm_limit=norm_limit,
+        min_contributors=min_contributors,
+        quorum=quorum,
+        participation=participation,
+        deadline_s=deadline_s,
+        weighting=weighting,
+        evaluate_every=evaluate_every,
+        seed=seed,
+    )
+    plan = make_plan(fleet, bundle, options)
+    origins = make_origins(source.spec, plan.origins, seed, manifest=bundle.manifest, **source.options)
+    path = write_run(fleet, plan, bundle, origins)
+    say(str(path))
+    note("next: put this file into the aggregator's runs directory; devices get it through the broker")
+
+
+def _pairs(items: list[str]) -> dict[str, str]:
+    pairs = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name or not value:
+            raise UsageError(f"{item!r} is not NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def _whole(text: str, name: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise UsageError(f"{name}={text!r} is not a whole number") from error
+
+
+def _local(defaults: Any, pairs: dict[str, str], kind: type[Any]) -> Any:
+    """Return the task's local settings with ``pairs`` in place of some."""
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    changes: dict[str, Any] = {}
+    for name, text in pairs.items():
+        if name not in fields:
+            raise UsageError(f"local training has no {name!r}", hint=f"it has {', '.join(sorted(fields))}")
+        number: type[Any] = type(fields[name].default)
+        try:
+            changes[name] = number(text)
+        except ValueError as error:
+            raise UsageError(f"{name}={text!r} is not a {number.__name__}") from error
+    return dataclasses.replace(defaults, **changes)
+
+
+def main() -> None:
+    """Run the program."""
+    run_program(app, prog="shoal-fleet")

@@ -1,0 +1,157 @@
+"""A run as the owner signs it: the plan that devices hold the aggregator to, the sealed task and the sealed origins."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from aggregator.strategies.registry import make_strategy, models_needed
+from crypto.mask.keys import MaskContext, key_id
+from crypto.seal.envelope import seal_to_group
+from crypto.seal.grants import OWNER_NAME
+from crypto.seal.signed import sign_document
+from edge_client.manifest import LocalTraining
+from edge_client.package import origins_purpose, task_purpose
+from fleet.directory import RUNS, FleetDirectory
+from support.files import write_atomic
+from wire.codec import encode
+from wire.errors import ConfigError
+from wire.messages import LocalSettings, RunPackage, RunPlan, Sealed, SegmentSpec, Setting
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from edge_client.task import TaskBundle
+
+DEFAULT_MIN_CONTRIBUTORS: Final = 3
+"""Every device holds the mask, so a mean of fewer is nearly one device's update to all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the owner may choose for a run; the rest follows from fleet and task.
+
+    Attributes:
+        algorithm, settings: see `aggregator.strategies`.
+        rounds: training rounds; the final one, in which devices report on their test share, comes on top.
+        mode: mask mode.
+        local: local training; None takes the task's defaults.
+        norm_limit: largest l2 norm of one update.
+        quorum, participation: shares in (0, 1].
+        deadline_s: seconds after which a round closes on its quorum.
+        weighting: samples or uniform.
+        evaluate_every: report accuracy every so many rounds; 0 is at the end only.
+        seed: of participation and batch order; None draws one.
+    """
+
+    algorithm: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    rounds: int = 50
+    mode: str = "permutation"
+    local: LocalTraining | None = None
+    norm_limit: float = 1000.0
+    min_contributors: int = DEFAULT_MIN_CONTRIBUTORS
+    quorum: float = 0.8
+    participation: float = 1.0
+    deadline_s: float = 60.0
+    weighting: str = "samples"
+    evaluate_every: int = 0
+    seed: int | None = None
+
+
+def origins_needed(options: RunOptions) -> int:
+    """Return how many origins the run ships: k for each restart of IFCA, else one.
+
+    Raises:
+        ConfigError: k or restarts is not a number.
+    """
+    if options.algorithm != "ifca":
+        return 1
+    try:
+        return int(options.settings.get("k", "2")) * int(options.settings.get("restarts", "1"))
+    except ValueError as error:
+        raise ConfigError(f"k and restarts are whole numbers: {error}") from error
+
+
+def make_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> RunPlan:
+    """Return the plan of the fleet's next run, checked by the strategy that will follow it.
+
+    Raises:
+        ConfigError: a setting is unknown or out of range, or the fleet has no aggregator or no device yet.
+    """
+    if fleet.roster.aggregator is None or not fleet.roster.active():
+        raise ConfigError(
+            "a run needs an aggregator and at least one device",
+            hint="shoal-fleet add-aggregator, shoal-fleet add-device",
+        )
+    run, run_id = fleet.next_run(), os.urandom(16)
+    # Each run is a mask epoch of its own, so that no two runs share a permutation.
+    context = MaskContext(fleet.name, run_id, run, bundle.digest, options.mode, bundle.segments)
+    local = options.local or bundle.manifest.hyper
+    plan = RunPlan(
+        fleet=fleet.name,
+        run=run,
+        run_id=run_id,
+        roster_sequence=fleet.roster.sequence,
+        task_digest=bundle.digest,
+        algorithm=options.algorithm,
+        settings=tuple(Setting(k, v) for k, v in sorted(options.settings.items())),
+        origins=origins_needed(options),
+        max_models=origins_needed(options),
+        rounds=options.rounds,
+        mode=options.mode,
+        epoch=run,
+        epoch_rounds=options.rounds,
+        key_id=key_id(fleet.mask_secret, context),
+        segments=tuple(SegmentSpec(s.name, s.length) for s in bundle.segments),
+        norm_limit=options.norm_limit,
+        min_contributors=options.min_contributors,
+        quorum=options.quorum,
+        participation=options.participation,
+        deadline_s=options.deadline_s,
+        weighting=options.weighting,
+        evaluate_every=options.evaluate_every,
+        seed=options.seed if options.seed is not None else int.from_bytes(os.urandom(4), "little"),
+        local=LocalSettings(
+            local.epochs,
+            local.steps,
+            local.batch_size,
+            local.lr,
+            local.lr_decay,
+            local.momentum,
+            local.clip,
+            local.prox_mu,
+        ),
+    )
+    make_strategy(plan)
+    return dataclasses.replace(plan, max_models=models_needed(plan))
+
+
+def write_run(fleet: FleetDirectory, plan: RunPlan, bundle: TaskBundle, origins: NDArray[np.float32]) -> Path:
+    """Sign, seal and write the run file: the same one for the aggregator and, through it, for all devices.
+
+    Args:
+        fleet: whose run it is.
+        plan: from `make_plan`.
+        bundle: the task.
+        origins: shape (plan.origins, plan.length), float32.
+    """
+    if origins.shape != (plan.origins, plan.length):
+        raise ConfigError(f"origins of shape {origins.shape} for {plan.origins} models of {plan.length} coordinates")
+    package = RunPackage(
+        sign_document(fleet.owner, plan),
+        _seal(fleet, task_purpose(plan.task_digest), bundle.to_bytes()),
+        _seal(fleet, origins_purpose(plan.run_id), origins.astype("<f4").tobytes()),
+    )
+    path = fleet.path / RUNS / f"{plan.run:06d}.run"
+    write_atomic(path, encode(package))
+    return path
+
+
+def _seal(fleet: FleetDirectory, purpose: str, plain: bytes) -> bytes:
+    return seal_to_group(fleet.owner, fleet.content, Sealed(fleet.name, purpose, OWNER_NAME, "*"), plain)

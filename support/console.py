@@ -1,0 +1,126 @@
+"""How every program speaks: data on stdout, the rest on stderr, one JSON object with --json, no traceback without --debug."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+from wire.errors import ShoalError
+
+SCHEMA: Final = 1
+EXIT_INTERRUPTED: Final = 130
+_LEVELS: Final = {"DEBUG": "36", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "31"}
+
+
+def say(text: str = "") -> None:
+    """Print a line of data to stdout."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """Print a line about the work to stderr."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def say_json(data: Any) -> None:
+    """Print the one JSON object of a ``--json`` call: {"schema", "ok", "data"}."""
+    say(json.dumps({"schema": SCHEMA, "ok": True, "data": data}, allow_nan=False))
+
+
+def colour_wanted(stream: Any) -> bool:
+    """Whether ``stream`` is a terminal whose person has not set NO_COLOR."""
+    return bool(stream.isatty()) and not os.environ.get("NO_COLOR")
+
+
+class LogfmtFormatter(logging.Formatter):
+    """``ts=... level=... logger=... msg="..." key=value``; coloured level and no timestamp on a terminal."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__()
+        self.terminal = terminal
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line; values given as ``extra={"kv": {...}}`` become key=value."""
+        pairs: dict[str, Any] = getattr(record, "kv", {})
+        tail = "".join(f" {k}={_value(v)}" for k, v in pairs.items())
+        message = record.getMessage()
+        if record.exc_info:
+            message += f": {record.exc_info[1]}"
+        if self.terminal:
+            return f"\x1b[{_LEVELS.get(record.levelname, '0')}m{record.levelname.lower():7}\x1b[0m {message}{tail}"
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        return f"ts={stamp}Z level={record.levelname.lower()} logger={record.name} msg={json.dumps(message)}{tail}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = str(value)
+    return json.dumps(text) if not text or any(c in text for c in ' "=') else text
+
+
+def setup_logging(level: str) -> None:
+    """Send the root logger to stderr at ``level`` (debug, info, warning, error)."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogfmtFormatter(terminal=colour_wanted(sys.stderr)))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def no_core_dumps() -> None:
+    """Forbid core files: they would hold keys."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def forbid_inspection() -> None:
+    """Make this process unreadable to other processes of its user (PR_SET_DUMPABLE 0): devices and the owner hold the mask."""
+    import ctypes
+
+    pr_set_dumpable = 4
+    ctypes.CDLL(None).prctl(pr_set_dumpable, 0, 0, 0, 0)
+
+
+def run_program(app: Callable[..., Any], *, prog: str) -> NoReturn:
+    """Run a typer application as a program: errors become one line and a hint, with the exit code of their class."""
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments or os.environ.get("SHOAL_DEBUG") == "1"
+    if "--debug" in arguments:
+        sys.argv.remove("--debug")
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        app(prog_name=prog)
+    except ShoalError as error:
+        if debug:
+            traceback.print_exc()
+        _report(error, as_json="--json" in arguments)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        note("interrupted")
+        sys.exit(EXIT_INTERRUPTED)
+    except SystemExit:
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        note(f"error: unexpected {type(error).__name__}: {error}")
+        note("hint: this is a bug; run again with --debug to see where")
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _report(error: ShoalError, *, as_json: bool) -> None:
+    if as_json:
+        failure = {"type": type(error).__name__, "message": str(error), "hint": error.hint}
+        say(json.dumps({"schema": SCHEMA, "ok": False, "error": failure}))
+    note(f"error: {error}")
+    if error.hint:
+        note(f"hint: {error.hint}")

@@ -1,0 +1,70 @@
+"""Files that survive a power cut: written beside, flushed, then renamed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from wire.errors import ConfigError
+
+PRIVATE_FILE_MODE: Final = 0o600
+PRIVATE_DIR_MODE: Final = 0o700
+
+
+def write_atomic(path: Path, data: bytes | memoryview, *, mode: int = PRIVATE_FILE_MODE, durable: bool = True) -> None:
+    """Replace ``path`` by ``data`` so that a reader, or a restart, sees the old bytes or the new ones, never a mix.
+
+    With ``durable`` both the bytes and the name are on disk before it returns.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        view = memoryview(data).cast("B")
+        while view:
+            view = view[os.write(handle, view) :]
+        if durable:
+            os.fdatasync(handle)
+    finally:
+        os.close(handle)
+    temporary.replace(path)
+    if durable:
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames and unlinks in ``path`` durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a secret: mode 0600 in a directory of mode 0700."""
+    private_directory(path.parent)
+    write_atomic(path, data)
+
+
+def read_private(path: Path) -> bytes:
+    """Read a secret, refusing one that other users of the machine can read.
+
+    Raises:
+        ConfigError: it is missing, or its mode is wider than 0600.
+    """
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"can't read {path}: {error.strerror}") from error
+    if mode & 0o077:
+        raise ConfigError(f"{path} is readable by others (mode {mode:04o})", hint=f"chmod 600 {path}")
+    return data
+
+
+def private_directory(path: Path) -> Path:
+    """Make ``path`` with mode 0700 where it is missing, and return it."""
+    path.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)
+    return path

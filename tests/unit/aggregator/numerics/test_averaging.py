@@ -1,0 +1,130 @@
+"""The weighted mean: exact values, exact bits, refused input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aggregator.numerics.averaging import BLOCK_COLUMNS, StreamingMean, weighted_mean
+from aggregator.numerics.errors import NumericsError
+
+RNG = np.random.default_rng(11)
+ROWS = RNG.standard_normal((9, BLOCK_COLUMNS + 1001), dtype=np.float32)
+WEIGHTS = RNG.integers(1, 700, 9).astype(np.float64)
+
+
+def test_a_mean_by_hand() -> None:
+    """(1 * 2 + 3 * 6) / 4 = 5."""
+    updates = np.array([[2.0, 0.0], [6.0, 4.0]], dtype=np.float32)
+    np.testing.assert_array_equal(weighted_mean(updates, np.array([1.0, 3.0])), np.array([5.0, 3.0], np.float32))
+
+
+def test_the_mean_equals_float64_arithmetic() -> None:
+    mean = weighted_mean(ROWS, WEIGHTS)
+    assert mean.dtype == np.float32
+    assert mean.shape == (ROWS.shape[1],)
+    np.testing.assert_allclose(mean, np.average(ROWS.astype(np.float64), axis=0, weights=WEIGHTS), atol=1e-6)
+
+
+def test_streaming_a_list_and_an_array_give_the_same_bits() -> None:
+    mean = StreamingMean(ROWS.shape[1])
+    for row, weight in zip(ROWS, WEIGHTS, strict=True):
+        mean.add(row, weight)
+    assert mean.count == 9
+    assert mean.total_weight == WEIGHTS.sum()
+    expected = weighted_mean(ROWS, WEIGHTS).tobytes()
+    assert mean.result().tobytes() == expected
+    assert weighted_mean(list(ROWS), WEIGHTS).tobytes() == expected
+    assert weighted_mean(np.asfortranarray(ROWS), WEIGHTS).tobytes() == expected
+
+
+def test_bits_are_those_of_plain_sums_in_the_given_order() -> None:
+    """The order of the rows is the order of the float32 sums, coordinate by coordinate."""
+    total = np.zeros(ROWS.shape[1], dtype=np.float32)
+    for row, weight in zip(ROWS, WEIGHTS, strict=True):
+        total += row * np.float32(weight)
+    assert weighted_mean(ROWS, WEIGHTS).tobytes() == (total / np.float32(WEIGHTS.sum())).tobytes()
+    assert weighted_mean(ROWS[::-1], WEIGHTS[::-1]).tobytes() != weighted_mean(ROWS, WEIGHTS).tobytes()
+
+
+def test_the_mean_of_a_permutation_is_the_permuted_mean_bit_for_bit() -> None:
+    order = np.random.default_rng(2).permutation(ROWS.shape[1])
+    assert weighted_mean(ROWS[:, order], WEIGHTS).tobytes() == weighted_mean(ROWS, WEIGHTS)[order].tobytes()
+
+
+def test_a_weight_of_zero_leaves_a_row_out() -> None:
+    weights = WEIGHTS.copy()
+    weights[4] = 0.0
+    kept = np.arange(9) != 4
+    assert weighted_mean(ROWS, weights).tobytes() == weighted_mean(ROWS[kept], weights[kept]).tobytes()
+
+
+def test_uniform_weights_give_the_plain_mean() -> None:
+    np.testing.assert_allclose(weighted_mean(ROWS, np.ones(9)), ROWS.mean(axis=0), atol=1e-6)
+
+
+def test_one_row_of_weight_one_is_returned_as_it_is() -> None:
+    np.testing.assert_array_equal(weighted_mean(ROWS[:1], np.ones(1)), ROWS[0])
+
+
+def test_a_result_can_be_taken_midway() -> None:
+    """``result`` returns new memory and does not end the sum."""
+    mean = StreamingMean(4)
+    mean.add(np.full(4, 2, dtype=np.float32))
+    first = mean.result()
+    mean.add(np.full(4, 4, dtype=np.float32))
+    np.testing.assert_array_equal(first, 2.0)
+    np.testing.assert_array_equal(mean.result(), 3.0)
+
+
+@pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf, 1e-13, 1e13])
+def test_a_bad_weight_is_refused(weight: float) -> None:
+    weights = np.ones(9)
+    weights[3] = weight
+    with pytest.raises(NumericsError, match="weight 3"):
+        weighted_mean(ROWS, weights)
+    mean = StreamingMean(4)
+    with pytest.raises(NumericsError, match="weight"):
+        mean.add(np.ones(4, dtype=np.float32), weight)
+    assert mean.count == 0
+
+
+@pytest.mark.parametrize("weights", [np.zeros(9), np.ones(8), np.ones((9, 1))])
+def test_weights_that_do_not_fit_are_refused(weights: np.ndarray) -> None:
+    with pytest.raises(NumericsError, match="weights"):
+        weighted_mean(ROWS, weights)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_is_named(bad: float) -> None:
+    """Also a row of weight 0 must be finite."""
+    updates = ROWS[:, :50].copy()
+    updates[6, 7] = bad
+    with pytest.raises(NumericsError, match=r"\[6\]"):
+        weighted_mean(updates, WEIGHTS)
+    weights = WEIGHTS.copy()
+    weights[6] = 0.0
+    with pytest.raises(NumericsError, match=r"\[6\]"):
+        weighted_mean(updates, weights)
+
+
+def test_a_sum_beyond_float32_is_refused() -> None:
+    with pytest.raises(NumericsError, match="not finite"):
+        weighted_mean(np.full((2, 3), 3e38, dtype=np.float32), np.ones(2))
+
+
+def test_large_means_whose_own_sum_overflows_pass() -> None:
+    updates = np.full((1, 1000), 3e38, dtype=np.float32)
+    np.testing.assert_array_equal(weighted_mean(updates, np.ones(1)), updates[0])
+
+
+def test_streaming_refuses_what_does_not_fit() -> None:
+    mean = StreamingMean(4)
+    with pytest.raises(NumericsError, match="at least one update"):
+        mean.result()
+    for update in (np.ones(5, dtype=np.float32), np.ones(4), np.ones((4, 1), dtype=np.float32)):
+        with pytest.raises(NumericsError, match="update has shape"):
+            mean.add(update)
+    assert mean.count == 0
+    with pytest.raises(NumericsError, match="0 coordinates"):
+        StreamingMean(0)

@@ -1,0 +1,202 @@
+"""The optimal bipartition against brute force, a literal union-find Algorithm 1, and naive complete linkage."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from aggregator.numerics.bipartition import Bipartition, bipartition
+from aggregator.numerics.errors import NumericsError
+from wire.errors import ConfigError, IntegrityError
+
+Matrix = NDArray[np.float64]
+
+
+def random_similarity(rng: np.random.Generator, size: int, *, decimals: int | None = None) -> Matrix:
+    rows = rng.standard_normal((size, 6))
+    rows /= np.linalg.norm(rows, axis=1)[:, None]
+    similarity = rows @ rows.T
+    similarity = (similarity + similarity.T) / 2
+    return similarity if decimals is None else similarity.round(decimals)
+
+
+def cross_max(similarity: Matrix, left: tuple[int, ...], right: tuple[int, ...]) -> float:
+    return float(similarity[np.ix_(left, right)].max())
+
+
+def brute_force(similarity: Matrix) -> float:
+    """The smallest cross similarity over all bipartitions (cfl Eq. 35)."""
+    size = len(similarity)
+    best = np.inf
+    for count in range(size - 1):
+        for rest in itertools.combinations(range(1, size), count):
+            left = (0, *rest)
+            right = tuple(sorted(set(range(size)) - set(left)))
+            best = min(best, cross_max(similarity, left, right))
+    return best
+
+
+def union_find(similarity: Matrix) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Cfl Alg. 1 as printed: a stable sort of all pairs, merged until two sets remain."""
+    size = len(similarity)
+    set_of = list(range(size))
+    for flat in np.argsort(-similarity.ravel(), kind="stable"):
+        if len(set(set_of)) == 2:
+            break
+        one, other = (set_of[i] for i in divmod(int(flat), size))
+        set_of = [one if label == other else label for label in set_of]
+    left = tuple(i for i in range(size) if set_of[i] == set_of[0])
+    return left, tuple(i for i in range(size) if set_of[i] != set_of[0])
+
+
+def naive_complete(similarity: Matrix) -> set[frozenset[int]]:
+    """Complete linkage by looking at every pair of clusters for every merge."""
+    clusters = [frozenset([i]) for i in range(len(similarity))]
+    while len(clusters) > 2:
+        one, other = max(
+            itertools.combinations(clusters, 2), key=lambda pair: similarity[np.ix_(list(pair[0]), list(pair[1]))].min()
+        )
+        clusters = [cluster for cluster in clusters if cluster not in (one, other)] + [one | other]
+    return set(clusters)
+
+
+def check_shape(result: Bipartition, size: int) -> None:
+    assert result.left[0] == 0
+    assert result.right
+    assert list(result.left) == sorted(result.left)
+    assert list(result.right) == sorted(result.right)
+    assert sorted(result.left + result.right) == list(range(size))
+
+
+@pytest.mark.parametrize("size", range(2, 11))
+@pytest.mark.parametrize("decimals", [None, 1])
+def test_single_reaches_the_optimum_of_brute_force(size: int, decimals: int | None) -> None:
+    rng = np.random.default_rng(size)
+    for _ in range(20 if size < 9 else 5):
+        similarity = random_similarity(rng, size, decimals=decimals)
+        result = bipartition(similarity)
+        check_shape(result, size)
+        assert result.cross_max == brute_force(similarity)
+        assert result.cross_max == cross_max(similarity, result.left, result.right)
+
+
+@pytest.mark.parametrize("size", [3, 12, 40])
+def test_single_equals_algorithm_1_where_nothing_ties(size: int) -> None:
+    rng = np.random.default_rng(100 + size)
+    for _ in range(10):
+        similarity = random_similarity(rng, size)
+        result = bipartition(similarity)
+        assert (result.left, result.right) == union_find(similarity)
+
+
+@pytest.mark.parametrize("size", [5, 20, 40])
+def test_on_ties_the_objective_is_that_of_algorithm_1(size: int) -> None:
+    rng = np.random.default_rng(200 + size)
+    for _ in range(10):
+        similarity = random_similarity(rng, size, decimals=1)
+        result = bipartition(similarity)
+        check_shape(result, size)
+        assert result.cross_max == cross_max(similarity, *union_find(similarity))
+
+
+@pytest.mark.parametrize("size", [2, 3, 9, 25])
+def test_complete_equals_naive_complete_linkage(size: int) -> None:
+    rng = np.random.default_rng(300 + size)
+    for _ in range(10):
+        similarity = random_similarity(rng, size)
+        result = bipartition(similarity, "complete")
+        check_shape(result, size)
+        assert {frozenset(result.left), frozenset(result.right)} == naive_complete(similarity)
+        assert result.cross_max == cross_max(similarity, result.left, result.right)
+
+
+def test_the_linkages_differ_on_a_chain() -> None:
+    """Single linkage follows a chain of near neighbours, complete linkage cuts it in the middle."""
+    spots = np.array([0.0, 1.0, 2.1, 3.3, 4.6, 6.5])
+    similarity = -np.abs(spots[:, None] - spots[None, :])
+    assert bipartition(similarity).right == (5,)
+    assert bipartition(similarity, "complete").right == (4, 5)
+
+
+@pytest.mark.parametrize("linkage", ["single", "complete"])
+def test_all_equal_similarities_still_give_two_halves(linkage: str) -> None:
+    result = bipartition(np.full((7, 7), 0.25), linkage)
+    check_shape(result, 7)
+    assert result.cross_max == 0.25
+
+
+@pytest.mark.parametrize("linkage", ["single", "complete"])
+def test_the_diagonal_is_not_used(linkage: str) -> None:
+    similarity = random_similarity(np.random.default_rng(1), 12)
+    other = similarity.copy()
+    np.fill_diagonal(other, 0.0)
+    assert bipartition(similarity, linkage) == bipartition(other, linkage)
+
+
+@pytest.mark.parametrize("linkage", ["single", "complete"])
+def test_the_argument_is_left_alone(linkage: str) -> None:
+    similarity = random_similarity(np.random.default_rng(1), 12)
+    before = similarity.copy()
+    bipartition(similarity, linkage)
+    np.testing.assert_array_equal(similarity, before)
+
+
+def test_two_devices_are_parted() -> None:
+    assert bipartition(np.array([[1.0, 0.9], [0.9, 1.0]])) == Bipartition((0,), (1,), 0.9)
+
+
+def test_two_clear_groups_of_300_are_found() -> None:
+    """A size beyond one tile of the symmetry check."""
+    group = np.random.default_rng(3).permutation(np.arange(300) % 2)
+    similarity = np.where(group[:, None] == group[None, :], 0.8, -0.6)
+    result = bipartition(similarity)
+    assert result.left == tuple(np.flatnonzero(group == group[0]).tolist())
+    assert result.cross_max == -0.6
+
+
+BAD = {
+    "nan": (4, 200, np.nan),
+    "inf": (4, 200, np.inf),
+    "asymmetric": (4, 200, 0.5),
+    "diagonal nan": (5, 5, np.nan),
+    "diagonal inf": (5, 5, np.inf),
+}
+
+
+@pytest.mark.parametrize(("row", "column", "value"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize("linkage", ["single", "complete"])
+def test_a_matrix_that_is_not_finite_and_symmetric_is_refused(
+    row: int, column: int, value: float, linkage: str
+) -> None:
+    similarity = np.zeros((300, 300))
+    similarity[row, column] = value
+    with pytest.raises(NumericsError, match="not symmetric, or holds NaN"):
+        bipartition(similarity, linkage)
+
+
+def test_symmetric_nan_and_infinity_are_refused() -> None:
+    for value in (np.nan, np.inf, -np.inf):
+        similarity = np.zeros((4, 4))
+        similarity[1, 2] = similarity[2, 1] = value
+        with pytest.raises(NumericsError):
+            bipartition(similarity)
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (1, 1), (2, 3), (4,), (2, 2, 2)])
+def test_a_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(NumericsError):
+        bipartition(np.zeros(shape))
+
+
+def test_errors_are_both_ours_and_value_errors() -> None:
+    with pytest.raises(ValueError, match="two devices") as caught:
+        bipartition(np.zeros((1, 1)))
+    assert isinstance(caught.value, IntegrityError)
+
+
+def test_an_unknown_linkage_is_refused() -> None:
+    with pytest.raises(ConfigError, match="average"):
+        bipartition(np.zeros((3, 3)), "average")

@@ -1,0 +1,115 @@
+"""The separation gap and the separation theorem's bounds (cfl Def. 2, Thm 1, Eqs 19 to 21 and 37 to 39)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.gap import (
+    cross_max_bound,
+    gamma_limit,
+    intra_min_estimate,
+    is_safe_split,
+    overlap,
+    separation_gap,
+    theorem_bounds,
+)
+from aggregator.numerics.similarity import cosine_matrix
+
+
+def test_a_gap_by_hand() -> None:
+    """Devices 0, 2 and 1, 3 are groups; the best cut is between them at 0.1, the loosest pair inside at 0.7."""
+    similarity = np.array([[1.0, 0.1, 0.9, 0.0], [0.1, 1.0, -0.2, 0.7], [0.9, -0.2, 1.0, 0.05], [0.0, 0.7, 0.05, 1.0]])
+    found = separation_gap(similarity, [5, 8, 5, 8])
+    assert (found.intra_min, found.cross_max) == (0.7, 0.1)
+    assert found.gap == pytest.approx(0.6)
+
+
+def test_groups_that_the_best_cut_crosses_have_no_positive_gap() -> None:
+    similarity = np.where(np.arange(4)[:, None] // 2 == np.arange(4)[None, :] // 2, 0.9, -0.5)
+    assert separation_gap(similarity, [0, 0, 1, 1]).gap > 0
+    assert separation_gap(similarity, [0, 1, 0, 1]).gap <= 0
+
+
+def test_groups_of_one_device_have_no_pair_to_be_dissimilar() -> None:
+    assert separation_gap(np.array([[1.0, 0.3], [0.3, 1.0]]), [0, 1]).intra_min == 1.0
+
+
+def test_groups_of_another_length_are_refused() -> None:
+    with pytest.raises(NumericsError, match="3 groups for 2 devices"):
+        separation_gap(np.eye(2), [0, 1, 1])
+
+
+@pytest.mark.parametrize(("cross", "limit"), [(1.0, 0.0), (-1.0, 1.0), (0.5, 0.5), (0.0, math.sqrt(0.5))])
+def test_gamma_limit_by_hand(cross: float, limit: float) -> None:
+    assert gamma_limit(cross) == pytest.approx(limit)
+    assert not is_safe_split(cross, gamma_limit(cross))
+    assert limit == 0 or is_safe_split(cross, limit - 1e-9)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.2, 0.7, 0.99])
+def test_the_limit_and_the_estimate_are_two_sides_of_one_test(gamma: float) -> None:
+    """Eq. 39 holds exactly where the estimate of Eq. 38 exceeds the cross similarity."""
+    estimate = intra_min_estimate(gamma)
+    assert estimate == pytest.approx(overlap(gamma, gamma))
+    for cross in (-0.95, -0.3, 0.2, 0.9):
+        assert is_safe_split(cross, gamma) == (estimate > cross)
+
+
+def test_overlap_is_the_cosine_of_the_added_angles() -> None:
+    """Eq. 64: cos(asin x + asin y)."""
+    assert overlap(0.3, 0.6) == pytest.approx(math.cos(math.asin(0.3) + math.asin(0.6)))
+    assert overlap(0.0, 0.0) == 1.0
+
+
+@pytest.mark.parametrize("value", [-1.0, -0.4, 0.3, 1.0])
+def test_two_distributions_simplify_to_minus_h(value: float) -> None:
+    """Remark 1, Eq. 22."""
+    assert cross_max_bound(2, value) == pytest.approx(-value)
+
+
+def test_bound_beyond_the_angle_is_one() -> None:
+    assert cross_max_bound(5, math.cos(math.pi / 4) - 1e-3) == 1.0
+    assert cross_max_bound(5, math.cos(math.pi / 4) + 1e-3) < 1.0
+    assert cross_max_bound(5, 1.0) == pytest.approx(math.cos(math.pi / 4))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_theorem_holds_on_gradients_that_sum_to_zero(seed: int) -> None:
+    """At a stationary point (weighted true gradients sum to zero) the measured values keep to the bounds."""
+    rng = np.random.default_rng(seed)
+    kinds, each, length = 3, 4, 20
+    true = rng.standard_normal((kinds, length))
+    true[-1] = -true[:-1].sum(axis=0)
+    groups = np.repeat(np.arange(kinds), each)
+    gammas = rng.uniform(0.0, 0.3, kinds * each)
+    noise = rng.standard_normal((kinds * each, length))
+    noise *= (gammas * np.linalg.norm(true[groups], axis=1) / np.linalg.norm(noise, axis=1))[:, None]
+    measured = separation_gap(cosine_matrix((true[groups] + noise).astype(np.float32)), groups.tolist())
+    bounds = theorem_bounds(gammas.tolist(), groups.tolist())
+    assert measured.intra_min >= bounds.intra_min - 1e-6
+    assert measured.cross_max <= bounds.cross_max + 1e-6
+    assert bounds.intra_min >= intra_min_estimate(gammas.max()) - 1e-12
+
+
+def test_theorem_bounds_by_hand() -> None:
+    """Without noise and with two groups: inside 1, across -1 (Eq. 13)."""
+    found = theorem_bounds([0.0, 0.0, 0.0], [0, 0, 1])
+    assert (found.intra_min, found.cross_max) == (1.0, pytest.approx(-1.0))
+
+
+def test_out_of_range_is_refused() -> None:
+    for gamma in (-0.1, 1.0, math.nan):
+        with pytest.raises(NumericsError, match="gamma"):
+            intra_min_estimate(gamma)
+    with pytest.raises(NumericsError, match="not a cosine"):
+        gamma_limit(1.5)
+    with pytest.raises(NumericsError, match="at least 2"):
+        cross_max_bound(1, 0.5)
+    with pytest.raises(NumericsError, match="two groups"):
+        theorem_bounds([0.1, 0.1], [0, 0])
+    with pytest.raises(NumericsError, match="1 gammas for 2"):
+        theorem_bounds([0.1], [0, 1])

@@ -1,0 +1,134 @@
+"""Dot products and cosines against float64 arithmetic, in every form that updates may have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.numerics import rows as rows_module
+from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.rows import CHUNK_COLUMNS, column_chunks
+from aggregator.numerics.similarity import cosine_from_gram, cosine_matrix, gram
+
+WIDE = np.random.default_rng(5).standard_normal((7, 2 * CHUNK_COLUMNS + 333), dtype=np.float32)
+
+
+def exact_cosine(updates: np.ndarray) -> np.ndarray:
+    wide = updates.astype(np.float64)
+    norms = np.linalg.norm(wide, axis=1)
+    return wide @ wide.T / norms[:, None] / norms[None, :]
+
+
+def test_gram_equals_float64_arithmetic() -> None:
+    products = gram(WIDE)
+    assert products.dtype == np.float64
+    np.testing.assert_array_equal(products, products.T)
+    wide = WIDE.astype(np.float64)
+    np.testing.assert_allclose(products, wide @ wide.T, atol=1e-6 * WIDE.shape[1])
+
+
+def test_cosine_equals_float64_arithmetic() -> None:
+    cosines = cosine_matrix(WIDE)
+    np.testing.assert_array_equal(cosines, cosines.T)
+    np.testing.assert_array_equal(np.diagonal(cosines), 1.0)
+    np.testing.assert_allclose(cosines, exact_cosine(WIDE), atol=1e-6)
+
+
+def test_a_list_a_memory_map_and_a_strided_array_give_the_same(tmp_path: Path) -> None:
+    """Where the rows lie does not matter."""
+    expected = cosine_matrix(WIDE)
+    path = tmp_path / "rows.f32"
+    WIDE.tofile(path)
+    mapped = np.memmap(path, dtype=np.float32, mode="r", shape=WIDE.shape)
+    unaligned = np.frombuffer(b"x" + WIDE.tobytes(), dtype=np.float32, offset=1).reshape(WIDE.shape)
+    for updates in (list(WIDE), list(mapped), mapped, np.asfortranarray(WIDE), np.repeat(WIDE, 2, axis=1)[:, ::2]):
+        np.testing.assert_allclose(cosine_matrix(updates), expected, atol=1e-7)
+    np.testing.assert_allclose(cosine_matrix(unaligned), expected, atol=1e-7)
+
+
+def test_the_buffer_for_scattered_rows_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of many rows is read in narrower pieces, and all of it is read."""
+    monkeypatch.setattr(rows_module, "BUFFER_BYTES", 4 * 7 * 1000)
+    pieces = [piece.copy() for piece in column_chunks(list(WIDE))]
+    assert max(piece.shape[1] for piece in pieces) == 1000
+    np.testing.assert_array_equal(np.concatenate(pieces, axis=1), WIDE)
+
+
+def test_an_array_is_read_as_views() -> None:
+    assert all(np.may_share_memory(piece, WIDE) for piece in column_chunks(WIDE))
+
+
+def test_a_zero_update_has_cosine_zero_with_all_and_itself() -> None:
+    updates = WIDE.copy()
+    updates[2] = 0.0
+    cosines = cosine_matrix(updates)
+    np.testing.assert_array_equal(cosines[2], 0.0)
+    np.testing.assert_array_equal(cosines[:, 2], 0.0)
+    np.testing.assert_array_equal(np.diagonal(cosines), [1, 1, 0, 1, 1, 1, 1])
+
+
+@pytest.mark.parametrize("scale", [1e-44, 1e-38, 1e-30, 1e-20, 1e15, 1e20, 1e37])
+def test_rows_whose_squares_leave_float32_keep_their_cosine(scale: float) -> None:
+    """Cosines don't depend on a row's length, not even where its square vanishes or overflows."""
+    updates = WIDE[:, :400].copy()
+    updates[3] = np.where(np.arange(400) % 3 == 0, np.float32(scale), np.float32(0))
+    updates[4] = -updates[3]
+    reference = updates.astype(np.float64)
+    reference[3:5] /= np.abs(reference[3:5]).max(axis=1, keepdims=True)
+    np.testing.assert_allclose(cosine_matrix(updates), exact_cosine(reference), atol=1e-6)
+
+
+def test_equal_and_opposite_rows_stay_in_range() -> None:
+    """Rounding never takes a cosine beyond 1 in size."""
+    updates = np.concatenate([WIDE[:1] * factor for factor in (1, 3, 7, -1, -0.3)])
+    cosines = cosine_matrix(updates)
+    assert np.abs(cosines).max() <= 1.0
+    np.testing.assert_allclose(np.abs(cosines), 1.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("function", [gram, cosine_matrix])
+def test_not_finite_updates_are_refused_by_row(bad: float, function: object) -> None:
+    updates = WIDE.copy()
+    updates[4, 20_000] = bad
+    assert callable(function)
+    with pytest.raises(NumericsError, match=r"\[4\]"):
+        function(updates)
+
+
+@pytest.mark.parametrize(
+    "updates",
+    [
+        WIDE[:1],
+        [WIDE[0]],
+        [],
+        WIDE[:, :0],
+        WIDE[0],
+        WIDE.astype(np.float64),
+        [WIDE[0], WIDE[1, :-1]],
+        [WIDE[0], WIDE[1].astype(np.float64)],
+        [WIDE[:2], WIDE[:2]],
+    ],
+    ids=["one row", "list of one", "empty", "no columns", "vector", "float64", "ragged", "mixed", "3-d"],
+)
+def test_what_are_not_updates_is_refused(updates: np.ndarray) -> None:
+    with pytest.raises(NumericsError):
+        cosine_matrix(updates)
+
+
+@pytest.mark.parametrize(
+    "products",
+    [np.zeros((2, 3)), np.zeros(4), np.array([[1.0, np.nan], [np.nan, 1.0]]), np.array([[-1.0, 0.0], [0.0, 1.0]])],
+)
+def test_what_is_not_a_gram_matrix_is_refused(products: np.ndarray) -> None:
+    with pytest.raises(NumericsError):
+        cosine_from_gram(products)
+
+
+def test_cosine_from_gram_leaves_its_argument_alone() -> None:
+    products = gram(WIDE)
+    before = products.copy()
+    cosine_from_gram(products)
+    np.testing.assert_array_equal(products, before)

@@ -1,0 +1,126 @@
+"""Deriving a mask key: what it depends on, what it refuses, what it never shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+
+from crypto.mask.kdf import encode
+from crypto.mask.keys import MaskContext, derive, key_id
+from crypto.mask.masking import mask
+from crypto.mask.modes.registry import MODES
+from crypto.mask.secret import MaskSecret
+from wire import limits
+from wire.errors import ConfigError, UsageError
+from wire.types import Segment
+
+SECRET = MaskSecret.from_bytes(bytes(range(32)))
+CONTEXT = MaskContext(
+    fleet="plant-7",
+    run_id=b"run-0001",
+    epoch=3,
+    task_digest=bytes(range(100, 132)),
+    mode="permutation",
+    segments=(Segment("shared", 60), Segment("cluster", 40)),
+)
+OTHERS = {
+    "fleet": {"fleet": "plant-8"},
+    "epoch": {"epoch": 4},
+    "task": {"task_digest": bytes(32)},
+    "segments": {"segments": (Segment("shared", 40), Segment("cluster", 60))},
+    "names": {"segments": (Segment("cluster", 60), Segment("shared", 40))},
+}
+
+
+def permuted(context: MaskContext, secret: MaskSecret = SECRET) -> list[float]:
+    key = derive(secret, context)
+    return [float(value) for value in mask(np.arange(key.length, dtype=np.float32), key).values]
+
+
+@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS.keys())
+def test_each_part_of_the_context_changes_key_id_and_permutation(change: dict[str, object]) -> None:
+    other = dataclasses.replace(CONTEXT, **change)  # type: ignore[arg-type]
+    assert key_id(SECRET, other) != key_id(SECRET, CONTEXT)
+    assert permuted(other) != permuted(CONTEXT)
+
+
+@pytest.mark.parametrize("change", [{"run_id": b"run-0002"}, {"mode": "none"}], ids=["run", "mode"])
+def test_run_and_mode_change_the_key_id(change: dict[str, object]) -> None:
+    other = dataclasses.replace(CONTEXT, **change)  # type: ignore[arg-type]
+    assert key_id(SECRET, other) != key_id(SECRET, CONTEXT)
+
+
+def test_another_secret_changes_key_id_and_permutation() -> None:
+    other = SECRET.ratchet()
+    assert key_id(other, CONTEXT) != key_id(SECRET, CONTEXT)
+    assert permuted(CONTEXT, other) != permuted(CONTEXT)
+
+
+def test_the_same_inputs_give_the_same_key() -> None:
+    assert derive(SECRET, CONTEXT).key_id == derive(SECRET, CONTEXT).key_id == key_id(SECRET, CONTEXT)
+    assert permuted(CONTEXT) == permuted(CONTEXT)
+
+
+def test_equal_segments_of_one_length_get_different_permutations() -> None:
+    """The two segments of a vector never share a permutation."""
+    values = permuted(dataclasses.replace(CONTEXT, segments=(Segment("shared", 50), Segment("cluster", 50))))
+    assert values[:50] != [value - 50 for value in values[50:]]
+
+
+def test_field_boundaries_can_not_be_shifted() -> None:
+    """Two different lists of fields never encode to the same bytes, whatever is moved between neighbours."""
+    lists = [(b"ab", b"c"), (b"a", b"bc"), (b"abc",), (b"abc", b""), (b"", b"abc"), (b"ab", b"", b"c")]
+    assert len({encode(*fields) for fields in lists}) == len(lists)
+
+
+def test_key_id_has_sixteen_bytes() -> None:
+    assert len(derive(SECRET, CONTEXT).key_id) == 16
+
+
+def test_an_unknown_mode_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="'rot13'") as caught:
+        dataclasses.replace(CONTEXT, mode="rot13")
+    for name in MODES:
+        assert name in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run_id": b""},
+        {"run_id": bytes(65)},
+        {"epoch": -1},
+        {"epoch": 1 << 63},
+        {"task_digest": bytes(31)},
+        {"segments": ()},
+        {"segments": (Segment("cluster", 4), Segment("cluster", 4))},
+        {"segments": (Segment("cluster", limits.MAX_COORDINATES), Segment("shared", 1))},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_bad_context_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        dataclasses.replace(CONTEXT, **change)  # type: ignore[arg-type]
+
+
+def test_a_bad_fleet_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="fleet"):
+        dataclasses.replace(CONTEXT, fleet="Plant 7")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_key_shows_no_secret_and_no_index(mode: str) -> None:
+    """Neither the secret's bytes nor any array appears in the repr of a key or of its transforms."""
+    key = derive(SECRET, dataclasses.replace(CONTEXT, mode=mode))
+    shown = f"{key} {key!r} {key.transforms!r}"
+    assert SECRET.reveal().hex() not in shown
+    assert "array" not in shown
+    assert "redacted" in repr(key)
+
+
+def test_a_key_can_not_be_pickled() -> None:
+    with pytest.raises(TypeError, match="can't be pickled"):
+        pickle.dumps(derive(SECRET, CONTEXT))

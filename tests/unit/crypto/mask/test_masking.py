@@ -1,0 +1,126 @@
+"""Masking and unmasking one vector, and everything that must be refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from crypto.mask.keys import MaskContext, derive
+from crypto.mask.masking import mask, unmask
+from crypto.mask.modes.registry import MODES
+from crypto.mask.secret import MaskSecret
+from wire.errors import IntegrityError, KeyMismatchError, UsageError
+from wire.types import MaskedVector, Segment
+
+SECRET = MaskSecret.from_bytes(bytes(range(32)))
+CONTEXT = MaskContext("plant-7", b"run", 0, bytes(32), "permutation", (Segment("cluster", 1000),))
+KEY = derive(SECRET, CONTEXT)
+VECTOR = np.random.default_rng(7).standard_normal(1000, dtype=np.float32)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_round_trip_in_every_mode(mode: str) -> None:
+    key = derive(SECRET, dataclasses.replace(CONTEXT, mode=mode))
+    np.testing.assert_array_equal(unmask(mask(VECTOR, key), key), VECTOR)
+
+
+def test_the_masked_vector_is_new_contiguous_float32() -> None:
+    masked = mask(VECTOR, KEY)
+    assert masked.values.dtype == np.dtype("<f4")
+    assert masked.values.flags.c_contiguous
+    assert masked.key_id == KEY.key_id
+    assert not np.may_share_memory(masked.values, VECTOR)
+
+
+def test_mode_none_copies() -> None:
+    """The upload under mode none does not alias the device's own vector."""
+    key = derive(SECRET, dataclasses.replace(CONTEXT, mode="none"))
+    masked = mask(VECTOR, key)
+    np.testing.assert_array_equal(masked.values, VECTOR)
+    assert not np.may_share_memory(masked.values, VECTOR)
+
+
+def test_a_permutation_moves_nearly_every_coordinate() -> None:
+    """About one coordinate of a random permutation stays in place; ten would be a broken derivation."""
+    masked = mask(np.arange(1000, dtype=np.float32), KEY)
+    assert np.count_nonzero(masked.values == np.arange(1000)) < 10
+
+
+def test_a_strided_vector_is_masked_like_its_copy() -> None:
+    wide = np.repeat(VECTOR, 2)
+    np.testing.assert_array_equal(mask(wide[::2], KEY).values, mask(VECTOR, KEY).values)
+
+
+def test_unmask_writes_to_out() -> None:
+    out = np.empty(1000, dtype=np.float32)
+    assert unmask(mask(VECTOR, KEY), KEY, out=out) is out
+    np.testing.assert_array_equal(out, VECTOR)
+
+
+@pytest.mark.parametrize("change", [{"epoch": 1}, {"run_id": b"other"}, {"mode": "none"}, {"fleet": "plant-8"}])
+def test_a_wrong_key_is_refused(change: dict[str, object]) -> None:
+    """A vector of another epoch, run, mode or fleet raises instead of giving a wrong model."""
+    other = derive(SECRET, dataclasses.replace(CONTEXT, **change))  # type: ignore[arg-type]
+    with pytest.raises(KeyMismatchError, match=KEY.key_id.hex()):
+        unmask(mask(VECTOR, KEY), other)
+
+
+@pytest.mark.parametrize(
+    ("vector", "message"),
+    [
+        (VECTOR.astype(np.float64), "float64"),
+        (VECTOR.astype(">f4"), ">f4"),
+        (VECTOR[:999], r"\(999,\)"),
+        (VECTOR.reshape(1, -1), r"\(1, 1000\)"),
+        (VECTOR.tolist(), "list"),
+    ],
+)
+def test_mask_refuses_another_shape_or_dtype(vector: np.ndarray, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        mask(vector, KEY)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_not_finite_is_refused_on_both_ways(bad: float) -> None:
+    vector = VECTOR.copy()
+    vector[[3, 500]] = bad
+    with pytest.raises(IntegrityError, match="NaN or infinite"):
+        mask(vector, KEY)
+    with pytest.raises(IntegrityError, match="NaN or infinite"):
+        unmask(MaskedVector(vector, KEY.key_id), KEY)
+
+
+def test_opposite_infinities_are_refused() -> None:
+    vector = VECTOR.copy()
+    vector[[3, 500]] = np.inf, -np.inf
+    with pytest.raises(IntegrityError, match="NaN or infinite"):
+        mask(vector, KEY)
+
+
+def test_large_finite_values_whose_sum_overflows_pass() -> None:
+    """The check on the sum does not refuse a vector that is finite."""
+    vector = np.full(1000, 3e38, dtype=np.float32)
+    np.testing.assert_array_equal(unmask(mask(vector, KEY), KEY), vector)
+
+
+@pytest.mark.parametrize("values", [VECTOR[:999], VECTOR.astype(np.float64), VECTOR.reshape(10, 100)])
+def test_unmask_refuses_a_malformed_vector_of_the_right_key(values: np.ndarray) -> None:
+    with pytest.raises(IntegrityError, match="masked vector has shape"):
+        unmask(MaskedVector(values, KEY.key_id), KEY)
+
+
+def test_unmask_refuses_a_bad_out() -> None:
+    masked = mask(VECTOR, KEY)
+    frozen = np.empty(1000, dtype=np.float32)
+    frozen.flags.writeable = False
+    for out, message in (
+        (np.empty(999, dtype=np.float32), "999"),
+        (np.empty(1000), "float64"),
+        (np.empty(2000, dtype=np.float32)[::2], "contiguous"),
+        (frozen, "writeable"),
+        (masked.values, "shares memory"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            unmask(masked, KEY, out=out)

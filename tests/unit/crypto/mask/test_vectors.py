@@ -1,0 +1,45 @@
+"""Known answers that an independent implementation computed (tests/vectors/make_mask.py)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from crypto.mask.keys import MaskContext, derive
+from crypto.mask.masking import mask
+from crypto.mask.secret import MaskSecret
+from wire.types import Segment
+
+VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[3] / "vectors" / "mask.json").read_text(encoding="ascii"))
+
+
+@pytest.mark.parametrize(
+    "case", VECTORS["cases"], ids=lambda case: f"{case['mode']}-{case['segments']}-{case['epoch']}"
+)
+def test_derivation_matches_the_known_answer(case: dict[str, Any]) -> None:
+    """The key id and the permutation of every segment are those of the vector file."""
+    context = MaskContext(
+        fleet=case["fleet"],
+        run_id=bytes.fromhex(case["run_id"]),
+        epoch=case["epoch"],
+        task_digest=bytes.fromhex(case["task_digest"]),
+        mode=case["mode"],
+        segments=tuple(Segment(name, length) for name, length in case["segments"]),
+    )
+    key = derive(MaskSecret.from_bytes(bytes.fromhex(VECTORS["secret"])), context)
+    assert key.key_id.hex() == case["key_id"]
+    got = mask(np.arange(key.length, dtype=np.float32), key).values.astype("<u4")
+    if "masked_range" in case:
+        assert got.tolist() == case["masked_range"]
+    assert hashlib.sha256(got.tobytes()).hexdigest() == case["masked_range_sha256"]
+
+
+def test_ratchet_matches_the_known_answer() -> None:
+    """The next epoch's secret is the one of the vector file."""
+    secret = MaskSecret.from_bytes(bytes.fromhex(VECTORS["secret"]))
+    assert secret.ratchet().reveal().hex() == VECTORS["next_secret"]

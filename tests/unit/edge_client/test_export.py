@@ -1,0 +1,43 @@
+"""The exported file runs anywhere, with x alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from edge_client.export import export
+from edge_client.model import OrtModel
+from tests.helpers.tasks import logistic_bundle, samples
+from wire.errors import TaskError
+
+
+@pytest.fixture(scope="module")
+def bundle():
+    return logistic_bundle()
+
+
+def test_exported_file_is_valid_onnx_and_needs_only_x(bundle, tmp_path):
+    theta = np.random.default_rng(0).standard_normal(15).astype(np.float32)
+    x, _ = samples(8)
+    path = tmp_path / "model.onnx"
+    export(bundle, theta, path)
+    onnx.checker.check_model(onnx.load(path), full_check=True)
+    session = ort.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    assert [i.name for i in session.get_inputs()] == ["x"]
+    (outputs,) = session.run(None, {"x": x})
+    np.testing.assert_allclose(outputs, OrtModel(bundle).predict(theta, x), rtol=1e-6)
+    assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.parametrize("theta", [np.zeros(14, np.float32), np.zeros(15), np.full(15, np.nan, np.float32)])
+def test_models_that_do_not_fit_are_refused(bundle, tmp_path, theta):
+    with pytest.raises(TaskError):
+        export(bundle, theta, tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_does_not_exist_is_a_task_error(bundle, tmp_path):
+    with pytest.raises(TaskError, match="cannot write"):
+        export(bundle, np.zeros(15, np.float32), tmp_path / "none" / "m.onnx")

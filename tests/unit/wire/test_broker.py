@@ -1,0 +1,40 @@
+"""What the embedded broker is configured with and how it is chosen."""
+
+from pathlib import Path
+
+import pytest
+
+from wire import limits
+from wire.broker import choose_kind, mosquitto_config
+from wire.errors import BrokerUnreachableError
+
+
+def test_mosquitto_listens_on_loopback_only_and_keeps_its_state(tmp_path: Path) -> None:
+    lines = mosquitto_config(1884, tmp_path).splitlines()
+    assert [line for line in lines if line.startswith(("listener", "bind", "port"))] == ["listener 1884 127.0.0.1"]
+    for wanted in (
+        "set_tcp_nodelay true",
+        "max_queued_messages 100000",
+        "persistence true",
+        "autosave_interval 5",
+        f"persistence_location {tmp_path}/",
+        f"max_packet_size {limits.MAX_PACKET_BYTES}",
+    ):
+        assert wanted in lines
+
+
+def test_a_missing_broker_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wire.broker.find_mosquitto", lambda: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    for kind in ("auto", "mosquitto", "amqtt"):
+        with pytest.raises(BrokerUnreachableError) as failed:
+            choose_kind(kind)
+        assert "install" in failed.value.hint
+
+
+def test_auto_prefers_mosquitto_and_falls_back_to_amqtt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wire.broker.find_mosquitto", lambda: "/usr/sbin/mosquitto")
+    assert choose_kind("auto") == "mosquitto"
+    monkeypatch.setattr("wire.broker.find_mosquitto", lambda: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
+    assert choose_kind("auto") == "amqtt"

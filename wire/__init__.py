@@ -1,0 +1,1 @@
+"""What may cross the network, and nothing else: types, messages, codec, topics, limits, errors, transports."""

@@ -1,0 +1,74 @@
+"""The one error root of the project: every failure a person sees says what to do about it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ShoalError(Exception):
+    """Root of every expected failure.
+
+    Attributes:
+        hint: what the person can do next; empty when the message says it all.
+        exit_code: the exit status of a program that ends with this error.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(ShoalError):
+    """The call itself is off: an argument that contradicts another, a value out of range."""
+
+    exit_code = 2
+
+
+class ConfigError(ShoalError):
+    """A configuration file or a state directory does not say what it must."""
+
+    exit_code = 3
+
+
+class NotEnrolledError(ShoalError):
+    """The device or the aggregator holds no membership of a fleet yet."""
+
+    exit_code = 4
+
+
+class BrokerUnreachableError(ShoalError):
+    """No MQTT broker answered at the address."""
+
+    exit_code = 5
+
+
+class UntrustedError(ShoalError):
+    """A signature, a seal or a policy check refused what a peer sent."""
+
+    exit_code = 6
+
+
+class IntegrityError(ShoalError):
+    """Bytes are not what their digest, length or format promises."""
+
+    exit_code = 7
+
+
+class WireError(IntegrityError):
+    """Bytes from the network are not a well-formed message."""
+
+
+class KeyMismatchError(IntegrityError):
+    """A masked vector was used with another mask than the one that made it."""
+
+
+class TaskError(ShoalError):
+    """A model, a task bundle or a device's data can't be used."""
+
+    exit_code = 8
+
+
+class DataError(TaskError):
+    """A data file is missing, malformed or does not fit the task."""

@@ -1,0 +1,57 @@
+"""Every bound on what a peer may make us hold, wait for or send; the unit is in the name."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CHUNK_BYTES: Final = 120 * 1024
+"""Payload of one chunk: receives of 128 KiB and more hit mmap each time and run at a third of the speed."""
+
+CHUNK_STRICT_BYTES: Final = 60 * 1024
+"""Payload of one chunk for brokers that cap packets at 64 KiB."""
+
+MAX_PACKET_BYTES: Final = 1024 * 1024
+"""Largest MQTT packet we accept or send."""
+
+MAX_TRANSFER_BYTES: Final = 1 << 30
+"""Largest reassembled transfer: a model of 268 million float32 coordinates."""
+
+MAX_HEADER_BYTES: Final = 1 << 20
+"""Largest message header in front of the vectors."""
+
+MAX_PENDING_BYTES: Final = 4 << 30
+"""All transfers in reassembly together."""
+
+MAX_TRANSFERS_PER_SOURCE: Final = 4
+"""Transfers one peer may have in reassembly at a time; the oldest gives way."""
+
+REASSEMBLY_DEADLINE_S: Final = 600.0
+"""A transfer that has not completed by then is dropped."""
+
+REASSEMBLY_QUIET_S: Final = 2.0
+"""A transfer without a new chunk for this long has its missing chunks asked for."""
+
+MAX_COORDINATES: Final = 1 << 28
+"""Largest model length d."""
+
+MAX_MODELS: Final = 4096
+"""Most models (clusters, restarts, trial halves) that one run may hold."""
+
+MAX_DEVICES: Final = 65_534
+"""Most devices in one roster: a device's index is 16 bits, 65535 means none."""
+
+MAX_NAME_CHARS: Final = 64
+"""Longest fleet or device name."""
+
+RESEND_BASE_S: Final = 1.0
+"""First resend of an unacknowledged upload; doubles up to RESEND_CAP_S, with full jitter."""
+
+RESEND_CAP_S: Final = 60.0
+
+RECONNECT_MIN_S: Final = 1
+RECONNECT_MAX_S: Final = 60
+
+KEEPALIVE_S: Final = 60
+SESSION_EXPIRY_AGGREGATOR_S: Final = 3600
+SESSION_EXPIRY_DEVICE_S: Final = 600
+CONNECT_TIMEOUT_S: Final = 10.0

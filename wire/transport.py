@@ -1,0 +1,114 @@
+"""The one seam between the protocol and the network: what a transport does, and the events it reports.
+
+Implementations are wire/mqtt.py (a real broker) and wire/loopback.py (in memory, virtual time). Both promise at-least-once
+delivery to the broker and nothing more: an acknowledged publish is not a delivered one, so the protocol above acknowledges
+on its own and removes duplicates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from wire import limits
+from wire.errors import WireError
+
+PACKET_OVERHEAD_BYTES: Final = 16
+"""At most this many bytes of a PUBLISH are neither topic nor payload: 5 fixed header, 2 lengths, 2 packet id, properties."""
+
+Will = tuple[str, bytes]
+"""Topic and payload that the broker publishes, retained, when the connection dies without a goodbye."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A publish arrived; ``retained`` says that it was stored before we subscribed."""
+
+    topic: str
+    payload: bytes = field(repr=False)
+    retained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The broker accepted us; ``session_present`` says that it still holds our session."""
+
+    session_present: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The connection ended; the transport reconnects on its own."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """Another client uses our client id: the transport stopped, since coming back would only throw the other one out."""
+
+
+TransportEvent = Message | Connected | Disconnected | TakenOver
+Sink = Callable[[TransportEvent], None]
+"""Receives every event. It may run on the network thread: put the event on a queue and return."""
+
+
+class Transport(Protocol):
+    """Publishes and receives messages of a broker, through disconnections."""
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload bytes handed to the network, resends not counted."""
+
+    @property
+    def bytes_received(self) -> int:
+        """Payload bytes of every message that reached the sink."""
+
+    def start(self, *, require: bool = False) -> None:
+        """Begin to connect and return at once; with ``require``, return when the first connection stands.
+
+        Raises:
+            BrokerUnreachableError: only with ``require``: the first connection failed or took CONNECT_TIMEOUT_S.
+        """
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """Queue a message for at-least-once delivery to the broker; never blocks, works offline.
+
+        Raises:
+            WireError: the packet is above MAX_PACKET_BYTES, the topic is not publishable, the queue is full, or the
+                transport is closed.
+        """
+
+    def subscribe(self, topic_filter: str) -> None:
+        """Receive what matches ``topic_filter``, now and after every reconnection."""
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        """No longer receive ``topic_filter``."""
+
+    def pending(self) -> int:
+        """Return how many publishes the broker has not acknowledged."""
+
+    def close(self) -> None:
+        """Flush what is queued for a bounded time, say goodbye (no will is published) and release everything."""
+
+
+def packet_bytes(topic: str, payload: bytes) -> int:
+    """Return an upper bound of the PUBLISH packet's size."""
+    return len(topic.encode()) + len(payload) + PACKET_OVERHEAD_BYTES
+
+
+def check_publish(topic: str, payload: bytes, max_packet_bytes: int = limits.MAX_PACKET_BYTES) -> None:
+    """Refuse what a broker would refuse: an oversized publish is poison, resent and refused for ever.
+
+    Raises:
+        WireError: the packet would be above ``max_packet_bytes``, or the topic is empty or holds a wildcard.
+    """
+    if not topic or "+" in topic or "#" in topic or "\0" in topic:
+        raise WireError(f"{topic!r} is not a topic to publish on")
+    size = packet_bytes(topic, payload)
+    if size > max_packet_bytes:
+        raise WireError(
+            f"a publish of {size} bytes is above the limit of {max_packet_bytes}",
+            hint="an oversized publish is poison: send the payload in chunks (wire.frame.split)",
+        )
