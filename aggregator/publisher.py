@@ -91,6 +91,7 @@ class Publisher:
         for base in self._retained.bases():
             if base.startswith(self._topics.model("x")[:-1]) and base not in keep:
                 self._retained.clear(base)
+                self._sent.pop(base.rpartition("/")[2], None)  # a tree's node may be asked for again
         self._remember()
 
     def _model(self, run: RunPlan, model: int, slot: Slot, round_: int) -> ModelRef:

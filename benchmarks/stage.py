@@ -56,10 +56,10 @@ class Program:
         return self.process.pid
 
     def peak_rss_mb(self) -> float:
-        """Return the most memory it has held, in MB (10^6 bytes), as the kernel counts it (VmHWM)."""
+        """Return the most memory it has held, in MB of 2^20 bytes, as the kernel counts it (VmHWM)."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024 / 1e6
+                return int(line.split()[1]) / 1024
         raise StageError(f"{self.name} has ended", hint=f"see {self.log}")
 
     def maps(self, word: str) -> bool:
@@ -150,7 +150,7 @@ class Stage:
             stdout=handle,
             stderr=subprocess.STDOUT,
             env=environment,
-            preexec_fn=_end_with_parent,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 - one prctl call, no Python lock is taken
         )
         program = self.programs[name] = Program(name, process, log, handle)
         return program

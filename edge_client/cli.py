@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from support.console import forbid_inspection, no_core_dumps, note, run_program, say, say_json, setup_logging
+from support.console import forbid_inspection, no_core_dumps, note, run_program, say, say_json
 
 app = typer.Typer(
     help="Train on this device's own data; upload only masked, sealed updates.",
@@ -84,11 +84,9 @@ def run(
         "once": once,
         "log": log,
     }
-    values = load(EdgeConfig, section="edge", file=config, flags=flags).values
-    setup_logging(values.log)
-    from edge_client.program import serve
+    from edge_client.launch import become
 
-    serve(values)
+    become(load(EdgeConfig, section="edge", file=config, flags=flags).values)
 
 
 @app.command()

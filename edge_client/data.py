@@ -70,6 +70,24 @@ def load(source: Path, manifest: TaskManifest) -> Batch:
     return Batch(np.concatenate([b.x for b in batches]), np.concatenate([b.y for b in batches]))
 
 
+def load_inputs(source: Path, manifest: TaskManifest) -> NDArray[Any]:
+    """Return the samples of ``source`` alone, shape (n, *input shape): labels may be absent.
+
+    In a CSV file the last column counts as a label only if there is one column more than the task takes.
+
+    Raises:
+        DataError: as for `load`.
+    """
+    width = math.prod(manifest.input.shape)
+    parts = []
+    for raw in _read(source, labelled=False):
+        x = raw.x
+        if x.ndim == 2 and raw.y.ndim == 1 and x.shape[1] == width - 1 and len(raw.y) == len(x):
+            x = np.column_stack((x, raw.y))
+        parts.append(_tensor(x, manifest.input, raw, "sample"))
+    return np.concatenate(parts)
+
+
 def split(batch: Batch, seed: bytes) -> Shares:
     """Split into 60/20/20 by a permutation that depends on ``seed`` and the number of samples alone.
 
@@ -107,11 +125,11 @@ def permutation(n: int, seed: bytes) -> NDArray[np.int64]:
     return (words & np.uint64((1 << int(bits)) - 1)).astype(np.int64)
 
 
-def _read(source: Path) -> Sequence[Raw]:
+def _read(source: Path, *, labelled: bool = True) -> Sequence[Raw]:
     if source.is_dir():
         archives = sorted(source.glob("*.npz"), key=lambda path: path.name)
         if archives:
-            return [read_npz(path) for path in archives]
+            return [read_npz(path, labelled=labelled) for path in archives]
         images = sorted(source.glob("*images*idx*"), key=lambda path: (not path.name.startswith("train"), path.name))
         if images:
             return [read_idx(images[0])]
@@ -120,7 +138,7 @@ def _read(source: Path) -> Sequence[Raw]:
         raise DataError(f"{source} does not exist", hint=_FORMATS_HINT)
     name = source.name.lower()
     if name.endswith(".npz"):
-        return [read_npz(source)]
+        return [read_npz(source, labelled=labelled)]
     if name.endswith(".csv"):
         return [read_csv(source)]
     if "idx" in name:

@@ -63,16 +63,16 @@ class Raw:
         return f"row {row}" if self.lines is None else f"line {self.lines[row]}"
 
 
-def read_npz(path: Path) -> Raw:
-    """Read arrays ``x`` and ``y`` of an .npz archive, pickled objects refused."""
+def read_npz(path: Path, *, labelled: bool = True) -> Raw:
+    """Read arrays ``x`` and ``y`` of an .npz archive, pickled objects refused; ``y`` is empty if not ``labelled``."""
     try:
         with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as archive:
-            missing = {"x", "y"} - set(archive.files)
+            missing = ({"x", "y"} if labelled else {"x"}) - set(archive.files)
             if missing:
                 raise DataError(
                     f"{path} has no array {min(missing)!r}", hint="save it with numpy.savez(path, x=..., y=...)"
                 )
-            x, y = archive["x"], archive["y"]
+            x, y = archive["x"], archive["y"] if labelled else np.empty(0)
     except _NPZ_ERRORS as error:
         raise DataError(f"{path} can't be read as an .npz archive: {str(error)[:200]}") from None
     if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
-import random
 import signal
 import time
 from collections.abc import Callable
@@ -36,6 +36,11 @@ def next_birth(membership: DeviceMembership) -> int:
     return birth
 
 
+def _uniform() -> float:
+    """Draw from [0, 1), for jitter."""
+    return int.from_bytes(os.urandom(4), "little") / 2**32
+
+
 def serve(config: EdgeConfig) -> None:
     """Take part in the fleet's runs until stopped, or with ``once`` until one run is done.
 
@@ -65,7 +70,7 @@ def serve(config: EdgeConfig) -> None:
         lambda manifest: load(config.data, manifest),
         birth=birth,
         results=inbox.put,
-        uniform=random.random,
+        uniform=_uniform,
         threads=config.threads,
     )
     runtime.start()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 __all__ = ["Cancelled", "LocalTraining", "TrainResult", "train"]
 
 _DIVERGED_HINT: Final = "lower the learning rate, or set clip"
+
+
+class Shuffler(Protocol):
+    """Gives the batch orders of one local training, one after another; a numpy Generator is one."""
+
+    def permutation(self, n: int, /) -> NDArray[np.int64]:
+        """Return a permutation of 0..n-1, shape (n,), int64."""
 
 
 class Cancelled(ShoalError):  # noqa: N818  # it is an outcome that the caller asked for, not a fault
@@ -58,7 +65,7 @@ def train(
     batch: Batch,
     settings: LocalTraining,
     backend: Backend,
-    rng: np.random.Generator,
+    rng: Shuffler,
     round: int,  # noqa: A002  # the protocol's word
     cancelled: Callable[[], bool],
 ) -> TrainResult:
@@ -121,9 +128,7 @@ def _clip(gradient: Float32Vector, most: float) -> None:
         gradient *= np.float32(most / norm)
 
 
-def _batches(
-    batch: Batch, settings: LocalTraining, rng: np.random.Generator
-) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+def _batches(batch: Batch, settings: LocalTraining, rng: Shuffler) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
     """Yield the samples of each step; mini-batches live in two buffers that the next step overwrites."""
     n, size = len(batch.x), min(settings.batch_size, len(batch.x))
     if size == 0:

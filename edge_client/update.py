@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crypto.mask.keys import MaskKey
 from crypto.mask.masking import mask
 from crypto.seal.envelope import seal_to_member
 from crypto.seal.identity import Identity
 from edge_client import scoring, training
-from edge_client.data import Batch, Shares
+from edge_client.data import Batch, Shares, permutation
 from edge_client.manifest import LocalTraining
 from edge_client.model import Backend
 from wire.codec import encode
@@ -98,7 +99,7 @@ def carry_out(
             shop.shares.train,
             local_training(shop.plan),
             shop.backend,
-            _shuffler(shop, announcement.round),
+            BatchOrder(shop.plan, shop.identity.name, announcement.round),
             announcement.round - 1,
             cancelled,
         )
@@ -146,13 +147,23 @@ def local_training(plan: RunPlan) -> LocalTraining:
     )
 
 
-def _margins(losses: np.ndarray) -> tuple[float, ...]:
+def _margins(losses: NDArray[np.float64]) -> tuple[float, ...]:
     """Each candidate's loss less the first's, clipped and rounded: enough to vote, little about the data."""
     differences = np.clip(np.nan_to_num(losses - losses[0], nan=MARGIN_CLIP), -MARGIN_CLIP, MARGIN_CLIP)
     return tuple(round(float(v), MARGIN_DECIMALS) for v in differences)
 
 
-def _shuffler(shop: Workshop, round_: int) -> np.random.Generator:
-    """The batch order of a round: the same after a restart, another on every device."""
-    name = int.from_bytes(hashlib.sha256(shop.identity.name.encode()).digest()[:8], "little")
-    return np.random.default_rng([shop.plan.seed, shop.plan.run, round_, name])
+class BatchOrder:
+    """The batch orders of one round: the same after a restart, others on every device, stable on every platform.
+
+    numpy's generators would do as well, but their streams are not promised stable, and importing them costs 2 MB.
+    """
+
+    def __init__(self, plan: RunPlan, device: str, round_: int) -> None:
+        self._seed = f"{plan.seed}/{plan.run}/{device}/{round_}"
+        self._epoch = 0
+
+    def permutation(self, n: int, /) -> NDArray[np.int64]:
+        """Return the next epoch's order of n samples, shape (n,), int64."""
+        self._epoch += 1
+        return permutation(n, f"{self._seed}/{self._epoch}".encode())

@@ -171,7 +171,8 @@ def norm_of(vector: Float32Vector) -> float:
     total = 0.0
     for start in range(0, len(vector), 1 << 16):
         block = vector[start : start + (1 << 16)]
-        total += float(np.dot(block, block))
+        with np.errstate(over="ignore", invalid="ignore"):  # what a device sends may overflow: the caller looks
+            total += float(np.dot(block, block))
     return float(np.sqrt(total))
 
 

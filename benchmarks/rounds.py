@@ -1,0 +1,93 @@
+"""`shoal bench round`: seconds of a warm round with persistent device processes on a real broker.
+
+Model, data and work are those of the peers in the project's notes: an MLP 784-200-10 (636 KB), 600 MNIST-shaped samples a device, batch
+50, one epoch, FedAvg. Everything is on: sealed, masked, signed, durable before the acknowledgement.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.stage import Stage
+from edge_client.manifest import LocalTraining
+from fleet.run import RunOptions
+from fleet.task.builtin import build
+from fleet.task.compile import compile_task
+from fleet.task.origin import make_origins
+from wire.broker import start_broker
+
+SAMPLES: Final = 1000
+"""Of which a device trains on 60%: 600."""
+WARM_UP_ROUNDS: Final = 4
+MEASURED_ROUNDS: Final = 20
+LOCAL: Final = LocalTraining(epochs=1, batch_size=50, lr=0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFigures:
+    """What the benchmark found; seconds are the aggregator's, from opening a round to closing it and opening the next."""
+
+    seconds: tuple[float, ...]
+    devices: int
+    model_bytes: int
+    broker: str
+    device_rss_mb_max: float
+    aggregator_rss_mb_max: float
+
+    def data(self) -> dict[str, Any]:
+        """Return the figures as `--json` prints them."""
+        return {
+            "seconds_per_round_median": median(self.seconds),
+            "seconds_per_round_min": min(self.seconds),
+            "seconds_per_round_max": max(self.seconds),
+            "rounds": len(self.seconds),
+            "devices": self.devices,
+            "model_bytes": self.model_bytes,
+            "broker": self.broker,
+            "device_rss_mb_max": self.device_rss_mb_max,
+            "aggregator_rss_mb_max": self.aggregator_rss_mb_max,
+        }
+
+
+def measure(devices: int, broker_kind: str = "auto", rounds: int = MEASURED_ROUNDS) -> RoundFigures:
+    """Run the benchmark once."""
+    made = build("mlp", inputs=784, hidden=200, classes=10)
+    bundle = compile_task(made.model, made.loss, made.example, name="mlp", kind=made.kind, hyper=made.hyper)
+    names = tuple(f"dev-{i:02d}" for i in range(devices))
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        root = Path(folder)
+        (root / "broker").mkdir()
+        data = [_write_data(root / f"data-{i}.npz", i) for i in range(devices)]
+        with (
+            start_broker(broker_kind, root / "broker") as broker,  # type: ignore[arg-type]
+            Stage(root / "fleet", broker.url, names) as stage,
+        ):
+            options = RunOptions(
+                "fedavg", rounds=WARM_UP_ROUNDS + rounds, local=LOCAL, min_contributors=1, quorum=1.0, seed=0
+            )
+            plan = stage.add_run(bundle, make_origins("mlp", 1, 0, manifest=bundle.manifest, **_SIZES), options)
+            stage.start_aggregator("--log", "warning")
+            for name, source in zip(names, data, strict=True):
+                stage.start_device(name, source, "--log", "warning")
+            records = stage.wait(plan.run, timeout_s=60 + 5 * rounds)
+            seconds = tuple(r["seconds"] for r in records[WARM_UP_ROUNDS : WARM_UP_ROUNDS + rounds])
+            device_rss = max(stage.programs[n].peak_rss_mb() for n in names)
+            aggregator_rss = stage.programs["aggregator"].peak_rss_mb()
+            return RoundFigures(seconds, devices, 4 * plan.length, broker.kind, device_rss, aggregator_rss)
+
+
+_SIZES: Final = {"inputs": 784, "hidden": 200, "classes": 10}
+
+
+def _write_data(path: Path, seed: int) -> Path:
+    """Write samples shaped like MNIST's: 784 numbers in [0, 1], one of 10 labels."""
+    rng = np.random.default_rng(seed)
+    x = rng.random((SAMPLES, 784), np.float32)
+    np.savez(path, x=x, y=rng.integers(0, 10, SAMPLES))
+    return path

@@ -1,0 +1,22 @@
+# The aggregator's image. crypto/mask, edge_client and fleet are not copied: what is not in the image can't be loaded.
+#   docker build -f deploy/docker/aggregator.Dockerfile -t shoal-aggregator .
+#   docker run --rm -v shoal:/state shoal-aggregator init /state
+FROM python:3.12-slim
+
+WORKDIR /app
+COPY pyproject.toml ./
+RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['aggregator'], 'scipy>=1.14', sep='\n')" > requirements.txt \
+    && pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu -r requirements.txt
+
+COPY wire wire
+COPY support support
+COPY crypto/__init__.py crypto/
+COPY crypto/seal crypto/seal
+COPY aggregator aggregator
+
+RUN useradd --system --uid 10001 --create-home --home-dir /state --shell /usr/sbin/nologin shoal && chmod 0700 /state
+USER shoal
+VOLUME /state
+ENV PYTHONPATH=/app PYTHONUNBUFFERED=1
+ENTRYPOINT ["python", "-c", "from aggregator.cli import main; main()"]
+CMD ["serve", "/state"]

@@ -1,0 +1,79 @@
+"""What a program must not load: torch costs 217 MB and 1.6 s, ONNX Runtime 43 MB and 0.2 s, and a small device pays for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from crypto.seal.grants import DEVICE_ROLE
+from crypto.seal.membership import make_identity
+from edge_client import enrolment
+from fleet.directory import FleetDirectory
+from tests.helpers.trees import python
+
+SCRIPT = """
+import atexit, sys
+package, heavy = sys.argv[1], sys.argv[2].split(",")
+sys.argv = [package, *sys.argv[3:]]
+atexit.register(lambda: print("loaded:", *(m for m in heavy if m in sys.modules)))
+from importlib import import_module
+import_module(package + ".cli").main()
+"""
+DEVICE_HEAVY = "numpy,onnxruntime,torch,scipy,paho,rich,aggregator,fleet"
+
+
+def loaded(package, heavy, *arguments):
+    """Run a program and return (status, which of ``heavy`` it had loaded at its end)."""
+    done = python(SCRIPT, package, heavy, *arguments)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout.splitlines()[-1].split()[1:]
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    """A fleet with an aggregator, whose first device still has to join."""
+    made = FleetDirectory.create(tmp_path / "owner", "farm", "mqtt://127.0.0.1:1883")
+    made.add_aggregator(make_identity(tmp_path / "agg", "aggregator", "aggregator").read_bytes())
+    return made
+
+
+def test_a_devices_help_loads_nothing_heavy():
+    """`shoal-edge --help` answers without numpy and ONNX Runtime."""
+    assert loaded("edge_client", DEVICE_HEAVY, "--help") == (0, [])
+
+
+def test_a_device_is_made_without_anything_heavy(tmp_path):
+    """`shoal-edge init` makes keys with neither numpy nor ONNX Runtime."""
+    assert loaded("edge_client", DEVICE_HEAVY, "init", tmp_path / "d", "--name", "dev-1") == (0, [])
+
+
+def test_a_device_joins_without_anything_heavy(tmp_path, fleet):
+    """`shoal-edge join` opens its grant with neither numpy nor ONNX Runtime."""
+    grant = fleet.add_device(enrolment.init(tmp_path / "d", "dev-1").read_bytes())
+    assert loaded("edge_client", DEVICE_HEAVY, "join", tmp_path / "d", grant, "--owner", fleet.fingerprint) == (0, [])
+
+
+def test_a_devices_status_loads_nothing_heavy(tmp_path, fleet):
+    """`shoal-edge status` reads files and nothing more."""
+    grant = fleet.add_device(make_identity(tmp_path / "d", "dev-1", DEVICE_ROLE).read_bytes())
+    enrolment.join(tmp_path / "d", grant.read_bytes(), fleet.fingerprint)
+    assert loaded("edge_client", DEVICE_HEAVY, "status", tmp_path / "d") == (0, [])
+
+
+@pytest.mark.parametrize("package", ["aggregator", "fleet"])
+def test_the_other_programs_help_loads_nothing_heavy(package):
+    """`shoal-aggregator --help` and `shoal-fleet --help` answer without numpy and torch."""
+    assert loaded(package, "numpy,torch,onnx,onnxruntime,scipy,paho", "--help") == (0, [])
+
+
+def test_no_device_module_loads_torch():
+    """Importing every module that a device has, one after another, never loads torch, onnx, scipy or other people's code."""
+    script = """
+import sys
+from importlib import import_module
+from pathlib import Path
+for path in sorted(Path("edge_client").rglob("*.py")):
+    import_module(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
+print(*(m for m in ("torch", "onnx", "scipy", "sklearn", "aggregator", "fleet", "benchmarks") if m in sys.modules))
+"""
+    done = python(script)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

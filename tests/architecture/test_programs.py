@@ -1,0 +1,38 @@
+"""The console scripts: each is declared, exists, and answers --help."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from tests.helpers.trees import ROOT, python
+
+SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+
+
+def test_there_are_four_programs():
+    """One an actor, and one for those who try it."""
+    assert set(SCRIPTS) == {"shoal", "shoal-edge", "shoal-aggregator", "shoal-fleet"}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_of_each_program(name):
+    """--help goes to stdout, names the program, and ends with status 0."""
+    module, function = SCRIPTS[name].split(":")
+    script = f"import sys; sys.argv = [{name!r}, '--help']; from {module} import {function}; {function}()"
+    done = python(script)
+    assert done.returncode == 0, done.stderr
+    assert f"Usage: {name} " in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_wrong_option_is_a_usage_error(name):
+    """Status 2 and no traceback."""
+    module, function = SCRIPTS[name].split(":")
+    script = f"import sys; sys.argv = [{name!r}, '--no-such-option']; from {module} import {function}; {function}()"
+    done = python(script)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "--no-such-option" in done.stderr

@@ -1,0 +1,126 @@
+"""What holds for the whole tree: sizes, forbidden words, packaging and names."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import sys
+import tomllib
+
+import pytest
+
+from tests.helpers.trees import PACKAGES, ROOT, sources
+
+MOST_LINES = 400
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
+UNSAFE_CALLS = {"eval", "exec", "torch.load", "yaml.load", "os.system", "np.load(allow_pickle)"}
+TOO_LONG = {"wire/messages.py"}
+"""A list of message types reads top to bottom however long it is."""
+
+
+def name_of(node):
+    """Return a called function as it is written: ``torch.load``."""
+    if isinstance(node, ast.Attribute):
+        return f"{name_of(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def unsafe(tree):
+    """Return what in a parsed module would run or rebuild objects from data."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [a.name for a in node.names if a.name.split(".")[0] in UNSAFE_MODULES]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in UNSAFE_MODULES:
+            found.append(node.module)
+        elif isinstance(node, ast.Call):
+            name = name_of(node.func)
+            allows = any(
+                k.arg == "allow_pickle" and not (isinstance(k.value, ast.Constant) and k.value.value is False)
+                for k in node.keywords
+            )
+            if name in UNSAFE_CALLS or allows:
+                found.append(name)
+    return found
+
+
+def test_every_module_reads_in_one_sitting():
+    """No module has more than 400 lines."""
+    lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in sources()}
+    assert {name for name, length in lengths.items() if length > MOST_LINES} <= TOO_LONG
+
+
+def test_nothing_is_unpickled_or_evaluated():
+    """No module imports a pickle, calls eval, exec or torch.load, or lets numpy unpickle."""
+    found = {str(p.relative_to(ROOT)): unsafe(ast.parse(p.read_text())) for p in sources()}
+    assert {name: what for name, what in found.items() if what} == {}
+
+
+@pytest.mark.parametrize(
+    "line", ["import pickle", "from pickle import loads", "eval(x)", "torch.load(f)", "np.load(f, allow_pickle=True)"]
+)
+def test_the_search_for_unsafe_calls_finds_them(line):
+    """The test above can fail."""
+    assert unsafe(ast.parse(line))
+
+
+def test_no_installed_package_collides_with_ours():
+    """On a disk that ignores case, ``crypto`` and pycryptodome's ``Crypto`` are one folder: nothing may bring that in."""
+    ours = set(PACKAGES)
+    theirs = {
+        name
+        for name, distributions in importlib.metadata.packages_distributions().items()
+        if set(distributions) != {"shoal"}
+    }
+    assert {name for name in theirs if name.lower() in ours} == set()
+
+
+def test_nothing_of_ours_asks_for_pycryptodome():
+    """Neither our requirements nor those of the packages we name ask for it."""
+    project = PROJECT["project"]
+    asked = [*project["dependencies"], *(r for extra in project["optional-dependencies"].values() for r in extra)]
+    for requirement in list(asked):
+        name = re.match(r"[A-Za-z0-9._-]+", requirement).group()
+        if name == "shoal":
+            continue
+        asked += [r for r in importlib.metadata.requires(name) or () if "extra ==" not in r]
+    assert [r for r in asked if r.lower().startswith(("pycrypto", "pycryptodome"))] == []
+
+
+def test_every_package_is_in_the_wheel():
+    """A package that the wheel leaves out works from a checkout and nowhere else."""
+    assert set(PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) == set(PACKAGES)
+    assert set(PACKAGES) <= set(PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"])
+    assert {p.parent.name for p in ROOT.glob("*/__init__.py")} == set(PACKAGES)
+
+
+def test_every_package_is_type_checked_and_linted():
+    """mypy and import-linter know each package."""
+    assert set(PROJECT["tool"]["mypy"]["files"]) == set(PACKAGES)
+    assert set(PROJECT["tool"]["importlinter"]["root_packages"]) == set(PACKAGES)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_are_declared(package):
+    """Every third-party module that a package imports is a dependency of the extra that installs the package."""
+    extras = {"edge_client": ["edge"], "aggregator": ["aggregator"], "fleet": ["fleet"], "benchmarks": ["all"]}
+    provides = {"sklearn": "scikit-learn", "paho": "paho-mqtt"}
+    project = PROJECT["project"]
+    declared = list(project["dependencies"])
+    for extra in extras.get(package, []):
+        named = ["edge", "aggregator", "fleet", "bench"] if extra == "all" else [extra]
+        declared += [r for e in named for r in project["optional-dependencies"][e]]
+    if package == "wire":
+        declared += ["amqtt"]  # the embedded broker: looked for before it is used
+    names = {re.match(r"[A-Za-z0-9._-]+", r).group() for r in declared}
+    imported = set()
+    for path in sources(package):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {a.name.split(".")[0] for a in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add(node.module.split(".")[0])
+    foreign = imported - set(sys.stdlib_module_names) - set(PACKAGES) - {"__future__", "tests"}
+    assert {provides.get(m, m) for m in foreign} - names == set()

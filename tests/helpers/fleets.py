@@ -1,0 +1,244 @@
+"""Small fleets on the loopback driver, a wiretap on their network, and the means to forge what they send."""
+
+import dataclasses
+import hashlib
+from collections import defaultdict
+
+import numpy as np
+
+from aggregator.intake import UPLOAD_PURPOSE
+from aggregator.store import Store
+from benchmarks.loopback import LoopbackFleet
+from crypto.mask.keys import MaskContext, derive
+from crypto.mask.masking import unmask
+from crypto.seal.envelope import GroupKey, open_from_group, open_from_member, read_head, seal_to_group, seal_to_member
+from crypto.seal.identity import Identity
+from crypto.seal.membership import KEY_FILE
+from edge_client.data import Batch
+from edge_client.manifest import LocalTraining
+from fleet.run import RunOptions
+from tests.helpers.tasks import logistic_bundle
+from wire.codec import decode, encode
+from wire.faults import Hop
+from wire.frame import ChunkKind, Reassembler, parse, split
+from wire.messages import Announcement, Control, Sealed, Upload
+from wire.retained import RetainedPublisher
+from wire.topics import Topics
+from wire.transport import Message
+from wire.types import MaskedVector
+
+INPUTS, CLASSES = 6, 4
+FULL_BATCH = LocalTraining(epochs=0, steps=4, batch_size=0, lr=0.8)
+CLEAN = (0.0,)
+LOST = ()
+
+
+def names(count):
+    return tuple(f"dev-{i:02d}" for i in range(count))
+
+
+def grouped_data(count, groups=1, n=60, inputs=INPUTS, classes=CLASSES, seed=0):
+    """Return device -> Batch: one linear concept, whose labels group g rotates by g (cfl section VI, label permutation)."""
+    rng = np.random.default_rng(seed)
+    concept = rng.standard_normal((inputs, classes)) * 2
+    data = {}
+    for i, name in enumerate(names(count)):
+        x = rng.standard_normal((n, inputs)).astype(np.float32)
+        data[name] = Batch(x, ((x @ concept).argmax(1) + i % groups).astype(np.int64) % classes)
+    return data
+
+
+def truth_of(count, groups):
+    return {name: i % groups for i, name in enumerate(names(count))}
+
+
+def same_partition(clusters, truth):
+    """Whether two maps device -> group part the same devices in the same way."""
+    sets = [defaultdict(set), defaultdict(set)]
+    for found, labels in zip(sets, (clusters, truth), strict=True):
+        for device, label in labels.items():
+            found[label].add(device)
+    return {frozenset(s) for s in sets[0].values()} == {frozenset(s) for s in sets[1].values()}
+
+
+def make_fleet(root, data=None, *, bundle=None, faults=None, count=3, **options):
+    """Return a loopback fleet of a small logistic task; full-batch FedAvg of three rounds unless ``options`` differ."""
+    settings = {"algorithm": "fedavg", "rounds": 3, "local": FULL_BATCH, "seed": 1, "min_contributors": 1, **options}
+    data = grouped_data(count) if data is None else data
+    return LoopbackFleet(root, bundle or logistic_bundle(INPUTS, CLASSES), data, RunOptions(**settings), faults)
+
+
+def thetas(fleet):
+    """Return device -> bytes of the model it ended with."""
+    return {name: fleet.model(name).theta.tobytes() for name in fleet.stage.devices}
+
+
+def mask_key(fleet):
+    """Return the run's mask key, which the owner can always derive."""
+    p = fleet.plan
+    context = MaskContext(p.fleet, p.run_id, p.epoch, p.task_digest, p.mode, p.mask_segments)
+    return derive(fleet.stage.fleet.mask_secret, context)
+
+
+def clear_offsets(fleet):
+    """Return (clusters' document, vector name -> unmasked offset (d,)) of the aggregator's last snapshot."""
+    store = Store(fleet.stage.aggregator_dir / f"run-{fleet.plan.run:06d}", fleet.plan)
+    try:
+        snapshot = store.restore()
+    finally:
+        store.close()
+    key = mask_key(fleet)
+    return {name: unmask(MaskedVector(v.copy(), key.key_id), key) for name, v in snapshot.vectors.items()}
+
+
+class Wiretap:
+    """Faults by a list of functions passage -> fate or None, tried in order; remembers every passage.
+
+    ``heard`` holds (hop, client, topic, payload) of everything that set out, also of what was lost.
+    """
+
+    def __init__(self):
+        self.heard = []
+        self.rules = []
+
+    def __call__(self, passage):
+        self.heard.append(passage)
+        for rule in self.rules:
+            fate = rule(passage)
+            if fate is not None:
+                return fate
+        return CLEAN
+
+    def lose(self, *, client=None, ending="", hop=None, chunk=None, times=None):
+        """Lose matching messages, all or the first ``times``; return the rule, to be given to `forgive`."""
+        left = [times]
+
+        def rule(passage):
+            if not concerns(passage, client, ending, hop) or left[0] == 0:
+                return None
+            if chunk is not None and parse(passage.payload)[0].index != chunk:
+                return None
+            if left[0] is not None:
+                left[0] -= 1
+            return LOST
+
+        self.rules.append(rule)
+        return rule
+
+    def forgive(self, rule):
+        self.rules.remove(rule)
+
+    def sent(self, *, client=None, ending="", hop=Hop.UP):
+        return [p for p in self.heard if concerns(p, client, ending, hop)]
+
+
+def concerns(passage, client, ending, hop):
+    return (
+        (client is None or passage.client == client)
+        and passage.topic.endswith(ending)
+        and (hop is None or passage.hop is hop)
+    )
+
+
+def whole(chunks, source="x"):
+    """Return the payloads of the transfers that the chunks complete, in order."""
+    reassembler = Reassembler()
+    done = (reassembler.add(source, chunk, 0.0) for chunk in chunks)
+    return [bytes(t.payload) for t in done if t is not None]
+
+
+def uploads_of(fleet, tap, name):
+    """Return the sealed uploads that a device has sent, in order."""
+    return whole([p.payload for p in tap.sent(client=fleet.client_id(name), ending="/up")])
+
+
+def aggregator_identity(fleet):
+    return Identity.load(fleet.stage.aggregator_dir / KEY_FILE)
+
+
+def group_key(fleet):
+    """Return the key that devices and aggregator share."""
+    return GroupKey(fleet.plan.fleet, "broadcast", fleet.stage.fleet.secrets.broadcast_key)
+
+
+def device_identity(fleet, name):
+    return Identity.load(fleet.stage.device_dir(name) / KEY_FILE)
+
+
+def open_upload(fleet, name, sealed):
+    """Return (Upload, body) of a sealed upload, as the aggregator reads it."""
+    head, at = read_head(sealed)
+    signed, body = open_from_member(
+        aggregator_identity(fleet), sealed, head, at, device_identity(fleet, name).member.sign_key
+    )
+    return decode(signed, Upload), bytes(body)
+
+
+def seal_upload(fleet, name, upload, body, *, signer=None, head=None, recipient=None):
+    """Return an upload sealed as the device does; every part may be another."""
+    head = head or Sealed(fleet.plan.fleet, UPLOAD_PURPOSE, name, "aggregator")
+    to = recipient or aggregator_identity(fleet).member
+    return seal_to_member(signer or device_identity(fleet, name), to.seal_key, head, encode(upload), body)
+
+
+def with_body(upload, values):
+    """Return the upload and its body for another vector (d,) float32."""
+    body = np.ascontiguousarray(values, "<f4").tobytes()
+    return dataclasses.replace(upload, length=len(body) // 4, digest=hashlib.sha256(body).digest()), body
+
+
+def inject(fleet, name, sealed, *, topic_of=None):
+    """Publish a sealed upload on a device's topic, as anybody at the broker could."""
+    topic = Topics(fleet.plan.fleet).up(topic_of or name)
+    for chunk in split(sealed, kind=ChunkKind.UPLOAD, round=1):
+        fleet.broker.submit("attacker", Message(topic, chunk), lambda: None)
+
+
+def answers(fleet, tap, name):
+    """Return the Control messages that the aggregator sent to a device, in order."""
+    found = []
+    for sealed in whole([p.payload for p in tap.sent(ending=f"/{name}/ctl")]):
+        head, at = read_head(sealed)
+        signed, _ = open_from_member(
+            device_identity(fleet, name), sealed, head, at, aggregator_identity(fleet).member.sign_key
+        )
+        found.append(decode(signed, Control))
+    return found
+
+
+def announcements(fleet, tap):
+    """Return the announcements that were published, in order."""
+    found = []
+    for sealed in whole([p.payload for p in tap.sent(ending="/s/round")]):
+        head, at = read_head(sealed)
+        found.append(
+            decode(open_from_group(group_key(fleet), sealed, head, at, aggregator_identity(fleet).member.sign_key), Announcement)
+        )
+    return found
+
+
+class _ToBroker:
+    """Just enough of a transport for a publisher that writes to the broker under the aggregator's client id."""
+
+    def __init__(self, fleet):
+        self.fleet = fleet
+
+    def publish(self, topic, payload, *, retain=False):
+        message = Message(topic, payload, retained=retain)
+        self.fleet.broker.submit(self.fleet.client_id("aggregator"), message, lambda: None)
+
+
+def announce(fleet, announcement, *, signer=None, purpose="announcement"):
+    """Publish an announcement as a rogue aggregator can: with its own key, or another's."""
+    identity = signer or aggregator_identity(fleet)
+    head = Sealed(fleet.plan.fleet, purpose, "aggregator", "*")
+    sealed = seal_to_group(identity, group_key(fleet), head, encode(announcement))
+    RetainedPublisher(_ToBroker(fleet)).publish(
+        Topics(fleet.plan.fleet).round, sealed, kind=ChunkKind.ROUND, round_=announcement.round
+    )
+    return sealed
+
+
+def reasons(caplog):
+    """Return why messages were refused, from the log of both sides."""
+    return [str(r.kv["reason"]) for r in caplog.records if "reason" in getattr(r, "kv", {})]

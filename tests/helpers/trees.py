@@ -1,0 +1,49 @@
+"""The source tree as tests look at it: where it is, what its packages are, and what an image of it holds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("wire", "support", "crypto", "edge_client", "aggregator", "fleet", "benchmarks")
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "100"}
+
+
+def sources(*packages):
+    """Return every module of the named packages, or of all."""
+    return sorted(p for package in packages or PACKAGES for p in (ROOT / package).rglob("*.py"))
+
+
+def lay_out_image(dockerfile, target):
+    """Copy into ``target`` what the COPY lines of a Dockerfile copy, and return it."""
+    for line in (ROOT / dockerfile).read_text().splitlines():
+        if not line.startswith("COPY "):
+            continue
+        *origins, into = line.split()[1:]
+        for origin in origins:
+            source, place = ROOT / origin, target / into
+            if source.is_dir():
+                shutil.copytree(source, place, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                place = place / source.name if into.endswith("/") else place
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(source, place)
+    return target
+
+
+def python(script, *arguments, cwd=ROOT, timeout=60):
+    """Run a script in a fresh interpreter that finds our packages in ``cwd`` only, and return the finished process."""
+    return subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(cwd)},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
