@@ -176,7 +176,7 @@ class Engine:
         """Return the 16 bytes that an upload of the round must repeat."""
         return hashlib.sha256(b"shoal/v1/round" + self.seed + round_.to_bytes(4, "little")).digest()[:16]
 
-    def judge(self, state: EngineState, upload: Upload) -> tuple[Verdict, str]:
+    def judge(self, state: EngineState, upload: Upload, digest: bytes) -> tuple[Verdict, str]:
         """Return whether an authentic upload may be stored, and the reason where not. Changes nothing.
 
         Exactly once: the first durable upload of (run, round, phase, device) wins; the same bytes again are a
@@ -194,7 +194,7 @@ class Engine:
             return Verdict.REFUSE, "not asked for"
         done = state.received.get(upload.device)
         if done is not None:
-            same = done == (Phase(upload.phase), upload.digest)
+            same = done == (Phase(upload.phase), digest)
             return (Verdict.DUPLICATE, "") if same else (Verdict.REFUSE, "another upload was stored before")
         if upload.model not in order.candidates:
             return Verdict.REFUSE, "trained from a model that was not offered"

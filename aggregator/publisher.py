@@ -9,7 +9,7 @@ import numpy as np
 
 from aggregator.engine import OpenRound
 from aggregator.strategies.base import Slot
-from crypto.seal.envelope import GroupKey, seal_to_group, seal_to_member
+from crypto.seal.envelope import GroupKey, parcel_for_group, parcel_for_member
 from crypto.seal.identity import Identity
 from support.files import write_atomic
 from wire.codec import encode
@@ -109,8 +109,8 @@ class Publisher:
 
     def _publish_group(self, base: str, purpose: str, plain: bytes, kind: ChunkKind, round_: int = 0) -> bytes:
         head = Sealed(self._group.fleet, purpose, self._identity.name, FLEET)
-        sealed = seal_to_group(self._identity, self._group, head, plain)
-        return self._retained.publish(base, sealed, kind=kind, round_=round_)
+        parcel = parcel_for_group(self._identity, self._group, head, plain)
+        return self._retained.publish(base, parcel.payload, kind=kind, round_=round_, name=parcel.transfer_id)
 
     def answer(
         self, member: Member, run: RunPlan, round_: int, transfer: bytes, action: Action, reason: str = ""
@@ -125,8 +125,8 @@ class Publisher:
 
     def _control(self, member: Member, control: Control) -> None:
         head = Sealed(control.fleet, "control", self._identity.name, member.name)
-        sealed = seal_to_member(self._identity, member.seal_key, head, encode(control))
-        for chunk in split(sealed, kind=ChunkKind.CONTROL, round=control.round):
+        parcel = parcel_for_member(self._identity, member.seal_key, head, encode(control))
+        for chunk in split(parcel.payload, kind=ChunkKind.CONTROL, round=control.round, name=parcel.transfer_id):
             self._transport.publish(self._topics.ctl(member.name), chunk)
 
     def republish(self) -> None:

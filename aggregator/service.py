@@ -11,7 +11,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from aggregator.engine import (
     CameOnline,
@@ -140,7 +140,7 @@ class RunService:
         if member is None:
             raise UntrustedError(f"{device} is not in the roster")
         head, at = read_head(transfer.payload)
-        plain = open_from_group(self._membership.group, transfer.payload, head, at, member.sign_key)
+        plain = open_from_group(self._membership.group, transfer.payload, head, at, member.sign_key, transfer.signed)
         presence = decode(plain, Presence)
         if (presence.fleet, presence.device) != (self._run.fleet, device):
             raise UntrustedError(f"the presence of {presence.device!r} on {device}'s topic")
@@ -151,13 +151,13 @@ class RunService:
 
     def _on_upload(self, device: str, transfer: Transfer) -> None:
         opened = self._intake.open(device, transfer, self._membership.roster)
-        verdict, reason = self._engine.judge(self._state, opened.upload)
+        verdict, reason = self._engine.judge(self._state, opened.upload, opened.digest)
         queued = next((o for o in self._waiting_ack if o.upload.device == device), None)
         if verdict is Verdict.STORE and queued is not None:
-            same = queued.upload.digest == opened.upload.digest
+            same = queued.digest == opened.digest
             verdict, reason = (Verdict.DUPLICATE, "") if same else (Verdict.REFUSE, "another upload came before")
         if verdict is Verdict.STORE:
-            self._store.append(opened.upload, opened.body, opened.norm)
+            self._store.append(opened.upload, opened.body, opened.norm, opened.digest)
             self._waiting_ack.append(opened)
         elif verdict is Verdict.DUPLICATE:
             if queued is None:
@@ -195,7 +195,7 @@ class RunService:
         for opened in done:
             self._answer(opened, Action.ACK)
         for opened, contribution in zip(done, contributions, strict=True):
-            self._feed(Stored(contribution, opened.upload.digest), now_s)
+            self._feed(Stored(contribution, opened.digest), now_s)
 
     def tick(self, now_s: float) -> None:
         """Do what is due: deadlines, missing chunks, the line that says what a round is waiting for."""
@@ -232,27 +232,34 @@ class RunService:
         self._carry_out(actions, now_s)
 
     def _carry_out(self, actions: tuple[object, ...], now_s: float) -> None:
+        """Carry out what the engine decided.
+
+        A new round is announced before its snapshot is durable: the devices work while the disk does. After a crash in
+        between, the uploads of the round before are still there, and closing it again gives the same bits.
+        """
+        closed: tuple[int, dict[str, Any]] | None = None
         for action in actions:
             match action:
-                case Gather():
-                    self._deadline_s = now_s + self._run.deadline_s
-                case OpenRound(plan, _, before, available):
-                    self._store.snapshot(plan.round, available, self._engine.strategy.dump(before))
-                    self._publisher.open_round(self._run, self._membership.roster, action)
-                    self._opened_at_s, self._bytes_up = now_s, 0
-                    self._deadline_s = now_s + self._run.deadline_s
                 case RoundClosed(record):
                     seconds = now_s - self._opened_at_s
-                    self._store.record(
-                        record.round,
-                        {**dataclasses.asdict(record), "seconds": seconds, "bytes_up": self._bytes_up},
-                    )
+                    figures = {**dataclasses.asdict(record), "seconds": seconds, "bytes_up": self._bytes_up}
+                    closed = (record.round, figures)
                     self._report(action, seconds)
+                case OpenRound(plan, _, before, available):
+                    self._publisher.open_round(self._run, self._membership.roster, action)
+                    self._store.snapshot(plan.round, available, self._engine.strategy.dump(before), closed)
+                    closed = None
+                    self._opened_at_s, self._bytes_up = now_s, 0
+                    self._deadline_s = now_s + self._run.deadline_s
+                case Gather():
+                    self._deadline_s = now_s + self._run.deadline_s
                 case RunFinished():
                     self.finished = True
                     self._deadline_s = None
                 case _:
                     raise AssertionError(action)
+        if closed is not None:
+            self._store.record(*closed)
 
     def _report(self, closed: RoundClosed, seconds: float) -> None:
         r = closed.record

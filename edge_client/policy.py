@@ -79,5 +79,7 @@ def check_model(header: ModelHeader, plan: RunPlan, body_bytes: int, norm: float
         raise UntrustedError(f"a model of {header.length} coordinates in {body_bytes} bytes")
     if header.origin >= plan.origins:
         raise UntrustedError(f"a model from origin {header.origin} of {plan.origins}")
-    if not norm <= plan.norm_limit * max(1, header.round):
+    if not 1 <= header.round <= plan.rounds + 1:
+        raise UntrustedError(f"a model of round {header.round} of {plan.rounds}")
+    if not norm <= plan.norm_limit * header.round:
         raise UntrustedError(f"a model whose offset has norm {norm:.3g}, beyond {plan.norm_limit:.3g} a round")

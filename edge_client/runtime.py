@@ -30,7 +30,7 @@ from edge_client.update import Finished, Workshop, carry_out
 from edge_client.worker import Result, Worker
 from wire.codec import decode, decode_prefix
 from wire.errors import ShoalError, UntrustedError
-from wire.frame import ChunkKind, Reassembler, Transfer, transfer_id
+from wire.frame import ChunkKind, Reassembler, Transfer
 from wire.frame import split as split_chunks
 from wire.messages import NO_TRANSFER, Action, Announcement, Control, ModelHeader, Order
 from wire.topics import TopicKind, Topics
@@ -164,7 +164,9 @@ class DeviceRuntime:
         sender = aggregator_of(self._membership.roster)
         if (head.fleet, head.sender) != (self._membership.fleet, sender.name):
             raise UntrustedError(f"a message of {head.sender!r} in {head.fleet!r}")
-        return head.purpose, open_from_group(self._membership.group, transfer.payload, head, at, sender.sign_key)
+        return head.purpose, open_from_group(
+            self._membership.group, transfer.payload, head, at, sender.sign_key, transfer.signed
+        )
 
     def _on_run(self, package: bytes) -> None:
         if package == self._package:
@@ -211,7 +213,8 @@ class DeviceRuntime:
         if label != self._membership.group.topic_label(run.plan.run_id, header.model):
             raise UntrustedError(f"model {header.model} under another model's label")
         masked = np.frombuffer(body, "<f4").astype(np.float32) if len(body) % 4 == 0 else np.empty(0, np.float32)
-        norm = float(np.sqrt(np.dot(masked, masked)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            norm = float(np.sqrt(np.dot(masked, masked)))
         check_model(header, run.plan, len(body), norm)
         theta = unmask(MaskedVector(masked, header.key_id), run.key)
         theta += run.origins[header.origin]
@@ -223,14 +226,14 @@ class DeviceRuntime:
         sender = aggregator_of(self._membership.roster)
         if (head.fleet, head.purpose, head.sender) != (self._membership.fleet, "control", sender.name):
             raise UntrustedError(f"a {head.purpose} of {head.sender!r} on the control topic")
-        signed, _ = open_from_member(self._membership.identity, transfer.payload, head, at, sender.sign_key)
+        signed, _ = open_from_member(
+            self._membership.identity, transfer.payload, head, at, sender.sign_key, transfer.signed
+        )
         control = decode(signed, Control)
         if (control.fleet, control.device) != (self._membership.fleet, self._membership.name):
             raise UntrustedError(f"a control message for {control.device!r}")
         if control.action == Action.REFUSED:
             LOG.warning("upload refused", extra={"kv": {"round": control.round, "reason": control.reason}})
-        if control.action == Action.ACK and control.transfer == self._state.transfer and not self._state.done:
-            self._figures["rounds"] = self._figures.get("rounds", 0) + 1
         self._step(agent.Answered(control))
         self._save_status(force=False)
 
@@ -245,14 +248,15 @@ class DeviceRuntime:
         current = (self._state.mark.run, self._state.mark.round, self._state.mark.nonce)
         if current != (announcement.run, announcement.round, announcement.nonce):
             return
-        transfer = transfer_id(result.sealed)
-        self._files.save_pending(self._state.mark, transfer, result.sealed)
-        self._sealed = result.sealed
+        transfer, sealed = result.parcel.transfer_id, result.parcel.payload
+        self._files.save_pending(self._state.mark, transfer, sealed)
+        self._sealed = sealed
         self._note_result(announcement, order, result)
         self._step(agent.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer))
 
     def _note_result(self, announcement: Announcement, order: Order, result: Finished) -> None:
-        self._figures.update(round=announcement.round, cluster=result.model, loss=result.loss)
+        rounds = self._figures.get("rounds", 0) + 1
+        self._figures.update(rounds=rounds, round=announcement.round, cluster=result.model, loss=result.loss)
         if result.tested:
             self._figures["accuracy"] = result.correct / result.tested
         theta = self._thetas(announcement, order)[result.model]
@@ -335,7 +339,13 @@ class DeviceRuntime:
         )
 
     def _send(self, indices: tuple[int, ...] | None) -> None:
-        chunks = split_chunks(self._sealed, kind=ChunkKind.UPLOAD, round=self._state.mark.round, indices=indices)
+        chunks = split_chunks(
+            self._sealed,
+            kind=ChunkKind.UPLOAD,
+            round=self._state.mark.round,
+            indices=indices,
+            name=self._state.transfer,
+        )
         for chunk in chunks:
             self._transport.publish(self._topics.up(self._membership.name), chunk)
 

@@ -79,7 +79,7 @@ class DeviceState:
     def save_pending(self, mark: HighWater, transfer: bytes, sealed: bytes, *, durable: bool = True) -> None:
         """Keep the mark and the upload of its round."""
         head = encode(Mark(mark.roster, mark.run, mark.round, mark.nonce.ljust(16, b"\0"), transfer.ljust(16, b"\0")))
-        write_atomic(self.directory / PENDING_FILE, head + sealed, durable=durable)
+        write_atomic(self.directory / PENDING_FILE, head, sealed, durable=durable)
 
     def load_pending(self) -> Pending:
         """Return what was kept; a device that never took part gets an empty mark.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from crypto.mask.keys import MaskKey
 from crypto.mask.masking import mask
-from crypto.seal.envelope import seal_to_member
+from crypto.seal.envelope import Parcel, parcel_for_member
 from crypto.seal.identity import Identity
 from edge_client import scoring, training
 from edge_client.data import Batch, Shares, permutation
@@ -26,7 +25,6 @@ MARGIN_CLIP: Final = 5.0
 """Largest margin reported, in units of loss: beyond it the answer is clear and the figure would only tell about the data."""
 MARGIN_DECIMALS: Final = 2
 LOSS_DECIMALS: Final = 4
-NO_DIGEST: Final = hashlib.sha256(b"").digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +44,11 @@ class Finished:
     """An order carried out.
 
     Attributes:
-        sealed: the upload as it travels.
+        parcel: the upload as it travels.
         model: the chosen candidate; loss: as reported; correct, tested: on the test share, where asked.
     """
 
-    sealed: bytes
+    parcel: Parcel
     model: int
     loss: float
     correct: int
@@ -92,7 +90,7 @@ def carry_out(
         test = shop.shares.test
         score = shop.backend.score(theta, test.x, test.y)
         correct, tested = score.correct, score.count
-    body, digest = b"", NO_DIGEST
+    body = b""
     if order.train:
         result = training.train(
             theta,
@@ -106,7 +104,6 @@ def carry_out(
         if len(order.candidates) == 1:
             loss = result.mean_loss
         body = mask(result.delta, shop.key).values.astype("<f4", copy=False).tobytes()
-        digest = hashlib.sha256(body).digest()
     upload = Upload(
         fleet=shop.plan.fleet,
         run=shop.plan.run,
@@ -127,11 +124,10 @@ def carry_out(
         correct=correct,
         tested=tested,
         length=len(body) // 4,
-        digest=digest,
     )
     head = Sealed(shop.plan.fleet, "upload", shop.identity.name, shop.aggregator.name)
-    sealed = seal_to_member(shop.identity, shop.aggregator.seal_key, head, encode(upload), body)
-    return Finished(sealed, chosen, loss, correct, tested)
+    parcel = parcel_for_member(shop.identity, shop.aggregator.seal_key, head, encode(upload), body)
+    return Finished(parcel, chosen, loss, correct, tested)
 
 
 def share_of(shares: Shares, share: int) -> Batch:

@@ -13,23 +13,27 @@ PRIVATE_FILE_MODE: Final = 0o600
 PRIVATE_DIR_MODE: Final = 0o700
 
 
-def write_atomic(path: Path, data: bytes | memoryview, *, mode: int = PRIVATE_FILE_MODE, durable: bool = True) -> None:
-    """Replace ``path`` by ``data`` so that a reader, or a restart, sees the old bytes or the new ones, never a mix.
+def write_atomic(
+    path: Path, *data: bytes | memoryview, mode: int = PRIVATE_FILE_MODE, durable: bool = True, sync_name: bool = True
+) -> None:
+    """Replace ``path`` by the pieces of ``data`` so that a reader, or a restart, sees the old bytes or the new, never a mix.
 
-    With ``durable`` both the bytes and the name are on disk before it returns.
+    With ``durable`` the bytes are on disk before it returns, and with ``sync_name`` so is the name; whoever writes several
+    files calls `sync_directory` once after the last.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
-        view = memoryview(data).cast("B")
-        while view:
-            view = view[os.write(handle, view) :]
+        for piece in data:
+            view = memoryview(piece).cast("B")
+            while view:
+                view = view[os.write(handle, view) :]
         if durable:
             os.fdatasync(handle)
     finally:
         os.close(handle)
     temporary.replace(path)
-    if durable:
+    if durable and sync_name:
         sync_directory(path.parent)
 
 

@@ -6,6 +6,9 @@ Every chunk begins with the same 52 bytes, little-endian, so that each chunk can
 
 ``id`` is the first 16 bytes of the payload's SHA-256: it names the transfer and proves the reassembly. All chunks of a
 transfer but the last have one length, so offset, size and total must agree in every single header.
+
+A sealed payload ends with a signature over the digest of all before it. `Fingerprint` takes both digests, that of the whole
+and that of all but the trailer, in one pass: hashing is what a large transfer costs most.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ VERSION: Final = 1
 HEADER: Final = struct.Struct("<4sBBHIIIQQ16s")
 HEADER_BYTES: Final = HEADER.size
 TRANSFER_ID_BYTES: Final = 16
+
+TRAILER_BYTES: Final = 64
+"""Length of the signature that ends a sealed payload."""
 
 MIN_CHUNK_BYTES: Final = 1024
 """Shortest chunk of a transfer that has several: bounds the book-keeping that a header can ask for."""
@@ -87,6 +93,29 @@ class ChunkHeader:
     chunk_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Two digests of a payload, from one pass over it.
+
+    Attributes:
+        transfer_id: first 16 bytes of the SHA-256 of the whole.
+        signed: SHA-256 of all but the last TRAILER_BYTES, 32 bytes; of the whole where it is not longer than that.
+    """
+
+    transfer_id: bytes
+    signed: bytes
+
+    @classmethod
+    def of(cls, payload: bytes | memoryview) -> Fingerprint:
+        """Hash ``payload``."""
+        view = memoryview(payload)
+        cut = max(0, len(view) - TRAILER_BYTES) or len(view)
+        digest = hashlib.sha256(view[:cut])
+        signed = digest.digest()
+        digest.update(view[cut:])
+        return cls(digest.digest()[:TRANSFER_ID_BYTES], signed)
+
+
 def transfer_id(payload: bytes | memoryview) -> bytes:
     """Return the 16 bytes that name ``payload``: the beginning of its SHA-256."""
     return hashlib.sha256(payload).digest()[:TRANSFER_ID_BYTES]
@@ -99,6 +128,7 @@ def split(
     round: int,  # noqa: A002 - the field's name in the format
     chunk_bytes: int = limits.CHUNK_BYTES,
     indices: Iterable[int] | None = None,
+    name: bytes | None = None,
 ) -> list[bytes]:
     """Cut ``payload`` into chunks with headers, in order.
 
@@ -108,6 +138,7 @@ def split(
         round: round number, 0 where there is none.
         chunk_bytes: payload bytes of every chunk but the last.
         indices: make only these chunks (a resend of what is missing); all of them by default.
+        name: the payload's transfer id, where it is known already.
 
     Raises:
         WireError: the payload, the round, the chunk length or an index is out of range.
@@ -121,7 +152,7 @@ def split(
     if not 0 <= round < _ROUND_LIMIT:
         raise WireError(f"round {round} does not fit 32 bits")
     total = -(-size // chunk_bytes)
-    name = transfer_id(body)
+    name = transfer_id(body) if name is None else name
     chunks = []
     for index in range(total) if indices is None else indices:
         if not 0 <= index < total:
@@ -182,13 +213,14 @@ def _chunk_bytes(length: int, index: int, total: int, offset: int, size: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A complete payload whose digest is its transfer id."""
+    """A complete payload whose digest is its transfer id; ``signed`` is `Fingerprint`'s."""
 
     source: str
     kind: ChunkKind
     round: int
     transfer_id: bytes
     payload: memoryview = field(repr=False)
+    signed: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,9 +412,10 @@ class Reassembler:
             del self._sources[source], self._held[source]
 
     def _complete(self, source: str, header: ChunkHeader, payload: memoryview) -> Transfer:
-        if transfer_id(payload) != header.transfer_id:
+        found = Fingerprint.of(payload)
+        if found.transfer_id != header.transfer_id:
             self._refuse("digest", "the payload is not what its transfer id promises")
-        return Transfer(source, header.kind, header.round, header.transfer_id, payload)
+        return Transfer(source, header.kind, header.round, found.transfer_id, payload, found.signed)
 
     def _refuse(self, reason: str, message: str) -> NoReturn:
         self._refused[reason] += 1

@@ -357,7 +357,7 @@ class ModelHeader:
 @message(14)
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """In front of a device's masked update; (length,) float32 little-endian follows, or nothing where length is 0.
+    """Goes with a device's masked update, (length,) float32 little-endian, or with nothing where length is 0.
 
     Attributes:
         nonce: the announcement's, so that an upload answers one round only.
@@ -366,7 +366,6 @@ class Upload:
             else the mean over the training just done.
         margins: each candidate's loss less the first candidate's, clipped and rounded, where the order asked for it.
         correct, tested: of the test share, where the order asked for it.
-        digest: sha256 of the vector's bytes.
     """
 
     fleet: str
@@ -388,7 +387,6 @@ class Upload:
     correct: U32
     tested: U32
     length: U32
-    digest: Fixed32
 
     def __post_init__(self) -> None:
         _known(Phase, self.phase)

@@ -160,14 +160,26 @@ class Link:
                     continue
                 if happened & ~select.POLLOUT:
                     self._client.loop_read()
-                if happened & select.POLLOUT:
-                    self._client.loop_write()
             if buffered:
                 self._client.loop_read()
             self._client.loop_misc()
+            self._write()
         except _BROKEN_STREAM:
             _log.exception("broken MQTT stream: the connection is dropped")
             self.abort("the broker sent what is no MQTT")
+
+    def _write(self) -> None:
+        """Write what paho has collected, acknowledgements and publishes together in as few segments as they need."""
+        client = self._client
+        if not client.want_write():
+            return
+        sock: Any = client.socket()
+        corks = self._options.tls is None and sock is not None
+        if corks:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+        client.loop_write()
+        if corks and client.socket() is sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
 
     def takes(self, topic: str, payload: bytes) -> bool:
         """Whether the broker accepts a publish of this size."""
@@ -237,6 +249,7 @@ class Link:
         if options.will is not None:
             client.will_set(options.will[0], options.will[1], qos=1, retain=True)
         client.on_socket_open = _no_delay
+        client.on_socket_register_write = _later
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_message = self._on_message
@@ -285,3 +298,7 @@ class Link:
 def _no_delay(_client: Client, _data: Any, sock: Any) -> None:
     """Switch Nagle's algorithm off: it costs 92 ms on every QoS 1 round trip."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _later(_client: Client, _data: Any, _socket: Any) -> None:
+    """Keep paho from writing each packet at once: `Link.step` writes them together."""

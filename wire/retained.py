@@ -21,12 +21,15 @@ class RetainedPublisher:
         self._chunk_bytes = chunk_bytes
         self._held: dict[str, dict[str, bytes]] = {}
 
-    def publish(self, base: str, payload: bytes, *, kind: ChunkKind, round_: int = 0) -> bytes:
+    def publish(
+        self, base: str, payload: bytes, *, kind: ChunkKind, round_: int = 0, name: bytes | None = None
+    ) -> bytes:
         """Publish ``payload`` in place of what ``base`` held; return its transfer id.
 
-        A payload of one chunk lies at ``base`` itself, a longer one at ``base/0``, ``base/1``, ...
+        ``name`` is that id where it is known already. A payload of one chunk lies at ``base`` itself, a longer one at ``base/0``, ``base/1``, ...
         """
-        chunks = split(payload, kind=kind, round=round_, chunk_bytes=self._chunk_bytes)
+        name = transfer_id(payload) if name is None else name
+        chunks = split(payload, kind=kind, round=round_, chunk_bytes=self._chunk_bytes, name=name)
         topics = [base] if len(chunks) == 1 else [chunk_topic(base, i) for i in range(len(chunks))]
         fresh = dict(zip(topics, chunks, strict=True))
         for topic in set(self._held.get(base, {})) - set(fresh):
@@ -34,7 +37,7 @@ class RetainedPublisher:
         self._held[base] = fresh
         for topic, chunk in fresh.items():
             self._transport.publish(topic, chunk, retain=True)
-        return transfer_id(payload)
+        return name
 
     def clear(self, base: str) -> None:
         """Remove what ``base`` holds from the broker."""

@@ -7,6 +7,7 @@ encoded `Sealed` message in clear. To the remote side every failure is the same 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from crypto.seal.identity import SIGNATURE_BYTES, Identity, verify
+from crypto.seal.identity import SIGNATURE_BYTES, Identity, verify_digest
 from wire.codec import decode, encode
 from wire.errors import ShoalError, UntrustedError, WireError
+from wire.frame import TRANSFER_ID_BYTES, Fingerprint
 from wire.messages import Sealed
 
 SUITE: Final = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_256_GCM)
@@ -95,71 +97,116 @@ def read_head(data: bytes | memoryview) -> tuple[Sealed, int]:
     return decode(view[8 : 8 + length], Sealed), 8 + length
 
 
-def seal_to_member(
-    identity: Identity, recipient_seal_key: bytes, head: Sealed, signed: bytes, body: bytes = b""
-) -> bytes:
-    """Return ``signed | body`` sealed to one member, with ``signed`` and the head signed by ``identity``.
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A sealed payload and its transfer id, which sealing has computed anyway."""
 
-    A large ``body`` is bound by a digest that the caller puts into ``signed``: signing 30 microseconds of digest
-    beats signing megabytes.
+    payload: bytes
+    transfer_id: bytes
+
+
+def parcel_for_member(
+    identity: Identity, recipient_seal_key: bytes, head: Sealed, message: bytes, body: bytes = b""
+) -> Parcel:
+    """Return ``message`` and ``body`` sealed to one member and signed by ``identity``.
+
+    The signature is over the digest of head and ciphertext, and ends the payload: it can be checked before anything is
+    decrypted, and shares its pass of SHA-256 with the transfer id. The head, which names the sender, is bound into the seal,
+    so that nobody can put his own signature on another's ciphertext.
     """
     framed = _framed(MEMBER_MAGIC, head)
-    signature = identity.sign(head.purpose, framed + signed)
-    plain = b"".join((signature, struct.pack("<I", len(signed)), signed, body))
-    return framed + SUITE.encrypt(plain, X25519PublicKey.from_public_bytes(recipient_seal_key), info=framed)
+    plain = b"".join((body, message, struct.pack("<I", len(message))))
+    recipient = X25519PublicKey.from_public_bytes(recipient_seal_key)
+    return _signed(identity, head.purpose, framed, SUITE.encrypt(plain, recipient, info=framed))
+
+
+def seal_to_member(
+    identity: Identity, recipient_seal_key: bytes, head: Sealed, message: bytes, body: bytes = b""
+) -> bytes:
+    """Return the payload of `parcel_for_member`."""
+    return parcel_for_member(identity, recipient_seal_key, head, message, body).payload
 
 
 def open_from_member(
-    identity: Identity, data: bytes | memoryview, head: Sealed, at: int, sender_sign_key: bytes
+    identity: Identity,
+    data: bytes | memoryview,
+    head: Sealed,
+    at: int,
+    sender_sign_key: bytes,
+    digest: bytes | None = None,
 ) -> tuple[memoryview, memoryview]:
-    """Return (signed, body) of what `seal_to_member` made; ``head`` and ``at`` come from `read_head`.
+    """Return (message, body) of what `parcel_for_member` made.
+
+    Args:
+        identity: whom it must be sealed to.
+        data: the payload.
+        head: with ``at``, from `read_head`.
+        at: where the sealed part begins.
+        sender_sign_key: 32 bytes, Ed25519, of the member that head names.
+        digest: `Fingerprint.signed` of the payload, where it is known already.
 
     Raises:
         SealError: not sealed to us, altered, or not signed by the sender.
     """
     view = memoryview(data)
-    framed = bytes(view[:at])
     try:
-        if framed[:4] != MEMBER_MAGIC:
+        if bytes(view[:4]) != MEMBER_MAGIC:
             raise WireError("sealed to a group")
-        plain = memoryview(SUITE.decrypt(view[at:], identity.seal_private, info=framed))
-        (length,) = struct.unpack("<I", plain[SIGNATURE_BYTES : SIGNATURE_BYTES + 4])
-        start = SIGNATURE_BYTES + 4
-        if length > len(plain) - start:
-            raise WireError("the signed part is longer than the message")
-        signed = plain[start : start + length]
-        verify(sender_sign_key, head.purpose, framed + bytes(signed), plain[:SIGNATURE_BYTES])
+        _check_signature(view, head.purpose, sender_sign_key, digest)
+        plain = memoryview(SUITE.decrypt(view[at:-SIGNATURE_BYTES], identity.seal_private, info=view[:at]))
+        (length,) = struct.unpack("<I", plain[-4:])
+        if length > len(plain) - 4:
+            raise WireError("the message is longer than what holds it")
     except (InvalidTag, ValueError, struct.error, ShoalError) as error:
         raise SealError from error
-    return signed, plain[start + length :]
+    end = len(plain) - 4
+    return plain[end - length : end], plain[: end - length]
 
 
-def seal_to_group(identity: Identity, key: GroupKey, head: Sealed, plain: bytes) -> bytes:
+def parcel_for_group(identity: Identity, key: GroupKey, head: Sealed, plain: bytes) -> Parcel:
     """Return ``plain`` sealed under the group's key and signed, head and ciphertext, by ``identity``."""
     framed = _framed(GROUP_MAGIC, head)
     nonce = os.urandom(NONCE_BYTES)
-    sealed = key.aead().encrypt(nonce, plain, framed)
-    signature = identity.sign(head.purpose, b"".join((framed, nonce, sealed)))
-    return b"".join((framed, signature, nonce, sealed))
+    return _signed(identity, head.purpose, framed, nonce, key.aead().encrypt(nonce, plain, framed))
+
+
+def seal_to_group(identity: Identity, key: GroupKey, head: Sealed, plain: bytes) -> bytes:
+    """Return the payload of `parcel_for_group`."""
+    return parcel_for_group(identity, key, head, plain).payload
 
 
 def open_from_group(
-    key: GroupKey, data: bytes | memoryview, head: Sealed, at: int, sender_sign_key: bytes
+    key: GroupKey, data: bytes | memoryview, head: Sealed, at: int, sender_sign_key: bytes, digest: bytes | None = None
 ) -> memoryview:
-    """Return the plaintext of what `seal_to_group` made, after its signature and its seal hold.
+    """Return the plaintext of what `parcel_for_group` made, after its signature and its seal hold.
+
+    Arguments are those of `open_from_member`.
 
     Raises:
         SealError: altered, under another key, or not signed by the sender.
     """
     view = memoryview(data)
-    body = at + SIGNATURE_BYTES
     try:
         if bytes(view[:4]) != GROUP_MAGIC:
             raise WireError("sealed to a member")
-        signed = b"".join((view[:at], view[body:]))
-        verify(sender_sign_key, head.purpose, signed, view[at:body])
-        return memoryview(
-            key.aead().decrypt(bytes(view[body : body + NONCE_BYTES]), view[body + NONCE_BYTES :], view[:at])
-        )
+        _check_signature(view, head.purpose, sender_sign_key, digest)
+        nonce, sealed = view[at : at + NONCE_BYTES], view[at + NONCE_BYTES : -SIGNATURE_BYTES]
+        return memoryview(key.aead().decrypt(bytes(nonce), sealed, view[:at]))
     except (InvalidTag, ValueError, ShoalError) as error:
         raise SealError from error
+
+
+def _signed(identity: Identity, purpose: str, *parts: bytes) -> Parcel:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    signature = identity.sign_digest(purpose, digest.digest())
+    digest.update(signature)
+    return Parcel(b"".join((*parts, signature)), digest.digest()[:TRANSFER_ID_BYTES])
+
+
+def _check_signature(view: memoryview, purpose: str, sender_sign_key: bytes, digest: bytes | None) -> None:
+    if len(view) <= SIGNATURE_BYTES:
+        raise WireError("too short for a signature")
+    known = Fingerprint.of(view).signed if digest is None else digest
+    verify_digest(sender_sign_key, purpose, known, view[-SIGNATURE_BYTES:])

@@ -46,7 +46,11 @@ class Identity:
 
     def sign(self, purpose: str, content: bytes | memoryview) -> bytes:
         """Return 64 bytes that bind ``content`` and ``purpose`` to this party."""
-        return self.sign_private.sign(_to_sign(purpose, content))
+        return self.sign_digest(purpose, hashlib.sha256(content).digest())
+
+    def sign_digest(self, purpose: str, digest: bytes) -> bytes:
+        """Return what `sign` would for the content whose SHA-256 is ``digest``."""
+        return self.sign_private.sign(_to_sign(purpose, digest))
 
     def save(self, path: Path) -> None:
         """Write both private keys to ``path``, mode 0600, durable before it returns."""
@@ -77,8 +81,8 @@ class Identity:
         raise TypeError("private keys can't be pickled")
 
 
-def _to_sign(purpose: str, content: bytes | memoryview) -> bytes:
-    return _DOMAIN + purpose.encode() + b"\x00" + hashlib.sha256(content).digest()
+def _to_sign(purpose: str, digest: bytes) -> bytes:
+    return _DOMAIN + purpose.encode() + b"\x00" + digest
 
 
 def verify(key: bytes, purpose: str, content: bytes | memoryview, signature: bytes | memoryview) -> None:
@@ -87,8 +91,13 @@ def verify(key: bytes, purpose: str, content: bytes | memoryview, signature: byt
     Raises:
         UntrustedError: it is not.
     """
+    verify_digest(key, purpose, hashlib.sha256(content).digest(), signature)
+
+
+def verify_digest(key: bytes, purpose: str, digest: bytes, signature: bytes | memoryview) -> None:
+    """Do as `verify` for the content whose SHA-256 is ``digest``."""
     try:
-        Ed25519PublicKey.from_public_bytes(key).verify(bytes(signature), _to_sign(purpose, content))
+        Ed25519PublicKey.from_public_bytes(key).verify(bytes(signature), _to_sign(purpose, digest))
     except (InvalidSignature, ValueError) as error:
         raise UntrustedError(f"the signature on this {purpose} is not its sender's") from error
 

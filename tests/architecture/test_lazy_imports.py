@@ -31,7 +31,7 @@ def loaded(package, heavy, *arguments):
 @pytest.fixture
 def fleet(tmp_path):
     """A fleet with an aggregator, whose first device still has to join."""
-    made = FleetDirectory.create(tmp_path / "owner", "farm", "mqtt://127.0.0.1:1883")
+    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://127.0.0.1:1883")
     made.add_aggregator(make_identity(tmp_path / "agg", "aggregator", "aggregator").read_bytes())
     return made
 

@@ -97,7 +97,7 @@ def test_every_package_is_in_the_wheel():
 
 
 def test_every_package_is_type_checked_and_linted():
-    """mypy and import-linter know each package."""
+    """Mypy and import-linter know each package."""
     assert set(PROJECT["tool"]["mypy"]["files"]) == set(PACKAGES)
     assert set(PROJECT["tool"]["importlinter"]["root_packages"]) == set(PACKAGES)
 

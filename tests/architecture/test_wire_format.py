@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
+import struct
 import types
 import typing
 
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
 from crypto.seal import envelope
+from crypto.seal.identity import Identity
 from edge_client import state
 from fleet import directory
 from tests.helpers.trees import ROOT
@@ -76,4 +83,38 @@ def test_a_message_is_encoded_as_the_page_says():
     """The page's worked example, byte by byte."""
     example = re.search(r"```hex\n(.*?)```", PAGE, re.DOTALL).group(1)
     pieces = [line.split("|")[0] for line in example.splitlines()]
-    assert bytes.fromhex("".join(pieces)) == codec.encode(messages.Presence("farm", "dev-1", 7, True))
+    assert bytes.fromhex("".join(pieces)) == codec.encode(messages.Presence("reef", "dev-1", 7, True))
+
+
+DEVICE, SERVER = Identity.generate("dev-1"), Identity.generate("aggregator")
+
+
+def taken_apart(payload, sender, purpose):
+    """Return (head, ciphertext) of an envelope, read by the page, after checking its signature by the page."""
+    (length,) = struct.unpack("<I", payload[4:8])
+    head, ciphertext, signature = payload[: 8 + length], payload[8 + length : -64], payload[-64:]
+    signed = b"shoal/v1/signature\0" + purpose.encode() + b"\0" + hashlib.sha256(head + ciphertext).digest()
+    sender.sign_private.public_key().verify(signature, signed)
+    return head, ciphertext
+
+
+def test_an_envelope_to_a_member_is_what_the_page_says():
+    """Opened with HPKE alone, without our code."""
+    sealed = messages.Sealed("reef", "upload", "dev-1", "aggregator")
+    payload = envelope.seal_to_member(DEVICE, SERVER.member.seal_key, sealed, b"message", b"vector")
+    head, ciphertext = taken_apart(payload, DEVICE, "upload")
+    assert head[:4] == b"SHE1"
+    assert head[8:] == codec.encode(sealed)
+    plain = envelope.SUITE.decrypt(ciphertext, SERVER.seal_private, info=head)
+    assert plain == b"vector" + b"message" + struct.pack("<I", 7)
+    assert len(ciphertext) == len(plain) + 48
+
+
+def test_an_envelope_to_the_group_is_what_the_page_says():
+    """Opened with AES-GCM alone, without our code."""
+    sealed = messages.Sealed("reef", "model", "aggregator", "*")
+    key = envelope.GroupKey("reef", "broadcast", bytes(range(32)))
+    head, ciphertext = taken_apart(envelope.seal_to_group(SERVER, key, sealed, b"plain"), SERVER, "model")
+    info = b"shoal/v1/group-key" + struct.pack("<I", 4) + b"reef" + struct.pack("<I", 9) + b"broadcast"
+    secret = HKDF(SHA256(), 32, None, info).derive(bytes(range(32)))
+    assert AESGCM(secret).decrypt(ciphertext[:12], ciphertext[12:], head) == b"plain"

@@ -1,7 +1,6 @@
 """Small fleets on the loopback driver, a wiretap on their network, and the means to forge what they send."""
 
 import dataclasses
-import hashlib
 from collections import defaultdict
 
 import numpy as np
@@ -184,7 +183,7 @@ def seal_upload(fleet, name, upload, body, *, signer=None, head=None, recipient=
 def with_body(upload, values):
     """Return the upload and its body for another vector (d,) float32."""
     body = np.ascontiguousarray(values, "<f4").tobytes()
-    return dataclasses.replace(upload, length=len(body) // 4, digest=hashlib.sha256(body).digest()), body
+    return dataclasses.replace(upload, length=len(body) // 4), body
 
 
 def inject(fleet, name, sealed, *, topic_of=None):
@@ -228,15 +227,24 @@ class _ToBroker:
         self.fleet.broker.submit(self.fleet.client_id("aggregator"), message, lambda: None)
 
 
-def announce(fleet, announcement, *, signer=None, purpose="announcement"):
-    """Publish an announcement as a rogue aggregator can: with its own key, or another's."""
-    identity = signer or aggregator_identity(fleet)
+def tell(fleet, base, purpose, plain, kind, *, round_=0, signer=None):
+    """Publish ``plain`` to the fleet as a rogue aggregator can: with its own key, or another's; return the transfer id."""
     head = Sealed(fleet.plan.fleet, purpose, "aggregator", "*")
-    sealed = seal_to_group(identity, group_key(fleet), head, encode(announcement))
-    RetainedPublisher(_ToBroker(fleet)).publish(
-        Topics(fleet.plan.fleet).round, sealed, kind=ChunkKind.ROUND, round_=announcement.round
-    )
-    return sealed
+    sealed = seal_to_group(signer or aggregator_identity(fleet), group_key(fleet), head, plain)
+    return RetainedPublisher(_ToBroker(fleet)).publish(base, sealed, kind=kind, round_=round_)
+
+
+def announce(fleet, announcement, *, signer=None, purpose="announcement"):
+    """Publish an announcement as `tell` does."""
+    topic = Topics(fleet.plan.fleet).round
+    plain = encode(announcement)
+    return tell(fleet, topic, purpose, plain, ChunkKind.ROUND, round_=announcement.round, signer=signer)
+
+
+def settle(fleet):
+    """Let everything happen that needs no time."""
+    while fleet._act():
+        pass
 
 
 def reasons(caplog):

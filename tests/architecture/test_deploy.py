@@ -1,0 +1,167 @@
+"""What deploy/ ships works: the broker's configuration with TLS and ACL, and the units."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import queue
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tests.helpers.trees import ROOT
+from wire.address import BrokerAddress
+from wire.broker import find_mosquitto, free_port
+from wire.errors import BrokerUnreachableError
+from wire.mqtt import MqttTransport
+from wire.topics import Topics
+from wire.transport import Message
+
+TOPICS = Topics("reef")
+WAIT_S = 10.0
+
+
+def certificate(folder, name, issuer=None):
+    """Write NAME.crt and NAME.key, signed by ``issuer`` (certificate, key) or by themselves, and return them."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer[0].subject if issuer else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+    )
+    made = builder.sign(issuer[1] if issuer else key, hashes.SHA256())
+    (folder / f"{name}.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    (folder / f"{name}.key").write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()))
+    return made, key
+
+
+@pytest.fixture
+def broker(tmp_path):
+    """Mosquitto with our configuration, its paths and port replaced; yields (port, folder of certificates)."""
+    binary = find_mosquitto()
+    if binary is None:
+        pytest.skip("mosquitto is not installed")
+    ca = certificate(tmp_path, "ca")
+    for name in ("server", "aggregator", "dev-1", "dev-2"):
+        certificate(tmp_path, name, ca)
+    port = free_port()
+    text = (ROOT / "deploy/mosquitto/shoal.conf").read_text()
+    for old, new in (
+        ("/etc/mosquitto/certs", str(tmp_path)),
+        ("/etc/mosquitto/shoal.acl", str(ROOT / "deploy/mosquitto/shoal.acl")),
+        ("listener 8883", f"listener {port} 127.0.0.1"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    text += f"persistence_location {tmp_path}/\n" + ("user root\n" if os.geteuid() == 0 else "")
+    (tmp_path / "shoal.conf").write_text(text)
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([binary, "-c", str(tmp_path / "shoal.conf")], stdout=log, stderr=log)
+    try:
+        end = time.monotonic() + WAIT_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                assert process.poll() is None, (tmp_path / "log").read_text()
+                assert time.monotonic() < end
+                time.sleep(0.02)
+        yield port, tmp_path
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+class Client:
+    """A connected transport and what it receives."""
+
+    def __init__(self, broker, name):
+        port, folder = broker
+        files = {"cert_file": folder / f"{name}.crt", "key_file": folder / f"{name}.key"} if name else {}
+        address = BrokerAddress.parse(f"mqtts://localhost:{port}", ca_file=folder / "ca.crt", **files)
+        self.events = queue.SimpleQueue()
+        self.transport = MqttTransport(address, f"test-{name}", self.events.put)
+
+    def start(self):
+        self.transport.start(require=True)
+        return self
+
+    def messages(self, count):
+        """Return the next ``count`` messages as (topic, payload)."""
+        found = []
+        while len(found) < count:
+            event = self.events.get(timeout=WAIT_S)
+            if isinstance(event, Message):
+                found.append((event.topic, event.payload))
+        return found
+
+
+@pytest.mark.broker
+def test_the_broker_confines_every_device_to_its_own_topics(broker):
+    """A device reaches the aggregator only under its own name, and never hears what is told to another."""
+    aggregator, first, second = (Client(broker, n) for n in ("aggregator", "dev-1", "dev-2"))
+    try:
+        aggregator.transport.subscribe(TOPICS.all_up)
+        aggregator.transport.subscribe(TOPICS.all_state)
+        second.transport.subscribe(TOPICS.ctl("dev-1"))
+        second.transport.subscribe(TOPICS.ctl("dev-2"))
+        second.transport.subscribe(f"{TOPICS.round}/#")
+        for client in (aggregator, first, second):
+            client.start()
+        time.sleep(0.3)
+        first.transport.publish(TOPICS.up("dev-2"), b"in another's name")
+        first.transport.publish(TOPICS.state("dev-2"), b"in another's name")
+        first.transport.publish(TOPICS.round, b"in the aggregator's name")
+        first.transport.publish(TOPICS.state("dev-1"), b"here", retain=True)
+        first.transport.publish(TOPICS.up("dev-1"), b"update")
+        assert aggregator.messages(2) == [(TOPICS.state("dev-1"), b"here"), (TOPICS.up("dev-1"), b"update")]
+        aggregator.transport.publish(TOPICS.ctl("dev-1"), b"for the first")
+        aggregator.transport.publish(TOPICS.round, b"for all", retain=True)
+        aggregator.transport.publish(TOPICS.ctl("dev-2"), b"for the second")
+        assert second.messages(2) == [(TOPICS.round, b"for all"), (TOPICS.ctl("dev-2"), b"for the second")]
+    finally:
+        for client in (aggregator, first, second):
+            client.transport.close()
+
+
+@pytest.mark.broker
+def test_the_broker_refuses_a_client_without_a_certificate(broker):
+    """TLS alone is not enough."""
+    known = Client(broker, "dev-1").start()
+    known.transport.close()
+    stranger = Client(broker, "")
+    with pytest.raises(BrokerUnreachableError):
+        stranger.transport.start(require=True)
+    stranger.transport.close()
+
+
+@pytest.mark.parametrize("unit", ["shoal-aggregator", "shoal-edge"])
+def test_the_units_are_valid(tmp_path, unit):
+    """systemd-analyze finds nothing to say about them, once the program they start exists."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    text = (ROOT / f"deploy/systemd/{unit}.service").read_text()
+    program = f"/opt/shoal/.venv/bin/{unit}"
+    assert program in text
+    file = tmp_path / f"{unit}.service"
+    file.write_text(text.replace(program, shutil.which("true")))
+    done = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True, check=False)
+    complaints = [line for line in done.stderr.splitlines() if Path(file).name in line]
+    assert (done.returncode, complaints) == (0, [])

@@ -1,0 +1,104 @@
+"""The programs as a person calls them: in a process of their own, with their output kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from aggregator import membership as aggregator_membership
+from edge_client import enrolment
+from fleet.directory import ROSTER_FILE, FleetDirectory
+from fleet.task.signed import Source, write_signed
+from support.files import write_private
+from tests.helpers.tasks import logistic_bundle
+from tests.helpers.trees import ONE_THREAD, ROOT
+
+MODULES = {"shoal-fleet": "fleet", "shoal-edge": "edge_client", "shoal-aggregator": "aggregator"}
+BROKER = "mqtt://127.0.0.1:1"
+"""Nobody listens on port 1."""
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What a call printed, and its status."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def last(self):
+        """The last line of data."""
+        return self.out.splitlines()[-1]
+
+    @property
+    def data(self):
+        """The one JSON object of a --json call."""
+        (line,) = self.out.splitlines()
+        document = json.loads(line)
+        assert (document["schema"], document["ok"]) == (1, True)
+        return document["data"]
+
+    @property
+    def error(self):
+        """The one JSON object of a --json call that failed."""
+        (line,) = self.out.splitlines()
+        document = json.loads(line)
+        assert (document["schema"], document["ok"]) == (1, False)
+        return document["error"]
+
+
+class Person:
+    """Calls the programs in one directory and remembers every line that was printed or passed."""
+
+    def __init__(self, home):
+        self.home = home
+        self.seen = []
+
+    def __call__(self, program, *arguments, status=0, **environment):
+        arguments = [str(a) for a in arguments]
+        done = subprocess.run(
+            [sys.executable, "-c", f"from {MODULES[program]}.cli import main; main()", *arguments],
+            cwd=self.home,
+            env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), **environment},
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        self.seen += [*arguments, done.stdout, done.stderr]
+        assert done.returncode == status, done.stderr
+        assert "Traceback" not in done.stderr
+        return Transcript(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def call(tmp_path):
+    """Call a program: ``call("shoal-edge", "init", ..., status=0)``."""
+    return Person(tmp_path)
+
+
+@pytest.fixture
+def fleet(call):
+    """A fleet with an aggregator and one device that has joined, made as the programs make it; returns the fingerprint."""
+    owner = FleetDirectory.create(call.home / "owner", "reef", BROKER)
+    grant = owner.add_aggregator(aggregator_membership.init(call.home / "server").read_bytes())
+    aggregator_membership.join(call.home / "server", grant.read_bytes(), owner.fingerprint)
+    grant = owner.add_device(enrolment.init(call.home / "dev-1", "dev-1").read_bytes())
+    enrolment.join(call.home / "dev-1", grant.read_bytes(), owner.fingerprint)
+    write_private(call.home / "server" / ROSTER_FILE, owner.roster_bytes)
+    return owner.fingerprint
+
+
+@pytest.fixture
+def task(call, fleet):
+    """A signed task, made without torch; returns its directory's name."""
+    source = Source("logistic", {"inputs": 4, "classes": 3})
+    write_signed(logistic_bundle(), source, FleetDirectory(call.home / "owner").owner, call.home / "task")
+    return "task"

@@ -1,0 +1,170 @@
+"""Every failure that a person can cause: the status of its kind, a line, a hint, and no traceback."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import BROKER
+from tests.helpers.trees import python
+
+
+def complaint(transcript, error, hint):
+    """Check that stderr has the error and the hint, and stdout nothing."""
+    assert transcript.out == ""
+    assert f"error: {error}" in transcript.err, transcript.err
+    assert f"hint: {hint}" in transcript.err, transcript.err
+
+
+def test_usage_an_unknown_command(call):
+    """Status 2 from the parser."""
+    assert "no-such-command" in call("shoal-fleet", "no-such-command", status=2).err
+
+
+def test_usage_a_setting_without_a_value(call, fleet, task):
+    """Status 2 from us."""
+    asked = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "cfl", "--set", "eps1", status=2)
+    assert "error: 'eps1' is not NAME=VALUE" in asked.err
+
+
+@pytest.mark.parametrize(
+    ("extra", "error", "hint"),
+    [
+        (["--algorithm", "fedsum"], "no algorithm 'fedsum'", "there are cfl, fedavg, ifca"),
+        (["--algorithm", "cfl", "--set", "epsilon=1"], "cfl has no setting 'epsilon'", "it has "),
+        (["--algorithm", "fedavg", "--mask", "rot13"], "mask mode 'rot13' is not known", "use one of: "),
+    ],
+)
+def test_config_a_run_that_makes_no_sense(call, fleet, task, extra, error, hint):
+    """Status 3, before anything is signed."""
+    complaint(call("shoal-fleet", "run", "owner", "--task", task, *extra, status=3), error, hint)
+    assert list((call.home / "owner/runs").iterdir()) == []
+
+
+def test_config_a_fleet_twice(call):
+    """Status 3: keys are never overwritten."""
+    call("shoal-fleet", "init", "owner", "--name", "reef", "--broker", BROKER)
+    before = (call.home / "owner/secrets.bin").read_bytes()
+    again = call("shoal-fleet", "init", "owner", "--name", "reef", "--broker", BROKER, status=3)
+    complaint(again, "owner holds a fleet already", "its keys can't be made again")
+    assert (call.home / "owner/secrets.bin").read_bytes() == before
+
+
+def test_config_a_bad_name(call):
+    """Status 3: names stand in topics."""
+    made = call("shoal-fleet", "init", "owner", "--name", "Reef/1", "--broker", BROKER, status=3)
+    complaint(made, "fleet 'Reef/1' is not a valid name", "use 1 to 64 of a-z")
+
+
+def test_config_an_unknown_key(call, fleet):
+    """Status 3, with the keys that there are."""
+    (call.home / "e.toml").write_text('[edge]\nmask_secret = "00"\n')
+    made = call("shoal-edge", "run", "dev-1", "--data", "x.npz", "--config", "e.toml", status=3)
+    complaint(made, "e.toml: unknown key 'mask_secret' in [edge]", "known keys: ")
+
+
+def test_config_a_secret_that_others_can_read(call, fleet):
+    """Status 3, and the command that mends it."""
+    (call.home / "dev-1/membership.bin").chmod(0o644)
+    made = call("shoal-edge", "status", "dev-1", status=3)
+    complaint(made, "dev-1/membership.bin is readable by others (mode 0644)", "chmod 600 dev-1/membership.bin")
+
+
+@pytest.mark.parametrize("program", ["shoal-edge", "shoal-aggregator"])
+def test_not_enrolled(call, program):
+    """Status 4 where nobody joined."""
+    complaint(call(program, "status", "nowhere", status=4), "nowhere belongs to no fleet", "run init there")
+
+
+def test_not_enrolled_as_json(call):
+    """With --json the failure is the one object on stdout, and stderr still speaks to people."""
+    made = call("shoal-edge", "status", "nowhere", "--json", status=4)
+    assert made.error["type"] == "NotEnrolledError"
+    assert made.error["hint"].startswith("run init there")
+    assert "error: nowhere belongs to no fleet" in made.err
+
+
+def test_no_fleet(call):
+    """Status 4 for the owner, too."""
+    complaint(call("shoal-fleet", "show", "nowhere", status=4), "nowhere holds no fleet", "shoal-fleet init DIR")
+
+
+def test_no_broker_for_the_aggregator(call, fleet):
+    """Status 5 when nobody answers at the address."""
+    assert BROKER in call("shoal-aggregator", "serve", "server", "--once", status=5).err
+
+
+def test_no_broker_for_a_device(call, fleet):
+    """Status 5."""
+    np.savez(call.home / "d.npz", x=np.zeros((9, 4), np.float32), y=np.zeros(9, np.int64))
+    assert BROKER in call("shoal-edge", "run", "dev-1", "--data", "d.npz", status=5).err
+
+
+def test_untrusted_another_owner(call, fleet):
+    """Status 6 when the grant is not of the owner whose fingerprint was given."""
+    wrong = "aaaa-bbbb-cccc-dddd-eeee-ffff"
+    made = call("shoal-edge", "join", "dev-1", "owner/grants/dev-1.grant", "--owner", wrong, status=6)
+    complaint(made, f"this grant is from owner {fleet}, not {wrong}", "compare the fingerprint")
+
+
+def test_untrusted_another_card(call, fleet):
+    """Status 6 when a card was swapped on its way to the owner."""
+    call("shoal-edge", "init", "dev-2", "--name", "dev-2")
+    made = call("shoal-fleet", "add-device", "owner", "dev-2/dev-2.card", "--fingerprint", fleet, status=6)
+    assert "error: this card has fingerprint" in made.err
+    assert [d["name"] for d in call("shoal-fleet", "show", "owner", "--json").data["devices"]] == ["dev-1"]
+
+
+def test_untrusted_the_wrong_role(call, fleet):
+    """Status 6: a device's card can't make an aggregator."""
+    made = call("shoal-fleet", "add-aggregator", "owner", "dev-1/dev-1.card", status=6)
+    assert "error: this card asks to be 'device', not 'aggregator'" in made.err
+
+
+def test_integrity_a_damaged_grant(call, fleet):
+    """Status 7 when the bytes are not a grant at all."""
+    (call.home / "g").write_bytes(b"not a grant")
+    assert "error: " in call("shoal-edge", "join", "dev-1", "g", "--owner", fleet, status=7).err
+
+
+def test_integrity_a_damaged_key_file(call, fleet):
+    """Status 7, and where to get it from."""
+    path = call.home / "dev-1/identity.key"
+    path.write_bytes(path.read_bytes()[:-1])
+    complaint(call("shoal-edge", "status", "dev-1", status=7), "dev-1/identity.key is not a key file", "restore it")
+
+
+def test_integrity_a_short_card(call, fleet):
+    """Status 7 for a card that was cut off anywhere."""
+    (call.home / "c").write_bytes((call.home / "dev-1/dev-1.card").read_bytes()[:70])
+    assert "error: " in call("shoal-fleet", "add-device", "owner", "c", status=7).err
+
+
+def test_no_model_yet(call, fleet):
+    """Status 7: there is nothing to predict with before the first round."""
+    np.savez(call.home / "d.npz", x=np.zeros((9, 4), np.float32))
+    made = call("shoal-edge", "predict", "dev-1", "--data", "d.npz", status=7)
+    complaint(made, "dev-1/model.bin does not exist", "let it take part in a run")
+
+
+def test_task_a_directory_without_one(call, fleet):
+    """Status 8."""
+    (call.home / "empty").mkdir()
+    made = call("shoal-fleet", "run", "owner", "--task", "empty", "--algorithm", "fedavg", status=8)
+    assert "error: " in made.err
+
+
+def test_task_another_owners(call, fleet, task):
+    """Status 6: a task that this owner did not sign is not run."""
+    path = call.home / task / "task.sig"
+    path.write_text("00" * 64)
+    made = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", status=6)
+    complaint(made, "the task in task is not the one that this owner signed", "compile it again")
+
+
+def test_debug_shows_the_traceback(call):
+    """Only on request, wherever the flag stands, and with the same status."""
+    done = python("from edge_client.cli import main; main()", "status", "nowhere", "--debug")
+    assert done.returncode == 4
+    assert "Traceback" in done.stderr
+    assert "error: nowhere belongs to no fleet" in done.stderr

@@ -1,0 +1,111 @@
+"""init, card, grant, join and show, as the owner and the two who join see them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+from fleet.directory import FleetDirectory
+from tests.cli.conftest import BROKER
+
+FINGERPRINT = r"[a-z2-7]{4}(-[a-z2-7]{4}){5}"
+
+
+def test_the_owner_makes_a_fleet(call):
+    """Stdout has the fingerprint and nothing else; what to do next is on stderr."""
+    made = call("shoal-fleet", "init", "owner", "--name", "reef", "--broker", BROKER)
+    assert re.fullmatch(rf"owner {FINGERPRINT}\n", made.out)
+    assert made.err.startswith("next: ")
+
+
+def test_a_device_makes_a_card(call):
+    """Stdout has the card's path, stderr the fingerprint that the owner may compare."""
+    made = call("shoal-edge", "init", "dev-1", "--name", "dev-1")
+    assert made.out == "dev-1/dev-1.card\n"
+    assert re.search(rf"^fingerprint {FINGERPRINT}$", made.err, re.MULTILINE)
+
+
+def test_everybody_joins_and_no_secret_shows(call):
+    """The whole way of cards and grants; what is printed or passed on the way holds no secret in any usual spelling."""
+    owner = call("shoal-fleet", "init", "owner", "--name", "reef", "--broker", BROKER).last.removeprefix("owner ")
+    assert call("shoal-aggregator", "init", "server").out == "server/aggregator.card\n"
+    added = call("shoal-fleet", "add-aggregator", "owner", "server/aggregator.card")
+    assert added.out == "owner/grants/aggregator.grant\n"
+    joined = call("shoal-aggregator", "join", "server", "owner/grants/aggregator.grant", "--owner", owner)
+    assert joined.out == "joined fleet reef; put the owner's run files into server/runs\n"
+    call("shoal-edge", "init", "dev-1", "--name", "dev-1")
+    added = call("shoal-fleet", "add-device", "owner", "dev-1/dev-1.card")
+    assert added.out == "owner/grants/dev-1.grant\n"
+    assert f"shoal-edge join DIR GRANT --owner {owner}" in added.err
+    call("shoal-edge", "join", "dev-1", "owner/grants/aggregator.grant", "--owner", owner, status=6)
+    joined = call("shoal-edge", "join", "dev-1", "owner/grants/dev-1.grant", "--owner", owner)
+    assert joined.out == "joined fleet reef as dev-1\n"
+    call("shoal-fleet", "show", "owner", "--json")
+    call("shoal-edge", "status", "dev-1", "--json")
+    call("shoal-fleet", "renew", "owner", "--debug")
+
+    secrets = FleetDirectory(call.home / "owner").secrets
+    text = "\n".join(call.seen)
+    for secret in (secrets.mask_secret, secrets.content_key, secrets.broadcast_key):
+        for spelling in (secret.hex(), secret.hex().upper(), repr(secret)[2:-1], repr(list(secret))):
+            assert spelling not in text
+
+
+def test_show_lists_who_belongs(call, fleet):
+    """People read lines, programs one object; both say the same."""
+    text = call("shoal-fleet", "show", "owner").out
+    data = call("shoal-fleet", "show", "owner", "--json").data
+    assert data["fleet"] == "reef"
+    assert data["owner"] == fleet
+    assert data["broker"] == BROKER
+    assert [d["name"] for d in data["devices"]] == ["dev-1"]
+    assert f"owner {fleet}\n" in text
+    assert f"dev-1 {data['devices'][0]['fingerprint']}\n" in text
+
+
+def test_a_devices_status_before_its_first_round(call, fleet):
+    """Who it is and where it belongs."""
+    data = call("shoal-edge", "status", "dev-1", "--json").data
+    assert (data["device"], data["fleet"]) == ("dev-1", "reef")
+    assert re.fullmatch(FINGERPRINT, data["fingerprint"])
+
+
+def test_the_aggregators_status_before_its_first_run(call, fleet):
+    """It knows the fleet, and that there is nothing to do."""
+    data = call("shoal-aggregator", "status", "server", "--json").data
+    assert data == {"fleet": "reef", "devices": 1, "runs": []}
+
+
+def test_a_task_is_compiled_and_a_run_signed_and_listed(call, fleet):
+    """`task compile` says how large the task is, `run` prints the run file, the aggregator finds it in its directory."""
+    compiled = call(
+        "shoal-fleet", "task", "compile", "owner", "logistic", "--option", "inputs=4", "--option", "classes=3",
+        "--out", "task",
+    )  # fmt: skip
+    assert compiled.out.startswith("task: 15 coordinates, ")
+    made = call(
+        "shoal-fleet", "run", "owner", "--task", "task", "--algorithm", "ifca", "--set", "k=2", "--rounds", "4",
+        "--min-contributors", "1", "--seed", "3",
+    )  # fmt: skip
+    assert made.out == "owner/runs/000001.run\n"
+    shutil.copy(call.home / "owner/runs/000001.run", call.home / "server/runs")
+    (run,) = call("shoal-aggregator", "status", "server", "--json").data["runs"]
+    assert (run["run"], run["algorithm"], run["rounds"], run["closed"], run["finished"]) == (1, "ifca", 4, 0, False)
+
+
+def test_config_says_where_each_value_comes_from(call, fleet):
+    """Flag over environment over file over default."""
+    (call.home / "a.toml").write_text('[aggregator]\ndevice = "cpu"\nlog = "debug"\n')
+    shown = call("shoal-aggregator", "config", "server", "--config", "a.toml", SHOAL_AGGREGATOR_LOG="error").out
+    assert "dir = server  # flag\n" in shown
+    assert "device = cpu  # a.toml\n" in shown
+    assert "log = error  # SHOAL_AGGREGATOR_LOG\n" in shown
+    assert "once = False  # default\n" in shown
+
+
+def test_secrets_lie_in_private_files(call, fleet):
+    """Mode 0600 for every file but cards, 0700 for the directories."""
+    parties = [call.home / party for party in ("owner", "server", "dev-1")]
+    paths = [path for party in parties for path in (party, *party.rglob("*")) if path.suffix != ".card"]
+    assert len(paths) > 12
+    assert [path for path in paths if path.stat().st_mode & 0o077] == []

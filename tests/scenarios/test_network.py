@@ -1,0 +1,202 @@
+"""An unkind network: whatever is doubled, late, out of order or lost, the run ends with the same bits."""
+
+import numpy as np
+import pytest
+
+from edge_client.data import Batch
+from edge_client.manifest import LocalTraining
+from tests.helpers.fleets import Wiretap, answers, concerns, make_fleet, names, settle, thetas, uploads_of
+from wire.faults import FaultRule, Hop, RuledFaults
+from wire.frame import parse
+from wire.messages import Action
+
+UP, CTL = "shoal/v1/+/d/+/up", "shoal/v1/+/d/+/ctl"
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [FaultRule(duplicate=1.0)],
+        [FaultRule(delay_s=(0.0, 0.3))],
+        [FaultRule(topic_filter=UP, reorder=0.7, reorder_s=3.0, duplicate=0.5)],
+        [FaultRule(topic_filter=UP, drop=0.4), FaultRule(topic_filter=CTL, drop=0.4)],
+        [FaultRule(topic_filter=CTL, drop=0.9)],
+    ],
+    ids=["doubled", "slow", "reordered", "lossy", "deaf"],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_bad_network_changes_no_bit(tmp_path, undisturbed, rules, seed):
+    with make_fleet(tmp_path / "fleet", faults=RuledFaults(rules, seed=seed), quorum=1.0, deadline_s=1e6) as fleet:
+        records = fleet.run(1000)
+        assert [r["contributed"] for r in records] == [3, 3, 3, 3]
+        assert thetas(fleet) == undisturbed
+
+
+@pytest.fixture(scope="module")
+def wide(logistic):
+    """A task whose vector takes three chunks: d = 80,004."""
+    rng = np.random.default_rng(0)
+    data = {
+        name: Batch(rng.standard_normal((10, 20_000)).astype(np.float32), rng.integers(0, 4, 10)) for name in names(2)
+    }
+    local = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.01)
+    return {"data": data, "bundle": logistic(20_000, 4), "local": local, "rounds": 2, "quorum": 1.0}
+
+
+@pytest.fixture(scope="module")
+def wide_result(tmp_path_factory, wide):
+    with make_fleet(tmp_path_factory.mktemp("wide") / "fleet", **wide) as fleet:
+        fleet.run(10)
+        return thetas(fleet)
+
+
+def test_a_missing_chunk_is_asked_for_alone(tmp_path, wide, wide_result):
+    """The aggregator names what it lacks, and the device sends that and nothing else."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
+        tap.lose(client=fleet.client_id("dev-00"), ending="/up", chunk=1, times=2)
+        fleet.run(100)
+        asked = [c for c in answers(fleet, tap, "dev-00") if c.action == Action.NACK]
+        assert asked
+        assert all(c.missing == (1,) for c in asked)
+        indices = [
+            parse(p.payload)[0].index
+            for p in tap.sent(client=fleet.client_id("dev-00"), ending="/up")
+            if parse(p.payload)[0].round == 1
+        ]
+        assert indices == [0, 1, 2, 0, 1, 2, 1]
+        assert thetas(fleet) == wide_result
+
+
+def test_chunks_out_of_order_and_doubled_are_put_together(tmp_path, wide, wide_result):
+    faults = RuledFaults([FaultRule(duplicate=0.5, reorder=0.8, reorder_s=0.5)], seed=3)
+    with make_fleet(tmp_path / "fleet", faults=faults, **wide) as fleet:
+        fleet.run(100)
+        assert thetas(fleet) == wide_result
+
+
+def test_a_lost_model_is_fetched_again(tmp_path, undisturbed):
+    """The retained offset got lost on its way to one device; it subscribes anew and gets it."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+        client, lost = fleet.client_id("dev-01"), []
+
+        def rule(passage):
+            if "/s/model/" in passage.topic and passage.client == client and passage.hop is Hop.DOWN and not lost:
+                lost.append(passage)
+                return ()
+            return None
+
+        tap.rules.append(rule)
+        records = fleet.run(100)
+        assert lost
+        assert 5 <= records[1]["seconds"] < 10
+        assert thetas(fleet) == undisturbed
+
+
+def test_a_late_upload_is_refused_and_the_device_moves_on(tmp_path):
+    """It arrives after its round was closed on the quorum: it counts nowhere, and its sender takes part in the next."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=0.6, deadline_s=20.0) as fleet:
+        client, late = fleet.client_id("dev-02"), []
+
+        def rule(passage):
+            if concerns(passage, client, "/up", Hop.UP) and parse(passage.payload)[0].round == 1:
+                late.append(passage)
+                return (25.0,) if len(late) == 1 else ()
+            return None
+
+        tap.rules.append(rule)
+        hold = tap.lose(client=fleet.client_id("dev-01"), ending="/up")
+        fleet.run_until(lambda: fleet.now_s > 1, 5)
+        tap.forgive(hold)
+        fleet.run_until(lambda: len(fleet.records()) == 1, 30)
+        hold = tap.lose(client=fleet.client_id("dev-01"), ending="/up")
+        fleet.run_until(lambda: fleet.now_s >= 26, 30)
+        refused = [c for c in answers(fleet, tap, "dev-02") if c.action == Action.REFUSED]
+        assert [c.reason for c in refused] == ["the round is not open"]
+        tap.forgive(hold)
+        records = fleet.run(100)
+        assert records[0]["missing"] == ["dev-02"]
+        assert records[0]["seconds"] == pytest.approx(20.0, abs=0.3)
+        assert [r["contributed"] for r in records] == [2, 3, 3, 3]
+
+
+def test_a_device_that_falls_silent_mid_upload_is_left_behind_at_the_deadline(tmp_path, wide):
+    """Its connection seems to stand, only two of its three chunks came: the quorum closes the round, and it waits again."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, **{**wide, "quorum": 0.5, "deadline_s": 15.0}) as fleet:
+        tap.lose(client=fleet.client_id("dev-01"), ending="/up", chunk=2)
+        records = fleet.run(100)
+        assert [r["missing"] for r in records[:2]] == [["dev-01"]] * 2
+        assert [r["contributed"] for r in records] == [1, 1, 2]  # the final report has no vector: one chunk
+        assert records[0]["seconds"] == pytest.approx(15.0, abs=0.3)
+
+
+def test_a_device_that_says_goodbye_by_its_will_is_not_waited_for(tmp_path):
+    """The broker publishes its will: the round closes at once on its quorum, and the device's return brings it back."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=0.6, rounds=4) as fleet:
+        tap.lose(client=fleet.client_id("dev-02"), ending="/up", times=1)
+        fleet.run_until(lambda: uploads_of(fleet, tap, "dev-02"), 5)
+        settle(fleet)
+        hold = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
+        fleet.kill_device("dev-02")
+        fleet.run_until(lambda: fleet.now_s > 5, 10)
+        assert [(r["contributed"], r["missing"]) for r in fleet.records()] == [(2, ["dev-02"])]
+        assert fleet.records()[0]["seconds"] < 1
+        fleet.revive_device("dev-02")
+        settle(fleet)
+        tap.forgive(hold)
+        records = fleet.run(100)
+        assert [r["contributed"] for r in records] == [2, 2, 3, 3, 3]
+        assert len(set(thetas(fleet).values())) == 1
+
+
+def test_the_will_of_an_earlier_life_is_ignored(tmp_path, undisturbed):
+    """The broker noticed the dead connection only after the device had come back on a new one."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+        hold = tap.lose(client=fleet.client_id("dev-02"), ending="/up")
+        fleet.run_until(lambda: uploads_of(fleet, tap, "dev-02"), 5)
+        late = []
+
+        def rule(passage):
+            if passage.hop is Hop.DOWN and passage.topic.endswith("/dev-02/state") and not late:
+                late.append(passage)
+                return (2.0,)
+            return None
+
+        tap.rules.append(rule)
+        fleet.kill_device("dev-02")
+        fleet.revive_device("dev-02")
+        fleet.run_until(lambda: fleet.now_s > 5, 10)
+        assert late
+        tap.forgive(hold)
+        assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
+        assert thetas(fleet) == undisturbed
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["sessions kept", "everything forgotten"])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 6])
+def test_a_broker_restart_changes_no_bit(tmp_path, undisturbed, keep, steps):
+    """At any step, with and without its memory: what is retained is published again, what was in flight is resent."""
+    with make_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
+        for _ in range(steps):
+            fleet.step()
+        fleet.broker.restart(keep=keep)
+        assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
+        assert thetas(fleet) == undisturbed
+
+
+def test_a_short_partition_is_survived(tmp_path, undisturbed):
+    """The connection of one device breaks and comes back: it is the same life, and nothing is lost."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+        tap.lose(client=fleet.client_id("dev-01"), ending="/up", times=1)
+        fleet.run_until(lambda: uploads_of(fleet, tap, "dev-01"), 5)
+        fleet.broker.disconnect(fleet.client_id("dev-01"))
+        fleet.run_until(lambda: fleet.now_s > 3, 5)
+        fleet.broker.reconnect(fleet.client_id("dev-01"))
+        assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
+        assert thetas(fleet) == undisturbed

@@ -1,0 +1,206 @@
+"""Crashes: aggregator and devices die at any point, come back from their directories, and every update counts once."""
+
+import pytest
+
+from edge_client.manifest import LocalTraining
+from tests.helpers.fleets import (
+    Wiretap,
+    answers,
+    grouped_data,
+    make_fleet,
+    settle,
+    thetas,
+    uploads_of,
+)
+from wire.errors import IntegrityError, UsageError
+from wire.faults import Hop
+from wire.messages import Action
+
+QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
+ALGORITHMS = {
+    "fedavg": {"rounds": 4},
+    "ifca": {
+        "algorithm": "ifca",
+        "rounds": 6,
+        "local": QUICK,
+        "settings": {"k": "2", "restarts": "2", "restart_rounds": "2"},
+    },
+    "cfl": {"algorithm": "cfl", "rounds": 7, "local": QUICK},
+}
+
+
+@pytest.fixture(scope="module", params=list(ALGORITHMS))
+def algorithm(request, tmp_path_factory):
+    """(options, clusters and models that an undisturbed run ends with)."""
+    options = {**ALGORITHMS[request.param], "quorum": 1.0}
+    with make_fleet(tmp_path_factory.mktemp("calm") / "fleet", grouped_data(6, 2), **options) as fleet:
+        records = fleet.run(10)
+        return options, records[-1]["clusters"], [r["norms"] for r in records], thetas(fleet)
+
+
+@pytest.mark.parametrize("at_round", [1, 4, 5])
+def test_an_aggregator_that_dies_with_some_uploads_stored_counts_each_once(tmp_path, algorithm, at_round):
+    """It takes the round up where it was: stored updates are not asked for again, and not a bit of the result differs."""
+    options, clusters, norms, models = algorithm
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", grouped_data(6, 2), faults=tap, **options) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == at_round - 1, 10)
+        holds = [tap.lose(client=fleet.client_id(d), ending="/up") for d in ("dev-02", "dev-03")]
+        settle(fleet)
+        stored = answers(fleet, tap, "dev-00")[-1]
+        assert (stored.action, stored.round) == (Action.ACK, at_round)
+        before = len(uploads_of(fleet, tap, "dev-00"))
+        fleet.kill_aggregator()
+        fleet.step()
+        fleet.revive_aggregator()
+        settle(fleet)
+        assert f"round {at_round}: 4 of 6" in fleet.service.status()
+        assert len(uploads_of(fleet, tap, "dev-00")) == before
+        for hold in holds:
+            tap.forgive(hold)
+        records = fleet.run(100)
+        assert [r["contributed"] for r in records] == [6] * len(norms)
+        assert records[-1]["clusters"] == clusters
+        assert [r["norms"] for r in records] == norms
+        assert thetas(fleet) == models
+
+
+def test_an_aggregator_that_dies_before_the_commit_asks_again(tmp_path, undisturbed):
+    """Bytes in the file without a row are a torn tail: written over, acknowledged only when they are durable."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+        fleet.broker.pump()
+        for device in fleet.devices.values():
+            device.worker.work()
+        fleet.broker.pump()
+        (file,) = (fleet.stage.aggregator_dir / "run-000001" / "updates").glob("*.f32")
+        assert file.stat().st_size == 3 * 4 * fleet.plan.length
+        fleet.kill_aggregator()
+        assert not answers(fleet, tap, "dev-00")
+        fleet.revive_aggregator()
+        assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
+        assert thetas(fleet) == undisturbed
+
+
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_an_aggregator_may_die_at_any_step(tmp_path, undisturbed, steps):
+    with make_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
+        for _ in range(steps):
+            fleet.step()
+        fleet.kill_aggregator()
+        fleet.step()
+        fleet.revive_aggregator()
+        assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
+        assert thetas(fleet) == undisturbed
+
+
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_a_device_may_die_at_any_step(tmp_path, undisturbed, steps):
+    with make_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
+        for _ in range(steps):
+            fleet.step()
+        fleet.kill_device("dev-01")
+        fleet.step()
+        fleet.revive_device("dev-01")
+        assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
+        assert thetas(fleet) == undisturbed
+
+
+def test_all_of_them_may_die_together(tmp_path, undisturbed):
+    """A power cut takes the broker's memory, the aggregator and every device."""
+    with make_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 2, 10)
+        for name in tuple(fleet.devices):
+            fleet.kill_device(name)
+        fleet.kill_aggregator()
+        fleet.broker.restart(keep=False)
+        for name in reversed(fleet.stage.devices):
+            fleet.revive_device(name)
+        fleet.revive_aggregator()
+        assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
+        assert thetas(fleet) == undisturbed
+
+
+@pytest.mark.parametrize("lost", ["upload", "answer"])
+def test_a_device_that_dies_after_sealing_resends_the_same_bytes(tmp_path, undisturbed, lost):
+    """Whether its upload or the answer got lost: the kept bytes go out again, and they count once."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+        client = fleet.client_id("dev-01")
+        if lost == "upload":
+            silence = tap.lose(client=client, ending="/up")
+        else:
+            silence = tap.lose(client=client, ending="/ctl", hop=Hop.DOWN)
+        hold = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
+        settle(fleet)
+        (first,) = uploads_of(fleet, tap, "dev-01")
+        fleet.kill_device("dev-01")
+        settle(fleet)
+        tap.forgive(silence)
+        fleet.revive_device("dev-01")
+        settle(fleet)
+        assert uploads_of(fleet, tap, "dev-01") == [first, first]
+        assert [c.action for c in answers(fleet, tap, "dev-01")][-1] == Action.ACK
+        tap.forgive(hold)
+        assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
+        assert thetas(fleet) == undisturbed
+
+
+def test_a_device_that_dies_before_sealing_computes_the_same_update_again(tmp_path):
+    """Mini-batch order follows from plan, round and name: the second life reaches the vector that the first would have."""
+    vectors = []
+    for die in (False, True):
+        tap = Wiretap()
+        with make_fleet(tmp_path / str(die), faults=tap, local=QUICK) as fleet:
+            fleet.broker.pump()
+            if die:
+                fleet.kill_device("dev-01")
+                fleet.revive_device("dev-01")
+            settle(fleet)
+            tap.rules.clear()
+            fleet.run(100)
+            vectors.append(thetas(fleet))
+    assert vectors[0] == vectors[1]
+
+
+def test_an_answered_device_that_restarts_does_not_train_again(tmp_path, undisturbed):
+    """Its round still waits for another one: the kept upload goes out, is known, and is acknowledged."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+        hold = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
+        settle(fleet)
+        assert [c.action for c in answers(fleet, tap, "dev-01")] == [Action.ACK]
+        fleet.kill_device("dev-01")
+        fleet.revive_device("dev-01")
+        settle(fleet)
+        first, second = uploads_of(fleet, tap, "dev-01")
+        assert first == second
+        assert {c.action for c in answers(fleet, tap, "dev-01")} == {Action.ACK}
+        tap.forgive(hold)
+        fleet.run(100)
+        assert thetas(fleet) == undisturbed
+
+
+def test_an_altered_update_on_the_aggregators_disk_is_noticed(tmp_path):
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+        tap.lose(client=fleet.client_id("dev-00"), ending="/up")
+        settle(fleet)
+        fleet.kill_aggregator()
+        (file,) = (fleet.stage.aggregator_dir / "run-000001" / "updates").glob("*.f32")
+        raw = bytearray(file.read_bytes())
+        raw[5] ^= 1
+        file.write_bytes(raw)
+        with pytest.raises(IntegrityError, match="altered or is torn"):
+            fleet.revive_aggregator()
+
+
+def test_nobody_is_revived_twice(tmp_path):
+    with make_fleet(tmp_path / "fleet") as fleet:
+        with pytest.raises(UsageError, match="alive"):
+            fleet.revive_device("dev-00")
+        with pytest.raises(UsageError, match="alive"):
+            fleet.revive_aggregator()
+        fleet.kill_aggregator()
+        with pytest.raises(UsageError, match="dead"):
+            fleet.kill_aggregator()

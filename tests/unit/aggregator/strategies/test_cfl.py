@@ -1,0 +1,454 @@
+"""CFL on synthetic updates: splits as device ids, trials accepted and refused, the tree, dump and load."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_1samp
+
+from aggregator.strategies import cfl_tree
+from aggregator.strategies.cfl_trial import judge, paired_t_p_value
+from tests.helpers.plans import KEY_ID, Rounds, contribution, run_plan
+from wire.errors import ConfigError, KeyMismatchError
+from wire.messages import Phase, SegmentSpec, Share
+
+D = 24
+RNG = np.random.default_rng(11)
+GROUPS = {  # ids that are neither contiguous nor in order of their groups
+    "a": ("dev-90", "dev-07", "dev-33"),
+    "b": ("dev-02", "dev-71", "dev-40"),
+    "c": ("dev-55", "dev-11", "dev-68"),
+    "d": ("dev-04", "dev-82", "dev-29"),
+}
+GROUP_OF = {device: g for g, members in GROUPS.items() for device in members}
+DEVICES = tuple(random.Random(1).sample(sorted(GROUP_OF), len(GROUP_OF)))
+GOAL = {"a": 8.0 * np.eye(D)[0], "b": 4.0 * np.eye(D)[1], "c": 2.0 * np.eye(D)[2], "d": -2.0 * np.eye(D)[2]}
+NOISE = {d: 0.02 * RNG.standard_normal(D) for d in DEVICES}
+ALG_5 = {"form": "absolute", "eps1": 0.05, "eps2": 0.5, "validate": "off", "cool_down": 0}
+
+
+def cfl(devices=DEVICES, changes=None, **settings):
+    run = run_plan("cfl", settings, segments=(SegmentSpec("cluster", D),), rounds=200, **(changes or {}))
+    return Rounds(run, devices)
+
+
+class Quadratic:
+    """Devices that would each like to be at their group's goal: one gradient step of length one leads there."""
+
+    def __init__(self, rounds, goals=None):
+        self.rounds = rounds
+        self.goals = goals or {d: GOAL[g] for d, g in GROUP_OF.items()}
+        self.orders = []
+
+    def theta(self, model):
+        for slot in slots(self.rounds.state):
+            if slot[0] == model:
+                return np.zeros(D) if slot[1].offset is None else slot[1].offset.astype(np.float64)
+        raise AssertionError(model)
+
+    def loss(self, device, model):
+        return float(np.linalg.norm(self.goals[device] - self.theta(model)))
+
+    def __call__(self, device, order, round_):
+        self.orders.append((round_, device, order))
+        model, margins, vector = order.candidates[0], (), None
+        if order.train:
+            vector = self.goals[device] + NOISE[device] - self.theta(model)
+        if order.margins:
+            margins = tuple(self.loss(device, m) - self.loss(device, model) for m in order.candidates)
+            assert order.share == Share.VALIDATION
+        return contribution(device, vector, round=round_, model=model, phase=Phase(order.phase), margins=margins)
+
+
+def slots(state):
+    yield from ((c.id, c.slot) for c in state.clusters.values())
+    yield from ((h.model, h.slot) for t in state.trials.values() for h in (t.left, t.right))
+    yield from ((n.id, n.slot) for n in state.tree.values())
+
+
+def partition(rounds):
+    return {frozenset(c.members) for c in rounds.state.clusters.values()}
+
+
+TRUTH = {frozenset(members) for members in GROUPS.values()}
+
+
+def run_until_quiet(rounds, answer, most=40, **kwargs):
+    for _ in range(most):
+        rounds.step(answer, **kwargs)
+
+
+def test_three_nested_splits_give_the_true_groups_as_device_ids():
+    """Sub-splits are device ids, never positions: nobody is orphaned, nobody is in two clusters."""
+    rounds = cfl(**ALG_5)
+    run_until_quiet(rounds, Quadratic(rounds), most=12)
+    assert partition(rounds) == TRUTH
+    cuts = [e for e in rounds.events if e.kind == "split"]
+    assert len(cuts) == len(rounds.state.tree) == 3
+    depths = sorted(len(cfl_tree.path(rounds.state.tree, leaf)) for leaf in rounds.state.clusters)
+    assert depths == [2, 3, 4, 4]
+    assert not rounds.state.unplaced
+    outcome = rounds.step(Quadratic(rounds))
+    assert set(outcome.clusters) == set(DEVICES)
+
+
+def test_pure_groups_are_left_alone_for_ever():
+    rounds = cfl(**ALG_5)
+    run_until_quiet(rounds, Quadratic(rounds))
+    assert partition(rounds) == TRUTH
+    for device, goal in ((d, GOAL[g]) for d, g in GROUP_OF.items()):
+        model = rounds.step(Quadratic(rounds)).clusters[device]
+        slot = rounds.state.clusters[model].slot
+        np.testing.assert_allclose(slot.offset, goal, atol=0.1)
+
+
+def test_nested_splits_survive_devices_that_come_and_go():
+    """A third of the devices is missing in every round; similarity uses each one's newest update."""
+    rounds = cfl(**{**ALG_5, "eps1": 0.6})
+    answer, rng = Quadratic(rounds), np.random.default_rng(2)
+    for _ in range(60):
+        rounds.step(answer, present=rng.choice(DEVICES, 8, replace=False).tolist())
+    members = [d for c in rounds.state.clusters.values() for d in c.members] + list(rounds.state.unplaced)
+    assert sorted(members) == sorted(DEVICES)
+    for cluster in partition(rounds):
+        assert len({GROUP_OF[d] for d in cluster}) == 1
+
+
+@pytest.mark.parametrize("linkage", ["single", "complete"])
+def test_both_linkages_find_clear_groups(linkage):
+    rounds = cfl(**ALG_5, linkage=linkage)
+    run_until_quiet(rounds, Quadratic(rounds), most=12)
+    assert partition(rounds) == TRUTH
+
+
+def test_children_of_an_unvalidated_split_start_from_the_parents_model_and_their_own_mean():
+    rounds = cfl(**ALG_5)
+    answer = Quadratic(rounds)
+    rounds.step(answer)
+    parent = rounds.state.clusters[0].slot.offset.astype(np.float64)
+    rounds.step(answer)
+    assert 0 not in rounds.state.clusters
+    for cluster in rounds.state.clusters.values():
+        mean = np.mean([GOAL[GROUP_OF[d]] + NOISE[d] - parent for d in cluster.members], axis=0)
+        np.testing.assert_allclose(cluster.slot.offset, parent + mean, atol=1e-5)
+        assert cluster.slot.contributors == len(cluster.members)
+
+
+# ---------------------------------------------------------------------------------------------------- when to split
+
+
+def test_no_split_while_the_mean_still_moves():
+    rounds = cfl(**{**ALG_5, "eps1": 1e-9})
+    run_until_quiet(rounds, Quadratic(rounds), most=8)
+    assert set(rounds.state.clusters) == {0}
+
+
+def test_no_split_where_every_update_is_small():
+    rounds = cfl(**{**ALG_5, "eps2": 1e9})
+    run_until_quiet(rounds, Quadratic(rounds), most=8)
+    assert set(rounds.state.clusters) == {0}
+
+
+def test_the_relative_form_measures_against_the_rounds_and_the_early_norms():
+    rounds = cfl(form="relative", eps1=0.4, eps2=0.05, validate="off", cool_down=0)
+    run_until_quiet(rounds, Quadratic(rounds), most=14)
+    assert partition(rounds) == TRUTH
+
+
+def test_gamma_max_forbids_a_split_that_noise_could_explain():
+    """Eq. 39: split only if gamma_max < sqrt((1 - alpha_cross_max) / 2)."""
+    open_, shut = cfl(**ALG_5, gamma_max=0.1), cfl(**ALG_5, gamma_max=0.999)
+    for rounds in (open_, shut):
+        run_until_quiet(rounds, Quadratic(rounds), most=12)
+    assert partition(open_) == TRUTH
+    assert set(shut.state.clusters) == {0}
+
+
+def test_warm_up_and_cool_down_put_splits_off():
+    rounds = cfl(**{**ALG_5, "cool_down": 4}, warm_up=5)
+    run_until_quiet(rounds, Quadratic(rounds), most=20)
+    assert [e.round for e in rounds.events if e.kind == "split"] == [6, 11, 16]
+    assert partition(rounds) == TRUTH
+
+
+@pytest.mark.parametrize(("settings", "changes"), [({"min_side": 4}, {}), ({}, {"min_contributors": 4})])
+def test_no_side_is_smaller_than_it_may_be(settings, changes):
+    """Groups of three can't be cut off where a side, or a mean, needs four."""
+    rounds = cfl(changes=changes, **ALG_5, **settings)
+    run_until_quiet(rounds, Quadratic(rounds), most=8)
+    assert set(rounds.state.clusters) == {0}
+
+
+def test_a_single_outlier_is_no_group():
+    goals = {d: np.zeros(D) for d in DEVICES} | {DEVICES[0]: 9.0 * np.eye(D)[3]}
+    rounds = cfl(**ALG_5)
+    run_until_quiet(rounds, Quadratic(rounds, goals), most=8)
+    assert set(rounds.state.clusters) == {0}
+
+
+# ---------------------------------------------------------------------------------------------------- trials
+
+TRIED = {"eps1": 0.4, "warm_up": 1, "cool_down": 0, "refused_cool_down": 3, "p_value": 0.05, "margin": 0.01}
+
+
+def test_validated_splits_give_the_true_groups():
+    rounds = cfl(**TRIED)
+    run_until_quiet(rounds, Quadratic(rounds), most=40)
+    assert partition(rounds) == TRUTH
+    kinds = [e.kind for e in rounds.events]
+    assert kinds.count("split") == 3
+    assert kinds.count("trial-opened") == 3 + kinds.count("split-refused")
+
+
+def test_a_trial_trains_both_halves_then_asks_for_margins():
+    """Two rounds of training under the phase TRIAL, then one of scoring the own half's model first, the other's second."""
+    rounds = cfl(**TRIED)
+    answer = Quadratic(rounds)
+    run_until_quiet(rounds, answer, most=5)
+    opened = next(e for e in rounds.events if e.kind == "trial-opened")
+    phases = {r: {o.phase for r_, _, o in answer.orders if r_ == r} for r in range(1, 6)}
+    assert opened.round == 2
+    assert phases == {1: {Phase.TRAIN}, 2: {Phase.TRAIN}, 3: {Phase.TRIAL}, 4: {Phase.TRIAL}, 5: {Phase.SCORE}}
+    scoring = {d: o for r, d, o in answer.orders if r == 5}
+    assert {o.candidates for o in scoring.values()} == {(1, 2), (2, 1)}
+    assert all(scoring[d].candidates[0] == 1 for d in GROUPS["a"]) or all(
+        scoring[d].candidates[0] == 2 for d in GROUPS["a"]
+    )
+    assert not any(o.train for o in scoring.values())
+
+
+class Indifferent(Quadratic):
+    """Scores say that the other half's model is just as good."""
+
+    def loss(self, device, model):
+        return 1.0
+
+
+def test_a_refused_trial_restores_the_parent_and_leaves_it_in_peace():
+    rounds = cfl(**TRIED)
+    answer = Indifferent(rounds)
+    for _ in range(2):
+        rounds.step(answer)
+    parent = rounds.state.clusters[0].slot
+    for _ in range(3):
+        rounds.step(answer)
+    assert [e.kind for e in rounds.events] == ["trial-opened", "split-refused"]
+    assert rounds.state.clusters[0].slot is parent
+    assert not rounds.state.trials
+    assert not rounds.state.tree
+    run_until_quiet(rounds, answer, most=5)
+    opened = [e.round for e in rounds.events if e.kind == "trial-opened"]
+    assert opened == [2, 9], "refused in round 5, then three rounds of peace: 6, 7 and 8"
+    detail = rounds.events[1].detail
+    assert (detail["prefer"], detail["margin"]) == ([0.0, 0.0], [0.0, 0.0])
+
+
+class OneSided(Quadratic):
+    """Only one half gains by the split: for the others their model is no better."""
+
+    def __call__(self, device, order, round_):
+        given = super().__call__(device, order, round_)
+        if order.margins and GROUP_OF[device] == "a":
+            return contribution(device, round=round_, model=given.model, phase=given.phase, margins=(0.0, -0.2))
+        return given
+
+
+def test_a_split_stands_only_if_both_sides_prefer_it():
+    rounds = cfl(**TRIED)
+    run_until_quiet(rounds, OneSided(rounds), most=5)
+    assert rounds.events[-1].kind == "split-refused"
+    assert sorted(rounds.events[-1].detail["prefer"]) == [0.0, 1.0]
+
+
+def test_a_trial_waits_for_absent_devices_and_gives_up_in_the_end():
+    """A half that can't be averaged makes the trial wait; after six lost rounds the parent goes on."""
+    rounds = cfl(**TRIED)
+    answer = Quadratic(rounds)
+    for _ in range(2):
+        rounds.step(answer)
+    others = [d for d in DEVICES if GROUP_OF[d] != "a"]
+    for lost in range(1, 6):
+        rounds.step(answer, present=others)
+        (trial,) = rounds.state.trials.values()
+        assert (trial.waited, trial.trained) == (lost, 0)
+    rounds.step(answer, present=others)
+    assert rounds.events[-1].kind == "split-refused"
+    assert rounds.events[-1].detail["reason"] == "devices absent"
+
+
+def test_a_trial_goes_on_when_its_devices_come_back():
+    rounds = cfl(**TRIED)
+    answer = Quadratic(rounds)
+    for _ in range(2):
+        rounds.step(answer)
+    rounds.step(answer, present=[d for d in DEVICES if GROUP_OF[d] != "a"])
+    run_until_quiet(rounds, answer, most=3)
+    assert rounds.events[-1].kind == "split"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_paired_t_test_is_scipys(seed):
+    rng = np.random.default_rng(seed)
+    values = rng.normal(rng.uniform(-0.5, 0.5), 1.0, rng.integers(2, 30))
+    expected = ttest_1samp(values, 0.0, alternative="greater").pvalue
+    assert paired_t_p_value(values) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [([], 1.0), ([3.0], 1.0), ([0.5, 0.5], 0.0), ([0.0, 0.0], 1.0), ([-1.0, -1.0], 1.0)]
+)
+def test_the_t_test_of_too_few_or_equal_values(values, expected):
+    assert paired_t_p_value(np.array(values)) == expected
+
+
+def test_the_verdict_of_one_side():
+    verdict = judge([0.5, -0.1, 0.3, 0.3])
+    assert (verdict.devices, verdict.prefer) == (4, 0.75)
+    assert verdict.margin == pytest.approx(0.25)
+    assert judge([]).prefer == 0.0
+
+
+# ---------------------------------------------------------------------------------------------------- tree, newcomers
+
+
+def settled_tree():
+    rounds = cfl(**ALG_5)
+    run_until_quiet(rounds, Quadratic(rounds), most=12)
+    return rounds
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_newcomer_descends_to_its_group(group):
+    """Alg. 4: at every node it trains that node's model and follows the more similar edge."""
+    rounds = settled_tree()
+    NOISE["dev-99"] = 0.02 * np.ones(D)
+    answer = Quadratic(rounds, {**{d: GOAL[g] for d, g in GROUP_OF.items()}, "dev-99": GOAL[group]})
+    for _ in range(4):
+        rounds.step(answer, present=(*DEVICES, "dev-99"))
+    (cluster,) = [c for c in rounds.state.clusters.values() if "dev-99" in c.members]
+    assert set(cluster.members) == {*GROUPS[group], "dev-99"}
+    assert not rounds.state.unplaced
+    (event,) = [e for e in rounds.events if e.kind == "newcomer"]
+    assert event.detail == {"device": "dev-99", "cluster": cluster.id}
+    trained = [o.candidates[0] for _, d, o in answer.orders if d == "dev-99"]
+    steps = list(cfl_tree.path(rounds.state.tree, cluster.id))
+    assert trained[: len(steps)] == steps
+
+
+def test_a_newcomer_before_any_split_joins_the_one_cluster():
+    rounds = cfl(**{**ALG_5, "eps1": 1e-9})
+    rounds.step(Quadratic(rounds))
+    NOISE["dev-99"] = np.zeros(D)
+    answer = Quadratic(rounds, {**{d: GOAL[g] for d, g in GROUP_OF.items()}, "dev-99": GOAL["b"]})
+    outcome = rounds.step(answer, present=(*DEVICES, "dev-99"))
+    assert outcome.clusters["dev-99"] == 0
+
+
+def test_a_newcomers_update_never_moves_a_model():
+    rounds = settled_tree()
+    root = rounds.state.tree[0].slot
+    NOISE["dev-99"] = np.full(D, 5.0)
+    answer = Quadratic(rounds, {**{d: GOAL[g] for d, g in GROUP_OF.items()}, "dev-99": GOAL["b"]})
+    before = {c.id: c.slot.offset.copy() for c in rounds.state.clusters.values()}
+    rounds.step(lambda d, o, r: answer(d, o, r) if d == "dev-99" else None, present=(*DEVICES, "dev-99"))
+    assert rounds.state.tree[0].slot is root
+    for cluster in rounds.state.clusters.values():
+        assert np.array_equal(cluster.slot.offset, before[cluster.id])
+
+
+def test_a_newcomer_under_another_key_is_not_compared():
+    rounds = settled_tree()
+    stranger = contribution("dev-99", np.ones(D), key_id=b"x" * 16)
+    assert KEY_ID != stranger.key_id
+    with pytest.raises(KeyMismatchError):
+        cfl_tree.follow(rounds.state.tree[0], stranger)
+
+
+def test_the_path_names_every_model_from_general_to_special():
+    rounds = settled_tree()
+    for cluster in rounds.state.clusters.values():
+        path = cfl_tree.path(rounds.state.tree, cluster.id)
+        assert (path[0], path[-1]) == (0, cluster.id)
+        for node, child in zip(path, path[1:], strict=False):
+            assert child in rounds.state.tree[node].children
+
+
+def test_the_edges_hold_the_children_devices_updates():
+    rounds = settled_tree()
+    for node in rounds.state.tree.values():
+        left, right = ({c.device for c in edge} for edge in node.edges)
+        assert left
+        assert right
+        assert not left & right
+
+
+def test_the_final_round_gives_everybody_its_clusters_model():
+    rounds = settled_tree()
+    rounds.step(Quadratic(rounds))
+    NOISE["dev-99"] = np.zeros(D)
+    state, _ = rounds.strategy.plan(rounds.state, 50, (*DEVICES, "dev-99"))
+    plan = rounds.strategy.final(state, 51, (*DEVICES, "dev-99"))
+    assert plan.final
+    assert set(plan.orders) == {*DEVICES, "dev-99"}
+    assert plan.orders["dev-99"].candidates == (0,)
+    for cluster in rounds.state.clusters.values():
+        assert all(plan.orders[d].candidates == (cluster.id,) for d in cluster.members)
+
+
+# ---------------------------------------------------------------------------------------------------- dump and load
+
+
+@pytest.mark.parametrize("after", range(12))
+@pytest.mark.parametrize("settings", [ALG_5, TRIED], ids=["unvalidated", "trials"])
+def test_dump_and_load_change_nothing_later(settings, after):
+    """Put away and taken up after any round, in mid-trial too: the same splits, models and tree follow."""
+    results = []
+    for reload in (False, True):
+        rounds = cfl(**settings)
+        answer = Quadratic(rounds)
+        for i in range(14):
+            if reload and i == after:
+                dump = rounds.reload()
+                assert all(math.isfinite(v.sum()) for v in dump.vectors.values())
+            rounds.step(answer)
+        models = {c.id: (c.members, c.slot.offset.tobytes(), c.quiet_until) for c in rounds.state.clusters.values()}
+        trials = {t.cluster: (t.left.members, t.trained, t.waited) for t in rounds.state.trials.values()}
+        results.append((models, trials, rounds.state.early_norm, rounds.state.next_id, sorted(rounds.state.tree)))
+    assert results[0] == results[1]
+
+
+def test_a_dump_names_every_upload_it_refers_to():
+    rounds = cfl(**TRIED)
+    run_until_quiet(rounds, Quadratic(rounds), most=9)
+    dump = rounds.strategy.dump(rounds.state)
+    needed = {c.key for c in rounds.state.newest.values()}
+    needed |= {c.key for n in rounds.state.tree.values() for e in n.edges for c in e}
+    needed |= {c.key for t in rounds.state.trials.values() for c in t.evidence}
+    assert dump.uploads == needed
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"linkage": "average"}, "linkage"),
+        ({"form": "other"}, "form"),
+        ({"eps1": 0}, "eps1"),
+        ({"eps2": -1}, "eps2|eps1"),
+        ({"gamma_max": 1.0}, "gamma_max"),
+        ({"trial_rounds": 0}, "trial_rounds"),
+        ({"prefer": 1.0}, "prefer"),
+        ({"validate": "maybe"}, "validate"),
+        ({"speed": 3}, "no setting 'speed'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, match):
+    with pytest.raises(ConfigError, match=match):
+        cfl(**settings)
+
+
+def test_a_shared_segment_or_several_origins_are_refused():
+    with pytest.raises(ConfigError, match="one origin"):
+        Rounds(run_plan("cfl", origins=2), DEVICES)
+    with pytest.raises(ConfigError, match="shared"):
+        Rounds(run_plan("cfl", segments=(SegmentSpec("shared", 3), SegmentSpec("cluster", 3))), DEVICES)

@@ -1,0 +1,110 @@
+"""FedAvg against the formula: Eq. 3 of the FedGroup paper on plain numpy."""
+
+import numpy as np
+import pytest
+
+from aggregator.strategies.base import Slot
+from tests.helpers.plans import D, Rounds, contribution, run_plan
+from wire.errors import ConfigError, IntegrityError, KeyMismatchError
+
+DEVICES = ("dev-1", "dev-2", "dev-3")
+RNG = np.random.default_rng(3)
+VECTORS = {d: RNG.standard_normal(D).astype(np.float32) for d in DEVICES}
+SAMPLES = {"dev-1": 10, "dev-2": 30, "dev-3": 60}
+
+
+def answer(device, order, round_):
+    assert order.candidates == (0,)
+    assert order.train
+    return contribution(device, VECTORS[device] * round_, round=round_, samples=SAMPLES[device])
+
+
+@pytest.mark.parametrize(
+    ("weighting", "weights"), [("samples", [0.1, 0.3, 0.6]), ("uniform", [1 / 3, 1 / 3, 1 / 3])]
+)
+def test_the_offset_is_the_sum_of_the_weighted_means(weighting, weights):
+    rounds = Rounds(run_plan(weighting=weighting), DEVICES)
+    for _ in range(3):
+        rounds.step(answer)
+    mean = sum(w * VECTORS[d].astype(np.float64) for w, d in zip(weights, DEVICES, strict=True))
+    slot = rounds.state.slot
+    np.testing.assert_allclose(slot.offset, mean * 6, rtol=1e-5)
+    assert (slot.contributors, slot.version, slot.origin) == (3, 3, 0)
+
+
+def test_too_few_contributors_leave_the_model_as_it_was():
+    rounds = Rounds(run_plan(min_contributors=3), DEVICES)
+    rounds.step(answer, present=("dev-1", "dev-2"))
+    assert rounds.state.slot == Slot()
+    rounds.step(answer)
+    assert rounds.state.slot.version == 2
+
+
+def test_the_fewest_contributors_of_any_round_are_remembered():
+    """Devices refuse an offset behind which a mean of too few stands, however many came later."""
+    rounds = Rounds(run_plan(), DEVICES)
+    rounds.step(answer)
+    rounds.step(answer, present=("dev-2",))
+    rounds.step(answer)
+    assert rounds.state.slot.contributors == 1
+
+
+def test_a_round_without_answers_changes_nothing():
+    rounds = Rounds(run_plan(), DEVICES)
+    rounds.step(answer)
+    before = rounds.state
+    outcome = rounds.step(lambda *_: None)
+    assert rounds.state == before
+    assert outcome.clusters == dict.fromkeys(DEVICES, 0)
+
+
+def test_dump_and_load_give_the_same_state():
+    rounds = Rounds(run_plan(), DEVICES)
+    for moved in (False, True):
+        if moved:
+            rounds.step(answer)
+        before = rounds.state
+        dump = rounds.reload()
+        assert rounds.state.devices == before.devices
+        assert rounds.state.slot.version == before.slot.version
+        assert (rounds.state.slot.offset is None) is (not moved)
+        assert sorted(dump.vectors) == (["global-1"] if moved else [])
+    rounds.step(answer)
+    assert rounds.state.slot.version == 2
+
+
+def test_another_mask_key_never_meets_the_sum():
+    rounds = Rounds(run_plan(), DEVICES)
+    with pytest.raises(KeyMismatchError, match="dev-2"):
+        rounds.strategy.absorb(rounds.state, contribution("dev-2", VECTORS["dev-2"], key_id=bytes(16)))
+
+
+def test_a_device_contributes_once():
+    rounds = Rounds(run_plan(), DEVICES)
+    given = contribution("dev-2", VECTORS["dev-2"])
+    state = rounds.strategy.absorb(rounds.state, given)
+    with pytest.raises(IntegrityError, match="before"):
+        rounds.strategy.absorb(state, given)
+
+
+def test_an_update_without_a_vector_can_not_be_averaged():
+    rounds = Rounds(run_plan(), DEVICES)
+    with pytest.raises(IntegrityError, match="uploaded no update"):
+        rounds.step(lambda device, _order, round_: contribution(device, round=round_))
+
+
+def test_evaluation_is_ordered_in_every_nth_round():
+    strategy = Rounds(run_plan(evaluate_every=3), DEVICES).strategy
+    asked = [strategy.plan(strategy.init(DEVICES), r, DEVICES)[1].orders["dev-1"].evaluate for r in range(1, 7)]
+    assert asked == [False, False, True, False, False, True]
+
+
+def test_unknown_settings_are_refused():
+    with pytest.raises(ConfigError, match="no setting 'k'"):
+        Rounds(run_plan(settings={"k": 3}), DEVICES)
+
+
+def test_an_unknown_algorithm_is_refused():
+    with pytest.raises(ConfigError, match="no algorithm 'magic'") as caught:
+        Rounds(run_plan("magic"), DEVICES)
+    assert "cfl" in caught.value.hint

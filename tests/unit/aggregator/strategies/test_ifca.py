@@ -1,0 +1,184 @@
+"""IFCA against the paper's formulas on plain numpy: means, normalisations, restarts."""
+
+import numpy as np
+import pytest
+
+from tests.helpers.plans import D, Rounds, contribution, run_plan
+from wire.errors import ConfigError
+from wire.messages import LocalSettings, SegmentSpec
+
+DEVICES = tuple(f"dev-{i}" for i in range(6))
+CHOICE = {"dev-0": 0, "dev-1": 1, "dev-2": 1, "dev-3": 0, "dev-4": 1, "dev-5": 0}
+RNG = np.random.default_rng(5)
+VECTORS = {d: RNG.standard_normal(D).astype(np.float32) for d in DEVICES}
+SAMPLES = {d: 10 * (i + 1) for i, d in enumerate(DEVICES)}
+GRADIENT = LocalSettings(0, 1, 0, 0.1, 1.0, 0.0, 0.0, 0.0)
+
+
+def answer(device, order, round_):
+    model = order.candidates[CHOICE[device]]
+    return contribution(device, VECTORS[device], round=round_, model=model, samples=SAMPLES[device])
+
+
+def ifca(k=2, restarts=1, restart_rounds=10, rounds=100, **settings):
+    changes = {key: settings.pop(key) for key in ("min_contributors", "local", "segments") if key in settings}
+    if restarts > 1:
+        settings |= {"restarts": restarts, "restart_rounds": restart_rounds}
+    run = run_plan("ifca", {"k": k, **settings}, origins=k * restarts, rounds=rounds, **changes)
+    return Rounds(run, DEVICES)
+
+
+def expected(present, j, how):
+    """Return what Alg. 1 line 14 or 16 adds to model j, in float64."""
+    chosen = [d for d in present if CHOICE[d] == j]
+    total = sum(VECTORS[d].astype(np.float64) for d in chosen)
+    match how:
+        case "cluster":
+            return total / len(chosen)
+        case "participants":
+            return total / len(present)
+        case "machines":
+            return total / len(DEVICES)
+        case "samples":
+            weighted = sum(SAMPLES[d] * VECTORS[d].astype(np.float64) for d in chosen)
+            return weighted / sum(SAMPLES[d] for d in chosen)
+
+
+@pytest.mark.parametrize("how", ["cluster", "participants", "machines", "samples"])
+@pytest.mark.parametrize("present", [DEVICES, ("dev-0", "dev-2", "dev-3", "dev-4")])
+def test_each_model_moves_by_its_own_devices(how, present):
+    rounds = ifca(normalise=how)
+    rounds.step(answer, present)
+    for j, slot in enumerate(rounds.state.slots):
+        np.testing.assert_allclose(slot.offset, expected(present, j, how), rtol=1e-5)
+        assert slot.origin == j
+
+
+@pytest.mark.parametrize(("option", "how"), [("model", "cluster"), ("gradient", "machines")])
+def test_the_papers_normalisation_is_the_default(option, how):
+    rounds = ifca(option=option, local=GRADIENT)
+    rounds.step(answer)
+    np.testing.assert_allclose(rounds.state.slots[1].offset, expected(DEVICES, 1, how), rtol=1e-5)
+
+
+def test_an_empty_cluster_keeps_its_model():
+    rounds = ifca()
+    rounds.step(answer, present=("dev-0", "dev-3"))
+    assert rounds.state.slots[0].offset is not None
+    assert rounds.state.slots[1].offset is None
+
+
+def test_a_cluster_of_too_few_keeps_its_model():
+    rounds = ifca(min_contributors=3)
+    rounds.step(answer, present=("dev-0", "dev-3", "dev-1", "dev-2", "dev-4"))
+    assert rounds.state.slots[0].offset is None
+    assert rounds.state.slots[1].contributors == 3
+
+
+def test_a_devices_last_choice_stands_while_it_is_away():
+    rounds = ifca()
+    outcome = rounds.step(answer, present=("dev-0", "dev-1"))
+    assert outcome.clusters == {**dict.fromkeys(DEVICES, 0), "dev-1": 1}
+    outcome = rounds.step(answer, present=("dev-0", "dev-2"))
+    assert outcome.clusters["dev-1"] == 1
+
+
+def losing(losses):
+    """Answers whose loss depends on the start they belong to."""
+
+    def give(device, order, round_):
+        start = order.candidates[0] // 2
+        return contribution(
+            device, VECTORS[device], round=round_, model=order.candidates[CHOICE[device]], loss=losses[start]
+        )
+
+    return give
+
+
+@pytest.mark.parametrize("losses", [(0.5, 0.3, 0.9), (0.1, 0.3, 0.9), (0.9, 0.3, 0.2), (0.4, 0.4, 0.4)])
+def test_the_start_of_least_loss_is_kept(losses):
+    """Each start has its own origins and its own rounds; the first wins a tie."""
+    rounds = ifca(restarts=3, restart_rounds=2)
+    seen, choice = [], losing(losses)
+
+    def spy(device, order, round_):
+        seen.append((round_, order.candidates))
+        return choice(device, order, round_)
+
+    for _ in range(8):
+        rounds.step(spy)
+    by_round = {r: c for r, c in seen}
+    best = int(np.argmin(losses))
+    kept = (2 * best, 2 * best + 1)
+    assert [by_round[r] for r in range(1, 9)] == [(0, 1), (0, 1), (2, 3), (2, 3), (4, 5), (4, 5), kept, kept]
+    assert [e.kind for e in rounds.events] == ["start-ended"] * 3 + ["start-kept"]
+    assert rounds.events[-1].detail == {"start": best, "loss": losses[best]}
+    np.testing.assert_allclose(rounds.state.slots[0].offset, 4 * expected(DEVICES, 0, "cluster"), rtol=1e-5)
+
+
+def test_a_start_that_nobody_answered_is_never_the_best():
+    rounds = ifca(restarts=2, restart_rounds=1)
+    rounds.step(lambda *_: None)
+    rounds.step(losing((9.9, 9.9)))
+    assert rounds.events[-1].detail["start"] == 1
+
+
+def test_sizes_of_a_start_are_reported():
+    rounds = ifca(restarts=2, restart_rounds=1)
+    rounds.step(losing((0.5, 0.5)))
+    assert rounds.events[0].detail["sizes"] == [3, 3]
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 7])
+def test_dump_and_load_change_nothing_later(after):
+    """The state is put away and taken up again in mid-start, between starts and after the choice."""
+    results = []
+    for reload in (False, True):
+        rounds = ifca(restarts=3, restart_rounds=2)
+        for i in range(9):
+            if reload and i == after:
+                rounds.reload()
+            rounds.step(losing((0.5, 0.3, 0.9)))
+        results.append(
+            ([s.offset.tobytes() for s in rounds.state.slots], dict(rounds.state.choice), len(rounds.events))
+        )
+    assert results[0] == results[1]
+
+
+def test_the_final_round_offers_every_model_of_the_kept_start():
+    rounds = ifca(restarts=2, restart_rounds=1)
+    rounds.step(losing((0.5, 0.1)))
+    rounds.step(losing((0.5, 0.1)))
+    plan = rounds.strategy.final(rounds.state, 9, DEVICES)
+    assert set(plan.models) == {2, 3}
+    assert plan.orders["dev-0"].candidates == (2, 3)
+    assert plan.final
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"k": 0}, "at least 1"),
+        ({"k": "two"}, "not a int"),
+        ({"option": "both"}, "neither model nor gradient"),
+        ({"normalise": "none"}, "none of"),
+        ({"option": "gradient", "local": LocalSettings(1, 0, 10, 0.1, 1.0, 0.0, 0.0, 0.0)}, "one full-batch step"),
+        ({"option": "gradient", "local": LocalSettings(0, 2, 0, 0.1, 1.0, 0.0, 0.0, 0.0)}, "one full-batch step"),
+        ({"option": "gradient", "local": LocalSettings(0, 1, 0, 0.1, 1.0, 0.5, 0.0, 0.0)}, "one full-batch step"),
+        ({"restarts": 2, "restart_rounds": 5, "rounds": 10}, "leave none"),
+        ({"segments": (SegmentSpec("shared", 2), SegmentSpec("cluster", 4))}, "weight sharing"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, match):
+    k = settings.pop("k", 2)
+    origins = {} if isinstance(k, int) and k else {"origins": 1}
+    with pytest.raises(ConfigError, match=match):
+        if origins:
+            Rounds(run_plan("ifca", {"k": k}, **origins), DEVICES)
+        else:
+            ifca(k=k, **settings)
+
+
+def test_origins_must_be_as_many_as_models():
+    with pytest.raises(ConfigError, match="need 3 origins, the run ships 2"):
+        Rounds(run_plan("ifca", {"k": 3}, origins=2), DEVICES)

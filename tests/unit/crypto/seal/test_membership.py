@@ -1,0 +1,178 @@
+"""A party's directory: keys, grant and roster, private, and never an older roster."""
+
+import dataclasses
+import stat
+
+import pytest
+
+from aggregator import membership as aggregators
+from aggregator.membership import AggregatorMembership
+from crypto.seal.signed import sign_document
+from edge_client import enrolment
+from edge_client.enrolment import DeviceMembership
+from fleet.directory import ROSTER_FILE, FleetDirectory
+from support.files import write_private
+from wire.errors import ConfigError, NotEnrolledError, UntrustedError
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    made = FleetDirectory.create(tmp_path / "owner", "demo", "mqtt://loopback")
+    card = aggregators.init(tmp_path / "aggregator")
+    grant = made.add_aggregator(card.read_bytes())
+    aggregators.join(tmp_path / "aggregator", grant.read_bytes(), made.fingerprint)
+    return made
+
+
+@pytest.fixture
+def device(fleet, tmp_path):
+    card = enrolment.init(tmp_path / "device", "dev-1")
+    grant = fleet.add_device(card.read_bytes())
+    return enrolment.join(tmp_path / "device", grant.read_bytes(), fleet.fingerprint)
+
+
+def test_a_device_joins(fleet, device):
+    assert (device.name, device.index, device.fleet, device.broker) == ("dev-1", 0, "demo", "mqtt://loopback")
+    assert device.roster == fleet.roster
+    assert device.owner_key == fleet.owner.member.sign_key
+    assert DeviceMembership(device.directory).roster == fleet.roster
+
+
+def test_both_sides_share_what_they_should(fleet, device, tmp_path):
+    server = AggregatorMembership(tmp_path / "aggregator")
+    assert device.group == server.group
+    assert device.content == fleet.content
+    assert not hasattr(server, "content")
+    assert not hasattr(server, "mask_secret")
+
+
+def test_everything_private_is_private(device):
+    assert stat.S_IMODE(device.directory.stat().st_mode) == 0o700
+    for name in ("identity.key", "membership.bin", "roster.signed"):
+        assert stat.S_IMODE((device.directory / name).stat().st_mode) == 0o600
+
+
+def test_the_owners_directory_is_private(fleet):
+    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in [fleet.path, *fleet.path.rglob("*")]}
+    assert all(mode in (0o600, 0o700) for mode in modes.values())
+    assert modes["owner"] == modes["grants"] == modes["runs"] == 0o700
+    assert modes["secrets.bin"] == modes["owner.key"] == 0o600
+
+
+def test_no_secret_shows_anywhere(fleet, device, tmp_path):
+    """Neither the objects nor their parts print a key."""
+    server = AggregatorMembership(tmp_path / "aggregator")
+    secrets = [fleet.secrets.mask_secret, fleet.secrets.content_key, fleet.secrets.broadcast_key]
+    shown = "".join(
+        repr(x)
+        for x in (fleet.secrets, fleet.content, device.grant, device.group, device.content, device.mask_secret(), server.grant)
+    )
+    for secret in secrets:
+        assert secret.hex() not in shown
+        assert repr(secret)[2:-1] not in shown
+
+
+def test_the_aggregators_files_hold_no_devices_secret(fleet, device, tmp_path):
+    """Byte for byte: neither the mask secret nor the content key is anywhere in its directory."""
+    for path in (tmp_path / "aggregator").rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            assert fleet.secrets.mask_secret not in data
+            assert fleet.secrets.content_key not in data
+    assert any(fleet.secrets.mask_secret in p.read_bytes() for p in device.directory.iterdir())
+
+
+def test_keys_are_made_once(device):
+    with pytest.raises(ConfigError, match="holds keys already"):
+        enrolment.init(device.directory, "dev-1")
+
+
+def test_nobody_joins_without_keys(fleet, device, tmp_path):
+    grant = (fleet.path / "grants" / "dev-1.grant").read_bytes()
+    with pytest.raises(NotEnrolledError, match="no keys"):
+        enrolment.join(tmp_path / "empty", grant, fleet.fingerprint)
+    with pytest.raises(NotEnrolledError, match="belongs to no fleet"):
+        DeviceMembership(tmp_path / "empty")
+
+
+def test_a_grant_for_another_device_leaves_nothing_behind(fleet, device, tmp_path):
+    enrolment.init(tmp_path / "other", "dev-2")
+    grant = (fleet.path / "grants" / "dev-1.grant").read_bytes()
+    with pytest.raises(UntrustedError):
+        enrolment.join(tmp_path / "other", grant, fleet.fingerprint)
+    assert not (tmp_path / "other" / "membership.bin").exists()
+
+
+def signed_roster(owners, /, **changes):
+    return sign_document(owners.owner, dataclasses.replace(owners.roster, **changes))
+
+
+def test_a_newer_roster_is_taken_up_and_kept(fleet, device):
+    fleet.renew()
+    assert device.adopt(fleet.roster_bytes)
+    assert not device.adopt(fleet.roster_bytes)
+    assert DeviceMembership(device.directory).roster.sequence == fleet.roster.sequence
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [({"sequence": 1}, "rollback"), ({"expires_at_s": 1}, "expired"), ({"fleet": "other"}, "of fleet 'other'")],
+)
+def test_a_roster_from_the_network_is_checked(fleet, device, changes, match):
+    before = device.roster
+    later = {"sequence": fleet.roster.sequence + 1, **changes}
+    with pytest.raises(UntrustedError, match=match):
+        device.adopt(signed_roster(fleet, **later))
+    assert device.roster == before
+    assert DeviceMembership(device.directory).roster == before
+
+
+def test_a_roster_of_the_aggregator_is_no_roster(device, tmp_path):
+    server = AggregatorMembership(tmp_path / "aggregator")
+    forged = sign_document(server.identity, dataclasses.replace(device.roster, sequence=99))
+    with pytest.raises(UntrustedError, match="not its sender's"):
+        device.adopt(forged)
+
+
+def test_reload_reads_what_the_owner_handed_out(fleet, device, tmp_path):
+    server = AggregatorMembership(tmp_path / "aggregator")
+    assert server.roster.devices == ()
+    assert not server.reload()
+    write_private(server.directory / ROSTER_FILE, fleet.roster_bytes)
+    assert server.reload()
+    assert server.roster.active() == ("dev-1",)
+    write_private(server.directory / ROSTER_FILE, signed_roster(fleet, sequence=1))
+    with pytest.raises(UntrustedError, match="rollback"):
+        server.reload()
+
+
+def test_a_revoked_device_has_no_place(fleet, device):
+    device.adopt(signed_roster(fleet, sequence=9, revoked=("dev-1",)))
+    with pytest.raises(UntrustedError, match="not in the fleet's roster any more"):
+        _ = device.index
+
+
+def test_an_aggregator_that_the_roster_does_not_name_is_refused(fleet, tmp_path):
+    aggregators.init(tmp_path / "second", "aggregator")
+    with pytest.raises(ConfigError, match="has an aggregator already"):
+        fleet.add_aggregator((tmp_path / "second" / "aggregator.card").read_bytes())
+    write_private(
+        tmp_path / "aggregator" / ROSTER_FILE,
+        signed_roster(fleet, sequence=9, aggregator=dataclasses.replace(fleet.roster.aggregator, seal_key=bytes(32))),
+    )
+    with pytest.raises(UntrustedError, match="does not name this aggregator"):
+        AggregatorMembership(tmp_path / "aggregator")
+
+
+def test_a_name_belongs_to_one_device(fleet, device, tmp_path):
+    card = enrolment.init(tmp_path / "twin", "dev-1")
+    with pytest.raises(ConfigError, match="another device called 'dev-1'"):
+        fleet.add_device(card.read_bytes())
+
+
+def test_the_owner_can_insist_on_a_fingerprint(fleet, tmp_path):
+    card = enrolment.init(tmp_path / "x", "dev-7")
+    with pytest.raises(UntrustedError, match="has fingerprint"):
+        fleet.add_device(card.read_bytes(), "aaaa-bbbb-cccc-dddd-eeee-ffff")
+    with pytest.raises(UntrustedError, match="asks to be 'device'"):
+        fleet.add_aggregator(card.read_bytes())
