@@ -65,7 +65,7 @@ def measure(devices: int, broker_kind: str = "auto", rounds: int = MEASURED_ROUN
         (root / "broker").mkdir()
         data = [_write_data(root / f"data-{i}.npz", i) for i in range(devices)]
         with (
-            start_broker(broker_kind, root / "broker") as broker,  # type: ignore[arg-type]
+            start_broker(broker_kind, root / "broker") as broker,
             Stage(root / "fleet", broker.url, names) as stage,
         ):
             options = RunOptions(

@@ -28,7 +28,7 @@ class Run:
     """A run that this device may follow.
 
     Attributes:
-        origins: shape (origins, d), float32: what models are offsets from; the aggregator never has them.
+        origins: shape (origins, d), float32, read-only: what models are offsets from; the aggregator never has them.
     """
 
     plan: RunPlan
@@ -54,9 +54,7 @@ def open_plan(package: bytes, membership: DeviceMembership) -> RunPlan:
         UntrustedError: it is not.
         WireError: the bytes are not a run package.
     """
-    plan = open_document(decode(package, RunPackage).plan, RunPlan, membership.owner_key)
-    check_plan(plan, fleet=membership.fleet, modes=tuple(MODES))
-    return plan
+    return _plan(decode(package, RunPackage), membership)
 
 
 def open_run(package: bytes, membership: DeviceMembership) -> Run:
@@ -66,15 +64,15 @@ def open_run(package: bytes, membership: DeviceMembership) -> Run:
         UntrustedError: not the owner's, or not sealed under the devices' content key.
         IntegrityError: task, origins or mask do not fit the plan.
     """
-    plan = open_plan(package, membership)
     parts = decode(package, RunPackage)
+    plan = _plan(parts, membership)
     bundle = TaskBundle.from_bytes(bytes(_open(parts.task, task_purpose(plan.task_digest), membership)))
     if bundle.digest != plan.task_digest or bundle.segments != plan.mask_segments:
         raise IntegrityError("the task is not the one that the run plan names")
     raw = _open(parts.origins, origins_purpose(plan.run_id), membership)
     if len(raw) != 4 * plan.origins * plan.length:
         raise IntegrityError(f"{len(raw)} bytes of origins where {plan.origins} of {plan.length} belong")
-    origins = np.frombuffer(raw, "<f4").astype(np.float32).reshape(plan.origins, plan.length)
+    origins = np.frombuffer(raw, "<f4").reshape(plan.origins, plan.length)
     context = MaskContext(plan.fleet, plan.run_id, plan.epoch, plan.task_digest, plan.mode, plan.mask_segments)
     key = derive(membership.mask_secret(), context)
     if key.key_id != plan.key_id:
@@ -83,6 +81,12 @@ def open_run(package: bytes, membership: DeviceMembership) -> Run:
             hint="have the owner issue a new grant, and join again",
         )
     return Run(plan, bundle, origins, key)
+
+
+def _plan(parts: RunPackage, membership: DeviceMembership) -> RunPlan:
+    plan = open_document(parts.plan, RunPlan, membership.owner_key)
+    check_plan(plan, fleet=membership.fleet, modes=tuple(MODES))
+    return plan
 
 
 def _open(sealed: bytes, purpose: str, membership: DeviceMembership) -> memoryview:

@@ -6,8 +6,10 @@ fleet with virtual time and an inline worker.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -42,6 +44,7 @@ REFETCH_S: Final = 5.0
 """A device that has waited this long for a model subscribes anew: the broker then sends what it retains."""
 STATUS_EVERY_S: Final = 1.0
 SAVE_MODEL_EVERY_S: Final = 30.0
+RUNS_REMEMBERED: Final = 16
 MAX_DOWNLOAD_BYTES: Final = 1 << 30
 
 
@@ -103,6 +106,7 @@ class DeviceRuntime:
         self._fetching_s = 0.0
         self._saved_model_s = self._saved_status_s = -math.inf
         self._figures: dict[str, Any] = {}
+        self._ended: dict[str, dict[str, Any]] = {}
         self._base = (0, 0)
         self._now_s = 0.0
         self.runs_done = 0
@@ -169,7 +173,7 @@ class DeviceRuntime:
         )
 
     def _on_run(self, package: bytes) -> None:
-        if package == self._package:
+        if hashlib.sha256(package).digest() == self._package:
             return
         plan = open_plan(package, self._membership)
         if plan.run < self._state.mark.run or (self._run is not None and plan.run <= self._run.plan.run):
@@ -186,7 +190,7 @@ class DeviceRuntime:
         backend = OrtModel(run.bundle, threads=self._threads)
         aggregator = aggregator_of(self._membership.roster)
         self._workshop = Workshop(run.plan, self._membership.identity, aggregator, backend, self._shares[1], run.key)
-        self._run, self._package = run, package
+        self._run, self._package = run, hashlib.sha256(package).digest()
         self._models.clear()
         self._base = (self._transport.bytes_sent, self._transport.bytes_received)
         self._figures = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "rounds": 0}
@@ -302,6 +306,11 @@ class DeviceRuntime:
             case agent.RunDone(plan):
                 self.runs_done += 1
                 self._figures["finished"] = True
+                self._count_bytes()
+                self._ended = {
+                    **dict(list(self._ended.items())[1 - RUNS_REMEMBERED :]),
+                    str(plan.run): dict(self._figures),
+                }
                 self._save_status(force=True)
                 LOG.info("run finished", extra={"kv": {"run": plan.run, **self._figures}})
 
@@ -359,16 +368,21 @@ class DeviceRuntime:
         if not force and self._now_s - self._saved_status_s < STATUS_EVERY_S:
             return
         self._saved_status_s = self._now_s
-        sent, received = self._transport.bytes_sent - self._base[0], self._transport.bytes_received - self._base[1]
-        self._figures.update(bytes_up=sent, bytes_down=received)
+        self._count_bytes()
         self._files.save_status(
             {
                 "device": self._membership.name,
                 "fleet": self._membership.fleet,
                 "stage": self._state.stage.value,
+                "torch_loaded": "torch" in sys.modules,
                 **self._figures,
+                "ended": self._ended,
             }
         )
+
+    def _count_bytes(self) -> None:
+        sent, received = self._transport.bytes_sent - self._base[0], self._transport.bytes_received - self._base[1]
+        self._figures.update(bytes_up=sent, bytes_down=received)
 
     def close(self) -> None:
         """Keep what is worth keeping and say goodbye."""

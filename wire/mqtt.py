@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from random import SystemRandom
 from typing import Final
 
 from paho.mqtt.client import MQTTMessage
@@ -62,6 +61,11 @@ def backoff_s(attempt: int, minimum_s: float, maximum_s: float, uniform: Callabl
     must not come back at one moment.
     """
     return uniform(0.0, min(maximum_s, minimum_s * 2.0 ** min(attempt, 30)))
+
+
+def _uniform(low: float, high: float) -> float:
+    """Draw from [low, high]; the random module would cost a device half a megabyte."""
+    return low + (high - low) * int.from_bytes(os.urandom(4), "little") / 0xFFFFFFFF
 
 
 class MqttTransport:
@@ -287,7 +291,7 @@ class MqttTransport:
                     self._failure = reason
                     self._first_outcome.set()
                 _log.info("not connected to %s: %s", self.address, reason)
-                self._pause(backoff_s(attempt, *self._reconnect_s, SystemRandom().uniform))
+                self._pause(backoff_s(attempt, *self._reconnect_s, _uniform))
                 attempt += 1
         finally:
             with self._lock:

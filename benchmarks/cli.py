@@ -1,0 +1,122 @@
+"""`shoal`: try it, and measure it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from support.console import no_core_dumps, run_program, say, say_json
+from wire.errors import UsageError
+
+app = typer.Typer(
+    help="Clustered federated learning with an aggregator that works blind: try it, and measure it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+bench_app = typer.Typer(help="Measurements of the real code.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+BrokerName = Annotated[str, typer.Option(help="auto, mosquitto or amqtt.")]
+
+
+def _broker(name: str) -> Any:
+    if name not in ("auto", "mosquitto", "amqtt"):
+        raise UsageError(f"no broker {name!r}", hint="use auto, mosquitto or amqtt")
+    return name
+
+
+@app.command()
+def demo(
+    devices: Annotated[int, typer.Option(help="Device processes.", min=8, max=60)] = 20,
+    skew: Annotated[str, typer.Option(help="labels (CFL's) or rotation (IFCA's).")] = "labels",
+    data: Annotated[str, typer.Option(help="digits (installed with scikit-learn) or mnist.")] = "digits",
+    data_dir: Annotated[Path | None, typer.Option(help="Where MNIST's files are.", file_okay=False)] = None,
+    seed: Annotated[int, typer.Option(help="Of data split, groups, origins and batch order.", min=0)] = 0,
+    broker: BrokerName = "auto",
+    json: AsJson = False,
+) -> None:
+    """Find hidden groups with real processes: a broker, an aggregator and 20 devices run FedAvg, CFL and IFCA."""
+    from benchmarks.demo import run_demo
+    from benchmarks.demo_report import ConsoleProgress, report
+
+    no_core_dumps()
+    _stop_cleanly()
+    with ConsoleProgress() as progress:
+        result = run_demo(
+            devices=devices,
+            skew=skew,
+            data=data,
+            data_dir=data_dir,
+            seed=seed,
+            broker=_broker(broker),
+            progress=progress,
+        )
+    if json:
+        say_json(result.data())
+    else:
+        report(result)
+
+
+@bench_app.command("round")
+def bench_round(
+    devices: Annotated[int, typer.Option(help="Device processes.", min=1, max=200)] = 10,
+    rounds: Annotated[int, typer.Option(help="Measured rounds.", min=3)] = 20,
+    broker: BrokerName = "auto",
+    json: AsJson = False,
+) -> None:
+    """Seconds of a warm round: persistent device processes, a real broker, MLP 784-200-10, 600 samples each."""
+    from benchmarks.rounds import measure
+
+    no_core_dumps()
+    _stop_cleanly()
+    data = measure(devices, _broker(broker), rounds).data()
+    if json:
+        say_json(data)
+        return
+    say(
+        f"{data['seconds_per_round_median']:.3f} s a round (median of {data['rounds']}, "
+        f"{data['seconds_per_round_min']:.3f} to {data['seconds_per_round_max']:.3f}), {data['devices']} devices on {data['broker']}"
+    )
+    say(
+        f"model {data['model_bytes']} bytes; peak memory: device {data['device_rss_mb_max']:.0f} MB, "
+        f"aggregator {data['aggregator_rss_mb_max']:.0f} MB"
+    )
+
+
+@bench_app.command("numerics")
+def bench_numerics(
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes.")] = False, json: AsJson = False
+) -> None:
+    """Each numeric kernel against its ceiling and its naive form, one thread, CPU time."""
+    import dataclasses
+
+    from benchmarks.numerics import measure
+
+    results = measure(quick)
+    if json:
+        say_json({"kernels": [dataclasses.asdict(r) for r in results]})
+        return
+    for r in results:
+        say(
+            f"{r.name:24} n={r.n:<6} d={r.d:<9} {r.seconds:9.4f} s  ceiling x {r.ceiling_ratio:.2f}  naive x {r.naive_ratio:.1f}"
+        )
+
+
+def _stop_cleanly() -> None:
+    """Let SIGTERM unwind as Ctrl-C does, so that everything started is ended."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+def main() -> None:
+    """Run the program."""
+    run_program(app, prog="shoal")
