@@ -19,8 +19,8 @@ from crypto.seal.signed import open_document
 from wire import limits
 from wire.address import BrokerAddress
 from wire.codec import decode
+from wire.documents import RunPackage, RunPlan
 from wire.errors import ShoalError, UntrustedError
-from wire.messages import RunPackage, RunPlan
 from wire.mqtt import MqttTransport
 from wire.transport import TakenOver, TransportEvent
 

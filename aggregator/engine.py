@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from aggregator.strategies.base import Contribution, Outcome, RoundPlan, Strategy
-from wire.messages import Phase, RunPlan, Upload
+from wire.documents import RunPlan
+from wire.messages import Phase, Upload
 
 
 class Verdict(Enum):

@@ -12,9 +12,10 @@ from aggregator.strategies.base import norm_of
 from crypto.seal.envelope import open_from_member, read_head
 from crypto.seal.identity import Identity
 from wire.codec import decode
+from wire.documents import Member, Roster, RunPlan
 from wire.errors import ShoalError, UntrustedError, WireError
-from wire.frame import Transfer
-from wire.messages import Member, Roster, RunPlan, Upload
+from wire.messages import Upload
+from wire.reassembly import Transfer
 
 UPLOAD_PURPOSE = "upload"
 

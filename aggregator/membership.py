@@ -9,8 +9,8 @@ from crypto.seal.grants import AGGREGATOR_ROLE
 from crypto.seal.identity import fingerprint
 from crypto.seal.membership import Membership, accept_grant, make_identity
 from support.files import private_directory
+from wire.documents import AggregatorGrant
 from wire.errors import UntrustedError
-from wire.messages import AggregatorGrant
 
 RUNS_DIRECTORY: Final = "runs"
 

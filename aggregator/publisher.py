@@ -13,6 +13,7 @@ from crypto.seal.envelope import GroupKey, parcel_for_group, parcel_for_member
 from crypto.seal.identity import Identity
 from support.files import write_atomic
 from wire.codec import encode
+from wire.documents import Member, Roster, RunPlan
 from wire.frame import ChunkKind, split
 from wire.messages import (
     NO_ORDER,
@@ -20,12 +21,9 @@ from wire.messages import (
     Action,
     Announcement,
     Control,
-    Member,
     ModelHeader,
     ModelRef,
     Order,
-    Roster,
-    RunPlan,
     Sealed,
 )
 from wire.retained import RetainedPublisher

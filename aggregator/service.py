@@ -34,9 +34,11 @@ from aggregator.store import Store
 from aggregator.strategies.registry import make_strategy
 from crypto.seal.envelope import open_from_group, read_head
 from wire.codec import decode
+from wire.documents import RunPlan
 from wire.errors import ShoalError, UntrustedError
-from wire.frame import Reassembler, Transfer, parse
-from wire.messages import Action, Presence, RunPlan
+from wire.frame import parse
+from wire.messages import Action, Presence
+from wire.reassembly import Reassembler, Transfer
 from wire.topics import TopicKind, Topics
 from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent
 

@@ -20,8 +20,9 @@ import numpy as np
 from aggregator.strategies.base import Contribution, Dump, UploadKey, norm_of
 from support.files import private_directory, sync_directory, write_atomic
 from wire.codec import decode, encode
+from wire.documents import RunPlan
 from wire.errors import IntegrityError
-from wire.messages import Phase, RunPlan, Upload
+from wire.messages import Phase, Upload
 from wire.types import Float32Vector
 
 SCHEMA_VERSION: Final = 1

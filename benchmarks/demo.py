@@ -22,7 +22,7 @@ from fleet.task.builtin import build
 from fleet.task.compile import compile_task
 from fleet.task.origin import make_origins
 from wire.broker import BrokerKind, start_broker
-from wire.messages import RunPlan
+from wire.documents import RunPlan
 
 HIDDEN_UNITS: Final = 64
 LOCAL: Final = LocalTraining(epochs=5, batch_size=8, lr=0.1)

@@ -1,7 +1,7 @@
 """`shoal bench round`: seconds of a warm round with persistent device processes on a real broker.
 
-Model, data and work are those of the peers in the project's notes: an MLP 784-200-10 (636 KB), 600 MNIST-shaped samples a device, batch
-50, one epoch, FedAvg. Everything is on: sealed, masked, signed, durable before the acknowledgement.
+An MLP 784-200-10 (636 KB), 600 MNIST-shaped samples a device to train on, batch 50, one epoch, FedAvg. Everything is on: sealed,
+masked, signed, durable before the acknowledgement.
 """
 
 from __future__ import annotations

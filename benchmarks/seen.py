@@ -20,8 +20,8 @@ from edge_client.manifest import LocalTraining, TaskManifest
 from edge_client.model import OrtModel
 from edge_client.task import TaskBundle
 from edge_client.training import train
+from wire.documents import RunPlan
 from wire.errors import DataError
-from wire.messages import RunPlan
 from wire.types import Float32Vector, MaskedVector
 
 PSNR_CAP_DB: Final = 120.0

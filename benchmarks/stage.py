@@ -22,8 +22,8 @@ from edge_client import enrolment
 from edge_client.state import DeviceState
 from fleet.directory import ROSTER_FILE, FleetDirectory
 from fleet.run import RunOptions, make_plan, write_run
+from wire.documents import RunPlan
 from wire.errors import ShoalError
-from wire.messages import RunPlan
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,7 +14,8 @@ from enum import Enum
 from crypto.seal.replay import HighWater
 from edge_client.policy import check_announcement, check_order
 from wire import limits
-from wire.messages import NO_TRANSFER, Action, Announcement, Control, ModelRef, Order, RunPlan
+from wire.documents import RunPlan
+from wire.messages import NO_TRANSFER, Action, Announcement, Control, ModelRef, Order
 
 
 class Stage(Enum):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import math
 import tokenize
 import zipfile
@@ -87,6 +85,8 @@ def read_csv(path: Path) -> Raw:
 
     The label is the column named ``label``, or the last one.
     """
+    import csv  # a device with other data need not hold it
+
     values, lines = array("d"), array("q")
     width, label = 0, -1
     try:
@@ -146,6 +146,8 @@ def read_idx(path: Path) -> Raw:
 
 def _idx(path: Path) -> NDArray[np.uint8]:
     """Read one IDX file of unsigned bytes: 0, 0, type, rank, big-endian u32 sizes, data."""
+    import gzip
+
     try:
         with path.open("rb") as plain:
             file = cast(BinaryIO, gzip.GzipFile(fileobj=plain)) if path.name.endswith(".gz") else plain

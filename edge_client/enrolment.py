@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from crypto.seal.envelope import GroupKey
 from crypto.seal.grants import DEVICE_ROLE
 from crypto.seal.membership import Membership, accept_grant, make_identity
+from wire.documents import DeviceGrant
 from wire.errors import UntrustedError
-from wire.messages import DeviceGrant
 
 if TYPE_CHECKING:
     from crypto.mask.secret import MaskSecret

@@ -15,8 +15,8 @@ from crypto.seal.signed import open_document
 from edge_client.policy import check_plan
 from edge_client.task import TaskBundle
 from wire.codec import decode
+from wire.documents import RunPackage, RunPlan
 from wire.errors import IntegrityError, UntrustedError
-from wire.messages import RunPackage, RunPlan
 
 if TYPE_CHECKING:
     from edge_client.enrolment import DeviceMembership

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from wire.documents import RunPlan
 from wire.errors import UntrustedError
-from wire.messages import NO_TRANSFER, Announcement, ModelHeader, Order, Phase, RunPlan
+from wire.messages import NO_TRANSFER, Announcement, ModelHeader, Order, Phase
 
 
 def check_plan(plan: RunPlan, *, fleet: str, modes: tuple[str, ...]) -> None:

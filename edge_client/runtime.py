@@ -32,9 +32,10 @@ from edge_client.update import Finished, Workshop, carry_out
 from edge_client.worker import Result, Worker
 from wire.codec import decode, decode_prefix
 from wire.errors import ShoalError, UntrustedError
-from wire.frame import ChunkKind, Reassembler, Transfer
+from wire.frame import ChunkKind
 from wire.frame import split as split_chunks
 from wire.messages import NO_TRANSFER, Action, Announcement, Control, ModelHeader, Order
+from wire.reassembly import Reassembler, Transfer
 from wire.topics import TopicKind, Topics
 from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent
 from wire.types import Float32Vector, MaskedVector

@@ -18,7 +18,8 @@ from edge_client.data import Batch, Shares, permutation
 from edge_client.manifest import LocalTraining
 from edge_client.model import Backend
 from wire.codec import encode
-from wire.messages import Announcement, Member, Order, RunPlan, Sealed, Share, Upload
+from wire.documents import Member, RunPlan
+from wire.messages import Announcement, Order, Sealed, Share, Upload
 from wire.types import Float32Vector
 
 MARGIN_CLIP: Final = 5.0

@@ -17,8 +17,8 @@ from crypto.seal.signed import sign_document
 from support.files import private_directory, read_private, write_private
 from wire.address import BrokerAddress
 from wire.codec import decode, encode, message
+from wire.documents import AggregatorGrant, Card, DeviceGrant, Roster
 from wire.errors import ConfigError, NotEnrolledError, UntrustedError
-from wire.messages import AggregatorGrant, Card, DeviceGrant, Roster
 from wire.types import check_name
 
 OWNER_FILE: Final = "owner.key"

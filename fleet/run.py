@@ -19,8 +19,9 @@ from edge_client.package import origins_purpose, task_purpose
 from fleet.directory import RUNS, FleetDirectory
 from support.files import write_atomic
 from wire.codec import encode
+from wire.documents import LocalSettings, RunPackage, RunPlan, SegmentSpec, Setting
 from wire.errors import ConfigError
-from wire.messages import LocalSettings, RunPackage, RunPlan, Sealed, SegmentSpec, Setting
+from wire.messages import Sealed
 
 if TYPE_CHECKING:
     import numpy as np

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from wire import limits
 from wire.codec import U8, U16, U32, U64, ArrayU16, ArrayU32, Fixed16, Fixed32, message
-from wire.errors import ConfigError, WireError
-from wire.types import Segment, check_name
+from wire.documents import require_name
+from wire.errors import WireError
 
 NO_ORDER: Final = 0xFFFF
 NO_TRANSFER: Final = bytes(16)
@@ -43,226 +42,6 @@ class Action(IntEnum):
 def _known(kind: type[IntEnum], value: int) -> None:
     if value not in {int(k) for k in kind}:
         raise WireError(f"{value} is not a {kind.__name__}")
-
-
-def _name(name: str, what: str) -> None:
-    try:
-        check_name(name, what)
-    except ConfigError as error:
-        raise WireError(str(error)) from error
-
-
-@message(1)
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One party's public identity: Ed25519 to verify, X25519 to seal to, 32 raw bytes each."""
-
-    name: str
-    sign_key: Fixed32
-    seal_key: Fixed32
-
-    def __post_init__(self) -> None:
-        _name(self.name, "member name")
-
-
-@message(2)
-@dataclass(frozen=True, slots=True)
-class Roster:
-    """Who belongs to the fleet, signed by the owner. A device's index is its place in ``devices``, which only grows.
-
-    Attributes:
-        sequence: grows with every change; a lower one than seen is refused.
-        issued_at_s, expires_at_s: unix seconds by the owner's clock.
-    """
-
-    fleet: str
-    sequence: U32
-    issued_at_s: U64
-    expires_at_s: U64
-    aggregator: Member | None
-    devices: tuple[Member, ...]
-    revoked: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        _name(self.fleet, "fleet name")
-        names = [d.name for d in self.devices]
-        if len(set(names)) != len(names):
-            raise WireError("a roster lists a device twice")
-        if len(names) > limits.MAX_DEVICES:
-            raise WireError(f"a roster of {len(names)} devices is over {limits.MAX_DEVICES}")
-
-    def device(self, name: str) -> Member | None:
-        """Return the member called ``name`` unless it is unknown or revoked."""
-        if name in self.revoked:
-            return None
-        return next((d for d in self.devices if d.name == name), None)
-
-    def active(self) -> tuple[str, ...]:
-        """Return the names of all devices that are not revoked, in roster order."""
-        gone = set(self.revoked)
-        return tuple(d.name for d in self.devices if d.name not in gone)
-
-
-@message(3)
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A new party's request to join: its public identity and what it wants to be; self-signed, carried as a file."""
-
-    role: str
-    member: Member
-
-
-@message(4)
-@dataclass(frozen=True, slots=True)
-class DeviceGrant:
-    """What the owner gives a device: the mask secret and the content key besides what the aggregator gets."""
-
-    fleet: str
-    owner_key: Fixed32
-    broker: str
-    roster: bytes
-    broadcast_key: Fixed32 = field(repr=False)
-    mask_secret: Fixed32 = field(repr=False)
-    content_key: Fixed32 = field(repr=False)
-
-
-@message(18)
-@dataclass(frozen=True, slots=True)
-class AggregatorGrant:
-    """What the owner gives the aggregator: nothing that opens a mask, a model or a task."""
-
-    fleet: str
-    owner_key: Fixed32
-    broker: str
-    roster: bytes
-    broadcast_key: Fixed32 = field(repr=False)
-
-
-@message(19)
-@dataclass(frozen=True, slots=True)
-class GrantFile:
-    """A grant on its way: who gives it, and the sealed grant."""
-
-    owner: Member
-    sealed: bytes
-
-
-@message(5)
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One hyper-parameter of an algorithm by its name; the strategy parses and checks the value."""
-
-    name: str
-    value: str
-
-
-@message(6)
-@dataclass(frozen=True, slots=True)
-class LocalSettings:
-    """How a device trains: ``epochs`` of mini-batches, or ``steps`` full-batch steps where ``batch_size`` is 0."""
-
-    epochs: U32
-    steps: U32
-    batch_size: U32
-    lr: float
-    lr_decay: float
-    momentum: float
-    clip: float
-    prox_mu: float
-
-
-@message(7)
-@dataclass(frozen=True, slots=True)
-class SegmentSpec:
-    """A mask segment as it travels: ``cluster`` or ``shared`` and its coordinates."""
-
-    name: str
-    length: U32
-
-
-@message(8)
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """What the owner allows: devices refuse every announcement that goes beyond it.
-
-    Attributes:
-        run: grows with every run of the fleet; run_id is random.
-        origins: sealed origins shipped with the run, k for each restart of IFCA, else 1.
-        max_models: most models an announcement may name.
-        epoch: mask epoch; epoch_rounds: rounds until the mask must be renewed.
-        key_id: names the mask key of this epoch.
-        norm_limit: largest l2 norm of one masked update.
-        quorum: share of the ordered devices that closes a round once its deadline has passed.
-        participation: share of the available devices drawn for a round.
-        evaluate_every: devices report accuracy on their test share every so many rounds; 0 means at the end only.
-        seed: seeds participation and batch order; nothing secret comes from it.
-    """
-
-    fleet: str
-    run: U32
-    run_id: Fixed16
-    roster_sequence: U32
-    task_digest: Fixed32
-    algorithm: str
-    settings: tuple[Setting, ...]
-    origins: U16
-    max_models: U16
-    rounds: U32
-    mode: str
-    epoch: U32
-    epoch_rounds: U32
-    key_id: Fixed16
-    segments: tuple[SegmentSpec, ...]
-    norm_limit: float
-    min_contributors: U16
-    quorum: float
-    participation: float
-    deadline_s: float
-    weighting: str
-    evaluate_every: U32
-    seed: U64
-    local: LocalSettings
-
-    def __post_init__(self) -> None:
-        _name(self.fleet, "fleet name")
-        for segment in self.segments:
-            if segment.name not in ("cluster", "shared") or segment.length < 1:
-                raise WireError(f"segment {segment.name!r} of {segment.length} coordinates")
-        if not 1 <= len(self.segments) <= 2 or not 1 <= self.length <= limits.MAX_COORDINATES:
-            raise WireError("a run plan has one or two segments of at least one coordinate")
-        if not 1 <= self.origins <= self.max_models <= limits.MAX_MODELS:
-            raise WireError(f"a run plan with {self.origins} origins and {self.max_models} models")
-        if not (0 < self.quorum <= 1 and 0 < self.participation <= 1):
-            raise WireError("quorum and participation are shares between 0 and 1")
-        if self.deadline_s <= 0 or self.norm_limit <= 0 or self.rounds < 1 or self.min_contributors < 1:
-            raise WireError("deadline, norm limit, rounds and min_contributors are positive")
-        if self.epoch_rounds < self.rounds:
-            raise WireError("a run longer than its mask epoch needs a rollover, which this version does not do")
-        if self.weighting not in ("samples", "uniform"):
-            raise WireError(f"weighting {self.weighting!r} is neither samples nor uniform")
-
-    @property
-    def length(self) -> int:
-        """Coordinates d of every masked vector of the run."""
-        return sum(s.length for s in self.segments)
-
-    @property
-    def mask_segments(self) -> tuple[Segment, ...]:
-        """The segments as the mask takes them."""
-        return tuple(Segment(s.name, s.length) for s in self.segments)
-
-
-@message(9)
-@dataclass(frozen=True, slots=True)
-class RunPackage:
-    """A run as the owner hands it out.
-
-    The aggregator can open only ``plan``; task and origins are sealed under the devices' content key.
-    """
-
-    plan: bytes
-    task: bytes
-    origins: bytes
 
 
 @message(10)
@@ -390,7 +169,7 @@ class Upload:
 
     def __post_init__(self) -> None:
         _known(Phase, self.phase)
-        _name(self.device, "device name")
+        require_name(self.device, "device name")
 
 
 @message(15)

@@ -174,11 +174,12 @@ class Link:
         if not client.want_write():
             return
         sock: Any = client.socket()
-        corks = self._options.tls is None and sock is not None
+        corks = sock is not None and self._options.tls is None
         if corks:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
         client.loop_write()
-        if corks and client.socket() is sock:
+        still: Any = client.socket()
+        if corks and still is sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
 
     def takes(self, topic: str, payload: bytes) -> bool:

@@ -26,7 +26,8 @@ class RetainedPublisher:
     ) -> bytes:
         """Publish ``payload`` in place of what ``base`` held; return its transfer id.
 
-        ``name`` is that id where it is known already. A payload of one chunk lies at ``base`` itself, a longer one at ``base/0``, ``base/1``, ...
+        ``name`` is that id where it is known already. A payload of one chunk lies at ``base`` itself, a longer one at
+        ``base/0``, ``base/1`` and so on.
         """
         name = transfer_id(payload) if name is None else name
         chunks = split(payload, kind=kind, round=round_, chunk_bytes=self._chunk_bytes, name=name)

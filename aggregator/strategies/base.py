@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from aggregator.numerics.averaging import weighted_mean
+from wire.documents import RunPlan
 from wire.errors import ConfigError, IntegrityError, KeyMismatchError
-from wire.messages import Order, Phase, RunPlan, Share
+from wire.messages import Order, Phase, Share
 from wire.types import Float32Vector
 
 UploadKey = tuple[int, int, str]

@@ -38,7 +38,8 @@ from aggregator.strategies.base import (
 from aggregator.strategies.cfl_state import ROOT, CflSettings, CflState, Cluster
 from aggregator.strategies.cfl_tree import Node
 from aggregator.strategies.cfl_trial import Half, Trial, Verdict, judge
-from wire.messages import Order, Phase, RunPlan, Share
+from wire.documents import RunPlan
+from wire.messages import Order, Phase, Share
 from wire.types import Float32Vector
 
 MAX_WAITS = 5

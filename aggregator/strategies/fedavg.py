@@ -30,7 +30,7 @@ from aggregator.strategies.base import (
     slot_load,
     train_order,
 )
-from wire.messages import RunPlan
+from wire.documents import RunPlan
 from wire.types import Float32Vector
 
 MODEL = 0

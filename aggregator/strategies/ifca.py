@@ -38,7 +38,7 @@ from aggregator.strategies.base import (
     slot_load,
     train_order,
 )
-from wire.messages import RunPlan
+from wire.documents import RunPlan
 from wire.types import Float32Vector
 
 

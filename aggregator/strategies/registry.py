@@ -9,8 +9,8 @@ from aggregator.strategies.base import Strategy
 from aggregator.strategies.cfl import Cfl
 from aggregator.strategies.fedavg import FedAvg
 from aggregator.strategies.ifca import Ifca
+from wire.documents import RunPlan
 from wire.errors import ConfigError
-from wire.messages import RunPlan
 
 STRATEGIES: Final[dict[str, Any]] = {s.name: s for s in (FedAvg, Ifca, Cfl)}
 

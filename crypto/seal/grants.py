@@ -1,7 +1,7 @@
 """Joining a fleet: a party's self-signed card goes to the owner, the owner's sealed grant comes back.
 
-A grant is sealed to one party and signed by the owner, whose fingerprint the person who joins has got by another way. Devices get the
-mask secret and the content key; the aggregator's grant is another message that has no field for them.
+A grant is sealed to one party and signed by the owner, whose fingerprint the person who joins has got by another way.
+Devices get the mask secret and the content key; the aggregator's grant is another message that has no field for them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from crypto.seal.envelope import open_from_member, read_head, seal_to_member
 from crypto.seal.identity import Identity, fingerprint
 from crypto.seal.signed import open_document, peek_document, sign_document
 from wire.codec import decode, encode
+from wire.documents import AggregatorGrant, Card, DeviceGrant, GrantFile
 from wire.errors import UntrustedError, WireError
-from wire.messages import AggregatorGrant, Card, DeviceGrant, GrantFile, Sealed
+from wire.messages import Sealed
 
 OWNER_NAME: Final = "owner"
 DEVICE_ROLE: Final = "device"

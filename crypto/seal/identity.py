@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from support.files import read_private, write_private
+from wire.documents import Member
 from wire.errors import IntegrityError, UntrustedError
-from wire.messages import Member
 from wire.types import check_name
 
 KEY_FILE_MAGIC: Final = b"shoal-identity-1\n"

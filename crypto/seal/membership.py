@@ -12,8 +12,8 @@ from crypto.seal.identity import Identity
 from crypto.seal.roster import open_roster
 from support.files import private_directory, read_private, write_private
 from wire.codec import decode, encode
+from wire.documents import AggregatorGrant, DeviceGrant, Roster
 from wire.errors import ConfigError, NotEnrolledError
-from wire.messages import AggregatorGrant, DeviceGrant, Roster
 
 KEY_FILE: Final = "identity.key"
 GRANT_FILE: Final = "membership.bin"

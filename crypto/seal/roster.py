@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from crypto.seal.signed import open_document
+from wire.documents import Member, Roster
 from wire.errors import UntrustedError
-from wire.messages import Member, Roster
 
 
 def open_roster(data: bytes | memoryview, *, owner_key: bytes, fleet: str, least_sequence: int, now_s: int) -> Roster:

@@ -5,7 +5,7 @@ FROM python:3.12-slim
 
 WORKDIR /app
 COPY pyproject.toml ./
-RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['aggregator'], 'scipy>=1.14', sep='\n')" > requirements.txt \
+RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['aggregator'], '', sep='\n')" > requirements.txt \
     && pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu -r requirements.txt
 
 COPY wire wire

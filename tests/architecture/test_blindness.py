@@ -19,8 +19,8 @@ from support.config import load
 from tests.helpers.tasks import logistic_bundle, samples
 from tests.helpers.trees import ONE_THREAD, PACKAGES, ROOT, lay_out_image, python
 from wire.broker import start_broker
+from wire.documents import AggregatorGrant
 from wire.errors import ConfigError
-from wire.messages import AggregatorGrant
 
 FORBIDDEN = ("crypto.mask", "edge_client", "fleet", "benchmarks")
 IMAGE = "deploy/docker/aggregator.Dockerfile"

@@ -19,8 +19,9 @@ from fleet.run import RunOptions
 from tests.helpers.tasks import logistic_bundle
 from wire.codec import decode, encode
 from wire.faults import Hop
-from wire.frame import ChunkKind, Reassembler, parse, split
+from wire.frame import ChunkKind, parse, split
 from wire.messages import Announcement, Control, Sealed, Upload
+from wire.reassembly import Reassembler
 from wire.retained import RetainedPublisher
 from wire.topics import Topics
 from wire.transport import Message
@@ -211,7 +212,10 @@ def announcements(fleet, tap):
     for sealed in whole([p.payload for p in tap.sent(ending="/s/round")]):
         head, at = read_head(sealed)
         found.append(
-            decode(open_from_group(group_key(fleet), sealed, head, at, aggregator_identity(fleet).member.sign_key), Announcement)
+            decode(
+                open_from_group(group_key(fleet), sealed, head, at, aggregator_identity(fleet).member.sign_key),
+                Announcement,
+            )
         )
     return found
 

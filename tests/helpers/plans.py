@@ -9,7 +9,8 @@ from aggregator.engine import Engine
 from aggregator.strategies.base import Contribution, norm_of
 from aggregator.strategies.registry import make_strategy, models_needed
 from wire.codec import encode
-from wire.messages import LocalSettings, Phase, RunPlan, SegmentSpec, Setting, Upload
+from wire.documents import LocalSettings, RunPlan, SegmentSpec, Setting
+from wire.messages import Phase, Upload
 
 KEY_ID = b"k" * 16
 D = 6
@@ -54,7 +55,7 @@ def engine_of(run, seed=bytes(16)):
     return Engine(run, make_strategy(run), seed)
 
 
-def upload_of(engine, state, device, values=None, **changes):
+def upload_of(engine, state, device, /, values=None, **changes):
     """Return the upload that answers the open round's order: vector ``values`` (d,), ones by default."""
     run, order = engine.run, state.plan.orders[device]
     body = b""
@@ -90,10 +91,10 @@ def digest_of(upload, body):
     return hashlib.sha256(encode(upload) + body).digest()
 
 
-def contribution(device, values=None, *, round=1, model=0, samples=10, loss=1.0, **changes):
+def contribution(device, values=None, *, model=0, samples=10, loss=1.0, **changes):
     """Return a contribution with vector ``values`` (d,), or without one."""
     vector = None if values is None else np.asarray(values, np.float32)
-    made = Contribution(round, Phase.TRAIN, device, model, samples, loss, KEY_ID, vector=vector)
+    made = Contribution(1, Phase.TRAIN, device, model, samples, loss, KEY_ID, vector=vector)
     made = dataclasses.replace(made, norm=0.0 if vector is None else norm_of(vector))
     return dataclasses.replace(made, **changes)
 

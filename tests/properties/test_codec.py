@@ -15,8 +15,9 @@ import fleet.directory
 import wire.messages
 from wire import codec
 from wire.codec import decode, decode_prefix, encode
+from wire.documents import Member, RunPlan, SegmentSpec
 from wire.errors import WireError
-from wire.messages import Action, Phase, RunPlan, SegmentSpec, Share
+from wire.messages import Action, Phase, Share
 
 assert edge_client.state
 assert fleet.directory
@@ -68,7 +69,7 @@ def messages(kind):
     if kind.__name__ == "Setting":
         fields["name"] = st.text(max_size=9)
     if kind.__name__ == "Roster":
-        fields["devices"] = st.lists(messages(wire.messages.Member), max_size=3, unique_by=lambda m: m.name).map(tuple)
+        fields["devices"] = st.lists(messages(Member), max_size=3, unique_by=lambda m: m.name).map(tuple)
     return st.builds(kind, **fields)
 
 

@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wire.errors import WireError
-from wire.frame import HEADER, HEADER_BYTES, MAGIC, MIN_CHUNK_BYTES, ChunkKind, Reassembler, Transfer, parse, split
+from wire.frame import HEADER, HEADER_BYTES, MAGIC, MIN_CHUNK_BYTES, ChunkKind, parse, split
+from wire.reassembly import Reassembler, Transfer
 from wire.topics import ParsedTopic, Topics, matches
 from wire.topics import parse as parse_topic
 

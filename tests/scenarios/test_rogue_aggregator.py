@@ -19,8 +19,9 @@ from tests.helpers.fleets import (
     uploads_of,
 )
 from wire.codec import decode, encode
+from wire.documents import RunPackage
 from wire.frame import ChunkKind
-from wire.messages import NO_ORDER, ModelHeader, ModelRef, Order, Phase, RunPackage, Share
+from wire.messages import NO_ORDER, ModelHeader, ModelRef, Order, Phase, Share
 from wire.topics import Topics
 
 ROUND_2 = {"round": 2, "nonce": b"\2" * 16}

@@ -1,9 +1,9 @@
 """What survives a crash: group commit, torn tails, altered files, snapshots, and what is swept away."""
 
 import dataclasses
-import os
 import sqlite3
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,7 +187,7 @@ def test_a_snapshot_gives_every_strategys_state_back(open_store, algorithm):
         return contribution(device, sign * VECTORS[device], round=round_, model=order.candidates[-1])
 
     for round_ in (1, 2, 3):
-        state, plan = rounds.strategy.plan(rounds.state, round_, DEVICES)
+        _, plan = rounds.strategy.plan(rounds.state, round_, DEVICES)
         opened = engine.resume(DEVICES, rounds.state, round_, DEVICES)[0]
         for device in DEVICES:
             made = answer(device, plan.orders[device], round_)
@@ -254,12 +254,12 @@ def test_updates_of_the_open_round_and_referred_ones_stay(open_store, folder):
 
 def test_a_swept_round_does_not_keep_its_file_open(open_store, folder):
     rounds, store = Rounds(RUN, DEVICES), open_store()
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for round_ in range(1, 8):
         append(store, "dev-1", round_=round_)
         store.commit()
         store.snapshot(round_ + 1, DEVICES, rounds.strategy.dump(rounds.state))
-    assert len(os.listdir("/proc/self/fd")) <= before + 4
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
 
 
 # ---------------------------------------------------------------------------------------------------- records

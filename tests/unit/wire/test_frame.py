@@ -9,18 +9,14 @@ from wire import limits
 from wire.errors import WireError
 from wire.frame import (
     HEADER_BYTES,
-    LAZY_BYTES,
     MAX_CHUNK_BYTES,
-    MAX_MISSING_LISTED,
     MIN_CHUNK_BYTES,
     ChunkKind,
-    Reassembler,
-    Stalled,
-    Transfer,
     parse,
     split,
     transfer_id,
 )
+from wire.reassembly import LAZY_BYTES, MAX_MISSING_LISTED, Reassembler, Stalled, Transfer
 
 SMALL = MIN_CHUNK_BYTES
 PAYLOAD = bytes(range(256)) * 10  # 2560 bytes: chunks of 1024, 1024 and 512

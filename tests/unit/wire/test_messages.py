@@ -8,18 +8,15 @@ import pytest
 from tests.helpers.plans import run_plan
 from wire import limits
 from wire.codec import decode, encode
+from wire.documents import AggregatorGrant, DeviceGrant, Member, Roster
 from wire.errors import WireError
 from wire.messages import (
     NO_ORDER,
-    AggregatorGrant,
     Announcement,
     Control,
-    DeviceGrant,
-    Member,
     ModelRef,
     Order,
     Phase,
-    Roster,
     Share,
     Upload,
 )

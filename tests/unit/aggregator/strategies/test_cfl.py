@@ -1,5 +1,6 @@
 """CFL on synthetic updates: splits as device ids, trials accepted and refused, the tree, dump and load."""
 
+import itertools
 import math
 import random
 
@@ -10,8 +11,9 @@ from scipy.stats import ttest_1samp
 from aggregator.strategies import cfl_tree
 from aggregator.strategies.cfl_trial import judge, paired_t_p_value
 from tests.helpers.plans import KEY_ID, Rounds, contribution, run_plan
+from wire.documents import SegmentSpec
 from wire.errors import ConfigError, KeyMismatchError
-from wire.messages import Phase, SegmentSpec, Share
+from wire.messages import Phase, Share
 
 D = 24
 RNG = np.random.default_rng(11)
@@ -221,7 +223,7 @@ def test_a_trial_trains_both_halves_then_asks_for_margins():
 class Indifferent(Quadratic):
     """Scores say that the other half's model is just as good."""
 
-    def loss(self, device, model):
+    def loss(self, _device, _model):
         return 1.0
 
 
@@ -360,7 +362,7 @@ def test_a_newcomers_update_never_moves_a_model():
 def test_a_newcomer_under_another_key_is_not_compared():
     rounds = settled_tree()
     stranger = contribution("dev-99", np.ones(D), key_id=b"x" * 16)
-    assert KEY_ID != stranger.key_id
+    assert stranger.key_id != KEY_ID
     with pytest.raises(KeyMismatchError):
         cfl_tree.follow(rounds.state.tree[0], stranger)
 
@@ -370,7 +372,7 @@ def test_the_path_names_every_model_from_general_to_special():
     for cluster in rounds.state.clusters.values():
         path = cfl_tree.path(rounds.state.tree, cluster.id)
         assert (path[0], path[-1]) == (0, cluster.id)
-        for node, child in zip(path, path[1:], strict=False):
+        for node, child in itertools.pairwise(path):
             assert child in rounds.state.tree[node].children
 
 

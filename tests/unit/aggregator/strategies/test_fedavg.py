@@ -19,9 +19,7 @@ def answer(device, order, round_):
     return contribution(device, VECTORS[device] * round_, round=round_, samples=SAMPLES[device])
 
 
-@pytest.mark.parametrize(
-    ("weighting", "weights"), [("samples", [0.1, 0.3, 0.6]), ("uniform", [1 / 3, 1 / 3, 1 / 3])]
-)
+@pytest.mark.parametrize(("weighting", "weights"), [("samples", [0.1, 0.3, 0.6]), ("uniform", [1 / 3, 1 / 3, 1 / 3])])
 def test_the_offset_is_the_sum_of_the_weighted_means(weighting, weights):
     rounds = Rounds(run_plan(weighting=weighting), DEVICES)
     for _ in range(3):

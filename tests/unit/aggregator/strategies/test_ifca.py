@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.plans import D, Rounds, contribution, run_plan
+from wire.documents import LocalSettings, SegmentSpec
 from wire.errors import ConfigError
-from wire.messages import LocalSettings, SegmentSpec
 
 DEVICES = tuple(f"dev-{i}" for i in range(6))
 CHOICE = {"dev-0": 0, "dev-1": 1, "dev-2": 1, "dev-3": 0, "dev-4": 1, "dev-5": 0}
@@ -107,7 +107,7 @@ def test_the_start_of_least_loss_is_kept(losses):
 
     for _ in range(8):
         rounds.step(spy)
-    by_round = {r: c for r, c in seen}
+    by_round = dict(seen)
     best = int(np.argmin(losses))
     kept = (2 * best, 2 * best + 1)
     assert [by_round[r] for r in range(1, 9)] == [(0, 1), (0, 1), (2, 3), (2, 3), (4, 5), (4, 5), kept, kept]
@@ -158,8 +158,6 @@ def test_the_final_round_offers_every_model_of_the_kept_start():
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"k": 0}, "at least 1"),
-        ({"k": "two"}, "not a int"),
         ({"option": "both"}, "neither model nor gradient"),
         ({"normalise": "none"}, "none of"),
         ({"option": "gradient", "local": LocalSettings(1, 0, 10, 0.1, 1.0, 0.0, 0.0, 0.0)}, "one full-batch step"),
@@ -170,13 +168,14 @@ def test_the_final_round_offers_every_model_of_the_kept_start():
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, match):
-    k = settings.pop("k", 2)
-    origins = {} if isinstance(k, int) and k else {"origins": 1}
     with pytest.raises(ConfigError, match=match):
-        if origins:
-            Rounds(run_plan("ifca", {"k": k}, **origins), DEVICES)
-        else:
-            ifca(k=k, **settings)
+        ifca(**settings)
+
+
+@pytest.mark.parametrize(("k", "match"), [(0, "at least 1"), ("two", "not a int")])
+def test_k_is_a_number_of_clusters(k, match):
+    with pytest.raises(ConfigError, match=match):
+        Rounds(run_plan("ifca", {"k": k}), DEVICES)
 
 
 def test_origins_must_be_as_many_as_models():

@@ -12,17 +12,9 @@ from crypto.seal.roster import aggregator_of, open_roster
 from crypto.seal.signed import open_document, sign_document
 from tests.helpers.plans import run_plan
 from wire.codec import encode
+from wire.documents import AggregatorGrant, Card, DeviceGrant, GrantFile, Roster, RunPlan
 from wire.errors import UntrustedError, WireError
-from wire.messages import (
-    AggregatorGrant,
-    Announcement,
-    Card,
-    DeviceGrant,
-    GrantFile,
-    Roster,
-    RunPlan,
-    Sealed,
-)
+from wire.messages import Announcement, Sealed
 
 OWNER, DEVICE, EVE = (Identity.generate(n) for n in ("owner", "dev-1", "eve"))
 ROSTER = Roster("demo", 5, 100, 200, None, (DEVICE.member,), ())
@@ -210,7 +202,19 @@ def test_a_grant_sealed_for_another_purpose_is_refused():
 
 def announced(run=2, round_=3, nonce=b"n" * 16, roster=5):
     return Announcement(
-        "demo", run, bytes(16), 1, bytes(16), roster, round_, nonce, 1.0, finished=False, models=(), orders=(), order_of=()
+        "demo",
+        run,
+        bytes(16),
+        1,
+        bytes(16),
+        roster,
+        round_,
+        nonce,
+        1.0,
+        finished=False,
+        models=(),
+        orders=(),
+        order_of=(),
     )
 
 
@@ -219,7 +223,12 @@ MARK = HighWater(5, 2, 3, b"n" * 16)
 
 @pytest.mark.parametrize(
     "later",
-    [announced(), announced(round_=4, nonce=b"m" * 16), announced(run=3, round_=1, nonce=b"m" * 16), announced(roster=9)],
+    [
+        announced(),
+        announced(round_=4, nonce=b"m" * 16),
+        announced(run=3, round_=1, nonce=b"m" * 16),
+        announced(roster=9),
+    ],
 )
 def test_the_mark_moves_on(later):
     mark = MARK.accept(later)

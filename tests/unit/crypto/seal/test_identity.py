@@ -8,8 +8,8 @@ import pytest
 
 from crypto.seal.identity import Identity, fingerprint, verify
 from support.files import write_private
+from wire.documents import Member
 from wire.errors import ConfigError, IntegrityError, UntrustedError
-from wire.messages import Member
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,9 @@ def test_a_signature_holds_for_its_content_and_purpose(alice):
     assert len(signature) == 64
 
 
-@pytest.mark.parametrize(("purpose", "content"), [("control", b"content"), ("upload", b"contenu"), ("uploa", b"dcontent")])
+@pytest.mark.parametrize(
+    ("purpose", "content"), [("control", b"content"), ("upload", b"contenu"), ("uploa", b"dcontent")]
+)
 def test_a_signature_holds_for_nothing_else(alice, purpose, content):
     with pytest.raises(UntrustedError, match="not its sender's"):
         verify(alice.member.sign_key, purpose, content, alice.sign("upload", b"content"))

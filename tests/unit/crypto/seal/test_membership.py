@@ -65,7 +65,15 @@ def test_no_secret_shows_anywhere(fleet, device, tmp_path):
     secrets = [fleet.secrets.mask_secret, fleet.secrets.content_key, fleet.secrets.broadcast_key]
     shown = "".join(
         repr(x)
-        for x in (fleet.secrets, fleet.content, device.grant, device.group, device.content, device.mask_secret(), server.grant)
+        for x in (
+            fleet.secrets,
+            fleet.content,
+            device.grant,
+            device.group,
+            device.content,
+            device.mask_secret(),
+            server.grant,
+        )
     )
     for secret in secrets:
         assert secret.hex() not in shown

@@ -1,0 +1,127 @@
+"""From a transfer to an upload that can be judged: authentic, whole, finite and within the limit, or refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from aggregator.intake import UPLOAD_PURPOSE, Intake
+from crypto.seal.envelope import SealError, seal_to_member
+from crypto.seal.identity import Identity
+from tests.helpers.plans import D, engine_of, run_plan, upload_of
+from wire.codec import encode
+from wire.documents import Roster
+from wire.errors import ShoalError, UntrustedError, WireError
+from wire.frame import ChunkKind, split
+from wire.messages import Sealed
+from wire.reassembly import Reassembler
+
+DEVICE, OTHER, SERVER = (Identity.generate(n) for n in ("dev-1", "dev-2", "aggregator"))
+ROSTER = Roster("demo", 3, 0, 1, SERVER.member, (DEVICE.member, OTHER.member), ())
+RUN = run_plan(norm_limit=10.0)
+HEAD = Sealed("demo", UPLOAD_PURPOSE, "dev-1", "aggregator")
+
+
+def upload(values=None, **changes):
+    engine = engine_of(RUN)
+    state = engine.resume(("dev-1",), engine.strategy.init(("dev-1",)), 1, ("dev-1",))[0]
+    fields = {"recipient": SERVER.member.seal_key, **changes}
+    return upload_of(engine, state, "dev-1", values=values, **fields)
+
+
+def transfer(header, body, *, signer=DEVICE, head=HEAD):
+    sealed = seal_to_member(signer, SERVER.member.seal_key, head, encode(header), body)
+    (chunk,) = split(sealed, kind=ChunkKind.UPLOAD, round=1)
+    return Reassembler().add("dev-1", chunk, 0.0)
+
+
+def open_it(*args, device="dev-1", roster=ROSTER, **options):
+    return Intake(SERVER, RUN).open(device, transfer(*args, **options), roster)
+
+
+def test_an_honest_upload_is_opened():
+    values = np.arange(D, dtype=np.float32)
+    header, body = upload(values)
+    opened = open_it(header, body)
+    assert opened.upload == header
+    assert bytes(opened.body) == body
+    assert opened.norm == pytest.approx(float(np.linalg.norm(values)))
+    assert len(opened.digest) == 32
+
+
+def test_the_digest_tells_the_same_upload_from_another_one():
+    """It is over what travelled: a resend has it, a second sealing of the same vector has not."""
+    sent = transfer(*upload())
+    intake = Intake(SERVER, RUN)
+    assert intake.open("dev-1", sent, ROSTER).digest == intake.open("dev-1", sent, ROSTER).digest
+    assert intake.open("dev-1", transfer(*upload()), ROSTER).digest != intake.open("dev-1", sent, ROSTER).digest
+
+
+def test_a_report_without_a_vector_has_no_norm():
+    header, _ = upload()
+    assert open_it(dataclasses.replace(header, length=0), b"").norm == 0.0
+
+
+@pytest.mark.parametrize("device", ["dev-9", "dev-1"])
+def test_unknown_and_revoked_devices_are_refused_before_anything_is_opened(device):
+    with pytest.raises(UntrustedError, match=f"{device} is not in the roster"):
+        open_it(*upload(), device=device, roster=dataclasses.replace(ROSTER, revoked=("dev-1",)))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        dataclasses.replace(HEAD, fleet="other"),
+        dataclasses.replace(HEAD, purpose="control"),
+        dataclasses.replace(HEAD, sender="dev-2"),
+    ],
+)
+def test_another_head_is_refused(head):
+    with pytest.raises(UntrustedError, match="on dev-1's topic"):
+        open_it(*upload(), head=head)
+
+
+def test_another_signature_is_refused():
+    with pytest.raises(SealError):
+        open_it(*upload(), signer=OTHER)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"fleet": "other"}, "an upload for 'other'"),
+        ({"device": "dev-2"}, "by 'dev-2'"),
+        ({"recipient": bytes(32)}, "for another aggregator"),
+        ({"length": D - 1}, "24 bytes where 5 coordinates"),
+        ({"length": 0}, "24 bytes where 0 coordinates"),
+    ],
+)
+def test_a_header_that_does_not_fit_is_refused(changes, match):
+    with pytest.raises(ShoalError, match=match):
+        open_it(*upload(**changes))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize("position", [0, D - 1])
+def test_what_is_not_finite_is_refused(bad, position):
+    values = np.zeros(D, np.float32)
+    values[position] = bad
+    with pytest.raises(WireError, match="NaN or infinities, or overflows"):
+        open_it(*upload(values))
+
+
+@pytest.mark.parametrize(("length", "taken"), [(9.999, True), (10.001, False)])
+def test_the_norm_limit_is_the_plans(length, taken):
+    values = np.full(D, length / np.sqrt(D), np.float32)
+    if taken:
+        assert open_it(*upload(values)).norm == pytest.approx(length)
+        return
+    with pytest.raises(UntrustedError, match="above the plan's limit 10"):
+        open_it(*upload(values))
+
+
+def test_refusals_are_counted_by_class():
+    intake = Intake(SERVER, RUN)
+    for error in (WireError("a"), UntrustedError("b"), UntrustedError("c"), SealError()):
+        intake.count(error)
+    assert intake.refused == {"WireError": 1, "UntrustedError": 2, "SealError": 1}

@@ -1,0 +1,96 @@
+"""What a device keeps: whole or not at all, private, and refused where it is damaged."""
+
+import stat
+
+import numpy as np
+import pytest
+
+from crypto.seal.replay import HighWater
+from edge_client.state import DeviceState, OwnModel, Pending
+from support.files import private_directory, write_private
+from wire.errors import ConfigError, IntegrityError
+
+MARK = HighWater(3, 1, 7, b"n" * 16)
+THETA = np.arange(5, dtype=np.float32) / 3
+
+
+@pytest.fixture
+def state(tmp_path):
+    return DeviceState(private_directory(tmp_path / "device"))
+
+
+def test_a_device_that_never_took_part_has_an_empty_mark(state):
+    assert state.load_pending() == Pending(HighWater(), b"", b"")
+    assert state.load_run() is None
+    assert state.load_status() is None
+
+
+def test_the_pending_upload_comes_back(state):
+    state.save_pending(MARK, b"t" * 16, b"sealed bytes")
+    assert state.load_pending() == Pending(MARK, b"t" * 16, b"sealed bytes")
+    state.save_pending(MARK, b"u" * 16, b"other", durable=False)
+    assert state.load_pending().sealed == b"other"
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda d: d[:0], lambda d: d[:20], lambda d: b"X" + d[1:], lambda d: d[:4] + b"\x01" + d[5:]]
+)
+def test_a_damaged_mark_is_refused_not_forgotten(state, damage):
+    """Starting from an empty mark would let an old announcement be played again."""
+    state.save_pending(MARK, b"t" * 16, b"")
+    path = state.directory / "pending.bin"
+    write_private(path, damage(path.read_bytes()))
+    with pytest.raises(IntegrityError, match="is damaged") as caught:
+        state.load_pending()
+    assert "replayed" in caught.value.hint
+
+
+def test_a_mark_that_others_could_read_is_refused(state):
+    state.save_pending(MARK, b"t" * 16, b"sealed")
+    (state.directory / "pending.bin").chmod(0o644)
+    with pytest.raises((IntegrityError, ConfigError), match="readable by others"):
+        state.load_pending()
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_the_model_comes_back_bit_for_bit(state, durable):
+    state.save_model(OwnModel(1, b"r" * 16, 7, 2, THETA), durable=durable)
+    again = state.load_model()
+    assert (again.run, again.run_id, again.round, again.cluster) == (1, b"r" * 16, 7, 2)
+    assert again.theta.dtype == np.float32
+    assert np.array_equal(again.theta, THETA)
+    again.theta[0] = 1.0
+
+
+def test_a_missing_model_says_what_to_do(state):
+    with pytest.raises(IntegrityError, match="no model yet") as caught:
+        state.load_model()
+    assert "take part" in caught.value.hint
+
+
+@pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d + b"\0", lambda d: d[:10]])
+def test_a_damaged_model_is_refused(state, change):
+    state.save_model(OwnModel(1, b"r" * 16, 7, 2, THETA), durable=True)
+    path = state.directory / "model.bin"
+    write_private(path, change(path.read_bytes()))
+    with pytest.raises(IntegrityError):
+        state.load_model()
+
+
+def test_run_and_status_come_back(state):
+    state.save_run(b"package")
+    state.save_status({"round": 3, "accuracy": 0.5})
+    assert state.load_run() == b"package"
+    assert state.load_status() == {"round": 3, "accuracy": 0.5}
+    (state.directory / "status.json").write_bytes(b"{half")
+    assert state.load_status() is None
+
+
+def test_every_file_is_private(state):
+    state.save_pending(MARK, b"t" * 16, b"")
+    state.save_model(OwnModel(1, b"r" * 16, 7, 2, THETA), durable=False)
+    state.save_run(b"package")
+    state.save_status({})
+    files = sorted(p.name for p in state.directory.iterdir())
+    assert files == ["model.bin", "pending.bin", "run.package", "status.json"]
+    assert {stat.S_IMODE(p.stat().st_mode) for p in state.directory.iterdir()} == {0o600}

@@ -1,0 +1,137 @@
+"""How programs speak: data on stdout, the rest on stderr, one JSON object, exit codes by class of error."""
+
+import io
+import json
+import logging
+import sys
+
+import pytest
+
+from support.console import LogfmtFormatter, colour_wanted, note, run_program, say, say_json
+from wire.errors import BrokerUnreachableError, ConfigError, ShoalError, UntrustedError
+
+
+def record(message="done", level=logging.INFO, **pairs):
+    made = logging.LogRecord("shoal.edge", level, __file__, 1, message, (), None)
+    if pairs:
+        made.kv = pairs
+    return made
+
+
+def test_data_and_notes_go_their_own_ways(capsys):
+    say("data")
+    note("talk")
+    assert capsys.readouterr() == ("data\n", "talk\n")
+
+
+def test_json_is_one_object_with_its_schema(capsys):
+    say_json({"a": [1, None]})
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "ok": True, "data": {"a": [1, None]}}
+    with pytest.raises(ValueError, match="JSON compliant"):
+        say_json({"loss": float("nan")})
+
+
+def test_logfmt_on_a_pipe():
+    line = LogfmtFormatter(terminal=False).format(
+        record('say "hi"', round=3, dur_s=0.123456, where="a b", empty="", plain="x=1")
+    )
+    head, _, tail = line.partition(" level=")
+    assert head.startswith("ts=")
+    assert head.endswith("Z")
+    assert tail == r'info logger=shoal.edge msg="say \"hi\"" round=3 dur_s=0.1235 where="a b" empty="" plain="x=1"'
+
+
+def test_a_terminal_gets_the_level_and_no_timestamp():
+    line = LogfmtFormatter(terminal=True).format(record("lost", logging.WARNING, round=3))
+    assert line == "\x1b[33mwarning\x1b[0m lost round=3"
+
+
+def test_an_exception_becomes_one_line():
+    made = record("failed", logging.ERROR)
+    try:
+        raise ConfigError("no such file")
+    except ConfigError:
+        made.exc_info = sys.exc_info()
+    line = LogfmtFormatter(terminal=False).format(made)
+    assert line.endswith('msg="failed: no such file"')
+    assert "\n" not in line
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "no_colour", "wanted"), [(Terminal(), "", True), (Terminal(), "1", False), (io.StringIO(), "", False)]
+)
+def test_colour_is_for_terminals_whose_person_wants_it(monkeypatch, stream, no_colour, wanted):
+    monkeypatch.setenv("NO_COLOR", no_colour)
+    assert colour_wanted(stream) is wanted
+
+
+def run(monkeypatch, app, *arguments):
+    monkeypatch.setattr(sys, "argv", ["prog", *arguments])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with pytest.raises(SystemExit) as caught:
+        run_program(app, prog="prog")
+    return caught.value.code
+
+
+def failing(error):
+    def app(*, prog_name):
+        raise error
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 3),
+        (BrokerUnreachableError("x"), 5),
+        (UntrustedError("x"), 6),
+        (ShoalError("x"), 1),
+        (KeyError("x"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_the_exit_code_says_what_kind_of_failure(monkeypatch, capsys, error, code):
+    assert run(monkeypatch, failing(error)) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+
+
+def test_an_error_and_its_hint_are_two_lines(monkeypatch, capsys):
+    run(monkeypatch, failing(ConfigError("it is off", hint="turn it on")))
+    assert capsys.readouterr().err == "error: it is off\nhint: turn it on\n"
+
+
+def test_with_json_a_failure_is_an_object_too(monkeypatch, capsys):
+    run(monkeypatch, failing(ConfigError("it is off", hint="turn it on")), "--json")
+    out, err = capsys.readouterr()
+    expected = {"type": "ConfigError", "message": "it is off", "hint": "turn it on"}
+    assert json.loads(out) == {"schema": 1, "ok": False, "error": expected}
+    assert err.startswith("error: it is off")
+
+
+def test_an_unexpected_failure_is_called_a_bug(monkeypatch, capsys):
+    run(monkeypatch, failing(RuntimeError("boom")))
+    assert "unexpected RuntimeError: boom" in capsys.readouterr().err
+
+
+def test_debug_shows_the_traceback_and_is_taken_from_the_arguments(monkeypatch, capsys):
+    seen = []
+
+    def app(*, prog_name):
+        seen.append(list(sys.argv))
+        raise ConfigError("it is off")
+
+    assert run(monkeypatch, app, "serve", "--debug") == 3
+    assert seen == [["prog", "serve"]]
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_program_that_ends_well_exits_with_zero(monkeypatch):
+    assert run(monkeypatch, lambda **_: None) == 0

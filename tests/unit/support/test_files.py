@@ -1,0 +1,92 @@
+"""Files that survive: old bytes or new ones, private from the first moment, and no litter."""
+
+import os
+import stat
+
+import pytest
+
+from support.files import private_directory, read_private, sync_directory, write_atomic, write_private
+from wire.errors import ConfigError
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_write_replaces_the_whole_file(tmp_path, durable):
+    path = tmp_path / "file"
+    for data in (b"first", b"", b"x" * 100_000, memoryview(b"last")):
+        write_atomic(path, data, durable=durable)
+        assert path.read_bytes() == bytes(data)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    """The disk is full half-way: what was there is still there, whole."""
+    path = tmp_path / "file"
+    write_atomic(path, b"old")
+
+    def full(_handle, _data):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        patch.setattr(os, "writev", full)
+        with pytest.raises(OSError, match="No space"):
+            write_atomic(path, b"new and longer")
+    assert path.read_bytes() == b"old"
+    write_atomic(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+def test_short_writes_are_continued(tmp_path, monkeypatch):
+    """The kernel may take less than it is given."""
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: real(handle, bytes(data[:7])))
+    data = bytes(range(256))
+    write_atomic(tmp_path / "file", data)
+    assert (tmp_path / "file").read_bytes() == data
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_files_are_private_whatever_the_umask(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        write_private(tmp_path / "keys" / "secret", b"s")
+        write_atomic(tmp_path / "keys" / "plain", b"p")
+        private_directory(tmp_path / "deep" / "er")
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "keys") == mode(tmp_path / "deep" / "er") == 0o700
+    assert mode(tmp_path / "keys" / "secret") == mode(tmp_path / "keys" / "plain") == 0o600
+
+
+def test_a_secret_comes_back(tmp_path):
+    write_private(tmp_path / "secret", b"s\0s")
+    assert read_private(tmp_path / "secret") == b"s\0s"
+
+
+@pytest.mark.parametrize("wide", [0o610, 0o604, 0o644, 0o666, 0o620, 0o602, 0o601])
+def test_a_secret_that_others_can_reach_is_refused(tmp_path, wide):
+    path = tmp_path / "secret"
+    write_private(path, b"secret bytes")
+    path.chmod(wide)
+    with pytest.raises(ConfigError) as caught:
+        read_private(path)
+    assert f"{wide:04o}" in str(caught.value)
+    assert caught.value.hint == f"chmod 600 {path}"
+    assert "secret bytes" not in str(caught.value)
+
+
+def test_a_missing_secret_says_what_is_wrong(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        read_private(tmp_path / "nowhere")
+
+
+def test_an_existing_directory_stays_as_it_is(tmp_path):
+    """Its owner may have had a reason; what lies in it is private by itself."""
+    tmp_path.chmod(0o755)
+    assert private_directory(tmp_path) == tmp_path
+    assert mode(tmp_path) == 0o755
+    sync_directory(tmp_path)
