@@ -53,7 +53,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class DeadlinePassed:
-    """The time that the plan gives a round (0: gathering before the first) is over."""
+    """The time that the plan gives a round, or the gathering after it, is over."""
 
     round: int
 
@@ -252,11 +252,16 @@ class Engine:
         return self._close(state)
 
     def _maybe_open(self, state: EngineState) -> Transition:
-        """Open a round: the first when all devices are there or the deadline passed, later ones with whoever is there."""
+        """Open a round with whoever is there, as soon as enough are.
+
+        The first round waits for all devices, later ones for the quorum's share of them; once the deadline has passed,
+        ``min_contributors`` are enough.
+        """
         present = tuple(d for d in sorted(state.devices) if d in state.online)
         if len(present) < max(1, min(self.run.min_contributors, len(state.devices))):
             return state, ()
-        if state.round == 0 and len(present) < len(state.devices) and not state.overtime:
+        share = 1.0 if state.round == 0 else self.run.quorum
+        if len(present) < math.ceil(share * len(state.devices)) and not state.overtime:
             return state, ()
         return self._open(state, state.round + 1, self._draw(present, state.round + 1))
 
@@ -298,7 +303,7 @@ class Engine:
         else:
             strategy, outcome = self.strategy.close(state.strategy, plan)
         closed = RoundClosed(record_of(state, plan, outcome))
-        state = dataclasses.replace(state, strategy=strategy, plan=None, finished=plan.final)
+        state = dataclasses.replace(state, strategy=strategy, plan=None, finished=plan.final, overtime=False)
         if plan.final:
             return state, (closed, RunFinished())
         state, actions = self._maybe_open(state)

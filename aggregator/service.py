@@ -189,15 +189,18 @@ class RunService:
         return True
 
     def flush(self, now_s: float) -> None:
-        """Make what arrived durable, acknowledge it, and let the engine see it."""
+        """Make what arrived durable, let the engine see it, and acknowledge it.
+
+        The round that may open comes before the acknowledgements of the one that closes: devices wait for the former only.
+        """
         if not self._waiting_ack:
             return
         contributions = self._store.commit()
         done, self._waiting_ack = self._waiting_ack, []
-        for opened in done:
-            self._answer(opened, Action.ACK)
         for opened, contribution in zip(done, contributions, strict=True):
             self._feed(Stored(contribution, opened.digest), now_s)
+        for opened in done:
+            self._answer(opened, Action.ACK)
 
     def tick(self, now_s: float) -> None:
         """Do what is due: deadlines, missing chunks, the line that says what a round is waiting for."""

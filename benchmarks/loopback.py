@@ -151,6 +151,11 @@ class LoopbackFleet:
             self.service.flush(self.now_s)
         return self.broker.pump() > 0 or moved
 
+    def settle(self) -> None:
+        """Let happen everything that needs no time to pass."""
+        while self._act():
+            pass
+
     def run(self, max_virtual_s: float) -> list[dict[str, Any]]:
         """Step to the end of the run and return its records.
 
@@ -158,8 +163,7 @@ class LoopbackFleet:
             LoopbackError: it is not finished after ``max_virtual_s`` virtual seconds.
         """
         self.run_until(lambda: self.finished, max_virtual_s)
-        while self._act():
-            pass
+        self.settle()
         return self.records()
 
     def run_until(self, reached: Callable[[], bool], max_virtual_s: float) -> None:

@@ -157,7 +157,7 @@ class BatchOrder:
     """
 
     def __init__(self, plan: RunPlan, device: str, round_: int) -> None:
-        self._seed = f"{plan.seed}/{plan.run}/{device}/{round_}"
+        self._seed = f"{plan.seed}/{device}/{round_}"
         self._epoch = 0
 
     def permutation(self, n: int, /) -> NDArray[np.int64]:

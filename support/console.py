@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import resource
-import signal
 import sys
 import time
 import traceback
@@ -17,6 +16,7 @@ from wire.errors import ShoalError
 
 SCHEMA: Final = 1
 EXIT_INTERRUPTED: Final = 130
+EXIT_BROKEN_PIPE: Final = 141
 _LEVELS: Final = {"DEBUG": "36", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "31"}
 
 
@@ -95,7 +95,6 @@ def run_program(app: Callable[..., Any], *, prog: str) -> NoReturn:
     debug = "--debug" in arguments or os.environ.get("SHOAL_DEBUG") == "1"
     if "--debug" in arguments:
         sys.argv.remove("--debug")
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         app(prog_name=prog)
     except ShoalError as error:
@@ -108,6 +107,10 @@ def run_program(app: Callable[..., Any], *, prog: str) -> NoReturn:
         sys.exit(EXIT_INTERRUPTED)
     except SystemExit:
         raise
+    except BrokenPipeError:
+        # Whoever read our output has gone. SIGPIPE itself stays ignored: a broker that dies must not take us with it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_BROKEN_PIPE)
     except Exception as error:
         if debug:
             raise

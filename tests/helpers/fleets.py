@@ -245,12 +245,6 @@ def announce(fleet, announcement, *, signer=None, purpose="announcement"):
     return tell(fleet, topic, purpose, plain, ChunkKind.ROUND, round_=announcement.round, signer=signer)
 
 
-def settle(fleet):
-    """Let everything happen that needs no time."""
-    while fleet._act():
-        pass
-
-
 def reasons(caplog):
     """Return why messages were refused, from the log of both sides."""
     return [str(r.kv["reason"]) for r in caplog.records if "reason" in getattr(r, "kv", {})]

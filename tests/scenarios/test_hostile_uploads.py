@@ -37,8 +37,7 @@ class Bench:
 
     def send(self, sealed, topic_of=None):
         inject(self.fleet, VICTIM, sealed, topic_of=topic_of)
-        while self.fleet._act():
-            pass
+        self.fleet.settle()
 
     def released(self):
         """Let the true upload through and return the records of the whole run."""
@@ -52,8 +51,7 @@ def bench(tmp_path, caplog):
     with make_fleet(tmp_path / "fleet", faults=tap, rounds=1, quorum=1.0, norm_limit=50.0) as fleet:
         rule = tap.lose(client=fleet.client_id(VICTIM), ending="/up")
         fleet.run_until(lambda: uploads_of(fleet, tap, VICTIM), 5)
-        while fleet._act():
-            pass
+        fleet.settle()
         upload, body = open_upload(fleet, VICTIM, uploads_of(fleet, tap, VICTIM)[0])
         assert upload.length == D
         caplog.clear()

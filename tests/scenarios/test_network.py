@@ -5,7 +5,7 @@ import pytest
 
 from edge_client.data import Batch
 from edge_client.manifest import LocalTraining
-from tests.helpers.fleets import Wiretap, answers, concerns, make_fleet, names, settle, thetas, uploads_of
+from tests.helpers.fleets import Wiretap, answers, concerns, make_fleet, names, thetas, uploads_of
 from wire.faults import FaultRule, Hop, RuledFaults
 from wire.frame import parse
 from wire.messages import Action
@@ -139,14 +139,14 @@ def test_a_device_that_says_goodbye_by_its_will_is_not_waited_for(tmp_path):
     with make_fleet(tmp_path / "fleet", faults=tap, quorum=0.6, rounds=4) as fleet:
         tap.lose(client=fleet.client_id("dev-02"), ending="/up", times=1)
         fleet.run_until(lambda: uploads_of(fleet, tap, "dev-02"), 5)
-        settle(fleet)
+        fleet.settle()
         hold = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
         fleet.kill_device("dev-02")
         fleet.run_until(lambda: fleet.now_s > 5, 10)
         assert [(r["contributed"], r["missing"]) for r in fleet.records()] == [(2, ["dev-02"])]
         assert fleet.records()[0]["seconds"] < 1
         fleet.revive_device("dev-02")
-        settle(fleet)
+        fleet.settle()
         tap.forgive(hold)
         records = fleet.run(100)
         assert [r["contributed"] for r in records] == [2, 2, 3, 3, 3]

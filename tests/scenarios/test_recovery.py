@@ -8,7 +8,6 @@ from tests.helpers.fleets import (
     answers,
     grouped_data,
     make_fleet,
-    settle,
     thetas,
     uploads_of,
 )
@@ -46,14 +45,14 @@ def test_an_aggregator_that_dies_with_some_uploads_stored_counts_each_once(tmp_p
     with make_fleet(tmp_path / "fleet", grouped_data(6, 2), faults=tap, **options) as fleet:
         fleet.run_until(lambda: len(fleet.records()) == at_round - 1, 10)
         holds = [tap.lose(client=fleet.client_id(d), ending="/up") for d in ("dev-02", "dev-03")]
-        settle(fleet)
+        fleet.settle()
         stored = answers(fleet, tap, "dev-00")[-1]
         assert (stored.action, stored.round) == (Action.ACK, at_round)
         before = len(uploads_of(fleet, tap, "dev-00"))
         fleet.kill_aggregator()
         fleet.step()
         fleet.revive_aggregator()
-        settle(fleet)
+        fleet.settle()
         assert f"round {at_round}: 4 of 6" in fleet.service.status()
         assert len(uploads_of(fleet, tap, "dev-00")) == before
         for hold in holds:
@@ -132,13 +131,13 @@ def test_a_device_that_dies_after_sealing_resends_the_same_bytes(tmp_path, undis
         else:
             silence = tap.lose(client=client, ending="/ctl", hop=Hop.DOWN)
         hold = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
-        settle(fleet)
+        fleet.settle()
         (first,) = uploads_of(fleet, tap, "dev-01")
         fleet.kill_device("dev-01")
-        settle(fleet)
+        fleet.settle()
         tap.forgive(silence)
         fleet.revive_device("dev-01")
-        settle(fleet)
+        fleet.settle()
         assert uploads_of(fleet, tap, "dev-01") == [first, first]
         assert [c.action for c in answers(fleet, tap, "dev-01")][-1] == Action.ACK
         tap.forgive(hold)
@@ -156,7 +155,7 @@ def test_a_device_that_dies_before_sealing_computes_the_same_update_again(tmp_pa
             if die:
                 fleet.kill_device("dev-01")
                 fleet.revive_device("dev-01")
-            settle(fleet)
+            fleet.settle()
             tap.rules.clear()
             fleet.run(100)
             vectors.append(thetas(fleet))
@@ -168,11 +167,11 @@ def test_an_answered_device_that_restarts_does_not_train_again(tmp_path, undistu
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         hold = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
-        settle(fleet)
+        fleet.settle()
         assert [c.action for c in answers(fleet, tap, "dev-01")] == [Action.ACK]
         fleet.kill_device("dev-01")
         fleet.revive_device("dev-01")
-        settle(fleet)
+        fleet.settle()
         first, second = uploads_of(fleet, tap, "dev-01")
         assert first == second
         assert {c.action for c in answers(fleet, tap, "dev-01")} == {Action.ACK}
@@ -185,7 +184,7 @@ def test_an_altered_update_on_the_aggregators_disk_is_noticed(tmp_path):
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         tap.lose(client=fleet.client_id("dev-00"), ending="/up")
-        settle(fleet)
+        fleet.settle()
         fleet.kill_aggregator()
         (file,) = (fleet.stage.aggregator_dir / "run-000001" / "updates").glob("*.f32")
         raw = bytearray(file.read_bytes())

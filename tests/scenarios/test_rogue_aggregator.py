@@ -14,7 +14,6 @@ from tests.helpers.fleets import (
     device_identity,
     make_fleet,
     reasons,
-    settle,
     tell,
     uploads_of,
 )
@@ -42,7 +41,7 @@ class Rogue:
 
     def sent(self):
         """How many uploads each device has sent since the takeover."""
-        settle(self.fleet)
+        self.fleet.settle()
         return [len(uploads_of(self.fleet, self.tap, d)) - 1 for d in self.fleet.stage.devices]
 
 
@@ -126,7 +125,7 @@ def test_several_models_twice_are_refused(tmp_path, caplog):
         fleet.kill_aggregator()
         twice = (first.models[0], first.models[0])
         announce(fleet, dataclasses.replace(first, **ROUND_2, models=twice))
-        settle(fleet)
+        fleet.settle()
         assert "names a model twice" in reasons(caplog)[0]
 
 
@@ -194,7 +193,7 @@ def test_a_plan_that_the_owner_did_not_sign_is_refused(rogue, caplog, change):
     plan = dataclasses.replace(fleet.plan, run=2, run_id=b"\7" * 16, **change)
     package = dataclasses.replace(package_of(fleet), plan=sign_document(aggregator_identity(fleet), plan))
     tell(fleet, Topics("demo").plan, "run", encode(package), ChunkKind.PLAN)
-    settle(fleet)
+    fleet.settle()
     assert "the signature on this document/RunPlan is not its sender's" in reasons(caplog)[0]
     announce(fleet, rogue.round_2)
     assert rogue.sent() == [1, 1], "the true run goes on"
@@ -206,10 +205,10 @@ def test_an_earlier_run_is_not_taken_up_again(rogue, caplog):
     options = rogue.fleet.plan
     second = fleet.stage.add_run(fleet.bundle, np.zeros((1, options.length), np.float32), rogue_options())
     tell(fleet, topic, "run", (fleet.stage.fleet.path / "runs" / "000002.run").read_bytes(), ChunkKind.PLAN)
-    settle(fleet)
+    fleet.settle()
     assert second.run == 2
     tell(fleet, topic, "run", first, ChunkKind.PLAN)
-    settle(fleet)
+    fleet.settle()
     assert "run 1 after run" in reasons(caplog)[0]
 
 

@@ -1,0 +1,217 @@
+"""Real processes, real signals: whoever is killed, the round completes and each update counts once.
+
+Every test compares the final model with that of an undisturbed run of the same seed, bit for bit: a lost, doubled or changed update
+would show.
+"""
+
+import signal
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.seen import run_key
+from benchmarks.stage import Stage
+from crypto.mask.masking import unmask
+from edge_client.manifest import LocalTraining
+from edge_client.state import DeviceState
+from edge_client.task import TaskBundle
+from fleet.run import RunOptions
+from wire.broker import BrokerProcess, find_mosquitto, start_broker
+from wire.documents import RunPlan
+from wire.types import MaskedVector
+
+pytestmark = [pytest.mark.broker, pytest.mark.process]
+
+BROKERS = [
+    pytest.param("mosquitto", marks=pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")),
+    "amqtt",
+]
+DEVICES = ("dev-0", "dev-1", "dev-2")
+INPUTS, CLASSES = 12, 3
+ROUNDS = 12
+FROZEN_ROUND = 4
+WAIT_S = 60.0
+OPTIONS = RunOptions(
+    "fedavg",
+    rounds=ROUNDS,
+    local=LocalTraining(epochs=2, batch_size=8, lr=0.1),
+    min_contributors=1,
+    quorum=1.0,
+    deadline_s=30.0,
+    seed=7,
+)
+
+
+class Fleet:
+    """A staged fleet of three devices whose second run can be compared with its first."""
+
+    def __init__(self, root: Path, broker: BrokerProcess, bundle: TaskBundle) -> None:
+        self.broker = broker
+        self.bundle = bundle
+        self.stage = Stage(root / "fleet", broker.url, DEVICES)
+        self.data = {}
+        for i, name in enumerate(DEVICES):
+            rng = np.random.default_rng(i)
+            self.data[name] = root / f"{name}.npz"
+            np.savez(self.data[name], x=rng.normal(size=(60, INPUTS)).astype(np.float32), y=rng.integers(0, CLASSES, 60))
+        self.origins = np.random.default_rng(3).normal(size=(1, bundle.length)).astype(np.float32)
+
+    def add_run(self) -> RunPlan:
+        return self.stage.add_run(self.bundle, self.origins, OPTIONS)
+
+    def start(self) -> None:
+        self.stage.start_aggregator()
+        for name in DEVICES:
+            self.start_device(name)
+
+    def start_device(self, name: str) -> None:
+        self.stage.start_device(name, self.data[name])
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        self.stage.programs[name].process.send_signal(number)
+
+    def kill(self, name: str) -> None:
+        self.stage.stop(name, signal.SIGKILL)
+
+    def stored(self, run: int, round_: int) -> set[str]:
+        """Return the devices whose upload of a round is durable."""
+        path = self.stage.aggregator_dir / f"run-{run:06d}" / "run.sqlite"
+        if not path.exists():
+            return set()
+        database = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)
+        try:
+            return {d for (d,) in database.execute("SELECT device FROM uploads WHERE round = ?", (round_,))}
+        except sqlite3.OperationalError:
+            return set()
+        finally:
+            database.close()
+
+    def open_round(self, run: int) -> int:
+        records = self.stage.records(run)
+        return (records[-1]["round"] if records else 0) + 1
+
+    def model(self, plan: RunPlan) -> np.ndarray:
+        """Return the run's final offset, unmasked: (d,) float32."""
+        vectors = self.stage.aggregator_dir / f"run-{plan.run:06d}" / "vectors"
+        (path,) = vectors.glob("global-*.f32")
+        assert path.stem == f"global-{ROUNDS}"
+        key = run_key(self.stage.fleet.mask_secret, plan)
+        return unmask(MaskedVector(np.fromfile(path, "<f4"), key.key_id), key)
+
+    def check_rounds(self, plan: RunPlan) -> None:
+        """Every round has exactly one contribution of every device."""
+        records = self.stage.records(plan.run)
+        assert [r["round"] for r in records] == list(range(1, ROUNDS + 2))
+        assert {(r["ordered"], r["contributed"]) for r in records} == {(3, 3)}
+
+    def finish(self, plan: RunPlan) -> np.ndarray:
+        self.stage.wait(plan.run, WAIT_S)
+        self.check_rounds(plan)
+        return self.model(plan)
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Wait for ``condition``."""
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.005)
+
+
+@pytest.fixture(params=BROKERS)
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BrokerProcess]:
+    (tmp_path / "broker").mkdir()
+    with start_broker(request.param, tmp_path / "broker") as running:
+        yield running
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, broker: BrokerProcess, logistic: Callable[..., TaskBundle]) -> Iterator[Fleet]:
+    made = Fleet(tmp_path, broker, logistic(INPUTS, CLASSES))
+    with made.stage:
+        made.start()
+        yield made
+
+
+@pytest.fixture
+def undisturbed(fleet: Fleet) -> np.ndarray:
+    """The model of a run in which nothing happened."""
+    return fleet.finish(fleet.add_run())
+
+
+def freeze_in_a_round(fleet: Fleet, plan: RunPlan, name: str) -> int:
+    """Stop the process ``name`` somewhere in the run; return the round that can't close any more."""
+    until(lambda: fleet.open_round(plan.run) >= FROZEN_ROUND, "a round to disturb")
+    fleet.signal(name, signal.SIGSTOP)
+    time.sleep(0.3)
+    return fleet.open_round(plan.run)
+
+
+def test_aggregator_killed_after_it_stored_some_updates(fleet: Fleet, undisturbed: np.ndarray) -> None:
+    """The durable updates of the open round are not asked for again, and not lost."""
+    plan = fleet.add_run()
+    round_ = freeze_in_a_round(fleet, plan, "dev-1")
+    until(lambda: {"dev-0", "dev-2"} <= fleet.stored(plan.run, round_), "two durable updates")
+    fleet.kill("aggregator")
+    fleet.signal("dev-1", signal.SIGCONT)
+    fleet.stage.start_aggregator()
+    np.testing.assert_array_equal(fleet.finish(plan), undisturbed)
+
+
+def test_broker_killed_in_mid_upload(fleet: Fleet, undisturbed: np.ndarray) -> None:
+    """What the broker had acknowledged and lost is sent again."""
+    plan = fleet.add_run()
+    round_ = freeze_in_a_round(fleet, plan, "aggregator")
+    until(
+        lambda: all(DeviceState(fleet.stage.device_dir(d)).load_pending().mark.round >= round_ for d in DEVICES)
+        or fleet.stored(plan.run, round_),
+        "sealed updates",
+    )
+    fleet.broker.kill()
+    fleet.signal("aggregator", signal.SIGCONT)
+    time.sleep(0.2)
+    fleet.broker.restart()
+    np.testing.assert_array_equal(fleet.finish(plan), undisturbed)
+
+
+def test_device_killed_before_its_update_was_acknowledged(fleet: Fleet, undisturbed: np.ndarray) -> None:
+    """A device that comes back sends the bytes that it had sealed."""
+    plan = fleet.add_run()
+    freeze_in_a_round(fleet, plan, "aggregator")
+    fleet.kill("dev-2")
+    fleet.signal("aggregator", signal.SIGCONT)
+    time.sleep(0.3)
+    fleet.start_device("dev-2")
+    np.testing.assert_array_equal(fleet.finish(plan), undisturbed)
+
+
+def test_a_dead_device_does_not_stall_the_round(
+    tmp_path: Path, broker: BrokerProcess, logistic: Callable[..., TaskBundle]
+) -> None:
+    """With a quorum below 1 the round goes on without a device that is gone, and says so."""
+    fleet = Fleet(tmp_path, broker, logistic(INPUTS, CLASSES))
+    with fleet.stage:
+        fleet.start()
+        options = RunOptions(**{f: getattr(OPTIONS, f) for f in RunOptions.__slots__ if f != "quorum"}, quorum=0.6)
+        plan = fleet.stage.add_run(fleet.bundle, fleet.origins, options)
+        round_ = freeze_in_a_round(fleet, plan, "dev-0")
+        fleet.kill("dev-0")
+        records = fleet.stage.wait(plan.run, WAIT_S)
+        assert records[-1]["final"]
+        without = [r for r in records if r["round"] >= round_]
+        assert without[0]["missing"] == ["dev-0"]
+        assert {r["contributed"] for r in without} == {2}
+
+
+def test_everything_is_stopped_and_started_again(fleet: Fleet, undisturbed: np.ndarray) -> None:
+    """SIGTERM is a clean stop for every program; the run goes on where it was."""
+    plan = fleet.add_run()
+    until(lambda: fleet.open_round(plan.run) >= FROZEN_ROUND, "a round to disturb")
+    codes = {name: fleet.stage.stop(name) for name in ("dev-0", "aggregator", "dev-1", "dev-2")}
+    assert set(codes.values()) == {0}
+    fleet.start()
+    np.testing.assert_array_equal(fleet.finish(plan), undisturbed)
