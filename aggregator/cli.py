@@ -86,6 +86,7 @@ def serve(
 @app.command()
 def status(directory: Directory, json: AsJson = False) -> None:
     """Print every run's last closed round."""
+    no_core_dumps()
     from aggregator.daemon import find_runs
     from aggregator.membership import AggregatorMembership
     from aggregator.store import read_records

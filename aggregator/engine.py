@@ -203,7 +203,11 @@ class Engine:
             return Verdict.REFUSE, f"a vector of length {upload.length}"
         if len(upload.margins) != (len(order.candidates) if order.margins else 0):
             return Verdict.REFUSE, f"{len(upload.margins)} margins"
-        if upload.correct > upload.tested or (order.train and upload.samples < 1):
+        if (
+            upload.correct > upload.tested
+            or bool(upload.tested) != order.evaluate
+            or (order.train and not upload.samples)
+        ):
             return Verdict.REFUSE, "impossible counts"
         return Verdict.STORE, ""
 

@@ -31,6 +31,14 @@ class Opened:
     digest: bytes
 
 
+class RefusedUploadError(UntrustedError):
+    """An upload is its device's and is refused all the same: the device is told."""
+
+    def __init__(self, reason: str, upload: Upload) -> None:
+        super().__init__(reason)
+        self.upload = upload
+
+
 class Intake:
     """Opens uploads under one roster; counts what it refuses, by reason."""
 
@@ -59,7 +67,7 @@ class Intake:
         message, body = open_from_member(self._identity, transfer.payload, head, at, member.sign_key, transfer.signed)
         upload = decode(message, Upload)
         self._check(upload, body, member)
-        return Opened(upload, body, self._norm(body), transfer.transfer_id, transfer.signed)
+        return Opened(upload, body, self._norm(upload, body), transfer.transfer_id, transfer.signed)
 
     def _check(self, upload: Upload, body: memoryview, member: Member) -> None:
         if (upload.fleet, upload.device) != (self._run.fleet, member.name):
@@ -69,14 +77,15 @@ class Intake:
         if len(body) != 4 * upload.length:
             raise WireError(f"{len(body)} bytes where {upload.length} coordinates were announced")
 
-    def _norm(self, body: memoryview) -> float:
+    def _norm(self, upload: Upload, body: memoryview) -> float:
         if not len(body):
             return 0.0
         norm = norm_of(np.frombuffer(body, "<f4"))
         if not math.isfinite(norm):
-            raise WireError("the update holds NaN or infinities, or overflows")
+            raise RefusedUploadError("the update holds NaN or infinities, or overflows", upload)
         if norm > self._run.norm_limit:
-            raise UntrustedError(f"the update's norm {norm:.3g} is above the plan's limit {self._run.norm_limit:.3g}")
+            limit = self._run.norm_limit
+            raise RefusedUploadError(f"the update's norm {norm:.3g} is above the plan's limit {limit:.3g}", upload)
         return norm
 
     def count(self, error: ShoalError) -> None:

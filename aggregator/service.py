@@ -26,7 +26,7 @@ from aggregator.engine import (
     Verdict,
     WentOffline,
 )
-from aggregator.intake import Intake, Opened
+from aggregator.intake import Intake, Opened, RefusedUploadError
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import Backend
 from aggregator.publisher import Publisher
@@ -152,7 +152,11 @@ class RunService:
         self._feed(CameOnline(device) if presence.online else WentOffline(device), now_s)
 
     def _on_upload(self, device: str, transfer: Transfer) -> None:
-        opened = self._intake.open(device, transfer, self._membership.roster)
+        try:
+            opened = self._intake.open(device, transfer, self._membership.roster)
+        except RefusedUploadError as refusal:
+            self._reply(device, refusal.upload.round, transfer.transfer_id, Action.REFUSED, str(refusal))
+            raise
         verdict, reason = self._engine.judge(self._state, opened.upload, opened.digest)
         queued = next((o for o in self._waiting_ack if o.upload.device == device), None)
         if verdict is Verdict.STORE and queued is not None:
@@ -169,13 +173,16 @@ class RunService:
             raise UntrustedError(f"upload of {device} for round {opened.upload.round}: {reason}")
 
     def _answer(self, opened: Opened, action: Action, reason: str = "") -> None:
-        member = self._membership.roster.device(opened.upload.device)
+        self._reply(opened.upload.device, opened.upload.round, opened.transfer, action, reason)
+
+    def _reply(self, device: str, round_: int, transfer: bytes, action: Action, reason: str = "") -> None:
+        member = self._membership.roster.device(device)
         if member is None:
             return
         if len(self._answered) >= ANSWERS_REMEMBERED:
             self._answered.pop(next(iter(self._answered)))
-        self._answered[opened.upload.device, opened.transfer] = action
-        self._publisher.answer(member, self._run, opened.upload.round, opened.transfer, action, reason)
+        self._answered[device, transfer] = action
+        self._publisher.answer(member, self._run, round_, transfer, action, reason)
 
     def _answer_again(self, device: str, chunk: bytes) -> bool:
         """Repeat the answer to a device that resends what was answered, once for each time it sends the first chunk."""
@@ -274,7 +281,7 @@ class RunService:
             "round": r.round,
             "devices": f"{r.contributed}/{r.ordered}",
             "loss": r.loss,
-            "clusters": "+".join(map(str, sizes)),
+            "cluster_sizes": "+".join(map(str, sizes)),
             "dur_s": seconds,
             "bytes": self._bytes_up,
         }

@@ -92,6 +92,7 @@ def run(
 @app.command()
 def status(directory: Directory, json: AsJson = False) -> None:
     """Print what this device is doing and how it fares."""
+    no_core_dumps()
     from crypto.seal.identity import fingerprint
     from edge_client.enrolment import DeviceMembership
     from edge_client.state import DeviceState

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_client.onnx_wire import bind_input
-from edge_client.task import write_atomic
+from support.files import write_atomic
 from wire.errors import TaskError
 
 if TYPE_CHECKING:

@@ -30,6 +30,7 @@ from edge_client.presence import presence
 from edge_client.state import DeviceState, OwnModel
 from edge_client.update import Finished, Workshop, carry_out
 from edge_client.worker import Result, Worker
+from wire import limits
 from wire.codec import decode, decode_prefix
 from wire.errors import ShoalError, UntrustedError
 from wire.frame import ChunkKind
@@ -275,7 +276,12 @@ class DeviceRuntime:
         self._now_s = now_s
         if self._timer_s is not None and now_s >= self._timer_s:
             self._timer_s = None
-            self._step(agent.TimerFired())
+            if (
+                self._transport.pending()
+            ):  # a slow link is still busy with what it has: sending again would only add to it
+                self._carry_out(agent.SetTimer(limits.RESEND_BASE_S))
+            else:
+                self._step(agent.TimerFired())
         if self._state.stage is agent.Stage.FETCHING and now_s - self._fetching_s > REFETCH_S:
             self._fetching_s = now_s
             for label in self._labels:

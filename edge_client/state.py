@@ -16,6 +16,7 @@ from crypto.seal.replay import HighWater
 from support.files import read_private, write_atomic
 from wire.codec import U16, U32, Fixed16, decode_prefix, encode, message
 from wire.errors import IntegrityError, ShoalError
+from wire.frame import Fingerprint
 
 if TYPE_CHECKING:
     from wire.types import Float32Vector
@@ -24,6 +25,7 @@ PENDING_FILE: Final = "pending.bin"
 RUN_FILE: Final = "run.package"
 MODEL_FILE: Final = "model.bin"
 STATUS_FILE: Final = "status.json"
+_PENDING_HINT: Final = "remove it only if the fleet is trusted: it guards against replayed announcements"
 
 
 @message(64)
@@ -95,8 +97,10 @@ class DeviceState:
         except ShoalError as error:
             raise IntegrityError(
                 f"{path} is damaged: {error}",
-                hint="remove it only if the fleet is trusted: it guards against replayed announcements",
+                hint=_PENDING_HINT,
             ) from error
+        if len(rest) and Fingerprint.of(rest).transfer_id != mark.transfer:
+            raise IntegrityError(f"{path} is damaged: the upload is not the one that it names", hint=_PENDING_HINT)
         return Pending(HighWater(mark.roster, mark.run, mark.round, mark.nonce), mark.transfer, bytes(rest))
 
     def save_run(self, package: bytes) -> None:

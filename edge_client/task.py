@@ -7,7 +7,6 @@ sections task.toml, score.onnx, grad.onnx, predict.onnx and nothing after them.
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -23,10 +22,11 @@ from edge_client.manifest import (
     TensorSpec,
 )
 from edge_client.onnx_wire import MAX_GRAPH_BYTES, check_graph
+from support.files import write_atomic
 from wire.errors import TaskError, WireError
 from wire.types import Segment
 
-__all__ = ["LocalTraining", "Parameter", "TaskBundle", "TaskManifest", "TensorSpec", "write_atomic"]
+__all__ = ["LocalTraining", "Parameter", "TaskBundle", "TaskManifest", "TensorSpec"]
 
 MAGIC: Final = b"SHTK"
 CONTAINER_VERSION: Final = 1
@@ -146,26 +146,6 @@ class TaskBundle:
         """
         manifest = TaskManifest.from_toml(_read(path / "task.toml", MAX_MANIFEST_BYTES))
         return cls(manifest, *(_read(path / f"{name}.onnx", MAX_GRAPH_BYTES) for name in GRAPH_NAMES))
-
-
-def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
-    """Write the parts, one after the other, so that ``path`` holds either its old content or all of the new."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise TaskError(f"cannot write {path}: {error.strerror}", hint="check the folder and its permissions") from None
 
 
 def _read(path: Path, limit_bytes: int) -> bytes:

@@ -68,7 +68,7 @@ def load(
         else:
             raise ConfigError(
                 f"{name} is not set",
-                hint=f"give --{name.replace('_', '-')}, {variable}, or {name} in [{section}] of a TOML file",
+                hint=f"give it on the command line, as {variable}, or as {name} in [{section}] of a TOML file",
             )
     return Loaded(kind(**values), origins)
 

@@ -20,19 +20,28 @@ def write_atomic(
 
     With ``durable`` the bytes are on disk before it returns, and with ``sync_name`` so is the name; whoever writes several
     files calls `sync_directory` once after the last.
+
+    Raises:
+        ConfigError: it can't be written; what was there stays as it is.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
-        for piece in data:
-            view = memoryview(piece).cast("B")
-            while view:
-                view = view[os.write(handle, view) :]
-        if durable:
-            os.fdatasync(handle)
-    finally:
-        os.close(handle)
-    temporary.replace(path)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        try:
+            for piece in data:
+                view = memoryview(piece).cast("B")
+                while view:
+                    view = view[os.write(handle, view) :]
+            if durable:
+                os.fdatasync(handle)
+        finally:
+            os.close(handle)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ConfigError(
+            f"can't write {path}: {error.strerror}", hint="check the folder, its permissions and the space left"
+        ) from error
     if durable and sync_name:
         sync_directory(path.parent)
 

@@ -151,10 +151,10 @@ class Reassembler:
             pending = self._begin(source, key, header, now_s)
         elif (pending.header.size, pending.header.chunk_bytes) != (header.size, header.chunk_bytes):
             self._refuse("conflict", f"chunk {header.index} contradicts the transfer that it belongs to")
-        pending.touched_s = now_s
         if pending.have[header.index]:
             self._refused["duplicate"] += 1
             return None
+        pending.touched_s = now_s
         pending.buffer[header.offset : header.offset + len(body)] = body
         pending.have[header.index] = 1
         pending.left -= 1

@@ -18,7 +18,7 @@ from crypto.seal.identity import Identity
 from edge_client import state
 from fleet import directory
 from tests.helpers.trees import ROOT
-from wire import codec, frame, messages
+from wire import codec, documents, frame, messages
 
 PAGE = (ROOT / "docs" / "wire-format.md").read_text()
 ROW = re.compile(r"^\| (\d+) \| ([A-Z]\w+) \| `([^`]*)` \|", re.MULTILINE)
@@ -53,7 +53,7 @@ def registered(*modules):
 def test_the_page_lists_every_message_with_its_fields_in_order():
     """A field added, renamed or moved changes the format and must change the page."""
     described = {int(kind): (name, fields) for kind, name, fields in ROW.findall(PAGE)}
-    assert described == registered(messages, state, directory)
+    assert described == registered(documents, messages, state, directory)
 
 
 def test_the_page_gives_the_frame_header_in_full():

@@ -1,7 +1,7 @@
 """Real processes, real signals: whoever is killed, the round completes and each update counts once.
 
-Every test compares the final model with that of an undisturbed run of the same seed, bit for bit: a lost, doubled or changed update
-would show.
+Every test compares the final model with that of an undisturbed run of the same seed, bit for bit: a lost, doubled or changed
+update would show.
 """
 
 import signal
@@ -57,7 +57,9 @@ class Fleet:
         for i, name in enumerate(DEVICES):
             rng = np.random.default_rng(i)
             self.data[name] = root / f"{name}.npz"
-            np.savez(self.data[name], x=rng.normal(size=(60, INPUTS)).astype(np.float32), y=rng.integers(0, CLASSES, 60))
+            np.savez(
+                self.data[name], x=rng.normal(size=(60, INPUTS)).astype(np.float32), y=rng.integers(0, CLASSES, 60)
+            )
         self.origins = np.random.default_rng(3).normal(size=(1, bundle.length)).astype(np.float32)
 
     def add_run(self) -> RunPlan:
@@ -167,8 +169,10 @@ def test_broker_killed_in_mid_upload(fleet: Fleet, undisturbed: np.ndarray) -> N
     plan = fleet.add_run()
     round_ = freeze_in_a_round(fleet, plan, "aggregator")
     until(
-        lambda: all(DeviceState(fleet.stage.device_dir(d)).load_pending().mark.round >= round_ for d in DEVICES)
-        or fleet.stored(plan.run, round_),
+        lambda: (
+            all(DeviceState(fleet.stage.device_dir(d)).load_pending().mark.round >= round_ for d in DEVICES)
+            or fleet.stored(plan.run, round_)
+        ),
         "sealed updates",
     )
     fleet.broker.kill()
