@@ -14,7 +14,7 @@ from aggregator.config import AggregatorConfig
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.numerics.backend import select
 from aggregator.service import RunService
-from aggregator.store import read_records
+from aggregator.store import erase_updates, read_records
 from crypto.seal.signed import open_document
 from wire import limits
 from wire.address import BrokerAddress
@@ -118,7 +118,11 @@ class Daemon:
             self._transport.close()
 
     def _next_run(self) -> RunFile | None:
-        return next((r for r in find_runs(self._membership) if not is_finished(self._membership, r.plan.run)), None)
+        for run in find_runs(self._membership):
+            if not is_finished(self._membership, run.plan.run):
+                return run
+            erase_updates(self._membership.directory / f"run-{run.plan.run:06d}")
+        return None
 
     def _serve_run(self, run: RunFile) -> None:
         plan = run.plan

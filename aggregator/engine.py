@@ -63,7 +63,7 @@ Event = CameOnline | WentOffline | Stored | DeadlinePassed
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Wait for devices; call `DeadlinePassed(0)` after the plan's deadline."""
+    """Wait for devices; feed `DeadlinePassed` with the state's round after the plan's deadline."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from aggregator.engine import OpenRound
 from aggregator.strategies.base import Slot
-from crypto.seal.envelope import GroupKey, parcel_for_group, parcel_for_member
+from crypto.seal.envelope import GroupKey, parcel_for_group
 from crypto.seal.identity import Identity
 from support.files import write_atomic
 from wire.codec import encode
@@ -123,7 +123,7 @@ class Publisher:
 
     def _control(self, member: Member, control: Control) -> None:
         head = Sealed(control.fleet, "control", self._identity.name, member.name)
-        parcel = parcel_for_member(self._identity, member.seal_key, head, encode(control))
+        parcel = parcel_for_group(self._identity, self._group, head, encode(control))
         for chunk in split(parcel.payload, kind=ChunkKind.CONTROL, round=control.round, name=parcel.transfer_id):
             self._transport.publish(self._topics.ctl(member.name), chunk)
 

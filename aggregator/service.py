@@ -272,6 +272,8 @@ class RunService:
                     raise AssertionError(action)
         if closed is not None:
             self._store.record(*closed)
+        if self.finished:
+            self._store.erase()
 
     def _report(self, closed: RoundClosed, seconds: float) -> None:
         r = closed.record

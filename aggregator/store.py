@@ -28,6 +28,10 @@ from wire.types import Float32Vector
 SCHEMA_VERSION: Final = 1
 BUSY_TIMEOUT_MS: Final = 5000
 FLOAT_BYTES: Final = 4
+ROUNDS: Final = "[0-9]*.f32"
+SPARES: Final = "spare-*.f32"
+SPARES_KEPT: Final = 2
+"""Files of past rounds that are kept for their disk blocks."""
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS uploads (
@@ -152,11 +156,13 @@ class Store:
     def _file(self, round_: int) -> int:
         if round_ not in self._files:
             path = self._path(round_)
-            new = not path.exists()
+            if not path.exists():
+                spare = next(path.parent.glob(SPARES), None)
+                if spare is not None:
+                    spare.rename(path)
             self._files[round_] = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            if new:
-                sync_directory(path.parent)
-            # Bytes behind the last row are the torn tail of a crash: write over them.
+            sync_directory(path.parent)
+            # Bytes behind the last row are a spare's old ones, or the torn tail of a crash: write over them.
             ends = [
                 start + FLOAT_BYTES * decode(bytes(header), Upload).length
                 for start, header in self._db.execute("SELECT start, header FROM uploads WHERE round = ?", (round_,))
@@ -243,13 +249,17 @@ class Store:
         for path in (self.directory / "vectors").glob("*.f32"):
             if path.stem not in names:
                 path.unlink()
-        for path in (self.directory / "updates").glob("*.f32"):
+        updates = self.directory / "updates"
+        for path in updates.glob(ROUNDS):
             old = int(path.stem)
             if old < round_ and old not in rounds:
-                path.unlink()
                 handle = self._files.pop(old, None)
                 if handle is not None:
                     os.close(handle)
+                # Writing over allocated blocks takes a third of the time of making new ones durable.
+                path.rename(updates / f"spare-{old:06d}.f32")
+        for path in sorted(updates.glob(SPARES))[:-SPARES_KEPT]:
+            path.unlink()
 
     def restore(self) -> Snapshot | None:
         """Return the last snapshot, or None where the run has not begun.
@@ -280,12 +290,25 @@ class Store:
         """Return the closed rounds in order."""
         return [json.loads(r) for (r,) in self._db.execute("SELECT record FROM rounds ORDER BY round")]
 
+    def erase(self) -> None:
+        """End the mask epoch: erase every update that devices sent; offsets and records stay."""
+        for handle in self._files.values():
+            os.close(handle)
+        self._files.clear()
+        erase_updates(self.directory)
+
     def close(self) -> None:
         """Close files and database."""
         for handle in self._files.values():
             os.close(handle)
         self._files.clear()
         self._db.close()
+
+
+def erase_updates(directory: Path) -> None:
+    """Erase the updates of a run that is over."""
+    for path in (directory / "updates").glob("*.f32"):
+        path.unlink()
 
 
 def read_records(directory: Path) -> list[dict[str, Any]]:

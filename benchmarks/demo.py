@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -13,7 +11,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from benchmarks.demo_data import Hidden, hide_groups, load_images
-from benchmarks.seen import Seen, look
+from benchmarks.seen import Seen, look, run_key, stored_update
 from benchmarks.stage import Stage
 from edge_client.manifest import LocalTraining
 from edge_client.task import TaskBundle
@@ -23,11 +21,14 @@ from fleet.task.compile import compile_task
 from fleet.task.origin import make_origins
 from wire.broker import BrokerKind, start_broker
 from wire.documents import RunPlan
+from wire.types import Float32Vector
 
 HIDDEN_UNITS: Final = 64
 LOCAL: Final = LocalTraining(epochs=5, batch_size=8, lr=0.1)
 RUN_TIMEOUT_S: Final = 300.0
 POLL_S: Final = 0.1
+LOOK_ROUND: Final = 5
+"""From this round on the demo looks at what lies on the aggregator's disk."""
 STATUS_WAIT_S: Final = 5.0
 OPTIONS: Final = (
     RunOptions("fedavg", rounds=30, local=LOCAL, min_contributors=1),
@@ -147,39 +148,46 @@ def _one_run(
     seed: int,
     hidden: Hidden,
     progress: Progress,
-) -> tuple[RunPlan, RunResult]:
+) -> tuple[RunPlan, Float32Vector | None, RunResult]:
     origins = make_origins("mlp", origins_needed(options), seed, manifest=bundle.manifest, **sizes)
     chosen = RunOptions(**{f: getattr(options, f) for f in RunOptions.__slots__ if f != "seed"}, seed=seed)
     plan = stage.add_run(bundle, origins, chosen)
-    with _watched(stage, plan, progress) as records:
-        final = records[-1]
+    records, view = _watch(stage, plan, progress)
+    final = records[-1]
     clusters = [final["clusters"].get(d, -1) for d in stage.devices]
     figures = [_ended(stage, d, plan.run) for d in stage.devices]
     rounds = sum(f["rounds"] for f in figures)
-    return plan, RunResult(
-        algorithm=plan.algorithm,
-        accuracy=100.0 * final["correct"] / max(1, final["tested"]),
-        ari=_adjusted_rand(hidden.groups, clusters),
-        clusters=len(set(clusters)),
-        rounds=len(records) - 1,
-        seconds_per_round=float(np.median([r["seconds"] for r in records[1:-1]])),
-        bytes_up_per_device_round=sum(f["bytes_up"] for f in figures) / rounds,
-        bytes_down_per_device_round=sum(f["bytes_down"] for f in figures) / rounds,
+    return (
+        plan,
+        view,
+        RunResult(
+            algorithm=plan.algorithm,
+            accuracy=100.0 * final["correct"] / max(1, final["tested"]),
+            ari=_adjusted_rand(hidden.groups, clusters),
+            clusters=len(set(clusters)),
+            rounds=len(records) - 1,
+            seconds_per_round=float(np.median([r["seconds"] for r in records[1:-1]])),
+            bytes_up_per_device_round=sum(f["bytes_up"] for f in figures) / rounds,
+            bytes_down_per_device_round=sum(f["bytes_down"] for f in figures) / rounds,
+        ),
     )
 
 
-@contextmanager
-def _watched(stage: Stage, plan: RunPlan, progress: Progress) -> Iterator[list[dict[str, Any]]]:
-    """Wait for the run's end, telling the progress; give its records."""
+def _watch(stage: Stage, plan: RunPlan, progress: Progress) -> tuple[list[dict[str, Any]], Float32Vector | None]:
+    """Wait for the run's end, telling the progress; return its rounds and an update that lay on the aggregator's disk."""
     end = time.monotonic() + RUN_TIMEOUT_S
+    view = None
     while not stage.finished(plan.run) and time.monotonic() < end:
         stage.check()
         records = stage.records(plan.run)
         progress.round(plan.algorithm, len(records), plan.rounds + 1, records[-1] if records else None)
+        if len(records) >= LOOK_ROUND:
+            seen = stored_update(stage.aggregator_dir / f"run-{plan.run:06d}", plan.length)
+            view = view if seen is None else seen
         time.sleep(POLL_S)
     records = stage.wait(plan.run, timeout_s=1.0)
     progress.round(plan.algorithm, len(records), plan.rounds + 1, records[-1])
-    yield records
+    return records, view
 
 
 def _ended(stage: Stage, device: str, run: int) -> dict[str, Any]:
@@ -205,19 +213,18 @@ def _result(
     bundle: TaskBundle,
     sizes: dict[str, int],
     hidden: Hidden,
-    runs: tuple[tuple[RunPlan, RunResult], ...],
+    runs: tuple[tuple[RunPlan, Float32Vector | None, RunResult], ...],
     broker: str,
     seed: int,
 ) -> DemoResult:
-    plan = next(p for p, _ in runs if p.algorithm == "cfl")
+    plan, view = next((p, v) for p, v, _ in runs if v is not None)
     theta = make_origins("mlp", 1, seed, manifest=bundle.manifest, **sizes)[0]
-    directory = stage.aggregator_dir / f"run-{plan.run:06d}"
-    seen = look(directory, plan, stage.fleet.mask_secret, bundle, theta, hidden.x[0][0], int(hidden.y[0][0]))
+    seen = look(view, run_key(stage.fleet.mask_secret, plan), bundle, theta, hidden.x[0][0], int(hidden.y[0][0]))
     return DemoResult(
         broker=broker,
         devices=len(stage.devices),
         groups=len(set(hidden.groups)),
-        runs=tuple(r for _, r in runs),
+        runs=tuple(r for _, _, r in runs),
         device_rss_mb_max=max(stage.programs[d].peak_rss_mb() for d in stage.devices),
         torch_loaded=any(stage.device_status(d).get("torch_loaded", False) for d in stage.devices),
         aggregator_rss_mb_max=stage.programs["aggregator"].peak_rss_mb(),

@@ -21,7 +21,6 @@ from edge_client.model import OrtModel
 from edge_client.task import TaskBundle
 from edge_client.training import train
 from wire.documents import RunPlan
-from wire.errors import DataError
 from wire.types import Float32Vector, MaskedVector
 
 PSNR_CAP_DB: Final = 120.0
@@ -63,16 +62,16 @@ def run_key(secret: MaskSecret, plan: RunPlan) -> MaskKey:
     )
 
 
-def stored_update(run_directory: Path, length: int) -> Float32Vector:
-    """Return one masked update, (length,) float32, as it lies on the aggregator's disk.
-
-    Raises:
-        DataError: the aggregator keeps none.
-    """
-    for path in sorted((run_directory / "updates").glob("*.f32"), reverse=True):
-        if path.stat().st_size >= 4 * length:
-            return np.fromfile(path, "<f4", length)
-    raise DataError(f"{run_directory} holds no update")
+def stored_update(run_directory: Path, length: int) -> Float32Vector | None:
+    """Return one masked update, (length,) float32, as it lies on the aggregator's disk; None where there is none now."""
+    for path in sorted((run_directory / "updates").glob("*.f32")):
+        try:
+            update = np.fromfile(path, "<f4", length)
+        except FileNotFoundError:
+            continue  # swept since it was listed
+        if len(update) == length and update.any():
+            return update
+    return None
 
 
 def compare(view: Float32Vector, key: MaskKey) -> tuple[float, float]:
@@ -107,27 +106,24 @@ def read_image(update: Float32Vector, manifest: TaskManifest, truth: NDArray[np.
 
 
 def look(
-    run_directory: Path,
-    plan: RunPlan,
-    secret: MaskSecret,
+    view: Float32Vector,
+    key: MaskKey,
     bundle: TaskBundle,
     theta: Float32Vector,
     image: NDArray[np.float32],
     label: int,
 ) -> Seen:
-    """Return what the aggregator of a finished run saw.
+    """Return what an aggregator saw.
 
     Args:
-        run_directory: the aggregator's, of the run.
-        plan: the run's.
-        secret: the owner's.
+        view: shape (d,), float32, an update from its disk.
+        key: the run's mask.
         bundle: the task.
         theta: shape (d,), float32, a model to take the one step from.
         image: shape (inputs,), float32 in [0, 1].
         label: its class.
     """
-    key = run_key(secret, plan)
-    cosine, in_place = compare(stored_update(run_directory, plan.length), key)
+    cosine, in_place = compare(view, key)
     update = one_image_update(bundle, theta, image, label)
     return Seen(
         cosine,

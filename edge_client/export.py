@@ -25,7 +25,8 @@ def export(bundle: TaskBundle, theta: Float32Vector, path: Path) -> None:
         path: the file to write, replaced atomically.
 
     Raises:
-        TaskError: theta does not fit the task or is not finite, or the file can't be written.
+        TaskError: theta does not fit the task or is not finite.
+        ConfigError: the file can't be written.
     """
     if theta.shape != (bundle.length,) or theta.dtype != np.float32:
         raise TaskError(f"the model must be a float32 vector of {bundle.length} coordinates, not {theta.shape}")

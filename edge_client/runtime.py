@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from crypto.mask.masking import unmask
-from crypto.seal.envelope import open_from_group, open_from_member, read_head
+from crypto.seal.envelope import open_from_group, read_head
 from crypto.seal.roster import aggregator_of
 from edge_client import agent
 from edge_client.agent import AgentState
@@ -228,14 +228,10 @@ class DeviceRuntime:
         self._step(agent.ModelArrived(label, transfer))
 
     def _on_control(self, transfer: Transfer) -> None:
-        head, at = read_head(transfer.payload)
-        sender = aggregator_of(self._membership.roster)
-        if (head.fleet, head.purpose, head.sender) != (self._membership.fleet, "control", sender.name):
-            raise UntrustedError(f"a {head.purpose} of {head.sender!r} on the control topic")
-        signed, _ = open_from_member(
-            self._membership.identity, transfer.payload, head, at, sender.sign_key, transfer.signed
-        )
-        control = decode(signed, Control)
+        purpose, plain = self._open(transfer)
+        if purpose != "control":
+            raise UntrustedError(f"a {purpose} on the control topic")
+        control = decode(plain, Control)
         if (control.fleet, control.device) != (self._membership.fleet, self._membership.name):
             raise UntrustedError(f"a control message for {control.device!r}")
         if control.action == Action.REFUSED:

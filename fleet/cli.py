@@ -169,7 +169,6 @@ def run(
     from edge_client.manifest import LocalTraining
     from fleet.directory import FleetDirectory
     from fleet.run import RunOptions, make_plan, write_run
-    from fleet.task.origin import make_origins
     from fleet.task.signed import read_signed
 
     fleet = FleetDirectory(directory)
@@ -190,6 +189,8 @@ def run(
         seed=seed,
     )
     plan = make_plan(fleet, bundle, options)
+    from fleet.task.origin import make_origins  # torch: only for options that make sense
+
     origins = make_origins(source.spec, plan.origins, seed, manifest=bundle.manifest, **source.options)
     path = write_run(fleet, plan, bundle, origins)
     say(str(path))

@@ -105,12 +105,16 @@ def run_program(app: Callable[..., Any], *, prog: str) -> NoReturn:
     except KeyboardInterrupt:
         note("interrupted")
         sys.exit(EXIT_INTERRUPTED)
-    except SystemExit:
+    except SystemExit as end:
+        # typer turns both into exits of its own.
+        if isinstance(end.__context__, BrokenPipeError):
+            _leave_quietly()
+        if isinstance(end.__context__, KeyboardInterrupt):
+            note("interrupted")
+            sys.exit(EXIT_INTERRUPTED)
         raise
     except BrokenPipeError:
-        # Whoever read our output has gone. SIGPIPE itself stays ignored: a broker that dies must not take us with it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_BROKEN_PIPE)
+        _leave_quietly()
     except Exception as error:
         if debug:
             raise
@@ -118,6 +122,12 @@ def run_program(app: Callable[..., Any], *, prog: str) -> NoReturn:
         note("hint: this is a bug; run again with --debug to see where")
         sys.exit(1)
     sys.exit(0)
+
+
+def _leave_quietly() -> NoReturn:
+    """End because whoever read our output has gone. SIGPIPE itself stays ignored: a dead broker must not end a daemon."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(EXIT_BROKEN_PIPE)
 
 
 def _report(error: ShoalError, *, as_json: bool) -> None:

@@ -8,6 +8,8 @@ from crypto.seal.grants import DEVICE_ROLE
 from crypto.seal.membership import make_identity
 from edge_client import enrolment
 from fleet.directory import FleetDirectory
+from fleet.task.signed import Source, write_signed
+from tests.helpers.tasks import logistic_bundle
 from tests.helpers.trees import python
 
 SCRIPT = """
@@ -77,3 +79,41 @@ print(*(m for m in ("torch", "onnx", "scipy", "sklearn", "aggregator", "fleet", 
 """
     done = python(script)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+SERVING = """
+import atexit, json, os, sys
+unused = sys.argv[1].split(",")
+handle = os.memfd_create("config", 0)
+os.write(handle, json.dumps({"dir": sys.argv[2], "data": "d.npz", "broker": "mqtt://127.0.0.1:1"}).encode())
+os.lseek(handle, 0, os.SEEK_SET)
+sys.argv = ["serving.py", sys.argv[2], str(handle)]
+def loaded(name):
+    return name in sys.modules and type(sys.modules[name]).__name__ != "_Deferred"
+atexit.register(lambda: print("loaded:", *filter(loaded, ["paho.mqtt.client", "edge_client.program", *unused])))
+from edge_client.serving import main
+main()
+"""
+SERVING_UNUSED = "urllib.request,http.client,email,numpy.random,typer,click,pydantic,torch,scipy,onnx,aggregator,fleet"
+
+
+@pytest.mark.parametrize("member", [False, True])
+def test_a_serving_device_leaves_unloaded_what_it_never_uses(tmp_path, fleet, member):
+    """`edge_client.serving` up to its first connection: web clients, numpy's generators and the command line cost 5 MB."""
+    status = 4
+    if member:
+        grant = fleet.add_device(enrolment.init(tmp_path / "d", "dev-1").read_bytes())
+        enrolment.join(tmp_path / "d", grant.read_bytes(), fleet.fingerprint)
+        status = 5
+    done = python(SERVING, SERVING_UNUSED, tmp_path / "d")
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == status, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded: paho.mqtt.client edge_client.program"
+
+
+def test_a_run_whose_options_make_no_sense_is_refused_without_torch(tmp_path, fleet):
+    """`shoal-fleet run` checks what it was asked before it loads what draws the origins."""
+    fleet.add_device(enrolment.init(tmp_path / "d", "dev-1").read_bytes())
+    write_signed(logistic_bundle(), Source("logistic", {"inputs": 4, "classes": 3}), fleet.owner, tmp_path / "task")
+    asked = ["run", tmp_path / "owner", "--task", tmp_path / "task", "--algorithm", "cfl", "--set", "epsilon=1"]
+    assert loaded("fleet", "torch,onnxruntime,scipy", *asked) == (3, [])

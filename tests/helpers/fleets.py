@@ -199,10 +199,9 @@ def answers(fleet, tap, name):
     found = []
     for sealed in whole([p.payload for p in tap.sent(ending=f"/{name}/ctl")]):
         head, at = read_head(sealed)
-        signed, _ = open_from_member(
-            device_identity(fleet, name), sealed, head, at, aggregator_identity(fleet).member.sign_key
-        )
-        found.append(decode(signed, Control))
+        plain = open_from_group(group_key(fleet), sealed, head, at, aggregator_identity(fleet).member.sign_key)
+        assert (head.purpose, head.recipient) == ("control", name)
+        found.append(decode(plain, Control))
     return found
 
 

@@ -1,5 +1,6 @@
 """The transport's promises, held by both brokers: mosquitto (MQTT 5) and amqtt (3.1.1)."""
 
+import hashlib
 import os
 import queue
 import signal
@@ -17,6 +18,7 @@ from wire.address import BrokerAddress
 from wire.broker import BrokerProcess, choose_kind, find_mosquitto, free_port, start_broker
 from wire.errors import BrokerUnreachableError, ConfigError, UsageError, WireError
 from wire.mqtt import MqttTransport
+from wire.reassembly import Reassembler
 from wire.transport import Connected, Disconnected, Message, TakenOver, TransportEvent
 
 pytestmark = pytest.mark.broker
@@ -177,11 +179,13 @@ def test_five_megabytes_pass_in_chunks(shared: BrokerProcess, client: Callable[.
     settle(reader, "big/up")
     for chunk in frame.split(blob, kind=frame.ChunkKind.UPLOAD, round=3):
         writer.transport.publish("big/up", chunk)
-    reassembler = frame.Reassembler()
+    reassembler = Reassembler()
     transfer = None
     while transfer is None:
         transfer = reassembler.add("big-writer", reader.message().payload, 0.0)
     assert transfer.payload == blob
+    assert (transfer.kind, transfer.round, transfer.transfer_id) == (frame.ChunkKind.UPLOAD, 3, frame.transfer_id(blob))
+    assert transfer.signed == hashlib.sha256(blob[: -frame.TRAILER_BYTES]).digest()
     wait_for(lambda: writer.transport.pending() == 0)
 
 

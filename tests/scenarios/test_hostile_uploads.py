@@ -6,15 +6,18 @@ import numpy as np
 import pytest
 
 from crypto.seal.identity import Identity
+from edge_client.data import Batch
 from tests.helpers.fleets import (
     Wiretap,
     answers,
     device_identity,
+    grouped_data,
     inject,
     make_fleet,
     open_upload,
     reasons,
     seal_upload,
+    thetas,
     uploads_of,
     with_body,
 )
@@ -108,14 +111,14 @@ AT_THE_DOOR = {
     "header of another device": (changed(device="dev-01"), "by 'dev-01'"),
     "bound to another aggregator": (changed(recipient=bytes(32)), "for another aggregator"),
     "fewer bytes than announced": (shorter_body_than_announced, "108 bytes where 28"),
+}
+
+BY_THE_RULES = {
     "NaN in the first place": (spoiled(0, np.nan), "NaN"),
     "NaN in the last place": (spoiled(D - 1, np.nan), "NaN"),
     "infinity": (spoiled(3, -np.inf), "NaN or infinities"),
     "a norm that overflows": (with_values(np.full(D, 3e38, np.float32)), "overflows"),
     "just over the norm limit": (spoiled(5, 50.001), "above the plan's limit"),
-}
-
-BY_THE_RULES = {
     "another mask key": (changed(key_id=bytes(16)), "masked under another key"),
     "another mask mode": (changed(mode="none"), "masked under another key or mode"),
     "another run": (changed(run_id=bytes(16)), "of another run"),
@@ -152,6 +155,23 @@ def test_what_breaks_a_rule_is_refused_with_the_reason(bench, caplog, case):
     assert control.action == Action.REFUSED
     assert expected in control.reason
     assert [r["contributed"] for r in bench.released()] == [3, 3]
+
+
+def test_a_device_whose_updates_are_too_large_is_told_and_moves_on(tmp_path, caplog):
+    """Its own honest upload is refused once a round, never resent, and it takes part in the next and the final round."""
+    data = grouped_data(3)
+    loud = data[VICTIM]
+    data[VICTIM] = Batch(loud.x * np.float32(1e4), loud.y)
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", data, faults=tap, rounds=2, quorum=0.6, norm_limit=50.0) as fleet:
+        records = fleet.run(300)
+        assert [r["contributed"] for r in records] == [2, 2, 3]
+        assert [r["missing"] for r in records] == [[VICTIM], [VICTIM], []]
+        refusals = [a for a in answers(fleet, tap, VICTIM) if a.action == Action.REFUSED]
+        assert [a.round for a in refusals] == [1, 2]
+        assert all("above the plan's limit 50" in a.reason for a in refusals)
+        assert len(uploads_of(fleet, tap, VICTIM)) == 3
+        assert len(set(thetas(fleet).values())) == 1
 
 
 def test_an_unknown_device_is_refused(bench, caplog):

@@ -13,6 +13,7 @@ from tests.helpers.fleets import (
     FULL_BATCH,
     INPUTS,
     Wiretap,
+    answers,
     clear_offsets,
     grouped_data,
     make_fleet,
@@ -22,6 +23,7 @@ from tests.helpers.fleets import (
 )
 from tests.helpers.tasks import logistic_bundle
 from wire.errors import ConfigError
+from wire.messages import Action
 
 QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
 IFCA = {"algorithm": "ifca", "rounds": 5, "settings": {"k": "2"}, "local": QUICK}
@@ -43,6 +45,24 @@ def test_fedavg_runs_to_the_end(tmp_path):
         assert records[-1]["tested"] == 4 * 12
         assert len(set(thetas(fleet).values())) == 1
         assert fleet.model("dev-00").round == 5
+
+
+def test_the_next_round_is_announced_before_the_last_uploads_are_acknowledged(tmp_path):
+    """Devices wait for the announcement only: acknowledging each of them first would delay the whole fleet."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=2) as fleet:
+        fleet.run(10)
+        told = [p.topic.rsplit("/", 1)[-1] for p in tap.sent(client=fleet.client_id("aggregator"))]
+        spoken = [leaf for leaf in told if leaf in ("round", "ctl")]
+        announced = [i for i, leaf in enumerate(spoken) if leaf == "round"]
+        before = [spoken[:i].count("ctl") for i in announced]
+        assert len(before) == 3
+        assert before[0] == 0
+        assert before[1] < 4
+        assert before[2] < 8
+        assert spoken.count("ctl") == 12
+        for name in fleet.stage.devices:
+            assert [a.action for a in answers(fleet, tap, name)] == [Action.ACK] * 3
 
 
 def test_the_whole_protocol_computes_plain_fedavg_bit_for_bit(tmp_path):

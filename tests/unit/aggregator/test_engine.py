@@ -182,22 +182,56 @@ def test_an_answer_of_a_gone_device_still_counts():
     assert closed.record.contributed == 5
 
 
-def test_later_rounds_open_with_whoever_is_there():
+def offline(engine, state, *devices):
+    for device in devices:
+        state, actions = engine.handle(state, WentOffline(device))
+        assert actions == ()
+    return state
+
+
+def test_later_rounds_open_with_the_quorums_share_of_the_fleet():
+    """Quorum 0.6 of five is three: they need not wait for the other two."""
     engine, state = opened()
-    state, _ = engine.handle(state, WentOffline("dev-5"))
-    _, (_, open_) = give(engine, state, *DEVICES[:4])
-    assert set(open_.plan.orders) == set(DEVICES[:4])
+    state = offline(engine, state, "dev-4", "dev-5")
+    _, (_, open_) = give(engine, state, *DEVICES[:3])
+    assert (open_.plan.round, set(open_.plan.orders)) == (2, set(DEVICES[:3]))
 
 
-def test_with_nobody_there_it_gathers_until_somebody_comes():
-    engine, state = opened(devices=("dev-1", "dev-2"))
-    state, _ = engine.handle(state, WentOffline("dev-1"))
-    state, _ = engine.handle(state, WentOffline("dev-2"))
-    state, actions = give(engine, state, "dev-1", "dev-2")
+def gathering():
+    """Return (engine, state) after round 1 of five, with nobody there."""
+    engine, state = opened()
+    state = offline(engine, state, *DEVICES)
+    state, actions = give(engine, state, *DEVICES[:3])
     assert kinds(actions) == ["RoundClosed", "Gather"]
     assert state.plan is None
-    _, (open_,) = online(engine, state, "dev-2")
+    return engine, state
+
+
+def test_with_nobody_there_it_gathers_until_the_quorums_share_has_come():
+    """A restarted broker must not have one device train alone while the others reconnect."""
+    engine, state = gathering()
+    state, actions = online(engine, state, "dev-2", "dev-4")
+    assert (actions, state.plan) == ((), None)
+    _, (open_,) = online(engine, state, "dev-5")
+    assert (open_.plan.round, set(open_.plan.orders)) == (2, {"dev-2", "dev-4", "dev-5"})
+
+
+def test_after_the_deadline_a_later_round_opens_with_whoever_is_there():
+    """`Gather` asks for the deadline of the round that has closed: the run goes on with min_contributors devices."""
+    engine, state = gathering()
+    state, actions = online(engine, state, "dev-2")
+    assert actions == ()
+    _, (open_,) = engine.handle(state, DeadlinePassed(1))
     assert (open_.plan.round, set(open_.plan.orders)) == (2, {"dev-2"})
+
+
+def test_the_deadline_of_the_gathering_may_pass_before_anybody_comes():
+    engine, state = gathering()
+    state, actions = engine.handle(state, DeadlinePassed(1))
+    assert actions == ()
+    state, (open_,) = online(engine, state, "dev-2")
+    assert (open_.plan.round, set(open_.plan.orders)) == (2, {"dev-2"})
+    assert not state.overtime
 
 
 def test_a_new_device_takes_part_from_the_next_round():
@@ -308,6 +342,8 @@ REFUSALS = {
     "too long": ({"length": 7}, "length 7"),
     "margins": ({"margins": (0.0, 1.0)}, "2 margins"),
     "more hits than tries": ({"correct": 1}, "impossible"),
+    "hits that nobody asked for": ({"correct": 3, "tested": 4}, "impossible"),
+    "tries that nobody asked for": ({"tested": 4}, "impossible"),
     "no samples": ({"samples": 0}, "impossible"),
 }
 
@@ -346,6 +382,17 @@ def test_judge_wants_no_vector_where_none_was_ordered():
     report, _ = upload_of(engine, state, "dev-1")
     assert engine.judge(state, report, DIGEST) == (Verdict.STORE, "")
     assert engine.judge(state, dataclasses.replace(report, length=6), DIGEST)[1] == "a vector of length 6"
+
+
+def test_judge_wants_counts_exactly_where_the_order_asks_to_evaluate():
+    """Counts that were not asked for tell about a device's data; missing ones would falsify the accuracy."""
+    engine, state = opened(devices=("dev-1",), evaluate_every=1)
+    assert state.plan.orders["dev-1"].evaluate
+    upload, _ = upload_of(engine, state, "dev-1")
+    assert engine.judge(state, upload, DIGEST) == (Verdict.STORE, "")
+    for counts in ({"correct": 0, "tested": 0}, {"correct": 5, "tested": 4}):
+        changed = dataclasses.replace(upload, **counts)
+        assert engine.judge(state, changed, DIGEST) == (Verdict.REFUSE, "impossible counts")
 
 
 def test_judge_wants_as_many_margins_as_candidates():

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aggregator.intake import UPLOAD_PURPOSE, Intake
+from aggregator.intake import UPLOAD_PURPOSE, Intake, RefusedUploadError
 from crypto.seal.envelope import SealError, seal_to_member
 from crypto.seal.identity import Identity
 from tests.helpers.plans import D, engine_of, run_plan, upload_of
@@ -103,11 +103,14 @@ def test_a_header_that_does_not_fit_is_refused(changes, match):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
 @pytest.mark.parametrize("position", [0, D - 1])
-def test_what_is_not_finite_is_refused(bad, position):
+def test_what_is_not_finite_is_refused_as_the_devices_own(bad, position):
+    """It is authentic, so the refusal carries the upload: its device is to be told."""
     values = np.zeros(D, np.float32)
     values[position] = bad
-    with pytest.raises(WireError, match="NaN or infinities, or overflows"):
-        open_it(*upload(values))
+    header, body = upload(values)
+    with pytest.raises(RefusedUploadError, match="NaN or infinities, or overflows") as caught:
+        open_it(header, body)
+    assert caught.value.upload == header
 
 
 @pytest.mark.parametrize(("length", "taken"), [(9.999, True), (10.001, False)])
@@ -116,12 +119,22 @@ def test_the_norm_limit_is_the_plans(length, taken):
     if taken:
         assert open_it(*upload(values)).norm == pytest.approx(length)
         return
-    with pytest.raises(UntrustedError, match="above the plan's limit 10"):
-        open_it(*upload(values))
+    header, body = upload(values)
+    with pytest.raises(RefusedUploadError, match="norm 10 is above the plan's limit 10") as caught:
+        open_it(header, body)
+    assert caught.value.upload == header
+
+
+def test_only_what_is_authentic_carries_an_upload():
+    """Whoever forges a signature must not make us speak to the device, whatever the vector holds."""
+    with pytest.raises(UntrustedError) as caught:
+        open_it(*upload(np.full(D, np.nan)), signer=OTHER)
+    assert not isinstance(caught.value, RefusedUploadError)
 
 
 def test_refusals_are_counted_by_class():
     intake = Intake(SERVER, RUN)
-    for error in (WireError("a"), UntrustedError("b"), UntrustedError("c"), SealError()):
+    refused = RefusedUploadError("d", upload()[0])
+    for error in (WireError("a"), UntrustedError("b"), UntrustedError("c"), SealError(), refused):
         intake.count(error)
-    assert intake.refused == {"WireError": 1, "UntrustedError": 2, "SealError": 1}
+    assert intake.refused == {"WireError": 1, "UntrustedError": 2, "SealError": 1, "RefusedUploadError": 1}

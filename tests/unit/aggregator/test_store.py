@@ -229,7 +229,7 @@ def test_an_altered_or_missing_vector_is_noticed(open_store, folder):
 
 
 def test_what_nothing_needs_is_swept(open_store, folder):
-    """Superseded offsets go, and so do the updates of closed rounds."""
+    """Superseded offsets go, and so do the updates of closed rounds; their disk blocks serve the next ones."""
     rounds, store = Rounds(RUN, DEVICES), open_store()
     answer = lambda d, _o, r: contribution(d, VECTORS[d], round=r)  # noqa: E731
     for round_ in (1, 2, 3):
@@ -237,7 +237,9 @@ def test_what_nothing_needs_is_swept(open_store, folder):
         store.commit()
         rounds.step(answer)
         store.snapshot(round_ + 1, DEVICES, rounds.strategy.dump(rounds.state))
-        assert not list((folder / "updates").iterdir())
+        assert [p.name for p in (folder / "updates").iterdir()] == [f"spare-{round_:06d}.f32"]
+        with pytest.raises(IntegrityError, match="missing or cut short"):
+            store.fetch((round_, 1, "dev-1"))
         assert [p.name for p in (folder / "vectors").iterdir()] == [f"global-{round_}.f32"]
 
 
@@ -248,8 +250,22 @@ def test_updates_of_the_open_round_and_referred_ones_stay(open_store, folder):
     store.commit()
     dump = dataclasses.replace(rounds.strategy.dump(rounds.state), uploads=frozenset({(1, 1, "dev-1")}))
     store.snapshot(3, DEVICES, dump)
-    assert sorted(p.name for p in (folder / "updates").iterdir()) == ["000001.f32", "000003.f32"]
+    assert sorted(p.name for p in (folder / "updates").iterdir()) == ["000001.f32", "000003.f32", "spare-000002.f32"]
     assert store.fetch((1, 1, "dev-1")).device == "dev-1"
+
+
+def test_the_end_of_an_epoch_erases_every_update(open_store, folder):
+    """Also those that the state still refers to, and the spares; offsets and records stay."""
+    rounds, store = Rounds(RUN, DEVICES), open_store()
+    for round_ in (1, 2):
+        append(store, *DEVICES, round_=round_)
+    store.commit()
+    dump = dataclasses.replace(rounds.strategy.dump(rounds.state), uploads=frozenset())
+    store.snapshot(2, DEVICES, dump, (1, {"round": 1}))
+    assert len(list((folder / "updates").iterdir())) == 2
+    store.erase()
+    assert not list((folder / "updates").iterdir())
+    assert store.records() == [{"round": 1}]
 
 
 def test_a_swept_round_does_not_keep_its_file_open(open_store, folder):

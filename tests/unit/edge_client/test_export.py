@@ -10,7 +10,7 @@ import pytest
 from edge_client.export import export
 from edge_client.model import OrtModel
 from tests.helpers.tasks import logistic_bundle, samples
-from wire.errors import TaskError
+from wire.errors import ConfigError, TaskError
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,10 @@ def test_models_that_do_not_fit_are_refused(bundle, tmp_path, theta):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_does_not_exist_is_a_task_error(bundle, tmp_path):
-    with pytest.raises(TaskError, match="cannot write"):
-        export(bundle, np.zeros(15, np.float32), tmp_path / "none" / "m.onnx")
+def test_a_folder_that_does_not_exist_is_named(bundle, tmp_path):
+    path = tmp_path / "none" / "m.onnx"
+    with pytest.raises(ConfigError, match="No such file or directory") as caught:
+        export(bundle, np.zeros(15, np.float32), path)
+    assert str(caught.value).startswith(f"can't write {path}: ")
+    assert "check the folder" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []

@@ -1,14 +1,16 @@
 """What a device keeps: whole or not at all, private, and refused where it is damaged."""
 
+import dataclasses
 import stat
 
 import numpy as np
 import pytest
 
 from crypto.seal.replay import HighWater
-from edge_client.state import DeviceState, OwnModel, Pending
+from edge_client.state import PENDING_FILES, DeviceState, OwnModel, Pending
 from support.files import private_directory, write_private
 from wire.errors import ConfigError, IntegrityError
+from wire.frame import transfer_id
 
 MARK = HighWater(3, 1, 7, b"n" * 16)
 THETA = np.arange(5, dtype=np.float32) / 3
@@ -20,34 +22,73 @@ def state(tmp_path):
 
 
 def test_a_device_that_never_took_part_has_an_empty_mark(state):
-    assert state.load_pending() == Pending(HighWater(), b"", b"")
+    assert state.load_pending() == Pending(HighWater(0, 0, 0, bytes(16)), bytes(16), b"")
     assert state.load_run() is None
     assert state.load_status() is None
 
 
-def test_the_pending_upload_comes_back(state):
-    state.save_pending(MARK, b"t" * 16, b"sealed bytes")
-    assert state.load_pending() == Pending(MARK, b"t" * 16, b"sealed bytes")
-    state.save_pending(MARK, b"u" * 16, b"other", durable=False)
-    assert state.load_pending().sealed == b"other"
+def later(rounds=1):
+    """Return the mark ``rounds`` rounds on."""
+    return dataclasses.replace(MARK, round=MARK.round + rounds)
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda d: d[:0], lambda d: d[:20], lambda d: b"X" + d[1:], lambda d: d[:4] + b"\x01" + d[5:]]
-)
-def test_a_damaged_mark_is_refused_not_forgotten(state, damage):
-    """Starting from an empty mark would let an old announcement be played again."""
-    state.save_pending(MARK, b"t" * 16, b"")
-    path = state.directory / "pending.bin"
+def test_the_newest_pending_upload_comes_back(state):
+    """Two slots are written over in turn, also by a shorter upload; a restart goes on with the right one."""
+    assert state.load_pending() == Pending(HighWater(0, 0, 0, bytes(16)), bytes(16), b"")
+    for rounds, sealed in enumerate((b"sealed bytes", bytes(100), b"short", bytes(range(200)))):
+        state.save_pending(later(rounds), transfer_id(sealed), sealed)
+        expected = Pending(later(rounds), transfer_id(sealed), sealed)
+        assert state.load_pending() == expected
+        assert DeviceState(state.directory).load_pending() == expected
+
+
+DAMAGES = [
+    lambda d: d[:0],
+    lambda d: d[:20],
+    lambda d: d[:-1],
+    lambda d: b"X" + d[1:],
+    lambda d: d[:4] + b"\x01" + d[5:],
+    lambda d: d[:9] + bytes([d[9] ^ 1]) + d[10:],
+    lambda d: d[:-1] + bytes([d[-1] ^ 1]),
+    lambda d: d[:-9] + b"X" + d[-8:],
+]
+
+
+def two_rounds(state):
+    """Keep an upload of two rounds and return their bytes and slots, oldest first."""
+    state.load_pending()
+    kept = []
+    for rounds in (0, 1):
+        sealed = bytes(range(100 + rounds))
+        state.save_pending(later(rounds), transfer_id(sealed), sealed)
+        kept.append((sealed, state.directory / PENDING_FILES[1 - rounds]))
+    return kept
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_slot_torn_by_a_power_cut_leaves_the_other(state, damage):
+    """What was being written had never been sent: the round before is the newest that counts, and is not written over."""
+    (older, _), (_, path) = two_rounds(state)
     write_private(path, damage(path.read_bytes()))
-    with pytest.raises(IntegrityError, match="is damaged") as caught:
-        state.load_pending()
+    again = DeviceState(state.directory)
+    assert again.load_pending() == Pending(MARK, transfer_id(older), older)
+    again.save_pending(later(2), transfer_id(b"new"), b"new")
+    assert DeviceState(state.directory).load_pending() == Pending(later(2), transfer_id(b"new"), b"new")
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_two_damaged_slots_are_refused_not_forgotten(state, damage):
+    """Starting from an empty mark would let an old announcement be played again."""
+    for _, path in two_rounds(state):
+        write_private(path, damage(path.read_bytes()))
+    with pytest.raises(IntegrityError, match="are damaged") as caught:
+        DeviceState(state.directory).load_pending()
     assert "replayed" in caught.value.hint
 
 
 def test_a_mark_that_others_could_read_is_refused(state):
-    state.save_pending(MARK, b"t" * 16, b"sealed")
-    (state.directory / "pending.bin").chmod(0o644)
+    state.save_pending(MARK, transfer_id(b"sealed"), b"sealed")
+    (state.directory / PENDING_FILES[0]).chmod(0o644)
     with pytest.raises((IntegrityError, ConfigError), match="readable by others"):
         state.load_pending()
 
@@ -92,5 +133,5 @@ def test_every_file_is_private(state):
     state.save_run(b"package")
     state.save_status({})
     files = sorted(p.name for p in state.directory.iterdir())
-    assert files == ["model.bin", "pending.bin", "run.package", "status.json"]
+    assert files == ["model.bin", "pending.0.bin", "run.package", "status.json"]
     assert {stat.S_IMODE(p.stat().st_mode) for p in state.directory.iterdir()} == {0o600}

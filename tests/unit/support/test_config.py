@@ -94,7 +94,7 @@ def test_a_wrong_variable_is_named(tmp_path, name, value):
 def test_a_value_that_nobody_gave_says_how_to(tmp_path):
     with pytest.raises(ConfigError, match="dir is not set") as caught:
         load(Options, section="edge", file=None, flags={}, environment={})
-    assert caught.value.hint == "give --dir, SHOAL_EDGE_DIR, or dir in [edge] of a TOML file"
+    assert caught.value.hint == "give it on the command line, as SHOAL_EDGE_DIR, or as dir in [edge] of a TOML file"
 
 
 def test_a_missing_file_is_an_error(tmp_path):

@@ -3,11 +3,14 @@
 import io
 import json
 import logging
+import os
+import subprocess
 import sys
 
 import pytest
 
 from support.console import LogfmtFormatter, colour_wanted, note, run_program, say, say_json
+from tests.helpers.trees import ROOT, python
 from wire.errors import BrokerUnreachableError, ConfigError, ShoalError, UntrustedError
 
 
@@ -72,7 +75,6 @@ def test_colour_is_for_terminals_whose_person_wants_it(monkeypatch, stream, no_c
 
 def run(monkeypatch, app, *arguments):
     monkeypatch.setattr(sys, "argv", ["prog", *arguments])
-    monkeypatch.setattr("signal.signal", lambda *_: None)
     with pytest.raises(SystemExit) as caught:
         run_program(app, prog="prog")
     return caught.value.code
@@ -135,3 +137,64 @@ def test_debug_shows_the_traceback_and_is_taken_from_the_arguments(monkeypatch, 
 
 def test_a_program_that_ends_well_exits_with_zero(monkeypatch):
     assert run(monkeypatch, lambda **_: None) == 0
+
+
+def into_a_closed_pipe(script, *arguments):
+    """Run a script whose stdout nobody reads any more, and return the finished process."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.run(
+            [sys.executable, "-c", script, *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+
+
+PLAIN = """
+from support.console import run_program, say
+run_program(lambda **_: [say("line") for _ in range(3)], prog="prog")
+"""
+COMMAND = """
+import typer
+from support.console import run_program, say
+app = typer.Typer()
+app.command()(lambda: say("line"))
+run_program(app, prog="prog")
+"""
+HELP = "from fleet.cli import main; main()"
+
+
+@pytest.mark.parametrize(("script", "arguments"), [(PLAIN, []), (COMMAND, []), (HELP, ["--help"])])
+def test_a_reader_that_has_gone_ends_the_program_quietly(script, arguments):
+    """`shoal-fleet show | head -1` is no error to complain about: status 141, as of every program in a pipe."""
+    done = into_a_closed_pipe(script, *arguments)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_dead_peer_does_not_end_the_program():
+    """A broker that dies while we write costs the connection, not the process: SIGPIPE stays ignored."""
+    done = python("""
+import socket
+from support.console import run_program, say
+
+def app(**_):
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    try:
+        ours.sendall(b"x")
+    except BrokenPipeError:
+        say("connection lost")
+    say("still here")
+
+run_program(app, prog="prog")
+""")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "connection lost\nstill here\n", "")

@@ -23,7 +23,7 @@ def test_a_write_replaces_the_whole_file(tmp_path, durable):
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    """The disk is full half-way: what was there is still there, whole."""
+    """The disk is full half-way: what was there is still there, whole, and nothing lies beside it."""
     path = tmp_path / "file"
     write_atomic(path, b"old")
 
@@ -33,11 +33,28 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         patch.setattr(os, "writev", full)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(ConfigError, match="No space left on device") as caught:
             write_atomic(path, b"new and longer")
+    assert str(caught.value) == f"can't write {path}: No space left on device"
+    assert "the space left" in caught.value.hint
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
     assert path.read_bytes() == b"old"
     write_atomic(path, b"new")
     assert path.read_bytes() == b"new"
+
+
+def test_a_rename_that_fails_leaves_no_litter(tmp_path):
+    """The place is a directory: the temporary file goes again."""
+    (tmp_path / "file" / "inner").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="can't write"):
+        write_atomic(tmp_path / "file", b"new")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file" / "inner").is_dir()
+
+
+def test_pieces_are_written_in_order_as_one_file(tmp_path):
+    write_atomic(tmp_path / "file", b"head", memoryview(b"body"), b"", b"tail", durable=False)
+    assert (tmp_path / "file").read_bytes() == b"headbodytail"
 
 
 def test_short_writes_are_continued(tmp_path, monkeypatch):

@@ -287,6 +287,17 @@ def test_a_quiet_transfer_is_reported_once_a_period_with_what_it_lacks() -> None
     assert one.stalled(99.0, 2.0) == []
 
 
+def test_duplicates_do_not_hide_that_a_transfer_is_stalled() -> None:
+    """A resend of what is there already brings nothing: the quiet period goes on, and what is missing is asked for."""
+    one = Reassembler()
+    _, second, _ = chunks()
+    one.add("a", second, 10.0)
+    assert one.add("a", second, 11.5) is None
+    assert one.stalled(11.9, 2.0) == []
+    (report,) = one.stalled(12.0, 2.0)
+    assert report.missing == (0, 2)
+
+
 def test_a_long_list_of_missing_chunks_is_cut() -> None:
     one = Reassembler()
     one.add("a", chunks(bytes(SMALL * (MAX_MISSING_LISTED + 10)))[5], 0.0)
