@@ -6,6 +6,7 @@ import logging
 import queue
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,7 @@ from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.numerics.backend import select
 from aggregator.service import RunService
 from aggregator.store import erase_updates, read_records
+from aggregator.syncer import ThreadSyncer
 from crypto.seal.signed import open_document
 from wire import limits
 from wire.address import BrokerAddress
@@ -72,7 +74,7 @@ class Daemon:
     def __init__(self, config: AggregatorConfig) -> None:
         self._config = config
         self._membership = AggregatorMembership(config.dir)
-        self._events: queue.SimpleQueue[TransportEvent | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[TransportEvent | Callable[[], None] | None] = queue.SimpleQueue()
         address = BrokerAddress.parse(
             config.broker or self._membership.broker, ca_file=config.ca, cert_file=config.cert, key_file=config.key
         )
@@ -141,8 +143,15 @@ class Daemon:
             },
         )
         self._membership.reload()
+        syncer = ThreadSyncer(self._events.put)
         service = RunService(
-            self._membership, plan, run.package, self._transport, self._membership.directory, backend=backend
+            self._membership,
+            plan,
+            run.package,
+            self._transport,
+            self._membership.directory,
+            backend=backend,
+            syncer=syncer,
         )
         try:
             service.start(time.monotonic())
@@ -153,6 +162,7 @@ class Daemon:
                     looked_s = time.monotonic()
                     service.reload_roster()
         finally:
+            syncer.close()
             service.close()
         LOG.info("run finished", extra={"kv": {"run": plan.run}})
 
@@ -168,7 +178,11 @@ class Daemon:
                         "another aggregator took over this session",
                         hint="a fleet has one aggregator: stop the other one",
                     )
-                if service is not None:
+                if callable(event):
+                    if service is not None:
+                        service.at(time.monotonic())
+                    event()
+                elif service is not None:
                     service.on_event(event, time.monotonic())
                 event = self._events.get_nowait()
         except queue.Empty:

@@ -32,6 +32,7 @@ from aggregator.numerics.backend import Backend
 from aggregator.publisher import Publisher
 from aggregator.store import Store
 from aggregator.strategies.registry import make_strategy
+from aggregator.syncer import InlineSyncer, Syncer
 from crypto.seal.envelope import open_from_group, read_head
 from wire.codec import decode
 from wire.documents import RunPlan
@@ -64,6 +65,7 @@ class RunService:
         directory: Path,
         *,
         backend: Backend | None = None,
+        syncer: Syncer | None = None,
         store_factory: Callable[[Path, RunPlan], Store] = Store,
     ) -> None:
         self._membership = membership
@@ -71,17 +73,21 @@ class RunService:
         self._transport = transport
         self._topics = Topics(run.fleet)
         self._store = store_factory(directory / f"run-{run.run:06d}", run)
+        self._syncer = syncer or InlineSyncer()
         self._engine = Engine(run, make_strategy(run, backend), self._store.seed)
         self._intake = Intake(membership.identity, run)
         self._publisher = Publisher(membership.identity, membership.group, transport, directory / "retained.json")
         self._chunks = Reassembler()
         self._births: dict[str, int] = {}
-        self._waiting_ack: list[Opened] = []
+        self._appended: list[Opened] = []
+        self._syncing: list[Opened] = []
+        self._deferred: list[Event] = []
         self._answered: dict[tuple[str, bytes], Action] = {}
         self._opened_at_s = 0.0
         self._status_at_s = 0.0
         self._deadline_s: float | None = None
         self._bytes_up = 0
+        self._now_s = 0.0
         self.finished = False
         self._publisher.roster(membership.roster_bytes)
         self._publisher.run(package)
@@ -158,13 +164,13 @@ class RunService:
             self._reply(device, refusal.upload.round, transfer.transfer_id, Action.REFUSED, str(refusal))
             raise
         verdict, reason = self._engine.judge(self._state, opened.upload, opened.digest)
-        queued = next((o for o in self._waiting_ack if o.upload.device == device), None)
+        queued = next((o for o in (*self._syncing, *self._appended) if o.upload.device == device), None)
         if verdict is Verdict.STORE and queued is not None:
             same = queued.digest == opened.digest
             verdict, reason = (Verdict.DUPLICATE, "") if same else (Verdict.REFUSE, "another upload came before")
         if verdict is Verdict.STORE:
             self._store.append(opened.upload, opened.body, opened.norm, opened.digest)
-            self._waiting_ack.append(opened)
+            self._appended.append(opened)
         elif verdict is Verdict.DUPLICATE:
             if queued is None:
                 self._answer(opened, Action.ACK)
@@ -196,21 +202,36 @@ class RunService:
         return True
 
     def flush(self, now_s: float) -> None:
-        """Make what arrived durable, let the engine see it, and acknowledge it.
+        """Begin to make what arrived durable, unless that is under way for what came before."""
+        if self._syncing or not self._appended:
+            return
+        self._syncing, self._appended = self._appended, []
+        self._now_s = now_s
+        self._syncer.submit(self._store.prepare(), self._on_synced)
+
+    def at(self, now_s: float) -> None:
+        """Tell the time before calling what the syncer has handed back."""
+        self._now_s = now_s
+
+    def _on_synced(self) -> None:
+        """Commit what is durable, let the engine see it, and acknowledge it.
 
         The round that may open comes before the acknowledgements of the one that closes: devices wait for the former only.
         """
-        if not self._waiting_ack:
-            return
         contributions = self._store.commit()
-        done, self._waiting_ack = self._waiting_ack, []
+        done, self._syncing = self._syncing, []
         for opened, contribution in zip(done, contributions, strict=True):
-            self._feed(Stored(contribution, opened.digest), now_s)
+            self._feed(Stored(contribution, opened.digest), self._now_s)
         for opened in done:
             self._answer(opened, Action.ACK)
+        deferred, self._deferred = self._deferred, []
+        for event in deferred:
+            self._feed(event, self._now_s)
+        self.flush(self._now_s)
 
     def tick(self, now_s: float) -> None:
         """Do what is due: deadlines, missing chunks, the line that says what a round is waiting for."""
+        self._now_s = now_s
         if self._deadline_s is not None and now_s >= self._deadline_s:
             self._deadline_s = None
             self._feed(DeadlinePassed(self._state.round), now_s)
@@ -240,6 +261,10 @@ class RunService:
             LOG.info("new roster", extra={"kv": {"sequence": self._membership.roster.sequence}})
 
     def _feed(self, event: Event, now_s: float) -> None:
+        """Let the engine see an event; none may close the round while uploads of it are on their way to the disk."""
+        if self._syncing:
+            self._deferred.append(event)
+            return
         self._state, actions = self._engine.handle(self._state, event)
         self._carry_out(actions, now_s)
 

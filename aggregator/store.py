@@ -101,6 +101,7 @@ class Store:
         self._ends: dict[int, int] = {}
         self._dirty: set[int] = set()
         self._pending: list[_Row] = []
+        self._batch: list[_Row] = []
         facts = dict(self._db.execute("SELECT name, value FROM facts"))
         if not facts:
             facts = {"schema": str(SCHEMA_VERSION).encode(), "plan": encode(run), "seed": seed()}
@@ -134,20 +135,38 @@ class Store:
             self._dirty.add(upload.round)
         self._pending.append(_Row(upload, digest, start, checksum(vector), norm))
 
-    def commit(self) -> list[Contribution]:
-        """Make everything appended durable, and return it as contributions whose vectors are views of the file."""
-        for round_ in self._dirty:
-            os.fdatasync(self._files[round_])
+    def prepare(self) -> Callable[[], None]:
+        """Close the batch of what was appended so far; return the slow half of its commit, which any thread may run.
+
+        Appending goes on meanwhile, into the next batch. `commit` is due when the returned function has run.
+        """
+        assert not self._batch, "the batch before is not committed"
+        self._batch, self._pending = self._pending, []
+        handles = [self._files[round_] for round_ in self._dirty]
         self._dirty.clear()
+
+        def sync() -> None:
+            for handle in handles:
+                os.fdatasync(handle)
+
+        return sync
+
+    def commit(self) -> list[Contribution]:
+        """Make a batch durable, and return it as contributions whose vectors are views of the file.
+
+        The batch is the prepared one, or where there is none all that was appended.
+        """
+        if not self._batch:
+            self.prepare()()
         rows = [
             (r.upload.round, r.upload.phase, r.upload.device, encode(r.upload), r.digest, r.start, r.checksum)
-            for r in self._pending
+            for r in self._batch
         ]
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany("INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-        done = [self._contribution(r.upload, r.start, r.norm) for r in self._pending]
-        self._pending.clear()
+        done = [self._contribution(r.upload, r.start, r.norm) for r in self._batch]
+        self._batch = []
         return done
 
     def _path(self, round_: int) -> Path:

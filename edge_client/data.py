@@ -91,7 +91,7 @@ def load_inputs(source: Path, manifest: TaskManifest) -> NDArray[Any]:
 def split(batch: Batch, seed: bytes) -> Shares:
     """Split into 60/20/20 by a permutation that depends on ``seed`` and the number of samples alone.
 
-    The permutation is the same on every platform and library version: SHA-256 counter words sorted, no numpy stream.
+    The permutation is the same on every platform and library version: SHAKE-256 words sorted, no numpy stream.
 
     Raises:
         DataError: fewer than MIN_SAMPLES samples.
@@ -109,16 +109,11 @@ def split(batch: Batch, seed: bytes) -> Shares:
 def permutation(n: int, seed: bytes) -> NDArray[np.int64]:
     """Return a permutation of 0..n-1, shape (n,), int64.
 
-    SHA-256(label, length-prefixed seed, counter) gives four little-endian words each; the index replaces a word's low
-    bits, so that all words differ and any sorting algorithm returns the same order.
+    SHAKE-256(label, length-prefixed seed) gives n little-endian 64-bit words; the index replaces a word's low bits, so that
+    all words differ and any sorting algorithm returns the same order, on any platform and library version.
     """
-    prefix = hashlib.sha256(_SPLIT_LABEL + len(seed).to_bytes(4, "little") + seed)
-    stream = bytearray()
-    for counter in range(-(-n // 4)):
-        block = prefix.copy()
-        block.update(counter.to_bytes(8, "little"))
-        stream += block.digest()
-    words = np.frombuffer(bytes(stream), "<u8")[:n].astype(np.uint64)
+    stream = hashlib.shake_256(_SPLIT_LABEL + len(seed).to_bytes(4, "little") + seed).digest(8 * n)
+    words = np.frombuffer(stream, "<u8").astype(np.uint64)
     bits = np.uint64(max(n - 1, 1).bit_length())
     words = (words >> bits << bits) | np.arange(n, dtype=np.uint64)
     words.sort()

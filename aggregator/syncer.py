@@ -1,0 +1,72 @@
+"""Where the disk is waited for: beside the loop, so that uploads are opened while the ones before them become durable."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+Job = Callable[[], None]
+
+
+class Syncer(Protocol):
+    """Runs one slow job at a time."""
+
+    def submit(self, job: Job, done: Job) -> None:
+        """Run ``job``, then have ``done`` called on the driver's own thread."""
+
+    def close(self) -> None:
+        """Finish what is under way, and stop."""
+
+
+class InlineSyncer:
+    """Runs jobs here and now: for drivers without threads."""
+
+    def submit(self, job: Job, done: Job) -> None:
+        """Run both."""
+        job()
+        done()
+
+    def close(self) -> None:
+        """Nothing is ever under way."""
+
+
+class ThreadSyncer:
+    """Runs jobs on a thread of its own.
+
+    Args:
+        hand_back: gives a callable to the driver's thread, which calls it; an error of the job is raised there.
+    """
+
+    def __init__(self, hand_back: Callable[[Job], None]) -> None:
+        self._hand_back = hand_back
+        self._jobs: queue.SimpleQueue[tuple[Job, Job] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="shoal-sync", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job, done: Job) -> None:
+        """Queue ``job``."""
+        self._jobs.put((job, done))
+
+    def close(self) -> None:
+        """Finish what is queued; nothing is handed back any more once the driver has stopped listening."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            job, done = item
+            try:
+                job()
+            except OSError as error:
+                self._hand_back(_raiser(error))
+            else:
+                self._hand_back(done)
+
+
+def _raiser(error: OSError) -> Job:
+    def fail() -> None:
+        raise error
+
+    return fail
