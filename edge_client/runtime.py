@@ -10,7 +10,7 @@ import hashlib
 import logging
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -32,7 +32,7 @@ from edge_client.update import Finished, Workshop, carry_out
 from edge_client.worker import Result, Worker
 from wire import limits
 from wire.codec import decode, decode_prefix
-from wire.errors import ShoalError, UntrustedError
+from wire.errors import IntegrityError, ShoalError, UntrustedError
 from wire.frame import ChunkKind
 from wire.frame import split as split_chunks
 from wire.messages import NO_TRANSFER, Action, Announcement, Control, ModelHeader, Order
@@ -121,7 +121,10 @@ class DeviceRuntime:
         self._transport.subscribe(topics.ctl(self._membership.name))
         package = self._files.load_run()
         if package is not None:
-            self._take_run(package)
+            try:
+                self._take_run(package)
+            except (UntrustedError, IntegrityError) as error:
+                LOG.warning("the run followed before is not taken up", extra={"kv": {"reason": error}})
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
         """Take one event of the transport."""
@@ -132,7 +135,8 @@ class DeviceRuntime:
                     self._on_message(topic, payload)
                 except ShoalError as error:
                     cause = f": {error.__cause__}" if error.__cause__ else ""
-                    LOG.warning("refused", extra={"kv": {"topic": topic, "reason": f"{error}{cause}"}})
+                    hint = {"hint": error.hint} if error.hint else {}
+                    LOG.warning("refused", extra={"kv": {"topic": topic, "reason": f"{error}{cause}", **hint}})
             case Connected():
                 self._transport.publish(*presence(self._membership, self._birth, online=True), retain=True)
                 self._step(agent.Reconnected())
@@ -239,8 +243,10 @@ class DeviceRuntime:
         self._step(agent.Answered(control))
         self._save_status(force=False)
 
-    def on_result(self, announcement: Announcement, order: Order, result: Result) -> None:
-        """Take what the worker made of an order."""
+    def on_result(
+        self, announcement: Announcement, order: Order, result: Result, models: Mapping[int, Float32Vector]
+    ) -> None:
+        """Take what the worker made of an order from ``models``; newer ones may have come meanwhile."""
         if isinstance(result, ShoalError):
             LOG.error(
                 "round skipped", extra={"kv": {"round": announcement.round, "reason": result, "hint": result.hint}}
@@ -253,16 +259,18 @@ class DeviceRuntime:
         transfer, sealed = result.parcel.transfer_id, result.parcel.payload
         self._files.save_pending(self._state.mark, transfer, sealed)
         self._sealed = sealed
-        self._note_result(announcement, order, result)
+        self._note_result(announcement, order, result, models)
         self._step(agent.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer))
 
-    def _note_result(self, announcement: Announcement, order: Order, result: Finished) -> None:
+    def _note_result(
+        self, announcement: Announcement, order: Order, result: Finished, models: Mapping[int, Float32Vector]
+    ) -> None:
         rounds = self._figures.get("rounds", 0) + 1
         self._figures.update(rounds=rounds, round=announcement.round, cluster=result.model, loss=result.loss)
         if result.tested:
             self._figures["accuracy"] = result.correct / result.tested
-        theta = self._thetas(announcement, order)[result.model]
         if announcement.finished or order.train:
+            theta = models[result.model]
             self._own = OwnModel(announcement.run, announcement.run_id, announcement.round, result.model, theta)
         if announcement.finished:
             self._save_model(durable=True)
@@ -347,7 +355,7 @@ class DeviceRuntime:
         shop, thetas = self._workshop, self._thetas(announcement, order)
         self._worker.submit(
             lambda cancelled: carry_out(shop, announcement, order, thetas, cancelled),
-            lambda result: self._results(lambda: self.on_result(announcement, order, result)),
+            lambda result: self._results(lambda: self.on_result(announcement, order, result, thetas)),
         )
 
     def _send(self, indices: tuple[int, ...] | None) -> None:

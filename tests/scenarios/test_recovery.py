@@ -1,7 +1,9 @@
 """Crashes: aggregator and devices die at any point, come back from their directories, and every update counts once."""
 
+import numpy as np
 import pytest
 
+from edge_client.agent import Stage
 from edge_client.manifest import LocalTraining
 from tests.helpers.fleets import (
     Wiretap,
@@ -203,3 +205,22 @@ def test_nobody_is_revived_twice(tmp_path):
         fleet.kill_aggregator()
         with pytest.raises(UsageError, match="dead"):
             fleet.kill_aggregator()
+
+
+def test_a_model_that_comes_while_a_device_works_does_not_disturb_it(tmp_path):
+    """A restarted aggregator seals the same model anew: the device keeps the one that it has worked from."""
+    with make_fleet(tmp_path / "fleet", rounds=6) as fleet:
+        device = next(iter(fleet.devices.values()))
+        runtime, worker = device.runtime, device.worker
+        fleet.run_until(lambda: len(fleet.records()) >= 2 and runtime._models, 100)
+        fleet.run_until(lambda: runtime._state.stage is Stage.WORKING and runtime._models, 100)
+        handed_back, results = [], runtime._results
+        runtime._results = handed_back.append
+        assert worker.work()
+        runtime._results = results
+        (label,) = runtime._labels
+        _, model, theta = runtime._models[label]
+        runtime._models[label] = (b"another transfer", model, theta + 1)
+        handed_back.pop()()
+        np.testing.assert_array_equal(runtime._own.theta, theta)
+        assert fleet.run(1000)[-1]["final"]
