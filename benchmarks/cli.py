@@ -22,6 +22,9 @@ bench_app = typer.Typer(help="Measurements of the real code.", no_args_is_help=T
 app.add_typer(bench_app, name="bench")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+SaveFile = Annotated[
+    Path | None, typer.Option(help="Also write the figures there, with command, commit and machine.", dir_okay=False)
+]
 BrokerName = Annotated[str, typer.Option(help="auto, mosquitto or amqtt.")]
 
 
@@ -39,9 +42,11 @@ def demo(
     data_dir: Annotated[Path | None, typer.Option(help="Where MNIST's files are.", file_okay=False)] = None,
     seed: Annotated[int, typer.Option(help="Of data split, groups, origins and batch order.", min=0)] = 0,
     broker: BrokerName = "auto",
+    save: SaveFile = None,
     json: AsJson = False,
 ) -> None:
     """Find hidden groups with real processes: a broker, an aggregator and 20 devices run FedAvg, CFL and IFCA."""
+    from benchmarks import record
     from benchmarks.demo import run_demo
     from benchmarks.demo_report import ConsoleProgress, report
 
@@ -57,6 +62,8 @@ def demo(
             broker=_broker(broker),
             progress=progress,
         )
+    if save is not None:
+        record.save(save, result.data())
     if json:
         say_json(result.data())
     else:
@@ -68,14 +75,18 @@ def bench_round(
     devices: Annotated[int, typer.Option(help="Device processes.", min=1, max=200)] = 10,
     rounds: Annotated[int, typer.Option(help="Measured rounds.", min=3)] = 20,
     broker: BrokerName = "auto",
+    save: SaveFile = None,
     json: AsJson = False,
 ) -> None:
     """Seconds of a warm round: persistent device processes, a real broker, MLP 784-200-10, 600 samples each."""
+    from benchmarks import record
     from benchmarks.rounds import measure
 
     no_core_dumps()
     _stop_cleanly()
     data = measure(devices, _broker(broker), rounds).data()
+    if save is not None:
+        record.save(save, data)
     if json:
         say_json(data)
         return

@@ -1,0 +1,58 @@
+"""A result as it is kept: the figures with the command, the commit and the machine that they are from."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from support.files import write_atomic
+
+
+def save(path: Path, data: dict[str, Any]) -> None:
+    """Write ``data`` to ``path`` as JSON, with where it comes from."""
+    document = {
+        "command": ["shoal", *sys.argv[1:]],
+        "commit": _commit(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "machine": _machine(),
+        "data": data,
+    }
+    write_atomic(path, (json.dumps(document, indent=2) + "\n").encode(), mode=0o644)
+
+
+def _commit() -> str:
+    """Return the commit of the source tree, with "+" where it was changed since; "unknown" outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def _machine() -> dict[str, Any]:
+    model = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "load_before_s60": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "system": platform.system(),
+    }
