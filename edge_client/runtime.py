@@ -47,7 +47,6 @@ REFETCH_S: Final = 5.0
 STATUS_EVERY_S: Final = 1.0
 SAVE_MODEL_EVERY_S: Final = 30.0
 RUNS_REMEMBERED: Final = 16
-MAX_DOWNLOAD_BYTES: Final = 1 << 30
 
 
 class DeviceRuntime:
@@ -91,7 +90,7 @@ class DeviceRuntime:
         self._threads = threads
         self._topics = Topics(membership.fleet)
         self._files = DeviceState(membership.directory)
-        self._chunks = Reassembler(max_transfer_bytes=MAX_DOWNLOAD_BYTES)
+        self._chunks = Reassembler()
         pending = self._files.load_pending()
         sent = (pending.mark.run, pending.mark.round, pending.mark.nonce) if pending.sealed else None
         self._state = AgentState(membership.index, pending.mark, transfer=pending.transfer, sent=sent)
@@ -134,9 +133,8 @@ class DeviceRuntime:
                 try:
                     self._on_message(topic, payload)
                 except ShoalError as error:
-                    cause = f": {error.__cause__}" if error.__cause__ else ""
-                    hint = {"hint": error.hint} if error.hint else {}
-                    LOG.warning("refused", extra={"kv": {"topic": topic, "reason": f"{error}{cause}", **hint}})
+                    reason = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
+                    LOG.warning("refused", extra={"kv": {"topic": topic, "reason": reason, "hint": error.hint}})
             case Connected():
                 self._transport.publish(*presence(self._membership, self._birth, online=True), retain=True)
                 self._step(agent.Reconnected())
