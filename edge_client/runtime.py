@@ -140,8 +140,6 @@ class DeviceRuntime:
                 self._step(agent.Reconnected())
             case Disconnected(reason):
                 LOG.warning("broker connection lost", extra={"kv": {"reason": reason}})
-            case _:
-                pass
 
     def _on_message(self, topic: str, payload: bytes) -> None:
         parsed = self._topics.parse(topic)
