@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 import time
 from dataclasses import dataclass
@@ -150,8 +151,7 @@ def _one_run(
     progress: Progress,
 ) -> tuple[RunPlan, Float32Vector | None, RunResult]:
     origins = make_origins("mlp", origins_needed(options), seed, manifest=bundle.manifest, **sizes)
-    chosen = RunOptions(**{f: getattr(options, f) for f in RunOptions.__slots__ if f != "seed"}, seed=seed)
-    plan = stage.add_run(bundle, origins, chosen)
+    plan = stage.add_run(bundle, origins, dataclasses.replace(options, seed=seed))
     records, view = _watch(stage, plan, progress)
     final = records[-1]
     clusters = [final["clusters"].get(d, -1) for d in stage.devices]

@@ -148,9 +148,6 @@ class DeviceRuntime:
         transfer = self._chunks.add(f"{parsed.kind.name}/{parsed.label}", payload, self._now_s)
         if transfer is None:
             return
-        if parsed.kind is TopicKind.CTL:
-            self._on_control(transfer)
-            return
         purpose, plain = self._open(transfer)
         match parsed.kind, purpose:
             case TopicKind.ROSTER, "roster":
@@ -162,6 +159,8 @@ class DeviceRuntime:
                 self._on_model(parsed.label, transfer.transfer_id, plain)
             case TopicKind.ROUND, "announcement":
                 self._on_announcement(decode(plain, Announcement))
+            case TopicKind.CTL, "control":
+                self._on_control(decode(plain, Control))
             case _:
                 raise UntrustedError(f"a {purpose} where a {parsed.kind.name.lower()} belongs")
 
@@ -227,11 +226,7 @@ class DeviceRuntime:
         self._models[label] = (transfer, header.model, theta)
         self._step(agent.ModelArrived(label, transfer))
 
-    def _on_control(self, transfer: Transfer) -> None:
-        purpose, plain = self._open(transfer)
-        if purpose != "control":
-            raise UntrustedError(f"a {purpose} on the control topic")
-        control = decode(plain, Control)
+    def _on_control(self, control: Control) -> None:
         if (control.fleet, control.device) != (self._membership.fleet, self._membership.name):
             raise UntrustedError(f"a control message for {control.device!r}")
         if control.action == Action.REFUSED:

@@ -4,6 +4,7 @@ Every test compares the final model with that of an undisturbed run of the same 
 update would show.
 """
 
+import dataclasses
 import signal
 import sqlite3
 import time
@@ -200,7 +201,7 @@ def test_a_dead_device_does_not_stall_the_round(
     fleet = Fleet(tmp_path, broker, logistic(INPUTS, CLASSES))
     with fleet.stage:
         fleet.start()
-        options = RunOptions(**{f: getattr(OPTIONS, f) for f in RunOptions.__slots__ if f != "quorum"}, quorum=0.6)
+        options = dataclasses.replace(OPTIONS, quorum=0.6)
         plan = fleet.stage.add_run(fleet.bundle, fleet.origins, options)
         round_ = freeze_in_a_round(fleet, plan, "dev-0")
         fleet.kill("dev-0")
