@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-import numpy as np
-
 from aggregator.strategies.base import Contribution, Outcome, RoundPlan, Strategy
 from wire.documents import RunPlan
 from wire.messages import Phase, Upload
@@ -267,15 +265,7 @@ class Engine:
         share = 1.0 if state.round == 0 else self.run.quorum
         if len(present) < math.ceil(share * len(state.devices)) and not state.overtime:
             return state, ()
-        return self._open(state, state.round + 1, self._draw(present, state.round + 1))
-
-    def _draw(self, present: tuple[str, ...], round_: int) -> tuple[str, ...]:
-        """Partial participation: the same draw for the same run, round and devices."""
-        count = max(1, round(self.run.participation * len(present)))
-        if count >= len(present) or round_ > self.run.rounds:
-            return present
-        chosen = np.random.default_rng([self.run.seed, round_]).choice(len(present), count, replace=False)
-        return tuple(present[i] for i in sorted(chosen))
+        return self._open(state, state.round + 1, present)
 
     def _open(self, state: EngineState, round_: int, available: tuple[str, ...]) -> Transition:
         before = state.strategy

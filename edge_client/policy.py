@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from wire.documents import RunPlan
 from wire.errors import UntrustedError
 from wire.messages import NO_TRANSFER, Announcement, ModelHeader, Order, Phase
+
+TRAINING_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.PRETRAIN)
 
 
 def check_plan(plan: RunPlan, *, fleet: str, modes: tuple[str, ...]) -> None:
@@ -59,7 +63,7 @@ def check_order(order: Order, announcement: Announcement, plan: RunPlan) -> None
         raise UntrustedError("an order names a model that is not announced")
     if len(set(order.candidates)) != len(order.candidates):
         raise UntrustedError("an order names a candidate twice")
-    if order.train and (announcement.round > plan.rounds or order.phase not in (Phase.TRAIN, Phase.TRIAL)):
+    if order.train and (announcement.round > plan.rounds or order.phase not in TRAINING_PHASES):
         raise UntrustedError("an order to train where there is nothing to train for")
     if order.train and order.margins:
         raise UntrustedError("an order to train and report margins at once")

@@ -19,7 +19,7 @@ from edge_client.manifest import LocalTraining
 from edge_client.model import Backend
 from wire.codec import encode
 from wire.documents import Member, RunPlan
-from wire.messages import Announcement, Order, Sealed, Share, Upload
+from wire.messages import Announcement, Order, Phase, Sealed, Share, Upload
 from wire.types import Float32Vector
 
 MARGIN_CLIP: Final = 5.0
@@ -96,7 +96,7 @@ def carry_out(
         result = training.train(
             theta,
             shop.shares.train,
-            local_training(shop.plan),
+            local_training(shop.plan, order.phase),
             shop.backend,
             BatchOrder(shop.plan, shop.identity.name, announcement.round),
             announcement.round - 1,
@@ -136,9 +136,9 @@ def share_of(shares: Shares, share: int) -> Batch:
     return {Share.TRAIN: shares.train, Share.VALIDATION: shares.validation, Share.TEST: shares.test}[Share(share)]
 
 
-def local_training(plan: RunPlan) -> LocalTraining:
-    """Return the plan's local settings as training takes them."""
-    local = plan.local
+def local_training(plan: RunPlan, phase: int = Phase.TRAIN) -> LocalTraining:
+    """Return the plan's local settings for a phase as training takes them."""
+    local = plan.pretrain if phase == Phase.PRETRAIN else plan.local
     return LocalTraining(
         local.epochs, local.steps, local.batch_size, local.lr, local.momentum, local.lr_decay, local.clip, local.prox_mu
     )

@@ -42,6 +42,7 @@ class RunOptions:
         rounds: training rounds; the final one, in which devices report on their test share, comes on top.
         mode: mask mode.
         local: local training; None takes the task's defaults.
+        pretrain: training in cold starts and of one-shot clustering; None takes ``local``.
         norm_limit: largest l2 norm of one update.
         quorum, participation: shares in (0, 1].
         deadline_s: seconds after which a round closes on its quorum.
@@ -55,6 +56,7 @@ class RunOptions:
     rounds: int = 50
     mode: str = "permutation"
     local: LocalTraining | None = None
+    pretrain: LocalTraining | None = None
     norm_limit: float = 1000.0
     min_contributors: int = DEFAULT_MIN_CONTRIBUTORS
     quorum: float = 0.8
@@ -118,19 +120,24 @@ def make_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) ->
         weighting=options.weighting,
         evaluate_every=options.evaluate_every,
         seed=options.seed if options.seed is not None else int.from_bytes(os.urandom(4), "little"),
-        local=LocalSettings(
-            local.epochs,
-            local.steps,
-            local.batch_size,
-            local.lr,
-            local.lr_decay,
-            local.momentum,
-            local.clip,
-            local.prox_mu,
-        ),
+        local=_settings(local),
+        pretrain=_settings(options.pretrain or local),
     )
     make_strategy(plan)
     return dataclasses.replace(plan, max_models=models_needed(plan))
+
+
+def _settings(local: LocalTraining) -> LocalSettings:
+    return LocalSettings(
+        local.epochs,
+        local.steps,
+        local.batch_size,
+        local.lr,
+        local.lr_decay,
+        local.momentum,
+        local.clip,
+        local.prox_mu,
+    )
 
 
 def write_run(fleet: FleetDirectory, plan: RunPlan, bundle: TaskBundle, origins: NDArray[np.float32]) -> Path:

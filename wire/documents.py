@@ -165,6 +165,7 @@ class RunPlan:
         quorum: share of the ordered devices that closes a round once its deadline has passed.
         participation: share of the available devices drawn for a round.
         evaluate_every: devices report accuracy on their test share every so many rounds; 0 means at the end only.
+        local: how devices train in a round; pretrain: in a round of phase PRETRAIN (cold starts, local convergence).
         seed: seeds participation and batch order; nothing secret comes from it.
     """
 
@@ -192,6 +193,7 @@ class RunPlan:
     evaluate_every: U32
     seed: U64
     local: LocalSettings
+    pretrain: LocalSettings
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")

@@ -15,12 +15,13 @@ NO_TRANSFER: Final = bytes(16)
 
 
 class Phase(IntEnum):
-    """What a device's work in a round is for; part of an upload's identity."""
+    """What a device's work in a round is for; part of an upload's identity. PRETRAIN trains by the plan's own recipe."""
 
     TRAIN = 1
     TRIAL = 2
     SCORE = 3
     CHECKPOINT = 4
+    PRETRAIN = 5
 
 
 class Share(IntEnum):

@@ -136,6 +136,10 @@ class Dump:
     uploads: frozenset[UploadKey] = frozenset()
 
 
+Average = Callable[[list[Contribution], str], Float32Vector]
+"""Turns contributions and a weighting into their mean update, (d,) float32: `mean_update`, but where a driver has a
+better way to the same mean, as the simulator has, which never holds a device's update on its own."""
+
 Fetch = Callable[[UploadKey], Contribution]
 Gathered = dict[UploadKey, Contribution]
 
@@ -200,6 +204,15 @@ def mean_update(contributions: list[Contribution], weighting: str) -> Float32Vec
     """Return the mean of masked updates, (d,) float32, weighted by ``samples`` or ``uniform``."""
     weights = np.array([c.samples if weighting == "samples" else 1 for c in contributions], np.float64)
     return weighted_mean([c.row for c in contributions], weights)
+
+
+def drawn(run: RunPlan, round_: int, available: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the share ``run.participation`` of ``available``: the same draw for the same run, round and devices."""
+    count = max(1, round(run.participation * len(available)))
+    if count >= len(available):
+        return available
+    chosen = np.random.default_rng([run.seed, round_]).choice(len(available), count, replace=False)
+    return tuple(available[i] for i in sorted(chosen))
 
 
 def train_order(candidates: tuple[int, ...], *, evaluate: bool, phase: Phase = Phase.TRAIN) -> Order:

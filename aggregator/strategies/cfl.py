@@ -18,6 +18,7 @@ from aggregator.numerics.gap import is_safe_split
 from aggregator.numerics.similarity import cosine_matrix
 from aggregator.strategies import cfl_state, cfl_tree
 from aggregator.strategies.base import (
+    Average,
     Contribution,
     Dump,
     Event,
@@ -25,6 +26,7 @@ from aggregator.strategies.base import (
     Outcome,
     RoundPlan,
     Slot,
+    drawn,
     evaluates,
     final_order,
     gather,
@@ -53,8 +55,9 @@ class Cfl:
 
     name = "cfl"
 
-    def __init__(self, run: RunPlan, backend: Backend | None = None) -> None:
+    def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run
+        self.average = average
         self.settings: CflSettings = parse_settings(CflSettings, run)
         self.settings.check()
         require(run.origins == 1, "cfl starts from one origin")
@@ -73,7 +76,7 @@ class Cfl:
 
     def plan(self, state: CflState, round_: int, available: tuple[str, ...]) -> tuple[CflState, RoundPlan]:
         """Clusters train; halves on trial train their own model, then score both; newcomers train their node's model."""
-        present = set(available)
+        present = set(drawn(self.run, round_, available))
         state = self._welcome(state, present)
         evaluate = evaluates(self.run, round_)
         models: dict[int, Slot] = {}
@@ -146,7 +149,7 @@ class Cfl:
     def _close_cluster(self, state: CflState, cluster: Cluster, given: list[Contribution], round_: int) -> Step:
         if len(given) < self.run.min_contributors:
             return state, ()
-        mean = mean_update(given, self.run.weighting)
+        mean = self.average(given, self.run.weighting)
         newest = {**state.newest, **{c.device: c for c in given}}
         moved = dataclasses.replace(cluster, slot=cluster.slot.moved(mean, len(given), round_))
         state = dataclasses.replace(state, newest=newest, clusters={**state.clusters, cluster.id: moved})
@@ -168,7 +171,7 @@ class Cfl:
         for half, side in zip(halves, sides, strict=True):
             now = [c for c in side if c.device in fresh]
             enough = len(now) >= self.run.min_contributors
-            step = cluster.slot.moved(mean_update(now, self.run.weighting), len(now), round_) if enough else moved.slot
+            step = cluster.slot.moved(self.average(now, self.run.weighting), len(now), round_) if enough else moved.slot
             slots.append(dataclasses.replace(half, slot=step))
         state = dataclasses.replace(state, next_id=state.next_id + 2)
         return self._split(state, moved, (slots[0], slots[1]), rows, {"cross_max": cut.cross_max}, round_)
@@ -200,7 +203,7 @@ class Cfl:
             return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
         if trial.trained < self.settings.trial_rounds:
             halves = [
-                dataclasses.replace(h, slot=h.slot.moved(mean_update(m, self.run.weighting), len(m), round_))
+                dataclasses.replace(h, slot=h.slot.moved(self.average(m, self.run.weighting), len(m), round_))
                 for h, m in zip((trial.left, trial.right), mine, strict=True)
             ]
             trial = dataclasses.replace(trial, left=halves[0], right=halves[1], trained=trial.trained + 1)

@@ -13,6 +13,7 @@ from typing import Any
 
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
+    Average,
     Contribution,
     Dump,
     Fetch,
@@ -20,6 +21,7 @@ from aggregator.strategies.base import (
     Outcome,
     RoundPlan,
     Slot,
+    drawn,
     evaluates,
     final_order,
     gather,
@@ -55,8 +57,9 @@ class FedAvg:
 
     name = "fedavg"
 
-    def __init__(self, run: RunPlan, _backend: Backend | None = None) -> None:
+    def __init__(self, run: RunPlan, _backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run
+        self.average = average
         self.settings: FedAvgSettings = parse_settings(FedAvgSettings, run)
 
     @staticmethod
@@ -71,7 +74,7 @@ class FedAvg:
     def plan(self, state: FedAvgState, round_: int, available: tuple[str, ...]) -> tuple[FedAvgState, RoundPlan]:
         """Everybody available trains the one model."""
         order = train_order((MODEL,), evaluate=evaluates(self.run, round_))
-        return state, RoundPlan(round_, {MODEL: state.slot}, dict.fromkeys(available, order))
+        return state, RoundPlan(round_, {MODEL: state.slot}, dict.fromkeys(drawn(self.run, round_, available), order))
 
     def absorb(self, state: FedAvgState, contribution: Contribution) -> FedAvgState:
         """Keep the contribution for `close`."""
@@ -82,7 +85,7 @@ class FedAvg:
         given = in_order(state.gathered.values())
         slot = state.slot
         if len(given) >= self.run.min_contributors:
-            slot = slot.moved(mean_update(given, self.run.weighting), len(given), plan.round)
+            slot = slot.moved(self.average(given, self.run.weighting), len(given), plan.round)
         clusters = dict.fromkeys(state.devices, MODEL)
         return dataclasses.replace(state, slot=slot, gathered={}), Outcome(clusters)
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
+    Average,
     Contribution,
     Dump,
     Event,
@@ -27,6 +28,7 @@ from aggregator.strategies.base import (
     Outcome,
     RoundPlan,
     Slot,
+    drawn,
     evaluates,
     final_order,
     gather,
@@ -90,8 +92,9 @@ class Ifca:
 
     name = "ifca"
 
-    def __init__(self, run: RunPlan, _backend: Backend | None = None) -> None:
+    def __init__(self, run: RunPlan, _backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run
+        self.average = average
         s: IfcaSettings = parse_settings(IfcaSettings, run)
         self.settings = s
         require(s.k >= 1 and s.restarts >= 1 and s.restart_rounds >= 1, "k, restarts and restart_rounds are at least 1")
@@ -139,7 +142,9 @@ class Ifca:
         """Everybody available scores all k models, takes the best and trains it. Model ids are origin numbers."""
         ids = self._ids(state)
         order = train_order(ids, evaluate=evaluates(self.run, round_))
-        return state, RoundPlan(round_, dict(zip(ids, state.slots, strict=True)), dict.fromkeys(available, order))
+        return state, RoundPlan(
+            round_, dict(zip(ids, state.slots, strict=True)), dict.fromkeys(drawn(self.run, round_, available), order)
+        )
 
     def absorb(self, state: IfcaState, contribution: Contribution) -> IfcaState:
         """Keep the contribution for `close`."""
@@ -163,7 +168,7 @@ class Ifca:
     def _averaged(self, slot: Slot, chosen: list[Contribution], participants: int, machines: int, round_: int) -> Slot:
         if len(chosen) < self.run.min_contributors:
             return slot
-        mean = mean_update(chosen, "samples" if self.normalise == "samples" else "uniform")
+        mean = self.average(chosen, "samples" if self.normalise == "samples" else "uniform")
         among = {"machines": machines, "participants": participants}.get(self.normalise, len(chosen))
         if among != len(chosen):
             mean = mean * np.float32(len(chosen) / among)

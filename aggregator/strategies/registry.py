@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from aggregator.numerics.backend import Backend
-from aggregator.strategies.base import Strategy
+from aggregator.strategies.base import Average, Strategy, mean_update
 from aggregator.strategies.cfl import Cfl
 from aggregator.strategies.fedavg import FedAvg
 from aggregator.strategies.ifca import Ifca
@@ -15,13 +15,18 @@ from wire.errors import ConfigError
 STRATEGIES: Final[dict[str, Any]] = {s.name: s for s in (FedAvg, Ifca, Cfl)}
 
 
-def make_strategy(run: RunPlan, backend: Backend | None = None) -> Strategy:
-    """Return the strategy of a run plan; ``backend`` computes its similarities, numpy when absent.
+def make_strategy(run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> Strategy:
+    """Return the strategy of a run plan.
+
+    Args:
+        run: the owner's plan.
+        backend: computes similarities; numpy when absent.
+        average: forms means of contributions.
 
     Raises:
         ConfigError: no such algorithm, or a setting that it refuses.
     """
-    strategy: Strategy = _find(run.algorithm)(run, backend)
+    strategy: Strategy = _find(run.algorithm)(run, backend, average)
     return strategy
 
 

@@ -44,6 +44,7 @@ def run_plan(algorithm="fedavg", settings=None, **changes):
         "evaluate_every": 0,
         "seed": 7,
         "local": FULL_BATCH,
+        "pretrain": FULL_BATCH,
     }
     fields |= changes
     if "epoch_rounds" not in changes:

@@ -310,10 +310,12 @@ def test_participation_varies_by_round_and_not_by_run():
 def test_resume_opens_the_same_round_again():
     """What `OpenRound` had made durable suffices: the same plan and nonce follow."""
     engine, state = opened(participation=0.6)
-    state, _ = give(engine, state, *state.plan.orders)
-    state, (open_,) = engine.resume(DEVICES, state.strategy, 2, ("dev-1", "dev-4"))
-    assert isinstance(open_, OpenRound)
-    assert (open_.plan.round, set(open_.plan.orders), open_.nonce) == (2, {"dev-1", "dev-4"}, engine.nonce(2))
+    state, actions = give(engine, state, *state.plan.orders)
+    (first,) = [a for a in actions if isinstance(a, OpenRound)]
+    assert len(first.plan.orders) == 3
+    state, (again,) = engine.resume(DEVICES, first.before, 2, first.available)
+    assert isinstance(again, OpenRound)
+    assert (again.plan, again.nonce) == (first.plan, engine.nonce(2))
     assert not state.gone
 
 
