@@ -142,9 +142,8 @@ class Ifca:
         """Everybody available scores all k models, takes the best and trains it. Model ids are origin numbers."""
         ids = self._ids(state)
         order = train_order(ids, evaluate=evaluates(self.run, round_))
-        return state, RoundPlan(
-            round_, dict(zip(ids, state.slots, strict=True)), dict.fromkeys(drawn(self.run, round_, available), order)
-        )
+        orders = dict.fromkeys(drawn(self.run, round_, available), order)
+        return state, RoundPlan(round_, dict(zip(ids, state.slots, strict=True)), orders)
 
     def absorb(self, state: IfcaState, contribution: Contribution) -> IfcaState:
         """Keep the contribution for `close`."""
