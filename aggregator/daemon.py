@@ -18,6 +18,7 @@ from aggregator.service import RunService
 from aggregator.store import erase_updates, read_records
 from aggregator.syncer import ThreadSyncer
 from crypto.seal.signed import open_document
+from support.lean import settle
 from wire import limits
 from wire.address import BrokerAddress
 from wire.codec import decode
@@ -155,6 +156,7 @@ class Daemon:
         )
         try:
             service.start(time.monotonic())
+            settle()
             looked_s = time.monotonic()
             while not service.finished:
                 self._take(service)

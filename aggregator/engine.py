@@ -207,6 +207,8 @@ class Engine:
             or (order.train and not upload.samples)
         ):
             return Verdict.REFUSE, "impossible counts"
+        if not (0 < upload.model_norm < math.inf if order.norm else upload.model_norm == 0):
+            return Verdict.REFUSE, "a model's norm that was not asked for, or an impossible one"
         return Verdict.STORE, ""
 
     def handle(self, state: EngineState, event: Event) -> Transition:

@@ -18,6 +18,7 @@ from wire.frame import ChunkKind, split
 from wire.messages import (
     NO_ORDER,
     NO_TRANSFER,
+    SHARED_MODEL,
     Action,
     Announcement,
     Control,
@@ -61,8 +62,13 @@ class Publisher:
     def open_round(self, run: RunPlan, roster: Roster, opened: OpenRound) -> None:
         """Publish the models that changed, then the announcement that points to them."""
         plan = opened.plan
-        refs = tuple(self._model(run, model, slot, plan.round) for model, slot in sorted(plan.models.items()))
-        keep = {self._topics.model(ref.label) for ref in refs if ref.transfer != NO_TRANSFER}
+        segment = "" if plan.shared is None else "cluster"
+        refs = tuple(self._model(run, model, slot, plan.round, segment) for model, slot in sorted(plan.models.items()))
+        shared = None
+        if plan.shared is not None:
+            shared = self._model(run, SHARED_MODEL, plan.shared, plan.round, "shared")
+        travel = refs if shared is None else (*refs, shared)
+        keep = {self._topics.model(ref.label) for ref in travel if ref.transfer != NO_TRANSFER}
         orders: list[Order] = []
         for order in plan.orders.values():
             if order not in orders:
@@ -84,6 +90,7 @@ class Publisher:
             refs,
             tuple(orders),
             order_of,
+            shared,
         )
         self._publish_group(self._topics.round, "announcement", encode(announcement), ChunkKind.ROUND, plan.round)
         for base in self._retained.bases():
@@ -92,18 +99,29 @@ class Publisher:
                 self._sent.pop(base.rpartition("/")[2], None)  # a tree's node may be asked for again
         self._remember()
 
-    def _model(self, run: RunPlan, model: int, slot: Slot, round_: int) -> ModelRef:
+    def _model(self, run: RunPlan, model: int, slot: Slot, round_: int, segment: str) -> ModelRef:
         label = self._group.topic_label(run.run_id, model)
         if slot.offset is None:
-            return ModelRef(model, slot.origin, label, NO_TRANSFER, 0, 0.0)
+            return ModelRef(model, slot.origin, label, NO_TRANSFER, 0, 0.0, slot.scale)
         known = self._sent.get(label)
         if known is None or known[:2] != (run.run_id, slot.version):
             values = np.ascontiguousarray(slot.offset, "<f4")
-            header = ModelHeader(run.fleet, run.run_id, run.epoch, run.key_id, model, slot.origin, round_, len(values))
+            header = ModelHeader(
+                run.fleet,
+                run.run_id,
+                run.epoch,
+                run.key_id,
+                model,
+                slot.origin,
+                round_,
+                len(values),
+                segment,
+                slot.scale,
+            )
             plain = encode(header) + values.tobytes()
             transfer = self._publish_group(self._topics.model(label), "model", plain, ChunkKind.MODEL, round_)
             known = self._sent[label] = (run.run_id, slot.version, transfer)
-        return ModelRef(model, slot.origin, label, known[2], slot.contributors, slot.norm)
+        return ModelRef(model, slot.origin, label, known[2], slot.contributors, slot.norm, slot.scale)
 
     def _publish_group(self, base: str, purpose: str, plain: bytes, kind: ChunkKind, round_: int = 0) -> bytes:
         head = Sealed(self._group.fleet, purpose, self._identity.name, FLEET)

@@ -8,6 +8,7 @@ no row points at it.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import sqlite3
 from collections.abc import Callable, Iterable
@@ -189,10 +190,25 @@ class Store:
             self._ends[round_] = max(ends, default=0)
         return self._files[round_]
 
+    def _view(self, round_: int, start: int, length: int) -> Float32Vector:
+        """Return coordinates of a round's file, (length,) float32, as a view that takes no memory of its own.
+
+        numpy.memmap gives the same for ten times the processor time.
+        """
+        aligned = start - start % mmap.ALLOCATIONGRANULARITY
+        size = start - aligned + FLOAT_BYTES * length
+        handle = self._files.get(round_)
+        if handle is not None:
+            mapped = mmap.mmap(handle, size, access=mmap.ACCESS_READ, offset=aligned)
+        else:
+            with self._path(round_).open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, offset=aligned)
+        return np.frombuffer(mapped, "<f4", length, start - aligned)
+
     def _contribution(self, upload: Upload, start: int, norm: float | None = None) -> Contribution:
         vector = None
         if upload.length:
-            vector = np.memmap(self._path(upload.round), "<f4", "r", offset=start, shape=(upload.length,))
+            vector = self._view(upload.round, start, upload.length)
         return Contribution(
             upload.round,
             Phase(upload.phase),
@@ -206,6 +222,7 @@ class Store:
             upload.tested,
             vector,
             norm if norm is not None else 0.0 if vector is None else norm_of(vector),
+            upload.model_norm,
         )
 
     def fetch(self, key: UploadKey) -> Contribution:

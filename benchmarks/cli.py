@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks import data_cli, simulate_cli
 from support.console import no_core_dumps, run_program, say, say_json
 from wire.errors import UsageError
 
@@ -20,6 +21,8 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(help="Measurements of the real code.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
+app.add_typer(data_cli.app, name="data")
+app.command("simulate")(simulate_cli.simulate)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 SaveFile = Annotated[

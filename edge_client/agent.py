@@ -224,7 +224,8 @@ def _announced(state: AgentState, announcement: Announcement) -> Transition:
         state, announcement=announcement, order=order, mark=mark, stage=Stage.IDLE, attempt=0, done=order is None
     )
     if order is None:
-        return state, stop
+        # Whoever sits out would still be sent every model that it follows.
+        return dataclasses.replace(state, models={}), (*stop, Follow(()))
     if state.sent == (announcement.run, announcement.round, announcement.nonce):
         # Sealed before a restart: the same bytes go out again.
         state = dataclasses.replace(state, stage=Stage.SENDING)
@@ -236,8 +237,11 @@ def _announced(state: AgentState, announcement: Announcement) -> Transition:
 
 
 def needed_models(announcement: Announcement, order: Order) -> tuple[ModelRef, ...]:
-    """Return the candidates that must be fetched: those with an offset."""
-    return tuple(m for m in announcement.models if m.model in order.candidates and m.transfer != NO_TRANSFER)
+    """Return what must be fetched: the candidates' offsets and, with weight sharing, the part they have in common."""
+    candidates = [m for m in announcement.models if m.model in order.candidates]
+    if announcement.shared is not None:
+        candidates.append(announcement.shared)
+    return tuple(m for m in candidates if m.transfer != NO_TRANSFER)
 
 
 def _maybe_work(state: AgentState) -> Transition:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,12 +30,14 @@ class Run:
 
     Attributes:
         origins: shape (origins, d), float32, read-only: what models are offsets from; the aggregator never has them.
+        key: the mask; segment_keys: the same mask, segment by segment, for what travels in parts.
     """
 
     plan: RunPlan
     bundle: TaskBundle
     origins: Float32Vector
     key: MaskKey
+    segment_keys: Mapping[str, MaskKey]
 
 
 def task_purpose(plan_digest: bytes) -> str:
@@ -80,7 +83,14 @@ def open_run(package: bytes, membership: DeviceMembership) -> Run:
             "this device's mask secret is not the one that the run was made with",
             hint="have the owner issue a new grant, and join again",
         )
-    return Run(plan, bundle, origins, key)
+    return Run(plan, bundle, origins, key, segment_keys(key))
+
+
+def segment_keys(key: MaskKey) -> dict[str, MaskKey]:
+    """Return the mask of each segment by its name, and the whole under the empty name; all bear the one key id."""
+    names = (segment.name for segment in key.context.segments)
+    parts = {n: MaskKey(key.context, key.key_id, t.length, (t,)) for n, t in zip(names, key.transforms, strict=True)}
+    return {"": key, **parts}
 
 
 def _plan(parts: RunPackage, membership: DeviceMembership) -> RunPlan:

@@ -6,8 +6,10 @@ from typing import Final
 
 from wire.documents import RunPlan
 from wire.errors import UntrustedError
-from wire.messages import NO_TRANSFER, Announcement, ModelHeader, Order, Phase
+from wire.messages import NO_TRANSFER, SHARED_MODEL, Announcement, ModelHeader, ModelRef, Order, Phase
 
+MAX_SCALE: Final = 1e6
+"""Largest multiple of an origin in a model."""
 TRAINING_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.PRETRAIN)
 
 
@@ -44,12 +46,31 @@ def check_announcement(announcement: Announcement, plan: RunPlan) -> None:
     if len({m.model for m in a.models}) != len(a.models):
         raise UntrustedError("an announcement names a model twice")
     for model in a.models:
-        if model.origin >= plan.origins:
-            raise UntrustedError(f"model {model.model} starts from origin {model.origin} of {plan.origins}")
-        if model.transfer != NO_TRANSFER and model.contributors < plan.min_contributors:
-            raise UntrustedError(
-                f"model {model.model} is a mean of {model.contributors} devices, the plan wants {plan.min_contributors}"
-            )
+        if model.model == SHARED_MODEL:
+            raise UntrustedError("an announcement has a model with the shared part's number")
+        _check_ref(model, f"model {model.model}", plan)
+    if a.shared is not None:
+        if {s.name for s in plan.segments} != {"shared", "cluster"} or a.shared.model != SHARED_MODEL:
+            raise UntrustedError("an announcement with a shared part that the plan does not have")
+        _check_ref(a.shared, "the shared part", plan)
+
+
+def adds_models(plan: RunPlan) -> bool:
+    """Whether the owner lets the aggregator add models up: FedGroup's inter-group aggregation, an ``eta_g`` above 0."""
+    return any(s.name == "eta_g" and s.value.strip("0.") for s in plan.settings)
+
+
+def _check_scale(scale: float, what: str, plan: RunPlan) -> None:
+    if not (scale == 1 or (adds_models(plan) and 1 <= scale <= MAX_SCALE)):
+        raise UntrustedError(f"{what} is {scale:g} times its origin, which the plan does not allow")
+
+
+def _check_ref(ref: ModelRef, what: str, plan: RunPlan) -> None:
+    _check_scale(ref.scale, what, plan)
+    if ref.origin >= plan.origins:
+        raise UntrustedError(f"{what} starts from origin {ref.origin} of {plan.origins}")
+    if ref.transfer != NO_TRANSFER and ref.contributors < plan.min_contributors:
+        raise UntrustedError(f"{what} is a mean of {ref.contributors} devices, the plan wants {plan.min_contributors}")
 
 
 def check_order(order: Order, announcement: Announcement, plan: RunPlan) -> None:
@@ -67,23 +88,30 @@ def check_order(order: Order, announcement: Announcement, plan: RunPlan) -> None
         raise UntrustedError("an order to train where there is nothing to train for")
     if order.train and order.margins:
         raise UntrustedError("an order to train and report margins at once")
+    if order.norm and not (order.train and adds_models(plan)):
+        raise UntrustedError("an order to report a model's norm, which the plan has no use for")
 
 
 def check_model(header: ModelHeader, plan: RunPlan, body_bytes: int, norm: float) -> None:
-    """Return if a masked offset may become a model.
+    """Return if a masked offset, or the segment of one that the header names, may become a model.
 
     Raises:
-        UntrustedError: another run's, epoch's or key's; a wrong length; not finite or longer than all rounds could
-            make it.
+        UntrustedError: another run's, epoch's or key's; a segment that the plan does not have; a wrong length; not
+            finite or longer than all rounds could make it.
     """
     if (header.fleet, header.run_id) != (plan.fleet, plan.run_id):
         raise UntrustedError("a model of another run")
     if (header.epoch, header.key_id) != (plan.epoch, plan.key_id):
         raise UntrustedError("a model under another mask key")
-    if header.length != plan.length or body_bytes != 4 * plan.length:
+    parts = [s.name for s in plan.segments] if len(plan.segments) > 1 else []
+    if header.segment not in ("", *parts) or (header.model == SHARED_MODEL) != (header.segment == "shared"):
+        raise UntrustedError(f"segment {header.segment!r} of model {header.model}")
+    span = plan.span(header.segment)
+    if header.length != span.stop - span.start or body_bytes != 4 * header.length:
         raise UntrustedError(f"a model of {header.length} coordinates in {body_bytes} bytes")
     if header.origin >= plan.origins:
         raise UntrustedError(f"a model from origin {header.origin} of {plan.origins}")
+    _check_scale(header.scale, f"model {header.model}", plan)
     if not 1 <= header.round <= plan.rounds + 1:
         raise UntrustedError(f"a model of round {header.round} of {plan.rounds}")
     if not norm <= plan.norm_limit * header.round:

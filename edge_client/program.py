@@ -17,6 +17,7 @@ from edge_client.presence import presence
 from edge_client.runtime import DeviceRuntime
 from edge_client.worker import ThreadWorker
 from support.files import write_atomic
+from support.lean import settle
 from wire.address import BrokerAddress
 from wire.errors import UntrustedError
 from wire.mqtt import MqttTransport
@@ -75,6 +76,7 @@ def serve(config: EdgeConfig) -> None:
     )
     runtime.start()
     transport.start(require=True)
+    settled = None
     LOG.info("connected", extra={"kv": {"device": membership.name, "fleet": membership.fleet}})
     try:
         while not (config.once and runtime.runs_done):
@@ -97,5 +99,8 @@ def serve(config: EdgeConfig) -> None:
             except queue.Empty:
                 pass
             runtime.tick(time.monotonic())
+            if runtime.following != settled:
+                settled = runtime.following
+                settle()
     finally:
         runtime.close()

@@ -13,33 +13,30 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import numpy as np
-
-from crypto.mask.masking import unmask
 from crypto.seal.envelope import open_from_group, read_head
 from crypto.seal.roster import aggregator_of
 from edge_client import agent
 from edge_client.agent import AgentState
 from edge_client.data import Batch, Shares, split
 from edge_client.enrolment import DeviceMembership
+from edge_client.inventory import Inventory
 from edge_client.manifest import TaskManifest
 from edge_client.model import OrtModel
 from edge_client.package import Run, open_plan, open_run
-from edge_client.policy import check_model
 from edge_client.presence import presence
 from edge_client.state import DeviceState, OwnModel
 from edge_client.update import Finished, Workshop, carry_out
 from edge_client.worker import Result, Worker
 from wire import limits
-from wire.codec import decode, decode_prefix
+from wire.codec import decode
 from wire.errors import IntegrityError, ShoalError, UntrustedError
 from wire.frame import ChunkKind
 from wire.frame import split as split_chunks
-from wire.messages import NO_TRANSFER, Action, Announcement, Control, ModelHeader, Order
+from wire.messages import Action, Announcement, Control, Order
 from wire.reassembly import Reassembler, Transfer
 from wire.topics import TopicKind, Topics
 from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent
-from wire.types import Float32Vector, MaskedVector
+from wire.types import Float32Vector
 
 LOG = logging.getLogger("shoal.edge")
 REFETCH_S: Final = 5.0
@@ -100,7 +97,7 @@ class DeviceRuntime:
         self._workshop: Workshop | None = None
         self._shares: tuple[bytes, Shares] | None = None
         self._held: Announcement | None = None
-        self._models: dict[str, tuple[bytes, int, Float32Vector]] = {}
+        self._models: Inventory | None = None
         self._labels: tuple[str, ...] = ()
         self._own: OwnModel | None = None
         self._timer_s: float | None = None
@@ -111,6 +108,11 @@ class DeviceRuntime:
         self._base = (0, 0)
         self._now_s = 0.0
         self.runs_done = 0
+
+    @property
+    def following(self) -> int | None:
+        """The number of the run that the device follows, if any."""
+        return None if self._run is None else self._run.plan.run
 
     def start(self) -> None:
         """Say what to receive; take up the run that was followed before."""
@@ -192,7 +194,7 @@ class DeviceRuntime:
         aggregator = aggregator_of(self._membership.roster)
         self._workshop = Workshop(run.plan, self._membership.identity, aggregator, backend, self._shares[1], run.key)
         self._run, self._package = run, hashlib.sha256(package).digest()
-        self._models.clear()
+        self._models = Inventory(run, self._membership.group)
         self._base = (self._transport.bytes_sent, self._transport.bytes_received)
         self._figures = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "rounds": 0}
         LOG.info(
@@ -211,20 +213,8 @@ class DeviceRuntime:
         self._step(agent.Announced(announcement))
 
     def _on_model(self, label: str, transfer: bytes, plain: memoryview) -> None:
-        header, body = decode_prefix(plain, ModelHeader)
-        run = self._run
-        if run is None or header.run_id != run.plan.run_id or label not in self._labels:
-            return
-        if label != self._membership.group.topic_label(run.plan.run_id, header.model):
-            raise UntrustedError(f"model {header.model} under another model's label")
-        masked = np.frombuffer(body, "<f4").astype(np.float32) if len(body) % 4 == 0 else np.empty(0, np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):
-            norm = float(np.sqrt(np.dot(masked, masked)))
-        check_model(header, run.plan, len(body), norm)
-        theta = unmask(MaskedVector(masked, header.key_id), run.key)
-        theta += run.origins[header.origin]
-        self._models[label] = (transfer, header.model, theta)
-        self._step(agent.ModelArrived(label, transfer))
+        if self._models is not None and label in self._labels and self._models.take(label, transfer, plain):
+            self._step(agent.ModelArrived(label, transfer))
 
     def _on_control(self, control: Control) -> None:
         if (control.fleet, control.device) != (self._membership.fleet, self._membership.name):
@@ -319,31 +309,24 @@ class DeviceRuntime:
     def _follow(self, labels: tuple[str, ...]) -> None:
         for label in set(self._labels) - set(labels):
             self._transport.unsubscribe(f"{self._topics.model(label)}/#")
-            self._models.pop(label, None)
+            if self._models is not None:
+                self._models.drop(label)
         for label in labels:
             if label not in self._labels:
                 self._transport.subscribe(f"{self._topics.model(label)}/#")
         self._labels = labels
         self._fetching_s = self._now_s
 
-    def _thetas(self, announcement: Announcement, order: Order) -> dict[int, Float32Vector]:
-        assert self._run is not None
-        thetas = {}
-        for ref in announcement.models:
-            if ref.model not in order.candidates:
-                continue
-            if ref.transfer == NO_TRANSFER:
-                thetas[ref.model] = self._run.origins[ref.origin]
-                continue
-            transfer, model, theta = self._models[ref.label]
-            if (transfer, model) != (ref.transfer, ref.model):
-                raise UntrustedError(f"model {ref.model} is not the one that was announced")
-            thetas[ref.model] = theta
-        return thetas
-
     def _work(self, announcement: Announcement, order: Order) -> None:
         assert self._workshop is not None
-        shop, thetas = self._workshop, self._thetas(announcement, order)
+        assert self._models is not None
+        shop = self._workshop
+        try:
+            thetas = self._models.thetas(announcement, order)
+        except UntrustedError as error:
+            LOG.warning("round refused", extra={"kv": {"round": announcement.round, "reason": error}})
+            self._step(agent.WorkFailed(announcement.run, announcement.round))
+            return
         self._worker.submit(
             lambda cancelled: carry_out(shop, announcement, order, thetas, cancelled),
             lambda result: self._results(lambda: self.on_result(announcement, order, result, thetas)),

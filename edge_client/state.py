@@ -82,6 +82,7 @@ class DeviceState:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._slots = tuple(str(directory / name) for name in PENDING_FILES)
         self._next_slot = 0
 
     def save_pending(self, mark: HighWater, transfer: bytes, sealed: bytes) -> None:
@@ -92,9 +93,9 @@ class DeviceState:
         """
         nonce, name = mark.nonce.ljust(16, b"\0"), transfer.ljust(16, b"\0")
         head = encode(Mark(mark.roster, mark.run, mark.round, nonce, name, len(sealed)))
-        path = self.directory / PENDING_FILES[self._next_slot]
-        new = not path.exists()
+        path = self._slots[self._next_slot]
         handle = os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE_FILE_MODE)
+        new = os.fstat(handle).st_size == 0
         try:
             at = 0
             for piece in (head, hashlib.sha256(head).digest(), sealed):

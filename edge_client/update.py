@@ -26,6 +26,7 @@ MARGIN_CLIP: Final = 5.0
 """Largest margin reported, in units of loss: beyond it the answer is clear and the figure would only tell about the data."""
 MARGIN_DECIMALS: Final = 2
 LOSS_DECIMALS: Final = 4
+NORM_DECIMALS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def carry_out(
         test = shop.shares.test
         score = shop.backend.score(theta, test.x, test.y)
         correct, tested = score.correct, score.count
-    body = b""
+    body, model_norm = b"", 0.0
     if order.train:
         result = training.train(
             theta,
@@ -104,6 +105,8 @@ def carry_out(
         )
         if len(order.candidates) == 1:
             loss = result.mean_loss
+        if order.norm:
+            model_norm = round(float(np.linalg.norm(theta + result.delta)), NORM_DECIMALS)
         body = mask(result.delta, shop.key).values.astype("<f4", copy=False).tobytes()
     upload = Upload(
         fleet=shop.plan.fleet,
@@ -125,6 +128,7 @@ def carry_out(
         correct=correct,
         tested=tested,
         length=len(body) // 4,
+        model_norm=model_norm,
     )
     head = Sealed(shop.plan.fleet, "upload", shop.identity.name, shop.aggregator.name)
     parcel = parcel_for_member(shop.identity, shop.aggregator.seal_key, head, encode(upload), body)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from support.console import forbid_inspection, no_core_dumps, note, run_program, say, say_json
 from wire.errors import UsageError
@@ -138,11 +140,23 @@ def compile_(
     )
 
 
-@app.command()
+class RunCommand(TyperCommand):
+    """`shoal-fleet run`, whose help ends with the algorithms: read from the strategies, so it is never out of date."""
+
+    def format_epilog(self, _ctx: Any, formatter: Any) -> None:
+        """Write each algorithm with its settings."""
+        from fleet.algorithms import describe  # imports numpy: only for those who ask
+
+        formatter.write("\nAlgorithms, and what --set takes for each:\n")
+        for text in describe():
+            formatter.write(f"\n{textwrap.indent(text, '  ')}\n")
+
+
+@app.command(cls=RunCommand)
 def run(
     directory: Directory,
     task: Annotated[Path, typer.Option(help="A task that `task compile` wrote.", exists=True, file_okay=False)],
-    algorithm: Annotated[str, typer.Option(help="fedavg, ifca or cfl.")],
+    algorithm: Annotated[str, typer.Option(help="One of those below.")],
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="The algorithm's own, NAME=VALUE; repeatable.")
     ] = None,
@@ -152,7 +166,14 @@ def run(
             help="Local training, NAME=VALUE: epochs, steps, batch_size, lr, lr_decay, momentum, clip, prox_mu."
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Training rounds.", min=1)] = 50,
+    pretrain: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Local training where devices train alone (cold starts, one-shot), NAME=VALUE as for --local, which it "
+            "starts from."
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds, those of cold starts among them.", min=1)] = 50,
     mask: Annotated[str, typer.Option(help="Mask mode: permutation or none.")] = "permutation",
     norm_limit: Annotated[float, typer.Option(help="Largest l2 norm of one update.")] = 1000.0,
     min_contributors: Annotated[int, typer.Option(help="Smaller means are not broadcast.", min=1)] = 3,
@@ -173,12 +194,14 @@ def run(
 
     fleet = FleetDirectory(directory)
     bundle, source = read_signed(task, fleet.owner)
+    training = _local(bundle.manifest.hyper, _pairs(local or []), LocalTraining)
     options = RunOptions(
         algorithm=algorithm,
         settings=_pairs(setting or []),
         rounds=rounds,
         mode=mask,
-        local=_local(bundle.manifest.hyper, _pairs(local or []), LocalTraining),
+        local=training,
+        pretrain=_local(training, _pairs(pretrain or []), LocalTraining),
         norm_limit=norm_limit,
         min_contributors=min_contributors,
         quorum=quorum,

@@ -109,7 +109,9 @@ def run_program(app: Callable[..., Any], *, prog: str) -> NoReturn:
         # typer turns both into exits of its own.
         if isinstance(end.__context__, BrokenPipeError):
             _leave_quietly()
-        if isinstance(end.__context__, KeyboardInterrupt):
+        if isinstance(end.__context__, KeyboardInterrupt) or isinstance(
+            getattr(end.__context__, "__cause__", None), KeyboardInterrupt
+        ):
             note("interrupted")
             sys.exit(EXIT_INTERRUPTED)
         raise

@@ -218,6 +218,21 @@ class RunPlan:
         """Coordinates d of every masked vector of the run."""
         return sum(s.length for s in self.segments)
 
+    def span(self, segment: str) -> slice:
+        """Return where ``segment`` lies in the run's vectors; all of them for the empty name.
+
+        Raises:
+            WireError: the run has no such segment.
+        """
+        if not segment:
+            return slice(0, self.length)
+        start = 0
+        for spec in self.segments:
+            if spec.name == segment:
+                return slice(start, start + spec.length)
+            start += spec.length
+        raise WireError(f"the run has no segment {segment!r}")
+
     @property
     def mask_segments(self) -> tuple[Segment, ...]:
         """The segments as the mask takes them."""

@@ -12,6 +12,8 @@ from wire.errors import WireError
 
 NO_ORDER: Final = 0xFFFF
 NO_TRANSFER: Final = bytes(16)
+SHARED_MODEL: Final = 0xFFFF
+"""Stands in place of a model's id where weight sharing sends what all models have in common."""
 
 
 class Phase(IntEnum):
@@ -48,14 +50,15 @@ def _known(kind: type[IntEnum], value: int) -> None:
 @message(10)
 @dataclass(frozen=True, slots=True)
 class ModelRef:
-    """Where to find a model's masked offset.
+    """Where to find a model's masked offset, or the shared part of all of them.
 
     Attributes:
-        model: id within the run; origin: which sealed origin it is an offset from.
+        model: id within the run, SHARED_MODEL for the shared part; origin: which sealed origin it is an offset from.
         label: opaque topic label; transfer: transfer id of the sealed offset, all zero where the offset is still
             zero.
         contributors: fewest devices behind any mean that is in the offset.
         norm: l2 norm of the offset.
+        scale: what the origin is multiplied by; 1 but for FedGroup's inter-group aggregation.
     """
 
     model: U16
@@ -64,6 +67,7 @@ class ModelRef:
     transfer: Fixed16
     contributors: U32
     norm: float
+    scale: float = 1.0
 
 
 @message(11)
@@ -75,6 +79,7 @@ class Order:
         share: what candidates are scored on.
         margins: report each candidate's loss less the first candidate's, clipped and rounded.
         train: upload a masked update; evaluate: report accuracy on the test share.
+        norm: report the l2 norm of the trained model.
     """
 
     phase: U8
@@ -83,6 +88,7 @@ class Order:
     train: bool
     evaluate: bool
     margins: bool
+    norm: bool = False
 
     def __post_init__(self) -> None:
         _known(Phase, self.phase)
@@ -94,7 +100,11 @@ class Order:
 @message(12)
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """The open round, retained: models, orders, and each device's order by its place in the roster."""
+    """The open round, retained: models, orders, and each device's order by its place in the roster.
+
+    Attributes:
+        shared: with weight sharing, the ``shared`` segment of every model; ``models`` then are ``cluster`` segments.
+    """
 
     fleet: str
     run: U32
@@ -109,6 +119,7 @@ class Announcement:
     models: tuple[ModelRef, ...]
     orders: tuple[Order, ...]
     order_of: ArrayU16
+    shared: ModelRef | None = None
 
     def order_for(self, index: int) -> Order | None:
         """Return the order of the device at ``index`` in the roster, or None where it has none this round."""
@@ -122,7 +133,13 @@ class Announcement:
 @message(13)
 @dataclass(frozen=True, slots=True)
 class ModelHeader:
-    """In front of a masked offset on its way to devices; (length,) float32 little-endian follows."""
+    """In front of a masked offset on its way to devices; (length,) float32 little-endian follows.
+
+    Attributes:
+        model: SHARED_MODEL in front of the shared part.
+        segment: the plan's segment that follows; empty where the whole vector does.
+        scale: as in ModelRef.
+    """
 
     fleet: str
     run_id: Fixed16
@@ -132,6 +149,8 @@ class ModelHeader:
     origin: U16
     round: U32
     length: U32
+    segment: str = ""
+    scale: float = 1.0
 
 
 @message(14)
@@ -146,6 +165,7 @@ class Upload:
             else the mean over the training just done.
         margins: each candidate's loss less the first candidate's, clipped and rounded, where the order asked for it.
         correct, tested: of the test share, where the order asked for it.
+        model_norm: l2 norm of the trained model, rounded, where the order asked for it, else 0.
     """
 
     fleet: str
@@ -167,6 +187,7 @@ class Upload:
     correct: U32
     tested: U32
     length: U32
+    model_norm: float = 0.0
 
     def __post_init__(self) -> None:
         _known(Phase, self.phase)

@@ -7,7 +7,7 @@ permuted vectors is the permuted mean bit for bit, and a recovered round gives t
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +38,30 @@ def weighted_mean(updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.
         NumericsError: the arguments do not fit the above, or the sum leaves float32's range.
     """
     count, length = check_rows(updates, least=1)
-    checked = check_weights(weights, count)
-    mean = StreamingMean(length)
+    factors = [float(weight) for weight in check_weights(weights, count)]
+    total = np.zeros(length, dtype=np.float32)
+    product = np.empty(min(length, BLOCK_COLUMNS), dtype=np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, length, BLOCK_COLUMNS):
+            piece = total[start : start + BLOCK_COLUMNS]
+            for row, factor in zip(updates, factors, strict=True):
+                _add_product(piece, row[start : start + BLOCK_COLUMNS], factor, product)
+    total_weight = 0.0
+    for factor in factors:
+        total_weight += factor
+    try:
+        return mean_of_sum(total, total_weight)
+    except NumericsError:
+        raise NumericsError(f"the mean is not finite; rows with NaN or infinities: {bad_rows(updates)}") from None
+
+
+def mean_into(mean: RunningMean, updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Add ``updates`` (n, d), float32, under ``weights`` (n,), float64, to ``mean`` and return it, (d,), float32.
+
+    Raises:
+        NumericsError: as ``weighted_mean``.
+    """
+    checked = check_weights(weights, len(updates))
     for row, weight in zip(updates, checked, strict=True):
         mean.add(row, float(weight))
     try:
@@ -62,6 +84,26 @@ def check_weights(weights: NDArray[np.float64], count: int) -> NDArray[np.float6
     if not values.any():
         raise NumericsError("all weights are 0")
     return values
+
+
+class RunningMean(Protocol):
+    """A weighted mean that takes one update at a time; every backend has one, with the same bits.
+
+    Attributes:
+        count: updates so far.
+        total_weight: their weights' sum.
+    """
+
+    count: int
+    total_weight: float
+
+    def add(self, update: NDArray[np.float32], weight: float = 1.0) -> None:
+        """Add ``update``, shape (d,), float32, with ``weight``."""
+        ...
+
+    def result(self) -> NDArray[np.float32]:
+        """Return the mean so far, shape (d,), float32, in new memory."""
+        ...
 
 
 class StreamingMean:
@@ -91,20 +133,11 @@ class StreamingMean:
         Raises:
             NumericsError: shape, dtype or weight do not fit; the mean is as before.
         """
-        if update.shape != self._sum.shape or update.dtype != np.float32:
-            raise NumericsError(
-                f"update has shape {update.shape} and dtype {update.dtype}, not {self._sum.shape} float32"
-            )
-        if not (weight == 0 or MIN_WEIGHT <= weight <= MAX_WEIGHT):
-            raise NumericsError(_weight_message(weight, "weight"))
-        factor = np.float32(weight)
+        check_summand(update, weight, self._sum.size)
         with np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, self._sum.size, BLOCK_COLUMNS):
-                total = self._sum[start : start + BLOCK_COLUMNS]
-                piece = update[start : start + BLOCK_COLUMNS]
-                if weight != 1.0:
-                    piece = np.multiply(piece, factor, out=self._product[: total.size])
-                np.add(total, piece, out=total)
+                stop = start + BLOCK_COLUMNS
+                _add_product(self._sum[start:stop], update[start:stop], weight, self._product)
         self.count += 1
         self.total_weight += weight
 
@@ -115,14 +148,43 @@ class StreamingMean:
             NumericsError: no weight yet, or a coordinate is not finite: an update held NaN or infinities, or the sum
                 left float32's range.
         """
-        if not self.total_weight > 0:
-            raise NumericsError("a mean needs at least one update of positive weight")
-        with np.errstate(over="ignore", invalid="ignore"):
-            mean = self._sum / np.float32(self.total_weight)
-            total = mean.sum()
-        if not np.isfinite(total) and not np.isfinite(mean).all():
-            raise NumericsError("the mean is not finite")
-        return mean
+        return mean_of_sum(self._sum, self.total_weight)
+
+
+def check_summand(update: NDArray[np.float32], weight: float, length: int) -> None:
+    """Refuse an update that is not of shape (length,), float32, or a weight that no mean can use.
+
+    Raises:
+        NumericsError: it is so.
+    """
+    if update.shape != (length,) or update.dtype != np.float32:
+        raise NumericsError(f"update has shape {update.shape} and dtype {update.dtype}, not {(length,)} float32")
+    if not (weight == 0 or MIN_WEIGHT <= weight <= MAX_WEIGHT):
+        raise NumericsError(_weight_message(weight, "weight"))
+
+
+def mean_of_sum(total: NDArray[np.float32], total_weight: float) -> NDArray[np.float32]:
+    """Return ``total``, shape (d,), float32, over ``total_weight``, in new memory.
+
+    Raises:
+        NumericsError: no weight, or a coordinate is not finite.
+    """
+    if not total_weight > 0:
+        raise NumericsError("a mean needs at least one update of positive weight")
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean: NDArray[np.float32] = total / np.float32(total_weight)
+        check = mean.sum()
+    if not np.isfinite(check) and not np.isfinite(mean).all():
+        raise NumericsError("the mean is not finite")
+    return mean
+
+
+def _add_product(
+    total: NDArray[np.float32], piece: NDArray[np.float32], weight: float, product: NDArray[np.float32]
+) -> None:
+    if weight != 1.0:
+        piece = np.multiply(piece, np.float32(weight), out=product[: total.size])
+    np.add(total, piece, out=total)
 
 
 def _weight_message(weight: float, what: str) -> str:

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.averaging import check_weights, weighted_mean
-from aggregator.numerics.errors import NumericsError
-from aggregator.numerics.rows import Updates, bad_rows, check_rows, column_chunks
+from aggregator.numerics.averaging import RunningMean, StreamingMean, weighted_mean
+from aggregator.numerics.rows import Updates, check_pair, check_rows, chunk_pairs, column_chunks
 from wire.errors import ConfigError
-
-if TYPE_CHECKING:
-    import torch
 
 CUDA_PAYS_FLOPS: Final = 1e12
 """Work (``gram_flops``) from which ``auto`` tries a GPU: some 5 to 10 s of one core, against 2 to 3 s and 200 MB to
 load torch."""
-
-_INSTALL_HINT: Final = "install the aggregator extra: pip install 'shoal[aggregator]', or set device to cpu"
 
 
 class Backend(Protocol):
@@ -43,12 +37,12 @@ class Backend(Protocol):
         """
         ...
 
-    def products(self, updates: Updates, others: NDArray[np.float32]) -> NDArray[np.float64]:
+    def products(self, updates: Updates, others: Updates) -> NDArray[np.float64]:
         """Return the dot products of every update with every vector of ``others``.
 
         Args:
             updates: shape (n, d), float32, n at least 1.
-            others: shape (k, d), float32, k at least 1.
+            others: shape (k, d), float32, k at least 1; an array or rows, as ``updates``.
 
         Returns:
             shape (n, k), float64.
@@ -59,8 +53,12 @@ class Backend(Protocol):
         """Return the weighted mean; see ``averaging.weighted_mean`` for the arguments.
 
         Returns:
-            shape (d,), float32.
+            shape (d,), float32: the same bits on every backend.
         """
+        ...
+
+    def running_mean(self, length: int) -> RunningMean:
+        """Return an empty mean of ``length`` coordinates that takes one update at a time."""
         ...
 
 
@@ -83,88 +81,21 @@ class NumpyBackend:
                 total += chunk @ chunk.T
         return total
 
-    def products(self, updates: Updates, others: NDArray[np.float32]) -> NDArray[np.float64]:
+    def products(self, updates: Updates, others: Updates) -> NDArray[np.float64]:
         """Return dot products of ``updates`` (n, d) and ``others`` (k, d), both float32, as (n, k), float64."""
-        total = np.zeros(_products_shape(updates, others))
-        start = 0
+        total = np.zeros(check_pair(updates, others))
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            for chunk in column_chunks(updates):
-                stop = start + chunk.shape[1]
-                total += chunk @ others[:, start:stop].T
-                start = stop
+            for chunk, other in chunk_pairs(updates, others):
+                total += chunk @ other.T
         return total
 
     def weighted_mean(self, updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.float32]:
         """Return the mean of ``updates`` (n, d), float32, under ``weights`` (n,), float64, as (d,), float32."""
         return weighted_mean(updates, weights)
 
-
-class TorchBackend:
-    """The same sums in torch, on a GPU or, for tests, on the CPU; equal to numpy's to 1e-6 relative, not bit for bit.
-
-    Args:
-        device: a torch device, ``cpu`` or ``cuda``.
-
-    Raises:
-        ConfigError: torch is not installed.
-    """
-
-    def __init__(self, device: str) -> None:
-        try:
-            import torch
-        except ImportError:
-            raise ConfigError("torch is not installed", hint=_INSTALL_HINT) from None
-        self._torch = torch
-        self._device = torch.device(device)
-
-    @property
-    def name(self) -> str:
-        """``torch:<device>``."""
-        return f"torch:{self._device}"
-
-    def gram(self, updates: Updates) -> NDArray[np.float64]:
-        """Return all dot products of ``updates``, shape (n, d), float32, as shape (n, n), float64, symmetric."""
-        count, _ = check_rows(updates, least=2)
-        total = self._zeros(count, count)
-        for chunk in column_chunks(updates, copy=True):
-            piece = self._load(chunk)
-            total += piece @ piece.T
-        return self._fetch((total + total.T) / 2)
-
-    def products(self, updates: Updates, others: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return dot products of ``updates`` (n, d) and ``others`` (k, d), both float32, as (n, k), float64."""
-        total = self._zeros(*_products_shape(updates, others))
-        start = 0
-        for chunk in column_chunks(updates, copy=True):
-            stop = start + chunk.shape[1]
-            total += self._load(chunk) @ self._load(np.array(others[:, start:stop])).T
-            start = stop
-        return self._fetch(total)
-
-    def weighted_mean(self, updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Return the mean of ``updates`` (n, d), float32, under ``weights`` (n,), float64, as (d,), float32."""
-        count, length = check_rows(updates, least=1)
-        checked = check_weights(weights, count)
-        shares = self._torch.from_numpy(checked / checked.sum()).to(self._device)
-        mean = np.empty(length, dtype=np.float32)
-        start = 0
-        for chunk in column_chunks(updates, copy=True):
-            stop = start + chunk.shape[1]
-            mean[start:stop] = self._fetch(shares @ self._load(chunk).double())
-            start = stop
-        if not np.isfinite(mean).all():
-            raise NumericsError(f"the mean is not finite; rows with NaN or infinities: {bad_rows(updates)}")
-        return mean
-
-    def _zeros(self, *shape: int) -> torch.Tensor:
-        return self._torch.zeros(shape, dtype=self._torch.float64, device=self._device)
-
-    def _load(self, chunk: NDArray[np.float32]) -> torch.Tensor:
-        return self._torch.from_numpy(chunk).to(self._device)
-
-    def _fetch(self, tensor: torch.Tensor) -> NDArray[np.float64]:
-        values: NDArray[np.float64] = tensor.cpu().numpy()
-        return values
+    def running_mean(self, length: int) -> RunningMean:
+        """Return an empty mean of ``length`` coordinates."""
+        return StreamingMean(length)
 
 
 def select(device: str, *, work_flops: float = 0.0) -> Backend:
@@ -181,6 +112,8 @@ def select(device: str, *, work_flops: float = 0.0) -> Backend:
     if device == "cpu":
         return NumpyBackend()
     if device == "cuda":
+        from aggregator.numerics.torch_backend import TorchBackend
+
         backend = TorchBackend("cuda")
         if not _cuda_available():
             raise ConfigError(
@@ -191,6 +124,8 @@ def select(device: str, *, work_flops: float = 0.0) -> Backend:
         raise ConfigError(f"device {device!r} is not known", hint="use auto, cpu or cuda")
     if work_flops < CUDA_PAYS_FLOPS or not driver_visible() or not _cuda_available():
         return NumpyBackend()
+    from aggregator.numerics.torch_backend import TorchBackend
+
     return TorchBackend("cuda")
 
 
@@ -211,11 +146,3 @@ def _cuda_available() -> bool:
     except ImportError:
         return False
     return torch.cuda.is_available()
-
-
-def _products_shape(updates: Updates, others: NDArray[np.float32]) -> tuple[int, int]:
-    count, length = check_rows(updates, least=1)
-    other_count, other_length = check_rows(others, least=1)
-    if length != other_length:
-        raise NumericsError(f"updates have {length} coordinates, the other vectors {other_length}")
-    return count, other_count

@@ -47,7 +47,25 @@ def check_rows(updates: Updates, *, least: int) -> tuple[int, int]:
     return count, length
 
 
-def column_chunks(updates: Updates, *, copy: bool = False) -> Iterator[NDArray[np.float32]]:
+def check_pair(updates: Updates, others: Updates) -> tuple[int, int]:
+    """Return (n, k) of ``updates`` (n, d) and ``others`` (k, d), both float32, n and k at least 1.
+
+    Raises:
+        NumericsError: one of them is not as above, or their lengths differ.
+    """
+    count, length = check_rows(updates, least=1)
+    other_count, other_length = check_rows(others, least=1)
+    if length != other_length:
+        raise NumericsError(f"updates have {length} coordinates, the other vectors {other_length}")
+    return count, other_count
+
+
+def chunk_width(count: int, length: int) -> int:
+    """Return the columns of one chunk of ``count`` rows of ``length`` coordinates that must be copied together."""
+    return max(256, min(CHUNK_COLUMNS, length, BUFFER_BYTES // (4 * count)))
+
+
+def column_chunks(updates: Updates, *, copy: bool = False, width: int | None = None) -> Iterator[NDArray[np.float32]]:
     """Yield ``updates`` from left to right in pieces of shape (n, w), float32, w at most ``CHUNK_COLUMNS``.
 
     Pieces are views where a matrix product can use them in place; else they share one buffer, so a piece is valid
@@ -56,14 +74,16 @@ def column_chunks(updates: Updates, *, copy: bool = False) -> Iterator[NDArray[n
     Args:
         updates: shape (n, d), checked by ``check_rows``.
         copy: use the buffer in any case.
+        width: w, where two sets of rows must be cut alike; by default what suits ``updates``.
     """
     if isinstance(updates, np.ndarray) and not copy and _usable_in_place(updates):
         plain = updates.view(np.ndarray)
-        for start in range(0, plain.shape[1], CHUNK_COLUMNS):
-            yield plain[:, start : start + CHUNK_COLUMNS]
+        step = width or CHUNK_COLUMNS
+        for start in range(0, plain.shape[1], step):
+            yield plain[:, start : start + step]
         return
     count, length = len(updates), len(updates[0])
-    width = max(256, min(CHUNK_COLUMNS, length, BUFFER_BYTES // (4 * count)))
+    width = width or chunk_width(count, length)
     buffer = np.empty((count, width), dtype=np.float32)
     for start in range(0, length, width):
         stop = min(start + width, length)
@@ -74,6 +94,16 @@ def column_chunks(updates: Updates, *, copy: bool = False) -> Iterator[NDArray[n
             for target, row in zip(piece, updates, strict=True):
                 target[:] = row[start:stop]
         yield piece
+
+
+def chunk_pairs(
+    updates: Updates, others: Updates, *, copy: bool = False
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Yield the same columns of ``updates`` (n, d) and ``others`` (k, d), as ``column_chunks`` yields them."""
+    width = chunk_width(max(len(updates), len(others)), len(updates[0]))
+    return zip(
+        column_chunks(updates, copy=copy, width=width), column_chunks(others, copy=copy, width=width), strict=True
+    )
 
 
 def bad_rows(updates: Updates) -> list[int]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend, NumpyBackend
 from aggregator.numerics.errors import NumericsError
-from aggregator.numerics.rows import Updates, bad_rows
+from aggregator.numerics.rows import Updates, bad_rows, check_rows, column_chunks
 
 SAFE_SQUARED_NORM: Final = (1e-24, 1e30)
 """Between these a row's squares neither vanish nor overflow in float32; other rows are scaled first."""
@@ -32,6 +32,31 @@ def gram(updates: Updates, *, backend: Backend | None = None) -> NDArray[np.floa
     if not np.isfinite(products).all():
         raise NumericsError(f"dot products are not finite; rows with NaN or infinities: {bad_rows(updates)}")
     return products
+
+
+def precise_gram(updates: Updates) -> NDArray[np.float64]:
+    """Return ``gram`` of ``updates`` with float64 products: half as fast, errors of 1e-15 instead of 1e-7.
+
+    A singular value is the root of an eigenvalue: what the products err by 1e-7, it errs by up to 3e-4 of the largest.
+
+    Args:
+        updates: shape (n, d), float32, finite, n at least 2.
+
+    Returns:
+        shape (n, n), float64, exactly symmetric.
+
+    Raises:
+        NumericsError: as ``gram``.
+    """
+    count, _ = check_rows(updates, least=2)
+    total = np.zeros((count, count))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for chunk in column_chunks(updates):
+            wide = chunk.astype(np.float64)
+            total += wide @ wide.T
+    if not np.isfinite(total).all():
+        raise NumericsError(f"dot products are not finite; rows with NaN or infinities: {bad_rows(updates)}")
+    return total
 
 
 def cosine_from_gram(products: NDArray[np.float64]) -> NDArray[np.float64]:

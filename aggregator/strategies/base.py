@@ -26,19 +26,21 @@ UploadKey = tuple[int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One model as the aggregator knows it: theta = origin + unmask(offset).
+    """One model as the aggregator knows it: theta = scale * origin + unmask(offset).
 
     Attributes:
         origin: which of the run's sealed origins.
         offset: shape (d,), float32, masked; None while it is zero.
         contributors: fewest devices behind any mean in the offset; 0 while it is zero.
-        version: round whose close last changed the offset.
+        version: round whose close last changed the slot.
+        scale: 1 but for FedGroup's inter-group aggregation, which adds up whole models.
     """
 
     origin: int = 0
     offset: Float32Vector | None = None
     contributors: int = 0
     version: int = 0
+    scale: float = 1.0
 
     @property
     def norm(self) -> float:
@@ -63,6 +65,7 @@ class Contribution:
         correct, tested: on the device's test share; 0 where not asked.
         vector: shape (d,), float32, masked update; None where the order was not to train.
         norm: l2 norm of the vector.
+        model_norm: l2 norm of the model that was trained, in the clear; 0 where not asked.
     """
 
     round: int
@@ -77,6 +80,7 @@ class Contribution:
     tested: int = 0
     vector: Float32Vector | None = None
     norm: float = 0.0
+    model_norm: float = 0.0
 
     @property
     def key(self) -> UploadKey:
@@ -97,12 +101,18 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """What happens in a round: the models that travel and each device's order. A device without an order sits out."""
+    """What happens in a round: the models that travel and each device's order. A device without an order sits out.
+
+    Attributes:
+        shared: with weight sharing (ifca section 4.3), the ``shared`` segment of every model: an offset of that segment's
+            length. The slots of ``models`` then hold ``cluster`` segments; `whole_offset` puts both together.
+    """
 
     round: int
     models: Mapping[int, Slot]
     orders: Mapping[str, Order]
     final: bool = False
+    shared: Slot | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +216,16 @@ def mean_update(contributions: list[Contribution], weighting: str) -> Float32Vec
     return weighted_mean([c.row for c in contributions], weights)
 
 
+def advanced(slot: Slot, given: list[Contribution], run: RunPlan, average: Average, round_: int) -> Slot:
+    """Return the slot moved by the mean of its devices' updates (fedgroup Alg. 1, line 8).
+
+    Where fewer than ``min_contributors`` gave one, nobody among them, the slot stays as it is.
+    """
+    if len(given) < max(1, run.min_contributors):
+        return slot
+    return slot.moved(average(given, run.weighting), len(given), round_)
+
+
 def drawn(run: RunPlan, round_: int, available: tuple[str, ...]) -> tuple[str, ...]:
     """Return the share ``run.participation`` of ``available``: the same draw for the same run, round and devices."""
     count = max(1, round(run.participation * len(available)))
@@ -225,6 +245,24 @@ def final_order(candidates: tuple[int, ...]) -> Order:
     return Order(int(Phase.SCORE), candidates, int(Share.TRAIN), train=False, evaluate=True, margins=False)
 
 
+def whole_offset(run: RunPlan, plan: RoundPlan, model: int) -> Float32Vector | None:
+    """Return a model's masked offset, (d,) float32, with the shared segment in its place; None while all of it is zero.
+
+    With weight sharing it is an offset from the shared coordinates of origin ``plan.shared.origin`` and all others of the
+    model's own origin.
+    """
+    own = plan.models[model].offset
+    if plan.shared is None:
+        return own
+    if own is None and plan.shared.offset is None:
+        return None
+    offset = np.zeros(run.length, np.float32)
+    for segment, part in (("shared", plan.shared.offset), ("cluster", own)):
+        if part is not None:
+            offset[run.span(segment)] = part
+    return offset
+
+
 def evaluates(run: RunPlan, round_: int) -> bool:
     """Whether devices report accuracy in this round."""
     return run.evaluate_every > 0 and round_ % run.evaluate_every == 0
@@ -236,14 +274,24 @@ def slot_dump(name: str, slot: Slot, vectors: dict[str, Float32Vector]) -> dict[
     if slot.offset is not None:
         label = f"{name}-{slot.version}"
         vectors[label] = slot.offset
-    return {"origin": slot.origin, "offset": label, "contributors": slot.contributors, "version": slot.version}
+    return {
+        "origin": slot.origin,
+        "offset": label,
+        "contributors": slot.contributors,
+        "version": slot.version,
+        "scale": slot.scale,
+    }
 
 
 def slot_load(document: Mapping[str, Any], vectors: Mapping[str, Float32Vector]) -> Slot:
     """Return the slot that `slot_dump` described."""
     label = document["offset"]
     return Slot(
-        document["origin"], None if label is None else vectors[label], document["contributors"], document["version"]
+        document["origin"],
+        None if label is None else vectors[label],
+        document["contributors"],
+        document["version"],
+        document["scale"],
     )
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aggregator.strategies import cfl_tree, cfl_trial
-from aggregator.strategies.base import Contribution, Dump, Fetch, Gathered, Slot, require, slot_dump, slot_load
+from aggregator.strategies.base import Contribution, Dump, Event, Fetch, Gathered, Slot, require, slot_dump, slot_load
 from aggregator.strategies.cfl_tree import Node
-from aggregator.strategies.cfl_trial import Trial
+from aggregator.strategies.cfl_trial import Trial, Verdict
 from wire.types import Float32Vector
 
 ROOT = 0
@@ -32,7 +32,17 @@ class CflSettings:
         trial_rounds, min_side, prefer, margin, p_value: a trial's length; least devices on a side; what each side
             must exceed in the share that prefer their own model and in mean margin (loss), and stay below in the
             paired t-test.
-        refused_cool_down: rounds of peace after a failed trial.
+        refused_cool_down: rounds of peace after a failed trial and after a merge.
+        max_age: rounds after which a member's update is too old to be compared; whoever has no newer one when its
+            cluster is cut is placed like a newcomer.
+        merge_every: rounds between checks whether two leaves of one cut do better than the model before it; 0 never
+            checks, -1 stands for 20, but for 0 where ``validate`` is off: Alg. 5 alone never merges. A check takes the
+            place of a training round of these two leaves, so every 20 costs them 5%.
+        patience: checks in a row that a split must fail to be taken back.
+        merge_p_value: a check fails where a leaf, or both together, prefer the model before the cut: more than
+            ``prefer`` of the devices, with a paired t-test below this.
+        path: in the final round devices keep every model from their leaf to the root (section V-C).
+        trace: report each cluster's norms of Eqs 32 and 33 in every round.
     """
 
     linkage: str = "single"
@@ -50,6 +60,12 @@ class CflSettings:
     margin: float = 0.1
     p_value: float = 0.01
     refused_cool_down: int = 10
+    max_age: int = 20
+    merge_every: int = -1
+    patience: int = 2
+    merge_p_value: float = 0.05
+    path: bool = False
+    trace: bool = False
 
     def check(self) -> None:
         """Raise ConfigError where a value makes no sense."""
@@ -59,6 +75,24 @@ class CflSettings:
         require(0 <= self.gamma_max < 1, "gamma_max lies in [0, 1)")
         require(self.trial_rounds >= 1 and self.min_side >= 1, "trial_rounds and min_side are at least 1")
         require(0 <= self.prefer < 1 and 0 < self.p_value <= 1, "prefer and p_value are shares")
+        require(self.max_age >= 1 and self.patience >= 1, "max_age and patience are at least 1")
+        require(
+            self.merge_every >= -1 and self.merge_every != 1,
+            "merge_every is -1 for the default, 0 for never, or at least 2",
+            hint="checked in every round, a cluster would never train",
+        )
+        require(0 < self.merge_p_value <= 1, "merge_p_value is a share")
+
+    @property
+    def check_every(self) -> int:
+        """Rounds between two checks of a split; 0 where splits are never checked."""
+        if self.merge_every >= 0:
+            return self.merge_every
+        return 20 if self.validate else 0
+
+    def convinces(self, verdict: Verdict) -> bool:
+        """Whether a side's devices clearly prefer the model that they were asked about."""
+        return verdict.prefer > self.prefer and verdict.margin >= self.margin and verdict.p_value < self.p_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +123,10 @@ class CflState:
     early_norm: float = 0.0
     next_id: int = 1
     gathered: Gathered = field(default_factory=dict)
+
+
+Step = tuple[CflState, tuple[Event, ...]]
+"""A state and what happened on the way to it."""
 
 
 def dump(state: CflState) -> Dump:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from aggregator.numerics.similarity import cosine_matrix
-from aggregator.strategies.base import Contribution, Fetch, Slot, UploadKey, slot_dump, slot_load
+import numpy as np
+
+from aggregator.strategies.base import Contribution, Fetch, Slot, UploadKey, norm_of, slot_dump, slot_load
 from wire.errors import KeyMismatchError
 from wire.types import Float32Vector
+
+_BLOCK: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +28,16 @@ class Node:
         id: the cluster's id, which is also its model's.
         slot: its model when it was split.
         children: ids of the two clusters it became.
-        edges: for each child, its devices' pre-split masked updates; each carries its key_id.
+        edges: for each child, its devices' pre-split masked updates (Eq. 47); each carries its key_id.
+        check_at: round from which it is asked again whether the cut pays; strikes: times in a row that it did not.
     """
 
     id: int
     slot: Slot
     children: tuple[int, int]
     edges: tuple[tuple[Contribution, ...], tuple[Contribution, ...]]
+    check_at: int = 0
+    strikes: int = 0
 
 
 Tree = Mapping[int, Node]
@@ -56,9 +62,17 @@ def follow(node: Node, update: Contribution) -> int:
     for edge in node.edges:
         if any(c.key_id != update.key_id for c in edge):
             raise KeyMismatchError(f"cached updates of cluster {node.id} are under another mask key")
-        rows = [update.row, *(c.row for c in edge)]
-        best.append(float(cosine_matrix(rows)[0, 1:].max()))
+        best.append(max(_cosine(update, c) for c in edge))
     return node.children[0] if best[0] > best[1] else node.children[1]
+
+
+def _cosine(a: Contribution, b: Contribution) -> float:
+    """The cosine of two updates, accumulated in float64 by blocks; 0 where one is zero."""
+    total = 0.0
+    for start in range(0, len(a.row), _BLOCK):
+        total += float(np.dot(a.row[start : start + _BLOCK], b.row[start : start + _BLOCK]))
+    scale = norm_of(a.row) * norm_of(b.row)
+    return total / scale if scale > 0.0 else 0.0
 
 
 def dump(tree: Tree, vectors: dict[str, Float32Vector]) -> list[dict[str, Any]]:
@@ -69,6 +83,8 @@ def dump(tree: Tree, vectors: dict[str, Float32Vector]) -> list[dict[str, Any]]:
             "slot": slot_dump(f"node-{node.id}", node.slot, vectors),
             "children": list(node.children),
             "edges": [[list(c.key) for c in edge] for edge in node.edges],
+            "check_at": node.check_at,
+            "strikes": node.strikes,
         }
         for node in tree.values()
     ]
@@ -80,7 +96,8 @@ def load(document: list[dict[str, Any]], vectors: Mapping[str, Float32Vector], f
     for item in document:
         left, right = (tuple(fetch((k[0], k[1], k[2])) for k in edge) for edge in item["edges"])
         first, second = item["children"]
-        tree[item["id"]] = Node(item["id"], slot_load(item["slot"], vectors), (first, second), (left, right))
+        slot = slot_load(item["slot"], vectors)
+        tree[item["id"]] = Node(item["id"], slot, (first, second), (left, right), item["check_at"], item["strikes"])
     return tree
 
 

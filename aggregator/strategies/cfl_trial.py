@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.strategies.base import Contribution, Slot, slot_dump, slot_load
+from aggregator.strategies.base import Contribution, Slot, slot_dump, slot_load, train_order
+from wire.messages import Order, Phase, Share
 from wire.types import Float32Vector
 
 
@@ -35,7 +36,7 @@ class Trial:
     Attributes:
         cluster: the parent's id; left, right: the halves.
         evidence: the masked updates that suggested it, by which newcomers will be told apart.
-        cross_max: largest cosine across the halves.
+        figures: what is known of the cut, for the events.
         trained: trial rounds done; waited: rounds in which a half could not be averaged, or not enough devices
             scored.
     """
@@ -44,7 +45,7 @@ class Trial:
     left: Half
     right: Half
     evidence: tuple[Contribution, ...]
-    cross_max: float
+    figures: Mapping[str, Any]
     trained: int = 0
     waited: int = 0
 
@@ -57,6 +58,15 @@ class Verdict:
     prefer: float
     margin: float
     p_value: float
+
+
+def trial_order(trial: Trial, own: Half, other: Half, trial_rounds: int) -> Order:
+    """Return what the devices of ``own`` do next: train its model for ``trial_rounds``, then score both halves'."""
+    if trial.trained < trial_rounds:
+        return train_order((own.model,), evaluate=False, phase=Phase.TRIAL)
+    return Order(
+        int(Phase.SCORE), (own.model, other.model), int(Share.VALIDATION), train=False, evaluate=False, margins=True
+    )
 
 
 def judge(margins: Sequence[float]) -> Verdict:
@@ -93,7 +103,7 @@ def dump(trial: Trial, vectors: dict[str, Float32Vector]) -> dict[str, Any]:
             for h in (trial.left, trial.right)
         ],
         "evidence": [list(c.key) for c in trial.evidence],
-        "cross_max": trial.cross_max,
+        "figures": dict(trial.figures),
         "trained": trial.trained,
         "waited": trial.waited,
     }
@@ -104,5 +114,5 @@ def load(document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], fetc
     left, right = (Half(h["model"], tuple(h["members"]), slot_load(h["slot"], vectors)) for h in document["halves"])
     evidence = tuple(fetch((k[0], k[1], k[2])) for k in document["evidence"])
     return Trial(
-        document["cluster"], left, right, evidence, document["cross_max"], document["trained"], document["waited"]
+        document["cluster"], left, right, evidence, document["figures"], document["trained"], document["waited"]
     )

@@ -1,7 +1,6 @@
-"""Federated averaging, and FedProx: FedGroup paper Alg. 1 and Eq. 3.
+"""Federated averaging: fedgroup Alg. 1.
 
-One model; its masked offset moves by the mean of the masked updates of those who took part. FedProx differs on the
-device only: the proximal term mu/2 |w - w_t|^2 is part of the run plan's local settings.
+One model; its masked offset moves by the mean of the masked updates of those who took part (line 8).
 """
 
 from __future__ import annotations
@@ -16,11 +15,13 @@ from aggregator.strategies.base import (
     Average,
     Contribution,
     Dump,
+    Event,
     Fetch,
     Gathered,
     Outcome,
     RoundPlan,
     Slot,
+    advanced,
     drawn,
     evaluates,
     final_order,
@@ -32,6 +33,7 @@ from aggregator.strategies.base import (
     slot_load,
     train_order,
 )
+from aggregator.strategies.discrepancy import discrepancy
 from wire.documents import RunPlan
 from wire.types import Float32Vector
 
@@ -40,7 +42,13 @@ MODEL = 0
 
 @dataclass(frozen=True, slots=True)
 class FedAvgSettings:
-    """FedAvg has none of its own: weighting, participation and local training are in the run plan."""
+    """FedAvg's own parameters; weighting, participation and local training are in the run plan.
+
+    Attributes:
+        discrepancy: report fedgroup Eq. 4 in every round.
+    """
+
+    discrepancy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +89,14 @@ class FedAvg:
         return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
 
     def close(self, state: FedAvgState, plan: RoundPlan) -> tuple[FedAvgState, Outcome]:
-        """Eq. 3: the offset moves by the weighted mean update, if enough devices stand behind it."""
+        """Line 8: the offset moves by the weighted mean update, if enough devices stand behind it."""
         given = in_order(state.gathered.values())
-        slot = state.slot
-        if len(given) >= self.run.min_contributors:
-            slot = slot.moved(self.average(given, self.run.weighting), len(given), plan.round)
+        slot = advanced(state.slot, given, self.run, self.average, plan.round)
+        events: tuple[Event, ...] = ()
+        if self.settings.discrepancy:
+            events = discrepancy(given, {MODEL: state.slot}, {MODEL: slot}, plan.round)
         clusters = dict.fromkeys(state.devices, MODEL)
-        return dataclasses.replace(state, slot=slot, gathered={}), Outcome(clusters)
+        return dataclasses.replace(state, slot=slot, gathered={}), Outcome(clusters, events)
 
     def final(self, state: FedAvgState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes the one model."""

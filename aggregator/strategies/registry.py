@@ -7,12 +7,36 @@ from typing import Any, Final
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import Average, Strategy, mean_update
 from aggregator.strategies.cfl import Cfl
-from aggregator.strategies.fedavg import FedAvg
+from aggregator.strategies.cfl_state import CflSettings
+from aggregator.strategies.fedavg import FedAvg, FedAvgSettings
+from aggregator.strategies.fedgroup import FedGroup
+from aggregator.strategies.fedgroup_state import FedGroupSettings
+from aggregator.strategies.fedgrouprox import FedGrouProx
+from aggregator.strategies.fedprox import FedProx
+from aggregator.strategies.fesem import Fesem, FesemSettings
 from aggregator.strategies.ifca import Ifca
+from aggregator.strategies.ifca_state import IfcaSettings
+from aggregator.strategies.local import Local, LocalSettings
+from aggregator.strategies.one_shot import OneShot, OneShotSettings
 from wire.documents import RunPlan
 from wire.errors import ConfigError
 
-STRATEGIES: Final[dict[str, Any]] = {s.name: s for s in (FedAvg, Ifca, Cfl)}
+STRATEGIES: Final[dict[str, Any]] = {
+    s.name: s for s in (FedAvg, FedProx, Local, Ifca, OneShot, Cfl, FedGroup, FedGrouProx, Fesem)
+}
+
+SETTINGS: Final[dict[str, type[Any]]] = {
+    FedAvg.name: FedAvgSettings,
+    FedProx.name: FedAvgSettings,
+    Local.name: LocalSettings,
+    Ifca.name: IfcaSettings,
+    OneShot.name: OneShotSettings,
+    Cfl.name: CflSettings,
+    FedGroup.name: FedGroupSettings,
+    FedGrouProx.name: FedGroupSettings,
+    Fesem.name: FesemSettings,
+}
+"""What `RunPlan.settings` may hold for each, as frozen dataclasses whose docstrings say what it means."""
 
 
 def make_strategy(run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> Strategy:

@@ -108,7 +108,7 @@ def test_imports_are_declared(package):
     project = PROJECT["project"]
     declared = list(project["dependencies"])
     for extra in extras.get(package, []):
-        named = ["edge", "aggregator", "fleet", "bench"] if extra == "all" else [extra]
+        named = ["edge", "aggregator", "fleet", "bench", "plot"] if extra == "all" else [extra]
         declared += [r for e in named for r in project["optional-dependencies"][e]]
     if package == "wire":
         declared += ["amqtt"]  # the embedded broker: looked for before it is used

@@ -30,7 +30,7 @@ def test_usage_a_setting_without_a_value(call, fleet, task):
 @pytest.mark.parametrize(
     ("extra", "error", "hint"),
     [
-        (["--algorithm", "fedsum"], "no algorithm 'fedsum'", "there are cfl, fedavg, ifca"),
+        (["--algorithm", "fedsum"], "no algorithm 'fedsum'", "there are cfl, fedavg, fedgroup, fedgrouprox, "),
         (["--algorithm", "cfl", "--set", "epsilon=1"], "cfl has no setting 'epsilon'", "it has "),
         (["--algorithm", "fedavg", "--mask", "rot13"], "mask mode 'rot13' is not known", "use one of: "),
     ],

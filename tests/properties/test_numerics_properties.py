@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hypothesis.extra.numpy as hnp
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.numerics.averaging import weighted_mean
 from aggregator.numerics.bipartition import bipartition
+from aggregator.numerics.clustering import complete_linkage, kmeans, kmeans_from_gram
+from aggregator.numerics.distances import squared_distances
+from aggregator.numerics.embedding import edc, edc_distances, madc
 from aggregator.numerics.gap import separation_gap
-from aggregator.numerics.similarity import cosine_matrix
+from aggregator.numerics.similarity import cosine_matrix, gram
+from aggregator.numerics.streaming import StreamingGram
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 ROWS = hnp.arrays(np.float32, st.tuples(st.integers(2, 6), st.integers(1, 12)), elements=FINITE)
@@ -99,3 +103,97 @@ def test_the_mean_lies_between_the_rows(rows: np.ndarray, data: st.DataObject) -
     slack = 1e-5 * np.abs(rows).max(axis=0) + 1e-30
     assert (mean >= rows.min(axis=0) - slack).all()
     assert (mean <= rows.max(axis=0) + slack).all()
+
+
+LOADS_PACKAGES = settings(deadline=None, max_examples=50)
+"""The first example waits for scipy and scikit-learn to load."""
+
+SMALL = st.floats(-100, 100, width=32).filter(lambda value: value == 0 or abs(value) > 1e-3)
+
+
+@given(hnp.arrays(np.float32, st.tuples(st.integers(3, 8), st.integers(1, 12)), elements=SMALL), st.data())
+def test_edc_with_all_directions_keeps_every_cosine(rows: np.ndarray, data: st.DataObject) -> None:
+    """With m = n the rows of EDC are the unit vectors in another basis: their products are the cosines."""
+    found = edc(rows, len(rows))
+    np.testing.assert_allclose(found @ found.T, cosine_matrix(rows), atol=1e-5)
+    m = data.draw(st.integers(1, len(rows)))
+    np.testing.assert_array_equal(edc(rows, m), found[:, :m])
+    assert np.abs(found).max() <= 1.0
+
+
+@given(st.integers(3, 10), st.integers(2, 60), st.integers(0, 2**32 - 1))
+def test_edc_equals_the_exact_decomposition(size: int, length: int, seed: int) -> None:
+    """Up to signs, wherever the singular values lie apart; random rows do."""
+    rng = np.random.default_rng(seed)
+    rows = (rng.standard_normal((size, length)) * np.geomspace(1, 30, size)[:, None]).astype(np.float32)
+    wide = rows.astype(np.float64)
+    m = min(3, size, length)
+    left, values, _ = np.linalg.svd(wide.T, full_matrices=False)
+    if np.diff(-values[: m + 1]).min() < 1e-3 * values[0]:
+        return
+    expected = wide @ left[:, :m] / np.linalg.norm(wide, axis=1)[:, None]
+    np.testing.assert_allclose(np.abs(edc(rows, m)), np.abs(expected), atol=1e-8)
+
+
+@LOADS_PACKAGES
+@given(similarities().filter(lambda matrix: len(matrix) > 2))
+def test_madc_equals_its_definition(similarity: np.ndarray) -> None:
+    size = len(similarity)
+    expected = np.zeros((size, size))
+    for i, j in np.ndindex(size, size):
+        others = [z for z in range(size) if z not in (i, j)]
+        if i != j:
+            expected[i, j] = np.abs(similarity[i, others] - similarity[j, others]).sum() / (size - 2)
+    np.testing.assert_allclose(madc(similarity), expected, atol=1e-12)
+
+
+@LOADS_PACKAGES
+@given(st.integers(4, 12), st.integers(0, 2**32 - 1))
+def test_a_shared_permutation_of_coordinates_changes_nothing(size: int, seed: int) -> None:
+    """What the aggregator sees are permuted updates: every measure and every label stay, means permute along."""
+    rng = np.random.default_rng(seed)
+    centres = 2 * rng.standard_normal((2, 300))
+    rows = (centres[np.arange(size) % 2] + rng.standard_normal((size, 300))).astype(np.float32)
+    order = rng.permutation(300)
+    masked = np.ascontiguousarray(rows[:, order])
+    np.testing.assert_allclose(gram(masked), gram(rows), atol=1e-6 * float(gram(rows).max()))
+    np.testing.assert_allclose(edc_distances(edc(masked, 2)), edc_distances(edc(rows, 2)), atol=1e-9)
+    plain, hidden = madc(cosine_matrix(rows)), madc(cosine_matrix(masked))
+    np.testing.assert_allclose(hidden, plain, atol=1e-6)
+    np.testing.assert_array_equal(complete_linkage(hidden, 2), complete_linkage(plain, 2))
+    np.testing.assert_array_equal(kmeans(edc(masked, 2), 2, 1), kmeans(edc(rows, 2), 2, 1))
+    np.testing.assert_array_equal(kmeans_from_gram(gram(masked), 2, 1), kmeans_from_gram(gram(rows), 2, 1))
+    distances = squared_distances(rows, rows[:2])
+    np.testing.assert_allclose(squared_distances(masked, masked[:2]), distances, atol=1e-5 * distances.max())
+    weights = rng.integers(1, 50, size).astype(np.float64)
+    assert weighted_mean(masked, weights).tobytes() == weighted_mean(rows, weights)[order].tobytes()
+
+
+@LOADS_PACKAGES
+@given(hnp.arrays(np.float64, st.tuples(st.integers(1, 9), st.integers(1, 3)), elements=st.integers(-3, 3)), st.data())
+def test_labels_are_few_enough_and_numbered_by_first_appearance(rows: np.ndarray, data: st.DataObject) -> None:
+    """Rows with many ties; equal rows never part."""
+    k = data.draw(st.integers(1, 5))
+    labels = kmeans(rows, k, seed=0)
+    firsts = [int(np.flatnonzero(labels == label)[0]) for label in range(labels.max() + 1)]
+    assert firsts == sorted(firsts)
+    assert labels.max() < k
+    for i, j in np.ndindex(len(rows), len(rows)):
+        if np.array_equal(rows[i], rows[j]):
+            assert labels[i] == labels[j]
+
+
+@given(hnp.arrays(np.float32, st.tuples(st.integers(2, 6), st.integers(1, 12)), elements=SMALL), st.data())
+def test_a_stream_with_replaced_rows_equals_the_gram_matrix(rows: np.ndarray, data: st.DataObject) -> None:
+    """Whatever is replaced, and whether products were asked for before."""
+    stream = StreamingGram(rows.shape[1], len(rows))
+    for row in rows:
+        stream.add(row)
+        if data.draw(st.booleans()):
+            stream.result()
+    changed = rows.copy()
+    position = data.draw(st.integers(0, len(rows) - 1))
+    changed[position] = -2 * rows[0]
+    stream.replace(position, changed[position])
+    wide = changed.astype(np.float64)
+    np.testing.assert_allclose(stream.result(), wide @ wide.T, atol=1e-5 * max(1.0, float(np.abs(wide).max() ** 2)))

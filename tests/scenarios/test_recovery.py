@@ -1,5 +1,7 @@
 """Crashes: aggregator and devices die at any point, come back from their directories, and every update counts once."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -212,15 +214,16 @@ def test_a_model_that_comes_while_a_device_works_does_not_disturb_it(tmp_path):
     with make_fleet(tmp_path / "fleet", rounds=6) as fleet:
         device = next(iter(fleet.devices.values()))
         runtime, worker = device.runtime, device.worker
-        fleet.run_until(lambda: len(fleet.records()) >= 2 and runtime._models, 100)
-        fleet.run_until(lambda: runtime._state.stage is Stage.WORKING and runtime._models, 100)
+        fleet.run_until(lambda: len(fleet.records()) >= 2, 100)
+        parts = runtime._models._parts
+        fleet.run_until(lambda: runtime._state.stage is Stage.WORKING and parts, 100)
         handed_back, results = [], runtime._results
         runtime._results = handed_back.append
         assert worker.work()
         runtime._results = results
         (label,) = runtime._labels
-        _, model, theta = runtime._models[label]
-        runtime._models[label] = (b"another transfer", model, theta + 1)
+        part = parts[label]
+        parts[label] = dataclasses.replace(part, transfer=b"another transfer", theta=part.theta + 1)
         handed_back.pop()()
-        np.testing.assert_array_equal(runtime._own.theta, theta)
+        np.testing.assert_array_equal(runtime._own.theta, part.theta)
         assert fleet.run(1000)[-1]["final"]

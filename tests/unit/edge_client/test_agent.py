@@ -27,8 +27,9 @@ from edge_client.agent import (
 )
 from tests.helpers.plans import run_plan
 from wire import limits
+from wire.documents import SegmentSpec
 from wire.errors import UntrustedError
-from wire.messages import NO_ORDER, Action, Announcement, Control, ModelRef, Order, Phase, Share
+from wire.messages import NO_ORDER, SHARED_MODEL, Action, Announcement, Control, ModelRef, Order, Phase, Share
 
 PLAN = run_plan(max_models=3, origins=2, rounds=5)
 TRAIN = Order(int(Phase.TRAIN), (0, 1), int(Share.TRAIN), train=True, evaluate=False, margins=False)
@@ -104,6 +105,35 @@ def test_an_order_fetches_the_models_that_have_moved():
     assert actions == (Follow(("bb",)),)
 
 
+def test_a_device_that_sits_out_forgets_what_it_no_longer_receives():
+    """The runtime drops what is not followed: counting on it in the round after would find nothing."""
+    state, _ = after(*SENDING, control(Action.ACK))
+    state, _ = step(state, Announced(announcement(2, order_of=(NO_ORDER, NO_ORDER))))
+    state, actions = step(state, Announced(announcement(3)))
+    assert (state.stage, actions) == (Stage.FETCHING, (Follow(("bb",)),))
+
+
+def test_only_candidates_are_fetched():
+    """A device that is asked about one of two moved models receives that one alone."""
+    moved = dataclasses.replace(ORIGIN, transfer=b"\2" * 16, contributors=3)
+    order = dataclasses.replace(TRAIN, candidates=(1,))
+    _, actions = after(Announced(announcement(models=(moved, OFFSET), orders=(order,))))
+    assert actions == (Follow(("bb",)),)
+
+
+def test_the_shared_part_is_fetched_with_every_candidate():
+    """With weight sharing a model is at hand when its own part and the shared one are."""
+    shared = ModelRef(SHARED_MODEL, 0, "ss", b"\3" * 16, 3, 1.0)
+    plan = dataclasses.replace(PLAN, segments=(SegmentSpec("shared", 4), SegmentSpec("cluster", 2)))
+    state, _ = step(AgentState(0), Planned(plan))
+    state, actions = after(Announced(announcement(shared=shared)), state=state)
+    assert actions == (Follow(("bb", "ss")),)
+    state, actions = after(ARRIVED, state=state)
+    assert (state.stage, actions) == (Stage.FETCHING, ())
+    state, actions = after(ModelArrived("ss", b"\3" * 16), state=state)
+    assert (state.stage, len(actions)) == (Stage.WORKING, 1)
+
+
 def test_work_begins_when_the_last_model_is_there():
     state, actions = after(Announced(announcement()), ARRIVED)
     assert state.stage is Stage.WORKING
@@ -130,7 +160,7 @@ def test_a_model_that_did_not_change_is_used_again():
 
 def test_a_device_without_an_order_sits_out():
     state, actions = after(Announced(announcement()), index=1)
-    assert (state.stage, state.done, actions) == (Stage.IDLE, True, ())
+    assert (state.stage, state.done, actions) == (Stage.IDLE, True, (Follow(()),))
 
 
 def test_finished_work_is_sent_and_a_timer_set():

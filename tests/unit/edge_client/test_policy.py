@@ -7,8 +7,9 @@ import pytest
 
 from edge_client.policy import check_announcement, check_model, check_order, check_plan
 from tests.helpers.plans import D, run_plan
+from wire.documents import SegmentSpec
 from wire.errors import UntrustedError
-from wire.messages import Announcement, ModelHeader, ModelRef, Order, Phase, Share
+from wire.messages import SHARED_MODEL, Announcement, ModelHeader, ModelRef, Order, Phase, Share
 
 PLAN = run_plan(origins=2, max_models=2, min_contributors=3, rounds=4, norm_limit=10.0)
 ORDER = Order(int(Phase.TRAIN), (0, 1), int(Share.TRAIN), train=True, evaluate=False, margins=False)
@@ -110,3 +111,57 @@ def test_orders(order, round_, match):
 def test_models(header, body_bytes, norm, match):
     with pytest.raises(UntrustedError, match=match):
         check_model(dataclasses.replace(HEADER, **header), PLAN, body_bytes, norm)
+
+
+PARTED = dataclasses.replace(PLAN, segments=(SegmentSpec("shared", 4), SegmentSpec("cluster", 2)))
+SHARED = ModelRef(SHARED_MODEL, 0, "ss", b"\2" * 16, 3, 1.0)
+OF_SHARED = dataclasses.replace(HEADER, model=SHARED_MODEL, origin=0, length=4, segment="shared")
+OF_CLUSTER = dataclasses.replace(HEADER, length=2, segment="cluster")
+
+
+def test_a_plan_with_two_segments_may_travel_in_parts_or_whole():
+    check_announcement(dataclasses.replace(ROUND, shared=SHARED), PARTED)
+    check_announcement(ROUND, PARTED)
+    check_model(OF_SHARED, PARTED, 16, 30.0)
+    check_model(OF_CLUSTER, PARTED, 8, 30.0)
+    check_model(HEADER, PARTED, 4 * D, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "plan", "match"),
+    [
+        ({"shared": SHARED}, PLAN, "that the plan does not have"),
+        ({"shared": dataclasses.replace(SHARED, model=0)}, PARTED, "that the plan does not have"),
+        ({"shared": dataclasses.replace(SHARED, origin=2)}, PARTED, "the shared part starts from origin 2 of 2"),
+        ({"shared": dataclasses.replace(SHARED, contributors=2)}, PARTED, "the shared part is a mean of 2 devices"),
+        ({"models": (dataclasses.replace(MODELS[0], model=SHARED_MODEL),)}, PARTED, "with the shared part's number"),
+    ],
+)
+def test_shared_parts(changes, plan, match):
+    with pytest.raises(UntrustedError, match=match):
+        check_announcement(dataclasses.replace(ROUND, **changes), plan)
+
+
+@pytest.mark.parametrize(
+    ("header", "body_bytes", "plan", "match"),
+    [
+        (dataclasses.replace(OF_SHARED, length=D), 4 * D, PARTED, "6 coordinates in 24 bytes"),
+        (OF_SHARED, 12, PARTED, "4 coordinates in 12 bytes"),
+        (dataclasses.replace(OF_CLUSTER, length=4), 16, PARTED, "4 coordinates in 16 bytes"),
+        (dataclasses.replace(OF_SHARED, segment="cluster", length=2), 8, PARTED, "segment 'cluster' of model 65535"),
+        (dataclasses.replace(OF_CLUSTER, segment="shared", length=4), 16, PARTED, "segment 'shared' of model 1"),
+        (dataclasses.replace(OF_SHARED, segment="", length=D), 4 * D, PARTED, "segment '' of model 65535"),
+        (dataclasses.replace(OF_CLUSTER, segment="head"), 8, PARTED, "segment 'head'"),
+        (OF_SHARED, 16, PLAN, "segment 'shared' of model 65535"),
+        (dataclasses.replace(HEADER, segment="cluster"), 4 * D, PLAN, "segment 'cluster' of model 1"),
+        (dataclasses.replace(OF_SHARED, key_id=bytes(16)), 16, PARTED, "another mask key"),
+    ],
+)
+def test_parts_of_models(header, body_bytes, plan, match):
+    with pytest.raises(UntrustedError, match=match):
+        check_model(header, plan, body_bytes, 1.0)
+
+
+def test_each_part_is_bound_in_norm():
+    with pytest.raises(UntrustedError, match=r"norm 30\.1"):
+        check_model(OF_SHARED, PARTED, 16, 30.1)

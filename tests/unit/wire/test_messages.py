@@ -8,7 +8,7 @@ import pytest
 from tests.helpers.plans import run_plan
 from wire import limits
 from wire.codec import decode, encode
-from wire.documents import AggregatorGrant, DeviceGrant, Member, Roster
+from wire.documents import AggregatorGrant, DeviceGrant, Member, Roster, SegmentSpec
 from wire.errors import WireError
 from wire.messages import (
     NO_ORDER,
@@ -142,3 +142,10 @@ def test_an_upload_names_everything_that_binds_it():
     """Fleet, run, round, nonce, recipient, mask key and mode are in what the device signs."""
     fields = {f.name for f in dataclasses.fields(Upload)}
     assert {"fleet", "run_id", "round", "nonce", "device", "recipient", "key_id", "mode", "task_digest"} <= fields
+
+
+def test_a_plan_knows_where_its_segments_lie():
+    plan = run_plan(segments=(SegmentSpec("shared", 4), SegmentSpec("cluster", 2)))
+    assert [plan.span(name) for name in ("", "shared", "cluster")] == [slice(0, 6), slice(0, 4), slice(4, 6)]
+    with pytest.raises(WireError, match="no segment 'shared'"):
+        run_plan().span("shared")

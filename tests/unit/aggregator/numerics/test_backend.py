@@ -14,7 +14,6 @@ from aggregator.numerics.backend import (
     CUDA_PAYS_FLOPS,
     Backend,
     NumpyBackend,
-    TorchBackend,
     driver_visible,
     gram_flops,
     select,
@@ -22,6 +21,7 @@ from aggregator.numerics.backend import (
 from aggregator.numerics.errors import NumericsError
 from aggregator.numerics.rows import CHUNK_COLUMNS
 from aggregator.numerics.similarity import cosine_matrix
+from aggregator.numerics.torch_backend import TorchBackend
 from wire.errors import ConfigError
 
 ROOT = Path(__file__).parents[4]

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import random
 
 import numpy as np
 import pytest
@@ -11,74 +10,24 @@ from scipy.stats import ttest_1samp
 from aggregator.strategies import cfl_tree
 from aggregator.strategies.cfl_trial import judge, paired_t_p_value
 from tests.helpers.plans import KEY_ID, Rounds, contribution, run_plan
+from tests.helpers.quadratics import (
+    ALG_5,
+    DEVICES,
+    GOAL,
+    GROUP_OF,
+    GROUPS,
+    NOISE,
+    TRIED,
+    TRUTH,
+    D,
+    Quadratic,
+    cfl,
+    partition,
+    run_until_quiet,
+)
 from wire.documents import SegmentSpec
 from wire.errors import ConfigError, KeyMismatchError
-from wire.messages import Phase, Share
-
-D = 24
-RNG = np.random.default_rng(11)
-GROUPS = {  # ids that are neither contiguous nor in order of their groups
-    "a": ("dev-90", "dev-07", "dev-33"),
-    "b": ("dev-02", "dev-71", "dev-40"),
-    "c": ("dev-55", "dev-11", "dev-68"),
-    "d": ("dev-04", "dev-82", "dev-29"),
-}
-GROUP_OF = {device: g for g, members in GROUPS.items() for device in members}
-DEVICES = tuple(random.Random(1).sample(sorted(GROUP_OF), len(GROUP_OF)))
-GOAL = {"a": 8.0 * np.eye(D)[0], "b": 4.0 * np.eye(D)[1], "c": 2.0 * np.eye(D)[2], "d": -2.0 * np.eye(D)[2]}
-NOISE = {d: 0.02 * RNG.standard_normal(D) for d in DEVICES}
-ALG_5 = {"form": "absolute", "eps1": 0.05, "eps2": 0.5, "validate": "off", "cool_down": 0}
-
-
-def cfl(devices=DEVICES, changes=None, **settings):
-    run = run_plan("cfl", settings, segments=(SegmentSpec("cluster", D),), rounds=200, **(changes or {}))
-    return Rounds(run, devices)
-
-
-class Quadratic:
-    """Devices that would each like to be at their group's goal: one gradient step of length one leads there."""
-
-    def __init__(self, rounds, goals=None):
-        self.rounds = rounds
-        self.goals = goals or {d: GOAL[g] for d, g in GROUP_OF.items()}
-        self.orders = []
-
-    def theta(self, model):
-        for slot in slots(self.rounds.state):
-            if slot[0] == model:
-                return np.zeros(D) if slot[1].offset is None else slot[1].offset.astype(np.float64)
-        raise AssertionError(model)
-
-    def loss(self, device, model):
-        return float(np.linalg.norm(self.goals[device] - self.theta(model)))
-
-    def __call__(self, device, order, round_):
-        self.orders.append((round_, device, order))
-        model, margins, vector = order.candidates[0], (), None
-        if order.train:
-            vector = self.goals[device] + NOISE[device] - self.theta(model)
-        if order.margins:
-            margins = tuple(self.loss(device, m) - self.loss(device, model) for m in order.candidates)
-            assert order.share == Share.VALIDATION
-        return contribution(device, vector, round=round_, model=model, phase=Phase(order.phase), margins=margins)
-
-
-def slots(state):
-    yield from ((c.id, c.slot) for c in state.clusters.values())
-    yield from ((h.model, h.slot) for t in state.trials.values() for h in (t.left, t.right))
-    yield from ((n.id, n.slot) for n in state.tree.values())
-
-
-def partition(rounds):
-    return {frozenset(c.members) for c in rounds.state.clusters.values()}
-
-
-TRUTH = {frozenset(members) for members in GROUPS.values()}
-
-
-def run_until_quiet(rounds, answer, most=40, **kwargs):
-    for _ in range(most):
-        rounds.step(answer, **kwargs)
+from wire.messages import Phase
 
 
 def test_three_nested_splits_give_the_true_groups_as_device_ids():
@@ -190,8 +139,6 @@ def test_a_single_outlier_is_no_group():
 
 
 # ---------------------------------------------------------------------------------------------------- trials
-
-TRIED = {"eps1": 0.4, "warm_up": 1, "cool_down": 0, "refused_cool_down": 3, "p_value": 0.05, "margin": 0.01}
 
 
 def test_validated_splits_give_the_true_groups():

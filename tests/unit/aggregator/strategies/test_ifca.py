@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from aggregator.strategies.base import whole_offset
 from tests.helpers.plans import D, Rounds, contribution, run_plan
 from wire.documents import LocalSettings, SegmentSpec
 from wire.errors import ConfigError
@@ -155,6 +156,64 @@ def test_the_final_round_offers_every_model_of_the_kept_start():
     assert plan.final
 
 
+PARTS = (SegmentSpec("shared", 4), SegmentSpec("cluster", 2))
+
+
+@pytest.mark.parametrize("how", ["cluster", "participants", "machines", "samples"])
+@pytest.mark.parametrize("present", [DEVICES, ("dev-0", "dev-2", "dev-3", "dev-4")])
+def test_the_shared_segment_moves_by_all_participants(how, present):
+    """Section 4.3: what is divided among whom in a cluster holds for all participants, the shared segment's one cluster."""
+    rounds = ifca(normalise=how, segments=PARTS)
+    rounds.step(answer, present)
+    weights = [SAMPLES[d] if how == "samples" else 1 for d in present]
+    total = sum(w * VECTORS[d][:4].astype(np.float64) for w, d in zip(weights, present, strict=True))
+    among = len(DEVICES) if how == "machines" else sum(weights)
+    np.testing.assert_allclose(rounds.state.shared.offset, total / among, rtol=1e-5)
+    assert rounds.state.shared.contributors == len(present)
+    for j, slot in enumerate(rounds.state.slots):
+        np.testing.assert_allclose(slot.offset, expected(present, j, how)[4:], rtol=1e-5)
+
+
+def test_a_cluster_of_too_few_still_teaches_what_is_shared():
+    """Three stand behind the shared mean; the two who chose model 0 behind nothing of their own."""
+    rounds = ifca(min_contributors=3, segments=PARTS)
+    rounds.step(answer, present=("dev-0", "dev-1", "dev-3"))
+    assert [s.offset for s in rounds.state.slots] == [None, None]
+    assert rounds.state.shared.contributors == 3
+    np.testing.assert_allclose(
+        rounds.state.shared.offset, np.mean([VECTORS[d][:4] for d in ("dev-0", "dev-1", "dev-3")], axis=0), rtol=1e-5
+    )
+
+
+def test_too_few_participants_move_nothing():
+    rounds = ifca(min_contributors=3, segments=PARTS)
+    rounds.step(answer, present=("dev-0", "dev-1"))
+    assert rounds.state.shared.offset is None
+
+
+def test_the_plan_carries_the_shared_segment_once():
+    """Two small slots and one shared; put together they are whole vectors in the order of the segments."""
+    rounds = ifca(segments=PARTS[::-1])
+    rounds.step(answer)
+    _, plan = rounds.strategy.plan(rounds.state, 2, DEVICES)
+    assert [len(s.offset) for s in plan.models.values()] == [2, 2]
+    assert len(plan.shared.offset) == 4
+    whole = whole_offset(rounds.strategy.run, plan, 1)
+    np.testing.assert_array_equal(whole, np.concatenate([plan.models[1].offset, plan.shared.offset]))
+    assert rounds.strategy.final(rounds.state, 21, DEVICES).shared is rounds.state.shared
+
+
+def test_what_has_not_moved_has_no_offset():
+    """An untouched model is None as a whole; one that only the shared segment moved is zero elsewhere."""
+    rounds = ifca(segments=PARTS)
+    _, plan = rounds.strategy.plan(rounds.state, 1, DEVICES)
+    assert whole_offset(rounds.strategy.run, plan, 0) is None
+    rounds.step(answer, present=("dev-0", "dev-3"))
+    _, plan = rounds.strategy.plan(rounds.state, 2, DEVICES)
+    assert whole_offset(rounds.strategy.run, plan, 1)[4:].tolist() == [0.0, 0.0]
+    assert whole_offset(rounds.strategy.run, plan, 1)[:4].any()
+
+
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
@@ -164,7 +223,10 @@ def test_the_final_round_offers_every_model_of_the_kept_start():
         ({"option": "gradient", "local": LocalSettings(0, 2, 0, 0.1, 1.0, 0.0, 0.0, 0.0)}, "one full-batch step"),
         ({"option": "gradient", "local": LocalSettings(0, 1, 0, 0.1, 1.0, 0.5, 0.0, 0.0)}, "one full-batch step"),
         ({"restarts": 2, "restart_rounds": 5, "rounds": 10}, "leave none"),
-        ({"segments": (SegmentSpec("shared", 2), SegmentSpec("cluster", 4))}, "weight sharing"),
+        ({"segments": (SegmentSpec("shared", 6),)}, "needs one cluster segment"),
+        ({"segments": (SegmentSpec("cluster", 2), SegmentSpec("cluster", 4))}, "needs one cluster segment"),
+        ({"stable_rounds": -1}, "stable_rounds is at least 0"),
+        ({"probe_every": 0}, "probe_every at least 1"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, match):

@@ -1,0 +1,184 @@
+"""FedGroup's two measures of how unlike updates are: EDC and MADC, both from one Gram matrix (fedgroup Eqs 7, 8).
+
+EDC sees the updates through the m top singular directions of dW^T. With G = dW dW^T = U L U^T, direction j is
+dW^T u_j / sqrt(l_j), so the cosine of update i to it is u_ij sqrt(l_j) / sqrt(G_ii): no vector of length d is needed
+beyond the Gram matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.numerics.backend import Backend, gram_flops
+from aggregator.numerics.checks import check_square, scipy_module
+from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.rows import Updates, check_rows
+from aggregator.numerics.similarity import gram as gram_of
+from aggregator.numerics.similarity import precise_gram
+
+PRECISE_FLOPS: Final = 4e9
+"""Work (``gram_flops``) up to which EDC takes float64 products: at most 0.1 s of one core, a cold start's usual size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Directions:
+    """The m top singular directions of n updates, as combinations of these updates.
+
+    Attributes:
+        coefficients: shape (n, m), float64: direction j is the sum over i of ``coefficients[i, j]`` times update i and
+            has length 1; a column of zeros where the updates span fewer than m directions.
+        singular_values: shape (m,), float64, falling; the lengths of the updates' shadows on each direction.
+    """
+
+    coefficients: NDArray[np.float64]
+    singular_values: NDArray[np.float64]
+
+
+def edc(updates: Updates, directions: int, *, backend: Backend | None = None) -> NDArray[np.float64]:
+    """Return the cosine of every update to each of the top singular directions (fedgroup Eq. 8, Alg. 3 lines 12, 13).
+
+    Args:
+        updates: shape (n, d), float32, finite, n at least 2.
+        directions: m, from 1 to n.
+        backend: where to compute; numpy when absent, with float64 products up to ``PRECISE_FLOPS``.
+
+    Returns:
+        shape (n, directions), float64, in [-1, 1]; see ``edc_from_gram``.
+
+    Raises:
+        NumericsError: the arguments do not fit the above.
+    """
+    count, length = check_rows(updates, least=2)
+    if backend is None and gram_flops(count, length) <= PRECISE_FLOPS:
+        return edc_from_gram(precise_gram(updates), directions)
+    return edc_from_gram(gram_of(updates, backend=backend), directions)
+
+
+def edc_from_gram(gram: NDArray[np.float64], directions: int) -> NDArray[np.float64]:
+    """Return ``edc`` of the updates behind ``gram``.
+
+    A direction's sign means nothing to distances; here the largest coefficient is positive. A zero update has a row of
+    zeros, and a direction that the updates do not span has a column of zeros.
+
+    Args:
+        gram: shape (n, n), float64, symmetric, finite.
+        directions: m, from 1 to n.
+
+    Returns:
+        shape (n, directions), float64, in [-1, 1].
+
+    Raises:
+        NumericsError: the arguments do not fit the above.
+    """
+    found = top_directions(gram, directions)
+    lengths = np.sqrt(np.maximum(np.diagonal(gram), 0.0))
+    # G times (u / s) is u s, without a division by a vanishing s.
+    shadows = found.coefficients * found.singular_values**2
+    rows = np.divide(shadows, lengths[:, None], out=np.zeros_like(shadows), where=lengths[:, None] > 0)
+    clipped: NDArray[np.float64] = np.clip(rows, -1.0, 1.0)
+    return clipped
+
+
+def top_directions(gram: NDArray[np.float64], directions: int) -> Directions:
+    """Return the top singular directions of the updates behind ``gram`` (fedgroup Eq. 8, V).
+
+    Args:
+        gram: shape (n, n), float64, symmetric, finite.
+        directions: m, from 1 to n.
+
+    Raises:
+        NumericsError: the arguments do not fit the above.
+    """
+    matrix = check_square(gram, "the Gram matrix", least=1)
+    size = len(matrix)
+    if not 1 <= directions <= size:
+        raise NumericsError(f"{directions} directions of {size} updates; from 1 to {size} can be had")
+    scale = float(np.abs(np.diagonal(matrix)).max())
+    if scale == 0:
+        return Directions(np.zeros((size, directions)), np.zeros(directions))
+    values, vectors = np.linalg.eigh(matrix / scale)
+    top = values[::-1][:directions]
+    vectors = vectors[:, ::-1][:, :directions]
+    spanned = top > size * np.finfo(np.float64).eps * top[0]
+    singular = np.sqrt(np.where(spanned, top, 0.0)) * np.sqrt(scale)
+    peaks = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=0)[None, :], axis=0)
+    signed = vectors * np.where(peaks < 0, -1.0, 1.0)
+    coefficients = np.divide(signed, singular, out=np.zeros_like(signed), where=spanned)
+    return Directions(coefficients, singular)
+
+
+def edc_row(products: NDArray[np.float64], squared_norm: float, found: Directions) -> NDArray[np.float64]:
+    """Return the EDC row of an update that was not among those which gave the directions: a newcomer's.
+
+    Args:
+        products: shape (n,), float64: its dot products with the n updates behind ``found``.
+        squared_norm: its dot product with itself.
+        found: what ``top_directions`` gave for the n updates.
+
+    Returns:
+        shape (m,), float64, in [-1, 1]; zeros for a zero update.
+
+    Raises:
+        NumericsError: wrong shape, NaN or infinities, or a negative ``squared_norm``.
+    """
+    values = np.asarray(products, dtype=np.float64)
+    if values.shape != (len(found.coefficients),):
+        raise NumericsError(f"products have shape {values.shape}, not ({len(found.coefficients)},)")
+    if not (np.isfinite(values).all() and 0 <= squared_norm < np.inf):
+        raise NumericsError("a newcomer's dot products hold NaN or infinities, or its squared norm is negative")
+    if squared_norm == 0:
+        return np.zeros(found.coefficients.shape[1])
+    row: NDArray[np.float64] = np.clip(values @ found.coefficients / np.sqrt(squared_norm), -1.0, 1.0)
+    return row
+
+
+def edc_distances(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return EDC(i, j) of fedgroup Eq. 8 for every pair: the distance of two rows over m.
+
+    Args:
+        rows: shape (n, m), float64, finite: what ``edc`` returned.
+
+    Returns:
+        shape (n, n), float64, symmetric, zeros on the diagonal.
+
+    Raises:
+        NumericsError: another shape, NaN or infinities.
+        ConfigError: scipy is not installed.
+    """
+    values = np.asarray(rows, dtype=np.float64)
+    if values.ndim != 2 or 0 in values.shape or not np.isfinite(values).all():
+        raise NumericsError(f"EDC rows of shape {values.shape}: not (n, m), or NaN or infinities among them")
+    distance = scipy_module("scipy.spatial.distance")
+    pairs: NDArray[np.float64] = distance.squareform(distance.pdist(values)) / values.shape[1]
+    return pairs
+
+
+def madc(similarity: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean absolute difference of pairwise cosines (fedgroup Eq. 7).
+
+    The sum over all z is the city-block distance of two rows; the two terms z = i and z = j are taken off again.
+
+    Args:
+        similarity: shape (n, n), float64, symmetric to 1e-9, finite, n at least 3: cosines.
+
+    Returns:
+        shape (n, n), float64, exactly symmetric, not negative, zeros on the diagonal.
+
+    Raises:
+        NumericsError: ``similarity`` is not as above.
+        ConfigError: scipy is not installed.
+    """
+    matrix = check_square(similarity, "the similarity", least=3)
+    distance = scipy_module("scipy.spatial.distance")
+    total: NDArray[np.float64] = distance.squareform(distance.pdist(matrix, "cityblock"))
+    own = np.diagonal(matrix)
+    # |S(i,i) - S(j,i)| and |S(i,j) - S(j,j)|: each is the other's transpose.
+    to_self = np.abs(own[:, None] - matrix.T)
+    total -= to_self + to_self.T
+    np.maximum(total, 0.0, out=total)
+    total /= len(matrix) - 2
+    return total

@@ -1,0 +1,112 @@
+"""The backend in torch: on a GPU in use, on the CPU in tests.
+
+Products are float64 on the device. A float32 product there could silently run in TF32, with 10 bits of mantissa, where
+another part of the process allows that; and what a round costs is the way of the rows to the device, not their product.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.numerics.averaging import RunningMean, check_summand, mean_into, mean_of_sum
+from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.rows import Updates, check_pair, check_rows, chunk_pairs, column_chunks
+from wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+_INSTALL_HINT: Final = "install the aggregator extra: pip install 'shoal[aggregator]', or set device to cpu"
+
+
+class TorchBackend:
+    """The same sums in torch: products equal to numpy's to 1e-6 of the vectors' lengths, means bit for bit.
+
+    Args:
+        device: a torch device, ``cpu`` or ``cuda``.
+
+    Raises:
+        ConfigError: torch is not installed.
+    """
+
+    def __init__(self, device: str) -> None:
+        try:
+            import torch
+        except ImportError:
+            raise ConfigError("torch is not installed", hint=_INSTALL_HINT) from None
+        self._torch = torch
+        self._device = torch.device(device)
+
+    @property
+    def name(self) -> str:
+        """``torch:<device>``."""
+        return f"torch:{self._device}"
+
+    def gram(self, updates: Updates) -> NDArray[np.float64]:
+        """Return all dot products of ``updates``, shape (n, d), float32, as shape (n, n), float64, symmetric."""
+        count, _ = check_rows(updates, least=2)
+        total = self._zeros(count, count)
+        for chunk in column_chunks(updates, copy=True):
+            piece = self._load(chunk)
+            total += piece @ piece.T
+        return self._fetch((total + total.T) / 2)
+
+    def products(self, updates: Updates, others: Updates) -> NDArray[np.float64]:
+        """Return dot products of ``updates`` (n, d) and ``others`` (k, d), both float32, as (n, k), float64."""
+        total = self._zeros(*check_pair(updates, others))
+        for chunk, other in chunk_pairs(updates, others, copy=True):
+            total += self._load(chunk) @ self._load(other).T
+        return self._fetch(total)
+
+    def weighted_mean(self, updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Return the mean of ``updates`` (n, d), float32, under ``weights`` (n,), float64, as (d,), float32."""
+        _, length = check_rows(updates, least=1)
+        return mean_into(self.running_mean(length), updates, weights)
+
+    def running_mean(self, length: int) -> RunningMean:
+        """Return an empty mean of ``length`` coordinates on the device."""
+        return _TorchMean(self._torch.zeros(length, dtype=self._torch.float32, device=self._device))
+
+    def _zeros(self, *shape: int) -> torch.Tensor:
+        return self._torch.zeros(shape, dtype=self._torch.float64, device=self._device)
+
+    def _load(self, chunk: NDArray[np.float32]) -> torch.Tensor:
+        return self._torch.from_numpy(chunk).to(self._device).double()
+
+    def _fetch(self, tensor: torch.Tensor) -> NDArray[np.float64]:
+        values: NDArray[np.float64] = tensor.cpu().numpy()
+        return values
+
+
+class _TorchMean:
+    """``StreamingMean`` on a torch device: product and sum are separate, each rounded once, hence the same bits.
+
+    Args:
+        total: shape (d,), float32, zeros, d at least 1.
+    """
+
+    __slots__ = ("_sum", "count", "total_weight")
+
+    def __init__(self, total: torch.Tensor) -> None:
+        if total.numel() < 1:
+            raise NumericsError("a mean of 0 coordinates")
+        self._sum = total
+        self.count = 0
+        self.total_weight = 0.0
+
+    def add(self, update: NDArray[np.float32], weight: float = 1.0) -> None:
+        """Add ``update``, shape (d,), float32, with ``weight``."""
+        check_summand(update, weight, self._sum.numel())
+        summand = self._sum.new_tensor(np.ascontiguousarray(update))
+        if weight != 1.0:
+            summand *= float(np.float32(weight))
+        self._sum += summand
+        self.count += 1
+        self.total_weight += weight
+
+    def result(self) -> NDArray[np.float32]:
+        """Return the mean so far, shape (d,), float32, in new memory."""
+        return mean_of_sum(self._sum.cpu().numpy(), self.total_weight)

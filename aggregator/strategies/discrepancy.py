@@ -1,0 +1,50 @@
+"""How far devices pull from the model they were given: the discrepancy of fedgroup Eq. 4.
+
+Discrepancy(t) is the mean over the round's devices of |w_i - w_t|. With w_t the model that the round began with this
+is the mean norm of the updates. The paper's text calls w_t "the latest global model", which can also be read as the
+model after the round: the second pair of figures, |w_i - w_(t+1)|, which takes single updates.
+For several groups each device is measured against its own group's model (fedgroup Fig. 3, bottom).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from aggregator.strategies.base import Contribution, Event, Slot, norm_of
+
+
+def discrepancy(
+    given: list[Contribution], before: Mapping[int, Slot], after: Mapping[int, Slot], round_: int
+) -> tuple[Event, ...]:
+    """Return the round's discrepancy as an event, or none where nobody gave an update.
+
+    Args:
+        given: updates of the round.
+        before: the models by id, when the round began.
+        after: the same when it is closed.
+        round_: its number.
+    """
+    if not given:
+        return ()
+    figures: dict[str, Any] = _figures([c.norm for c in given], "")
+    if all(c.vector is not None for c in given):
+        steps = {model: _step(before[model], after[model]) for model in {c.model for c in given}}
+        apart = []
+        for c in given:
+            step = steps[c.model]
+            apart.append(norm_of(c.row if step is None else c.row - step))
+        figures |= _figures(apart, "_after")
+    return (Event(round_, "discrepancy", figures),)
+
+
+def _step(before: Slot, after: Slot) -> Any:
+    if after.offset is None or before.offset is None:
+        return after.offset
+    return after.offset - before.offset
+
+
+def _figures(norms: list[float], suffix: str) -> dict[str, float]:
+    return {f"mean{suffix}": float(np.mean(norms)), f"variance{suffix}": float(np.var(norms))}

@@ -1,0 +1,193 @@
+"""FeSEM, multi-centre federated learning by stochastic expectation maximisation: fedgroup section II-B and its baseline.
+
+k centres. In each round a device trains its centre's model; the device then belongs to the centre that its trained
+model is nearest to in l2 distance (E step), and each centre becomes the mean of its members' models (M step).
+
+On masked offsets: with O_c a centre's offset and delta_i a device's update, the device's model is origin + O_c +
+delta_i. All centres share one origin, so it cancels in |w_i - w_j| = |O_c + delta_i - O_j|, and distances do not see
+the mask. The centres coincide at first, therefore the first assignment is random (seeded, sizes as even as can be); a
+tie keeps a device where it is. Devices that sit a round out keep their centre, and a centre that fewer than
+``min_contributors`` of the round's devices belong to keeps its model. One mask epoch covers the run, since offsets of
+all rounds are compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from aggregator.numerics.backend import Backend
+from aggregator.numerics.distances import squared_distances
+from aggregator.strategies.base import (
+    Average,
+    Contribution,
+    Dump,
+    Event,
+    Fetch,
+    Gathered,
+    Outcome,
+    RoundPlan,
+    Slot,
+    drawn,
+    evaluates,
+    final_order,
+    gather,
+    in_order,
+    mean_update,
+    parse_settings,
+    require,
+    slot_dump,
+    slot_load,
+    train_order,
+)
+from aggregator.strategies.discrepancy import discrepancy
+from wire import limits
+from wire.documents import RunPlan
+from wire.types import Float32Vector
+
+
+@dataclass(frozen=True, slots=True)
+class FesemSettings:
+    """FeSEM's own parameters.
+
+    Attributes:
+        k: centres.
+        discrepancy: report fedgroup Eq. 4 in every round.
+    """
+
+    k: int = 2
+    discrepancy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FesemState:
+    """The k centres, and each device's."""
+
+    slots: tuple[Slot, ...]
+    assignment: Mapping[str, int] = field(default_factory=dict)
+    gathered: Gathered = field(default_factory=dict)
+
+
+class Fesem:
+    """FeSEM on masked offsets."""
+
+    name = "fesem"
+
+    def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
+        self.run = run
+        self.backend = backend
+        self.average = average
+        self.settings: FesemSettings = parse_settings(FesemSettings, run)
+        require(1 <= self.settings.k <= limits.MAX_MODELS, f"k is from 1 to {limits.MAX_MODELS}")
+        require(run.origins == 1, "the centres of fesem share one origin")
+        require(all(g.name == "cluster" for g in run.segments), "fesem has no shared segment")
+
+    @staticmethod
+    def models(run: RunPlan) -> int:
+        """Most models a run names at a time."""
+        settings: FesemSettings = parse_settings(FesemSettings, run)
+        return settings.k
+
+    def init(self, devices: tuple[str, ...]) -> FesemState:
+        """Return the state before round 1: all centres at the origin, devices assigned at random."""
+        return self._welcome(FesemState(tuple(Slot() for _ in range(self.settings.k))), devices, 0)
+
+    def _welcome(self, state: FesemState, devices: Iterable[str], round_: int) -> FesemState:
+        new = sorted(set(devices) - set(state.assignment))
+        if not new:
+            return state
+        k = self.settings.k
+        # The centres' order is drawn too: a newcomer alone must not always come to the first one.
+        rng = np.random.default_rng([self.run.seed, round_])
+        order, places = rng.permutation(k), rng.permutation(len(new))
+        chosen = {d: int(order[p % k]) for d, p in zip(new, places, strict=True)}
+        return dataclasses.replace(state, assignment={**state.assignment, **chosen})
+
+    def plan(self, state: FesemState, round_: int, available: tuple[str, ...]) -> tuple[FesemState, RoundPlan]:
+        """Those drawn train their centre's model."""
+        state = self._welcome(state, available, round_)
+        evaluate = evaluates(self.run, round_)
+        orders = {d: train_order((state.assignment[d],), evaluate=evaluate) for d in drawn(self.run, round_, available)}
+        models = {j: state.slots[j] for j in sorted({o.candidates[0] for o in orders.values()})}
+        return state, RoundPlan(round_, models, orders)
+
+    def absorb(self, state: FesemState, contribution: Contribution) -> FesemState:
+        """Keep the contribution for `close`."""
+        return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
+
+    def close(self, state: FesemState, plan: RoundPlan) -> tuple[FesemState, Outcome]:
+        """E step for the devices that took part, then M step."""
+        given = in_order(state.gathered.values())
+        nearest = self._nearest(state.slots, given)
+        slots = tuple(
+            self._centre(state.slots, j, [c for c in given if nearest[c.device] == j], plan.round)
+            for j in range(self.settings.k)
+        )
+        moved = {d: j for d, j in nearest.items() if state.assignment.get(d) != j}
+        events: tuple[Event, ...] = ()
+        assignment = {**state.assignment, **nearest}
+        if moved:
+            sizes = Counter(assignment.values())
+            detail = {"moved": len(moved), "sizes": [sizes.get(j, 0) for j in range(self.settings.k)]}
+            events = (Event(plan.round, "reassigned", detail),)
+        if self.settings.discrepancy:
+            before, after = dict(enumerate(state.slots)), dict(enumerate(slots))
+            events += discrepancy(given, before, after, plan.round)
+        return FesemState(slots, assignment), Outcome(assignment, events)
+
+    def _nearest(self, slots: tuple[Slot, ...], given: list[Contribution]) -> dict[str, int]:
+        """Return the centre that each trained model lies nearest to; its own, where others are no nearer."""
+        nearest = {}
+        for own, slot in enumerate(slots):
+            mine = [c for c in given if c.model == own]
+            if not mine:
+                continue
+            rows = [c.row for c in mine]
+            # |O_own + delta_i - O_j|: the update against the other centres as seen from its own.
+            centres = [np.zeros_like(rows[0]) + _apart(other, slot) for other in slots]
+            distances = squared_distances(rows, centres, backend=self.backend)
+            for c, row in zip(mine, distances, strict=True):
+                nearest[c.device] = own if row[own] <= row.min() else int(row.argmin())
+        return nearest
+
+    def _centre(self, slots: tuple[Slot, ...], j: int, members: list[Contribution], round_: int) -> Slot:
+        """Return centre j as the mean of its members' models, each origin + O_c + delta_i."""
+        if len(members) < max(1, self.run.min_contributors):
+            return slots[j]
+        change = self.average(members, self.run.weighting)
+        weight = [c.samples if self.run.weighting == "samples" else 1 for c in members]
+        fewest = len(members)
+        for origin in sorted({c.model for c in members} - {j}):
+            share = sum(w for w, c in zip(weight, members, strict=True) if c.model == origin) / sum(weight)
+            change = change + np.float32(share) * _apart(slots[origin], slots[j])
+            if slots[origin].offset is not None:
+                fewest = min(fewest, slots[origin].contributors)
+        return slots[j].moved(change, fewest, round_)
+
+    def final(self, state: FesemState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
+        """Every device takes its centre's model; one that has none takes the model of least loss."""
+        every = tuple(range(self.settings.k))
+        orders = {d: final_order((state.assignment[d],) if d in state.assignment else every) for d in devices}
+        return RoundPlan(round_, dict(enumerate(state.slots)), orders, final=True)
+
+    def dump(self, state: FesemState) -> Dump:
+        """Return the state as the store keeps it."""
+        vectors: dict[str, Float32Vector] = {}
+        slots = [slot_dump(f"model-{j}", s, vectors) for j, s in enumerate(state.slots)]
+        return Dump({"slots": slots, "assignment": dict(state.assignment)}, vectors)
+
+    def load(self, document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], _fetch: Fetch) -> FesemState:
+        """Return the state that `dump` described."""
+        return FesemState(tuple(slot_load(s, vectors) for s in document["slots"]), document["assignment"])
+
+
+def _apart(one: Slot, other: Slot) -> Any:
+    """Return O_one - O_other, shape (d,), float32; 0 where both are at the origin."""
+    if one.offset is None:
+        return np.float32(0) if other.offset is None else -other.offset
+    return one.offset if other.offset is None else one.offset - other.offset

@@ -1,0 +1,64 @@
+"""IFCA's saving of communication: who is sent all k models, and who only his own (ifca extended, section 4.3).
+
+Once no device has changed its identity in ``stable_rounds`` full broadcasts, devices are sent the model of their own
+cluster only. Every ``probe_every``-th round is a full broadcast again; a device that then chooses another cluster, or
+one that is asked to choose for another reason and changes, turns the full broadcast on for all. A device that has not
+chosen since the last change, a newcomer for instance, is always sent all models.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """What is known of the identities' stability.
+
+    Attributes:
+        stable: full broadcasts in a row without a change; a round in which nobody chose again does not count.
+        quiet: rounds since the last full broadcast.
+        confirmed: devices that have chosen among all models since the last change.
+    """
+
+    stable: int = 0
+    quiet: int = 0
+    confirmed: frozenset[str] = frozenset()
+
+    def narrow(self, stable_rounds: int, probe_every: int) -> bool:
+        """Whether the coming round is not a full broadcast."""
+        return self.settled(stable_rounds) and self.quiet < probe_every - 1
+
+    def settled(self, stable_rounds: int) -> bool:
+        """Whether identities count as stable; 0 rounds is never."""
+        return 0 < stable_rounds <= self.stable
+
+    def observed(self, chosen: Mapping[str, int], before: Mapping[str, int], *, full: bool) -> Broadcast:
+        """Return what is known after a round.
+
+        Args:
+            chosen: cluster by device, of those that chose among all models in this round.
+            before: each device's cluster as of the round before.
+            full: whether all that were ordered were sent all models.
+        """
+        again = {device: before[device] for device in chosen if device in before}
+        if any(chosen[device] != cluster for device, cluster in again.items()):
+            return Broadcast()
+        return dataclasses.replace(
+            self,
+            stable=self.stable + (full and bool(again)),
+            quiet=0 if full else self.quiet + 1,
+            confirmed=self.confirmed | chosen.keys(),
+        )
+
+    def dump(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {"stable": self.stable, "quiet": self.quiet, "confirmed": sorted(self.confirmed)}
+
+    @classmethod
+    def load(cls, document: Mapping[str, Any]) -> Broadcast:
+        """Return what `dump` described."""
+        return cls(document["stable"], document["quiet"], frozenset(document["confirmed"]))

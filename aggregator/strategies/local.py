@@ -1,0 +1,127 @@
+"""Local training: the baseline of ifca section 6 in which each device is alone.
+
+A device's slot holds its own updates and nobody else's, so this is a mean of one: with ``min_contributors`` above 1
+there would be nothing to send back. Every other device of the fleet could unmask what travels; a run of this kind is
+for comparison, not for devices that want to keep their updates from each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aggregator.numerics.backend import Backend
+from aggregator.strategies.base import (
+    Average,
+    Contribution,
+    Dump,
+    Fetch,
+    Gathered,
+    Outcome,
+    RoundPlan,
+    Slot,
+    drawn,
+    evaluates,
+    final_order,
+    gather,
+    in_order,
+    mean_update,
+    parse_settings,
+    require,
+    slot_dump,
+    slot_load,
+    train_order,
+)
+from wire import limits
+from wire.documents import RunPlan
+from wire.types import Float32Vector
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSettings:
+    """Local training has none of its own: it is in the run plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalState:
+    """One slot a device.
+
+    Attributes:
+        devices: in order of their names, newcomers behind; the place is the model id.
+        slots: in the same order.
+    """
+
+    devices: tuple[str, ...]
+    slots: tuple[Slot, ...]
+    gathered: Gathered = field(default_factory=dict)
+
+
+class Local:
+    """Each device alone; every one is a cluster of its own."""
+
+    name = "local"
+
+    def __init__(self, run: RunPlan, _backend: Backend | None = None, average: Average = mean_update) -> None:
+        self.run = run
+        self.average = average
+        self.settings: LocalSettings = parse_settings(LocalSettings, run)
+        require(
+            run.min_contributors == 1,
+            f"local training gives each device its own model, but means of at least {run.min_contributors} are wanted",
+            "set min_contributors to 1; every device of the fleet can then unmask every other's model",
+        )
+
+    @staticmethod
+    def models(_run: RunPlan) -> int:
+        """Most models a run names at a time: one a device."""
+        return limits.MAX_MODELS
+
+    def init(self, devices: tuple[str, ...]) -> LocalState:
+        """Return the state before round 1: every device at the origin."""
+        return _with(LocalState((), ()), devices)
+
+    def plan(self, state: LocalState, round_: int, available: tuple[str, ...]) -> tuple[LocalState, RoundPlan]:
+        """Each of those drawn trains its own model."""
+        state = _with(state, available)
+        evaluate = evaluates(self.run, round_)
+        place = {d: i for i, d in enumerate(state.devices)}
+        models = {place[d]: state.slots[place[d]] for d in drawn(self.run, round_, available)}
+        orders = {state.devices[i]: train_order((i,), evaluate=evaluate) for i in models}
+        return state, RoundPlan(round_, models, orders)
+
+    def absorb(self, state: LocalState, contribution: Contribution) -> LocalState:
+        """Keep the contribution for `close`."""
+        return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
+
+    def close(self, state: LocalState, plan: RoundPlan) -> tuple[LocalState, Outcome]:
+        """Each slot moves by its own device's update."""
+        slots = list(state.slots)
+        for c in in_order(state.gathered.values()):
+            slots[c.model] = slots[c.model].moved(self.average([c], "uniform"), 1, plan.round)
+        state = dataclasses.replace(state, slots=tuple(slots), gathered={})
+        return state, Outcome({d: i for i, d in enumerate(state.devices)})
+
+    def final(self, state: LocalState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
+        """Every device takes its own model."""
+        state = _with(state, devices)
+        place = {d: i for i, d in enumerate(state.devices)}
+        models = {place[d]: state.slots[place[d]] for d in devices}
+        return RoundPlan(round_, models, {d: final_order((place[d],)) for d in devices}, final=True)
+
+    def dump(self, state: LocalState) -> Dump:
+        """Return the state as the store keeps it."""
+        vectors: dict[str, Float32Vector] = {}
+        slots = [slot_dump(f"model-{i}", s, vectors) for i, s in enumerate(state.slots)]
+        return Dump({"devices": list(state.devices), "slots": slots}, vectors)
+
+    def load(self, document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], _fetch: Fetch) -> LocalState:
+        """Return the state that `dump` described."""
+        return LocalState(tuple(document["devices"]), tuple(slot_load(s, vectors) for s in document["slots"]))
+
+
+def _with(state: LocalState, devices: Iterable[str]) -> LocalState:
+    """Return the state with slots for devices that it does not know, in order of their names."""
+    new = tuple(sorted(set(devices) - set(state.devices)))
+    return dataclasses.replace(state, devices=(*state.devices, *new), slots=(*state.slots, *(Slot() for _ in new)))

@@ -1,0 +1,194 @@
+"""One-shot clustering: Ghosh et al. (extended), section 4.1, Alg. 1.
+
+Line 1: every device trains alone to convergence and sends its model (round 1, by the plan's ``pretrain`` recipe).
+Line 2: k-means of the models, here of their deltas from the one origin, which lie as far from each other, through
+their Gram matrix. Line 3: FedAvg inside each cluster, by the plan's ``local`` recipe, for the rounds that follow.
+
+The paper leaves open where the clusters start: at the mean of their members' models (default) or at the origin. A
+device that missed line 1 trains alone as soon as it is there, from the same origin, and joins the nearest centroid; so
+do those of a first round in which fewer than k answered, all over again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from aggregator.numerics.backend import Backend
+from aggregator.numerics.clustering import kmeans_from_gram
+from aggregator.numerics.similarity import gram
+from aggregator.strategies.base import (
+    Average,
+    Contribution,
+    Dump,
+    Event,
+    Fetch,
+    Gathered,
+    Outcome,
+    RoundPlan,
+    Slot,
+    advanced,
+    drawn,
+    evaluates,
+    final_order,
+    gather,
+    in_order,
+    mean_update,
+    norm_of,
+    parse_settings,
+    require,
+    slot_dump,
+    slot_load,
+    train_order,
+)
+from wire import limits
+from wire.documents import RunPlan
+from wire.messages import Phase
+from wire.types import Float32Vector
+
+
+@dataclass(frozen=True, slots=True)
+class OneShotSettings:
+    """One-shot clustering's own parameters.
+
+    Attributes:
+        k: clusters.
+        start: where a cluster's model starts, ``mean`` of its members' models or ``origin``.
+    """
+
+    k: int = 2
+    start: str = "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class OneShotState:
+    """The clusters, once they are found.
+
+    Attributes:
+        slots, centroids: one a cluster; a centroid is the mean delta, (d,) float32, of its members' own models.
+        since: round whose models were clustered, 0 before.
+        assignment: cluster of every device that has one.
+    """
+
+    slots: tuple[Slot, ...] = ()
+    centroids: tuple[Float32Vector, ...] = ()
+    since: int = 0
+    assignment: Mapping[str, int] = field(default_factory=dict)
+    gathered: Gathered = field(default_factory=dict)
+
+
+class OneShot:
+    """One-shot clustering on masked offsets."""
+
+    name = "one-shot"
+
+    def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
+        self.run = run
+        self.backend = backend
+        self.average = average
+        self.settings: OneShotSettings = parse_settings(OneShotSettings, run)
+        require(1 <= self.settings.k < limits.MAX_MODELS, f"k is from 1 to {limits.MAX_MODELS - 1}")
+        require(self.settings.start in ("mean", "origin"), f"start {self.settings.start!r} is neither mean nor origin")
+        require(run.rounds > 1, "one-shot clustering takes a round of its own before the first one of training")
+        require(run.origins == 1, "one-shot compares models that start from one origin")
+        require(all(g.name == "cluster" for g in run.segments), "one-shot has no shared segment")
+        self.untrained = self.settings.k
+
+    @staticmethod
+    def models(run: RunPlan) -> int:
+        """Most models a run names at a time: the clusters', and the origin behind them."""
+        settings: OneShotSettings = parse_settings(OneShotSettings, run)
+        return settings.k + 1
+
+    def init(self, _devices: tuple[str, ...]) -> OneShotState:
+        """Return the state before round 1."""
+        return OneShotState()
+
+    def plan(self, state: OneShotState, round_: int, available: tuple[str, ...]) -> tuple[OneShotState, RoundPlan]:
+        """Devices without a cluster train alone, whether drawn or not; of the others, those drawn train their cluster's."""
+        placed = tuple(d for d in available if d in state.assignment)
+        evaluate = evaluates(self.run, round_)
+        alone = train_order((self.untrained,), evaluate=evaluate, phase=Phase.PRETRAIN)
+        orders = {d: alone for d in available if d not in state.assignment}
+        for d in drawn(self.run, round_, placed) if placed else ():
+            orders[d] = train_order((state.assignment[d],), evaluate=evaluate)
+        models = dict(enumerate(state.slots)) | {self.untrained: Slot()}
+        used = {o.candidates[0] for o in orders.values()}
+        return state, RoundPlan(round_, {j: s for j, s in models.items() if j in used}, orders)
+
+    def absorb(self, state: OneShotState, contribution: Contribution) -> OneShotState:
+        """Keep the contribution for `close`."""
+        return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
+
+    def close(self, state: OneShotState, plan: RoundPlan) -> tuple[OneShotState, Outcome]:
+        """Line 2 in the round that has the models; line 3, and latecomers to their centroids, in those that follow."""
+        given = in_order(state.gathered.values())
+        state = dataclasses.replace(state, gathered={})
+        models = [c for c in given if c.phase is Phase.PRETRAIN]
+        if state.since:
+            slots = tuple(
+                advanced(
+                    s, [c for c in given if c.phase is Phase.TRAIN and c.model == j], self.run, self.average, plan.round
+                )
+                for j, s in enumerate(state.slots)
+            )
+            state, events = self._place(dataclasses.replace(state, slots=slots), models, plan.round)
+        elif len(models) < max(2, self.settings.k):
+            detail = {"models": len(models), "clusters": self.settings.k}
+            events = (Event(plan.round, "clustering-postponed", detail),)
+        else:
+            state, events = self._cluster(models, plan.round)
+        return state, Outcome(state.assignment, events)
+
+    def _cluster(self, models: list[Contribution], round_: int) -> tuple[OneShotState, tuple[Event, ...]]:
+        labels = kmeans_from_gram(gram([c.row for c in models], backend=self.backend), self.settings.k, self.run.seed)
+        slots, centroids = [], []
+        for j in range(int(labels.max()) + 1):
+            members = [c for c, label in zip(models, labels, strict=True) if label == j]
+            centroids.append(self.average(members, "uniform"))
+            begins = self.settings.start == "mean"
+            slots.append(advanced(Slot(), members if begins else [], self.run, self.average, round_))
+        assignment = {c.device: int(label) for c, label in zip(models, labels, strict=True)}
+        sizes = np.bincount(labels).tolist()
+        events = (Event(round_, "clustered", {"sizes": sizes}),)
+        return OneShotState(tuple(slots), tuple(centroids), round_, assignment), events
+
+    def _place(
+        self, state: OneShotState, late: list[Contribution], round_: int
+    ) -> tuple[OneShotState, tuple[Event, ...]]:
+        placed = {c.device: int(np.argmin([norm_of(c.row - centroid) for centroid in state.centroids])) for c in late}
+        events = tuple(Event(round_, "newcomer", {"device": d, "cluster": j}) for d, j in placed.items())
+        return dataclasses.replace(state, assignment={**state.assignment, **placed}), events
+
+    def final(self, state: OneShotState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
+        """Every device takes its cluster's model; one without a cluster takes the model of least loss."""
+        models = dict(enumerate(state.slots)) or {self.untrained: Slot()}
+        orders = {d: final_order((state.assignment[d],) if d in state.assignment else tuple(models)) for d in devices}
+        return RoundPlan(round_, models, orders, final=True)
+
+    def dump(self, state: OneShotState) -> Dump:
+        """Return the state as the store keeps it."""
+        vectors: dict[str, Float32Vector] = {}
+        slots = [slot_dump(f"model-{j}", s, vectors) for j, s in enumerate(state.slots)]
+        centroids = [f"centroid-{j}-{state.since}" for j in range(len(state.centroids))]
+        vectors |= dict(zip(centroids, state.centroids, strict=True))
+        document = {
+            "slots": slots,
+            "centroids": centroids,
+            "since": state.since,
+            "assignment": dict(state.assignment),
+        }
+        return Dump(document, vectors)
+
+    def load(self, document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], _fetch: Fetch) -> OneShotState:
+        """Return the state that `dump` described."""
+        return OneShotState(
+            tuple(slot_load(s, vectors) for s in document["slots"]),
+            tuple(vectors[name] for name in document["centroids"]),
+            document["since"],
+            document["assignment"],
+        )

@@ -1,0 +1,168 @@
+"""`shoal simulate`: a table or a figure of a paper as a command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from support.console import no_core_dumps, say, say_json
+from wire.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from benchmarks.papers.experiment import Experiment, Options
+
+MASKS: Final = ("none", "permutation")
+DEVICES: Final = ("cpu", "cuda")
+ALL: Final = "all"
+
+
+def simulate(
+    experiment: Annotated[str | None, typer.Argument(help="One of --list.", show_default=False)] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the experiments and the data that each needs.")] = False,
+    algorithm: Annotated[str | None, typer.Option(help="One of the experiment's, or all.")] = None,
+    devices: Annotated[int | None, typer.Option(help="m; by default the paper's.", min=1)] = None,
+    samples: Annotated[int | None, typer.Option(help="n, of a device; by default the paper's.", min=1)] = None,
+    rounds: Annotated[int | None, typer.Option(help="By default the paper's.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Of data split, origins, batches and mask.", min=0)] = 0,
+    mask: Annotated[
+        str, typer.Option(help="What strategies see: masked updates (permutation) or none.")
+    ] = "permutation",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where data sets are looked for first.", file_okay=False)
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="The experiment's or the algorithm's own, NAME=VALUE; repeatable.")
+    ] = None,
+    grid: Annotated[str, typer.Option(help="Points of a sweep: default, or paper for all of them.")] = "default",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Also write the results there, with command, commit and machine.", dir_okay=False),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the figure: .png, .svg or .pdf.", dir_okay=False)] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run an experiment of the CFL, IFCA or FedGroup paper with the strategies that the daemon runs."""
+    from benchmarks.papers import registry
+    from benchmarks.papers.experiment import Options
+
+    if list_:
+        _list(data_dir, json)
+        return
+    if experiment is None:
+        raise UsageError("which experiment?", hint="shoal simulate --list names them")
+    _one_of("mask", mask, MASKS)
+    _one_of("device", device, DEVICES)
+    chosen = registry.find(experiment)
+    algorithms = _algorithms(chosen, algorithm)
+    _check_outputs(device, save, plot)
+    options = Options(
+        algorithms[0], devices, samples, rounds, seed, mask, data_dir, _settings(settings or []), grid, device
+    )
+    no_core_dumps()
+    results = _run(chosen, algorithms, options, save)
+    if plot is not None:
+        from benchmarks.papers.plot import plot as draw
+
+        draw(results, plot, chosen.figure)
+    if json:
+        say_json(_document(chosen, results, algorithm == ALL))
+        return
+    from benchmarks.simulate_report import report
+
+    report(f"{chosen.id}: {chosen.title} ({chosen.paper}); seed {seed}, mask {mask}", results)
+
+
+def _run(chosen: Experiment, algorithms: tuple[str, ...], options: Options, save: Path | None) -> list[dict[str, Any]]:
+    """Run the algorithms in turn; what is done is saved after each, so that an interruption costs one of them."""
+    import dataclasses
+
+    from benchmarks import record
+    from benchmarks.simulate_report import TerminalProgress
+
+    results: list[dict[str, Any]] = []
+    with TerminalProgress() as progress:
+        for name in algorithms:
+            result = chosen.run(dataclasses.replace(options, algorithm=name), progress)
+            results.append(result.data())
+            if save is not None:
+                record.save(save, _document(chosen, results, len(algorithms) > 1))
+    return results
+
+
+def _document(chosen: Experiment, results: list[dict[str, Any]], several: bool) -> dict[str, Any]:
+    return {"experiment": chosen.id, "results": results} if several else results[0]
+
+
+def _algorithms(chosen: Experiment, asked: str | None) -> tuple[str, ...]:
+    if asked == ALL:
+        return chosen.algorithms
+    if asked is None:
+        return chosen.algorithms[:1]
+    if asked not in chosen.algorithms:
+        raise UsageError(
+            f"{chosen.id} has no algorithm {asked!r}",
+            hint=f"it has {', '.join(chosen.algorithms)}, or {ALL} for each in turn",
+        )
+    return (asked,)
+
+
+def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UsageError(f"no {option} {value!r}", hint=f"use {' or '.join(known)}")
+
+
+def _settings(items: list[str]) -> dict[str, str]:
+    chosen: dict[str, str] = {}
+    for item in items:
+        name, sign, value = item.partition("=")
+        if not sign or not name.strip():
+            raise UsageError(f"{item!r} is not NAME=VALUE")
+        chosen[name.strip()] = value.strip()
+    return chosen
+
+
+def _check_outputs(device: str, save: Path | None, plot: Path | None) -> None:
+    """Refuse before a long run what would fail after it."""
+    if save is not None and not save.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {save.absolute().parent} for --save")
+    if plot is not None:
+        from benchmarks.papers.plot import check
+
+        check(plot)
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError("there is no CUDA device here", hint="use --device cpu")
+
+
+def _list(data_dir: Path | None, as_json: bool) -> None:
+    from benchmarks.papers import datasets, registry
+
+    experiments = [registry.find(name) for name in registry.ids()]
+    if as_json:
+        say_json(
+            {
+                "experiments": [
+                    {
+                        "id": e.id,
+                        "paper": e.paper,
+                        "title": e.title,
+                        "algorithms": list(e.algorithms),
+                        "needs": list(e.needs),
+                        "missing": [name for name in e.needs if not datasets.is_here(name, data_dir)],
+                        "published": dict(e.published),
+                    }
+                    for e in experiments
+                ]
+            }
+        )
+        return
+    width = max(len(e.id) for e in experiments)
+    for e in experiments:
+        needs = [name if datasets.is_here(name, data_dir) else f"{name}, which is not here" for name in e.needs]
+        say(f"{e.id:{width}}  {e.title} ({e.paper})")
+        say(f"{'':{width}}  algorithms: {', '.join(e.algorithms)}{'; data: ' if needs else ''}{'; '.join(needs)}")

@@ -1,0 +1,1 @@
+"""Many devices in one process, vectorised, driving the strategies that the aggregator runs."""

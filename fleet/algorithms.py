@@ -1,0 +1,30 @@
+"""The algorithms and their settings as text, taken from the strategies themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+
+from aggregator.strategies.registry import SETTINGS, STRATEGIES
+
+
+def describe() -> list[str]:
+    """Return one text for each algorithm: its name and paper, its settings with their defaults, what they mean."""
+    return [_describe(name, strategy) for name, strategy in STRATEGIES.items()]
+
+
+def _describe(name: str, strategy: type[object]) -> str:
+    kind = SETTINGS[name]
+    about = inspect.getdoc(sys.modules[strategy.__module__]) or ""
+    lines = [f"{name}: {about.splitlines()[0]}"]
+    defaults = [f"{f.name}={_text(f.default)}" for f in dataclasses.fields(kind)]
+    if not defaults:
+        return "\n".join([*lines, "    (no settings)"])
+    lines.append(f"    {' '.join(defaults)}")
+    _, _, meaning = (inspect.getdoc(kind) or "").partition("Attributes:\n")
+    return "\n".join([*lines, *meaning.replace("``", "").rstrip().splitlines()])
+
+
+def _text(value: object) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

@@ -1,0 +1,74 @@
+"""`shoal data` as a person calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers.datafiles import digits
+from tests.helpers.trees import ONE_THREAD, ROOT
+
+
+@pytest.fixture
+def shoal(tmp_path, monkeypatch):
+    """Call `shoal` on a machine whose cache is empty."""
+    monkeypatch.delenv("SHOAL_DATA_DIR", raising=False)
+
+    def call(*arguments, status=0):
+        done = subprocess.run(
+            [sys.executable, "-c", "from benchmarks.cli import main; main()", *map(str, arguments)],
+            cwd=tmp_path,
+            env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        assert done.returncode == status, done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    return call
+
+
+def test_the_list_says_where_each_is_or_how_to_get_it(shoal, tmp_path):
+    digits(tmp_path / "sets" / "mnist")
+    made = json.loads(shoal("data", "list", "--data-dir", tmp_path / "sets", "--json").stdout)["data"]["datasets"]
+    found = {d["name"]: d for d in made}
+    assert set(found) == {"mnist", "fashion-mnist", "cifar10", "femnist", "sent140", "ag-news"}
+    assert found["mnist"]["folder"] == str(tmp_path / "sets" / "mnist")
+    assert found["cifar10"]["folder"] is None
+    assert str(tmp_path / "cache/shoal/cifar10") in found["cifar10"]["places"]
+    lines = shoal("data", "list").stdout.splitlines()
+    assert lines[0] == "mnist          not here: shoal data fetch mnist"
+
+
+def test_files_that_are_not_mnists_are_refused(shoal, tmp_path):
+    """Status 7: the checksums are those of the official files, so a made-up set never passes."""
+    digits(tmp_path / "mine")
+    done = shoal("data", "fetch", "mnist", "--from", tmp_path / "mine", status=7)
+    assert "train-images-idx3-ubyte.gz is not MNIST's official file" in done.stderr
+    assert list((tmp_path / "cache/shoal/mnist").iterdir()) == []
+
+
+def test_a_folder_without_files_is_status_8(shoal, tmp_path):
+    done = shoal("data", "fetch", "mnist", "--from", tmp_path, "--json", status=8)
+    assert "holds no train-images-idx3-ubyte[.gz]" in json.loads(done.stdout)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "hint"),
+    [
+        ("cifar10", "cifar10 can't be fetched", "cifar-10-binary.tar.gz"),
+        ("imagenet", "no data set 'imagenet'", "there are mnist"),
+    ],
+)
+def test_only_mnist_is_fetched(shoal, name, error, hint):
+    done = shoal("data", "fetch", name, status=2)
+    assert f"error: {error}" in done.stderr
+    assert hint in done.stderr

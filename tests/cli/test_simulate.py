@@ -1,0 +1,256 @@
+"""`shoal simulate` as a person calls it: the table, the one JSON object, the figure, the refusals, and the way out."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.helpers.trees import ONE_THREAD, ROOT, python
+
+TOY = """
+import time
+from benchmarks.papers import registry
+from benchmarks.papers.experiment import Result, Study
+
+def run(options, progress):
+    rounds, history = options.rounds or 3, []
+    progress.stage("dealing the samples")
+    for r in range(1, rounds + 1):
+        time.sleep(options.knob("pause_s", 0.0))
+        history.append({"round": r, "accuracy": 50.0 + r, "loss": 1 / r, "purity": 0.5})
+        progress.round(options.algorithm, r, rounds, history[-1])
+    return Result(
+        experiment="toy", algorithm=options.algorithm, accuracy=50.0 + rounds, clusters=2, rounds=rounds,
+        cpu_seconds_per_round=0.01, published={"ifca": 95.25}.get(options.algorithm, {"a": 1, "b": 2.5}), history=history,
+        purity=1.0, ari=0.5, extra={"gap": 0.125, "clusters_seen": [1, 2]},
+        parameters={"devices": options.devices, "samples": options.samples, "seed": options.seed, "mask": options.mask,
+                    "grid": options.grid, "device": options.device, "data_dir": options.data_dir,
+                    "settings": dict(options.settings)},
+    )
+
+registry.register(Study("toy", "a paper, table 1", "a toy", ("ifca", "fedavg"), {"ifca": 95.25}, run, needs=NEEDS))
+"""
+MAIN = "\nfrom benchmarks.cli import main\nmain()"
+SCRIPT = TOY.replace("NEEDS", '("mnist",)') + MAIN
+
+
+@pytest.fixture
+def no_data(tmp_path, monkeypatch):
+    """No data set of this machine is in the way."""
+    monkeypatch.delenv("SHOAL_DATA_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def shoal(*arguments, status=0, cwd=ROOT):
+    """Call `shoal` with the toy registered, and return the finished process."""
+    done = python(SCRIPT, *arguments, cwd=cwd)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def data_of(done):
+    """Return the data of the one JSON object on stdout."""
+    (line,) = done.stdout.splitlines()
+    document = json.loads(line)
+    assert (document["schema"], document["ok"]) == (1, True)
+    return document["data"]
+
+
+def test_the_result_is_one_object_with_the_fixed_names():
+    """Algorithm, seed and mask default to the experiment's first, 0 and permutation; not a word on stderr."""
+    done = shoal("simulate", "toy", "--json")
+    data = data_of(done)
+    assert {"experiment", "algorithm", "accuracy", "purity", "ari", "clusters", "rounds"} <= set(data)
+    assert (data["experiment"], data["algorithm"], data["accuracy"], data["published"]) == ("toy", "ifca", 53.0, 95.25)
+    assert (data["gap"], data["cpu_seconds_per_round"]) == (0.125, 0.01)
+    assert [set(row) for row in data["history"]] == [{"round", "accuracy", "loss", "purity"}] * 3
+    assert (data["parameters"]["seed"], data["parameters"]["mask"]) == (0, "permutation")
+    assert done.stderr == ""
+
+
+def test_every_option_reaches_the_experiment():
+    given = [
+        "--algorithm",
+        "fedavg",
+        "--devices",
+        "8",
+        "--samples",
+        "50",
+        "--rounds",
+        "2",
+        "--seed",
+        "7",
+        "--mask",
+        "none",
+    ]
+    given += ["--data-dir", "/somewhere", "--grid", "paper", "--set", "eps1=0.4", "--set", "x = y=z"]
+    data = data_of(shoal("simulate", "toy", *given, "--json"))
+    assert (data["algorithm"], data["rounds"]) == ("fedavg", 2)
+    assert data["parameters"] == {
+        "devices": 8,
+        "samples": 50,
+        "seed": 7,
+        "mask": "none",
+        "grid": "paper",
+        "device": "cpu",
+        "data_dir": "/somewhere",
+        "settings": {"eps1": "0.4", "x": "y=z"},
+    }
+
+
+def test_the_table_has_the_published_number_beside_ours():
+    lines = shoal("simulate", "toy", "--algorithm", "all").stdout.splitlines()
+    assert lines[0] == "toy: a toy (a paper, table 1); seed 0, mask permutation"
+    (row,) = (line.split() for line in lines if line.startswith("ifca "))
+    assert row == ["ifca", "53.00", "-", "95.25", "1.000", "0.500", "2", "3", "0.010"]
+    assert "  published: a 1, b 2.5" in lines
+    assert "  gap: 0.125" in lines
+    assert "  clusters_seen: 1, 2" in lines
+
+
+def test_all_runs_every_algorithm():
+    data = data_of(shoal("simulate", "toy", "--algorithm", "all", "--json"))
+    assert [r["algorithm"] for r in data["results"]] == ["ifca", "fedavg"]
+
+
+def test_the_result_is_saved_with_where_it_is_from(tmp_path):
+    shoal("simulate", "toy", "--seed", "3", "--save", tmp_path / "toy.json", "--json")
+    saved = json.loads((tmp_path / "toy.json").read_text())
+    assert saved["command"][:5] == ["shoal", "simulate", "toy", "--seed", "3"]
+    assert {"commit", "date", "machine"} <= set(saved)
+    assert saved["data"]["parameters"]["seed"] == 3
+
+
+def test_the_figure_is_drawn(tmp_path):
+    shoal("simulate", "toy", "--algorithm", "all", "--plot", tmp_path / "toy.png")
+    assert (tmp_path / "toy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_list_says_what_each_needs(tmp_path, no_data):
+    """Every experiment with its algorithms; data that is not here is said to be missing."""
+    made = python(SCRIPT, "simulate", "--list", "--json", "--data-dir", tmp_path)
+    entries = {e["id"]: e for e in data_of(made)["experiments"]}
+    assert len(entries) == 19
+    assert entries["toy"]["needs"] == ["mnist"]
+    assert entries["toy"]["algorithms"] == ["ifca", "fedavg"]
+    assert entries["toy"]["published"] == {"ifca": 95.25}
+    assert "cifar10" in entries["ifca-rotated-cifar"]["missing"]
+    text = shoal("simulate", "--list").stdout
+    assert "ifca-rotated-mnist" in text
+    assert "cifar10, which is not here" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        ([], "which experiment?", "shoal simulate --list names them"),
+        (["nothing"], "no experiment 'nothing'", "there are ifca-synthetic, "),
+        (["toy", "--algorithm", "sgd"], "toy has no algorithm 'sgd'", "it has ifca, fedavg, or all"),
+        (["toy", "--mask", "rot13"], "no mask 'rot13'", "use none or permutation"),
+        (["toy", "--device", "tpu"], "no device 'tpu'", "use cpu or cuda"),
+        (["toy", "--plot", "toy.gif"], "toy.gif names no kind of picture", "end it in .png"),
+    ],
+)
+def test_usage_errors(arguments, error, hint):
+    """Status 2, before anything runs."""
+    done = shoal("simulate", *arguments, status=2)
+    assert f"error: {error}" in done.stderr
+    assert f"hint: {hint}" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--set", "eps1"], "'eps1' is not NAME=VALUE"),
+        (["--set", "pause_s=x"], "--set pause_s=x: it takes a number"),
+        (["--save", "/no/such/folder/x.json"], "there is no folder /no/such/folder for --save"),
+        (["--devices", "0"], "--devices"),
+        (["--seed", "-1"], "--seed"),
+    ],
+)
+def test_more_usage_errors(arguments, error):
+    assert error in shoal("simulate", "toy", *arguments, status=2).stderr
+
+
+NEEDY = """
+from benchmarks.papers import datasets, registry
+from benchmarks.papers.experiment import Study
+registry.register(Study("needy", "", "", ("ifca",), {}, lambda o, p: datasets.load("cifar10", o.data_dir), needs=("cifar10",)))
+"""
+
+
+def test_absent_data_is_status_8(tmp_path, no_data):
+    """The error names the file and the places, the hint the way to get it."""
+    done = python(NEEDY + MAIN, "simulate", "needy", "--data-dir", tmp_path, "--json")
+    assert done.returncode == 8
+    error = json.loads(done.stdout)["error"]
+    assert error["type"] == "MissingDataError"
+    assert "data_batch_1.bin is missing" in error["message"]
+    assert str(tmp_path) in error["message"]
+    assert "cifar-10-binary.tar.gz" in error["hint"]
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interrupt_ends_with_130(tmp_path):
+    """Ctrl-C in the middle of a run; what --save has from the algorithms before stays."""
+    arguments = ["simulate", "toy", "--algorithm", "all", "--rounds", "60", "--set", "pause_s=0.02"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *arguments, "--save", str(tmp_path / "kept.json")],
+        cwd=ROOT,
+        env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline_s = time.monotonic() + 60
+    while not (tmp_path / "kept.json").exists() and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert out == ""
+    assert "Traceback" not in err
+    assert [r["algorithm"] for r in json.loads((tmp_path / "kept.json").read_text())["data"]["results"]] == ["ifca"]
+
+
+def test_progress_is_for_terminals():
+    """On one, a line that keeps up and leaves nothing behind; the result alone is on stdout."""
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, "simulate", "toy", "--rounds", "5", "--json"],
+        cwd=ROOT,
+        env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        text=True,
+    )
+    out, _ = process.communicate(timeout=60)
+    os.close(terminal)
+    shown = os.read(controller, 65536).decode()
+    os.close(controller)
+    assert process.returncode == 0
+    assert json.loads(out)["data"]["rounds"] == 5
+    assert "dealing the samples" in shown
+    assert "ifca 5/5" in shown
+    assert shown.endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["simulate", "--help"], ["data", "--help"], ["data", "fetch", "--help"]]
+)
+def test_help_loads_nothing_heavy(arguments):
+    """It answers without numpy, torch and matplotlib."""
+    script = "import atexit, sys\natexit.register(lambda: print('loaded:', *(m for m in HEAVY if m in sys.modules)))\n"
+    heavy = "HEAVY = ('numpy', 'torch', 'scipy', 'sklearn', 'matplotlib', 'rich')\n"
+    done = python(heavy + script + MAIN, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded:"

@@ -1,0 +1,54 @@
+"""Daemon runs of FedGroup, FeSEM and one-shot clustering: real programs, a real broker, six devices in two hidden groups."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.loopback import draw_origins
+from benchmarks.stage import Stage
+from edge_client.manifest import LocalTraining
+from edge_client.task import TaskBundle
+from fleet.run import RunOptions
+from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, same_partition, truth_of
+from wire.broker import find_mosquitto, start_broker
+
+pytestmark = [pytest.mark.broker, pytest.mark.process]
+
+DEVICES = 6
+WAIT_S = 60.0
+QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
+ALONE = LocalTraining(epochs=6, batch_size=10, lr=0.5)
+FORGETFUL = LocalTraining(epochs=30, batch_size=10, lr=0.8)
+RUNS = {
+    "fedgroup": {"rounds": 5, "settings": {"groups": "2", "alpha": "2"}, "local": QUICK, "pretrain": ALONE},
+    "fesem": {"rounds": 5, "settings": {"k": "2"}, "local": FORGETFUL, "seed": 3},
+    "one-shot": {"rounds": 3, "settings": {"k": "2"}, "local": QUICK, "pretrain": ALONE},
+}
+
+
+@pytest.mark.parametrize("algorithm", list(RUNS))
+def test_the_daemons_find_the_hidden_groups(
+    tmp_path: Path, logistic: Callable[..., TaskBundle], algorithm: str
+) -> None:
+    """Six device programs train what they are ordered to; nobody is missed in any round, and the groups are the hidden ones."""
+    bundle, data = logistic(INPUTS, CLASSES), grouped_data(DEVICES, 2)
+    options = RunOptions(
+        algorithm, **{"min_contributors": 1, "quorum": 1.0, "deadline_s": 30.0, "seed": 1, **RUNS[algorithm]}
+    )
+    (tmp_path / "broker").mkdir()
+    with (
+        start_broker("mosquitto" if find_mosquitto() else "amqtt", tmp_path / "broker") as broker,
+        Stage(tmp_path / "fleet", broker.url, tuple(data)) as stage,
+    ):
+        plan = stage.add_run(bundle, draw_origins(bundle.manifest, 1, 1), options)
+        stage.start_aggregator()
+        for name, batch in data.items():
+            np.savez(tmp_path / f"{name}.npz", x=batch.x, y=batch.y)
+            stage.start_device(name, tmp_path / f"{name}.npz")
+        records = stage.wait(plan.run, WAIT_S)
+    assert [r["round"] for r in records] == list(range(1, options.rounds + 2))
+    assert not any(r["missing"] for r in records)
+    assert same_partition(records[-1]["clusters"], truth_of(DEVICES, 2))
+    assert records[-1]["correct"] / records[-1]["tested"] > 0.75

@@ -1,0 +1,188 @@
+"""EDC equals the singular value decomposition, MADC its n^3 definition, and both refuse what has no answer."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.numerics.backend import Backend
+from aggregator.numerics.embedding import (
+    PRECISE_FLOPS,
+    edc,
+    edc_distances,
+    edc_from_gram,
+    edc_row,
+    madc,
+    top_directions,
+)
+from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.similarity import cosine_matrix, gram, precise_gram
+from aggregator.numerics.torch_backend import TorchBackend
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+
+def groups(n: int, d: int, k: int, seed: int = 0) -> np.ndarray:
+    """Return n updates of k groups, shape (n, d), float32."""
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((k, d))
+    return (centres[np.arange(n) % k] + rng.standard_normal((n, d))).astype(np.float32)
+
+
+def exact_edc(rows: np.ndarray, m: int) -> np.ndarray:
+    """Return fedgroup Eq. 8 as written: singular vectors of dW^T, then cosines, in float64."""
+    wide = rows.astype(np.float64)
+    directions = np.linalg.svd(wide.T, full_matrices=False)[0][:, :m]
+    return wide @ directions / np.linalg.norm(wide, axis=1)[:, None]
+
+
+def madc_by_definition(similarity: np.ndarray) -> np.ndarray:
+    """Return fedgroup Eq. 7 as written, pair by pair."""
+    n = len(similarity)
+    found = np.zeros((n, n))
+    for i in range(n):
+        for j in range(n):
+            others = [z for z in range(n) if z not in (i, j)]
+            if i != j:
+                found[i, j] = sum(abs(similarity[i, z] - similarity[j, z]) for z in others) / (n - 2)
+    return found
+
+
+@pytest.mark.parametrize("m", [1, 3, 12])
+def test_edc_equals_the_exact_decomposition_up_to_signs(m: int) -> None:
+    rows = groups(12, 400, 3)
+    found = edc(rows, m)
+    assert found.shape == (12, m)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(np.abs(found), np.abs(exact_edc(rows, m)), atol=1e-8)
+    np.testing.assert_allclose(edc_distances(found), edc_distances(exact_edc(rows, m)), atol=1e-8)
+
+
+def test_edc_from_float32_products_keeps_the_top_directions() -> None:
+    """Beyond ``PRECISE_FLOPS`` products are float32; directions of true groups are then exact to 1e-5."""
+    rows = groups(12, 400, 3)
+    np.testing.assert_allclose(edc_from_gram(gram(rows), 3), edc(rows, 3), atol=1e-5)
+    assert PRECISE_FLOPS > 2.0 * 12 * 12 * 400
+
+
+def test_edc_by_hand() -> None:
+    """Two orthogonal axes, the longer one first."""
+    rows = np.array([[3.0, 0, 0], [0, 2.0, 0], [3.0, 0, 0]], dtype=np.float32)
+    np.testing.assert_allclose(edc(rows, 2), [[1, 0], [0, 1], [1, 0]], atol=1e-12)
+
+
+def test_a_zero_update_has_a_row_of_zeros_and_a_missing_direction_a_column() -> None:
+    rows = np.array([[1.0, 1, 0], [0, 0, 0], [2, 2, 0], [-1, -1, 0]], dtype=np.float32)
+    np.testing.assert_allclose(np.abs(edc(rows, 3)), [[1, 0, 0], [0, 0, 0], [1, 0, 0], [1, 0, 0]], atol=1e-7)
+    np.testing.assert_array_equal(edc(np.zeros((3, 4), np.float32), 2), np.zeros((3, 2)))
+
+
+@pytest.mark.parametrize("factor", [1e-12, 1e12])
+def test_edc_does_not_depend_on_the_scale(factor: float) -> None:
+    rows = groups(9, 100, 3)
+    np.testing.assert_allclose(edc(rows * np.float32(factor), 3), edc(rows, 3), atol=1e-6)
+
+
+def test_directions_have_length_one_and_a_newcomer_finds_its_row() -> None:
+    """The row of a vector that was in the decomposition is the row that EDC gave it; another's is its cosine."""
+    rows = groups(12, 400, 3)
+    wide = rows.astype(np.float64)
+    found = top_directions(precise_gram(rows), 3)
+    vectors = found.coefficients.T @ wide
+    np.testing.assert_allclose(vectors @ vectors.T, np.eye(3), atol=1e-10)
+    np.testing.assert_allclose(found.singular_values, np.linalg.svd(wide)[1][:3], rtol=1e-10)
+    np.testing.assert_allclose(edc_row(wide @ wide[5], wide[5] @ wide[5], found), edc(rows, 3)[5], atol=1e-10)
+    newcomer = wide[0] + np.random.default_rng(3).standard_normal(400)
+    expected = vectors @ newcomer / np.linalg.norm(newcomer)
+    np.testing.assert_allclose(edc_row(wide @ newcomer, newcomer @ newcomer, found), expected, atol=1e-10)
+    np.testing.assert_array_equal(edc_row(np.zeros(12), 0.0, found), np.zeros(3))
+
+
+@pytest.mark.torch
+@needs_torch
+def test_backends_give_the_same_rows_to_1e_5() -> None:
+    backends: list[Backend] = [TorchBackend("cpu")]
+    import torch
+
+    if torch.cuda.is_available():
+        backends.append(TorchBackend("cuda"))
+    rows = groups(12, 20_000, 3)
+    for backend in backends:
+        np.testing.assert_allclose(edc(rows, 3, backend=backend), edc(rows, 3), atol=1e-5)
+
+
+def test_edc_reads_a_memory_map(tmp_path: Path) -> None:
+    rows = groups(12, 400, 3)
+    rows.tofile(tmp_path / "rows.f32")
+    mapped = np.memmap(tmp_path / "rows.f32", dtype=np.float32, mode="r", shape=rows.shape)
+    np.testing.assert_array_equal(edc(mapped, 3), edc(rows, 3))
+    np.testing.assert_array_equal(edc(list(mapped), 3), edc(rows, 3))
+
+
+def test_edc_refuses_what_has_no_answer() -> None:
+    rows = groups(4, 10, 2)
+    for directions in (0, 5):
+        with pytest.raises(NumericsError, match="directions"):
+            edc(rows, directions)
+    with pytest.raises(NumericsError, match="at least 2"):
+        edc(rows[:1], 1)
+    bad = rows.copy()
+    bad[2, 3] = np.inf
+    with pytest.raises(NumericsError, match=r"\[2\]"):
+        edc(bad, 2)
+    with pytest.raises(NumericsError, match="NaN"):
+        edc_from_gram(np.full((3, 3), np.nan), 2)
+    with pytest.raises(NumericsError, match="symmetric"):
+        edc_from_gram(np.array([[1.0, 0.5], [0.2, 1.0]]), 1)
+    found = top_directions(gram(rows), 2)
+    with pytest.raises(NumericsError, match="shape"):
+        edc_row(np.zeros(3), 1.0, found)
+    with pytest.raises(NumericsError, match="negative"):
+        edc_row(np.zeros(4), -1.0, found)
+    with pytest.raises(NumericsError, match="EDC rows"):
+        edc_distances(np.zeros(3))
+
+
+def test_edc_distance_is_divided_by_the_directions() -> None:
+    """|(0, 0) - (3, 4)| / 2 = 2.5, fedgroup Eq. 8."""
+    np.testing.assert_allclose(edc_distances(np.array([[0.0, 0.0], [3.0, 4.0]])), [[0, 2.5], [2.5, 0]])
+
+
+@pytest.mark.parametrize("n", [3, 4, 17])
+def test_madc_equals_the_definition(n: int) -> None:
+    similarity = cosine_matrix(groups(n, 30, 3))
+    np.testing.assert_allclose(madc(similarity), madc_by_definition(similarity), atol=1e-13)
+
+
+def test_madc_of_three_by_hand() -> None:
+    """With n = 3 the mean is over the one other device: |S(0, 2) - S(1, 2)| = 0.7."""
+    similarity = np.array([[1.0, 0.5, 0.2], [0.5, 1.0, 0.9], [0.2, 0.9, 1.0]])
+    np.testing.assert_allclose(madc(similarity), [[0, 0.7, 0.4], [0.7, 0, 0.3], [0.4, 0.3, 0]], atol=1e-15)
+
+
+def test_madc_with_a_zero_update_equals_the_definition() -> None:
+    """A zero update has cosine 0 with itself, so the terms taken off are not 2 (1 - S)."""
+    rows = groups(6, 30, 2)
+    rows[3] = 0
+    similarity = cosine_matrix(rows)
+    np.testing.assert_allclose(madc(similarity), madc_by_definition(similarity), atol=1e-13)
+
+
+def test_madc_is_symmetric_and_not_negative() -> None:
+    similarity = cosine_matrix(np.repeat(groups(4, 30, 2), 3, axis=0))
+    found = madc(similarity)
+    assert np.array_equal(found, found.T)
+    assert (found >= 0).all()
+    np.testing.assert_array_equal(np.diagonal(found), 0)
+
+
+def test_madc_refuses_what_has_no_answer() -> None:
+    with pytest.raises(NumericsError, match="at least 3"):
+        madc(np.eye(2))
+    with pytest.raises(NumericsError, match=r"\(n, n\)"):
+        madc(np.ones((3, 4)))
+    with pytest.raises(NumericsError, match="NaN"):
+        madc(np.full((3, 3), np.nan))

@@ -1,0 +1,189 @@
+"""The streaming Gram matrix and the distances to centres, on every backend."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.numerics.averaging import StreamingMean
+from aggregator.numerics.backend import Backend, NumpyBackend
+from aggregator.numerics.distances import squared_distances
+from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.rows import CHUNK_COLUMNS
+from aggregator.numerics.similarity import gram
+from aggregator.numerics.streaming import BLOCK_ROWS, StreamingGram
+from aggregator.numerics.torch_backend import TorchBackend
+
+N = 2 * BLOCK_ROWS + 7
+ROWS = np.random.default_rng(5).standard_normal((N, CHUNK_COLUMNS + 99), dtype=np.float32)
+D = ROWS.shape[1]
+TOLERANCE = 1e-6 * float((ROWS.astype(np.float64) ** 2).sum(axis=1).max())
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+BACKENDS = [
+    "numpy",
+    pytest.param("cpu", marks=[pytest.mark.torch, needs_torch]),
+    pytest.param("cuda", marks=[pytest.mark.torch, needs_torch]),
+]
+
+
+def make(name: str) -> Backend:
+    """Return the backend, or skip where there is no such device."""
+    if name == "numpy":
+        return NumpyBackend()
+    import torch
+
+    if name == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device on this machine")
+    return TorchBackend(name)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_stream_equals_the_gram_matrix(name: str) -> None:
+    """Over full blocks and a rest, within 1e-6 of the vectors' lengths."""
+    stream = StreamingGram(D, N + 3, backend=make(name))
+    assert [stream.add(row) for row in ROWS] == list(range(N))
+    found = stream.result()
+    assert found.shape == (N, N)
+    np.testing.assert_array_equal(found, found.T)
+    np.testing.assert_allclose(found, gram(ROWS), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("count", [1, 2, BLOCK_ROWS, BLOCK_ROWS + 1])
+def test_any_number_of_rows(count: int) -> None:
+    wide = ROWS[:count].astype(np.float64)
+    stream = StreamingGram(D, N)
+    for row in ROWS[:count]:
+        stream.add(row)
+    assert len(stream) == count
+    np.testing.assert_allclose(stream.result(), wide @ wide.T, atol=TOLERANCE)
+
+
+def test_rows_follow_after_a_result() -> None:
+    stream = StreamingGram(D, N)
+    for row in ROWS[:5]:
+        stream.add(row)
+    first = stream.result()
+    for row in ROWS[5:]:
+        stream.add(row)
+    np.testing.assert_allclose(stream.result(), gram(ROWS), atol=TOLERANCE)
+    np.testing.assert_array_equal(stream.result()[:5, :5], first)
+
+
+def test_rows_on_the_disk(tmp_path: Path) -> None:
+    """As memory maps that the caller made, and copied into a memory map."""
+    ROWS.tofile(tmp_path / "given.f32")
+    given = np.memmap(tmp_path / "given.f32", dtype=np.float32, mode="r", shape=ROWS.shape)
+    store = np.memmap(tmp_path / "store.f32", dtype=np.float32, mode="w+", shape=ROWS.shape)
+    from_maps, into_map = StreamingGram(D, N), StreamingGram(D, N, store=store)
+    for row in given:
+        from_maps.add(row)
+        into_map.add(row)
+    np.testing.assert_allclose(from_maps.result(), gram(ROWS), atol=TOLERANCE)
+    np.testing.assert_allclose(into_map.result(), gram(ROWS), atol=TOLERANCE)
+    np.testing.assert_array_equal(store, ROWS)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("position", [3, N - 1])
+def test_a_row_can_be_replaced_before_and_after_its_block(position: int, stored: bool) -> None:
+    stream = StreamingGram(D, N, store=np.empty_like(ROWS) if stored else None)
+    for row in ROWS:
+        stream.add(row)
+    changed = ROWS.copy()
+    changed[position] = ROWS[0] - ROWS[1]
+    stream.replace(position, changed[position])
+    np.testing.assert_allclose(stream.result(), gram(changed), atol=4 * TOLERANCE)
+
+
+def test_bad_rows_are_named_and_can_be_replaced() -> None:
+    stream = StreamingGram(D, N)
+    for position, row in enumerate(ROWS):
+        bad = row.copy()
+        bad[9] = np.nan
+        stream.add(bad if position == 4 else row)
+    with pytest.raises(NumericsError, match=r"\[4\]"):
+        stream.result()
+    stream.replace(4, ROWS[4])
+    np.testing.assert_allclose(stream.result(), gram(ROWS), atol=TOLERANCE)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    stream = StreamingGram(4, 1)
+    with pytest.raises(NumericsError, match="no rows"):
+        stream.result()
+    for row in (np.zeros(5, np.float32), np.zeros(4), np.zeros((1, 4), np.float32)):
+        with pytest.raises(NumericsError, match="row has shape"):
+            stream.add(row)
+    stream.add(np.ones(4, np.float32))
+    with pytest.raises(NumericsError, match="1 rows already"):
+        stream.add(np.ones(4, np.float32))
+    with pytest.raises(NumericsError, match="position 1"):
+        stream.replace(1, np.ones(4, np.float32))
+    with pytest.raises(NumericsError, match="store has shape"):
+        StreamingGram(4, 2, store=np.zeros((1, 4), np.float32))
+    with pytest.raises(NumericsError, match="up to 0 rows"):
+        StreamingGram(4, 0)
+    np.testing.assert_array_equal(stream.result(), [[4.0]])
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_running_mean_has_the_same_bits_on_every_backend(name: str) -> None:
+    weights = np.random.default_rng(6).integers(0, 700, N).astype(np.float64)
+    here, there = StreamingMean(D), make(name).running_mean(D)
+    for row, weight in zip(ROWS, weights, strict=True):
+        here.add(row, weight)
+        there.add(row, weight)
+    assert (there.count, there.total_weight) == (N, weights.sum())
+    assert there.result().tobytes() == here.result().tobytes()
+    assert make(name).weighted_mean(ROWS, weights).tobytes() == here.result().tobytes()
+    with pytest.raises(NumericsError, match="float32"):
+        there.add(np.zeros(D))
+    with pytest.raises(NumericsError, match="weight is -1"):
+        there.add(ROWS[0], -1.0)
+    with pytest.raises(NumericsError, match="positive weight"):
+        make(name).running_mean(3).result()
+    with pytest.raises(NumericsError, match="0 coordinates"):
+        make(name).running_mean(0)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_squared_distances_equal_float64_arithmetic(name: str) -> None:
+    centres = ROWS[:3] * np.float32(0.5)
+    expected = ((ROWS[:, None].astype(np.float64) - centres[None]) ** 2).sum(axis=2)
+    found = squared_distances(ROWS, centres, backend=make(name))
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_array_equal(squared_distances(list(ROWS), list(centres), backend=make(name)), found)
+
+
+def test_distances_between_long_close_vectors_do_not_cancel() -> None:
+    """Whole models: length 1000, distances about 0.01; |a|^2 - 2 a.c + |c|^2 would be rounding alone."""
+    rng = np.random.default_rng(8)
+    model = 100 * rng.standard_normal(500)
+    centres = (model + 1e-3 * rng.standard_normal((3, 500))).astype(np.float32)
+    rows = (centres[[0, 1, 2, 2, 0]] + 3e-4 * rng.standard_normal((5, 500))).astype(np.float32)
+    expected = ((rows[:, None].astype(np.float64) - centres[None]) ** 2).sum(axis=2)
+    np.testing.assert_allclose(squared_distances(rows, centres), expected, rtol=1e-2)
+    np.testing.assert_array_equal(squared_distances(rows, centres).argmin(axis=1), [0, 1, 2, 2, 0])
+
+
+def test_one_centre_and_one_update() -> None:
+    """|(3, 4) - (0, 0)|^2 = 25."""
+    update, centre = np.array([[3.0, 4.0]], np.float32), np.zeros((1, 2), np.float32)
+    np.testing.assert_array_equal(squared_distances(update, centre), [[25.0]])
+    np.testing.assert_array_equal(squared_distances(update, update), [[0.0]])
+
+
+def test_distances_refuse_what_has_no_answer() -> None:
+    bad = ROWS[:3].copy()
+    bad[1, 0] = np.inf
+    with pytest.raises(NumericsError, match=r"updates \[1\]"):
+        squared_distances(bad, ROWS[:2])
+    with pytest.raises(NumericsError, match=r"centres \[1\]"):
+        squared_distances(ROWS[:2], bad)
+    with pytest.raises(NumericsError, match="coordinates"):
+        squared_distances(ROWS[:2], ROWS[:2, :5])

@@ -1,0 +1,31 @@
+"""FedProx is FedAvg whose devices have a proximal term, and refuses to be less."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tests.helpers.plans import FULL_BATCH, D, Rounds, contribution, run_plan
+from wire.errors import ConfigError
+
+PROXIMAL = dataclasses.replace(FULL_BATCH, prox_mu=0.1)
+
+
+def test_the_aggregator_does_what_fedavg_does():
+    rng = np.random.default_rng(0)
+    vectors = {d: rng.standard_normal(D).astype(np.float32) for d in ("dev-1", "dev-2")}
+    offsets = []
+    for algorithm in ("fedavg", "fedprox"):
+        rounds = Rounds(run_plan(algorithm, local=PROXIMAL), vectors)
+        for _ in range(2):
+            rounds.step(lambda device, _order, round_: contribution(device, vectors[device], round=round_))
+        offsets.append(rounds.state.slot.offset.tobytes())
+    assert offsets[0] == offsets[1]
+
+
+@pytest.mark.parametrize("algorithm", ["fedprox", "fedgrouprox"])
+def test_without_a_proximal_term_the_plan_is_refused(algorithm):
+    with pytest.raises(ConfigError, match="prox_mu is 0") as caught:
+        Rounds(run_plan(algorithm), ("dev-1",))
+    assert "--local prox_mu" in caught.value.hint
+    assert Rounds(run_plan(algorithm, local=PROXIMAL), ("dev-1",)).strategy.name == algorithm

@@ -1,0 +1,168 @@
+"""FeSEM against k-means written out on whole models, origin and all."""
+
+import numpy as np
+import pytest
+
+from tests.helpers.plans import D, Rounds, contribution, run_plan
+from wire.documents import SegmentSpec
+from wire.errors import ConfigError
+
+DEVICES = tuple(f"dev-{i}" for i in range(8))
+RNG = np.random.default_rng(11)
+GOALS = RNG.standard_normal((2, D)).astype(np.float32) * 4
+GOAL = {d: GOALS[i % 2] + 0.1 * RNG.standard_normal(D).astype(np.float32) for i, d in enumerate(DEVICES)}
+SAMPLES = {d: 10 * (i + 1) for i, d in enumerate(DEVICES)}
+
+
+class World:
+    """Devices that walk a part of the way from their centre to their goal; keeps whole models beside the offsets."""
+
+    def __init__(self, pull=0.8, scramble=None, k=2, **changes):
+        self.rounds = Rounds(run_plan("fesem", {"k": k}, **changes), DEVICES)
+        self.order = np.arange(D) if scramble is None else scramble
+        self.pull = pull
+        self.origin = np.random.default_rng(12).standard_normal(D)
+        self.models = {}
+
+    def theta(self, j):
+        offset = self.rounds.state.slots[j].offset
+        return self.origin if offset is None else self.origin + offset[np.argsort(self.order)].astype(np.float64)
+
+    def answer(self, device, order, round_):
+        (model,) = order.candidates
+        start = self.theta(model)
+        self.models[device] = start + self.pull * (GOAL[device] - start)
+        delta = (self.models[device] - start).astype(np.float32)[self.order]
+        return contribution(device, delta, round=round_, model=model, samples=SAMPLES[device])
+
+    def step(self, present=DEVICES):
+        self.models.clear()
+        return self.rounds.step(self.answer, present)
+
+
+def test_each_round_is_one_step_of_k_means_on_the_trained_models():
+    world = World()
+    for _ in range(4):
+        centres = [world.theta(j) for j in range(2)]
+        before = dict(world.rounds.state.assignment)
+        outcome = world.step()
+        for device, theta in world.models.items():
+            distances = [float(np.linalg.norm(theta - c)) for c in centres]
+            tied = np.isclose(distances[0], distances[1])
+            assert outcome.clusters[device] == (before[device] if tied else int(np.argmin(distances)))
+        for j in range(2):
+            mine = [d for d in DEVICES if outcome.clusters[d] == j]
+            weights = [SAMPLES[d] for d in mine]
+            np.testing.assert_allclose(
+                world.theta(j), np.average([world.models[d] for d in mine], 0, weights), atol=1e-5
+            )
+
+
+def test_the_groups_are_found():
+    world = World()
+    for _ in range(5):
+        clusters = world.step().clusters
+    assert len({clusters[d] for d in DEVICES[::2]}) == len({clusters[d] for d in DEVICES[1::2]}) == 1
+    assert clusters["dev-0"] != clusters["dev-1"]
+    assert any(e.kind == "reassigned" for e in world.rounds.events)
+
+
+def test_the_first_assignment_is_random_and_even():
+    seen = set()
+    for seed in range(6):
+        assignment = Rounds(run_plan("fesem", {"k": 3}, seed=seed), DEVICES).state.assignment
+        assert sorted(np.bincount(list(assignment.values()))) == [2, 3, 3]
+        seen.add(tuple(assignment.values()))
+    assert len(seen) > 3
+
+
+def test_a_mask_changes_no_assignment():
+    """Distances do not see a permutation of the coordinates, and the means are the permuted means bit for bit."""
+    scramble = np.random.default_rng(5).permutation(D)
+    clear, masked = World(), World(scramble=scramble)
+    for _ in range(4):
+        assert clear.step().clusters == masked.step().clusters
+    for a, b in zip(clear.rounds.state.slots, masked.rounds.state.slots, strict=True):
+        np.testing.assert_allclose(a.offset[scramble], b.offset, rtol=1e-6)
+
+
+def test_whoever_is_away_keeps_its_centre_and_an_empty_centre_its_model():
+    world = World()
+    world.step()
+    assignment = dict(world.rounds.state.assignment)
+    away = {d for d, j in assignment.items() if j == 1}
+    kept = world.rounds.state.slots[1]
+    world.pull = 0.0
+    outcome = world.step(tuple(d for d in DEVICES if d not in away))
+    assert outcome.clusters == assignment
+    assert world.rounds.state.slots[1] is kept
+
+
+def test_a_centre_of_too_few_keeps_its_model():
+    world = World(min_contributors=5)
+    world.step()
+    assert all(s.offset is None for s in world.rounds.state.slots)
+
+
+def test_the_fewest_contributors_follow_a_model_that_moves_into_another_centre():
+    """A centre that takes in a model which was trained from a mean of two rests on two."""
+    world = World(pull=0.0)
+    one = [d for d, j in world.rounds.state.assignment.items() if j == 0][:2]
+    two = [d for d, j in world.rounds.state.assignment.items() if j == 1]
+    world.pull = 0.5
+    world.step((*one, *two))
+    assert [s.contributors for s in world.rounds.state.slots] == [2, 4]
+    world.pull = 1.0
+    for _ in range(3):
+        world.step()
+    assert any(e.kind == "reassigned" for e in world.rounds.events)
+    assert [s.contributors for s in world.rounds.state.slots] == [2, 2]
+
+
+def test_newcomers_are_assigned_when_they_come():
+    world = World()
+    world.step(DEVICES[:6])
+    state, plan = world.rounds.strategy.plan(world.rounds.state, 2, (*DEVICES, "dev-9"))
+    assert plan.orders["dev-9"].candidates == (state.assignment["dev-9"],)
+
+
+def test_in_the_end_an_unknown_device_takes_the_model_of_least_loss():
+    world = World()
+    world.step()
+    plan = world.rounds.strategy.final(world.rounds.state, 21, ("dev-0", "stranger"))
+    assert plan.orders["stranger"].candidates == (0, 1)
+    assert plan.orders["dev-0"].candidates == (world.rounds.state.assignment["dev-0"],)
+
+
+def test_dump_and_load_give_the_same_state():
+    worlds = World(), World()
+    for world in worlds:
+        world.step()
+        world.step()
+    worlds[1].rounds.reload()
+    assert worlds[0].step().clusters == worlds[1].step().clusters
+    for a, b in zip(*(w.rounds.state.slots for w in worlds), strict=True):
+        assert a.offset.tobytes() == b.offset.tobytes()
+        assert (a.contributors, a.version) == (b.contributors, b.version)
+
+
+def test_the_discrepancy_is_told_when_asked():
+    rounds = Rounds(run_plan("fesem", {"discrepancy": "on"}), DEVICES)
+    rounds.step(lambda d, o, r: contribution(d, np.full(D, 2.0), round=r, model=o.candidates[0]))
+    (event,) = rounds.events
+    assert event.kind == "discrepancy"
+    assert event.detail["mean"] == pytest.approx(2 * np.sqrt(D))
+    assert event.detail["mean_after"] == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"settings": {"k": 0}}, "k is from 1"),
+        ({"origins": 2}, "share one origin"),
+        ({"segments": (SegmentSpec("shared", 2), SegmentSpec("cluster", 4))}, "no shared segment"),
+    ],
+)
+def test_plans_that_make_no_sense_are_refused(changes, reason):
+    with pytest.raises(ConfigError, match=reason):
+        Rounds(run_plan("fesem", **changes), DEVICES)

@@ -1,0 +1,67 @@
+"""Local training: one model a device, nobody's update in another's."""
+
+import numpy as np
+import pytest
+
+from tests.helpers.plans import D, Rounds, contribution, run_plan
+from wire.errors import ConfigError
+
+DEVICES = ("dev-b", "dev-a", "dev-c")
+RNG = np.random.default_rng(1)
+VECTORS = {d: RNG.standard_normal(D).astype(np.float32) for d in (*DEVICES, "dev-0")}
+
+
+def answer(device, order, round_):
+    (model,) = order.candidates
+    return contribution(device, VECTORS[device], round=round_, model=model)
+
+
+def test_every_device_keeps_its_own_sum():
+    rounds = Rounds(run_plan("local"), DEVICES)
+    rounds.step(answer)
+    outcome = rounds.step(answer, present=("dev-a", "dev-c"))
+    assert outcome.clusters == {"dev-a": 0, "dev-b": 1, "dev-c": 2}
+    for device, model in outcome.clusters.items():
+        times = 1 if device == "dev-b" else 2
+        np.testing.assert_array_equal(rounds.state.slots[model].offset, VECTORS[device] * times)
+
+
+def test_a_newcomer_gets_a_model_of_its_own_and_shifts_nobody():
+    rounds = Rounds(run_plan("local"), DEVICES)
+    rounds.step(answer)
+    outcome = rounds.step(answer, present=(*DEVICES, "dev-0"))
+    assert outcome.clusters == {"dev-a": 0, "dev-b": 1, "dev-c": 2, "dev-0": 3}
+    np.testing.assert_array_equal(rounds.state.slots[3].offset, VECTORS["dev-0"])
+    np.testing.assert_array_equal(rounds.state.slots[0].offset, VECTORS["dev-a"] * 2)
+
+
+def test_in_the_end_everybody_has_its_own_model():
+    rounds = Rounds(run_plan("local"), DEVICES)
+    rounds.step(answer)
+    plan = rounds.strategy.final(rounds.state, 21, ("dev-0", "dev-c"))
+    assert plan.orders["dev-c"].candidates == (2,)
+    assert plan.models[2] == rounds.state.slots[2]
+    assert plan.models[plan.orders["dev-0"].candidates[0]].offset is None
+
+
+def test_partial_participation_names_only_the_models_of_those_drawn():
+    strategy = Rounds(run_plan("local", participation=0.34), DEVICES).strategy
+    _, plan = strategy.plan(strategy.init(DEVICES), 1, tuple(sorted(DEVICES)))
+    assert len(plan.orders) == len(plan.models) == 1
+
+
+def test_dump_and_load_give_the_same_state():
+    rounds = Rounds(run_plan("local"), DEVICES)
+    rounds.step(answer, present=("dev-a", "dev-b"))
+    before = rounds.state
+    rounds.reload()
+    assert rounds.state.devices == before.devices
+    assert [s.version for s in rounds.state.slots] == [1, 1, 0]
+    rounds.step(answer)
+    np.testing.assert_array_equal(rounds.state.slots[0].offset, VECTORS["dev-a"] * 2)
+
+
+def test_a_mean_of_one_must_be_allowed():
+    with pytest.raises(ConfigError, match="at least 3") as caught:
+        Rounds(run_plan("local", min_contributors=3), DEVICES)
+    assert "min_contributors to 1" in caught.value.hint

@@ -1,0 +1,132 @@
+"""One-shot clustering: k-means of the devices' own models, then FedAvg inside the clusters."""
+
+import numpy as np
+import pytest
+
+from tests.helpers.plans import D, Rounds, contribution, run_plan
+from wire.errors import ConfigError
+from wire.messages import Phase
+
+DEVICES = tuple(f"dev-{i}" for i in range(6))
+TRUTH = {d: i % 2 for i, d in enumerate(DEVICES)}
+RNG = np.random.default_rng(4)
+GOALS = RNG.standard_normal((2, D)) * 5
+OWN = {d: (GOALS[g] + 0.2 * RNG.standard_normal(D)).astype(np.float32) for d, g in TRUTH.items()}
+STEP = {d: RNG.standard_normal(D).astype(np.float32) for d in DEVICES}
+SAMPLES = {d: 10 * (i + 1) for i, d in enumerate(DEVICES)}
+
+
+def answer(device, order, round_, scramble=slice(None)):
+    phase = Phase(order.phase)
+    vector = (OWN if phase is Phase.PRETRAIN else STEP)[device][scramble]
+    return contribution(device, vector, round=round_, model=order.candidates[0], phase=phase, samples=SAMPLES[device])
+
+
+def one_shot(**settings):
+    changes = {k: settings.pop(k) for k in ("min_contributors", "participation", "rounds") if k in settings}
+    return Rounds(run_plan("one-shot", {"k": 2, **settings}, **changes), DEVICES)
+
+
+def test_the_first_round_finds_the_groups_and_starts_them_at_the_mean_of_their_models():
+    rounds = one_shot()
+    outcome = rounds.step(answer)
+    assert outcome.clusters == TRUTH
+    assert [(e.kind, e.detail) for e in outcome.events] == [("clustered", {"sizes": [3, 3]})]
+    for j, slot in enumerate(rounds.state.slots):
+        mine = [d for d in DEVICES if TRUTH[d] == j]
+        np.testing.assert_allclose(
+            slot.offset, np.average([OWN[d] for d in mine], 0, [SAMPLES[d] for d in mine]), rtol=1e-5
+        )
+        assert slot.contributors == 3
+
+
+def test_then_each_cluster_is_averaged_by_itself():
+    rounds = one_shot(start="origin")
+    rounds.step(answer)
+    assert all(s.offset is None for s in rounds.state.slots)
+    rounds.step(answer)
+    for j, slot in enumerate(rounds.state.slots):
+        mine = [d for d in DEVICES if TRUTH[d] == j]
+        np.testing.assert_allclose(
+            slot.offset, np.average([STEP[d] for d in mine], 0, [SAMPLES[d] for d in mine]), rtol=1e-5
+        )
+
+
+def test_everybody_trains_alone_first_however_few_are_drawn_later():
+    """Alg. 1 line 1 is for all devices; later rounds draw among those that have a cluster."""
+    rounds, orders = one_shot(participation=0.34), []
+
+    def spy(device, order, round_):
+        orders.append((round_, Phase(order.phase), order.candidates))
+        return answer(device, order, round_)
+
+    rounds.step(spy)
+    assert {o[1:] for o in orders} == {(Phase.PRETRAIN, (2,))}
+    assert len(orders) == 6
+    rounds.step(spy)
+    later = [o for o in orders if o[0] == 2]
+    assert len(later) == 2
+    assert {o[1] for o in later} == {Phase.TRAIN}
+
+
+def test_a_latecomer_trains_alone_and_joins_the_nearest_centroid():
+    rounds = one_shot()
+    outcome = rounds.step(answer, present=DEVICES[:5])
+    assert "dev-5" not in outcome.clusters
+    outcome = rounds.step(answer)
+    assert outcome.clusters == TRUTH
+    assert [(e.kind, e.detail) for e in outcome.events] == [("newcomer", {"device": "dev-5", "cluster": 1})]
+    moved = rounds.state.slots[1].offset
+    rounds.step(answer)
+    mean = np.average([STEP[d] for d in ("dev-1", "dev-3", "dev-5")], 0, [20, 40, 60])
+    np.testing.assert_allclose(rounds.state.slots[1].offset - moved, mean, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mask_changes_no_cluster():
+    scramble = np.random.default_rng(9).permutation(D)
+    rounds = one_shot()
+    outcome = rounds.step(lambda d, o, r: answer(d, o, r, scramble))
+    assert outcome.clusters == TRUTH
+
+
+def test_too_few_models_are_asked_for_again():
+    rounds = one_shot()
+    outcome = rounds.step(lambda d, o, r: answer(d, o, r) if d == "dev-0" else None)
+    assert outcome.clusters == {}
+    assert outcome.events[0].kind == "clustering-postponed"
+    assert rounds.step(answer).clusters == TRUTH
+
+
+def test_a_cluster_of_too_few_stays_at_the_origin():
+    rounds = one_shot(min_contributors=3)
+    rounds.step(answer, present=DEVICES[:5])
+    assert [s.offset is None for s in rounds.state.slots] == [False, True]
+
+
+def test_in_the_end_a_device_without_a_cluster_takes_the_model_of_least_loss():
+    rounds = one_shot()
+    assert rounds.strategy.final(rounds.state, 21, DEVICES).orders["dev-0"].candidates == (2,)
+    rounds.step(answer, present=DEVICES[:5])
+    orders = rounds.strategy.final(rounds.state, 21, DEVICES).orders
+    assert (orders["dev-5"].candidates, orders["dev-1"].candidates) == ((0, 1), (1,))
+
+
+def test_dump_and_load_give_the_same_state():
+    both = one_shot(), one_shot()
+    both[1].reload()
+    for rounds in both:
+        rounds.step(answer, present=DEVICES[:5])
+        rounds.step(answer, present=DEVICES[:4])
+    dump = both[1].reload()
+    assert sorted(dump.vectors) == ["centroid-0-1", "centroid-1-1", "model-0-2", "model-1-2"]
+    assert both[0].step(answer) == both[1].step(answer)
+    assert [s.offset.tobytes() for s in both[0].state.slots] == [s.offset.tobytes() for s in both[1].state.slots]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"k": 0}, "k is from 1"), ({"start": "zero"}, "neither mean nor"), ({"rounds": 1}, "round of its own")],
+)
+def test_plans_that_make_no_sense_are_refused(settings, reason):
+    with pytest.raises(ConfigError, match=reason):
+        one_shot(**settings)
