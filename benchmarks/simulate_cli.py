@@ -37,6 +37,10 @@ def simulate(
     ] = None,
     grid: Annotated[str, typer.Option(help="Points of a sweep: default, or paper for all of them.")] = "default",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="Keep a long run there every minute; go on from it where it is there.", dir_okay=False),
+    ] = None,
     save: Annotated[
         Path | None,
         typer.Option(help="Also write the results there, with command, commit and machine.", dir_okay=False),
@@ -58,8 +62,20 @@ def simulate(
     chosen = registry.find(experiment)
     algorithms = _algorithms(chosen, algorithm)
     _check_outputs(device, save, plot)
+    if checkpoint is not None and len(algorithms) > 1:
+        raise UsageError("a checkpoint holds one run", hint="run the algorithms one by one, each with its own file")
     options = Options(
-        algorithms[0], devices, samples, rounds, seed, mask, data_dir, _settings(settings or []), grid, device
+        algorithms[0],
+        devices,
+        samples,
+        rounds,
+        seed,
+        mask,
+        data_dir,
+        _settings(settings or []),
+        grid,
+        device,
+        checkpoint,
     )
     no_core_dumps()
     results = _run(chosen, algorithms, options, save)

@@ -19,6 +19,7 @@ app = typer.Typer(
 
 Directory = Annotated[Path, typer.Argument(help="Keys, membership and state of this device.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Node = Annotated[int | None, typer.Option(help="A node on this device's path in cfl's tree: see `path` in status.")]
 Data = Annotated[Path, typer.Option(help=".npz, a directory of .npz, .csv, or IDX files.")]
 
 
@@ -117,13 +118,17 @@ def status(directory: Directory, json: AsJson = False) -> None:
 def predict(
     directory: Directory,
     data: Data,
+    node: Node = None,
+    ensemble: Annotated[
+        bool, typer.Option("--ensemble", help="Average the outputs of all models from the cluster to the root.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """Answer with the model of this device's own cluster: one line a sample."""
+    """Answer with the model of this device's own cluster, or others on its path in cfl's tree: one line a sample."""
     from edge_client.answers import predict as answer
 
     _protect()
-    outputs = answer(directory, data)
+    outputs = answer(directory, data, node=node, ensemble=ensemble)
     if json:
         say_json({"predictions": outputs.tolist()})
         return
@@ -133,13 +138,15 @@ def predict(
 
 @app.command()
 def export(
-    directory: Directory, output: Annotated[Path, typer.Argument(help="The ONNX file to write.", dir_okay=False)]
+    directory: Directory,
+    output: Annotated[Path, typer.Argument(help="The ONNX file to write.", dir_okay=False)],
+    node: Node = None,
 ) -> None:
-    """Write the model of this device's own cluster as a self-contained ONNX file."""
+    """Write the model of this device's own cluster, or one above it, as a self-contained ONNX file."""
     from edge_client.answers import export as write
 
     _protect()
-    model = write(directory, output)
+    model = write(directory, output, node=node)
     say(f"{output}: cluster {model.cluster} of run {model.run}, round {model.round}")
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from crypto.seal.envelope import open_from_group, read_head
 from crypto.seal.roster import aggregator_of
-from edge_client import agent
+from edge_client import agent, kept
 from edge_client.agent import AgentState
 from edge_client.data import Batch, Shares, split
 from edge_client.enrolment import DeviceMembership
@@ -255,6 +255,9 @@ class DeviceRuntime:
             self._own = OwnModel(announcement.run, announcement.run_id, announcement.round, result.model, theta)
         if announcement.finished:
             self._save_model(durable=True)
+            path = kept.keep(self._membership.directory, announcement, order, result.model, models)
+            if path:
+                self._figures["path"] = path
 
     def tick(self, now_s: float) -> None:
         """Do what is due: resends, models that do not come, figures."""

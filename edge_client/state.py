@@ -2,7 +2,7 @@
 
 ``pending.0.bin`` and ``pending.1.bin`` hold in turn the high-water mark and the sealed upload of its round, durable before
 the first byte is sent, so that a restart sends the same bytes. ``run.package`` is the run that it follows, ``model.bin`` the
-newest model of its own cluster, ``status.json`` figures for people.
+newest model of its own cluster, ``above-*.bin`` those above it in cfl's tree, ``status.json`` figures for people.
 """
 
 from __future__ import annotations
@@ -75,6 +75,28 @@ class OwnModel:
     round: int
     cluster: int
     theta: Float32Vector
+
+
+def write_model(path: Path, model: OwnModel, *, durable: bool) -> None:
+    """Write one model as a file."""
+    head = encode(ModelFile(model.run, model.run_id, model.round, model.cluster, len(model.theta)))
+    body = model.theta.astype("<f4", copy=False).tobytes()
+    write_atomic(path, head + body, durable=durable)
+
+
+def read_model(path: Path) -> OwnModel:
+    """Return the model that `write_model` wrote.
+
+    Raises:
+        IntegrityError: the file is damaged.
+    """
+    import numpy as np
+
+    head, body = decode_prefix(read_private(path), ModelFile)
+    if len(body) != 4 * head.length:
+        raise IntegrityError(f"{path} holds {len(body)} bytes where {head.length} coordinates belong")
+    theta = np.frombuffer(body, "<f4").astype(np.float32)
+    return OwnModel(head.run, head.run_id, head.round, head.cluster, theta)
 
 
 class DeviceState:
@@ -161,9 +183,7 @@ class DeviceState:
 
     def save_model(self, model: OwnModel, *, durable: bool) -> None:
         """Keep the model of the device's own cluster."""
-        head = encode(ModelFile(model.run, model.run_id, model.round, model.cluster, len(model.theta)))
-        body = model.theta.astype("<f4", copy=False).tobytes()
-        write_atomic(self.directory / MODEL_FILE, head + body, durable=durable)
+        write_model(self.directory / MODEL_FILE, model, durable=durable)
 
     def load_model(self) -> OwnModel:
         """Return the newest model.
@@ -171,18 +191,12 @@ class DeviceState:
         Raises:
             IntegrityError: there is none yet, or the file is damaged.
         """
-        import numpy as np
-
         path = self.directory / MODEL_FILE
         if not path.exists():
             raise IntegrityError(
                 f"{path} does not exist: this device has no model yet", hint="let it take part in a run"
             )
-        head, body = decode_prefix(read_private(path), ModelFile)
-        if len(body) != 4 * head.length:
-            raise IntegrityError(f"{path} holds {len(body)} bytes where {head.length} coordinates belong")
-        theta = np.frombuffer(body, "<f4").astype(np.float32)
-        return OwnModel(head.run, head.run_id, head.round, head.cluster, theta)
+        return read_model(path)
 
     def save_status(self, status: dict[str, Any]) -> None:
         """Publish figures for people and programs; nothing depends on them."""

@@ -80,10 +80,11 @@ def carry_out(
     share = share_of(shop.shares, order.share)
     chosen, loss = order.candidates[0], 0.0
     margins: tuple[float, ...] = ()
-    if len(order.candidates) > 1 or not order.train:
-        losses = scoring.score([models[c] for c in order.candidates], share, shop.backend)
+    offered = order.candidates[:1] if order.phase == Phase.KEEP else order.candidates
+    if len(offered) > 1 or not order.train:
+        losses = scoring.score([models[c] for c in offered], share, shop.backend)
         best = scoring.choose(losses)
-        chosen, loss = order.candidates[best], float(losses[best])
+        chosen, loss = offered[best], float(losses[best])
         if order.margins:
             margins = _margins(losses)
     theta = models[chosen]

@@ -17,13 +17,17 @@ SHARED_MODEL: Final = 0xFFFF
 
 
 class Phase(IntEnum):
-    """What a device's work in a round is for; part of an upload's identity. PRETRAIN trains by the plan's own recipe."""
+    """What a device's work in a round is for; part of an upload's identity.
+
+    PRETRAIN trains by the plan's own recipe; KEEP reports on the first candidate and keeps all of them.
+    """
 
     TRAIN = 1
     TRIAL = 2
     SCORE = 3
     CHECKPOINT = 4
     PRETRAIN = 5
+    KEEP = 6
 
 
 class Share(IntEnum):

@@ -270,7 +270,8 @@ class Cfl:
             at = own.get(device, ROOT)
             line = cfl_tree.path(state.tree, at) if self.settings.path else (at,)
             models |= {m: slots[m] for m in line}
-            orders[device] = final_order(line[::-1])
+            order = final_order(line[::-1])
+            orders[device] = dataclasses.replace(order, phase=int(Phase.KEEP)) if self.settings.path else order
         return RoundPlan(round_, models, orders, final=True)
 
     def dump(self, state: CflState) -> Dump:

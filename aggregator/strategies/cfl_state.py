@@ -31,7 +31,8 @@ class CflSettings:
         validate: try a candidate split on held-out data first; off gives the paper's Alg. 5 alone.
         trial_rounds, min_side, prefer, margin, p_value: a trial's length; least devices on a side; what each side
             must exceed in the share that prefer their own model and in mean margin (loss), and stay below in the
-            paired t-test.
+            paired t-test. Five devices with 20 held-out images each reach only p = .07 at a mean margin of .17:
+            below .1 a true label swap of that size is refused; at .1 ten runs without groups were never split.
         refused_cool_down: rounds of peace after a failed trial and after a merge.
         max_age: rounds after which a member's update is too old to be compared; whoever has no newer one when its
             cluster is cut is placed like a newcomer.
@@ -58,7 +59,7 @@ class CflSettings:
     min_side: int = 2
     prefer: float = 0.75
     margin: float = 0.1
-    p_value: float = 0.01
+    p_value: float = 0.1
     refused_cool_down: int = 10
     max_age: int = 20
     merge_every: int = -1

@@ -54,8 +54,8 @@ def _run(
     experiment: str, published: Mapping[str, Any], deal: Callable[..., Any], options: Options, progress: Progress
 ) -> Result:
     from benchmarks.papers import datasets, splits
-    from benchmarks.papers.cfl_watch import CflWatch
     from benchmarks.papers.cfl_networks import network_for
+    from benchmarks.papers.cfl_watch import CflWatch
     from benchmarks.simulator.simulate import SimOptions, SimRound, simulate
 
     algorithm = options.algorithm or "cfl"
@@ -76,7 +76,7 @@ def _run(
     )
     settings = settings_of(algorithm, options)
     truth = population.groups or (0,) * m
-    watch = CflWatch(truth, options.knob("evaluate_every", 1))
+    watch = CflWatch(truth, options.knob("evaluate_every", 5))
 
     def told(closed: SimRound) -> None:
         progress.round(algorithm, closed.round, rounds, watch.rows[-1] if watch.rows else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -12,13 +13,16 @@ from aggregator.numerics.gap import separation_gap
 from aggregator.numerics.similarity import cosine_matrix
 from aggregator.strategies.base import Contribution, Event, Strategy
 from aggregator.strategies.registry import make_strategy
-from benchmarks.simulator.evaluation import evaluate
+from benchmarks.simulator.evaluation import Evaluation, evaluate
 from benchmarks.simulator.metrics import adjusted_rand, purity
 from benchmarks.simulator.simulate import Observation
 from wire.messages import Phase
 
 LATER_ROUNDS: Final = 10
 """Rounds after a split at which accuracy is looked at once more."""
+GAP_DECIMALS: Final = 4
+MOST_NATS: Final = 700.0
+"""Of a loss whose exponential is still a float."""
 
 
 class CflWatch:
@@ -56,33 +60,38 @@ class CflWatch:
             "ari": adjusted_rand(labels, self.groups),
             "clusters": len(members),
             "gaps": cluster_gaps(seen.contributions, group_of),
+            "gap": None,
         }
-        due = self.evaluate_every and (seen.round - 1) % self.evaluate_every == 0
+        row["gap"] = min(row["gaps"].values(), default=None)
+        due = (
+            self.evaluate_every and (seen.round - 1) % self.evaluate_every == 0
+        )  # so that a split in round 2 has a before
         if due or any(e.kind in ("split", "trial-opened", "merge") for e in seen.outcome.events):
-            found = self._accuracies(seen)
-            row["accuracy"] = 100.0 * found[0]
-            self._seen.append((seen.round, found[1]))
+            found = self._tested(seen)
+            if found is not None:
+                row["accuracy"] = found.accuracy
+                each = (found.correct / found.tested).tolist()
+                self._seen.append((seen.round, dict(zip(found.names, each, strict=True))))
+                if seen.workforce.network.kind == "sequence":
+                    row["perplexity"] = math.exp(min(found.loss, MOST_NATS))
         self.rows.append(row)
         for event in seen.outcome.events:
             self._note(event, group_of, members)
 
-    def _accuracies(self, seen: Observation) -> tuple[float, dict[str, float]]:
-        """Return the accuracy over all test samples, and each device's, of the models that devices would take now."""
+    def _tested(self, seen: Observation) -> Evaluation | None:
+        """Test the models that devices would take now on their own test samples."""
         if self._strategy is None:
             self._strategy = make_strategy(seen.workforce.run, None, seen.workforce.average)
-        final = self._strategy.final(seen.state, seen.plan.round + 1, seen.workforce.population.names)
-        found = evaluate(seen.workforce, final, "assigned")
-        if found is None:
-            return float("nan"), {}
-        each = dict(zip(found.names, (found.correct / found.tested).tolist(), strict=True))
-        return found.accuracy / 100.0, each
+        names = seen.workforce.population.names
+        return evaluate(seen.workforce, self._strategy.final(seen.state, seen.plan.round + 1, names), "assigned")
 
     def _note(self, event: Event, group_of: Mapping[str, int], members: Mapping[int, list[str]]) -> None:
         detail = dict(event.detail)
         if event.kind == "trial-opened":
             self._opened[detail["cluster"]] = event.round
         elif event.kind == "split-refused":
-            self.refused.append({"round": event.round, **detail})
+            truth = {group_of[name] for name in members[detail["cluster"]]}
+            self.refused.append({"round": event.round, "impure": len(truth) > 1, **detail})
         elif event.kind == "merge":
             self.merges.append({"round": event.round, **detail})
         elif event.kind == "split":
@@ -104,7 +113,8 @@ class CflWatch:
         report = []
         for split in self.splits:
             entry = {k: v for k, v in split.items() if k != "devices"}
-            before = [a for r, a in self._seen if r < split["opened"]] or [a for r, a in self._seen[:1]]
+            at_once = split["opened"] == split["round"]
+            before = [a for r, a in self._seen if r < split["opened"] or (r == split["opened"] and not at_once)]
             after = [a for r, a in self._seen if r >= split["round"]]
             later = [a for r, a in self._seen if r >= split["round"] + LATER_ROUNDS]
             for name, chosen in (("before", before[-1:]), ("after", after[:1]), ("later", later[:1])):
@@ -119,10 +129,12 @@ class CflWatch:
 
     def report(self) -> dict[str, Any]:
         """Return everything about the clustering that belongs in a result's data."""
-        found = self.partition_round()
+        found, splits = self.partition_round(), self.split_report()
         return {
-            "splits": self.split_report(),
-            "refused": [{k: r[k] for k in ("round", "cluster", "sizes")} for r in self.refused],
+            "splits": splits,
+            "split_log": [_sentence(s) for s in splits],
+            "trials_refused": len(self.refused),
+            "trials_refused_of_impure_clusters": sum(r["impure"] for r in self.refused),
             "merges": self.merges,
             "pure_clusters_split": sum(s["of_pure_cluster"] for s in self.splits),
             "wrong_splits": sum(not s["right"] and not s["of_pure_cluster"] for s in self.splits),
@@ -142,10 +154,20 @@ def cluster_gaps(contributions: Sequence[Contribution], group_of: Mapping[str, i
         if c.phase is Phase.TRAIN and c.vector is not None and c.norm > 0:
             rows[c.model].append(c)
     return {
-        str(model): separation_gap(cosine_matrix([c.row for c in mine]), [group_of[c.device] for c in mine]).gap
-        for model, mine in sorted(rows.items())
-        if len(mine) > 1
+        str(model): round(_gap(mine, group_of), GAP_DECIMALS) for model, mine in sorted(rows.items()) if len(mine) > 1
     }
+
+
+def _sentence(split: Mapping[str, Any]) -> str:
+    names = ("before", "after", "later")
+    found = [f"{split[f'accuracy_{n}']:.1f} % {n}" for n in names if split[f"accuracy_{n}"] is not None]
+    kind = "right" if split["right"] else "of one group" if split["of_pure_cluster"] else "wrong"
+    sizes = " + ".join(map(str, split["sizes"]))
+    return f"round {split['round']}: {sizes} devices ({kind}), {', '.join(found)}"
+
+
+def _gap(mine: Sequence[Contribution], group_of: Mapping[str, int]) -> float:
+    return separation_gap(cosine_matrix([c.row for c in mine]), [group_of[c.device] for c in mine]).gap
 
 
 def _loss(contributions: Sequence[Contribution]) -> float:

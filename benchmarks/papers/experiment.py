@@ -30,6 +30,7 @@ class Options:
         settings: NAME -> VALUE of --set, for the experiment's own knobs and for the strategy's settings.
         grid: which points a sweep covers: "default", or "paper" for all of the paper's.
         device: "cpu" or "cuda".
+        checkpoint: a file that a long run is kept in, and taken up from where it is there.
     """
 
     algorithm: str | None = None
@@ -42,6 +43,7 @@ class Options:
     settings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     grid: str = "default"
     device: str = "cpu"
+    checkpoint: Path | None = None
 
     def knob(self, name: str, default: Knob) -> Knob:
         """Return setting ``name``, read as the type of ``default``, or ``default`` where it isn't set.
@@ -198,7 +200,11 @@ class Experiment(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """An `Experiment` whose run is a function; the attributes are the protocol's."""
+    """An `Experiment` whose run is a function; the attributes are the protocol's.
+
+    Attributes:
+        resumable: the algorithms whose runs can be kept in a checkpoint.
+    """
 
     id: str
     paper: str
@@ -208,7 +214,19 @@ class Study:
     runner: Callable[[Options, Progress], Result]
     needs: tuple[str, ...] = ()
     figure: str = "accuracy"
+    resumable: tuple[str, ...] = ()
 
     def run(self, options: Options, progress: Progress) -> Result:
-        """Run one algorithm, ``options.algorithm`` or the default."""
+        """Run one algorithm, ``options.algorithm`` or the default.
+
+        Raises:
+            UsageError: a checkpoint is wanted and the algorithm's run can't be kept in one.
+        """
+        algorithm = options.algorithm or self.algorithms[0]
+        if options.checkpoint is not None and algorithm not in self.resumable:
+            names = ", ".join(self.resumable)
+            raise UsageError(
+                f"{self.id} can't keep a run of {algorithm} in a checkpoint",
+                hint=f"it can for {names}" if names else "leave --checkpoint out: its runs are short",
+            )
         return self.runner(options, progress)

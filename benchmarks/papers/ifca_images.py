@@ -144,6 +144,7 @@ EXPERIMENTS: Final = (
         published=_MNIST,
         runner=rotated_mnist,
         needs=("mnist",),
+        resumable=("ifca", "global"),
     ),
     Study(
         id="ifca-rotated-cifar",
@@ -153,5 +154,6 @@ EXPERIMENTS: Final = (
         published=CIFAR_PUBLISHED,
         runner=rotated_cifar,
         needs=("cifar10",),
+        resumable=("ifca", "global"),
     ),
 )

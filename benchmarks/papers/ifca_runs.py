@@ -8,12 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from aggregator.strategies.base import Event
 from benchmarks.papers.experiment import Options, Progress, Result
 from benchmarks.papers.ifca_alone import train_alone
 from benchmarks.simulator.data import Population
 from benchmarks.simulator.metrics import adjusted_rand, purity
 from benchmarks.simulator.networks import Network
-from benchmarks.simulator.simulate import Observation, SimOptions, SimResult, SimRound, simulate
+from benchmarks.simulator.simulate import SimOptions, SimResult, SimRound, simulate
 from edge_client.manifest import LocalTraining
 from wire.errors import UsageError
 
@@ -63,22 +64,19 @@ class Setup:
 
 
 class Starts:
-    """Follows every round of a run, and notes what became of each random start."""
+    """What became of each random start, and when the broadcast narrowed, from a run's events."""
 
-    def __init__(self) -> None:
+    def __init__(self, events: Sequence[tuple[int, Event]]) -> None:
         self.ended: list[dict[str, Any]] = []
         self.kept: int | None = None
         self.broadcasts: list[dict[str, Any]] = []
-
-    def __call__(self, seen: Observation) -> None:
-        """Look at one round."""
-        for event in seen.outcome.events:
+        for number, event in events:
             if event.kind == "start-ended":
                 self.ended.append(dict(event.detail))
             elif event.kind == "start-kept":
                 self.kept = int(event.detail["start"])
             elif event.kind.startswith("broadcast-"):
-                self.broadcasts.append({"round": seen.round, "kind": event.kind})
+                self.broadcasts.append({"round": number, "kind": event.kind})
 
 
 def ifca_settings(setup: Setup, given: Mapping[str, str]) -> dict[str, str]:
@@ -126,15 +124,15 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: Sequenc
         segments=setup.segments if algorithm == "ifca" else (),
         trainer=options.knob("trainer", "auto"),
         device=options.device,
+        checkpoint=options.checkpoint,
     )
-    starts = Starts()
 
     def told(closed: SimRound) -> None:
         progress.round(algorithm, closed.round, setup.rounds, closed.as_dict() | {"clusters": closed.clusters})
 
     progress.stage(f"{algorithm}: {len(setup.population)} devices, {setup.rounds} rounds")
-    done = simulate(STRATEGY_OF[algorithm], settings, setup.population, setup.network, sim_options, told, watch=starts)
-    return _result(setup, options, algorithm, done, starts, settings)
+    done = simulate(STRATEGY_OF[algorithm], settings, setup.population, setup.network, sim_options, told)
+    return _result(setup, options, algorithm, done, Starts(done.events), settings)
 
 
 def _result(

@@ -24,11 +24,12 @@ Data = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line: as many x as y."""
+    """One line, or dots alone: as many x as y."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
+    dots: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,9 @@ def _figure_class() -> Any:
 
 def _draw(axes: Any, panel: Panel) -> None:
     for line in panel.lines:
+        if line.dots:
+            axes.plot(line.x, line.y, ".", label=line.label, markersize=5)
+            continue
         axes.plot(line.x, line.y, label=line.label, marker="o" if len(line.x) <= FEW_POINTS else None, markersize=4)
     for label, level in panel.levels.items():
         axes.axhline(level, label=label, linestyle="--", linewidth=0.9, color="0.45")
@@ -220,10 +224,10 @@ def _chance(results: Sequence[Data]) -> Iterator[Panel]:
 
 
 def _panels(results: Sequence[Data]) -> Iterator[Panel]:
-    """What an experiment has laid out itself: ``panels``, each with title, x_label, y_label and lines of label, x, y."""
+    """What an experiment has laid out itself: ``panels``, each with title, x_label, y_label and lines of label, x, y, and dots."""
     for data in results:
         for panel in data.get("panels", ()):
-            lines = [Line(str(line["label"]), line["x"], line["y"]) for line in panel["lines"]]
+            lines = [Line(str(line["label"]), line["x"], line["y"], bool(line.get("dots"))) for line in panel["lines"]]
             yield Panel(str(panel["title"]), str(panel["x_label"]), str(panel["y_label"]), lines, {})
 
 

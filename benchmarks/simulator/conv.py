@@ -9,8 +9,9 @@ axis everywhere, so that patches are copied, and places compared, in long runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -30,11 +31,27 @@ BLOCK_DEVICES: Final = 5
 """Devices of a block: the patches of a few stay in the cache between the steps of a layer."""
 
 
+class Scratch:
+    """Large tensors that every step overwrites: asking the system for fresh memory would cost more than the products."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, like: Tensor, *shape: int) -> Tensor:
+        """Return the tensor ``name``, contiguous, of ``shape`` and on the device and of the type of ``like``; not cleared."""
+        size = math.prod(shape)
+        held = self._held.get(name)
+        if held is None or held.numel() < size or held.device != like.device:
+            held = self._held[name] = like.new_empty(size)
+        return held[:size].view(shape)
+
+
 @dataclass(frozen=True, slots=True)
 class Convolved:
     """Trains `Cnn`, mini-batch or full batch."""
 
     network: Cnn
+    scratch: Scratch = field(default_factory=Scratch, repr=False, compare=False)
 
     def limits(self, _candidates: int) -> tuple[int, int]:
         """Return the most devices and samples of a block."""
@@ -68,7 +85,9 @@ class Convolved:
             base = torch.from_numpy(sort * width).to(models.device).unsqueeze(1)
             for rows, weights, a in zip(mini.rows, mini.weights, mini.active.tolist(), strict=True):
                 at = (rows[:a] + base[:a]).flatten()
-                samples = x.index_select(0, at).view(a, -1, x.shape[1]).transpose(1, 2).contiguous()
+                chosen = torch.index_select(x, 0, at, out=self.scratch("chosen", x, len(at), x.shape[1]))
+                samples = self.scratch("samples", x, a, x.shape[1], len(at) // a)
+                samples.copy_(chosen.view(a, -1, x.shape[1]).transpose(1, 2))
                 total[:a] += self._step(descent, samples, y.index_select(0, at).view(a, -1), weights[:a])
             visited = mini.visited
         losses = np.empty(len(start))
@@ -91,7 +110,7 @@ class Convolved:
         values = x.view(a, network.channels, network.side, network.side, -1)
         layers: list[_Pooled] = []
         for i in range(len(network.filters)):
-            layers.append(_Pooled.forward(values, params[2 * i], params[2 * i + 1], padding, above=i > 0))
+            layers.append(_Pooled.forward(values, params[2 * i], params[2 * i + 1], padding, i, self.scratch))
             values = layers[-1].values
         at = 2 * len(network.filters)
         inputs = [values.flatten(1, 3)]
@@ -107,7 +126,7 @@ class Convolved:
                 error = torch.bmm(params[i].transpose(1, 2), error).mul_(below > 0)
         for i in range(len(layers) - 1, -1, -1):
             layer = layers.pop()
-            kernel, bias, below = layer.backward(error, params[2 * i])
+            kernel, bias, below = layer.backward(error, params[2 * i], self.scratch)
             gradient[:0] = [kernel, bias]
             if below is not None:
                 error = below.mul_(layers[-1].values > 0).flatten(1, 3)
@@ -124,7 +143,8 @@ class _Pooled:
         right: the larger of the places (0, 0) and (0, 1), and of (1, 0) and (1, 1), is the second: (a, out, h * w * b) each.
         lower: the largest is in the second row.
         values: shape (a, out, h, w, b).
-        padded: side of the padded input; padding: on each side; above: whether the input is a layer's output.
+        padded: side of the padded input; padding: on each side.
+        level: 0 for the layer that sees the images.
     """
 
     patches: Tensor
@@ -133,52 +153,61 @@ class _Pooled:
     values: Tensor
     padded: int
     padding: int
-    above: bool
+    level: int
 
     @classmethod
-    def forward(cls, x: Tensor, kernels: Tensor, bias: Tensor, padding: int, *, above: bool) -> _Pooled:
+    def forward(cls, x: Tensor, kernels: Tensor, bias: Tensor, padding: int, level: int, scratch: Scratch) -> _Pooled:
         """Return the layer's outputs for x (a, in, side, side, b).
 
         Args:
             x: inputs.
             kernels: shape (a, out, in, k, k); bias: shape (a, out).
             padding: zeros around x.
-            above: whether x is a layer's output, whose errors will be wanted.
+            level: counted from 0.
+            scratch: memory.
         """
         a, out, _, k, _ = kernels.shape
         if padding:
             x = functional.pad(x, (0, 0, padding, padding, padding, padding))
         cells = x.unfold(2, k + 1, 2).unfold(3, k + 1, 2)
         h, b = cells.shape[2], x.shape[4]
-        patches = cells.permute(0, 1, 5, 6, 2, 3, 4).reshape(a, -1, h * h * b)
-        places = torch.bmm(_laid(kernels), patches).view(a, 4, out, -1)
-        upper, lower = torch.maximum(places[:, 0], places[:, 1]), torch.maximum(places[:, 2], places[:, 3])
+        columns = h * h * b
+        patches = scratch(f"patches {level}", x, *cells.permute(0, 1, 5, 6, 2, 3, 4).shape)
+        patches.copy_(cells.permute(0, 1, 5, 6, 2, 3, 4))
+        patches = patches.view(a, -1, columns)
+        places = scratch("places", x, a, 4, out, columns)
+        torch.bmm(_laid(kernels), patches, out=places.view(a, 4 * out, columns))
         right = places[:, 1] > places[:, 0], places[:, 3] > places[:, 2]
-        values = torch.maximum(upper, lower).add_(bias.unsqueeze(2)).relu_().view(a, out, h, h, b)
-        return cls(patches, right, lower > upper, values, x.shape[2], padding, above)
+        upper = torch.maximum(places[:, 0], places[:, 1], out=scratch("upper", x, a, out, columns))
+        lower = torch.maximum(places[:, 2], places[:, 3], out=scratch("lower", x, a, out, columns))
+        values = torch.maximum(upper, lower, out=scratch(f"values {level}", x, a, out, columns))
+        values.add_(bias.unsqueeze(2)).relu_()
+        return cls(patches, right, lower > upper, values.view(a, out, h, h, b), x.shape[2], padding, level)
 
-    def backward(self, error: Tensor, kernels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def backward(self, error: Tensor, kernels: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the gradients of kernels and bias, and the errors of the inputs (a, in, side, side, b) if they count.
 
         Args:
             error: of what goes into ReLU, shape (a, out * h * w, b) or alike.
             kernels: as they were in `forward`.
+            scratch: memory.
         """
         a, out, channels, k, _ = kernels.shape
         g = error.reshape(a, out, -1)
-        parted = g.new_empty(a, 4, out, g.shape[2])
-        below = g * self.lower
-        above = g - below
+        parted = scratch("places", g, a, 4, out, g.shape[2])
+        below = torch.mul(g, self.lower, out=scratch("lower", g, *g.shape))
+        above = torch.sub(g, below, out=scratch("upper", g, *g.shape))
         for row, both in enumerate((above, below)):
             second = torch.mul(both, self.right[row], out=parted[:, 2 * row + 1])
             torch.sub(both, second, out=parted[:, 2 * row])
         parted = parted.view(a, 4 * out, -1)
         kernel = _lifted(torch.bmm(parted, self.patches.transpose(1, 2)), kernels.shape)
-        if not self.above:
+        if self.level == 0:
             return kernel, g.sum(2), None
         h, b = self.values.shape[2], self.values.shape[4]
-        cells = torch.bmm(_laid(kernels).transpose(1, 2), parted).view(a, channels, k + 1, k + 1, h, h, b)
-        whole = g.new_zeros(a, channels, self.padded, self.padded, b)
+        cells = scratch("cells", g, a, channels, k + 1, k + 1, h, h, b)
+        torch.bmm(_laid(kernels).transpose(1, 2), parted, out=cells.view(a, -1, h * h * b))
+        whole = scratch(f"errors {self.level}", g, a, channels, self.padded, self.padded, b).zero_()
         for i in range(k + 1):
             for j in range(k + 1):
                 whole[:, :, i : i + 2 * h - 1 : 2, j : j + 2 * h - 1 : 2] += cells[:, :, i, j]
@@ -215,4 +244,3 @@ def _errors(outputs: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     top = log_p.exp_()
     top.scatter_add_(1, index, torch.full_like(index, -1.0, dtype=top.dtype))
     return top.mul_(w.unsqueeze(1)), losses
-

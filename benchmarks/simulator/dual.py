@@ -302,11 +302,7 @@ class Dual:
         round_: int,
         pre: Tensor | None = None,
     ) -> Trained:
-        """Train every device of the block: see `blocks.Trainer`.
-
-        Args:
-            pre: first-layer outputs of each device's model, shape (c, n, out), the callee's to keep.
-        """
+        """Train every device of the block: see `blocks.Trainer`; ``pre`` is from `Scored.of`, where there is one."""
         if not self.suits(block, local):
             return self.primal.train(models, start, block, orders, local, round_)
         device = models.device
@@ -324,10 +320,7 @@ class Dual:
         first = _First(pre, kernel, torch.zeros_like(pre), lr, local)
         behind_first = params[2:] if self.bias else params[1:]
         tail = Descent(dense.copies(behind_first, torch.from_numpy(start[sort]).to(device)), lr, local)
-        if mini is None:
-            losses = self._full(first, tail, y, block, local.steps)
-        else:
-            losses = self._mini(first, tail, y, mini)
+        losses = self._full(first, tail, y, block, local.steps) if mini is None else self._mini(first, tail, y, mini)
         trained = DualTrained(first.u, x, kernel, tail.changes(), check_losses(losses), self.bias)
         return trained if sorted_already else _restore(trained, index, sort)
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.numerics import KernelResult
 from benchmarks.simulator.blocks import Block, Shelf, Trained
 from benchmarks.simulator.data import shards_of
 from benchmarks.simulator.dual import Dual
@@ -27,6 +28,20 @@ MODELS: Final = 4
 RECIPE: Final = LocalSettings(0, STEPS, 0, 0.1, 1.0, 0.0, 0.0, 0.0)
 SGEMM_SIZE: Final = 2048
 LOOP_DEVICES: Final = 12
+
+
+def simulator(quick: bool) -> list[KernelResult]:
+    """Return local training at n = 200, 100 and 50 samples a device; ``quick`` takes fewer devices and only two sizes.
+
+    ``ceiling_ratio`` counts the plain form's operations, so that the dual form takes it past 1; ``naive_ratio`` is the
+    plain loop's time in units of ours; ``n`` is a device's samples, ``seconds`` are of all devices measured.
+    """
+    sizes = [(200, 13), (50, 52)] if quick else [(200, 52), (100, 104), (50, 208)]
+    results = []
+    for samples, devices in sizes:
+        seconds, ceiling, naive = measure_training(samples, devices, 3 if quick else 5)
+        results.append(KernelResult("simulator", samples, NETWORK.length, seconds, ceiling, naive))
+    return results
 
 
 def training_flops(devices: int, samples: int) -> float:
@@ -44,7 +59,8 @@ def measure_training(samples: int, devices: int, runs: int = 3) -> tuple[float, 
     of ``runs``, interleaved, so that a busy machine slows all alike.
 
     Args:
-        samples: of each device; devices: m.
+        samples: of each device.
+        devices: m.
         runs: of every piece.
     """
     before = torch.get_num_threads()

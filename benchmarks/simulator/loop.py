@@ -55,9 +55,13 @@ def train_one(
     """Return one device's update (d,) and its mean loss over the samples visited.
 
     Args:
-        network: what to train; theta0: shape (d,), float32.
-        x: shape (n, ...); y: shape (n, ...).
-        order: gives batch orders; local: the recipe; round_: counted from 1.
+        network: what to train.
+        theta0: shape (d,), float32.
+        x: shape (n, ...).
+        y: shape (n, ...).
+        order: gives batch orders.
+        local: the recipe.
+        round_: counted from 1.
 
     Raises:
         TaskError: the update is no longer finite.

@@ -41,7 +41,8 @@ def score(network: Network, models: Tensor, shelf: Shelf, ids: NDArray[np.int64]
     Args:
         network: what the models are.
         models: thetas, shape (k, d), float32.
-        shelf: the share to score on; ids: places of c devices, shape (c,), none of them without samples.
+        shelf: the share to score on.
+        ids: places of c devices, shape (c,), none of them without samples.
     """
     with torch.no_grad():
         params = unflatten(network, models)

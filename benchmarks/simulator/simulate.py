@@ -6,18 +6,19 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend
-from aggregator.strategies.base import Contribution, Event, Outcome, RoundPlan, Strategy
+from aggregator.strategies.base import Contribution, Event, Outcome, RoundPlan, Strategy, UploadKey
 from aggregator.strategies.registry import make_strategy, models_needed
-from benchmarks.simulator import metrics
+from benchmarks.simulator import checkpoint, metrics
 from benchmarks.simulator.data import Population
-from benchmarks.simulator.evaluation import Evaluation, Protocol, evaluate
+from benchmarks.simulator.evaluation import Evaluation, evaluate
 from benchmarks.simulator.networks import Network, origins
+from benchmarks.simulator.records import SimOptions, SimRound
 from benchmarks.simulator.workforce import Workforce
 from crypto.mask.keys import MaskContext, MaskKey, derive
 from crypto.mask.secret import MaskSecret
@@ -29,79 +30,12 @@ from wire.errors import ConfigError
 from wire.messages import Phase
 from wire.types import Float32Vector, Segment
 
+__all__ = ["Observation", "SimOptions", "SimResult", "SimRound", "local_settings", "mask_of", "sim_plan", "simulate"]
+
 FLEET: Final = "simulated"
 RUN_ID: Final = b"simulated-run-id"
 ROUNDS_SPARE: Final = 10
 """A run may take this many times its rounds where some, of trials and cold starts, do not count."""
-
-
-@dataclass(frozen=True, slots=True)
-class SimOptions:
-    """What a simulated run is beside its strategy, data and network.
-
-    Attributes:
-        rounds: that count: see ``count``; rounds of IFCA's starts that were not kept never do.
-        seed: of origins, participation, batch orders and the mask.
-        mask: "none" or "permutation".
-        local: recipe of training; pretrain: of phase PRETRAIN, ``local`` where None.
-        participation: share of the devices drawn a round; weighting: "samples" or "uniform".
-        min_contributors: fewest devices behind a mean.
-        evaluate_every: evaluate after every so many counted rounds; 0 is at the end only.
-        count: "train" counts rounds in which somebody trains in phase TRAIN, "all" every round.
-        protocol: how accuracy is taken, see `evaluation.evaluate`.
-        segments: names and lengths in the order of theta where weights are shared; one ``cluster`` segment if empty.
-        trainer, device, threads, deferred, norms: see `workforce.Workforce`.
-    """
-
-    rounds: int
-    local: LocalTraining | LocalSettings
-    seed: int = 0
-    mask: str = "none"
-    pretrain: LocalTraining | LocalSettings | None = None
-    participation: float = 1.0
-    weighting: str = "samples"
-    min_contributors: int = 1
-    evaluate_every: int = 1
-    count: Literal["train", "all"] = "train"
-    protocol: Protocol = "assigned"
-    segments: tuple[tuple[str, int], ...] = ()
-    trainer: str = "auto"
-    device: str = "cpu"
-    threads: int = 1
-    deferred: bool | None = None
-    norms: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SimRound:
-    """A closed round in figures.
-
-    Attributes:
-        round: counted; plan_round: the strategy's own number.
-        loss: mean of what devices report, weighted by samples; NaN where nobody reports.
-        accuracy: percent by the run's protocol, None where not evaluated; median: over devices, percent.
-        purity, ari: against the true groups; None where there are none.
-        clusters: that have members; sizes: theirs, largest first.
-        norms: mean and largest l2 norm of the round's updates, None where they are not known.
-        seconds_cpu: of planning, training and closing; evaluation comes on top and is not counted.
-    """
-
-    round: int
-    plan_round: int
-    loss: float
-    seconds_cpu: float
-    norms: tuple[float, float] | None
-    events: tuple[Event, ...]
-    clusters: int = 0
-    sizes: tuple[int, ...] = ()
-    accuracy: float | None = None
-    median: float | None = None
-    purity: float | None = None
-    ari: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the figures of an experiment's history as JSON."""
-        return {"round": self.round, "accuracy": self.accuracy, "loss": self.loss, "purity": self.purity}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +57,7 @@ class SimResult:
     Attributes:
         history: counted rounds, of the kept start where there were several.
         restart_rounds: rounds spent on starts that were not kept.
-        all_rounds: every round that was carried out.
+        all_rounds: every round that was carried out; events: theirs, each with its counted round (0 where that does not count).
         assignment: each device's cluster at the end.
         final: the last evaluation, None where there is nothing to test on.
         thetas: model id -> clear (d,), float32, of the models that the run ends with.
@@ -132,6 +66,7 @@ class SimResult:
     history: tuple[SimRound, ...]
     restart_rounds: int
     all_rounds: int
+    events: tuple[tuple[int, Event], ...]
     assignment: Mapping[str, int]
     final: Evaluation | None
     thetas: Mapping[int, Float32Vector]
@@ -230,7 +165,8 @@ def simulate(
     """Run ``algorithm`` on all devices of ``population``.
 
     Args:
-        algorithm: a name that `aggregator.strategies.registry` knows; settings: its own.
+        algorithm: a name that `aggregator.strategies.registry` knows.
+        settings: the algorithm's own.
         population: the devices' data.
         network: what they train.
         options: everything else.
@@ -258,7 +194,8 @@ def simulate(
         norms=options.norms,
     )
     strategy = make_strategy(run, backend, workforce.average)
-    return _Simulation(strategy, workforce, options, progress, watch).run()
+    name = checkpoint.fingerprint(run, start)
+    return _Simulation(strategy, workforce, options, progress, watch, name).run()
 
 
 class _Simulation:
@@ -269,12 +206,15 @@ class _Simulation:
         options: SimOptions,
         progress: Progress | None,
         watch: Watch | None,
+        name: str,
     ) -> None:
         self.strategy, self.workforce, self.options = strategy, workforce, options
+        self.name = name
         self.progress, self.watch = progress, watch
         self.names = workforce.population.names
         self.history: list[SimRound] = []
         self.starts: list[list[SimRound]] = []
+        self.events: list[tuple[int, Event]] = []
         self.uncounted_s = 0.0
         self.uncounted_events: tuple[Event, ...] = ()
         self.last: Evaluation | None = None
@@ -283,6 +223,12 @@ class _Simulation:
         state = self.strategy.init(self.names)
         run, options = self.workforce.run, self.options
         round_, outcome, spent = 0, Outcome({}), 0
+        kept = None if options.checkpoint is None else checkpoint.load(options.checkpoint, self.name)
+        uploads: dict[UploadKey, Contribution] = {}
+        if kept is not None:
+            state, uploads = self.strategy.load(kept.document, kept.vectors, kept.fetch), dict(kept.uploads)
+            round_, spent, outcome = self._go_on(kept.standing)
+        saved_s = time.monotonic()
         while len(self.history) < options.rounds or self.starts:
             round_ += 1
             if round_ > run.epoch_rounds:
@@ -301,9 +247,19 @@ class _Simulation:
             else:
                 self.uncounted_s += seconds
                 self.uncounted_events += outcome.events
+            self.events += [(number, event) for event in outcome.events]
             if self.watch is not None:
                 self.watch(Observation(number, plan, tuple(given), outcome, state, self.workforce))
             spent += self._restarts(state, round_, outcome)
+            if options.checkpoint is not None:
+                dump = self.strategy.dump(state)
+                known = {**uploads, **{c.key: c for c in given}}
+                uploads = {key: known[key] for key in dump.uploads}
+                if time.monotonic() - saved_s >= checkpoint.SAVE_EVERY_S:
+                    checkpoint.save(
+                        options.checkpoint, self.name, self._standing(round_, spent, outcome), dump, uploads
+                    )
+                    saved_s = time.monotonic()
         if self.last is None:
             self.last = self._evaluate(state, round_)
         final = self.strategy.final(state, round_ + 1, self.names)
@@ -312,6 +268,7 @@ class _Simulation:
             tuple(self.history),
             spent,
             round_,
+            tuple(self.events),
             dict(outcome.clusters),
             self.last,
             thetas,
@@ -320,6 +277,26 @@ class _Simulation:
             state,
             self.workforce,
         )
+
+    def _standing(self, round_: int, spent: int, outcome: Outcome) -> checkpoint.Standing:
+        starts = tuple(tuple(rounds) for rounds in self.starts)
+        history = tuple(self.history)
+        return checkpoint.Standing(
+            round_,
+            spent,
+            dict(outcome.clusters),
+            history,
+            starts,
+            tuple(self.events),
+            self.uncounted_s,
+            self.uncounted_events,
+        )
+
+    def _go_on(self, standing: checkpoint.Standing) -> tuple[int, int, Outcome]:
+        self.history, self.starts = list(standing.history), [list(rounds) for rounds in standing.starts]
+        self.events = list(standing.events)
+        self.uncounted_s, self.uncounted_events = standing.uncounted_s, standing.uncounted_events
+        return standing.round, standing.spent, Outcome(standing.clusters)
 
     def _restarts(self, state: Any, round_: int, outcome: Outcome) -> int:
         """Set the history of a finished start aside, or go on with the kept one's; return the rounds thrown away.

@@ -10,10 +10,11 @@ from benchmarks.simulator.blocks import Shelf, Trainer
 from benchmarks.simulator.conv import Convolved
 from benchmarks.simulator.dual import Dual
 from benchmarks.simulator.loop import Loop
-from benchmarks.simulator.networks import Cnn, Network
+from benchmarks.simulator.networks import Cnn, Linear, Network
+from benchmarks.simulator.stepwise import Stepwise
 from wire.errors import UsageError
 
-TRAINERS: Final = ("auto", "loop", "batched", "dual")
+TRAINERS: Final = ("auto", "loop", "batched", "dual", "stepwise")
 
 
 def make_trainer(name: str, network: Network, shelf: Shelf) -> Trainer:
@@ -27,8 +28,10 @@ def make_trainer(name: str, network: Network, shelf: Shelf) -> Trainer:
     if name == "loop":
         return Loop(network)
     if dense.is_dense(network):
+        if name == "stepwise" and not isinstance(network, Linear):
+            return Stepwise(network)
         return Batched(network) if name == "batched" else Dual(network, shelf, always=name == "dual")
-    if isinstance(network, Cnn) and network.filters and name != "dual":
+    if isinstance(network, Cnn) and network.filters and name not in ("dual", "stepwise"):
         return Convolved(network)
     if name != "auto":
         raise UsageError(f"trainer {name} can't train a {type(network).__name__}", hint="take trainer auto or loop")

@@ -27,7 +27,7 @@ from benchmarks.simulator.networks import Network
 from benchmarks.simulator.trainers import make_trainer
 from crypto.mask.keys import MaskKey
 from crypto.mask.masking import mask, unmask
-from edge_client.update import LOSS_DECIMALS, MARGIN_CLIP, MARGIN_DECIMALS, BatchOrder
+from edge_client.update import LOSS_DECIMALS, MARGIN_CLIP, MARGIN_DECIMALS, NORM_DECIMALS, BatchOrder
 from wire.documents import LocalSettings, RunPlan
 from wire.errors import DataError, IntegrityError
 from wire.messages import Order, Phase, Share
@@ -130,7 +130,8 @@ class Workforce:
 
     def theta(self, plan: RoundPlan, model: int) -> Float32Vector:
         """Return a model of the plan in the clear, (d,) float32: its origin and its unmasked offset."""
-        theta: Float32Vector = self.origins[plan.models[model].origin].copy()
+        slot = plan.models[model]
+        theta: Float32Vector = self.origins[slot.origin] * np.float32(slot.scale)
         if plan.shared is not None:
             span = self.run.span("shared")
             theta[span] = self.origins[plan.shared.origin, span]
@@ -175,10 +176,8 @@ class Workforce:
             if kept is None or kept.devices != {c.device for c in chosen}:
                 kept = self._sum_again(current, key, chosen)
             total += kept.uniform if weighting == "uniform" or kept.samples is None else kept.samples
-        if weighting == "uniform" or self._equal:
-            weight = len(contributions)
-        else:
-            weight = sum(c.samples for c in contributions)
+        alike = weighting == "uniform" or self._equal
+        weight = len(contributions) if alike else sum(c.samples for c in contributions)
         mean: Float32Vector = (total / weight).cpu().numpy()
         return self._masked(mean)
 
@@ -253,6 +252,7 @@ class Workforce:
             correct, tested = own.correct[:, 0], own.tested
         rows: Sequence[Float32Vector | None] = [None] * len(part)
         norms = np.zeros(len(part))
+        lengths = np.zeros(len(part))
         if block is not None:
             trained = self._train(order, block, start, None if scored is None else scored.of(best))
             if candidates.shape[1] == 1:
@@ -263,6 +263,8 @@ class Workforce:
             else:
                 rows = [self._masked(row) for row in trained.rows().cpu().numpy()]
                 norms = np.array([norm_of(row) for row in rows if row is not None])
+            if order.norm:
+                lengths = self._model_norms(trained, start)
         return [
             Contribution(
                 round=self._round.plan.round,
@@ -277,9 +279,17 @@ class Workforce:
                 tested=int(tested[i]),
                 vector=rows[i],
                 norm=float(norms[i]),
+                model_norm=round(float(lengths[i]), NORM_DECIMALS),
             )
             for i, place in enumerate(part)
         ]
+
+    def _model_norms(self, trained: Trained, start: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the l2 norm of every trained model, (c,) float64: what inter-group aggregation weights by."""
+        assert self._round is not None
+        whole = trained.rows() + self._round.models[torch.from_numpy(start).to(self.device)]
+        norms: NDArray[np.float64] = torch.linalg.vector_norm(whole.double(), dim=1).cpu().numpy()
+        return norms
 
     def _fuses(self, block: Block, order: Order) -> bool:
         return isinstance(self.trainer, Dual) and self.trainer.suits(block, self._recipe(order.phase))

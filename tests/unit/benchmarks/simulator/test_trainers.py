@@ -4,8 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from benchmarks.simulator.batched import Batched
 from benchmarks.simulator.blocks import Shelf, batch_rows
@@ -196,7 +195,7 @@ def test_a_step_size_that_diverges_is_an_error():
     ids=lambda n: type(n).__name__,
 )
 def test_networks_agree_with_their_modules(network):
-    """theta in the order of the module's parameters gives the module's own outputs; the seed decides the weights."""
+    """Weights in the order of the module's parameters gives the module's own outputs; the seed decides the weights."""
     theta = network.init(3)
     assert theta.shape == (network.length,)
     assert theta.dtype == np.float32
@@ -217,7 +216,7 @@ def test_networks_agree_with_their_modules(network):
 
 
 def test_origins_differ_from_each_other_and_follow_the_seed():
-    """k starting models for IFCA."""
+    """The k starting models for IFCA."""
     network = NETWORKS["softmax"]
     models = origins(network, 3, 5)
     np.testing.assert_array_equal(models, origins(network, 3, 5))
