@@ -106,21 +106,26 @@ def bench_round(
 
 @bench_app.command("numerics")
 def bench_numerics(
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes.")] = False, json: AsJson = False
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes.")] = False,
+    save: SaveFile = None,
+    json: AsJson = False,
 ) -> None:
     """Each numeric kernel against its ceiling and its naive form, one thread, CPU time."""
     import dataclasses
 
+    from benchmarks import record
     from benchmarks.numerics import measure
 
     results = measure(quick)
+    data = {"kernels": [dataclasses.asdict(r) for r in results]}
+    if save is not None:
+        record.save(save, data)
     if json:
-        say_json({"kernels": [dataclasses.asdict(r) for r in results]})
+        say_json(data)
         return
+    say(f"{'kernel':24} {'n':>7} {'d':>9} {'CPU s':>10}  {'ceiling x':>9}  {'naive x':>8}")
     for r in results:
-        say(
-            f"{r.name:24} n={r.n:<6} d={r.d:<9} {r.seconds:9.4f} s  ceiling x {r.ceiling_ratio:.2f}  naive x {r.naive_ratio:.1f}"
-        )
+        say(f"{r.name:24} {r.n:7} {r.d:9} {r.seconds:10.4f}  {r.ceiling_ratio:9.2f}  {r.naive_ratio:8.1f}")
 
 
 def _stop_cleanly() -> None:

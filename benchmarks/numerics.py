@@ -109,7 +109,9 @@ def measure(quick: bool) -> list[KernelResult]:
     """
     bench = Bench(quick)
     with sklearn_module("threadpoolctl").threadpool_limits(limits=1):
-        return [result for kernel in KERNELS for result in kernel(bench)]
+        from benchmarks.simulator.kernels import simulator
+
+        return [result for kernel in KERNELS for result in kernel(bench)] + simulator(quick)
 
 
 def _sgemm(bench: Bench) -> Callable[[], object]:

@@ -44,8 +44,10 @@ def draw(k: int, gamma: float, dimensions: int, rng: np.random.Generator) -> tup
     """Return the gradients of 3k devices, (3k, d) float32, and their groups.
 
     Args:
-        k: groups; gamma: the largest relative noise of a device (cfl Eq. 16).
-        dimensions: d; rng: draws.
+        k: groups.
+        gamma: the largest relative noise of a device (cfl Eq. 16).
+        dimensions: d.
+        rng: draws.
     """
     true = rng.standard_normal((k, dimensions))
     true -= true.mean(0)

@@ -1,8 +1,8 @@
-"""cfl-toys: the pictures of Sattler et al., Fig. 1 (two ways in which one model can't fit all) and Fig. 2 (paths to a stationary point).
+"""cfl-toys: the pictures of Sattler et al., Fig. 1 (where one model can't fit all) and Fig. 2 (paths to a stationary point).
 
-Fig. 1: a line has to part two classes in the plane. In the federated XOR each group's own classes lie on either side of a line, but
-both groups' together do not; with opposed conditionals both groups hold the same points with opposite labels. CFL, unchanged and
-with its default settings, is run on both, FedAvg beside it.
+Fig. 1: a line has to part two classes in the plane. In the federated XOR each group's own classes lie on either side of a line,
+but both groups' together do not; with opposed conditionals both groups hold the same points with opposite labels. CFL with its
+default settings is run on both, FedAvg beside it.
 
 Fig. 2: two devices pull at two parameters by linear regression. Incongruent, no parameters suit both, and the path ends where
 their gradients cancel; congruent, it ends where both gradients vanish. The plane of the picture is that of the parameters.

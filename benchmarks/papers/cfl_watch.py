@@ -90,12 +90,12 @@ class CflWatch:
         if event.kind == "trial-opened":
             self._opened[detail["cluster"]] = event.round
         elif event.kind == "split-refused":
-            truth = {group_of[name] for name in members[detail["cluster"]]}
-            self.refused.append({"round": event.round, "impure": len(truth) > 1, **detail})
+            there = {group_of[name] for name in members[detail["cluster"]]}
+            self.refused.append({"round": event.round, "impure": len(there) > 1, **detail})
         elif event.kind == "merge":
             self.merges.append({"round": event.round, **detail})
         elif event.kind == "split":
-            sides = [[name for name in members[child]] for child in detail["children"]]
+            sides = [members[child] for child in detail["children"]]
             truth = [{group_of[name] for name in side} for side in sides]
             self.splits.append(
                 {

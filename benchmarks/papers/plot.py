@@ -224,7 +224,7 @@ def _chance(results: Sequence[Data]) -> Iterator[Panel]:
 
 
 def _panels(results: Sequence[Data]) -> Iterator[Panel]:
-    """What an experiment has laid out itself: ``panels``, each with title, x_label, y_label and lines of label, x, y, and dots."""
+    """What an experiment has laid out itself: ``panels``, each with title, x_label, y_label and lines of label, x, y, dots."""
     for data in results:
         for panel in data.get("panels", ()):
             lines = [Line(str(line["label"]), line["x"], line["y"], bool(line.get("dots"))) for line in panel["lines"]]

@@ -102,7 +102,8 @@ class Convolved:
         Args:
             descent: the devices' parameters.
             x: shape (a, pixels, b).
-            y: shape (a, b); w: each sample's weight, (a, b), 0 for padding.
+            y: shape (a, b).
+            w: each sample's weight, (a, b), 0 for padding.
         """
         network, a = self.network, len(x)
         params = [p[:a] for p in descent.params]
@@ -125,11 +126,10 @@ class Convolved:
             if i > 0:
                 error = torch.bmm(params[i].transpose(1, 2), error).mul_(below > 0)
         for i in range(len(layers) - 1, -1, -1):
-            layer = layers.pop()
-            kernel, bias, below = layer.backward(error, params[2 * i], self.scratch)
+            kernel, bias, errors = layers.pop().backward(error, params[2 * i], self.scratch)
             gradient[:0] = [kernel, bias]
-            if below is not None:
-                error = below.mul_(layers[-1].values > 0).flatten(1, 3)
+            if errors is not None:
+                error = errors.mul_(layers[-1].values > 0).flatten(1, 3)
         descent.apply(gradient, a)
         return losses.sum(1)
 
@@ -161,7 +161,8 @@ class _Pooled:
 
         Args:
             x: inputs.
-            kernels: shape (a, out, in, k, k); bias: shape (a, out).
+            kernels: shape (a, out, in, k, k).
+            bias: shape (a, out).
             padding: zeros around x.
             level: counted from 0.
             scratch: memory.

@@ -77,9 +77,11 @@ def test_a_gap_says_whether_the_bipartition_is_right() -> None:
     """Groups at right angles have a gap of 1; with one group's devices opposed, the cut goes through it."""
     east, north = np.array([1, 0], np.float32), np.array([0, 1], np.float32)
     good = gap_of([east, 2 * east, north, north], [0, 0, 1, 1])
-    assert good.gap == pytest.approx(1.0) and good.right
+    assert good.gap == pytest.approx(1.0)
+    assert good.right
     bad = gap_of([east, -east, north, north], [0, 0, 1, 1])
-    assert bad.gap < 0 and not bad.right
+    assert bad.gap < 0
+    assert not bad.right
 
 
 def test_positive_from_is_where_it_stays_positive() -> None:
@@ -100,11 +102,13 @@ def test_gaps_over_samples(mnist: Path) -> None:
     few, many = data["history"]
     assert (few["samples"], many["samples"]) == (4, 100)
     assert len(many["trials_updates"]) == len(many["trials_gradients"]) == 2
-    assert many["gap_updates"] > 0.1 and many["right_updates"] == 2
+    assert many["gap_updates"] > 0.1
+    assert many["right_updates"] == 2
     assert many["gap_updates"] > few["gap_updates"]
     assert data["gap"] == {k: many[f"gap_{k}"] for k in cfl_gap.KINDS}
     assert data["parameters"]["seeds"] == [0, 1000]
-    assert data["accuracy"] is None and data["published"].startswith("positive from 20")
+    assert data["accuracy"] is None
+    assert data["published"].startswith("positive from 20")
 
 
 def test_gaps_over_rounds_are_the_same_on_masked_updates(mnist: Path) -> None:
@@ -132,9 +136,11 @@ def test_congruent_devices_hold_different_digits(mnist: Path) -> None:
     """One has 0 to 4, the other 5 to 9; incongruent ones hold all of them under two namings."""
     data = load("mnist", mnist)
     low, high = cfl_congruence.population_of("congruent", data, 50, 1).train
-    assert set(low.y) <= set(range(5)) and set(high.y) <= set(range(5, 10))
+    assert set(low.y) <= set(range(5))
+    assert set(high.y) <= set(range(5, 10))
     other = cfl_congruence.population_of("incongruent", data, 200, 1)
-    assert other.groups is not None and set(other.groups) == {0, 1}
+    assert other.groups is not None
+    assert set(other.groups) == {0, 1}
     assert all(len(set(s.y)) == 10 for s in other.train)
     with pytest.raises(UsageError, match="images of five digits"):
         cfl_congruence.population_of("congruent", data, 800, 1)
@@ -157,7 +163,8 @@ def test_norms_of_both_cases_are_reported_over_the_rounds(mnist: Path) -> None:
 def test_the_noisiest_device_is_as_noisy_as_asked_and_true_gradients_cancel() -> None:
     """Eq. 16's gamma is exact for the noisiest device; without noise the groups' gradients add up to zero."""
     rows, groups = cfl_noise.draw(4, 0.0, 50, np.random.default_rng(1))
-    assert len(groups) == 12 and np.abs(rows[::3].sum(0)).max() < 1e-5
+    assert len(groups) == 12
+    assert np.abs(rows[::3].sum(0)).max() < 1e-5
     noisy, _ = cfl_noise.draw(4, 0.8, 50, np.random.default_rng(1))
     gammas = np.linalg.norm(noisy - rows, axis=1) / np.linalg.norm(rows, axis=1)
     assert gammas.max() == pytest.approx(0.8, rel=1e-4)
@@ -168,8 +175,11 @@ def test_chances_fall_with_noise_and_theorem_1_keeps_its_promise() -> None:
     """Near 1 for k > 10 and gamma = 1, as published; far lower when noise drowns the gradients."""
     assert cfl_noise.chance(12, 1.0, 20, 100, 0).positive_gap > 0.9
     loud = cfl_noise.chance(12, 6.0, 20, 100, 0)
-    assert loud.positive_gap < 0.1 and loud.right < 0.1
-    assert cfl_noise.guaranteed(2, 0.3) and not cfl_noise.guaranteed(2, 0.9) and not cfl_noise.guaranteed(5, 1.5)
+    assert loud.positive_gap < 0.1
+    assert loud.right < 0.1
+    assert cfl_noise.guaranteed(2, 0.3)
+    assert not cfl_noise.guaranteed(2, 0.9)
+    assert not cfl_noise.guaranteed(5, 1.5)
     data = cfl_noise.run(Options(settings={"trials": "4"}), Quiet()).data()
     assert data["guaranteed_wrong"] == 0
     assert {row["k"] for row in data["history"]} == set(cfl_noise.GROUPS["default"])

@@ -54,9 +54,12 @@ def both(mnist: Path) -> dict[str, dict[str, Any]]:
 def test_groups_are_found_and_splits_reported(both: dict[str, dict[str, Any]]) -> None:
     """The clusters are the hidden groups, and the split raised its devices' accuracy."""
     data = both["permutation"]
-    assert data["ari"] == 1.0 and data["purity"] == 1.0 and data["clusters"] == 2
+    assert data["ari"] == 1.0
+    assert data["purity"] == 1.0
+    assert data["clusters"] == 2
     (split,) = data["splits"]
-    assert split["right"] and sorted(split["sizes"]) == [5, 5]
+    assert split["right"]
+    assert sorted(split["sizes"]) == [5, 5]
     assert split["accuracy_later"] > split["accuracy_before"] + 20
     assert data["true_partition_from_round"] == split["round"]
     assert data["pure_clusters_split"] == data["wrong_splits"] == 0
@@ -76,15 +79,18 @@ def test_a_masked_run_finds_the_same_clusters_at_the_same_accuracy(both: dict[st
 def test_data_without_groups_stays_in_one_piece(mnist: Path) -> None:
     """No candidate survives its trial where devices differ by chance alone."""
     data = run(mnist, settings={"groups": "1"})
-    assert data["clusters"] == 1 and data["splits"] == []
+    assert data["clusters"] == 1
+    assert data["splits"] == []
     assert data["true_partition"] is True
 
 
 def test_swapped_labels_and_fedavg_run(mnist: Path) -> None:
     """Both experiments know both algorithms; plain federated learning splits nothing."""
     data = run(mnist, cfl_labels.label_swap, algorithm="fedavg", rounds=3)
-    assert data["experiment"] == "cfl-label-swap" and data["algorithm"] == "fedavg"
-    assert data["clusters"] == 1 and "splits" not in data
+    assert data["experiment"] == "cfl-label-swap"
+    assert data["algorithm"] == "fedavg"
+    assert data["clusters"] == 1
+    assert "splits" not in data
     assert data["parameters"]["groups"] == 4
 
 

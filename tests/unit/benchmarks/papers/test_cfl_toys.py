@@ -32,7 +32,8 @@ def toys() -> dict[str, Any]:
 def test_one_line_fits_no_toy_and_cfl_finds_two(toys: dict[str, Any], name: str) -> None:
     """FedAvg stays far below what each group's own line reaches."""
     toy = toys[f"toy_{name}"]
-    assert toy["ari"] == 1.0 and toy["clusters"] == 2
+    assert toy["ari"] == 1.0
+    assert toy["clusters"] == 2
     assert toy["accuracy"] > 97
     assert toy["accuracy_fedavg"] < 80
 
@@ -40,8 +41,10 @@ def test_one_line_fits_no_toy_and_cfl_finds_two(toys: dict[str, Any], name: str)
 def test_norms_part_congruent_from_incongruent_paths(toys: dict[str, Any]) -> None:
     """Both paths end at a stationary point; only the incongruent devices still pull, in opposite directions (Eq. 13)."""
     apart, together = toys["path_incongruent"], toys["path_congruent"]
-    assert apart["mean_gradient"] < 1e-3 and together["mean_gradient"] < 1e-3
-    assert apart["largest_gradient"] > 0.5 and not apart["congruent"]
+    assert apart["mean_gradient"] < 1e-3
+    assert together["mean_gradient"] < 1e-3
+    assert apart["largest_gradient"] > 0.5
+    assert not apart["congruent"]
     assert apart["cosine"] == pytest.approx(-1.0, abs=1e-3)
     assert together["congruent"]
 
