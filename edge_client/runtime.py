@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from crypto.seal.envelope import open_from_group, read_head
 from crypto.seal.roster import aggregator_of
 from edge_client import agent, kept
 from edge_client.agent import AgentState
@@ -33,7 +32,7 @@ from wire.errors import IntegrityError, ShoalError, UntrustedError
 from wire.frame import ChunkKind
 from wire.frame import split as split_chunks
 from wire.messages import Action, Announcement, Control, Order
-from wire.reassembly import Reassembler, Transfer
+from wire.reassembly import Reassembler
 from wire.topics import TopicKind, Topics
 from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent
 from wire.types import Float32Vector
@@ -117,7 +116,7 @@ class DeviceRuntime:
     def start(self) -> None:
         """Say what to receive; take up the run that was followed before."""
         topics = self._topics
-        for base in (topics.roster, topics.plan, topics.round):
+        for base in (topics.keys(self._membership.name), topics.roster, topics.plan, topics.round):
             self._transport.subscribe(f"{base}/#")
         self._transport.subscribe(topics.ctl(self._membership.name))
         package = self._files.load_run()
@@ -138,7 +137,7 @@ class DeviceRuntime:
                     reason = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
                     LOG.warning("refused", extra={"kv": {"topic": topic, "reason": reason, "hint": error.hint}})
             case Connected():
-                self._transport.publish(*presence(self._membership, self._birth, online=True), retain=True)
+                self._announce_presence()
                 self._step(agent.Reconnected())
             case Disconnected(reason):
                 LOG.warning("broker connection lost", extra={"kv": {"reason": reason}})
@@ -150,7 +149,14 @@ class DeviceRuntime:
         transfer = self._chunks.add(f"{parsed.kind.name}/{parsed.label}", payload, self._now_s)
         if transfer is None:
             return
-        purpose, plain = self._open(transfer)
+        if parsed.kind is TopicKind.KEYS:
+            self._on_keys(bytes(transfer.payload))
+            return
+        group = self._membership.group
+        purpose, plain = self._membership.open_broadcast(transfer.payload, transfer.signed)
+        if self._membership.group is not group:
+            LOG.info("new keys in force", extra={"kv": {"roster": self._membership.roster.sequence}})
+            self._announce_presence()
         match parsed.kind, purpose:
             case TopicKind.ROSTER, "roster":
                 if self._membership.adopt(bytes(plain)):
@@ -166,14 +172,16 @@ class DeviceRuntime:
             case _:
                 raise UntrustedError(f"a {purpose} where a {parsed.kind.name.lower()} belongs")
 
-    def _open(self, transfer: Transfer) -> tuple[str, memoryview]:
-        head, at = read_head(transfer.payload)
-        sender = aggregator_of(self._membership.roster)
-        if (head.fleet, head.sender) != (self._membership.fleet, sender.name):
-            raise UntrustedError(f"a message of {head.sender!r} in {head.fleet!r}")
-        return head.purpose, open_from_group(
-            self._membership.group, transfer.payload, head, at, sender.sign_key, transfer.signed
-        )
+    def _on_keys(self, grant: bytes) -> None:
+        """Keep newer secrets, and look again at a run that may be made with them: it may have come first."""
+        if self._membership.take_grant(grant):
+            LOG.info("new keys for later runs", extra={"kv": {"roster": self._membership.roster.sequence}})
+            for base in (self._topics.roster, self._topics.plan, self._topics.round):
+                self._transport.unsubscribe(f"{base}/#")
+                self._transport.subscribe(f"{base}/#")
+
+    def _announce_presence(self) -> None:
+        self._transport.publish(*presence(self._membership, self._birth, online=True), retain=True)
 
     def _on_run(self, package: bytes) -> None:
         if hashlib.sha256(package).digest() == self._package:

@@ -43,6 +43,8 @@ class Roster:
     Attributes:
         sequence: grows with every change; a lower one than seen is refused.
         issued_at_s, expires_at_s: unix seconds by the owner's clock.
+        keys_since: the sequence at which the owner last drew the fleet's secrets anew; plans of this roster and later
+            ones are made with those.
     """
 
     fleet: str
@@ -52,6 +54,7 @@ class Roster:
     aggregator: Member | None
     devices: tuple[Member, ...]
     revoked: tuple[str, ...]
+    keys_since: U32 = 0
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")
@@ -60,6 +63,8 @@ class Roster:
             raise WireError("a roster lists a device twice")
         if len(names) > limits.MAX_DEVICES:
             raise WireError(f"a roster of {len(names)} devices is over {limits.MAX_DEVICES}")
+        if self.keys_since > self.sequence:
+            raise WireError(f"a roster of sequence {self.sequence} with keys of {self.keys_since}")
 
     def device(self, name: str) -> Member | None:
         """Return the member called ``name`` unless it is unknown or revoked."""
@@ -89,7 +94,7 @@ class DeviceGrant:
 
     fleet: str
     owner_key: Fixed32
-    broker: str
+    broker: str = field(repr=False)
     roster: bytes
     broadcast_key: Fixed32 = field(repr=False)
     mask_secret: Fixed32 = field(repr=False)
@@ -103,7 +108,7 @@ class AggregatorGrant:
 
     fleet: str
     owner_key: Fixed32
-    broker: str
+    broker: str = field(repr=False)
     roster: bytes
     broadcast_key: Fixed32 = field(repr=False)
 

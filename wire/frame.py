@@ -51,6 +51,8 @@ class ChunkKind(IntEnum):
     ROUND = 5
     CONTROL = 6
     STATE = 7
+    ENROL = 8
+    GRANT = 9
 
 
 _KINDS: Final = frozenset(int(kind) for kind in ChunkKind)

@@ -43,6 +43,15 @@ MAX_DEVICES: Final = 65_534
 MAX_NAME_CHARS: Final = 64
 """Longest fleet or device name."""
 
+MAX_ENROLMENT_BYTES: Final = 16 * 1024
+"""Largest enrolment request: it comes from somebody unknown, and fits one chunk."""
+
+MAX_REQUESTS: Final = 1024
+"""Most enrolment requests that the owner looks at in one sitting."""
+
+MAX_GRANT_BYTES: Final = 32 << 20
+"""Largest grant or roster on its way: a full roster of MAX_DEVICES is half of it."""
+
 RESEND_BASE_S: Final = 1.0
 """First resend of an unacknowledged upload; doubles up to RESEND_CAP_S, with full jitter."""
 

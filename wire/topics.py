@@ -4,7 +4,8 @@ A topic names the fleet, who writes there and what it is about:
 
     shoal/v1/{fleet}/s/...         shared and retained: round, plan, roster, checkpoint, model/{label}, keys/{device}
     shoal/v1/{fleet}/d/{device}/.. up (device to aggregator), ctl (aggregator to device), state (retained presence)
-    shoal/v1/{fleet}/e/{token}     enrolment
+    shoal/v1/{fleet}/e/{token}     enrolment: a request, and under /grant the owner's answer
+    shoal/v1/{fleet}/o/roster      the newest roster, from the owner to the aggregator
 
 A retained transfer that needs several packets has its chunks at ``{base}/{index}``. The longest topic has six slashes.
 """
@@ -40,6 +41,8 @@ class TopicKind(Enum):
     CTL = "ctl"
     STATE = "state"
     ENROL = "e"
+    GRANT = "grant"
+    OWNER_ROSTER = "o"
 
 
 _SHARED: Final = {
@@ -56,7 +59,7 @@ class ParsedTopic:
         kind: what the topic carries.
         fleet: the fleet it belongs to.
         device: the device of ``up``, ``ctl``, ``state`` and ``keys``; empty otherwise.
-        label: the model's label, or the token id of an enrolment; empty otherwise.
+        label: the model's label, or the token id of an enrolment and its grant; empty otherwise.
         index: the chunk's number for ``{base}/{index}``; None for the base itself.
     """
 
@@ -149,6 +152,15 @@ class Topics:
         """Where an unknown device asks to be enrolled with the token ``token_id``."""
         return f"{self.root}/e/{check_name(token_id, 'token id')}"
 
+    def grant(self, token_id: str) -> str:
+        """Retained grant that the owner sealed to whoever asked with the token ``token_id``."""
+        return f"{self.enrol(token_id)}/grant"
+
+    @property
+    def owner_roster(self) -> str:
+        """Retained roster that the owner sealed to the aggregator."""
+        return f"{self.root}/o/roster"
+
     @property
     def all_up(self) -> str:
         """Filter: every device's uploads."""
@@ -230,12 +242,18 @@ def _read(topic: str) -> ParsedTopic:
         case ["shoal", "v1", fleet, "s", "model", label, *rest] if len(rest) <= 1:
             label = check_name(label, "model label")
             return ParsedTopic(TopicKind.MODEL, check_name(fleet, "fleet"), label=label, index=_index(rest))
-        case ["shoal", "v1", fleet, "s", "keys", device]:
-            return ParsedTopic(TopicKind.KEYS, check_name(fleet, "fleet"), device=check_name(device, "device"))
+        case ["shoal", "v1", fleet, "s", "keys", device, *rest] if len(rest) <= 1:
+            device = check_name(device, "device")
+            return ParsedTopic(TopicKind.KEYS, check_name(fleet, "fleet"), device=device, index=_index(rest))
         case ["shoal", "v1", fleet, "d", device, leaf] if leaf in _DEVICE:
             return ParsedTopic(_DEVICE[leaf], check_name(fleet, "fleet"), device=check_name(device, "device"))
         case ["shoal", "v1", fleet, "e", token]:
             return ParsedTopic(TopicKind.ENROL, check_name(fleet, "fleet"), label=check_name(token, "token id"))
+        case ["shoal", "v1", fleet, "e", token, "grant", *rest] if len(rest) <= 1:
+            token = check_name(token, "token id")
+            return ParsedTopic(TopicKind.GRANT, check_name(fleet, "fleet"), label=token, index=_index(rest))
+        case ["shoal", "v1", fleet, "o", "roster", *rest] if len(rest) <= 1:
+            return ParsedTopic(TopicKind.OWNER_ROSTER, check_name(fleet, "fleet"), index=_index(rest))
         case _:
             raise WireError(f"topic {topic!r} is not one of Shoal's")
 

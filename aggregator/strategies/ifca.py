@@ -123,7 +123,8 @@ class Ifca:
         )
         if not state.settled and state.started >= self.settings.restart_rounds:
             state, events = self._end_start(state, given, plan.round)
-        return state, Outcome({d: state.choice.get(d, 0) for d in state.devices}, events)
+        told = state.choice if state.settled else choice  # a start that has just ended leaves no choices behind
+        return state, Outcome({d: told.get(d, 0) for d in state.devices}, events)
 
     def _averaged(
         self, state: IfcaState, given: list[Contribution], round_: int

@@ -176,7 +176,8 @@ class Experiment(Protocol):
         algorithms: those it can run, the default first.
         published: the paper's figures by algorithm.
         needs: names of data sets, as `benchmarks.papers.datasets.load` knows them.
-        figure: how `benchmarks.papers.plot` draws it: accuracy, identity, perplexity, gap, norms, success, chance or panels.
+        figure: how `benchmarks.papers.plot` draws it: accuracy, identity, perplexity, gap, clusters, norms, success, chance
+            or panels.
     """
 
     @property

@@ -9,10 +9,13 @@ device u holds classes u and u + 1 modulo 10. 20 devices a round, 20 epochs of b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.papers.experiment import Options, Progress, Result, Study
 from wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from benchmarks.simulator.data import Population
 
 DEVICES: Final = 1000
 GROUPS: Final = 3
@@ -91,7 +94,7 @@ def _table(name: str, hidden: int, published: Mapping[str, float], options: Opti
 def heterogeneity(options: Options, progress: Progress) -> Result:
     """Run ``fedgroup-heterogeneity``: FedAvg on four splits, with Table I's figures of each.
 
-    With ten classes a device draws one size for all of them (the paper calls that split IID), otherwise one for each class.
+    The paper calls the split of ten classes IID: devices keep their sizes, and all images are dealt anew at random.
     """
     from benchmarks.papers import datasets, splits
     from benchmarks.papers.fedgroup_runs import ROUNDS, Setup, run_setup
@@ -104,12 +107,10 @@ def heterogeneity(options: Options, progress: Progress) -> Result:
     runs: dict[str, Result] = {}
     for classes in CLASS_COUNTS:
         population = splits.classes_power_law(
-            data,
-            devices=options.devices or DEVICES,
-            classes=classes,
-            seed=options.seed,
-            per_class=classes < datasets.CLASSES,
+            data, devices=options.devices or DEVICES, classes=classes, seed=options.seed
         )
+        if classes == datasets.CLASSES:
+            population = identical(population, options.seed)
         setup = Setup(
             experiment="fedgroup-heterogeneity",
             population=population,
@@ -122,6 +123,22 @@ def heterogeneity(options: Options, progress: Progress) -> Result:
         progress.stage(f"{classes} classes a device")
         runs[str(classes)] = run_setup(setup, _of_fedavg(options), progress)
     return _swept(runs, rounds)
+
+
+def identical(population: Population, seed: int) -> Population:
+    """Return devices of the same sizes with random samples of all: training samples from training ones, tests from tests."""
+    import numpy as np
+
+    from benchmarks.simulator.data import Population, shards_of
+
+    rng = np.random.default_rng([seed, len(population)])
+    parts = []
+    for shards in (population.train, population.test):
+        sizes = [len(s) for s in shards]
+        order = rng.permutation(sum(sizes))
+        x, y = np.concatenate([s.x for s in shards])[order], np.concatenate([s.y for s in shards])[order]
+        parts.append(shards_of(x, y, sizes))
+    return Population(parts[0], test=parts[1], groups=(0,) * len(population))
 
 
 def _of_fedavg(options: Options) -> Options:

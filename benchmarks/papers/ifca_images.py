@@ -12,7 +12,7 @@ devices are sent their own cluster's model only, and all four every tenth round 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.papers.experiment import Options, Progress, Result, Study
 from edge_client.manifest import LocalTraining
@@ -134,14 +134,13 @@ def counts(text: str) -> tuple[int, ...]:
     return tuple(int(p) for p in parts)
 
 
-_MNIST: Final[Mapping[str, Any]] = MNIST_PUBLISHED
 EXPERIMENTS: Final = (
     Study(
         id="ifca-rotated-mnist",
         paper="ifca, section 6.2, Table 1",
         title="MNIST under four rotations",
         algorithms=("ifca", "global", "local"),
-        published=_MNIST,
+        published=MNIST_PUBLISHED,
         runner=rotated_mnist,
         needs=("mnist",),
         resumable=("ifca", "global"),

@@ -190,6 +190,20 @@ def _gap(results: Sequence[Data]) -> Iterator[Panel]:
     yield Panel(str(results[0]["experiment"]), label, "separation gap", lines, {"no gap": 0.0} if lines else {})
 
 
+def _clusters(results: Sequence[Data]) -> Iterator[Panel]:
+    """Accuracy, and the gap inside each cluster: ``gaps`` of a row, by the cluster's id (CFL, Fig. 8)."""
+    yield _over_rounds(results, "accuracy", "test accuracy, %", published=True)
+    for data in results:
+        rows = [(row["round"], row["gaps"]) for row in data["history"] if isinstance(row.get("gaps"), Mapping)]
+        ids = dict.fromkeys(key for _, gaps in rows for key in gaps)
+        lines = []
+        for key in ids:
+            pairs = [(x, gaps[key]) for x, gaps in rows if _number(gaps.get(key))]
+            lines.append(Line(f"cluster {key}", [x for x, _ in pairs], [y for _, y in pairs]))
+        levels = {"no gap": 0.0} if lines else {}
+        yield Panel(f"{data['algorithm']}, by cluster", "round", "separation gap", lines, levels, _splits(data))
+
+
 def _norms(results: Sequence[Data]) -> Iterator[Panel]:
     for data in results:
         lines, axis = _families([data], "norm")
@@ -236,6 +250,7 @@ _KINDS: Final[dict[str, Callable[[Sequence[Data]], Iterator[Panel]]]] = {
     "identity": _identity,
     "perplexity": _perplexity,
     "gap": _gap,
+    "clusters": _clusters,
     "norms": _norms,
     "success": _success,
     "chance": _chance,

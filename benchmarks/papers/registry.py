@@ -27,6 +27,7 @@ _MODULES: Final[dict[str, str]] = {
     "fedgroup-synthetic": "fedgroup_synthetic",
     "fedgroup-femnist": "fedgroup_leaf",
     "fedgroup-sent140": "fedgroup_leaf",
+    "newcomers": "newcomers",
 }
 
 _added: dict[str, Experiment] = {}

@@ -74,9 +74,10 @@ class Kept:
         return self.uploads[key]
 
 
-def fingerprint(run: RunPlan, start: NDArray[np.float32]) -> str:
-    """Return what tells a run from another: the hex SHA-256 of its plan and of its origins (origins, d), float32."""
-    return hashlib.sha256(encode(run) + np.ascontiguousarray(start, "<f4").tobytes()).hexdigest()
+def fingerprint(run: RunPlan, start: NDArray[np.float32], arrivals: Mapping[str, int] | None = None) -> str:
+    """Return what tells a run from another: the hex SHA-256 of its plan, its origins (origins, d), float32, and arrivals."""
+    late = json.dumps(arrivals, sort_keys=True).encode() if arrivals else b""
+    return hashlib.sha256(encode(run) + np.ascontiguousarray(start, "<f4").tobytes() + late).hexdigest()
 
 
 def save(path: Path, name: str, standing: Standing, dump: Dump, uploads: Mapping[UploadKey, Contribution]) -> None:

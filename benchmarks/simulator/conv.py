@@ -140,15 +140,16 @@ class _Pooled:
 
     Attributes:
         patches: shape (a, in * (k + 1)^2, h * w * b).
-        right: the larger of the places (0, 0) and (0, 1), and of (1, 0) and (1, 1), is the second: (a, out, h * w * b) each.
-        lower: the largest is in the second row.
+        right: 1 where of the places (0, 0) and (0, 1), then of (1, 0) and (1, 1), the second is larger, else 0; shape
+            (2, a, out, h * w * b), float32, for products of unlike types are slow.
+        lower: 1 where the largest is in the second row, (a, out, h * w * b).
         values: shape (a, out, h, w, b).
         padded: side of the padded input; padding: on each side.
         level: 0 for the layer that sees the images.
     """
 
     patches: Tensor
-    right: tuple[Tensor, Tensor]
+    right: Tensor
     lower: Tensor
     values: Tensor
     padded: int
@@ -178,12 +179,15 @@ class _Pooled:
         patches = patches.view(a, -1, columns)
         places = scratch("places", x, a, 4, out, columns)
         torch.bmm(_laid(kernels), patches, out=places.view(a, 4 * out, columns))
-        right = places[:, 1] > places[:, 0], places[:, 3] > places[:, 2]
+        right = scratch(f"right {level}", x, 2, a, out, columns)
+        for row in range(2):
+            torch.gt(places[:, 2 * row + 1], places[:, 2 * row], out=right[row])
         upper = torch.maximum(places[:, 0], places[:, 1], out=scratch("upper", x, a, out, columns))
-        lower = torch.maximum(places[:, 2], places[:, 3], out=scratch("lower", x, a, out, columns))
-        values = torch.maximum(upper, lower, out=scratch(f"values {level}", x, a, out, columns))
+        below = torch.maximum(places[:, 2], places[:, 3], out=scratch("below", x, a, out, columns))
+        values = torch.maximum(upper, below, out=scratch(f"values {level}", x, a, out, columns))
+        lower = torch.gt(below, upper, out=scratch(f"lower {level}", x, a, out, columns))
         values.add_(bias.unsqueeze(2)).relu_()
-        return cls(patches, right, lower > upper, values.view(a, out, h, h, b), x.shape[2], padding, level)
+        return cls(patches, right, lower, values.view(a, out, h, h, b), x.shape[2], padding, level)
 
     def backward(self, error: Tensor, kernels: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the gradients of kernels and bias, and the errors of the inputs (a, in, side, side, b) if they count.
@@ -196,7 +200,7 @@ class _Pooled:
         a, out, channels, k, _ = kernels.shape
         g = error.reshape(a, out, -1)
         parted = scratch("places", g, a, 4, out, g.shape[2])
-        below = torch.mul(g, self.lower, out=scratch("lower", g, *g.shape))
+        below = torch.mul(g, self.lower, out=scratch("below", g, *g.shape))
         above = torch.sub(g, below, out=scratch("upper", g, *g.shape))
         for row, both in enumerate((above, below)):
             second = torch.mul(both, self.right[row], out=parted[:, 2 * row + 1])

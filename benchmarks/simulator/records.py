@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,8 @@ class SimOptions:
         segments: names and lengths in the order of theta where weights are shared; one ``cluster`` segment if empty.
         trainer, device, threads, deferred, norms: see `workforce.Workforce`.
         checkpoint: a file that the run is kept in every minute, and taken up from where it is there.
+        arrivals: device -> the first of all rounds, counted or not, that it can take part in; everybody else is there from
+            round 1. Before that the strategy never hears of it.
     """
 
     rounds: int
@@ -49,6 +52,7 @@ class SimOptions:
     deferred: bool | None = None
     norms: bool = False
     checkpoint: Path | None = None
+    arrivals: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

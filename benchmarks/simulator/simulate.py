@@ -194,7 +194,7 @@ def simulate(
         norms=options.norms,
     )
     strategy = make_strategy(run, backend, workforce.average)
-    name = checkpoint.fingerprint(run, start)
+    name = checkpoint.fingerprint(run, start, options.arrivals)
     return _Simulation(strategy, workforce, options, progress, watch, name).run()
 
 
@@ -212,6 +212,9 @@ class _Simulation:
         self.name = name
         self.progress, self.watch = progress, watch
         self.names = workforce.population.names
+        unknown = sorted(options.arrivals.keys() - set(self.names))
+        if unknown or not self._there(1):
+            raise ConfigError(f"no device {unknown[0]} to arrive" if unknown else "no device is there in round 1")
         self.history: list[SimRound] = []
         self.starts: list[list[SimRound]] = []
         self.events: list[tuple[int, Event]] = []
@@ -219,8 +222,11 @@ class _Simulation:
         self.uncounted_events: tuple[Event, ...] = ()
         self.last: Evaluation | None = None
 
+    def _there(self, round_: int) -> tuple[str, ...]:
+        return tuple(d for d in self.names if self.options.arrivals.get(d, 1) <= round_)
+
     def run(self) -> SimResult:
-        state = self.strategy.init(self.names)
+        state = self.strategy.init(self._there(1))
         run, options = self.workforce.run, self.options
         round_, outcome, spent = 0, Outcome({}), 0
         kept = None if options.checkpoint is None else checkpoint.load(options.checkpoint, self.name)
@@ -234,7 +240,7 @@ class _Simulation:
             if round_ > run.epoch_rounds:
                 raise ConfigError(f"{round_ - 1} rounds brought only {len(self.history)} that count")
             begin = time.process_time()
-            state, plan = self.strategy.plan(state, round_, self.names)
+            state, plan = self.strategy.plan(state, round_, self._there(round_))
             given = self.workforce.carry_out(plan)
             for contribution in given:
                 state = self.strategy.absorb(state, contribution)
@@ -262,7 +268,7 @@ class _Simulation:
                     saved_s = time.monotonic()
         if self.last is None:
             self.last = self._evaluate(state, round_)
-        final = self.strategy.final(state, round_ + 1, self.names)
+        final = self.strategy.final(state, round_ + 1, self._there(round_))
         thetas = {model: self.workforce.theta(final, model) for model in final.models}
         return SimResult(
             tuple(self.history),
@@ -316,7 +322,7 @@ class _Simulation:
         return lost
 
     def _evaluate(self, state: Any, round_: int) -> Evaluation | None:
-        final = self.strategy.final(state, round_ + 1, self.names)
+        final = self.strategy.final(state, round_ + 1, self._there(round_))
         return evaluate(self.workforce, final, self.options.protocol)
 
     def _figures(self, number: int, state: Any, round_: int, outcome: Outcome) -> dict[str, Any]:

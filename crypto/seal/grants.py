@@ -61,6 +61,22 @@ def open_grant(identity: Identity, data: bytes, kind: type[G], owner_fingerprint
             f"this grant is from owner {fingerprint(file.owner)}, not {owner_fingerprint}",
             hint="compare the fingerprint that `shoal-fleet show` prints on the owner's machine",
         )
+    return _open(identity, file, kind)
+
+
+def open_renewal(identity: Identity, data: bytes, kind: type[G], owner_key: bytes) -> G:
+    """Return a later grant, if the owner whose Ed25519 key (32 bytes) is pinned made it for ``identity``.
+
+    Raises:
+        UntrustedError: another owner, another recipient, or altered.
+    """
+    file = decode(data, GrantFile)
+    if file.owner.sign_key != owner_key:
+        raise UntrustedError(f"keys from owner {fingerprint(file.owner)}, who is not this fleet's")
+    return _open(identity, file, kind)
+
+
+def _open(identity: Identity, file: GrantFile, kind: type[G]) -> G:
     head, at = read_head(file.sealed)
     signed, _ = open_from_member(identity, file.sealed, head, at, file.owner.sign_key)
     role = DEVICE_ROLE if kind is DeviceGrant else AGGREGATOR_ROLE

@@ -52,10 +52,14 @@ class Identity:
         """Return what `sign` would for the content whose SHA-256 is ``digest``."""
         return self.sign_private.sign(_to_sign(purpose, digest))
 
+    def reveal(self) -> bytes:
+        """Return both private keys as a key file holds them."""
+        body = self.sign_private.private_bytes_raw() + self.seal_private.private_bytes_raw()
+        return KEY_FILE_MAGIC + self.name.encode() + b"\n" + body
+
     def save(self, path: Path) -> None:
         """Write both private keys to ``path``, mode 0600, durable before it returns."""
-        body = self.sign_private.private_bytes_raw() + self.seal_private.private_bytes_raw()
-        write_private(path, KEY_FILE_MAGIC + self.name.encode() + b"\n" + body)
+        write_private(path, self.reveal())
 
     @classmethod
     def load(cls, path: Path) -> Identity:
@@ -64,7 +68,15 @@ class Identity:
         Raises:
             IntegrityError: the file is not a whole identity.
         """
-        data = read_private(path)
+        return cls.from_bytes(read_private(path), path)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: Path) -> Identity:
+        """Read what `reveal` gave and ``path`` held.
+
+        Raises:
+            IntegrityError: the bytes are not a whole identity.
+        """
         head, _, rest = data[len(KEY_FILE_MAGIC) :].partition(b"\n")
         if not data.startswith(KEY_FILE_MAGIC) or len(rest) != 64:
             raise IntegrityError(f"{path} is not a key file", hint="restore it from a backup, or join the fleet anew")

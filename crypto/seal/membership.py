@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from crypto.seal.envelope import GroupKey
-from crypto.seal.grants import make_card, open_grant
+from crypto.seal.grants import make_card, open_grant, open_renewal
 from crypto.seal.identity import Identity
 from crypto.seal.roster import open_roster
 from support.files import private_directory, read_private, write_private
 from wire.codec import decode, encode
 from wire.documents import AggregatorGrant, DeviceGrant, Roster
-from wire.errors import ConfigError, NotEnrolledError
+from wire.errors import ConfigError, NotEnrolledError, UntrustedError
 
 KEY_FILE: Final = "identity.key"
 GRANT_FILE: Final = "membership.bin"
+NEXT_FILE: Final = "membership.next"
+"""A grant with newer secrets, in force from the first run that is made with them."""
+
 ROSTER_FILE: Final = "roster.signed"
 
 G = TypeVar("G", AggregatorGrant, DeviceGrant)
@@ -47,9 +50,14 @@ def accept_grant(directory: Path, grant_file: bytes, kind: type[G], owner_finger
     """
     if not (directory / KEY_FILE).exists():
         raise NotEnrolledError(f"{directory} holds no keys yet", hint="run init there first")
-    grant = open_grant(Identity.load(directory / KEY_FILE), grant_file, kind, owner_fingerprint)
+    store_grant(directory, open_grant(Identity.load(directory / KEY_FILE), grant_file, kind, owner_fingerprint))
+
+
+def store_grant(directory: Path, grant: AggregatorGrant | DeviceGrant) -> None:
+    """Store an opened grant as the one in force; the membership file, written last, is what makes a member."""
     write_private(directory / ROSTER_FILE, grant.roster)
     write_private(directory / GRANT_FILE, encode(grant))
+    (directory / NEXT_FILE).unlink(missing_ok=True)
 
 
 class Membership(Generic[G]):
@@ -58,6 +66,7 @@ class Membership(Generic[G]):
     Attributes:
         directory: where its files are; identity: its private keys; group: the fleet's broadcast key.
         roster, roster_bytes: the newest roster, and as the owner signed it.
+        next: a grant with newer secrets that no run has called for yet.
     """
 
     def __init__(self, directory: Path, kind: type[G]) -> None:
@@ -71,10 +80,17 @@ class Membership(Generic[G]):
             raise NotEnrolledError(f"{directory} belongs to no fleet", hint="run init there, then join with a grant")
         self.directory = directory
         self.identity = Identity.load(directory / KEY_FILE)
-        self.grant: G = decode(read_private(directory / GRANT_FILE), kind)
-        self.group = GroupKey(self.grant.fleet, "broadcast", self.grant.broadcast_key)
+        self._kind = kind
+        self._use(decode(read_private(directory / GRANT_FILE), kind))
+        self.next: G | None = None
+        if (directory / NEXT_FILE).exists():
+            self.next = decode(read_private(directory / NEXT_FILE), kind)
         self.roster_bytes = read_private(directory / ROSTER_FILE)
         self.roster = self._open(self.roster_bytes, 0)
+
+    def _use(self, grant: G) -> None:
+        self.grant = grant
+        self.group = GroupKey(grant.fleet, "broadcast", grant.broadcast_key)
 
     @property
     def fleet(self) -> str:
@@ -112,11 +128,41 @@ class Membership(Generic[G]):
         self.roster, self.roster_bytes = roster, data
         return True
 
-    def _open(self, data: bytes, least_sequence: int) -> Roster:
+    def take_grant(self, data: bytes) -> bool:
+        """Keep a grant that came through the broker for later; return whether its secrets are newer than all we have.
+
+        Raises:
+            UntrustedError: not the owner's, for somebody else, of another fleet, or its roster has expired.
+        """
+        grant = open_renewal(self.identity, data, self._kind, self.owner_key)
+        if grant.fleet != self.fleet:
+            raise UntrustedError(f"keys of fleet {grant.fleet!r}")
+        newest = self.generation(self.next or self.grant)
+        if self.generation(grant) <= newest:
+            return False
+        write_private(self.directory / NEXT_FILE, encode(grant))
+        self.next = grant
+        if self._open(grant.roster, 0).sequence > self.roster.sequence:
+            self.adopt(grant.roster)
+        return True
+
+    def promote(self) -> None:
+        """Put the newer secrets in force and forget the ones before; what was made with those can't be read any more."""
+        if self.next is not None:
+            grant, self.next = self.next, None
+            write_private(self.directory / GRANT_FILE, encode(grant))
+            (self.directory / NEXT_FILE).unlink(missing_ok=True)
+            self._use(grant)
+
+    def generation(self, grant: G) -> int:
+        """Return the roster sequence at which the secrets of ``grant`` were drawn."""
+        return self._open(grant.roster, 0, dated=False).keys_since
+
+    def _open(self, data: bytes, least_sequence: int, *, dated: bool = True) -> Roster:
         return open_roster(
             data,
             owner_key=self.grant.owner_key,
             fleet=self.grant.fleet,
             least_sequence=least_sequence,
-            now_s=int(time.time()),
+            now_s=int(time.time()) if dated else 0,
         )

@@ -130,6 +130,14 @@ def test_sizes_of_a_start_are_reported():
     assert rounds.events[0].detail["sizes"] == [3, 3]
 
 
+def test_the_last_round_of_a_start_tells_its_own_clusters():
+    """What was chosen in a round is told of it, though the start ends with it."""
+    rounds = ifca(restarts=2, restart_rounds=1)
+    for _ in range(2):
+        outcome = rounds.step(losing((0.5, 0.4)))
+        assert outcome.clusters == CHOICE
+
+
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 7])
 def test_dump_and_load_change_nothing_later(after):
     """The state is put away and taken up again in mid-start, between starts and after the choice."""
