@@ -14,6 +14,7 @@ from typing import Final
 from aggregator.config import AggregatorConfig
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.numerics.backend import select
+from aggregator.owner_mail import OwnerMail
 from aggregator.service import RunService
 from aggregator.store import erase_updates, read_records
 from aggregator.syncer import ThreadSyncer
@@ -25,7 +26,7 @@ from wire.codec import decode
 from wire.documents import RunPackage, RunPlan
 from wire.errors import ShoalError, UntrustedError
 from wire.mqtt import MqttTransport
-from wire.transport import TakenOver, TransportEvent
+from wire.transport import Message, TakenOver, TransportEvent
 
 LOG = logging.getLogger("shoal.aggregator")
 POLL_S: Final = 0.25
@@ -75,6 +76,9 @@ class Daemon:
     def __init__(self, config: AggregatorConfig) -> None:
         self._config = config
         self._membership = AggregatorMembership(config.dir)
+        self._mail = OwnerMail(self._membership)
+        self._held_back = ""
+        self._said: set[str] = set()
         self._events: queue.SimpleQueue[TransportEvent | Callable[[], None] | None] = queue.SimpleQueue()
         address = BrokerAddress.parse(
             config.broker or self._membership.broker, ca_file=config.ca, cert_file=config.cert, key_file=config.key
@@ -96,6 +100,7 @@ class Daemon:
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._events.put(None))
+        self._mail.subscribe(self._transport)
         self._transport.start(require=True)
         LOG.info(
             "serving",
@@ -108,10 +113,10 @@ class Daemon:
                 if run is not None:
                     told_idle = False
                     self._serve_run(run)
-                elif self._config.once:
+                elif self._config.once and not self._held_back:
                     return
                 else:
-                    if not told_idle:
+                    if not told_idle and not self._held_back:
                         LOG.info("idle: waiting for a run file in %s", self._membership.directory / RUNS_DIRECTORY)
                     told_idle = True
                     self._take(None)
@@ -121,11 +126,37 @@ class Daemon:
             self._transport.close()
 
     def _next_run(self) -> RunFile | None:
+        self._reload_roster()
         for run in find_runs(self._membership):
-            if not is_finished(self._membership, run.plan.run):
-                return run
-            erase_updates(self._membership.directory / f"run-{run.plan.run:06d}")
+            if is_finished(self._membership, run.plan.run):
+                erase_updates(self._membership.directory / f"run-{run.plan.run:06d}")
+                continue
+            try:
+                obstacle = self._membership.obstacle(run.plan)
+            except UntrustedError as error:
+                self._say_once(f"passed over: {error}; {error.hint}")
+                continue
+            if obstacle:
+                self._say_once(f"waiting for the owner's roster and keys: {obstacle}")
+            self._held_back = obstacle
+            return None if obstacle else run
+        self._held_back = ""
         return None
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            LOG.warning(text)
+
+    def _reload_roster(self, service: RunService | None = None) -> None:
+        """Look for a roster that was carried here by hand; one that is refused is no reason to end."""
+        try:
+            if service is None:
+                self._membership.reload()
+            else:
+                service.reload_roster()
+        except ShoalError as error:
+            self._say_once(f"roster file refused: {error}")
 
     def _serve_run(self, run: RunFile) -> None:
         plan = run.plan
@@ -143,7 +174,6 @@ class Daemon:
                 }
             },
         )
-        self._membership.reload()
         syncer = ThreadSyncer(self._events.put)
         service = RunService(
             self._membership,
@@ -162,11 +192,17 @@ class Daemon:
                 self._take(service)
                 if time.monotonic() - looked_s > 1.0:
                     looked_s = time.monotonic()
-                    service.reload_roster()
+                    self._reload_roster(service)
         finally:
             syncer.close()
             service.close()
         LOG.info("run finished", extra={"kv": {"run": plan.run}})
+
+    def _read_mail(self, message: Message) -> None:
+        try:
+            self._mail.take(message.topic, message.payload, time.monotonic())
+        except ShoalError as error:
+            LOG.warning("refused", extra={"kv": {"topic": message.topic, "reason": str(error)}})
 
     def _take(self, service: RunService | None) -> None:
         """Hand over everything that has arrived, waiting a little for the first; then commit, acknowledge, tick."""
@@ -186,6 +222,8 @@ class Daemon:
                     event()
                 elif service is not None:
                     service.on_event(event, time.monotonic())
+                elif isinstance(event, Message):
+                    self._read_mail(event)
                 event = self._events.get_nowait()
         except queue.Empty:
             pass

@@ -42,6 +42,13 @@ class WentOffline:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """The owner revoked a device: nobody waits for it any more."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stored:
     """An upload that `Engine.judge` let pass is durable."""
 
@@ -56,7 +63,7 @@ class DeadlinePassed:
     round: int
 
 
-Event = CameOnline | WentOffline | Stored | DeadlinePassed
+Event = CameOnline | WentOffline | Left | Stored | DeadlinePassed
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +228,10 @@ class Engine:
                     state = dataclasses.replace(state, devices=(*state.devices, device))
                 state = dataclasses.replace(state, online=state.online | {device}, gone=state.gone - {device})
             case WentOffline(device):
-                state = dataclasses.replace(state, online=state.online - {device})
-                if state.plan is not None and device in state.plan.orders:
-                    state = dataclasses.replace(state, gone=state.gone | {device})
+                state = _without(state, device)
+            case Left(device):
+                staying = tuple(d for d in state.devices if d != device)
+                state = dataclasses.replace(_without(state, device), devices=staying)
             case Stored(contribution, digest):
                 state = self._receive(state, contribution, digest)
             case DeadlinePassed(round_):
@@ -304,6 +312,13 @@ class Engine:
             return state, (closed, RunFinished())
         state, actions = self._maybe_open(state)
         return state, (closed, *(actions or (Gather(),)))
+
+
+def _without(state: EngineState, device: str) -> EngineState:
+    """Return the state in which the device is not there: the open round does not wait for it."""
+    ordered = state.plan is not None and device in state.plan.orders
+    gone = state.gone | {device} if ordered else state.gone
+    return dataclasses.replace(state, online=state.online - {device}, gone=gone)
 
 
 def record_of(state: EngineState, plan: RoundPlan, outcome: Outcome) -> RoundRecord:

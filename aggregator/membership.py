@@ -9,7 +9,7 @@ from crypto.seal.grants import AGGREGATOR_ROLE
 from crypto.seal.identity import fingerprint
 from crypto.seal.membership import Membership, accept_grant, make_identity
 from support.files import private_directory
-from wire.documents import AggregatorGrant
+from wire.documents import AggregatorGrant, RunPlan
 from wire.errors import UntrustedError
 
 RUNS_DIRECTORY: Final = "runs"
@@ -31,6 +31,26 @@ class AggregatorMembership(Membership[AggregatorGrant]):
                 f"the roster does not name this aggregator ({fingerprint(self.identity.member)})",
                 hint="shoal-fleet add-aggregator FLEET_DIR CARD, then join with the new grant",
             )
+
+    def obstacle(self, plan: RunPlan) -> str:
+        """Return what is missing to serve a run, empty where nothing is; keys that the run is made with come in force.
+
+        Raises:
+            UntrustedError: the run can never be served: its keys have been replaced.
+        """
+        if self.roster.sequence < plan.roster_sequence:
+            return f"run {plan.run} was signed under roster {plan.roster_sequence}, this is {self.roster.sequence}"
+        if self.next is not None and self.generation(self.next) <= plan.roster_sequence:
+            self.promote()
+        held = self.generation(self.grant)
+        if held > plan.roster_sequence:
+            raise UntrustedError(
+                f"run {plan.run} was made with keys that have been replaced since",
+                hint="have the owner sign it anew: shoal-fleet run",
+            )
+        if held < self.roster.keys_since <= plan.roster_sequence:
+            return f"run {plan.run} was made with newer keys than we have"
+        return ""
 
 
 def init(directory: Path, name: str = "aggregator") -> Path:

@@ -19,6 +19,7 @@ from aggregator.engine import (
     Engine,
     Event,
     Gather,
+    Left,
     OpenRound,
     RoundClosed,
     RunFinished,
@@ -29,6 +30,7 @@ from aggregator.engine import (
 from aggregator.intake import Intake, Opened, RefusedUploadError
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import Backend
+from aggregator.owner_mail import OwnerMail
 from aggregator.publisher import Publisher
 from aggregator.store import Store
 from aggregator.strategies.registry import make_strategy
@@ -78,6 +80,7 @@ class RunService:
         self._intake = Intake(membership.identity, run)
         self._publisher = Publisher(membership.identity, membership.group, transport, directory / "retained.json")
         self._chunks = Reassembler()
+        self._mail = OwnerMail(membership)
         self._births: dict[str, int] = {}
         self._appended: list[Opened] = []
         self._syncing: list[Opened] = []
@@ -89,11 +92,13 @@ class RunService:
         self._bytes_up = 0
         self._now_s = 0.0
         self.finished = False
-        self._publisher.roster(membership.roster_bytes)
+        self._roster_sent = membership.roster_bytes
+        self._publisher.roster(self._roster_sent)
         self._publisher.run(package)
 
     def start(self, now_s: float) -> None:
         """Subscribe, and begin the run or take it up where the store left it."""
+        self._mail.subscribe(self._transport)
         for topic_filter in (self._topics.all_up, self._topics.all_state):
             self._transport.subscribe(topic_filter)
         self._opened_at_s = now_s
@@ -110,6 +115,7 @@ class RunService:
         self._carry_out(actions, now_s)
         for contribution, digest in again:
             self._feed(Stored(contribution, digest), now_s)
+        self._drop_revoked(now_s)
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
         """Take one event of the transport."""
@@ -129,6 +135,8 @@ class RunService:
 
     def _on_message(self, topic: str, payload: bytes, now_s: float) -> None:
         parsed = self._topics.parse(topic)
+        if self._mail.take(topic, payload, now_s):
+            self._follow_roster(now_s)
         if not payload:
             return
         if parsed.kind is TopicKind.STATE:
@@ -255,10 +263,26 @@ class RunService:
         return f"round {state.round}: {done} of {total}{_names(list(state.waiting))}"
 
     def reload_roster(self) -> None:
-        """Take up a newer roster that the owner has handed out."""
-        if self._membership.reload():
-            self._publisher.roster(self._membership.roster_bytes)
-            LOG.info("new roster", extra={"kv": {"sequence": self._membership.roster.sequence}})
+        """Take up a newer roster that was carried into the directory by hand.
+
+        Raises:
+            UntrustedError: it is older than one seen before, or not the owner's.
+        """
+        self._membership.reload()
+        self._follow_roster(self._now_s)
+
+    def _follow_roster(self, now_s: float) -> None:
+        """Hand the newest roster on to the devices, and let go of those that it revokes."""
+        if self._membership.roster_bytes == self._roster_sent:
+            return
+        self._roster_sent = self._membership.roster_bytes
+        self._publisher.roster(self._roster_sent)
+        LOG.info("new roster", extra={"kv": {"sequence": self._membership.roster.sequence}})
+        self._drop_revoked(now_s)
+
+    def _drop_revoked(self, now_s: float) -> None:
+        for device in self._membership.roster.revoked:
+            self._feed(Left(device), now_s)
 
     def _feed(self, event: Event, now_s: float) -> None:
         """Let the engine see an event; none may close the round while uploads of it are on their way to the disk."""

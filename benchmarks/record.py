@@ -17,13 +17,26 @@ from support.files import write_atomic
 def save(path: Path, data: dict[str, Any]) -> None:
     """Write ``data`` to ``path`` as JSON, with where it comes from."""
     document = {
-        "command": ["shoal", *sys.argv[1:]],
+        "command": command_of(sys.argv[1:]),
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": _machine(),
         "data": data,
     }
     write_atomic(path, (json.dumps(document, indent=2) + "\n").encode(), mode=0o644)
+
+
+def command_of(arguments: list[str]) -> list[str]:
+    """Return the command line as another machine would type it: of a path elsewhere only its last name is left."""
+    here = Path.cwd()
+    words = ["shoal"]
+    for word in arguments:
+        option, sign, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        path = Path(value)
+        if path.is_absolute():
+            value = str(path.relative_to(here)) if path.is_relative_to(here) else path.name
+        words.append(option + sign + value)
+    return words
 
 
 def _commit() -> str:

@@ -57,6 +57,41 @@ def join(
 
 
 @app.command()
+def enrol(
+    directory: Directory,
+    line: Annotated[
+        str,
+        typer.Argument(
+            help="The owner's line, a file that holds it, or - for stdin. It holds a secret, and other users of this "
+            "machine can read command lines: better leave it out and paste it when asked.",
+            show_default="ask, or read stdin",
+        ),
+    ] = "",
+    name: Annotated[str, typer.Option(help="The device's name in the fleet; default: the directory's name.")] = "",
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the owner's approval.", min=1)] = 86400.0,
+    ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
+    cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
+) -> None:
+    """Ask to join a fleet over the broker: makes this device's keys, and waits until the owner approves.
+
+    The owner and the aggregator that the line names are the only ones it will ever believe.
+    """
+    from crypto.seal.identity import fingerprint
+    from edge_client import joining
+
+    _protect()
+    token = joining.read_line(line)
+    identity = joining.prepare(directory, name or directory.absolute().name)
+    mine = fingerprint(identity.member)
+    note(f"fingerprint {mine}")
+    note(f"owner {token.owner}, aggregator {token.aggregator}")
+    note(f"next: shoal-fleet approve FLEET_DIR {mine} on the owner's machine")
+    member = joining.enrol(directory, token, ca=ca, cert=cert, key=key, timeout_s=timeout, complain=note)
+    say(f"joined fleet {member.fleet} as {member.name}")
+
+
+@app.command()
 def run(
     directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,
     data: Annotated[Path | None, typer.Option(help=".npz, a directory of .npz, .csv, or IDX files.")] = None,

@@ -157,6 +157,7 @@ class DeviceRuntime:
         if self._membership.group is not group:
             LOG.info("new keys in force", extra={"kv": {"roster": self._membership.roster.sequence}})
             self._announce_presence()
+            self._look_again(self._topics.round)
         match parsed.kind, purpose:
             case TopicKind.ROSTER, "roster":
                 if self._membership.adopt(bytes(plain)):
@@ -176,9 +177,12 @@ class DeviceRuntime:
         """Keep newer secrets, and look again at a run that may be made with them: it may have come first."""
         if self._membership.take_grant(grant):
             LOG.info("new keys for later runs", extra={"kv": {"roster": self._membership.roster.sequence}})
-            for base in (self._topics.roster, self._topics.plan, self._topics.round):
-                self._transport.unsubscribe(f"{base}/#")
-                self._transport.subscribe(f"{base}/#")
+            self._look_again(self._topics.roster, self._topics.plan, self._topics.round)
+
+    def _look_again(self, *bases: str) -> None:
+        for base in bases:
+            self._transport.unsubscribe(f"{base}/#")
+            self._transport.subscribe(f"{base}/#")
 
     def _announce_presence(self) -> None:
         self._transport.publish(*presence(self._membership, self._birth, online=True), retain=True)
@@ -280,9 +284,7 @@ class DeviceRuntime:
                 self._step(agent.TimerFired())
         if self._state.stage is agent.Stage.FETCHING and now_s - self._fetching_s > REFETCH_S:
             self._fetching_s = now_s
-            for label in self._labels:
-                self._transport.unsubscribe(f"{self._topics.model(label)}/#")
-                self._transport.subscribe(f"{self._topics.model(label)}/#")
+            self._look_again(*map(self._topics.model, self._labels))
         self._chunks.expire(now_s)
         if self._own is not None and now_s - self._saved_model_s > SAVE_MODEL_EVERY_S:
             self._save_model(durable=False)

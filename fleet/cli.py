@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from fleet import admission_cli
 from support.console import forbid_inspection, no_core_dumps, note, run_program, say, say_json
 from wire.errors import UsageError
 
@@ -41,30 +42,43 @@ def init(
     directory: Directory,
     name: Annotated[str, typer.Option(help="The fleet's name: a-z, 0-9 and '-'.")],
     broker: Annotated[str, typer.Option(help="mqtt://host:port or mqtts://host:port.")],
+    passphrase: Annotated[
+        bool,
+        typer.Option(
+            "--passphrase",
+            help="Put owner key and secrets under a passphrase (Argon2id), asked for at the terminal or read from the "
+            "private file that SHOAL_PASSPHRASE_FILE names.",
+        ),
+    ] = False,
 ) -> None:
     """Make a fleet: owner key, mask secret, content and broadcast keys, an empty roster."""
     from fleet.directory import FleetDirectory
+    from fleet.unlock import ask
 
-    fleet = FleetDirectory.create(directory, name, broker)
+    fleet = FleetDirectory.create(directory, name, broker, ask(twice=True) if passphrase else None)
     say(f"owner {fleet.fingerprint}")
-    note("next: shoal-aggregator init DIR on the server, shoal-edge init DIR --name NAME on each device")
+    note("next: shoal-aggregator init DIR on the server, then shoal-fleet add-aggregator")
 
 
 @app.command()
 def show(directory: Directory, json: AsJson = False) -> None:
     """Print the owner's fingerprint and who belongs to the fleet."""
     from crypto.seal.identity import fingerprint
-    from fleet.directory import FleetDirectory
+    from fleet.directory import is_under_passphrase
+    from fleet.unlock import open_fleet
 
-    fleet = FleetDirectory(directory)
+    fleet = open_fleet(directory)
     roster = fleet.roster
     data = {
         "fleet": fleet.name,
         "owner": fleet.fingerprint,
-        "broker": fleet.secrets.broker,
+        "broker": fleet.broker,
         "roster": roster.sequence,
         "aggregator": fingerprint(roster.aggregator) if roster.aggregator else None,
-        "devices": [{"name": d.name, "fingerprint": fingerprint(d)} for d in roster.devices],
+        "passphrase": is_under_passphrase(directory),
+        "devices": [
+            {"name": d.name, "fingerprint": fingerprint(d), "revoked": d.name in roster.revoked} for d in roster.devices
+        ],
     }
     if json:
         say_json(data)
@@ -73,15 +87,15 @@ def show(directory: Directory, json: AsJson = False) -> None:
     say(f"owner {data['owner']}")
     say(f"aggregator {data['aggregator'] or '-'}")
     for device in roster.devices:
-        say(f"{device.name} {fingerprint(device)}")
+        say(f"{device.name} {fingerprint(device)}{' revoked' if device.name in roster.revoked else ''}")
 
 
 @app.command("add-device")
 def add_device(directory: Directory, card: CardFile, fingerprint: Expected = "") -> None:
     """Add a device; prints the grant to carry back to it."""
-    from fleet.directory import FleetDirectory
+    from fleet.unlock import open_fleet
 
-    fleet = FleetDirectory(directory)
+    fleet = open_fleet(directory)
     say(str(fleet.add_device(card.read_bytes(), fingerprint)))
     note(f"owner {fleet.fingerprint}")
     note(f"next: shoal-edge join DIR GRANT --owner {fleet.fingerprint}")
@@ -91,9 +105,9 @@ def add_device(directory: Directory, card: CardFile, fingerprint: Expected = "")
 @app.command("add-aggregator")
 def add_aggregator(directory: Directory, card: CardFile, fingerprint: Expected = "") -> None:
     """Name the aggregator; prints the grant to carry back to it. It holds no mask secret."""
-    from fleet.directory import FleetDirectory
+    from fleet.unlock import open_fleet
 
-    fleet = FleetDirectory(directory)
+    fleet = open_fleet(directory)
     say(str(fleet.add_aggregator(card.read_bytes(), fingerprint)))
     note(f"next: shoal-aggregator join DIR GRANT --owner {fleet.fingerprint}")
 
@@ -101,9 +115,10 @@ def add_aggregator(directory: Directory, card: CardFile, fingerprint: Expected =
 @app.command()
 def renew(directory: Directory) -> None:
     """Sign the roster for another year."""
-    from fleet.directory import ROSTER_FILE, FleetDirectory
+    from fleet.directory import ROSTER_FILE
+    from fleet.unlock import open_fleet
 
-    FleetDirectory(directory).renew()
+    open_fleet(directory).renew()
     say(str(directory / ROSTER_FILE))
 
 
@@ -117,12 +132,12 @@ def compile_(
     name: Annotated[str, typer.Option(help="The task's name; default: the source's.")] = "",
 ) -> None:
     """Compile a torch model and its loss to ONNX, check it against torch, and sign it."""
-    from fleet.directory import FleetDirectory
     from fleet.task.builtin import build, load_user
     from fleet.task.compile import compile_task
     from fleet.task.signed import Source, write_signed
+    from fleet.unlock import open_fleet
 
-    fleet = FleetDirectory(directory)
+    fleet = open_fleet(directory)
     options = {k: _whole(v, k) for k, v in _pairs(option or []).items()}
     made = load_user(source) if ":" in source else build(source, **options)
     bundle = compile_task(
@@ -138,6 +153,9 @@ def compile_(
     say(
         f"{out}: {bundle.length} coordinates, {sum(map(len, (bundle.score, bundle.grad, bundle.predict)))} bytes of graphs"
     )
+
+
+admission_cli.register(app)
 
 
 class RunCommand(TyperCommand):
@@ -174,7 +192,10 @@ def run(
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(help="Rounds, those of cold starts among them.", min=1)] = 50,
-    mask: Annotated[str, typer.Option(help="Mask mode: permutation or none.")] = "permutation",
+    mode: Annotated[
+        str,
+        typer.Option("--mode", "--mask", help="Mask mode: permutation, signed-permutation, rotation or none."),
+    ] = "permutation",
     norm_limit: Annotated[float, typer.Option(help="Largest l2 norm of one update.")] = 1000.0,
     min_contributors: Annotated[int, typer.Option(help="Smaller means are not broadcast.", min=1)] = 3,
     quorum: Annotated[float, typer.Option(help="Share that closes a round after its deadline.")] = 0.8,
@@ -188,18 +209,18 @@ def run(
 ) -> None:
     """Sign a run: what the aggregator may do, the sealed task and the sealed origins; prints the run file."""
     from edge_client.manifest import LocalTraining
-    from fleet.directory import FleetDirectory
     from fleet.run import RunOptions, make_plan, write_run
     from fleet.task.signed import read_signed
+    from fleet.unlock import open_fleet
 
-    fleet = FleetDirectory(directory)
+    fleet = open_fleet(directory)
     bundle, source = read_signed(task, fleet.owner)
     training = _local(bundle.manifest.hyper, _pairs(local or []), LocalTraining)
     options = RunOptions(
         algorithm=algorithm,
         settings=_pairs(setting or []),
         rounds=rounds,
-        mode=mask,
+        mode=mode,
         local=training,
         pretrain=_local(training, _pairs(pretrain or []), LocalTraining),
         norm_limit=norm_limit,

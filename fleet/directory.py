@@ -1,4 +1,4 @@
-"""The owner's directory: keys, mask secret, roster, cards, grants and runs. Keep it off the server."""
+"""The owner's directory: keys, mask secret, roster, grants, tokens and runs. Keep it off the server."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from crypto.mask.secret import MaskSecret
 from crypto.seal.envelope import KEY_BYTES, GroupKey
 from crypto.seal.grants import AGGREGATOR_ROLE, DEVICE_ROLE, OWNER_NAME, open_card, seal_grant
 from crypto.seal.identity import Identity, fingerprint
+from crypto.seal.passphrase import Lock, is_locked
 from crypto.seal.roster import open_roster
 from crypto.seal.signed import sign_document
-from support.files import private_directory, read_private, write_private
+from fleet.broker_users import DEVICE_RESERVED, ENROL_USER, BrokerUsers
+from support.files import private_directory, read_private, sync_directory, write_private
 from wire.address import BrokerAddress
 from wire.codec import decode, encode, message
-from wire.documents import AggregatorGrant, Card, DeviceGrant, Roster
+from wire.documents import AggregatorGrant, Card, DeviceGrant, Member, Roster
 from wire.errors import ConfigError, NotEnrolledError, UntrustedError
 from wire.types import check_name
 
 OWNER_FILE: Final = "owner.key"
 SECRETS_FILE: Final = "secrets.bin"
 ROSTER_FILE: Final = "roster.signed"
+CHANGE_FILE: Final = "change.journal"
 GRANTS: Final = "grants"
 RUNS: Final = "runs"
 ROSTER_LIFE_S: Final = 365 * 24 * 3600
@@ -36,26 +39,45 @@ class FleetSecrets:
     """What secrets.bin holds; mode 0600."""
 
     fleet: str
-    broker: str
+    broker: str = dataclasses.field(repr=False)
     mask_secret: bytes = dataclasses.field(repr=False)
     content_key: bytes = dataclasses.field(repr=False)
     broadcast_key: bytes = dataclasses.field(repr=False)
 
 
-class FleetDirectory:
-    """A fleet as its owner holds it."""
+@message(97)
+@dataclasses.dataclass(frozen=True, slots=True)
+class Change:
+    """New secrets and the roster that goes with them, as their files will hold them: both, or neither, after a crash."""
 
-    def __init__(self, path: Path) -> None:
-        """Open what `create` made.
+    secrets: bytes = dataclasses.field(repr=False)
+    roster: bytes
+
+
+class FleetDirectory:
+    """A fleet as its owner holds it.
+
+    Attributes:
+        path: the directory; owner: the owner's keys; secrets: what the fleet shares; roster: the newest.
+        users: the broker's users, where `shoal-fleet broker-config` has made any.
+    """
+
+    def __init__(self, path: Path, lock: Lock | None = None) -> None:
+        """Open what `create` made; ``lock`` holds the passphrase where there is one.
 
         Raises:
             NotEnrolledError: there is no fleet.
+            ConfigError: the owner's key is under a passphrase and none is given.
+            UntrustedError: the passphrase is wrong.
         """
         if not (path / SECRETS_FILE).exists():
             raise NotEnrolledError(f"{path} holds no fleet", hint="shoal-fleet init DIR --name NAME --broker URL")
         self.path = path
-        self.owner = Identity.load(path / OWNER_FILE)
-        self.secrets = decode(read_private(path / SECRETS_FILE), FleetSecrets)
+        self._lock = lock
+        self._finish_change()
+        self.owner = Identity.from_bytes(self._read(OWNER_FILE), path / OWNER_FILE)
+        self.secrets = decode(self._read(SECRETS_FILE), FleetSecrets)
+        self.users = BrokerUsers(path)
         self.roster = open_roster(
             read_private(path / ROSTER_FILE),
             owner_key=self.owner.member.sign_key,
@@ -65,8 +87,8 @@ class FleetDirectory:
         )
 
     @classmethod
-    def create(cls, path: Path, name: str, broker: str) -> FleetDirectory:
-        """Make a fleet with fresh keys and an empty roster.
+    def create(cls, path: Path, name: str, broker: str, lock: Lock | None = None) -> FleetDirectory:
+        """Make a fleet with fresh keys and an empty roster; with ``lock``, owner key and secrets are under its passphrase.
 
         Raises:
             ConfigError: there is one already, or the name or the address is not valid.
@@ -79,15 +101,12 @@ class FleetDirectory:
         BrokerAddress.parse(broker)
         private_directory(path)
         owner = Identity.generate(OWNER_NAME)
-        owner.save(path / OWNER_FILE)
-        secrets = FleetSecrets(
-            name, broker, MaskSecret.generate().reveal(), os.urandom(KEY_BYTES), os.urandom(KEY_BYTES)
-        )
-        write_private(path / SECRETS_FILE, encode(secrets))
+        write_private(path / OWNER_FILE, _locked(lock, OWNER_FILE, owner.reveal()))
         write_private(path / ROSTER_FILE, sign_document(owner, Roster(name, 1, *_life(), None, (), ())))
         for sub in (GRANTS, RUNS):
             private_directory(path / sub)
-        return cls(path)
+        write_private(path / SECRETS_FILE, _locked(lock, SECRETS_FILE, encode(_fresh_secrets(name, broker))))
+        return cls(path, lock)
 
     @property
     def name(self) -> str:
@@ -114,6 +133,15 @@ class FleetDirectory:
         """The roster as signed."""
         return read_private(self.path / ROSTER_FILE)
 
+    @property
+    def broker(self) -> str:
+        """The broker's address without user and password."""
+        return str(BrokerAddress.parse(self.secrets.broker))
+
+    def broker_for(self, user: str) -> str:
+        """Return the broker's address as ``user`` connects to it."""
+        return self.users.address(self.secrets.broker, user)
+
     def add_device(self, card_bytes: bytes, expected_fingerprint: str = "") -> Path:
         """Add a device, or give a new grant to one that is listed; return the grant for it.
 
@@ -122,30 +150,44 @@ class FleetDirectory:
             ConfigError: the name is taken by another device.
         """
         card = self._checked(card_bytes, DEVICE_ROLE, expected_fingerprint)
-        if self.roster.aggregator is None:
+        self.check_device(card)
+        if not self.listed(card.member):
+            self._sign(devices=(*self.roster.devices, card.member))
+        return self._write_grant(card)
+
+    def check_device(self, card: Card) -> None:
+        """Return if a device may have this name with these keys.
+
+        Raises:
+            ConfigError: the name is reserved, or another device has had it; there is no aggregator yet.
+        """
+        aggregator = self.roster.aggregator
+        if aggregator is None:
             raise ConfigError(
                 "the fleet has no aggregator yet, and a device must know whom to believe",
                 hint="shoal-fleet add-aggregator first",
             )
+        self.check_name(card.member.name)
         listed = next((d for d in self.roster.devices if d.name == card.member.name), None)
-        if listed is None:
-            self._sign(devices=(*self.roster.devices, card.member))
-        elif listed != card.member or card.member.name in self.roster.revoked:
+        if listed is not None and not self.listed(card.member):
             raise ConfigError(
                 f"the fleet has had another device called {card.member.name!r}",
                 hint="init the device with another name",
             )
-        s = self.secrets
-        grant = DeviceGrant(
-            s.fleet,
-            self.owner.member.sign_key,
-            s.broker,
-            self.roster_bytes,
-            s.broadcast_key,
-            s.mask_secret,
-            s.content_key,
-        )
-        return self._write_grant(card, grant)
+
+    def check_name(self, name: str) -> None:
+        """Return if a device may be called ``name``.
+
+        Raises:
+            ConfigError: it can't stand in a topic, or is somebody else's at the broker.
+        """
+        check_name(name, "device")
+        aggregator = self.roster.aggregator
+        if name in DEVICE_RESERVED or (aggregator is not None and name == aggregator.name):
+            raise ConfigError(
+                f"a device can't be called {name!r}: somebody else has that name at the broker",
+                hint="init the device with another name",
+            )
 
     def add_aggregator(self, card_bytes: bytes, expected_fingerprint: str = "") -> Path:
         """Name the fleet's aggregator; return the grant for it.
@@ -155,6 +197,8 @@ class FleetDirectory:
             ConfigError: the fleet has another one.
         """
         card = self._checked(card_bytes, AGGREGATOR_ROLE, expected_fingerprint)
+        if card.member.name in (OWNER_NAME, ENROL_USER):
+            raise ConfigError(f"an aggregator can't be called {card.member.name!r}", hint="init it with another name")
         if self.roster.aggregator is None:
             self._sign(aggregator=card.member)
         elif self.roster.aggregator != card.member:
@@ -162,9 +206,50 @@ class FleetDirectory:
                 f"the fleet has an aggregator already ({fingerprint(self.roster.aggregator)})",
                 hint="a fleet keeps one aggregator; make a new fleet to change it",
             )
+        return self._write_grant(card)
+
+    def revoke(self, name: str) -> None:
+        """Take a device out of the roster, and draw new secrets for all runs signed from now on.
+
+        The grants of everybody who stays are written anew.
+
+        Raises:
+            ConfigError: no such device, or it is revoked already.
+        """
+        if self.roster.device(name) is None:
+            what = "is revoked already" if name in self.roster.revoked else "is not in the roster"
+            raise ConfigError(f"device {name!r} {what}", hint="shoal-fleet show lists the devices")
+        sequence = self.roster.sequence + 1
+        roster = self._next_roster(revoked=(*self.roster.revoked, name), keys_since=sequence)
+        secrets = _fresh_secrets(self.name, self.secrets.broker)
+        locked = _locked(self._lock, SECRETS_FILE, encode(secrets))
+        write_private(self.path / CHANGE_FILE, encode(Change(locked, sign_document(self.owner, roster))))
+        self._finish_change()
+        self.secrets, self.roster = secrets, roster
+        (self.path / GRANTS / f"{name}.grant").unlink(missing_ok=True)
+        for card in self.cards():
+            self._write_grant(card)
+
+    def cards(self) -> tuple[Card, ...]:
+        """Return whoever belongs to the fleet now: the aggregator and the devices that are not revoked."""
+        r = self.roster
+        devices = [Card(DEVICE_ROLE, d) for d in r.devices if d.name not in r.revoked]
+        return (*([Card(AGGREGATOR_ROLE, r.aggregator)] if r.aggregator else []), *devices)
+
+    def grant_for(self, card: Card) -> bytes:
+        """Return a grant with the newest roster and secrets, which only the card's holder can open."""
         s = self.secrets
-        grant = AggregatorGrant(s.fleet, self.owner.member.sign_key, s.broker, self.roster_bytes, s.broadcast_key)
-        return self._write_grant(card, grant)
+        key, broker = self.owner.member.sign_key, self.broker_for(card.member.name)
+        grant: AggregatorGrant | DeviceGrant
+        if card.role == AGGREGATOR_ROLE:
+            grant = AggregatorGrant(s.fleet, key, broker, self.roster_bytes, s.broadcast_key)
+        else:
+            grant = DeviceGrant(s.fleet, key, broker, self.roster_bytes, s.broadcast_key, s.mask_secret, s.content_key)
+        return seal_grant(self.owner, card, grant)
+
+    def listed(self, member: Member) -> bool:
+        """Whether these very keys belong to a device of the fleet that is not revoked."""
+        return self.roster.device(member.name) == member
 
     def renew(self) -> None:
         """Sign the roster again for another year."""
@@ -182,21 +267,59 @@ class FleetDirectory:
             raise UntrustedError(f"this card has fingerprint {fingerprint(card.member)}, not {expected}")
         return card
 
-    def _sign(self, **changes: object) -> None:
+    def _next_roster(self, **changes: object) -> Roster:
         issued, expires = _life()
-        self.roster = dataclasses.replace(
+        return dataclasses.replace(
             self.roster,
             sequence=self.roster.sequence + 1,
             issued_at_s=issued,
             expires_at_s=expires,
             **changes,  # type: ignore[arg-type]
         )
+
+    def _sign(self, **changes: object) -> None:
+        self.roster = self._next_roster(**changes)
         write_private(self.path / ROSTER_FILE, sign_document(self.owner, self.roster))
 
-    def _write_grant(self, card: Card, grant: DeviceGrant | AggregatorGrant) -> Path:
+    def _finish_change(self) -> None:
+        """Carry out what the journal holds, if there is one: also what a crash had left half done."""
+        journal = self.path / CHANGE_FILE
+        if journal.exists():
+            change = decode(read_private(journal), Change)
+            write_private(self.path / SECRETS_FILE, change.secrets)
+            write_private(self.path / ROSTER_FILE, change.roster)
+            journal.unlink()
+            sync_directory(self.path)
+
+    def _write_grant(self, card: Card) -> Path:
         path = self.path / GRANTS / f"{card.member.name}.grant"
-        write_private(path, seal_grant(self.owner, card, grant))
+        write_private(path, self.grant_for(card))
         return path
+
+    def _read(self, file: str) -> bytes:
+        data = read_private(self.path / file)
+        if not is_locked(data):
+            return data
+        if self._lock is None:
+            raise ConfigError(
+                f"{self.path / file} is under a passphrase",
+                hint="call from a terminal, or name a private file that holds it in SHOAL_PASSPHRASE_FILE",
+            )
+        return self._lock.open(file, data)
+
+
+def is_under_passphrase(path: Path) -> bool:
+    """Whether the owner's key in ``path`` needs a passphrase."""
+    file = path / OWNER_FILE
+    return file.exists() and is_locked(read_private(file))
+
+
+def _locked(lock: Lock | None, file: str, plain: bytes) -> bytes:
+    return plain if lock is None else lock.close(file, plain)
+
+
+def _fresh_secrets(fleet: str, broker: str) -> FleetSecrets:
+    return FleetSecrets(fleet, broker, MaskSecret.generate().reveal(), os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
 
 
 def _life() -> tuple[int, int]:

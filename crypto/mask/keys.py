@@ -73,6 +73,11 @@ class MaskKey:
     length: int
     transforms: tuple[Transform, ...] = field(repr=False)
 
+    @property
+    def exact(self) -> bool:
+        """Whether unmasking gives the same bits; else the same vector to a relative l2 error of 1e-6."""
+        return registry.find(self.context.mode).exact
+
     def apply(self, source: Float32Vector, out: Float32Vector) -> None:
         """Write the masked ``source`` to ``out``, both shape (length,), float32, C-contiguous and apart."""
         start = 0
@@ -100,8 +105,8 @@ def derive(secret: MaskSecret, context: MaskContext) -> MaskKey:
     """Return the mask that ``secret`` and ``context`` decide.
 
     HKDF-SHA256 over fleet, epoch, task digest, segment and purpose, each behind its length, gives every segment its
-    own keys. About 25 ns a coordinate, 60 for the blocked layout, once an epoch; 12 to 26 bytes
-    a coordinate while it runs, 4 or 6 to keep.
+    own keys. About 25 ns a coordinate, 60 for the blocked layout, once an epoch; 12 to 20 bytes a coordinate while it
+    runs, and 4 to keep of a permutation, 5 with signs, 7 of a rotation.
     """
     raw = secret.reveal()
     epoch = context.epoch.to_bytes(8, "big")

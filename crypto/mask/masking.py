@@ -18,12 +18,15 @@ def mask(vector: Float32Vector, key: MaskKey) -> MaskedVector:
 
     Raises:
         UsageError: another shape or dtype.
-        IntegrityError: a coordinate is NaN or infinite.
+        IntegrityError: a coordinate is NaN or infinite, or would be under a mask that mixes coordinates.
     """
     _check_vector(vector, key.length, "vector")
     _check_finite(vector, "the vector to mask")
     values = np.empty(key.length, dtype=np.float32)
-    key.apply(np.ascontiguousarray(vector), values)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        key.apply(np.ascontiguousarray(vector), values)
+    if not key.exact:
+        _check_finite(values, "the vector under its mask")
     return MaskedVector(values=values, key_id=key.key_id)
 
 
@@ -40,7 +43,7 @@ def unmask(masked: MaskedVector, key: MaskKey, *, out: Float32Vector | None = No
 
     Raises:
         KeyMismatchError: ``masked`` was made under another mask.
-        IntegrityError: it has another length or dtype than the mask, or a coordinate that is NaN or infinite.
+        IntegrityError: it has another length or dtype than the mask, or a coordinate is NaN or infinite, masked or not.
         UsageError: ``out`` does not fit.
     """
     if masked.key_id != key.key_id:
@@ -62,7 +65,10 @@ def unmask(masked: MaskedVector, key: MaskKey, *, out: Float32Vector | None = No
             raise UsageError("out must be writeable and C-contiguous")
         if np.may_share_memory(out, values):
             raise UsageError("out shares memory with the masked vector", hint="pass another array or none")
-    key.invert(np.ascontiguousarray(values), out)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        key.invert(np.ascontiguousarray(values), out)
+    if not key.exact:
+        _check_finite(out, "the unmasked vector")
     return out
 
 

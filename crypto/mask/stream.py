@@ -1,4 +1,4 @@
-"""Keyed index streams: the same bytes give the same permutation on every platform and numpy version."""
+"""Keyed streams: the same bytes give the same permutation and signs on every platform and numpy version."""
 
 from __future__ import annotations
 
@@ -12,24 +12,50 @@ _CHUNK_BYTES: Final = 1 << 20
 _INDEX_STEP: Final = 1 << 20
 
 
-def words(key: bytes, count: int) -> NDArray[np.uint64]:
-    """Return ``count`` words of the AES-256-CTR keystream of ``key``.
+def keystream(key: bytes, count: int) -> NDArray[np.uint8]:
+    """Return ``count`` bytes of the AES-256-CTR keystream of ``key``.
 
     Args:
         key: 32 bytes, used for this one stream and nothing else: the counter starts at zero.
-        count: words wanted.
+        count: bytes wanted.
+
+    Returns:
+        shape (count,), uint8.
+    """
+    encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    out = np.empty(count, dtype=np.uint8)
+    zeros = bytes(min(_CHUNK_BYTES, count))
+    for start in range(0, count, _CHUNK_BYTES):
+        stop = min(start + _CHUNK_BYTES, count)
+        out[start:stop] = np.frombuffer(encryptor.update(zeros[: stop - start]), dtype=np.uint8)
+    return out
+
+
+def words(key: bytes, count: int) -> NDArray[np.uint64]:
+    """Return ``count`` words of the keystream of ``key``, as `keystream` takes it.
 
     Returns:
         shape (count,), uint64; each is eight keystream bytes, little-endian.
     """
-    encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    total = 8 * count
-    out = np.empty(total, dtype=np.uint8)
-    zeros = bytes(min(_CHUNK_BYTES, total))
-    for start in range(0, total, _CHUNK_BYTES):
-        stop = min(start + _CHUNK_BYTES, total)
-        out[start:stop] = np.frombuffer(encryptor.update(zeros[: stop - start]), dtype=np.uint8)
-    return out.view("<u8").astype(np.uint64, copy=False)
+    return keystream(key, 8 * count).view("<u8").astype(np.uint64, copy=False)
+
+
+def signs(key: bytes, length: int) -> NDArray[np.int8]:
+    """Return ``length`` secret signs that only ``key`` decides.
+
+    Bit i of the keystream, the lowest bit of a byte first, is the sign of coordinate i: a one is minus.
+
+    Args:
+        key: 32 bytes.
+        length: coordinates, at least 1.
+
+    Returns:
+        shape (length,), int8, each 1 or -1.
+    """
+    bits = np.unpackbits(keystream(key, -(-length // 8)), count=length, bitorder="little").view(np.int8)
+    bits *= -2
+    bits += 1
+    return bits
 
 
 def permutation(key: bytes, length: int) -> NDArray[np.int64]:

@@ -80,7 +80,8 @@ class Membership(Generic[G]):
             raise NotEnrolledError(f"{directory} belongs to no fleet", hint="run init there, then join with a grant")
         self.directory = directory
         self.identity = Identity.load(directory / KEY_FILE)
-        self._kind = kind
+        self._kind: type[G] = kind
+        self.grant: G
         self._use(decode(read_private(directory / GRANT_FILE), kind))
         self.next: G | None = None
         if (directory / NEXT_FILE).exists():

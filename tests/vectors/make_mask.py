@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import struct
 from pathlib import Path
 
@@ -29,12 +30,86 @@ def hkdf(secret: bytes, length: int, *fields: bytes) -> bytes:
     return out[:length]
 
 
-def permutation(key: bytes, length: int) -> list[int]:
+def keystream(key: bytes, blocks: int) -> bytes:
     encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # counter blocks, never data
-    stream = encryptor.update(b"".join(struct.pack(">QQ", 0, i) for i in range(length // 2 + 1)))
+    return encryptor.update(b"".join(struct.pack(">QQ", 0, i) for i in range(blocks)))
+
+
+def permutation(key: bytes, length: int) -> list[int]:
+    stream = keystream(key, length // 2 + 1)
     low = (1 << (length - 1).bit_length()) - 1
     words = [(struct.unpack_from("<Q", stream, 8 * i)[0] & ~low) | i for i in range(length)]
     return [word & low for word in sorted(words)]
+
+
+def signs(key: bytes, length: int) -> list[int]:
+    bits = int.from_bytes(keystream(key, length // 128 + 1), "little")
+    return [1 - 2 * (bits >> i & 1) for i in range(length)]
+
+
+def hadamard(values: list[float]) -> list[float]:
+    """Sylvester's matrix by its recursion: the sums and the differences of the two halves, each transformed."""
+    if len(values) == 1:
+        return values
+    half = len(values) // 2
+    first, second = hadamard(values[:half]), hadamard(values[half:])
+    return [a + b for a, b in zip(first, second, strict=True)] + [a - b for a, b in zip(first, second, strict=True)]
+
+
+def blocks(values: list[float]) -> list[float]:
+    out, length = list(values), len(values)
+    size = min(1 << (length.bit_length() - 1), 4096)
+    count = length // size
+    for block in range(count):
+        out[block : size * count : count] = [v / math.sqrt(size) for v in hadamard(out[block : size * count : count])]
+    if size * count < length:
+        out[-size:] = [v / math.sqrt(size) for v in hadamard(out[-size:])]
+    return out
+
+
+def gather(values: list[float], index: list[int]) -> list[float]:
+    return [values[i] for i in index]
+
+
+def times(values: list[float], by: list[int]) -> list[float]:
+    return [value * sign for value, sign in zip(values, by, strict=True)]
+
+
+def ramp_case(fleet: str, run: bytes, epoch: int, mode: str, segments: list[tuple[str, int]]) -> dict[str, object]:
+    """The modes that change values: what becomes of 1, 2, 3, ..."""
+    fields = [f"{name}:{length}".encode() for name, length in segments]
+    when = struct.pack(">Q", epoch)
+    masked: list[float] = []
+    for field, (_, length) in zip(fields, segments, strict=True):
+
+        def key(purpose: str, field: bytes = field) -> bytes:
+            return hkdf(SECRET, 32, fleet.encode(), when, DIGEST, field, f"{mode}/{purpose}".encode())
+
+        values = [float(len(masked) + i + 1) for i in range(length)]
+        index = permutation(key("index"), length)
+        if mode == "signed-permutation":
+            masked += times(gather(values, index), signs(key("signs"), length))
+        else:
+            first, middle, last = (signs(key(f"signs-{i}"), length) for i in range(3))
+            inner = times(blocks(times(values, first)), middle)
+            masked += times(blocks(gather(inner, index)), last)
+    step = 1 if len(masked) <= 64 else len(masked) // 40
+    return {
+        "fleet": fleet,
+        "run_id": run.hex(),
+        "epoch": epoch,
+        "task_digest": DIGEST.hex(),
+        "mode": mode,
+        "segments": [list(segment) for segment in segments],
+        "key_id": key_id(fleet, run, epoch, mode, fields),
+        "step": step,
+        "masked_ramp": masked[::step],
+    }
+
+
+def key_id(fleet: str, run: bytes, epoch: int, mode: str, fields: list[bytes]) -> str:
+    context = (fleet.encode(), run, struct.pack(">Q", epoch), DIGEST, mode.encode(), b",".join(fields))
+    return hkdf(SECRET, 16, b"key-id", *context).hex()
 
 
 def case(fleet: str, run: bytes, epoch: int, mode: str, segments: list[tuple[str, int]]) -> dict[str, object]:
@@ -46,7 +121,6 @@ def case(fleet: str, run: bytes, epoch: int, mode: str, segments: list[tuple[str
         local = permutation(key, length) if mode == "permutation" else list(range(length))
         gathered += [start + index for index in local]
         start += length
-    key_id = hkdf(SECRET, 16, b"key-id", fleet.encode(), run, when, DIGEST, mode.encode(), b",".join(fields))
     answer: dict[str, object] = {
         "fleet": fleet,
         "run_id": run.hex(),
@@ -54,7 +128,7 @@ def case(fleet: str, run: bytes, epoch: int, mode: str, segments: list[tuple[str
         "task_digest": DIGEST.hex(),
         "mode": mode,
         "segments": [list(segment) for segment in segments],
-        "key_id": key_id.hex(),
+        "key_id": key_id(fleet, run, epoch, mode, fields),
     }
     if start <= 64:
         answer["masked_range"] = gathered
@@ -71,7 +145,20 @@ def main() -> None:
         case("fleet-b", run, 0, "permutation", [("cluster", 17)]),
         case("fleet-a", run, 7, "permutation", [("shared", 24), ("cluster", 9)]),
         case("fleet-a", run, 0, "permutation", [("cluster", 159_010)]),
+        case("fleet-a", run, 0, "permutation", [("cluster", 2_100_001)]),
         case("fleet-a", run, 0, "none", [("cluster", 16)]),
+    ]
+    ramps = [
+        ramp_case("fleet-a", run, 3, mode, segments)
+        for mode in ("signed-permutation", "rotation")
+        for segments in (
+            [("cluster", 1)],
+            [("cluster", 16)],
+            [("shared", 23), ("cluster", 2)],
+            [("cluster", 4095)],
+            [("shared", 8192), ("cluster", 10_007)],
+            [("cluster", 159_010)],
+        )
     ]
     document = {
         "about": "masked_range[i] is the coordinate of 0, 1, 2, ... that lands at i; sha256 is over little-endian uint32",
@@ -79,6 +166,8 @@ def main() -> None:
         "secret": SECRET.hex(),
         "next_secret": hkdf(SECRET, 32, b"next").hex(),
         "cases": cases,
+        "about_ramps": "masked_ramp is every step-th value of 1, 2, 3, ... under the mask; rotation in double precision",
+        "ramps": ramps,
     }
     Path(__file__).with_name("mask.json").write_text(json.dumps(document, indent=1) + "\n", encoding="ascii")
 

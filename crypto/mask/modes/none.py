@@ -34,4 +34,4 @@ def _build(_subkey: Subkey, length: int) -> Identity:
     return Identity(length)
 
 
-MODE: Final = Mode("none", _build)
+MODE: Final = Mode("none", _build, exact=True)

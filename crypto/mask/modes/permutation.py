@@ -1,8 +1,9 @@
 """Mode ``permutation``: coordinates change places inside their segment, as the clustering papers propose.
 
 Two layouts of the same permutation. Up to ``BLOCKED_FROM`` coordinates one gather is fastest. Beyond, the source no
-longer fits the cache and a gather waits for memory at every element; two gathers that each stay in the cache take
-half the time: first inside blocks of the source, then a merge of one ascending stream a block.
+longer fits the cache and a gather waits for memory at every element. Any permutation is also three steps that only
+move within the cache or copy runs: sort every block of the source by the block of the output it goes to, copy the
+runs, put every block of the output in order. That takes less than half the time (docs/adr/0012).
 """
 
 from __future__ import annotations
@@ -16,33 +17,15 @@ from crypto.mask.modes.base import Mode, Subkey
 from crypto.mask.stream import permutation
 from wire.types import Float32Vector
 
-BLOCKED_FROM: Final = 4_000_000
+BLOCKED_FROM: Final = 2_000_000
 """Coordinates from which two gathers inside the cache beat one across memory."""
 
-SOURCE_BLOCK: Final = 32_003
-"""Coordinates a block: 128 KB sit in the L2 cache; prime, so that the streams don't share cache sets; below 2**16."""
+BLOCK: Final = 1 << 16
+"""Coordinates a block: 256 KB sit in the L2 cache, and an index fits 16 bits."""
 
+_BLOCK_BITS: Final = BLOCK.bit_length() - 1
 _STEP: Final = 131_072
 """Indices widened to the machine's pointer size at a time: 1 MB instead of 8 bytes for every coordinate."""
-
-
-def _gather(source: Float32Vector, index: NDArray[np.int32], out: Float32Vector) -> None:
-    wide = np.empty(min(_STEP, out.size), dtype=np.intp)
-    for start in range(0, out.size, _STEP):
-        stop = min(start + _STEP, out.size)
-        piece = wide[: stop - start]
-        piece[:] = index[start:stop]
-        # "clip" because "raise" would make numpy buffer the output; indices are in range by construction.
-        np.take(source, piece, out=out[start:stop], mode="clip")
-
-
-def _scatter(source: Float32Vector, index: NDArray[np.int32], out: Float32Vector) -> None:
-    wide = np.empty(min(_STEP, source.size), dtype=np.intp)
-    for start in range(0, source.size, _STEP):
-        stop = min(start + _STEP, source.size)
-        piece = wide[: stop - start]
-        piece[:] = index[start:stop]
-        out[piece] = source[start:stop]
 
 
 class Permutation:
@@ -61,56 +44,119 @@ class Permutation:
 
     def apply(self, source: Float32Vector, out: Float32Vector) -> None:
         """Write the permuted ``source`` to ``out``, both shape (length,), float32."""
-        _gather(source, self._index, out)
+        wide = np.empty(min(_STEP, self.length), dtype=np.intp)
+        for start in range(0, self.length, _STEP):
+            stop = min(start + _STEP, self.length)
+            _take(source, _widen(self._index[start:stop], wide), out[start:stop])
 
     def invert(self, source: Float32Vector, out: Float32Vector) -> None:
         """Put every coordinate of ``source`` back in its place in ``out``, both shape (length,), float32."""
-        _scatter(source, self._index, out)
+        wide = np.empty(min(_STEP, self.length), dtype=np.intp)
+        for start in range(0, self.length, _STEP):
+            stop = min(start + _STEP, self.length)
+            out[_widen(self._index[start:stop], wide)] = source[start:stop]
 
     def __repr__(self) -> str:
         return f"Permutation(length={self.length}, index=<redacted>)"
 
 
 class BlockedPermutation:
-    """``out[i] = source[index[i]]`` in two cache-sized gathers, 6 bytes a coordinate and 4 while it runs."""
+    """``out[i] = source[index[i]]`` in two cache-sized gathers, 4 bytes a coordinate and 4 more while it runs.
 
-    __slots__ = ("_local", "_position")
+    Between the two lies the source regrouped: block by block, and in each block the run of coordinates that go to
+    output block 0, then the run that goes to output block 1, and so on.
+    """
+
+    __slots__ = ("_local", "_rank", "_runs")
 
     def __init__(self, index: NDArray[np.int64]) -> None:
-        """Split ``index``, shape (length,), int64, a permutation of ``range(length)``, into the two gathers."""
-        block = (index // SOURCE_BLOCK).astype(np.uint16)
-        order = np.argsort(block, kind="stable")
-        del block
-        self._local: NDArray[np.uint16] = (index % SOURCE_BLOCK).astype(np.uint16)[order]
-        self._position: NDArray[np.int32] = np.empty(index.size, dtype=np.int32)
-        self._position[order] = np.arange(index.size, dtype=np.int32)
+        """Split ``index``, shape (length,), int64, a permutation of ``range(length)``, into gathers and runs."""
+        blocks = range(-(-index.size // BLOCK))
+        edges = np.arange(len(blocks) + 1) * BLOCK
+        places = np.arange(BLOCK)
+        sizes = np.empty((len(blocks), len(blocks)), dtype=np.int64)
+        by_output = np.empty(index.size, dtype=np.uint16)
+        self._rank: NDArray[np.uint16] = np.empty(index.size, dtype=np.uint16)
+        for block in blocks:
+            span = self._span(block)
+            packed = index[span] << _BLOCK_BITS
+            packed |= places[: packed.size]
+            packed.sort()
+            self._rank[span][packed & (BLOCK - 1)] = places[: packed.size]
+            packed >>= _BLOCK_BITS
+            by_output[span] = packed & (BLOCK - 1)
+            sizes[block] = np.diff(np.searchsorted(packed, edges))
+        # The run from source block i to output block j starts at starts[j, i] in the regrouped source.
+        starts = np.cumsum(sizes, axis=0) - sizes + edges[:-1]
+        self._runs: list[list[slice]] = [_slices(*pair, 4) for pair in zip(starts, sizes, strict=True)]
+        starts = np.cumsum(sizes, axis=1) - sizes + edges[:-1, None]
+        self._local: NDArray[np.uint16] = np.empty(index.size, dtype=np.uint16)
+        for block in blocks:
+            runs = _slices(starts[:, block], sizes[:, block], 1)
+            np.concatenate([by_output[run] for run in runs], out=self._local[self._span(block)])
 
     @property
     def length(self) -> int:
         """Coordinates."""
-        return self._position.size
+        return self._rank.size
 
     def apply(self, source: Float32Vector, out: Float32Vector) -> None:
         """Write the permuted ``source`` to ``out``, both shape (length,), float32."""
-        by_block = np.empty(self.length, dtype=np.float32)
-        wide = np.empty(SOURCE_BLOCK, dtype=np.intp)
-        for start in range(0, self.length, SOURCE_BLOCK):
-            stop = min(start + SOURCE_BLOCK, self.length)
-            piece = wide[: stop - start]
-            piece[:] = self._local[start:stop]
-            np.take(source[start:stop], piece, out=by_block[start:stop], mode="clip")
-        _gather(by_block, self._position, out)
+        regrouped = np.empty(self.length, dtype=np.float32)
+        wide = np.empty(BLOCK, dtype=np.intp)
+        near = np.empty(BLOCK, dtype=np.float32)
+        for block in range(len(self._runs)):
+            span = self._span(block)
+            index = _widen(self._local[span], wide)
+            near[: index.size] = source[span]  # in order, as the memory likes it, before it is read in disorder
+            _take(near, index, regrouped[span])
+        view = regrouped.data.cast("B")
+        for block, runs in enumerate(self._runs):
+            span = self._span(block)
+            arrived = np.frombuffer(b"".join([view[run] for run in runs]), dtype=np.float32)
+            _take(arrived, _widen(self._rank[span], wide), out[span])
 
     def invert(self, source: Float32Vector, out: Float32Vector) -> None:
         """Put every coordinate of ``source`` back in its place in ``out``, both shape (length,), float32."""
-        by_block = np.empty(self.length, dtype=np.float32)
-        _scatter(source, self._position, by_block)
-        for start in range(0, self.length, SOURCE_BLOCK):
-            stop = min(start + SOURCE_BLOCK, self.length)
-            out[start:stop][self._local[start:stop].astype(np.intp)] = by_block[start:stop]
+        regrouped = np.empty(self.length, dtype=np.float32)
+        wide = np.empty(BLOCK, dtype=np.intp)
+        near = np.empty(BLOCK, dtype=np.float32)
+        view, arrived = regrouped.data.cast("B"), near.data.cast("B")
+        for block, runs in enumerate(self._runs):
+            span = self._span(block)
+            near[_widen(self._rank[span], wide)] = source[span]
+            at = 0
+            for run in runs:
+                end = at + run.stop - run.start
+                view[run] = arrived[at:end]
+                at = end
+        for block in range(len(self._runs)):
+            span = self._span(block)
+            index = _widen(self._local[span], wide)
+            near[index] = regrouped[span]
+            out[span] = near[: index.size]
+
+    def _span(self, block: int) -> slice:
+        return slice(block * BLOCK, min((block + 1) * BLOCK, self._rank.size))
 
     def __repr__(self) -> str:
         return f"BlockedPermutation(length={self.length}, index=<redacted>)"
+
+
+def _slices(starts: NDArray[np.int64], sizes: NDArray[np.int64], item_bytes: int) -> list[slice]:
+    pairs = zip((starts * item_bytes).tolist(), (sizes * item_bytes).tolist(), strict=True)
+    return [slice(start, start + size) for start, size in pairs]
+
+
+def _widen(index: NDArray[np.int32] | NDArray[np.uint16], wide: NDArray[np.intp]) -> NDArray[np.intp]:
+    piece = wide[: index.size]
+    piece[:] = index
+    return piece
+
+
+def _take(source: Float32Vector, index: NDArray[np.intp], out: Float32Vector) -> None:
+    # "raise" would make numpy buffer the output; indices are in range by construction, and "wrap" checks cheapest.
+    np.take(source, index, out=out, mode="wrap")
 
 
 def from_index(index: NDArray[np.int64]) -> Permutation | BlockedPermutation:
@@ -122,4 +168,4 @@ def _build(subkey: Subkey, length: int) -> Permutation | BlockedPermutation:
     return from_index(permutation(subkey("permutation"), length))
 
 
-MODE: Final = Mode("permutation", _build)
+MODE: Final = Mode("permutation", _build, exact=True)

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from crypto.mask.modes import none, permutation
+from crypto.mask.modes import none, permutation, rotation, signed_permutation
 from crypto.mask.modes.base import Mode
 from wire.errors import ConfigError
 
-MODES: Final[Mapping[str, Mode]] = MappingProxyType({mode.name: mode for mode in (none.MODE, permutation.MODE)})
+MODES: Final[Mapping[str, Mode]] = MappingProxyType(
+    {mode.name: mode for mode in (none.MODE, permutation.MODE, signed_permutation.MODE, rotation.MODE)}
+)
 
 
 def find(name: str) -> Mode:

@@ -34,6 +34,18 @@ TOPICS = Topics("farm-7")
         (TOPICS.ctl("pi-1"), "shoal/v1/farm-7/d/pi-1/ctl", ParsedTopic(TopicKind.CTL, "farm-7", device="pi-1")),
         (TOPICS.state("pi-1"), "shoal/v1/farm-7/d/pi-1/state", ParsedTopic(TopicKind.STATE, "farm-7", device="pi-1")),
         (TOPICS.enrol("9c"), "shoal/v1/farm-7/e/9c", ParsedTopic(TopicKind.ENROL, "farm-7", label="9c")),
+        (TOPICS.grant("9c"), "shoal/v1/farm-7/e/9c/grant", ParsedTopic(TopicKind.GRANT, "farm-7", label="9c")),
+        (
+            chunk_topic(TOPICS.grant("9c"), 2),
+            "shoal/v1/farm-7/e/9c/grant/2",
+            ParsedTopic(TopicKind.GRANT, "farm-7", label="9c", index=2),
+        ),
+        (
+            chunk_topic(TOPICS.keys("pi-1"), 1),
+            "shoal/v1/farm-7/s/keys/pi-1/1",
+            ParsedTopic(TopicKind.KEYS, "farm-7", device="pi-1", index=1),
+        ),
+        (TOPICS.owner_roster, "shoal/v1/farm-7/o/roster", ParsedTopic(TopicKind.OWNER_ROSTER, "farm-7")),
     ],
 )
 def test_every_topic_has_its_documented_text_and_is_read_back(topic: str, text: str, parsed: ParsedTopic) -> None:
@@ -70,7 +82,10 @@ def test_every_topic_has_its_documented_text_and_is_read_back(topic: str, text: 
         "shoal/v1/farm/s/model/a/1 ",
         "shoal/v1/farm/s/model/a/\u0661",
         f"shoal/v1/farm/s/model/a/{MAX_CHUNK_INDEX + 1}",
-        "shoal/v1/farm/s/keys/pi/0",
+        "shoal/v1/farm/s/keys/pi/x",
+        "shoal/v1/farm/s/keys/pi/0/0",
+        "shoal/v1/farm/e/9c/grants",
+        "shoal/v1/farm/o/plan",
         "shoal/v1/farm/s/round/",
         "shoal/v1/farm/e/a/b",
         "shoal/v1/" + "a" * 65 + "/s/round",

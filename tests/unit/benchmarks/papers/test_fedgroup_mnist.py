@@ -10,6 +10,7 @@ from benchmarks.papers.datasets import MissingDataError
 from benchmarks.papers.experiment import Options, Quiet
 from benchmarks.papers.fedgroup_runs import METHODS
 from benchmarks.papers.plot import panels_of
+from benchmarks.simulator.data import Population, Shard
 from wire.errors import ConfigError, UsageError
 
 SETTINGS = {"cohort": "5", "epochs": "2", "pretrain_steps": "10", "alpha": "5"}
@@ -113,6 +114,22 @@ def test_heterogeneity_reports_table_one(mnist):
         assert found["discrepancy_mean"] > 0
     assert [len(p.lines) for p in panels_of([data], "panels")] == [4, 4]
     assert data["populations"]["10"]["groups"] == 1
+
+
+def test_the_iid_split_keeps_sizes_and_samples_and_mixes_classes():
+    def shards(*sizes):
+        return tuple(Shard(np.full((n, 1), 10 * i, np.float32), np.full(n, i, np.int64)) for i, n in enumerate(sizes))
+
+    given = Population(shards(40, 4, 30), test=shards(4, 1, 3), groups=(0, 1, 2))
+    dealt = fedgroup_mnist.identical(given, 3)
+    for before, after in ((given.train, dealt.train), (given.test, dealt.test)):
+        assert [len(s) for s in before] == [len(s) for s in after]
+        labels = np.concatenate([s.y for s in after])
+        assert sorted(labels) == sorted(np.concatenate([s.y for s in before]))
+        assert np.array_equal(np.concatenate([s.x for s in after])[:, 0], 10 * labels)
+    assert len(set(dealt.train[0].y)) == 3
+    assert dealt.groups == (0, 0, 0)
+    assert np.array_equal(dealt.train[2].y, fedgroup_mnist.identical(given, 3).train[2].y)
 
 
 def test_table_one_figures():

@@ -143,6 +143,31 @@ def test_partial_participation_orders_the_drawn_devices_only():
     assert len(set(seen)) > 1
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "cfl", "fedgroup"])
+def test_devices_that_arrive_later_are_unheard_of_before(algorithm):
+    """Two of ten come in round 3: nobody orders, clusters or tests them before, and they take part from then on."""
+    late, seen = {"dev-0008": 3, "dev-0009": 3}, []
+    settings = {"groups": "2", "alpha": "4"} if algorithm == "fedgroup" else {}
+    options = SimOptions(rounds=5, local=FULL, count="all", arrivals=late, evaluate_every=1)
+    result = simulate(algorithm, settings, population(), NETWORK, options, watch=seen.append)
+    for observed in seen:
+        ordered, clusters = set(observed.plan.orders), observed.outcome.clusters
+        assert late.keys() <= ordered if observed.plan.round >= 3 else not late.keys() & (ordered | clusters.keys())
+    assert len(result.final.names) == 10
+    data = population()
+    alone = Population(data.train[:8], data.validation[:8], data.test[:8], data.groups[:8])
+    before = simulate(algorithm, settings, alone, NETWORK, dataclasses.replace(options, rounds=2, arrivals={}))
+    assert figures(before) == figures(result)[:2]
+
+
+def test_arrivals_that_make_no_sense_are_refused():
+    """An unknown device, and nobody there to begin with."""
+    with pytest.raises(ConfigError, match="dev-0010"):
+        run("fedavg", arrivals={"dev-0010": 2})
+    with pytest.raises(ConfigError, match="no device is there"):
+        run("fedavg", arrivals=dict.fromkeys(population().names, 2))
+
+
 def test_rounds_of_other_starts_are_reported_apart():
     """Three starts of three rounds: the kept one's rounds count from 1, with the accuracy that its own models have."""
     result = run(settings={"k": "2", "restarts": "3", "restart_rounds": "3"}, rounds=6)

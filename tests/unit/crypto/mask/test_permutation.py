@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from crypto.mask.modes.permutation import (
+    BLOCK,
     BLOCKED_FROM,
-    SOURCE_BLOCK,
     BlockedPermutation,
     Permutation,
     from_index,
 )
-from crypto.mask.stream import permutation, words
+from crypto.mask.stream import keystream, permutation, signs, words
 
 KEY = bytes(range(32))
 
@@ -29,6 +29,20 @@ def test_words_do_not_depend_on_how_many_are_asked_for() -> None:
     np.testing.assert_array_equal(words(KEY, 300_000)[:1000], words(KEY, 1000))
 
 
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 1000])
+def test_signs_are_the_bits_of_the_keystream_lowest_first(length: int) -> None:
+    stream = int.from_bytes(keystream(KEY, 200).tobytes(), "little")
+    assert signs(KEY, length).tolist() == [-1 if stream >> i & 1 else 1 for i in range(length)]
+    assert signs(KEY, length).dtype == np.int8
+
+
+def test_half_of_the_signs_are_minus() -> None:
+    """Of 100,000 signs the sum is within 6 standard deviations of zero, and neighbours agree as often as not."""
+    drawn = signs(KEY, 100_000).astype(np.int64)
+    assert abs(drawn.sum()) < 6 * 317
+    assert abs((drawn[1:] * drawn[:-1]).sum()) < 6 * 317
+
+
 def test_first_positions_are_uniform() -> None:
     """Over 4000 keys each of 8 indices comes first about 500 times (chi-square below the 1e-6 quantile of 7 dof)."""
     firsts = [permutation(i.to_bytes(32, "big"), 8)[0] for i in range(4000)]
@@ -37,7 +51,7 @@ def test_first_positions_are_uniform() -> None:
 
 
 @pytest.mark.parametrize("layout", [Permutation, BlockedPermutation])
-@pytest.mark.parametrize("length", [1, 5, SOURCE_BLOCK, SOURCE_BLOCK + 1, 3 * SOURCE_BLOCK + 17, 300_000])
+@pytest.mark.parametrize("length", [1, 5, BLOCK, BLOCK + 1, 3 * BLOCK + 17, 300_000])
 def test_both_layouts_gather_by_the_index_and_undo_it(
     layout: type[Permutation] | type[BlockedPermutation], length: int
 ) -> None:
@@ -57,6 +71,28 @@ def test_both_layouts_gather_by_the_index_and_undo_it(
 def test_the_layout_changes_with_the_length() -> None:
     assert isinstance(from_index(np.arange(100)), Permutation)
     assert isinstance(from_index(np.arange(BLOCKED_FROM)), BlockedPermutation)
+
+
+def test_one_index_under_both_layouts_is_the_same_permutation() -> None:
+    """What a device masks does not depend on which layout its version takes."""
+    index = permutation(KEY, 3 * BLOCK + 5)
+    source = np.random.default_rng(3).standard_normal(index.size, dtype=np.float32)
+    outs = np.empty((2, index.size), dtype=np.float32)
+    Permutation(index).apply(source, outs[0])
+    BlockedPermutation(index).apply(source, outs[1])
+    np.testing.assert_array_equal(outs[0], outs[1])
+
+
+@pytest.mark.parametrize("index", [np.arange(200_000), np.arange(200_000)[::-1].copy()], ids=["identity", "reversal"])
+def test_blocks_that_stay_together_leave_empty_runs(index: np.ndarray) -> None:
+    source = np.arange(index.size, dtype=np.float32)
+    out = np.empty_like(source)
+    back = np.empty_like(source)
+    transform = BlockedPermutation(index)
+    transform.apply(source, out)
+    transform.invert(out, back)
+    np.testing.assert_array_equal(out, source[index])
+    np.testing.assert_array_equal(back, source)
 
 
 def test_reprs_hold_no_index() -> None:

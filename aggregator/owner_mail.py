@@ -1,0 +1,62 @@
+"""What the owner sends while the aggregator runs: a newer roster, and newer keys for later runs."""
+
+from __future__ import annotations
+
+import logging
+
+from aggregator.membership import AggregatorMembership
+from crypto.seal.envelope import open_from_member, read_head
+from crypto.seal.grants import OWNER_NAME
+from wire import limits
+from wire.errors import UntrustedError
+from wire.messages import Sealed
+from wire.reassembly import Reassembler, Transfer
+from wire.topics import TopicKind, Topics
+from wire.transport import Transport
+
+LOG = logging.getLogger("shoal.aggregator")
+ROSTER_PURPOSE = "roster"
+
+
+class OwnerMail:
+    """Takes the owner's retained messages into a membership; whatever is not newer changes nothing."""
+
+    def __init__(self, membership: AggregatorMembership) -> None:
+        self._membership = membership
+        self._topics = Topics(membership.fleet)
+        self._chunks = Reassembler(limits.MAX_GRANT_BYTES, 2 * limits.MAX_GRANT_BYTES)
+
+    def subscribe(self, transport: Transport) -> None:
+        """Ask for the owner's topics."""
+        for base in (self._topics.owner_roster, self._topics.keys(self._membership.identity.name)):
+            transport.subscribe(f"{base}/#")
+
+    def take(self, topic: str, payload: bytes, now_s: float) -> bool:
+        """Return whether the topic is one of the owner's; what it brought is then dealt with.
+
+        Raises:
+            UntrustedError: not from the owner, not for us, or rolled back.
+            WireError: malformed.
+        """
+        parsed = self._topics.parse(topic)
+        if parsed.kind not in (TopicKind.OWNER_ROSTER, TopicKind.KEYS):
+            return False
+        if not payload:
+            return True
+        transfer = self._chunks.add(parsed.kind.name, payload, now_s)
+        if transfer is None:
+            return True
+        if parsed.kind is TopicKind.OWNER_ROSTER:
+            self._on_roster(transfer)
+        elif self._membership.take_grant(bytes(transfer.payload)):
+            LOG.info("new keys for later runs", extra={"kv": {"roster": self._membership.roster.sequence}})
+        return True
+
+    def _on_roster(self, transfer: Transfer) -> None:
+        member = self._membership
+        head, at = read_head(transfer.payload)
+        if head != Sealed(member.fleet, ROSTER_PURPOSE, OWNER_NAME, member.identity.name):
+            raise UntrustedError(f"a {head.purpose} of {head.sender!r} where the owner's roster belongs")
+        signed, _ = open_from_member(member.identity, transfer.payload, head, at, member.owner_key, transfer.signed)
+        if member.adopt(bytes(signed)):
+            LOG.info("new roster from the owner", extra={"kv": {"sequence": member.roster.sequence}})

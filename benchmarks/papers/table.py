@@ -1,0 +1,119 @@
+"""docs/algorithms.md's table, made from the results that the project keeps: what a page says is what a file says.
+
+``python -m benchmarks.papers.table`` prints it; ``--write`` puts it between the page's two marks. A test holds them equal.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.papers import registry
+
+ROOT: Final = Path(__file__).parents[2]
+RESULTS: Final = ROOT / "benchmarks" / "results"
+PAGE: Final = ROOT / "docs" / "algorithms.md"
+BEGIN: Final = "<!-- results: python -m benchmarks.papers.table --write -->"
+END: Final = "<!-- end of results -->"
+DROPPED: Final = ("--seed", "--save", "--data-dir", "--plot", "--checkpoint")
+"""Options that tell runs of the same setting apart, or say nothing of it."""
+FLAGS: Final = ("--json",)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One run: its file, the words after ``simulate``, its seed and its data."""
+
+    file: Path
+    words: tuple[str, ...]
+    seed: int
+    data: Mapping[str, Any]
+
+
+def load(folder: Path = RESULTS) -> list[Kept]:
+    """Return every experiment's run that is kept in ``folder``."""
+    found = []
+    for file in sorted(folder.glob("*.json")):
+        document = json.loads(file.read_text())
+        if "simulate" not in document["command"][:2]:
+            continue
+        words, seed = _words(document["command"][2:])
+        data = document["data"]
+        for one in data.get("results", [data]):
+            found.append(Kept(file, words, seed, one))
+    return found
+
+
+def _words(command: Sequence[str]) -> tuple[tuple[str, ...], int]:
+    words: list[str] = []
+    seed, rest = 0, iter(command)
+    for word in rest:
+        name, sign, value = word.partition("=")
+        if name in DROPPED:
+            value = value if sign else next(rest)
+            seed = int(value) if name == "--seed" else seed
+        elif word not in FLAGS:
+            words.append(word)
+    return tuple(words), seed
+
+
+def block(runs: Sequence[Kept]) -> str:
+    """Return the table: a line for each setting, its seeds together."""
+    lines = [
+        "| `shoal simulate ...` | algorithm | published | ours, by seed | groups found (ARI) | files |",
+        "|---|---|---|---|---|---|",
+    ]
+    groups: dict[tuple[int, tuple[str, ...], str], list[Kept]] = {}
+    order = {name: i for i, name in enumerate(registry.ids())}
+    for run in runs:
+        key = (order[run.data["experiment"]], run.words, run.data["algorithm"])
+        groups.setdefault(key, []).append(run)
+    for (_, words, algorithm), same in sorted(groups.items()):
+        same.sort(key=lambda r: r.seed)
+        files = " ".join(f"[{r.seed}](../{r.file.relative_to(ROOT)})" for r in same)
+        ours = "; ".join(f"{r.seed}: {_ours(r.data)}" for r in same)
+        found = sorted({_number(r.data["ari"], 2) for r in same if r.data.get("ari") is not None})
+        published = _published(same[0].data)
+        shown = " to ".join(found[:: max(1, len(found) - 1)]) or "-"
+        lines.append(f"| `{' '.join(words)}` | {algorithm} | {published} | {ours} | {shown} | {files} |")
+    return "\n".join(lines)
+
+
+def _ours(data: Mapping[str, Any]) -> str:
+    if data.get("newcomers"):
+        return f"{data['newcomers']['right']} of {data['newcomers']['tries']} right"
+    if data["accuracy"] is not None:
+        last = data.get("accuracy_last")
+        return f"{data['accuracy']:.2f}" + (f" (last {last:.2f})" if last is not None else "")
+    return "see file"
+
+
+def _published(data: Mapping[str, Any]) -> str:
+    value = data["published"]
+    if isinstance(value, Mapping):
+        chosen = value.get(str(data.get("devices")), value)
+        value = ", ".join(f"{k} {v}" for k, v in chosen.items()) if isinstance(chosen, Mapping) else chosen
+    return "-" if value is None else str(value)
+
+
+def _number(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}"
+
+
+def write(page: Path = PAGE) -> None:
+    """Put the table between the page's marks."""
+    text = page.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n{block(load())}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--write"]:
+        write()
+    else:
+        sys.stdout.write(block(load()) + "\n")

@@ -1,0 +1,177 @@
+"""A new device at the broker: it asks with its one-time line, and waits for the owner's grant.
+
+`Enrolling` runs over any transport and reads no clock; `enrol` drives it over MQTT.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import time
+from collections.abc import Callable
+from getpass import getpass
+from pathlib import Path
+from typing import Final
+
+from crypto.seal.grants import DEVICE_ROLE, open_grant
+from crypto.seal.identity import Identity, fingerprint
+from crypto.seal.membership import GRANT_FILE, KEY_FILE, make_identity, store_grant
+from crypto.seal.roster import aggregator_of, open_roster
+from crypto.seal.tokens import make_request, token_id
+from edge_client.enrolment import DeviceMembership
+from wire import limits
+from wire.address import BrokerAddress
+from wire.documents import DeviceGrant
+from wire.enrolment import LINE_PREFIX, MAX_LINE_CHARS, Token
+from wire.errors import ConfigError, NotEnrolledError, ShoalError, UntrustedError
+from wire.frame import ChunkKind, split
+from wire.mqtt import MqttTransport
+from wire.reassembly import Reassembler
+from wire.topics import TopicKind, Topics
+from wire.transport import Connected, Message, TakenOver, Transport, TransportEvent
+
+POLL_S: Final = 0.5
+
+
+def read_line(source: str) -> Token:
+    """Return the token of an enrolment line.
+
+    Args:
+        source: the line itself, a file that holds it, or ``-`` or nothing for stdin: hidden where that is a terminal.
+
+    Raises:
+        ConfigError: there is no such line.
+    """
+    if source.startswith(LINE_PREFIX):
+        return Token.from_line(source)
+    if source in ("", "-"):
+        at_terminal = sys.stdin.isatty()
+        return Token.from_line(getpass("Enrolment line: ") if at_terminal else sys.stdin.readline(MAX_LINE_CHARS + 2))
+    try:
+        return Token.from_line(Path(source).read_text()[: MAX_LINE_CHARS + 2])
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise ConfigError(
+            f"can't read an enrolment line from that file: {reason}",
+            hint="give the line, a file that holds it, or - for stdin",
+        ) from error
+
+
+def prepare(directory: Path, name: str) -> Identity:
+    """Return the device's keys, made now unless an earlier try has left them.
+
+    Raises:
+        ConfigError: the directory belongs to a fleet, or holds keys of another name.
+    """
+    if (directory / GRANT_FILE).exists():
+        raise ConfigError(f"{directory} belongs to a fleet already", hint="enrol into another directory")
+    if not (directory / KEY_FILE).exists():
+        make_identity(directory, name, DEVICE_ROLE)
+    identity = Identity.load(directory / KEY_FILE)
+    if identity.name != name:
+        raise ConfigError(f"{directory} holds the keys of {identity.name!r}, not of {name!r}", hint="see --name")
+    return identity
+
+
+class Enrolling:
+    """One device's request, until it is answered.
+
+    Attributes:
+        granted: the owner's grant is stored.
+    """
+
+    def __init__(self, directory: Path, token: Token, transport: Transport, complain: Callable[[str], None]) -> None:
+        """Take up the keys in ``directory``; ``complain`` is told about answers that are refused."""
+        self._directory = directory
+        self._token = token
+        self._transport = transport
+        self._complain = complain
+        self._identity = Identity.load(directory / KEY_FILE)
+        self._id = token_id(token.secret)
+        self._topics = Topics(token.fleet)
+        self._chunks = Reassembler(limits.MAX_GRANT_BYTES, 2 * limits.MAX_GRANT_BYTES)
+        self._request = b""
+        self.granted = False
+
+    def start(self, now_s: int) -> None:
+        """Make the request, and say what to receive; ``now_s`` is unix seconds."""
+        self._request = make_request(self._identity, self._token, now_s)
+        self._transport.subscribe(f"{self._topics.grant(self._id)}/#")
+
+    def on_event(self, event: TransportEvent, now_s: int) -> None:
+        """Take one event of the transport."""
+        match event:
+            case Connected():
+                (chunk,) = split(self._request, kind=ChunkKind.ENROL, round=0)
+                self._transport.publish(self._topics.enrol(self._id), chunk, retain=True)
+            case Message(topic, payload) if payload and not self.granted:
+                try:
+                    self._on_message(topic, payload, now_s)
+                except ShoalError as error:
+                    self._complain(f"refused an answer: {error}")
+            case _:
+                pass
+
+    def _on_message(self, topic: str, payload: bytes, now_s: int) -> None:
+        parsed = self._topics.parse(topic)
+        if parsed.kind is not TopicKind.GRANT or parsed.label != self._id:
+            return
+        transfer = self._chunks.add("grant", payload, float(now_s))
+        if transfer is not None:
+            store_grant(self._directory, self._checked(bytes(transfer.payload), now_s))
+            self.granted = True
+
+    def _checked(self, data: bytes, now_s: int) -> DeviceGrant:
+        """Return the grant if it is from the owner, and names the aggregator, that the line has pinned."""
+        grant = open_grant(self._identity, data, DeviceGrant, self._token.owner)
+        if grant.fleet != self._token.fleet:
+            raise UntrustedError(f"a grant for fleet {grant.fleet!r}, not {self._token.fleet!r}")
+        roster = open_roster(grant.roster, owner_key=grant.owner_key, fleet=grant.fleet, least_sequence=0, now_s=now_s)
+        aggregator = fingerprint(aggregator_of(roster))
+        if aggregator != self._token.aggregator:
+            raise UntrustedError(f"a grant that names aggregator {aggregator}, not {self._token.aggregator}")
+        if roster.device(self._identity.name) != self._identity.member:
+            raise UntrustedError("a grant whose roster does not list this device")
+        return grant
+
+
+def enrol(
+    directory: Path,
+    token: Token,
+    *,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
+    timeout_s: float,
+    complain: Callable[[str], None],
+) -> DeviceMembership:
+    """Ask, and return when the owner has approved.
+
+    Raises:
+        BrokerUnreachableError: nobody answers at the line's address.
+        NotEnrolledError: no grant came in ``timeout_s`` seconds; asking again with the same line goes on.
+    """
+    inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
+    address = BrokerAddress.parse(token.broker, ca_file=ca, cert_file=cert, key_file=key)
+    transport = MqttTransport(address, token_id(token.secret), inbox.put)
+    enrolling = Enrolling(directory, token, transport, complain)
+    enrolling.start(int(time.time()))
+    transport.start(require=True)
+    end_s = time.monotonic() + timeout_s
+    try:
+        while not enrolling.granted:
+            if time.monotonic() > end_s:
+                raise NotEnrolledError(
+                    "the owner has not approved this device yet",
+                    hint="run the same command again to go on waiting; a token that has expired needs a new line",
+                )
+            try:
+                event = inbox.get(timeout=POLL_S)
+            except queue.Empty:
+                continue
+            if isinstance(event, TakenOver):
+                raise UntrustedError("another device asks with the same line", hint="each device needs its own line")
+            enrolling.on_event(event, int(time.time()))
+    finally:
+        transport.close()
+    return DeviceMembership(directory)

@@ -1,0 +1,188 @@
+"""The owner at the broker: who asks to be enrolled, the grants that answer, and the newest roster.
+
+`Registrar` runs over any transport and reads no clock: the program drives it from a queue, tests from a loopback broker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crypto.seal.envelope import parcel_for_member
+from crypto.seal.grants import DEVICE_ROLE, OWNER_NAME, open_card
+from crypto.seal.identity import fingerprint
+from crypto.seal.tokens import Asked, open_request, peek_request
+from fleet.directory import FleetDirectory
+from fleet.tokens import TokenStore
+from wire import limits
+from wire.documents import Card
+from wire.errors import ShoalError, UntrustedError
+from wire.frame import ChunkKind
+from wire.messages import Sealed
+from wire.reassembly import Reassembler
+from wire.retained import RetainedPublisher
+from wire.topics import TopicKind, Topics
+from wire.transport import Message, Transport, TransportEvent
+
+ROSTER_PURPOSE = "roster"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Somebody who asks, with a token that holds.
+
+    Attributes:
+        token: its id; answered: the owner approved these very keys before.
+        asked_at_s: unix seconds by the device's clock.
+    """
+
+    name: str
+    fingerprint: str
+    token: str
+    asked_at_s: int
+    card: bytes
+    answered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that can't be granted; ``name`` is only what it says."""
+
+    name: str
+    token: str
+    reason: str
+
+
+def examine(fleet: FleetDirectory, tokens: TokenStore, token: str, data: bytes | memoryview, now_s: int) -> Request:
+    """Return the request that lies at the topic of ``token``.
+
+    Args:
+        fleet: whose owner looks.
+        tokens: the owner's.
+        token: the id in the topic.
+        data: an encoded EnrolRequest.
+        now_s: unix seconds by the owner's clock.
+
+    Raises:
+        UntrustedError: unknown, expired or used token; a request that does not prove it, or for another fleet.
+        WireError: malformed.
+    """
+    file = tokens.find(token)
+    asked: Asked = open_request(data, file.token)
+    print_ = fingerprint(asked.card.member)
+    if file.used_by not in ("", print_):
+        raise UntrustedError(f"the token was used before, by {file.used_by}")
+    answered = bool(file.used_by) and fleet.listed(asked.card.member)
+    if file.used_by and not answered and asked.card.member.name in fleet.roster.revoked:
+        raise UntrustedError(f"device {asked.card.member.name!r} is revoked, and its token was used")
+    if now_s > file.token.expires_at_s and not answered:
+        raise UntrustedError("the token has expired")
+    return Request(asked.card.member.name, print_, token, asked.asked_at_s, asked.card_bytes, answered)
+
+
+class Registrar:
+    """The owner's side of enrolment.
+
+    Attributes:
+        pending: requests that wait for the owner, by fingerprint; refused: those that can't be granted, by token id.
+    """
+
+    def __init__(self, fleet: FleetDirectory, transport: Transport) -> None:
+        self._fleet = fleet
+        self._tokens = TokenStore(fleet)
+        self._transport = transport
+        self._topics = Topics(fleet.name)
+        self._retained = RetainedPublisher(transport)
+        self._chunks = Reassembler(limits.MAX_ENROLMENT_BYTES, limits.MAX_ENROLMENT_BYTES, 1)
+        self.pending: dict[str, Request] = {}
+        self.refused: dict[str, Refused] = {}
+
+    def start(self, now_s: int) -> None:
+        """Ask for every request; clear what tokens of long ago have left on the broker."""
+        self._transport.subscribe(self._topics.all_enrol)
+        for token in self._tokens.forget_old(now_s):
+            for base in (self._topics.enrol(token), self._topics.grant(token)):
+                self._transport.publish(base, b"", retain=True)
+
+    def on_event(self, event: TransportEvent, now_s: int) -> None:
+        """Take one event of the transport; ``now_s`` is unix seconds. A grant that got lost is sent again."""
+        if not isinstance(event, Message):
+            return
+        parsed = self._topics.parse(event.topic)
+        if parsed.kind is not TopicKind.ENROL or not event.payload:
+            return
+        token, name = parsed.label, "?"
+        self.refused.pop(token, None)
+        self.pending = {k: r for k, r in self.pending.items() if r.token != token}
+        try:
+            transfer = self._chunks.add(token, event.payload, float(now_s))
+            if transfer is None:
+                raise UntrustedError("a request in pieces")
+            name = peek_request(transfer.payload).member.name
+            request = examine(self._fleet, self._tokens, token, transfer.payload, now_s)
+        except ShoalError as error:
+            self._chunks.drop(token)
+            if len(self.refused) < limits.MAX_REQUESTS:
+                self.refused[token] = Refused(name, token, str(error))
+            return
+        if request.answered:
+            self._answer(request)
+        else:
+            self.pending[request.fingerprint] = request
+
+    def approve(self, fingerprint_: str, now_s: int) -> Request:
+        """Spend the request's token, sign a roster with the device, and publish both grant and roster.
+
+        Raises:
+            UntrustedError: nobody with this fingerprint waits, or the token has expired or was used meanwhile.
+            ConfigError: the name is taken.
+        """
+        request = self.pending.get(fingerprint_.strip().lower())
+        if request is None:
+            raise UntrustedError(
+                f"no request of fingerprint {fingerprint_} waits on the broker",
+                hint="`shoal-fleet devices DIR` lists who waits and why others are refused",
+            )
+        if now_s > self._tokens.find(request.token).token.expires_at_s:
+            raise UntrustedError("the token has expired", hint="give the device a new one: shoal-fleet token")
+        self._fleet.check_device(open_card(request.card))  # before the token is spent
+        self._tokens.use(request.token, request.fingerprint)
+        self._fleet.add_device(request.card, request.fingerprint)
+        del self.pending[request.fingerprint]
+        self._answer(request)
+        self.publish_roster()
+        return request
+
+    def publish_roster(self) -> None:
+        """Leave the newest roster for the aggregator, which hands it on to the devices."""
+        aggregator = self._fleet.roster.aggregator
+        if aggregator is not None:
+            head = Sealed(self._fleet.name, ROSTER_PURPOSE, OWNER_NAME, aggregator.name)
+            sealed = parcel_for_member(self._fleet.owner, aggregator.seal_key, head, self._fleet.roster_bytes)
+            self._leave(self._topics.owner_roster, sealed.payload, ChunkKind.ROSTER)
+
+    def publish_keys(self) -> None:
+        """Leave the newest secrets for everybody who belongs to the fleet, sealed to each."""
+        for card in self._fleet.cards():
+            self._leave(self._topics.keys(card.member.name), self._fleet.grant_for(card), ChunkKind.GRANT)
+
+    def clear_keys(self, name: str) -> None:
+        """Remove what lies on the broker for a device that was revoked."""
+        self._transport.publish(self._topics.keys(name), b"", retain=True)
+
+    def clear_refused(self) -> int:
+        """Remove the refused requests from the broker; return how many there were."""
+        for token in self.refused:
+            self._transport.publish(self._topics.enrol(token), b"", retain=True)
+        count = len(self.refused)
+        self.refused.clear()
+        return count
+
+    def _answer(self, request: Request) -> None:
+        member = next(d for d in self._fleet.roster.devices if d.name == request.name)
+        grant = self._fleet.grant_for(Card(DEVICE_ROLE, member))
+        self._leave(self._topics.grant(request.token), grant, ChunkKind.GRANT)
+        self._transport.publish(self._topics.enrol(request.token), b"", retain=True)
+
+    def _leave(self, base: str, payload: bytes, kind: ChunkKind) -> None:
+        self._retained.adopt(base)  # an earlier sitting may have left one chunk where there are several now
+        self._retained.publish(base, payload, kind=kind)

@@ -1,0 +1,212 @@
+"""Files for mosquitto: users that reach nothing but their own topics, their passwords, and certificates of the fleet's own CA.
+
+The CA's key stays in the owner's directory; what the broker gets is the server's. Written for mosquitto 2.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from crypto.seal.grants import OWNER_NAME
+from fleet.broker_users import ENROL_USER
+from fleet.directory import FleetDirectory
+from support.files import private_directory, read_private, write_private
+from wire import limits
+from wire.address import BrokerAddress
+from wire.errors import ConfigError
+from wire.topics import Topics
+
+CA_FILE: Final = "broker-ca.crt"
+CA_KEY_FILE: Final = "broker-ca.key"
+CLIENTS: Final = "clients"
+CA_LIFE: Final = datetime.timedelta(days=3650)
+SERVER_LIFE: Final = datetime.timedelta(days=825)
+_SLACK: Final = datetime.timedelta(hours=1)
+"""Devices' clocks may be behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What `write_broker_config` made: the folder, the users, and whether the connection is encrypted."""
+
+    folder: Path
+    users: tuple[str, ...]
+    tls: bool
+
+
+def acl(fleet: FleetDirectory, devices: tuple[str, ...]) -> str:
+    """Return mosquitto's access list: whoever is not named may do nothing."""
+    topics = Topics(fleet.name)
+    shared = (topics.roster, topics.plan, topics.round, topics.checkpoint, f"{topics.root}/s/model")
+    aggregator = fleet.roster.aggregator
+    lines = [
+        f"# Fleet {fleet.name}. Made by `shoal-fleet broker-config`: make it again after each approve and revoke.",
+        "",
+        "# Whoever asks to be enrolled: the client id is the token's id, which only its holder and the owner know.",
+        f"pattern write {topics.root}/e/%c",
+        f"pattern read {topics.root}/e/%c/grant/#",
+        "",
+        f"user {ENROL_USER}",
+        "",
+        f"user {OWNER_NAME}",
+        f"topic readwrite {topics.all_enrol}",
+        f"topic write {topics.root}/e/+/grant/#",
+        f"topic write {topics.owner_roster}/#",
+        f"topic write {topics.root}/s/keys/#",
+    ]
+    if aggregator is not None:
+        lines += ["", f"user {aggregator.name}"]
+        lines += [f"topic read {topic}" for topic in (topics.all_up, topics.all_state, f"{topics.owner_roster}/#")]
+        lines += [f"topic read {topics.keys(aggregator.name)}/#"]
+        lines += [f"topic write {topic}" for topic in (topics.all_ctl, *(f"{base}/#" for base in shared))]
+    for name in devices:
+        lines += ["", f"user {name}"]
+        lines += [f"topic read {base}/#" for base in (*shared, topics.keys(name))]
+        lines += [f"topic read {topics.ctl(name)}"]
+        lines += [f"topic write {topic}" for topic in (topics.up(name), topics.state(name))]
+    return "\n".join(lines) + "\n"
+
+
+def config(address: BrokerAddress, installed: Path) -> str:
+    """Return mosquitto's configuration, with the files lying in ``installed`` on the broker's host."""
+    lines = [
+        "# Made by `shoal-fleet broker-config`.",
+        "allow_anonymous false",
+        f"password_file {installed}/passwords",
+        f"acl_file {installed}/shoal.acl",
+        "",
+        f"listener {address.port}",
+    ]
+    if address.tls:
+        lines += [f"certfile {installed}/server.crt", f"keyfile {installed}/server.key", "tls_version tlsv1.2"]
+    lines += [
+        "",
+        "# Without this every small message waits for Nagle's algorithm.",
+        "set_tcp_nodelay true",
+        "# The defaults drop what was acknowledged while the aggregator is away.",
+        "max_queued_messages 100000",
+        f"max_queued_bytes {limits.MAX_TRANSFER_BYTES}",
+        "max_inflight_messages 100",
+        f"max_packet_size {limits.MAX_PACKET_BYTES}",
+        "persistence true",
+        "autosave_interval 5",
+        "persistent_client_expiration 1d",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_broker_config(
+    fleet: FleetDirectory, folder: Path, *, installed: Path | None = None, expected: tuple[str, ...] = ()
+) -> Written:
+    """Write password, access and certificate files for the fleet's broker, and each user's address.
+
+    From now on the fleet's grants and tokens hold their user and password.
+
+    Args:
+        fleet: the owner's.
+        folder: where to write, made with mode 0700.
+        installed: where the files will lie on the broker's host; ``folder`` by default.
+        expected: devices that are not enrolled yet but already get a user.
+
+    Raises:
+        ConfigError: the fleet has no aggregator yet, or an expected name is not one for a device.
+    """
+    aggregator = fleet.roster.aggregator
+    if aggregator is None:
+        raise ConfigError("the fleet has no aggregator yet", hint="shoal-fleet add-aggregator first")
+    devices = tuple(dict.fromkeys((*fleet.roster.active(), *expected)))
+    for name in expected:
+        fleet.check_name(name)
+    users = (OWNER_NAME, ENROL_USER, aggregator.name, *devices)
+    address = BrokerAddress.parse(fleet.secrets.broker)
+    fleet.users.make()
+    private_directory(folder)
+    place = (installed or folder).absolute()
+    write_private(folder / "passwords", "".join(f"{fleet.users.hashed(u)}\n" for u in users).encode())
+    write_private(folder / "shoal.acl", acl(fleet, devices).encode())
+    write_private(folder / "shoal.conf", config(address, place).encode())
+    for name in (aggregator.name, *devices):
+        write_private(folder / CLIENTS / f"{name}.url", f"{fleet.broker_for(name)}\n".encode())
+    if address.tls:
+        _write_certificates(fleet, folder, address.host)
+    return Written(folder, users, address.tls)
+
+
+def _write_certificates(fleet: FleetDirectory, folder: Path, host: str) -> None:
+    if not (fleet.path / CA_FILE).exists():
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = _name(f"shoal {fleet.name} broker CA")
+        builder = _builder(name, name, key.public_key(), CA_LIFE)
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        builder = builder.add_extension(_usage(signs=True), critical=True)
+        write_private(fleet.path / CA_KEY_FILE, _pem(key))
+        made = builder.sign(key, hashes.SHA256())
+        write_private(fleet.path / CA_FILE, made.public_bytes(serialization.Encoding.PEM))
+    ca = x509.load_pem_x509_certificate(read_private(fleet.path / CA_FILE))
+    ca_key = serialization.load_pem_private_key(read_private(fleet.path / CA_KEY_FILE), None)
+    if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{fleet.path / CA_KEY_FILE} holds another kind of key than we made")
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = _builder(_name(host[:64]), ca.subject, key.public_key(), SERVER_LIFE)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(signs=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName([_alternative(host)]), critical=False)
+    write_private(folder / "server.key", _pem(key))
+    server = builder.sign(ca_key, hashes.SHA256())
+    write_private(folder / "server.crt", server.public_bytes(serialization.Encoding.PEM))
+    write_private(folder / "ca.crt", ca.public_bytes(serialization.Encoding.PEM))
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, life: datetime.timedelta
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _SLACK)
+        .not_valid_after(now + life)
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common)])
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    form = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())

@@ -1,0 +1,121 @@
+"""The owner's one-time tokens: one private file each, and what became of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from crypto.seal.identity import fingerprint
+from crypto.seal.tokens import TOKEN_SECRET_BYTES, token_id
+from fleet.broker_users import ENROL_USER
+from fleet.directory import FleetDirectory
+from support.files import read_private, write_private
+from wire.codec import U64, decode, encode, message
+from wire.enrolment import Token
+from wire.errors import ConfigError, UntrustedError, UsageError
+
+TOKENS: Final = "tokens"
+FORGOTTEN_AFTER_S: Final = 7 * 24 * 3600
+"""A token that expired so long ago is removed: unknown tokens are refused as expired ones are."""
+
+MAX_LIFE_S: Final = 30 * 24 * 3600
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_ID: Final = re.compile(r"[0-9a-f]{16}")
+
+
+@message(98)
+@dataclass(frozen=True, slots=True)
+class TokenFile:
+    """A token as the owner keeps it.
+
+    Attributes:
+        made_at_s: unix seconds; used_by: the fingerprint of the device that it admitted, empty while unused.
+    """
+
+    token: Token
+    made_at_s: U64
+    used_by: str
+
+
+class TokenStore:
+    """The tokens of one fleet."""
+
+    def __init__(self, fleet: FleetDirectory) -> None:
+        self._fleet = fleet
+        self._folder = fleet.path / TOKENS
+
+    def issue(self, life_s: int, now_s: int) -> Token:
+        """Make a token that admits one device within ``life_s`` seconds.
+
+        Raises:
+            ConfigError: the fleet has no aggregator yet, whom devices pin.
+        """
+        aggregator = self._fleet.roster.aggregator
+        if aggregator is None:
+            raise ConfigError(
+                "the fleet has no aggregator yet, and a device must know whom to believe",
+                hint="shoal-fleet add-aggregator first",
+            )
+        token = Token(
+            self._fleet.name,
+            self._fleet.broker_for(ENROL_USER),
+            self._fleet.fingerprint,
+            fingerprint(aggregator),
+            now_s + life_s,
+            os.urandom(TOKEN_SECRET_BYTES),
+        )
+        self._write(TokenFile(token, now_s, ""))
+        return token
+
+    def find(self, name: str) -> TokenFile:
+        """Return the token of that id.
+
+        Raises:
+            UntrustedError: there is none.
+        """
+        path = self._path(name)
+        if not _ID.fullmatch(name) or not path.exists():
+            raise UntrustedError("a token that this owner never gave out, or has forgotten since it expired")
+        return decode(read_private(path), TokenFile)
+
+    def use(self, name: str, by: str) -> None:
+        """Spend a token on the device of fingerprint ``by``: durable before it returns, and for good.
+
+        Raises:
+            UntrustedError: another device has had it.
+        """
+        file = self.find(name)
+        if file.used_by not in ("", by):
+            raise UntrustedError(f"the token was used before, by {file.used_by}")
+        self._write(dataclasses.replace(file, used_by=by))
+
+    def forget_old(self, now_s: int) -> Iterator[str]:
+        """Remove tokens that expired long ago, and give their ids."""
+        for path in sorted(self._folder.glob("*.token")):
+            if now_s > decode(read_private(path), TokenFile).token.expires_at_s + FORGOTTEN_AFTER_S:
+                path.unlink()
+                yield path.stem
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.token"
+
+    def _write(self, file: TokenFile) -> None:
+        write_private(self._path(token_id(file.token.secret)), encode(file))
+
+
+def seconds(text: str) -> int:
+    """Read a span of time: ``90s``, ``30m``, ``12h``, ``2d``.
+
+    Raises:
+        UsageError: it is something else, or longer than MAX_LIFE_S.
+    """
+    found = re.fullmatch(r"([1-9][0-9]{0,6})([smhd])", text.strip())
+    span = int(found[1]) * _UNITS[found[2]] if found else 0
+    if not 0 < span <= MAX_LIFE_S:
+        raise UsageError(f"{text!r} is not a span of time", hint="a number with s, m, h or d, at most 30d: 30m")
+    return span

@@ -1,0 +1,27 @@
+"""The page of results says what the kept files say, and they say enough to run each again."""
+
+import json
+
+from benchmarks.papers import table
+
+RUNS = table.load()
+
+
+def test_the_page_holds_the_table_of_the_kept_results():
+    page = table.PAGE.read_text()
+    shown = page.partition(table.BEGIN)[2].partition(table.END)[0].strip()
+    assert shown == table.block(RUNS), "run python -m benchmarks.papers.table --write"
+
+
+def test_kept_results_name_no_place_of_the_machine_that_they_are_from():
+    for file in sorted(table.RESULTS.glob("*.json")):
+        document = json.loads(file.read_text())
+        assert {"command", "commit", "date", "machine", "data"} <= document.keys(), file
+        assert not [w for w in document["command"] if w.startswith("/") or "=/" in w], file
+
+
+def test_every_kept_run_has_its_parameters():
+    assert RUNS
+    for run in RUNS:
+        assert run.data["experiment"] == run.words[0], run.file
+        assert run.data["parameters"] if "parameters" in run.data else len(run.data) > 12, run.file

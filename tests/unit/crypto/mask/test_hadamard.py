@@ -1,0 +1,83 @@
+"""The blocked Hadamard transform against matrices written out, at every kind of length."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from crypto.mask.hadamard import transform, untransform
+
+LENGTHS = [1, 2, 3, 5, 63, 64, 65, 127, 128, 1000, 4095, 4096, 4097, 8191, 8192, 12_345, 159_010]
+
+
+def sylvester(size: int) -> np.ndarray:
+    """H[a, b] = -1 to the number of ones in a & b, over the root of ``size``."""
+    ones = np.array([[(a & b).bit_count() for b in range(size)] for a in range(size)])
+    return (-1.0) ** ones / np.sqrt(size)
+
+
+def transformed(vector: np.ndarray) -> np.ndarray:
+    out = vector.astype(np.float32)
+    transform(out)
+    return out
+
+
+@pytest.mark.parametrize("length", [1, 2, 4, 7, 16, 33, 100])
+def test_it_is_the_matrix_that_it_says(length: int) -> None:
+    """Column blocks of the first coordinates, then one block over the last ones where a rest is left."""
+    size = 1 << (length.bit_length() - 1)
+    count = length // size
+    expected = np.eye(length)
+    first = np.kron(sylvester(size), np.eye(count))
+    expected[: size * count] = first @ expected[: size * count]
+    if size * count < length:
+        expected[-size:] = sylvester(size) @ expected[-size:]
+    got = np.stack([transformed(row) for row in np.eye(length)], axis=1)
+    np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [8192, 3 * 4096])
+def test_large_blocks_are_columns_too(length: int) -> None:
+    """One coordinate spreads over 4096, equally, with the signs of its row, and over its own block alone."""
+    count, at = length // 4096, 2 * (length // 4096) + 1
+    vector = np.zeros(length, dtype=np.float32)
+    vector[at] = 64
+    got = transformed(vector).reshape(4096, count)
+    np.testing.assert_array_equal(got[:, 1], [(-1) ** (row & 2).bit_count() for row in range(4096)])
+    assert np.count_nonzero(got) == 4096
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_untransform_undoes_it_and_norms_stay(length: int) -> None:
+    vector = np.random.default_rng(length).standard_normal(length, dtype=np.float32)
+    there = transformed(vector)
+    back = there.copy()
+    untransform(back)
+    norm = np.linalg.norm(vector.astype(np.float64))
+    assert abs(np.linalg.norm(there.astype(np.float64)) - norm) <= 1e-6 * norm
+    assert np.linalg.norm(back - vector) <= 1e-6 * norm
+    assert length < 4 or not np.allclose(there, vector, atol=0.1)
+
+
+@pytest.mark.parametrize("length", [300, 4097, 159_010])
+def test_the_order_of_additions_is_fixed(length: int) -> None:
+    """The same bits as butterflies done one stage at a time over whole float32 vectors: no cache size, no library."""
+    vector = np.random.default_rng(length).standard_normal(length, dtype=np.float32)
+    bits = min(length.bit_length() - 1, 12)
+    whole = length >> bits << bits
+    expected = vector.copy()
+    for start, stop in [(0, whole), (length - (1 << bits), length)]:
+        expected[start:stop] = plain(expected[start:stop], bits)
+    assert transformed(vector).tobytes() == expected.tobytes()
+
+
+def plain(vector: np.ndarray, bits: int) -> np.ndarray:
+    """Six stages, the scale, the other stages: each stage on the whole vector."""
+    half = vector.size >> bits
+    for stage in range(bits):
+        if stage == 6:
+            vector = vector * np.float32(0.5 ** (bits / 2))
+        pairs = vector.reshape(-1, 2, half)
+        vector = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).reshape(-1)
+        half *= 2
+    return vector if bits > 6 else vector * np.float32(0.5 ** (bits / 2))
