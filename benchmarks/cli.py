@@ -128,6 +128,36 @@ def bench_numerics(
         say(f"{r.name:24} {r.n:7} {r.d:9} {r.seconds:10.4f}  {r.ceiling_ratio:9.2f}  {r.naive_ratio:8.1f}")
 
 
+@bench_app.command("privacy")
+def bench_privacy(
+    mode: Annotated[list[str] | None, typer.Option(help="Mask mode; may be given again. All by default.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer trials, no CNN, no d = 1e7.")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Attack MNIST, whose files are there.", file_okay=False)] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with pictures there.", dir_okay=False)] = None,
+    save: SaveFile = None,
+    json: AsJson = False,
+) -> None:
+    """What each mask mode costs, what the aggregator can still compute, and what each attack gets beside chance."""
+    from benchmarks import record
+    from benchmarks.privacy import measure
+    from benchmarks.privacy_page import page
+    from benchmarks.privacy_table import lines
+    from support.console import note
+    from support.files import write_atomic
+
+    no_core_dumps()
+    report = measure(mode or (), quick=quick, data_dir=data_dir, progress=note)
+    if save is not None:
+        record.save(save, report.data())
+    if html is not None:
+        write_atomic(html, page(report).encode(), mode=0o644)
+    if json:
+        say_json(report.data())
+        return
+    for line in lines(report):
+        say(line)
+
+
 def _stop_cleanly() -> None:
     """Let SIGTERM unwind as Ctrl-C does, so that everything started is ended."""
 

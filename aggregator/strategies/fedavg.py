@@ -95,7 +95,7 @@ class FedAvg:
         events: tuple[Event, ...] = ()
         if self.settings.discrepancy:
             events = discrepancy(given, {MODEL: state.slot}, {MODEL: slot}, plan.round)
-        clusters = dict.fromkeys(state.devices, MODEL)
+        clusters = dict.fromkeys((*state.devices, *plan.orders), MODEL)
         return dataclasses.replace(state, slot=slot, gathered={}), Outcome(clusters, events)
 
     def final(self, state: FedAvgState, round_: int, devices: tuple[str, ...]) -> RoundPlan:

@@ -87,7 +87,7 @@ def _lbfgs(x: Tensor, distance: Callable[[], Tensor]) -> None:
         value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return float(value.detach())
 
-    optimiser.step(closure)
+    optimiser.step(closure)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def _adam(x: Tensor, distance: Callable[[], Tensor]) -> None:

@@ -1,7 +1,6 @@
-"""The mask from one clear mean: whoever gets two successive clear models knows a clear mean, and the aggregator made its
-masked form itself.
+"""The mask from one clear mean, of which the aggregator made the masked form itself.
 
-For permutations a known pair (see `known_pair`). Any mask keeps dot products, so that under all of them an update's
+Whoever gets two successive clear models knows a clear mean. For permutations a known pair (see `known_pair`). Any mask keeps dot products, so that under all of them an update's
 share along known vectors is read off by projection; with enough known vectors that is all of it. Liu et al., "Random
 Projection-Based Multiplicative Data Perturbation" (2006), section 5, for such attacks on rotations.
 """
@@ -46,13 +45,13 @@ def run(lab: Lab, mode: str) -> list[Result]:
     """Return how well a device's update is opened with one clear mean, and with the clear updates of nine others."""
     clear = updates(lab)
     masked = [lab.masked(u, mode) for u in clear]
-    after = lab.origin + np.mean(clear, axis=0, dtype=np.float32)
-    mean, mean_masked = after - lab.origin, np.mean(masked, axis=0, dtype=np.float32)
+    after = lab.origin + np.stack(clear).mean(0)
+    mean, mean_masked = after - lab.origin, np.stack(masked).mean(0)
     keeps, target = lab.keeps(mode), clear[3]
     if keeps == "lengths":
-        opened = project([mean], [mean_masked], masked[3])
+        opened = project([mean], [mean_masked], masked[3]).astype(np.float32)
     else:
-        opened = undo(masked[3], *read_map(mean, mean_masked, keeps)).astype(np.float64)
+        opened = undo(masked[3], *read_map(mean, mean_masked, keeps))
     others = [i for i in range(DEVICES) if i != 3]
     many = project([clear[i] for i in others], [masked[i] for i in others], masked[3])
     best_single = max(cosine(clear[i], target) for i in others)

@@ -15,7 +15,9 @@ from benchmarks.attacks.base import Attack, Result, cosine
 from benchmarks.attacks.lab import ONE_EPOCH, Keeps, Lab
 from wire.types import Float32Vector
 
-WHO: Final = "aggregator that gets hold of one clear vector and its masked form, here an origin, which the protocol never sends"
+WHO: Final = (
+    "aggregator that gets hold of one clear vector and its masked form, here an origin, which the protocol never sends"
+)
 
 
 def read_map(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,9 @@ from edge_client.training import train
 from fleet.task.builtin import TaskSource, build
 from fleet.task.compile import compile_task
 from fleet.task.origin import make_origins
-from wire.types import Float32Vector, Segment
+from wire.types import Float32Vector
+
+T = TypeVar("T")
 
 CLASSES: Final = 10
 LR: Final = 0.1
@@ -143,9 +145,7 @@ class Lab:
 
     def key(self, mode: str, epoch: int = 1, owner: str = "fleet") -> MaskKey:
         """Return the mask key of an epoch; each epoch has its own mask."""
-        return self.once(
-            ("key", mode, epoch, owner), lambda: derive(self.secret(owner), self.context(mode, epoch))
-        )
+        return self.once(("key", mode, epoch, owner), lambda: derive(self.secret(owner), self.context(mode, epoch)))
 
     def masked(self, vector: Float32Vector, mode: str, epoch: int = 1) -> Float32Vector:
         """Return what the aggregator gets of ``vector`` (d,): the masked one, (d,)."""
@@ -217,11 +217,17 @@ class Lab:
         load(model, self.origin)
         return model
 
-    def once(self, what: Any, make: Callable[[], Any]) -> Any:
+    def once(self, what: object, make: Callable[[], T]) -> T:
         """Return ``make()``, computed once for each ``what``: runs and keys that several attacks need."""
         if what not in self._cache:
             self._cache[what] = make()
-        return self._cache[what]
+        kept: T = self._cache[what]
+        return kept
+
+    def forget(self, mode: str) -> None:
+        """Drop the keys and vectors that belong to one mode."""
+        for what in [w for w in self._cache if isinstance(w, tuple) and mode in w]:
+            del self._cache[what]
 
 
 def load(model: nn.Module, theta: Float32Vector) -> None:
@@ -250,4 +256,4 @@ def make_lab(*, quick: bool, data_dir: Path | None = None, seed: int = 0) -> Lab
     return Lab(Images(x[mine], y[mine]), Images(x[yours], y[yours]), side, quick, name)
 
 
-__all__ = ["CLASSES", "LR", "ONE_EPOCH", "ONE_STEP", "Images", "Keeps", "Lab", "Segment", "load", "make_lab"]
+__all__ = ["CLASSES", "LR", "ONE_EPOCH", "ONE_STEP", "Images", "Keeps", "Lab", "load", "make_lab"]

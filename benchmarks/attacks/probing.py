@@ -93,7 +93,7 @@ def _false_count(lab: Lab, mode: str) -> Result:
     victim = lab.update(lab.pick("false count", 80), ONE_EPOCH)
     others = [lab.update(lab.pick(f"false count {i}", 80), ONE_EPOCH, seed=i) for i in (1, 2)]
     sent = lab.masked(victim, mode)
-    honest = np.mean([sent, *(lab.masked(u, mode) for u in others)], axis=0, dtype=np.float32)
+    honest = np.stack([sent, *(lab.masked(u, mode) for u in others)]).mean(0)
     read = [device_model(lab, mode, offset) - lab.origin for offset in (sent, honest)]
     return Result(
         "false count: a device reads another's update",

@@ -27,7 +27,7 @@ def paths(values: NDArray[np.float32], scale: NDArray[np.float64], *, signed: bo
 
     Unless ``signed``, a path's sign is chosen so that its longest step is positive.
     """
-    path = values.mean(1, dtype=np.float64).T / scale
+    path: NDArray[np.float64] = values.mean(1, dtype=np.float64).T / scale
     if signed:
         return path
     longest = path[np.arange(len(path)), np.abs(path).argmax(1)]

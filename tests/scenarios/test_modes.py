@@ -18,7 +18,7 @@ ALONE = LocalTraining(epochs=6, batch_size=10, lr=0.5)
 FEDGROUP = {"algorithm": "fedgroup", "rounds": 5, "local": QUICK, "pretrain": ALONE}
 RUNS = {
     "fedavg": {},
-    "ifca": {"algorithm": "ifca", "rounds": 5, "settings": {"k": "2"}, "local": QUICK},
+    "ifca": {"algorithm": "ifca", "rounds": 5, "settings": {"k": "2"}, "local": QUICK, "seed": 2},
     "cfl": {"algorithm": "cfl", "rounds": 8, "local": QUICK},
     "fedgroup": {**FEDGROUP, "settings": {"groups": "2", "alpha": "2"}},
     "madc": {**FEDGROUP, "settings": {"groups": "2", "alpha": "2", "measure": "madc"}},

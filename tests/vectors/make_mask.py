@@ -145,7 +145,7 @@ def main() -> None:
         case("fleet-b", run, 0, "permutation", [("cluster", 17)]),
         case("fleet-a", run, 7, "permutation", [("shared", 24), ("cluster", 9)]),
         case("fleet-a", run, 0, "permutation", [("cluster", 159_010)]),
-        case("fleet-a", run, 0, "permutation", [("cluster", 2_100_001)]),
+        case("fleet-a", run, 0, "permutation", [("cluster", 3_000_001)]),
         case("fleet-a", run, 0, "none", [("cluster", 16)]),
     ]
     ramps = [

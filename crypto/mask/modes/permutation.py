@@ -17,7 +17,7 @@ from crypto.mask.modes.base import Mode, Subkey
 from crypto.mask.stream import permutation
 from wire.types import Float32Vector
 
-BLOCKED_FROM: Final = 2_000_000
+BLOCKED_FROM: Final = 3_000_000
 """Coordinates from which two gathers inside the cache beat one across memory."""
 
 BLOCK: Final = 1 << 16

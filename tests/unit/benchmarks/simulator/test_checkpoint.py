@@ -44,7 +44,7 @@ def run(algorithm, rounds, path=None, seen=None, **changes):
     return simulate(algorithm, CASES[algorithm], population(), Softmax(4, 2), options, watch=seen)
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """Stands for whatever ends a process."""
 
 
@@ -58,9 +58,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits(algorithm, tmp_path, monkeypatch
     def stop(observation):
         seen.append(observation)
         if len(seen) == 6:
-            raise Stopped
+            raise StoppedError
 
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         run(algorithm, 8, path, stop)
     again = run(algorithm, 8, path)
     untimed = [dataclasses.replace(r, seconds_cpu=0.0) for r in whole.history]

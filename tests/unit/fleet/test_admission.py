@@ -1,0 +1,523 @@
+"""Enrolment over a broker in memory: who is let in, who is refused and why, and what becomes of a revoked device."""
+
+import dataclasses
+import hmac
+
+import pytest
+
+from aggregator import membership as aggregators
+from aggregator.membership import AggregatorMembership
+from aggregator.owner_mail import OwnerMail
+from crypto.seal import tokens as seal_tokens
+from crypto.seal.envelope import seal_to_group
+from crypto.seal.grants import make_card, seal_grant
+from crypto.seal.identity import Identity, fingerprint
+from crypto.seal.tokens import make_request, token_id
+from edge_client.enrolment import DeviceMembership
+from edge_client.joining import Enrolling, prepare
+from fleet.admission import Registrar
+from fleet.directory import FleetDirectory
+from fleet.tokens import FORGOTTEN_AFTER_S, TokenStore
+from wire.codec import decode, encode
+from wire.documents import DeviceGrant
+from wire.enrolment import EnrolRequest, EnrolStatement, Token
+from wire.errors import ConfigError, ShoalError, UntrustedError
+from wire.frame import ChunkKind, split
+from wire.loopback import LoopbackBroker, LoopbackTransport
+from wire.messages import Sealed
+from wire.topics import Topics
+from wire.transport import Message
+
+NOW_S = 1_900_000_000
+TOPICS = Topics("reef")
+
+
+class Scene:
+    """A fleet with an aggregator, a broker in memory, and the owner and devices as they come and go."""
+
+    def __init__(self, root):
+        self.root = root
+        self.owner = FleetDirectory.create(root / "owner", "reef", "mqtt://loopback")
+        card = aggregators.init(root / "server")
+        grant = self.owner.add_aggregator(card.read_bytes())
+        self.server = aggregators.join(root / "server", grant.read_bytes(), self.owner.fingerprint)
+        self.broker = LoopbackBroker()
+        self.tokens = TokenStore(self.owner)
+        self.complaints = []
+        self._sittings = 0
+
+    def token(self, life_s=600):
+        return self.tokens.issue(life_s, NOW_S)
+
+    def ask(self, token, name="dev-1", now_s=NOW_S):
+        """Start a device's `enrol`; return its `Enrolling`."""
+        prepare(self.root / name, name)
+        transport = LoopbackTransport(self.broker, f"enrol-{name}", lambda e: asking.on_event(e, now_s))
+        asking = Enrolling(self.root / name, token, transport, self.complaints.append)
+        asking.start(now_s)
+        transport.start()
+        self.broker.pump()
+        return asking
+
+    def sit(self, now_s=NOW_S):
+        """Let the owner connect and read what lies there; return the registrar."""
+        self._sittings += 1
+        transport = LoopbackTransport(
+            self.broker, f"owner-{self._sittings}", lambda e: registrar.on_event(e, now_s)
+        )
+        registrar = Registrar(self.owner, transport)
+        registrar.start(now_s)
+        transport.start()
+        self.broker.pump()
+        return registrar
+
+    def leave(self, topic, payload):
+        """Publish a retained message as anybody at the broker could."""
+        self.broker.submit("attacker", Message(topic, payload, retained=True), lambda: None)
+        self.broker.pump()
+
+    def leave_request(self, token, request):
+        (chunk,) = split(request, kind=ChunkKind.ENROL, round=0)
+        self.leave(TOPICS.enrol(token_id(token.secret)), chunk)
+
+    def print_of(self, name="dev-1"):
+        return fingerprint(Identity.load(self.root / name / "identity.key").member)
+
+    def enrol(self, name):
+        """Let a device in; return its membership."""
+        asking = self.ask(self.token(), name)
+        self.sit().approve(self.print_of(name), NOW_S)
+        self.broker.pump()
+        assert asking.granted
+        return DeviceMembership(self.root / name)
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return Scene(tmp_path)
+
+
+def reasons(registrar):
+    return [r.reason for r in registrar.refused.values()]
+
+
+def test_a_device_is_enrolled_while_the_owner_is_away_most_of_the_time(scene):
+    """It asks, the owner comes later, approves and goes; the device has the files that joining by hand leaves."""
+    asking = scene.ask(scene.token())
+    assert not asking.granted
+    registrar = scene.sit()
+    (request,) = registrar.pending.values()
+    assert (request.name, request.fingerprint) == ("dev-1", scene.print_of())
+    registrar.approve(request.fingerprint, NOW_S)
+    scene.broker.pump()
+    assert asking.granted
+    member = DeviceMembership(scene.root / "dev-1")
+    assert member.roster == scene.owner.roster
+    assert member.owner_key == scene.owner.owner.member.sign_key
+    assert member.content == scene.owner.content
+    assert {p.name for p in (scene.root / "dev-1").iterdir()} == {
+        "identity.key", "membership.bin", "roster.signed", "dev-1.card",
+    }  # fmt: skip
+    assert scene.sit().pending == {}
+    assert scene.complaints == []
+
+
+def test_the_aggregator_takes_the_roster_from_the_broker_and_never_an_older_one(scene):
+    """It learns of the newcomer without a file being carried, and a recorded roster comes too late."""
+    mail = OwnerMail(scene.server)
+    scene.enrol("dev-1")
+    first = scene.broker.retained[TOPICS.owner_roster]
+    assert mail.take(TOPICS.owner_roster, first, 0.0)
+    assert [d.name for d in scene.server.roster.devices] == ["dev-1"]
+    scene.enrol("dev-2")
+    mail.take(TOPICS.owner_roster, scene.broker.retained[TOPICS.owner_roster], 0.0)
+    with pytest.raises(UntrustedError, match="rollback"):
+        mail.take(TOPICS.owner_roster, first, 0.0)
+    assert AggregatorMembership(scene.root / "server").roster == scene.owner.roster
+    assert not mail.take(TOPICS.up("dev-1"), b"x", 0.0)
+
+
+def test_a_roster_that_is_not_the_owners_is_refused(scene):
+    """A stranger seals to the aggregator too, but can't sign as the owner; neither can the roster go to somebody else."""
+    mail = OwnerMail(scene.server)
+    stranger = FleetDirectory.create(scene.root / "stranger", "reef", "mqtt://loopback")
+    stranger.add_aggregator((scene.root / "server" / "aggregator.card").read_bytes())
+    Registrar(stranger, transport := Recorder()).publish_roster()
+    with pytest.raises(UntrustedError):
+        mail.take(TOPICS.owner_roster, transport.sent[TOPICS.owner_roster], 0.0)
+    scene.enrol("dev-1")
+    with pytest.raises(ShoalError):
+        mail.take(TOPICS.owner_roster, scene.broker.retained[TOPICS.state("dev-1")] if False else b"SHL1junk", 0.0)
+    assert scene.server.roster.devices == ()
+
+
+class Recorder:
+    """A transport that keeps what is published last on each topic."""
+
+    def __init__(self):
+        self.sent = {}
+
+    def publish(self, topic, payload, *, retain=False):
+        assert retain
+        self.sent[topic] = payload
+
+    def subscribe(self, topic_filter):
+        pass
+
+
+def test_an_expired_token_is_refused(scene):
+    """By the owner's clock: when the request is read, and again when it is approved."""
+    scene.ask(scene.token(life_s=60))
+    assert reasons(scene.sit(NOW_S + 61)) == ["the token has expired"]
+    registrar = scene.sit(NOW_S + 60)
+    with pytest.raises(UntrustedError, match="expired"):
+        registrar.approve(scene.print_of(), NOW_S + 61)
+    assert scene.owner.roster.devices == ()
+
+
+def test_a_token_admits_one_device(scene):
+    """A second one with the same line is refused, and the first one's name is not lost."""
+    token = scene.token()
+    scene.ask(token)
+    scene.sit().approve(scene.print_of(), NOW_S)
+    scene.broker.pump()
+    other = scene.ask(token, "dev-2")
+    registrar = scene.sit()
+    assert registrar.pending == {}
+    assert reasons(registrar) == [f"the token was used before, by {scene.print_of()}"]
+    with pytest.raises(UntrustedError, match="no request of fingerprint"):
+        registrar.approve(scene.print_of("dev-2"), NOW_S)
+    assert not other.granted
+
+
+def test_two_devices_that_ask_with_one_token_at_once(scene):
+    """Whoever the owner approves has it; the race can't be won twice."""
+    token = scene.token()
+    scene.ask(token)
+    registrar = scene.sit()
+    scene.ask(token, "dev-2")
+    assert set(registrar.pending) == {scene.print_of("dev-2")}
+    registrar.approve(scene.print_of("dev-2"), NOW_S)
+    with pytest.raises(UntrustedError):
+        scene.tokens.use(token_id(token.secret), scene.print_of())
+
+
+def test_a_replayed_request_changes_nothing(scene):
+    """Recorded and sent again after the approval, it only brings the same device its grant again."""
+    token = scene.token()
+    scene.ask(token)
+    recorded = scene.broker.retained[TOPICS.enrol(token_id(token.secret))]
+    scene.sit().approve(scene.print_of(), NOW_S)
+    scene.broker.pump()
+    before = scene.owner.roster
+    scene.leave(TOPICS.enrol(token_id(token.secret)), recorded)
+    registrar = scene.sit(NOW_S + 10**6)
+    scene.broker.pump()
+    assert (registrar.pending, registrar.refused) == ({}, {})
+    assert scene.owner.roster == before
+    assert TOPICS.enrol(token_id(token.secret)) not in scene.broker.retained
+
+
+def test_a_replay_does_not_bring_a_revoked_device_back(scene):
+    """Neither with the old request nor with a new token for the old keys."""
+    token = scene.token()
+    scene.ask(token)
+    recorded = scene.broker.retained[TOPICS.enrol(token_id(token.secret))]
+    scene.sit().approve(scene.print_of(), NOW_S)
+    scene.owner.revoke("dev-1")
+    scene.leave(TOPICS.enrol(token_id(token.secret)), recorded)
+    assert reasons(scene.sit()) == ["device 'dev-1' is revoked, and its token was used"]
+    fresh = scene.token()
+    scene.leave_request(fresh, make_request(Identity.load(scene.root / "dev-1" / "identity.key"), fresh, NOW_S))
+    registrar = scene.sit()
+    with pytest.raises(ConfigError, match="another device called"):
+        registrar.approve(scene.print_of(), NOW_S)
+    assert scene.tokens.find(token_id(fresh.secret)).used_by == ""
+
+
+def test_a_request_moved_to_another_tokens_topic_is_refused(scene):
+    """It proves the token that it was made with, and no other."""
+    token, other = scene.token(), scene.token()
+    identity = Identity.generate("dev-1")
+    scene.leave_request(other, make_request(identity, token, NOW_S))
+    assert reasons(scene.sit()) == ["the request does not prove the token that it names"]
+
+
+def test_an_unknown_token_is_refused(scene):
+    """Made up, or another owner's."""
+    made_up = dataclasses.replace(scene.token(), secret=bytes(16))
+    scene.leave_request(made_up, make_request(Identity.generate("dev-1"), made_up, NOW_S))
+    (reason,) = reasons(scene.sit())
+    assert "never gave out" in reason
+
+
+CHANGES = {
+    "another fleet": {"fleet": "rock"},
+    "another owner": {"owner": "aaaa-aaaa-aaaa-aaaa-aaaa-aaaa"},
+    "another aggregator": {"aggregator": "aaaa-aaaa-aaaa-aaaa-aaaa-aaaa"},
+    "a longer life": {"expires_at_s": NOW_S + 10**7},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_request_under_other_terms_is_refused(scene, change):
+    """Whatever the line said is what the proof is over."""
+    token = scene.token()
+    asked = make_request(Identity.generate("dev-1"), dataclasses.replace(token, **change), NOW_S)
+    scene.leave_request(token, asked)
+    (reason,) = reasons(scene.sit())
+    assert "fleet" in reason
+
+
+def sealed_by(identity, token, statement, proof=None):
+    """Return a request as a holder of the line could forge it, with any statement and any proof."""
+    raw = encode(statement)
+    key = seal_tokens._key(token)
+    head = Sealed(token.fleet, "enrolment", identity.name, "owner")
+    return encode(EnrolRequest(identity.member, seal_to_group(identity, key, head, (proof or b"") + raw)))
+
+
+def statement(token, card):
+    return EnrolStatement(
+        token.fleet, token.owner, token.aggregator, token_id(token.secret), token.expires_at_s, NOW_S, card
+    )
+
+
+def prove(token, document):
+    return hmac.digest(seal_tokens._derive(token.secret, "proof", 32), encode(document), "sha256")
+
+
+def test_swapped_keys_are_refused(scene):
+    """On the way: the broker can't put other keys in front. With the line: nobody can ask with a card of other keys."""
+    token = scene.token()
+    honest, thief = Identity.generate("dev-1"), Identity.generate("dev-1")
+    request = decode(make_request(honest, token, NOW_S), EnrolRequest)
+    scene.leave_request(token, encode(dataclasses.replace(request, member=thief.member)))
+    assert reasons(scene.sit()) == ["the request does not prove the token that it names"]
+    document = statement(token, make_card(honest, "device"))
+    scene.leave_request(token, sealed_by(thief, token, document, prove(token, document)))
+    assert reasons(scene.sit()) == ["the request's card is not of the keys that sign it"]
+
+
+def test_a_wrong_proof_is_refused_even_under_the_tokens_seal(scene):
+    """The HMAC counts on its own."""
+    token, identity = scene.token(), Identity.generate("dev-1")
+    document = statement(token, make_card(identity, "device"))
+    scene.leave_request(token, sealed_by(identity, token, document, bytes(32)))
+    assert reasons(scene.sit()) == ["the request does not prove the token that it names"]
+    scene.leave_request(token, sealed_by(identity, token, document, prove(token, document)))
+    assert len(scene.sit().pending) == 1
+
+
+def test_a_card_for_the_aggregators_role_is_refused(scene):
+    """A token is for a device."""
+    token, identity = scene.token(), Identity.generate("dev-1")
+    document = statement(token, make_card(identity, "aggregator"))
+    scene.leave_request(token, sealed_by(identity, token, document, prove(token, document)))
+    assert reasons(scene.sit()) == ["the request's card is not of the keys that sign it"]
+
+
+@pytest.mark.parametrize("junk", [b"x", b"SHL1" + bytes(48) + b"x", bytes(20_000)])
+def test_junk_on_the_enrolment_topics_is_listed_and_harmless(scene, junk):
+    """The only place where strangers may write; the owner can clear it."""
+    token = scene.token()
+    scene.ask(token)
+    scene.leave(TOPICS.enrol("0" * 16), junk)
+    registrar = scene.sit()
+    assert len(registrar.pending) == len(registrar.refused) == 1
+    assert registrar.clear_refused() == 1
+    scene.broker.pump()
+    assert TOPICS.enrol("0" * 16) not in scene.broker.retained
+
+
+def test_a_large_request_is_refused(scene):
+    """More than a card needs."""
+    chunk = split(bytes(20_000), kind=ChunkKind.ENROL, round=0)[0]
+    scene.leave(TOPICS.enrol("0" * 16), chunk)
+    (reason,) = reasons(scene.sit())
+    assert "20000 bytes" in reason
+
+
+@pytest.mark.parametrize("name", ["owner", "enrol", "aggregator"])
+def test_a_name_that_is_somebody_elses_at_the_broker_is_refused_before_the_token_is_spent(scene, name):
+    token = scene.token()
+    scene.ask(token, name)
+    registrar = scene.sit()
+    with pytest.raises(ConfigError, match="can't be called"):
+        registrar.approve(scene.print_of(name), NOW_S)
+    assert scene.tokens.find(token_id(token.secret)).used_by == ""
+
+
+def test_an_approval_that_was_cut_short_is_finished_by_approving_again(scene):
+    """The token is spent and the roster signed, but the grant never left."""
+    token = scene.token()
+    asking = scene.ask(token)
+    (request,) = scene.sit().pending.values()
+    scene.tokens.use(token_id(token.secret), request.fingerprint)
+    registrar = scene.sit()
+    registrar.approve(request.fingerprint, NOW_S)
+    scene.broker.pump()
+    assert asking.granted
+
+
+def forged_grants(scene, token):
+    """Return why -> (grant file, what the device says of it)."""
+    owner, device = scene.owner, Identity.load(scene.root / "dev-1" / "identity.key")
+    from crypto.seal.grants import open_card
+
+    card = open_card(make_card(device, "device"))
+    other = FleetDirectory.create(scene.root / "other", "reef", "mqtt://loopback")
+    other.add_aggregator(aggregators.init(scene.root / "agg-2", "agg-2").read_bytes())
+    good = DeviceGrant("reef", owner.owner.member.sign_key, "mqtt://x", owner.roster_bytes, *[bytes(32)] * 3)
+    foreign = open_card(make_card(Identity.generate("dev-1"), "device"))
+    return {
+        "another owner's": (other.grant_for(card), "from owner"),
+        "another fleet's": (seal_grant(owner.owner, card, dataclasses.replace(good, fleet="rock")), "for fleet 'rock'"),
+        "without this device": (seal_grant(owner.owner, card, good), "does not list this device"),
+        "sealed to somebody else": (seal_grant(owner.owner, foreign, good), "was refused"),
+        "with another's roster": (
+            seal_grant(owner.owner, card, dataclasses.replace(good, roster=other.roster_bytes)),
+            "signature",
+        ),
+        "junk": (b"junk", "message"),
+    }
+
+
+def test_forged_grants_are_refused_and_the_true_one_still_counts(scene):
+    """None leaves a file behind, each says why, and the device goes on waiting."""
+    token = scene.token()
+    asking = scene.ask(token)
+    for grant, why in forged_grants(scene, token).values():
+        (chunk,) = split(grant, kind=ChunkKind.GRANT, round=0)
+        scene.leave(TOPICS.grant(token_id(token.secret)), chunk)
+        assert why in scene.complaints[-1]
+        assert not asking.granted
+        assert not (scene.root / "dev-1" / "membership.bin").exists()
+    assert len(scene.complaints) == 6
+    scene.sit().approve(scene.print_of(), NOW_S)
+    scene.broker.pump()
+    assert asking.granted
+
+
+def test_a_grant_that_names_another_aggregator_is_refused(scene):
+    """The line pins both."""
+    token = dataclasses.replace(scene.token(), aggregator="aaaa-aaaa-aaaa-aaaa-aaaa-aaaa")
+    asking = scene.ask(token)
+    grant = scene.owner.add_device((scene.root / "dev-1" / "dev-1.card").read_bytes()).read_bytes()
+    (chunk,) = split(grant, kind=ChunkKind.GRANT, round=0)
+    scene.leave(TOPICS.grant(token_id(token.secret)), chunk)
+    assert "names aggregator" in scene.complaints[-1]
+    assert not asking.granted
+
+
+def test_a_device_enrols_once(scene):
+    """And only under the name that its keys have."""
+    scene.enrol("dev-1")
+    with pytest.raises(ConfigError, match="belongs to a fleet already"):
+        prepare(scene.root / "dev-1", "dev-1")
+    prepare(scene.root / "dev-2", "dev-2")
+    with pytest.raises(ConfigError, match="holds the keys of 'dev-2'"):
+        prepare(scene.root / "dev-2", "dev-3")
+    before = Identity.load(scene.root / "dev-2" / "identity.key").member
+    assert prepare(scene.root / "dev-2", "dev-2").member == before
+
+
+def test_old_tokens_are_forgotten_and_swept_from_the_broker(scene):
+    """A week after they expired."""
+    token = scene.token()
+    scene.ask(token)
+    scene.sit(token.expires_at_s + FORGOTTEN_AFTER_S)
+    scene.tokens.find(token_id(token.secret))
+    scene.sit(token.expires_at_s + FORGOTTEN_AFTER_S + 1)
+    scene.broker.pump()
+    assert TOPICS.enrol(token_id(token.secret)) not in scene.broker.retained
+    with pytest.raises(UntrustedError, match="never gave out"):
+        scene.tokens.find(token_id(token.secret))
+
+
+def test_a_revocation_reaches_everybody_else(scene):
+    """New secrets for those who stay, in force with the first run that is made with them; none for the one who goes."""
+    stays, goes = scene.enrol("dev-1"), scene.enrol("dev-2")
+    before = scene.owner.secrets
+    scene.owner.revoke("dev-2")
+    after = scene.owner.secrets
+    for field in ("mask_secret", "content_key", "broadcast_key"):
+        assert getattr(before, field) != getattr(after, field)
+    registrar = scene.sit()
+    registrar.publish_keys()
+    registrar.publish_roster()
+    scene.broker.pump()
+    assert TOPICS.keys("dev-2") not in scene.broker.retained
+    mail = OwnerMail(scene.server)
+    for topic in (TOPICS.owner_roster, TOPICS.keys("aggregator")):
+        mail.take(topic, scene.broker.retained[topic], 0.0)
+    assert scene.server.roster.revoked == ("dev-2",)
+    assert scene.server.grant.broadcast_key == before.broadcast_key
+    assert scene.server.next.broadcast_key == after.broadcast_key
+    delivered = scene.broker.retained[TOPICS.keys("dev-1")][52:]
+    assert stays.take_grant(delivered)
+    assert not stays.take_grant(delivered)
+    with pytest.raises(UntrustedError):
+        goes.take_grant(delivered)
+    again = DeviceMembership(stays.directory)
+    assert again.grant.mask_secret == before.mask_secret
+    again.promote()
+    assert DeviceMembership(stays.directory).grant.mask_secret == after.mask_secret
+    assert not again.take_grant(delivered)
+
+
+def test_keys_of_before_do_not_come_back(scene):
+    """A recorded delivery of an earlier generation is ignored."""
+    member = scene.enrol("dev-1")
+    scene.enrol("dev-2")
+    scene.enrol("dev-3")
+    scene.owner.revoke("dev-2")
+    first = (scene.root / "owner" / "grants" / "dev-1.grant").read_bytes()
+    scene.owner.revoke("dev-3")
+    second = (scene.root / "owner" / "grants" / "dev-1.grant").read_bytes()
+    assert member.take_grant(second)
+    assert not member.take_grant(first)
+    assert member.generation(member.next) == scene.owner.roster.keys_since
+    assert sorted(p.name for p in (scene.root / "owner" / "grants").iterdir()) == ["aggregator.grant", "dev-1.grant"]
+
+
+def test_a_revocation_is_whole_or_not_at_all(scene):
+    """The journal of a crash in between is carried out when the directory is opened again."""
+    scene.enrol("dev-1")
+    scene.enrol("dev-2")
+    files = [scene.root / "owner" / name for name in ("secrets.bin", "roster.signed")]
+    old = [f.read_bytes() for f in files]
+    scene.owner.revoke("dev-2")
+    new = [f.read_bytes() for f in files]
+    from fleet.directory import CHANGE_FILE, Change
+    from support.files import write_private
+
+    for file, data in zip(files, old, strict=True):
+        write_private(file, data)
+    write_private(scene.root / "owner" / CHANGE_FILE, encode(Change(*new)))
+    reopened = FleetDirectory(scene.root / "owner")
+    assert reopened.roster == scene.owner.roster
+    assert reopened.secrets == scene.owner.secrets
+    assert not (scene.root / "owner" / CHANGE_FILE).exists()
+
+
+def test_only_a_listed_device_is_revoked_and_only_once(scene):
+    scene.enrol("dev-1")
+    with pytest.raises(ConfigError, match="not in the roster"):
+        scene.owner.revoke("dev-9")
+    scene.owner.revoke("dev-1")
+    with pytest.raises(ConfigError, match="revoked already"):
+        scene.owner.revoke("dev-1")
+
+
+def test_no_secret_shows_in_any_repr(scene):
+    """The line, the token, its file, the users and the grants."""
+    scene.owner.users.make()
+    token = scene.token()
+    member = scene.enrol("dev-1")
+    password = scene.owner.users.password("dev-1")
+    assert password in member.grant.broker
+    shown = repr((token, scene.tokens.find(token_id(token.secret)), scene.owner.users, member.grant, scene.owner.secrets))
+    for secret in (password, scene.owner.users.password("enrol"), token.secret.hex(), repr(token.secret)[2:-1]):
+        assert secret not in shown
+    assert isinstance(token, Token)
