@@ -256,7 +256,9 @@ class Engine:
     def _advance(self, state: EngineState) -> Transition:
         if state.plan is None:
             return self._maybe_open(state)
-        needed = max(1, math.ceil(self.run.quorum * len(state.plan.orders)))
+        # Whoever was revoked can't answer, so that the quorum is of those who still can.
+        asked = sum(d in state.devices or d in state.received for d in state.plan.orders)
+        needed = max(1, math.ceil(self.run.quorum * asked))
         if len(state.received) < needed:
             return state, ()
         if set(state.waiting) - state.gone and not state.overtime:

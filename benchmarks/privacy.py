@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,27 +22,36 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ModeReport:
-    """All that was measured of one mode."""
+    """All that was measured of one mode; ``attacked`` holds each attack's results by its name."""
 
     mode: str
     costs: tuple[Cost, ...]
     computed: Computed
-    results: tuple[Result, ...]
+    attacked: Mapping[str, tuple[Result, ...]]
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """Every attack's results, one a variant."""
+        return tuple(r for results in self.attacked.values() for r in results)
 
     @property
     def verdict(self) -> str:
-        """One line made of the results and nothing else."""
-        worked = [r.name for r in self.results if r.works]
-        stopped = [r.name for r in self.results if not r.works]
-        head = f"{len(worked)} of {len(self.results)} attacks get more than chance"
-        if self.computed.can["sees_updates"]:
-            return f"{head}: the aggregator has every update in clear; only the seal stands between it and the broker"
-        if self.computed.can["sees_values"] or self.computed.can["sees_magnitudes"]:
-            left = "values" if self.computed.can["sees_values"] else "absolute values"
-            line = f"{head}: a disguise that leaves all {left} in sight"
+        """One line made of the results and nothing else: an attack counts if any of its variants works."""
+        worked = [name for name, results in self.attacked.items() if any(r.works for r in results)]
+        stopped = [name for name in self.attacked if name not in worked]
+        can = self.computed.can
+        if can["sees_updates"]:
+            left = "no mask, the aggregator has every update in clear"
+        elif can["sees_values"]:
+            left = "a disguise that leaves all values in sight"
+        elif can["sees_magnitudes"]:
+            left = "a disguise that leaves all absolute values in sight"
         else:
-            line = f"{head}: a disguise that leaves norms and dot products"
-        return f"{line}; worked: {', '.join(worked)}; did not: {', '.join(stopped)}"
+            left = "a disguise that leaves norms and dot products in sight"
+        return (
+            f"{left}; {len(worked)} of {len(self.attacked)} attacks get more than chance ({', '.join(worked)}); "
+            f"not: {', '.join(stopped) or 'none'}"
+        )
 
     def data(self) -> dict[str, Any]:
         """Return the mode's part of the JSON object."""
@@ -91,13 +100,13 @@ class PrivacyReport:
         }
 
 
-def attack_all(lab: Lab, mode: str, progress: Progress = lambda _: None) -> tuple[Result, ...]:
-    """Return the results of every attack of the registry on one mode."""
-    results: list[Result] = []
+def attack_all(lab: Lab, mode: str, progress: Progress = lambda _: None) -> dict[str, tuple[Result, ...]]:
+    """Return the results of every attack of the registry on one mode, by the attack's name."""
+    results = {}
     for attack in ATTACKS:
         progress(f"{mode}: {attack.name}")
-        results += attack.run(lab, mode)
-    return tuple(results)
+        results[attack.name] = tuple(attack.run(lab, mode))
+    return results
 
 
 def measure(

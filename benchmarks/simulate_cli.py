@@ -13,7 +13,6 @@ from wire.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from benchmarks.papers.experiment import Experiment, Options
 
-MASKS: Final = ("none", "permutation")
 DEVICES: Final = ("cpu", "cuda")
 ALL: Final = "all"
 
@@ -27,7 +26,10 @@ def simulate(
     rounds: Annotated[int | None, typer.Option(help="By default the paper's.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Of data split, origins, batches and mask.", min=0)] = 0,
     mask: Annotated[
-        str, typer.Option(help="What strategies see: masked updates (permutation) or none.")
+        str,
+        typer.Option(
+            help="What strategies see: updates under a mask mode (permutation, rotation, ...), or clear ones (none)."
+        ),
     ] = "permutation",
     data_dir: Annotated[
         Path | None, typer.Option(help="Where data sets are looked for first.", file_okay=False)
@@ -51,13 +53,14 @@ def simulate(
     """Run an experiment of the CFL, IFCA or FedGroup paper with the strategies that the daemon runs."""
     from benchmarks.papers import registry
     from benchmarks.papers.experiment import Options
+    from crypto.mask.modes.registry import MODES
 
     if list_:
         _list(data_dir, json)
         return
     if experiment is None:
         raise UsageError("which experiment?", hint="shoal simulate --list names them")
-    _one_of("mask", mask, MASKS)
+    _one_of("mask", mask, tuple(MODES))
     _one_of("device", device, DEVICES)
     chosen = registry.find(experiment)
     algorithms = _algorithms(chosen, algorithm)

@@ -113,14 +113,14 @@ def revoke(
     """Take a device out of the fleet, for good: its name and keys are never taken again.
 
     At once: a new roster without it. As soon as the aggregator has that roster, it hears nothing from the device and
-    gives it no order, also in the run that is going on.
+    gives it no order, also in the run that is going on. What it had uploaded before still counts in its round.
 
     For runs signed from now on: new broadcast, content and mask secrets, sealed to each remaining party. The device can
-    read nothing of those runs. Runs signed before and not yet served can still be served, with the old secrets.
+    read nothing of those runs.
 
-    Not yet: the run that is going on keeps its secrets to its end. Until then the device, if it still reaches the broker,
-    can read what is broadcast in that run and unmask it. Take its user out of the broker (broker-config) to end that too.
-    What it has read before, it keeps.
+    Not yet: a run that was signed before, going on or still to come, keeps its secrets to its end. Until then the device,
+    if it still reaches the broker, can read what is broadcast in that run and unmask it. Take its user out of the broker
+    (broker-config) to end that too. What it has read before, it keeps.
     """
     from fleet.desk import Desk, Tls
     from fleet.unlock import open_fleet

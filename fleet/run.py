@@ -40,7 +40,7 @@ class RunOptions:
     Attributes:
         algorithm, settings: see `aggregator.strategies`.
         rounds: training rounds; the final one, in which devices report on their test share, comes on top.
-        mode: mask mode.
+        mode: mask mode, a name that `crypto.mask.modes.registry` lists.
         local: local training; None takes the task's defaults.
         pretrain: training in cold starts and of one-shot clustering; None takes ``local``.
         norm_limit: largest l2 norm of one update.

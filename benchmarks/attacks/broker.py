@@ -70,6 +70,13 @@ def groups_seen(heard: Sequence[Passage]) -> dict[str, str]:
     return {client: labels.most_common(1)[0][0] for client, labels in last.items()}
 
 
+def senders_seen(heard: Sequence[Passage]) -> float:
+    """Return the share of recorded uploads whose topic names the device that sent them."""
+    uploads = [(p.client, parse(p.topic)) for p in heard if p.hop is Hop.UP]
+    named = [client.endswith(f"-{topic.device}") for client, topic in uploads if topic.kind is TopicKind.UP]
+    return float(np.mean(named))
+
+
 def run(lab: Lab, mode: str) -> list[Result]:
     """Return the share of uploads of which bytes are found, and the adjusted Rand index of groups by model topic."""
     data, truth = _population(lab)
@@ -108,6 +115,7 @@ def run(lab: Lab, mode: str) -> list[Result]:
             0.1,
             f"the aggregator's own clusters have {really:.2f}",
         ),
+        Result("broker: who uploads when", WHO, senders_seen(tap.heard), 1 / DEVICES, "share"),
     ]
 
 

@@ -1,7 +1,7 @@
 """One device hands the mask secret to the aggregator: every device holds the same one, so everything is open.
 
-The limit of any scheme with a key that all clients share; Bonawitz et al., "Practical Secure Aggregation" (2017), section 3,
-for why pairwise masks differ.
+The limit of any scheme with a key that all clients share; Bonawitz et al., "Practical Secure
+Aggregation" (2017), for why pairwise masks differ.
 """
 
 from __future__ import annotations
@@ -67,4 +67,4 @@ def run(lab: Lab, mode: str) -> list[Result]:
     ]
 
 
-ATTACK: Final = Attack("collusion", "Bonawitz et al. 2017, section 3 (threat models)", WHO, run)
+ATTACK: Final = Attack("collusion", "Bonawitz et al. 2017 (why masks must be pairwise)", WHO, run)

@@ -1,9 +1,9 @@
 """Input images from the gradient of a fully connected first layer: each row of weights over its bias.
 
 Row j of the weights' gradient is the sum of g_ij x_i over the images, the bias's is the sum of g_ij. With one image the
-quotient is the image, exactly: Phong et al., "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption" (2018),
-section 3. With more it is a mixture, and images that alone excite a unit still come out whole: Boenisch et al., "When the
-Curious Abandon Honesty" (2023), section 4.
+quotient is the image, exactly: Phong et al., "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption" (2018).
+With more it is a mixture, and images that alone excite a unit still come out whole: Boenisch et al., "When the
+Curious Abandon Honesty" (2023).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The mask from one clear mean, of which the aggregator made the masked form itself.
 
-Whoever gets two successive clear models knows a clear mean. For permutations a known pair (see `known_pair`). Any mask keeps dot products, so that under all of them an update's
-share along known vectors is read off by projection; with enough known vectors that is all of it. Liu et al., "Random
-Projection-Based Multiplicative Data Perturbation" (2006), section 5, for such attacks on rotations.
+Whoever gets two successive clear models knows a clear mean: for permutations a known pair (see `known_pair`). Any mask
+keeps dot products, so that under all of them an update's share along known vectors is read off by projection; with enough
+known vectors that is all of it. Liu et al., "An Attacker's View of Distance Preserving Maps for Privacy Preserving Data
+Mining" (2006), for known samples under rotations.
 """
 
 from __future__ import annotations
@@ -37,8 +38,7 @@ def project(
     """Return the clear vector (d,) nearest to the one behind ``masked`` in the span of ``known``, all (d,)."""
     b = np.stack(known_masked).astype(np.float64)
     weights = np.linalg.lstsq(b.T, masked.astype(np.float64), rcond=None)[0]
-    projected: NDArray[np.float64] = weights @ np.stack(known).astype(np.float64)
-    return projected
+    return np.asarray(weights @ np.stack(known).astype(np.float64), np.float64)
 
 
 def run(lab: Lab, mode: str) -> list[Result]:
@@ -77,4 +77,4 @@ def run(lab: Lab, mode: str) -> list[Result]:
     ]
 
 
-ATTACK: Final = Attack("known mean", "Liu et al. 2006, section 5; known plaintext", WHO, run)
+ATTACK: Final = Attack("known mean", "Liu et al. 2006 (known samples); known plaintext", WHO, run)

@@ -209,7 +209,7 @@ class Lab:
             for _ in range(16):
                 probe = (rng.standard_normal(self.length) * inside).astype(np.float32)
                 energy[layer] += self.masked(probe, mode).astype(np.float64) ** 2 / inside.sum()
-        return energy.argmax(0)
+        return np.asarray(energy.argmax(0), np.int64)
 
     def module(self) -> nn.Module:
         """Return the torch module at the origin, for an attacker who differentiates it."""

@@ -1,8 +1,8 @@
 """How many images of each class a batch held, from the gradient of the last layer's bias.
 
 For softmax and cross-entropy that gradient is mean(p) - counts / n, and p hardly moves with the image in a young model:
-Zhao et al., "iDLG: Improved Deep Leakage from Gradients" (2020), eq. 4, for one image; Wainakh et al., "User-Level Label
-Leakage from Gradients in Federated Learning" (2022), section 3, for counts.
+Zhao et al., "iDLG: Improved Deep Leakage from Gradients" (2020), for one image; Wainakh et al., "User-Level Label
+Leakage from Gradients in Federated Learning" (2022), for counts.
 """
 
 from __future__ import annotations

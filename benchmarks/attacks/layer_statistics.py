@@ -1,7 +1,7 @@
 """Which tensor a masked coordinate belongs to, from how its values are spread over devices and rounds.
 
 The attacker trains a classifier on a shadow run, where the answer is known, and applies it to the masked coordinates: Shokri
-et al., "Membership Inference Attacks against Machine Learning Models" (2017), section V-C, for shadow training.
+et al., "Membership Inference Attacks against Machine Learning Models" (2017), for shadow training.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether an image was in a device's training data: the cosine of its gradient to the update.
 
-Nasr et al., "Comprehensive Privacy Analysis of Deep Learning" (2019), section III, reduced to the strongest single feature
+Nasr et al., "Comprehensive Privacy Analysis of Deep Learning" (2019), reduced to the strongest single feature
 that a cosine-computing server has; Shokri et al. (2017) for the question.
 """
 

@@ -1,7 +1,7 @@
 """An aggregator that answers with means of its own making: what comes back tells where it struck.
 
 A spike in one masked coordinate is a change of one clear coordinate under a permutation, and devices train on it and report
-loss and norm. Malicious models in Boenisch et al., "When the Curious Abandon Honesty" (2023), section 5; here the attacker does
+loss and norm. Malicious models in Boenisch et al., "When the Curious Abandon Honesty" (2023); here the attacker does
 not know where the weights are and probes for it. And a mean of one is that one's update: it is opened to every device,
 whatever count the aggregator writes beside it.
 """
@@ -106,4 +106,4 @@ def _false_count(lab: Lab, mode: str) -> Result:
     )
 
 
-ATTACK: Final = Attack("active aggregator", "Boenisch et al. 2023, section 5", WHO, run)
+ATTACK: Final = Attack("active aggregator", "Boenisch et al. 2023 (malicious models)", WHO, run)

@@ -16,6 +16,7 @@ from benchmarks.attacks import (
     label_counts,
     layer_statistics,
     membership,
+    pixel_values,
     probing,
     shadow_matching,
 )
@@ -25,6 +26,7 @@ ATTACKS: Final[tuple[Attack, ...]] = (
     label_counts.ATTACK,
     first_layer.ATTACK,
     gradient_matching.ATTACK,
+    pixel_values.ATTACK,
     membership.ATTACK,
     layer_statistics.ATTACK,
     shadow_matching.ATTACK,

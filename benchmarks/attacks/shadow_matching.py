@@ -1,8 +1,8 @@
 """Which clear coordinate a masked one is, from its path over rounds: matched to the paths of a shadow run.
 
 All rounds lie under one key, so coordinate i of every round is the same one; and runs from one origin on like data move alike.
-A link attack as on pseudonymised series: Narayanan and Shmatikov, "Robust De-anonymization of Large Sparse Datasets" (2008),
-section 4, with the shadow run as the auxiliary information.
+A link attack as on pseudonymised series: Narayanan and Shmatikov, "Robust De-anonymization of Large Sparse Datasets"
+(2008), with the shadow run as the auxiliary information.
 """
 
 from __future__ import annotations

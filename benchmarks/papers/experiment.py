@@ -25,7 +25,7 @@ class Options:
         algorithm: one of the experiment's algorithms; never "all", the command runs those one by one.
         devices: m; samples: n, a device's training samples; rounds: R.
         seed: of data split, origins, batches and mask.
-        mask: "none" or "permutation".
+        mask: a mask mode of `crypto.mask.modes.registry`, or "none".
         data_dir: where the data sets are looked for first.
         settings: NAME -> VALUE of --set, for the experiment's own knobs and for the strategy's settings.
         grid: which points a sweep covers: "default", or "paper" for all of the paper's.

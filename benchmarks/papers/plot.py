@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ class Line:
     label: str
     x: Sequence[float]
     y: Sequence[float]
-    dots: bool = False
+    dots: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,9 @@ def _panels(results: Sequence[Data]) -> Iterator[Panel]:
     """What an experiment has laid out itself: ``panels``, each with title, x_label, y_label and lines of label, x, y, dots."""
     for data in results:
         for panel in data.get("panels", ()):
-            lines = [Line(str(line["label"]), line["x"], line["y"], bool(line.get("dots"))) for line in panel["lines"]]
+            lines = [
+                Line(str(line["label"]), line["x"], line["y"], dots=bool(line.get("dots"))) for line in panel["lines"]
+            ]
             yield Panel(str(panel["title"]), str(panel["x_label"]), str(panel["y_label"]), lines, {})
 
 

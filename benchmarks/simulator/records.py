@@ -20,7 +20,7 @@ class SimOptions:
     Attributes:
         rounds: that count: see ``count``; rounds of IFCA's starts that were not kept never do.
         seed: of origins, participation, batch orders and the mask.
-        mask: "none" or "permutation".
+        mask: a mask mode of `crypto.mask.modes.registry`, or "none".
         local: recipe of training; pretrain: of phase PRETRAIN, ``local`` where None.
         participation: share of the devices drawn a round; weighting: "samples" or "uniform".
         min_contributors: fewest devices behind a mean.

@@ -9,6 +9,7 @@ from crypto.seal.membership import make_identity
 from edge_client import enrolment
 from fleet.directory import FleetDirectory
 from fleet.task.signed import Source, write_signed
+from fleet.tokens import TokenStore
 from tests.helpers.tasks import logistic_bundle
 from tests.helpers.trees import python
 
@@ -33,7 +34,7 @@ def loaded(package, heavy, *arguments):
 @pytest.fixture
 def fleet(tmp_path):
     """A fleet with an aggregator, whose first device still has to join."""
-    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://127.0.0.1:1883")
+    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://127.0.0.1:1")
     made.add_aggregator(make_identity(tmp_path / "agg", "aggregator", "aggregator").read_bytes())
     return made
 
@@ -52,6 +53,13 @@ def test_a_device_joins_without_anything_heavy(tmp_path, fleet):
     """`shoal-edge join` opens its grant with neither numpy nor ONNX Runtime."""
     grant = fleet.add_device(enrolment.init(tmp_path / "d", "dev-1").read_bytes())
     assert loaded("edge_client", DEVICE_HEAVY, "join", tmp_path / "d", grant, "--owner", fleet.fingerprint) == (0, [])
+
+
+def test_a_device_enrols_without_numpy_and_onnxruntime(tmp_path, fleet):
+    """`shoal-edge enrol` up to its connection: it needs the MQTT client and nothing else that is heavy."""
+    (tmp_path / "line").write_text(TokenStore(fleet).issue(600, 2**40).to_line())
+    heavy = DEVICE_HEAVY.replace("paho,", "")
+    assert loaded("edge_client", heavy, "enrol", tmp_path / "d", tmp_path / "line", "--name", "dev-1") == (5, [])
 
 
 def test_a_devices_status_loads_nothing_heavy(tmp_path, fleet):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
+import hmac
 import re
 import struct
 import types
@@ -14,11 +16,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from crypto.seal import envelope
+from crypto.seal import tokens as seal_tokens
 from crypto.seal.identity import Identity
 from edge_client import state
 from fleet import directory, tokens
 from tests.helpers.trees import ROOT
-from wire import codec, documents, enrolment, frame, messages
+from wire import codec, documents, enrolment, frame, limits, messages
 
 PAGE = (ROOT / "docs" / "wire-format.md").read_text()
 ROW = re.compile(r"^\| (\d+) \| ([A-Z]\w+) \| `([^`]*)` \|", re.MULTILINE)
@@ -118,3 +121,33 @@ def test_an_envelope_to_the_group_is_what_the_page_says():
     info = b"shoal/v1/group-key" + struct.pack("<I", 4) + b"reef" + struct.pack("<I", 9) + b"broadcast"
     secret = HKDF(SHA256(), 32, None, info).derive(bytes(range(32)))
     assert AESGCM(secret).decrypt(ciphertext[:12], ciphertext[12:], head) == b"plain"
+
+
+def expanded(secret, purpose, length):
+    return HKDF(SHA256(), length, None, b"shoal/v1/token/" + purpose).derive(secret)
+
+
+def test_an_enrolment_is_what_the_page_says():
+    """Line and request, opened with base64, HKDF, AES-GCM and HMAC alone."""
+    secret = bytes(range(16))
+    token = enrolment.Token("reef", "mqtt://broker", "o", "a", 1_800_000_000, secret)
+    line = token.to_line()
+    assert line.startswith("shoal1-")
+    data = base64.urlsafe_b64decode(line[7:] + "=" * (-len(line[7:]) % 4))
+    assert data == codec.encode(token) + hashlib.sha256(codec.encode(token)).digest()[:4]
+
+    request = seal_tokens.make_request(DEVICE, token, 1_799_999_000)
+    opened = codec.decode(request, enrolment.EnrolRequest)
+    assert opened.member == DEVICE.member
+    head, ciphertext = taken_apart(opened.sealed, DEVICE, "enrolment")
+    assert head[8:] == codec.encode(messages.Sealed("reef", "enrolment", "dev-1", "owner"))
+    info = b"shoal/v1/group-key" + struct.pack("<I", 4) + b"reef" + struct.pack("<I", 9) + b"enrolment"
+    key = HKDF(SHA256(), 32, None, info).derive(expanded(secret, b"seal", 32))
+    plain = AESGCM(key).decrypt(ciphertext[:12], ciphertext[12:], head)
+    assert plain[:32] == hmac.digest(expanded(secret, b"proof", 32), plain[32:], "sha256")
+    statement = codec.decode(plain[32:], enrolment.EnrolStatement)
+    name = expanded(secret, b"id", 8).hex()
+    assert (statement.token, statement.owner, statement.aggregator) == (name, "o", "a")
+    assert (statement.expires_at_s, statement.asked_at_s) == (1_800_000_000, 1_799_999_000)
+    assert statement.card[64:] == codec.encode(documents.Card("device", DEVICE.member))
+    assert f"at most {limits.MAX_ENROLMENT_BYTES:,} bytes" in PAGE

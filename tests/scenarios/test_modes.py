@@ -7,11 +7,23 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from crypto.mask.keys import key_id
 from crypto.mask.modes.registry import MODES
 from edge_client.cli import app as edge
 from edge_client.manifest import LocalTraining
-from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, open_upload, same_partition, truth_of, uploads_of
-from wire.errors import ConfigError
+from edge_client.policy import check_announcement
+from tests.helpers.fleets import (
+    Wiretap,
+    announcements,
+    grouped_data,
+    make_fleet,
+    mask_key,
+    open_upload,
+    same_partition,
+    truth_of,
+    uploads_of,
+)
+from wire.errors import ConfigError, UntrustedError
 
 QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
 ALONE = LocalTraining(epochs=6, batch_size=10, lr=0.5)
@@ -29,6 +41,12 @@ RUNS = {
         "settings": {"k": "2"},
         "local": dataclasses.replace(QUICK, epochs=30, lr=0.8),
         "seed": 3,
+    },
+    "fedgrouprox": {
+        **FEDGROUP,
+        "algorithm": "fedgrouprox",
+        "settings": {"groups": "2", "alpha": "2"},
+        "local": dataclasses.replace(QUICK, prox_mu=0.05),
     },
 }
 
@@ -63,6 +81,20 @@ def test_plan_status_and_uploads_state_the_mode(tmp_path, mode):
     assert json.loads(shown.stdout)["data"]["mode"] == mode
     shown = CliRunner().invoke(edge, ["status", directory])
     assert f"mode: {mode}" in shown.stdout
+
+
+def test_an_announcement_under_another_mode_is_refused(tmp_path):
+    """The key id that the owner signed holds the mode: a rogue aggregator can't announce the same run in the clear."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, mode="rotation") as fleet:
+        fleet.run(10)
+        announcement, plan = announcements(fleet, tap)[0], fleet.plan
+        check_announcement(announcement, plan)
+        own = mask_key(fleet).context
+        for mode in set(MODES) - {"rotation"}:
+            other = key_id(fleet.stage.fleet.mask_secret, dataclasses.replace(own, mode=mode))
+            with pytest.raises(UntrustedError, match="another mask key"):
+                check_announcement(dataclasses.replace(announcement, key_id=other), plan)
 
 
 def test_what_is_uploaded_under_a_rotation_shares_no_value_with_what_is_uploaded_in_the_clear(tmp_path):

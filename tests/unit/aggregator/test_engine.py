@@ -8,6 +8,7 @@ import pytest
 from aggregator.engine import (
     CameOnline,
     DeadlinePassed,
+    Left,
     OpenRound,
     Stored,
     Verdict,
@@ -171,6 +172,28 @@ def test_gone_devices_do_not_lower_the_quorum():
     assert actions == ()
     _, actions = engine.handle(state, DeadlinePassed(1))
     assert actions == ()
+
+
+def test_a_revoked_device_is_neither_waited_for_nor_counted():
+    """The open round closes on the quorum of those who are left, the next one opens without it and asks it for nothing."""
+    engine, state = opened(quorum=1.0)
+    state, actions = give(engine, state, *DEVICES[:4])
+    assert actions == ()
+    state, actions = engine.handle(state, Left("dev-5"))
+    assert kinds(actions) == ["RoundClosed", "OpenRound"]
+    assert set(state.plan.orders) == set(state.devices) == set(DEVICES[:4])
+    assert engine.handle(state, Left("dev-5")) == (state, ())
+
+
+def test_a_revoked_device_that_had_answered_still_counts_in_its_round():
+    """Its upload was durable before."""
+    engine, state = opened(quorum=1.0)
+    state, _ = give(engine, state, "dev-5")
+    state, _ = engine.handle(state, Left("dev-5"))
+    state, actions = give(engine, state, *DEVICES[:4])
+    assert kinds(actions) == ["RoundClosed", "OpenRound"]
+    assert actions[0].record.contributed == 5
+    assert set(state.plan.orders) == set(DEVICES[:4])
 
 
 def test_an_answer_of_a_gone_device_still_counts():

@@ -1,0 +1,35 @@
+"""One lab for the whole folder: attacks run against the real masks on scikit-learn's digits, and each result is kept."""
+
+import pytest
+
+from benchmarks.attacks.lab import make_lab
+from benchmarks.attacks.registry import ATTACKS
+from benchmarks.privacy import one_thread
+
+
+class Range:
+    """Runs attacks, each once a mode."""
+
+    def __init__(self, lab):
+        self.lab = lab
+        self._done = {}
+        self._attacks = {attack.name: attack for attack in ATTACKS}
+
+    def results(self, attack, mode):
+        """Return the attack's results by their names."""
+        if (attack, mode) not in self._done:
+            with one_thread():
+                found = self._attacks[attack].run(self.lab, mode)
+            self._done[attack, mode] = {r.name: r for r in found}
+        return self._done[attack, mode]
+
+    def result(self, attack, mode, name):
+        return self.results(attack, mode)[name]
+
+
+@pytest.fixture(scope="session")
+def attacked():
+    with one_thread():
+        lab = make_lab(quick=True)
+        assert lab.length == lab.origin.size
+    return Range(lab)

@@ -1,0 +1,161 @@
+"""Every attack works where it is said to work and fails where it is said to fail: what docs/threat-model.md refers to."""
+
+import numpy as np
+import pytest
+
+from benchmarks.attacks.registry import ATTACKS
+from crypto.mask.modes.registry import MODES
+
+pytestmark = pytest.mark.torch
+
+MASKS = tuple(m for m in MODES if m != "none")
+PERMUTING = tuple(m for m in MASKS if "permutation" in m)
+MIXING = tuple(m for m in MASKS if m not in PERMUTING)
+RECOVERY_DB = 12.0
+
+
+def test_every_result_is_a_finite_figure_in_range(attacked):
+    """Shares, accuracies and AUCs lie in [0, 1], cosines in [-1, 1]; names don't repeat; the attacker is named."""
+    names = []
+    for attack in ATTACKS:
+        for result in attacked.results(attack.name, "permutation").values():
+            names.append(result.name)
+            assert np.isfinite([result.success, result.chance]).all()
+            low, high = {"dB": (0, 120), "cosine": (-1, 1), "ARI": (-1, 1)}.get(result.unit, (0, 1))
+            assert low <= result.success <= high
+            assert low <= result.chance <= high
+            assert len(result.attacker) > 20
+    assert len(set(names)) == len(names)
+    assert all(attack.source and attack.attacker for attack in ATTACKS)
+
+
+def test_labels_are_counted_without_a_mask(attacked):
+    assert attacked.result("label counts", "none", "label counts of a batch").success >= 0.95
+
+
+@pytest.mark.parametrize("mode", MASKS)
+def test_labels_are_guessed_under_a_mask(attacked, mode):
+    result = attacked.result("label counts", mode, "label counts of a batch")
+    assert abs(result.success - result.chance) <= 0.1
+
+
+def test_an_image_is_read_without_a_mask(attacked):
+    """One image exactly, sixteen well; sixty-four mixed images are hardly better than a lookalike."""
+    found = attacked.results("first-layer input", "none")
+    assert found["first-layer input, batch 1"].success >= 40
+    assert found["first-layer input, batch 16"].works
+    assert found["first-layer input, batch 64"].success > found["first-layer input, batch 64"].chance
+
+
+@pytest.mark.parametrize("mode", MASKS)
+@pytest.mark.parametrize("batch", [1, 16, 64])
+def test_no_image_is_read_under_a_mask(attacked, mode, batch):
+    result = attacked.result("first-layer input", mode, f"first-layer input, batch {batch}")
+    assert result.success <= RECOVERY_DB
+    assert result.success < result.chance
+
+
+def test_gradient_matching_finds_the_image_without_a_mask(attacked):
+    assert attacked.result("gradient matching", "none", "DLG, MLP").success >= 30
+
+
+@pytest.mark.parametrize("mode", MASKS)
+def test_gradient_matching_finds_no_more_than_the_label_tells_under_a_mask(attacked, mode):
+    """Nor do its variants that match what the mask keeps: sorted values, absolute values, the norm."""
+    found = attacked.results("gradient matching", mode)
+    assert len(found) == 4
+    assert not any(r.works for r in found.values())
+    assert found["DLG, MLP"].success <= RECOVERY_DB
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_membership_is_told_without_a_mask_only(attacked, mode):
+    result = attacked.result("membership", mode, "membership of an image")
+    assert result.success >= 0.6 if mode == "none" else abs(result.success - 0.5) <= 0.07
+
+
+@pytest.mark.parametrize("rounds", ["1 round", "10 rounds"])
+def test_permutations_show_layers_and_rotation_does_not(attacked, rounds):
+    """Signs don't help: the features are of absolute values."""
+    found = {m: attacked.result("layer from statistics", m, f"layer of a coordinate, {rounds}") for m in MODES}
+    assert all(found[m].success >= found[m].chance + 0.15 for m in ("none", *PERMUTING))
+    assert all(abs(found[m].success - found[m].chance) <= 0.05 for m in MIXING)
+
+
+def test_rounds_under_one_key_help_to_link_coordinates_under_permutations_alone(attacked):
+    """Few coordinates are placed exactly, but two hundred times as many as by chance, and more with every round."""
+    for mode in PERMUTING:
+        found = attacked.results("shadow matching", mode)
+        one, ten = (found[f"shadow matching, {n}, last layer"] for n in ("1 round", "10 rounds"))
+        assert ten.success > 2 * one.success
+        assert ten.success > 50 * ten.chance
+        assert ten.success < 0.2
+    for mode in MIXING:
+        assert all(r.success <= 0.01 for r in attacked.results("shadow matching", mode).values())
+
+
+@pytest.mark.parametrize("mode", MASKS)
+def test_one_known_pair_opens_permutations_and_not_rotation(attacked, mode):
+    found = attacked.results("known pair", mode)
+    places, opened = found["known pair: places of coordinates"], found["known pair: another update opened"]
+    if mode in PERMUTING:
+        assert places.success >= 0.95
+        assert opened.success >= 0.99
+    else:
+        assert places.success <= 0.01
+        assert not opened.works
+
+
+@pytest.mark.parametrize("mode", MASKS)
+def test_one_known_mean_opens_permutations_and_not_rotation(attacked, mode):
+    result = attacked.result("known mean", mode, "known mean: an update opened")
+    assert (result.success >= 0.98) == (mode in PERMUTING)
+    assert result.works == (mode in PERMUTING)
+
+
+@pytest.mark.parametrize(
+    ("attack", "name"),
+    [
+        ("known mean", "nine updates known: the tenth projected"),
+        ("dot products", "a device's main class, from dot products"),
+        ("identification by norm", "which of 300 images, by norm"),
+        ("identification by norm", "which of 40 data sets, by norm"),
+        ("active aggregator", "false count: a device reads another's update"),
+        ("collusion", "collusion: coordinates of an update"),
+        ("collusion", "collusion: an image"),
+        ("curious broker", "broker: groups by model topic"),
+    ],
+)
+def test_what_no_mask_stops(attacked, attack, name):
+    """Under every mode, and equally well: norms, dot products, a shared secret and topics don't depend on the mask."""
+    found = [attacked.result(attack, mode, name) for mode in MODES]
+    assert all(r.works for r in found)
+    assert max(r.success for r in found) - min(r.success for r in found) <= 0.02 * abs(found[0].success)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_guessing_by_norm_succeeds(attacked, mode):
+    assert all(r.success >= 0.95 for r in attacked.results("identification by norm", mode).values())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_device_opens_all(attacked, mode):
+    found = attacked.results("collusion", mode)
+    assert found["collusion: coordinates of an update"].success >= 0.99
+    assert found["collusion: an image"].success >= 40
+
+
+@pytest.mark.parametrize("mode", MASKS)
+def test_probing_shows_layers_under_permutations_and_not_under_rotation(attacked, mode):
+    result = attacked.result("active aggregator", mode, "probing: layer of a coordinate")
+    if mode in PERMUTING:
+        assert result.success >= 0.5
+    else:
+        assert abs(result.success - result.chance) <= 0.12
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_broker_sees_no_update_but_who_shares_a_model(attacked, mode):
+    found = attacked.results("curious broker", mode)
+    assert found["broker: bytes of updates"].success == 0
+    assert found["broker: groups by model topic"].success == 1

@@ -1,0 +1,181 @@
+"""token, enrol, devices, approve, revoke, publish, broker-config and the passphrase, as people see them."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+from fleet.directory import FleetDirectory
+from support.files import write_private
+from tests.cli.conftest import BROKER
+from tests.helpers.trees import ONE_THREAD, ROOT
+from wire.enrolment import Token
+
+PASSPHRASE = "correct horse battery"
+
+
+@pytest.fixture
+def line(call, fleet):
+    """An enrolment line of the fleet."""
+    return call("shoal-fleet", "token", "owner").out.strip()
+
+
+def test_a_token_is_one_line_that_holds_what_a_device_must_know(call, fleet):
+    """Broker, fleet, both fingerprints and a secret; stderr repeats all but the secret."""
+    made = call("shoal-fleet", "token", "owner", "--expires", "2h")
+    (text,) = made.out.splitlines()
+    token = Token.from_line(text)
+    assert (token.fleet, token.broker, token.owner) == ("reef", BROKER, fleet)
+    assert token.aggregator in made.err
+    assert text not in made.err
+    assert "holds for 2h" in made.err
+
+
+@pytest.mark.parametrize("span", ["0m", "30", "m", "31d", "-5m", "1e3s"])
+def test_a_span_that_is_none_is_a_usage_error(call, fleet, span):
+    """And no token is made."""
+    call("shoal-fleet", "token", "owner", f"--expires={span}", status=2)
+    assert not (call.home / "owner" / "tokens").exists()
+
+
+def test_a_device_takes_the_line_from_a_file_and_says_who_it_is(call, line):
+    """Nobody listens at the broker's port: keys and fingerprint are there all the same, and the line is nowhere."""
+    (call.home / "line").write_text(line + "\n")
+    asked = call("shoal-edge", "enrol", "dev-9", "line", status=5)
+    assert re.search(r"^fingerprint [a-z2-7-]{29}$", asked.err, re.MULTILINE)
+    assert (call.home / "dev-9" / "identity.key").exists()
+    assert line not in asked.err + asked.out
+    again = call("shoal-edge", "enrol", "dev-9", line, status=5)
+    assert asked.err.splitlines()[0] == again.err.splitlines()[0]
+
+
+@pytest.mark.parametrize("text", ["", "shoal1-", "shoal1-AAAA", "shoal1-!!!", "nothing"])
+def test_a_line_that_is_none_is_refused_without_repeating_it(call, fleet, text):
+    """Stdin is empty here."""
+    made = call("shoal-edge", "enrol", "dev-9", *([text] if text else []), status=3)
+    assert "line" in made.err
+    assert not (call.home / "dev-9").exists()
+
+
+def test_a_cut_line_is_refused(call, line):
+    """The checksum notices."""
+    made = call("shoal-edge", "enrol", "dev-9", line[:-3], status=3)
+    assert "damaged or cut off" in made.err
+
+
+def test_who_has_joined_can_not_enrol(call, line):
+    """Its directory belongs to a fleet."""
+    made = call("shoal-edge", "enrol", "dev-1", line, status=3)
+    assert "belongs to a fleet already" in made.err
+
+
+@pytest.mark.parametrize("command", [("devices",), ("approve", "aaaa"), ("publish",)])
+def test_without_a_broker_the_owner_is_told(call, fleet, command):
+    """Status 5."""
+    call("shoal-fleet", command[0], "owner", *command[1:], status=5)
+
+
+def test_a_revocation_holds_also_when_the_broker_is_away(call, fleet):
+    """It is signed first; publishing comes after."""
+    made = call("shoal-fleet", "revoke", "owner", "dev-1", status=5)
+    assert made.out.startswith("dev-1 revoked by roster ")
+    assert "dev-1 " in call("shoal-fleet", "show", "owner").out
+    assert call("shoal-fleet", "show", "owner", "--json").data["devices"][0]["revoked"]
+    call("shoal-fleet", "revoke", "owner", "dev-1", "--offline", status=3)
+    assert "not yet:" in call("shoal-fleet", "revoke", "--help").out.lower()
+
+
+def test_broker_config_says_what_it_made_and_no_password(call, fleet):
+    """And warns of a broker without TLS."""
+    made = call("shoal-fleet", "broker-config", "owner", "--out", "broker", "--device", "dev-2")
+    assert made.out == "broker/shoal.conf\n"
+    assert "users: owner, enrol, aggregator, dev-1, dev-2" in made.err
+    assert "passwords travel in clear" in made.err
+    users = FleetDirectory(call.home / "owner").users
+    assert not any(users.password(u) in made.err for u in ("owner", "enrol", "aggregator", "dev-1", "dev-2"))
+    assert users.password("dev-1") in (call.home / "broker" / "clients" / "dev-1.url").read_text()
+    shown = call("shoal-fleet", "show", "owner", "--json")
+    assert shown.data["broker"] == BROKER
+
+
+def test_a_passphrase_guards_the_owners_keys(call):
+    """From a private file; without it, or with another, nothing opens; it shows nowhere."""
+    write_private(call.home / "pass", PASSPHRASE.encode() + b"\n")
+    write_private(call.home / "other", b"another passphrase")
+    made = call(
+        "shoal-fleet", "init", "owner", "--name", "reef", "--broker", BROKER, "--passphrase",
+        SHOAL_PASSPHRASE_FILE="pass",
+    )  # fmt: skip
+    data = call("shoal-fleet", "show", "owner", "--json", SHOAL_PASSPHRASE_FILE="pass").data
+    assert f"owner {data['owner']}" == made.last
+    assert data["passphrase"]
+    refused = call("shoal-fleet", "show", "owner", status=3)
+    assert "SHOAL_PASSPHRASE_FILE" in refused.err
+    wrong = call("shoal-fleet", "show", "owner", status=6, SHOAL_PASSPHRASE_FILE="other")
+    assert "passphrase is wrong" in wrong.err
+    (call.home / "pass").chmod(0o644)
+    call("shoal-fleet", "show", "owner", status=3, SHOAL_PASSPHRASE_FILE="pass")
+    assert PASSPHRASE not in "\n".join(call.seen)
+    assert b"shoal-identity" not in (call.home / "owner" / "owner.key").read_bytes()
+    assert b"reef" not in (call.home / "owner" / "secrets.bin").read_bytes()
+
+
+def test_a_short_passphrase_is_refused(call):
+    """Before anything is written."""
+    write_private(call.home / "pass", b"short")
+    call(
+        "shoal-fleet", "init", "owner", "--name", "reef", "--broker", BROKER, "--passphrase",
+        status=3, SHOAL_PASSPHRASE_FILE="pass",
+    )  # fmt: skip
+    assert not (call.home / "owner").exists()
+
+
+def test_a_passphrase_is_asked_for_at_the_terminal_and_not_shown(call):
+    """Twice when it is made; what is typed is not echoed."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(call.home)
+        os.environ.update(ONE_THREAD, PYTHONPATH=str(ROOT))
+        start = "from fleet.cli import main; main()"
+        arguments = ["init", "owner", "--name", "reef", "--broker", BROKER, "--passphrase"]
+        os.execv(sys.executable, [sys.executable, "-c", start, *arguments])
+    shown = b""
+    for _ in range(2):
+        while not shown.rstrip().endswith(b":"):
+            shown += os.read(terminal, 1024)
+        os.write(terminal, PASSPHRASE.encode() + b"\n")
+        shown += b"|"
+    try:
+        while piece := os.read(terminal, 1024):
+            shown += piece
+    except OSError:
+        pass  # the other side has closed
+    os.close(terminal)
+    assert os.waitpid(pid, 0)[1] == 0, shown
+    assert b"owner " in shown
+    assert PASSPHRASE.encode() not in shown
+    write_private(call.home / "pass", PASSPHRASE.encode())
+    call("shoal-fleet", "show", "owner", SHOAL_PASSPHRASE_FILE="pass")
+
+
+def test_the_line_is_read_from_stdin(call, line):
+    """With - or with nothing at all."""
+    for arguments in (["dev-8", "-"], ["dev-8"]):
+        done = subprocess.run(
+            [sys.executable, "-c", "from edge_client.cli import main; main()", "enrol", *arguments],
+            cwd=call.home,
+            env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)},
+            input=line + "\n",
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        assert done.returncode == 5, done.stderr
+        assert "fingerprint " in done.stderr
+        assert line not in done.stderr + done.stdout

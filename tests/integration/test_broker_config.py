@@ -1,0 +1,222 @@
+"""`shoal-fleet broker-config` on a real mosquitto: nobody reaches more than its own topics, and nobody unknown gets in."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import subprocess
+import time
+
+import pytest
+
+from aggregator import membership as aggregators
+from edge_client import enrolment
+from edge_client.joining import enrol, prepare
+from fleet.admission import Registrar
+from fleet.broker_config import write_broker_config
+from fleet.directory import FleetDirectory
+from fleet.tokens import TokenStore
+from wire.address import BrokerAddress
+from wire.broker import find_mosquitto, free_port
+from wire.errors import BrokerUnreachableError, ConfigError
+from wire.mqtt import MqttTransport
+from wire.topics import Topics
+from wire.transport import Message
+
+pytestmark = pytest.mark.broker
+TOPICS = Topics("reef")
+WAIT_S = 10.0
+
+
+def wait_for_port(process, port, log):
+    end = time.monotonic() + WAIT_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        else:
+            return
+
+
+class Reef:
+    """A fleet of two devices whose broker runs with the generated files."""
+
+    def __init__(self, root):
+        self.root, self.port = root, free_port()
+        self.owner = FleetDirectory.create(root / "owner", "reef", f"mqtts://localhost:{self.port}")
+        grant = self.owner.add_aggregator(aggregators.init(root / "server").read_bytes())
+        aggregators.join(root / "server", grant.read_bytes(), self.owner.fingerprint)
+        for name in ("dev-1", "dev-2"):
+            self.owner.add_device(enrolment.init(root / name, name).read_bytes())
+        self.made = write_broker_config(self.owner, root / "broker", expected=("dev-3",))
+
+    def start(self):
+        config = self.root / "broker" / "shoal.conf"
+        extra = f"persistence_location {self.root}/\n" + ("user root\n" if os.geteuid() == 0 else "")
+        (self.root / "test.conf").write_text(config.read_text() + extra)
+        self.log = self.root / "log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [find_mosquitto(), "-c", str(self.root / "test.conf")], stdout=log, stderr=log
+            )
+        wait_for_port(self.process, self.port, self.log)
+
+    def client(self, user, url="", client_id=""):
+        return Client(url or self.owner.broker_for(user), self.root / "broker" / "ca.crt", client_id or f"test-{user}")
+
+
+class Client:
+    """A connected transport and what it receives."""
+
+    def __init__(self, url, ca, client_id):
+        self.events = queue.SimpleQueue()
+        self.transport = MqttTransport(BrokerAddress.parse(url, ca_file=ca), client_id, self.events.put)
+
+    def start(self, *filters):
+        for topic_filter in filters:
+            self.transport.subscribe(topic_filter)
+        self.transport.start(require=True)
+        return self
+
+    def until(self, last):
+        """Return topics of all messages up to and with the payload ``last``."""
+        found = []
+        while True:
+            event = self.events.get(timeout=WAIT_S)
+            if isinstance(event, Message):
+                found.append(event.topic)
+                if event.payload == last:
+                    return found
+
+
+@pytest.fixture
+def reef(tmp_path):
+    if find_mosquitto() is None:
+        pytest.skip("mosquitto is not installed")
+    made = Reef(tmp_path)
+    made.start()
+    yield made
+    made.process.terminate()
+    made.process.wait(10)
+
+
+OTHERS = [TOPICS.up("dev-2"), TOPICS.ctl("dev-2"), TOPICS.state("dev-2"), TOPICS.keys("dev-2"), TOPICS.grant("f" * 16)]
+COMMON = [TOPICS.round, TOPICS.plan, TOPICS.roster, TOPICS.owner_roster, TOPICS.keys("dev-1"), TOPICS.ctl("dev-1")]
+
+
+def test_a_device_neither_reads_nor_writes_what_is_anothers(reef):
+    """It hears only what is for all and for it, and whatever it writes elsewhere reaches nobody."""
+    owner, aggregator = reef.client("owner"), reef.client("aggregator")
+    first, second = reef.client("dev-1"), reef.client("dev-2")
+    clients = (owner, aggregator, first, second)
+    try:
+        aggregator.start("shoal/v1/reef/#")
+        owner.start("shoal/v1/reef/#")
+        second.start("shoal/v1/reef/#", "#", TOPICS.ctl("dev-1"), f"{TOPICS.keys('dev-1')}/#", TOPICS.up("dev-1"))
+        first.start("shoal/v1/reef/#")
+        time.sleep(0.5)
+        for topic in (*OTHERS, *COMMON):
+            first.transport.publish(topic, b"forged", retain=True)
+        first.transport.publish(TOPICS.up("dev-1"), b"update")
+        first.transport.publish(TOPICS.state("dev-1"), b"here", retain=True)
+        assert aggregator.until(b"here") == [TOPICS.up("dev-1"), TOPICS.state("dev-1")]
+
+        owner.transport.publish(TOPICS.keys("dev-1"), b"keys", retain=True)
+        owner.transport.publish(TOPICS.owner_roster, b"roster", retain=True)
+        assert aggregator.until(b"roster") == [TOPICS.owner_roster]
+        for topic in (TOPICS.ctl("dev-1"), TOPICS.model("4f"), TOPICS.ctl("dev-2"), TOPICS.round):
+            aggregator.transport.publish(topic, topic.encode(), retain=topic == TOPICS.round)
+        heard = first.until(TOPICS.round.encode())
+        assert sorted(heard) == sorted([TOPICS.keys("dev-1"), TOPICS.ctl("dev-1"), TOPICS.model("4f"), TOPICS.round])
+        # Its subscriptions overlap: what it may hear comes more than once.
+        assert set(second.until(TOPICS.round.encode())) == {TOPICS.model("4f"), TOPICS.ctl("dev-2"), TOPICS.round}
+        late = reef.client("dev-2", client_id="late").start("#")
+        assert late.until(TOPICS.round.encode()) == [TOPICS.round]
+        late.transport.close()
+    finally:
+        for client in clients:
+            client.transport.close()
+
+
+def test_nobody_unknown_gets_in(reef):
+    """Neither without a password nor with another's; a user for a device to come is there already."""
+    url = f"localhost:{reef.port}"
+    password = reef.owner.users.password("dev-1")
+    for name, address in enumerate((f"mqtts://{url}", f"mqtts://dev-1:wrong@{url}", f"mqtts://dev-2:{password}@{url}")):
+        stranger = reef.client("", address, f"stranger-{name}")
+        with pytest.raises(BrokerUnreachableError) as refused:
+            stranger.transport.start(require=True)
+        assert password not in str(refused.value)
+        stranger.transport.close()
+    reef.client("dev-3").start().transport.close()
+
+
+def test_a_device_enrols_through_the_guarded_broker(reef):
+    """Line and grant carry the users: `enrol` to ask with, its own afterwards; who asks sees no other's grant."""
+    owner = reef.client("owner")
+    registrar = Registrar(reef.owner, owner.transport)
+    registrar.start(int(time.time()))
+    owner.start()
+    token = TokenStore(reef.owner).issue(600, int(time.time()))
+    spy = reef.client("enrol", client_id="spy").start("shoal/v1/reef/#", "#")
+    try:
+        prepare(reef.root / "dev-3", "dev-3")
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(
+                enrol, reef.root / "dev-3", token,
+                ca=reef.root / "broker" / "ca.crt", cert=None, key=None, timeout_s=30, complain=print,
+            )  # fmt: skip
+            while not registrar.pending:
+                registrar.on_event(owner.events.get(timeout=WAIT_S), int(time.time()))
+            registrar.approve(next(iter(registrar.pending)), int(time.time()))
+            member = asking.result(timeout=30)
+        assert member.broker == reef.owner.broker_for("dev-3")
+        reef.client("", member.broker, "shoal-reef-dev-3").start().transport.close()
+        assert not any(isinstance(e, Message) for e in drained(spy.events))
+    finally:
+        spy.transport.close()
+        owner.transport.close()
+
+
+def drained(events):
+    found = []
+    while not events.empty():
+        found.append(events.get())
+    return found
+
+
+def test_what_the_broker_gets_holds_no_password_and_no_key_of_the_fleet(reef):
+    """Hashes only; the CA's key stays with the owner; every file is private; a second time changes no password."""
+    folder = reef.root / "broker"
+    files = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+    assert set(files) == {"shoal.conf", "shoal.acl", "passwords", "ca.crt", "server.crt", "server.key"}
+    secrets = reef.owner.secrets
+    hidden = [secrets.mask_secret, secrets.content_key, secrets.broadcast_key]
+    hidden += [reef.owner.users.password(u).encode() for u in reef.made.users]
+    hidden += [(reef.owner.path / "broker-ca.key").read_bytes()]
+    assert not [h for h in hidden for data in files.values() if h in data]
+    assert [p for p in (reef.root / "broker").rglob("*") if p.stat().st_mode & 0o077] == []
+    before = (folder / "clients" / "dev-1.url").read_bytes()
+    write_broker_config(reef.owner, folder)
+    assert (folder / "clients" / "dev-1.url").read_bytes() == before
+
+
+def test_a_revoked_device_loses_its_user(reef):
+    """The next files have none for it."""
+    reef.owner.revoke("dev-2")
+    made = write_broker_config(reef.owner, reef.root / "broker")
+    assert "dev-2" not in made.users
+    assert "dev-2" not in (reef.root / "broker" / "shoal.acl").read_text()
+    assert b"dev-2" not in (reef.root / "broker" / "passwords").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["owner", "enrol", "aggregator", "no/name"])
+def test_no_device_to_come_takes_somebody_elses_user(reef, name):
+    with pytest.raises(ConfigError):
+        write_broker_config(reef.owner, reef.root / "broker", expected=(name,))

@@ -1,0 +1,160 @@
+"""Enrolment as people do it: real programs, a real broker, the owner's machine at work only for a moment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from aggregator import membership as aggregator_membership
+from aggregator.store import read_records
+from edge_client.enrolment import DeviceMembership
+from edge_client.manifest import LocalTraining
+from fleet.directory import FleetDirectory
+from fleet.run import RunOptions, make_plan, write_run
+from tests.helpers.tasks import logistic_bundle, samples
+from tests.helpers.trees import ONE_THREAD, ROOT
+from wire.broker import find_mosquitto, start_broker
+
+pytestmark = [pytest.mark.broker, pytest.mark.process, pytest.mark.timeout(300)]
+MODULES = {"shoal-fleet": "fleet", "shoal-edge": "edge_client", "shoal-aggregator": "aggregator"}
+WAIT_S = 90.0
+
+
+class Place:
+    """A directory in which programs are started, and their logs."""
+
+    def __init__(self, home):
+        self.home = home
+        self.running = {}
+
+    def start(self, name, program, *arguments, stdin=None):
+        with (self.home / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", f"from {MODULES[program]}.cli import main; main()", *map(str, arguments)],
+                cwd=self.home,
+                env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)},
+                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        if stdin:
+            process.stdin.write(stdin.encode())
+            process.stdin.close()
+        self.running[name] = process
+        return process
+
+    def call(self, name, program, *arguments, stdin=None, status=0):
+        process = self.start(name, program, *arguments, stdin=stdin)
+        assert process.wait(WAIT_S) == status, self.log(name)
+        return self.log(name)
+
+    def log(self, name):
+        return (self.home / f"{name}.log").read_text()
+
+    def until(self, reached, name):
+        end = time.monotonic() + WAIT_S
+        while not reached():
+            assert time.monotonic() < end, self.log(name)
+            time.sleep(0.1)
+
+    def finish(self):
+        for process in self.running.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def place(tmp_path):
+    made = Place(tmp_path)
+    yield made
+    made.finish()
+
+
+def sign_run(home, rounds):
+    """Let the owner sign a run, and carry the file to the aggregator."""
+    fleet = FleetDirectory(home / "owner")
+    bundle = logistic_bundle()
+    local = LocalTraining(epochs=1, batch_size=16, lr=0.2)
+    plan = make_plan(fleet, bundle, RunOptions("fedavg", rounds=rounds, local=local, min_contributors=1, seed=1))
+    path = write_run(fleet, plan, bundle, np.zeros((1, bundle.length), np.float32))
+    shutil.copy(path, home / "server" / "runs" / f".{path.name}")
+    (home / "server" / "runs" / f".{path.name}").rename(home / "server" / "runs" / path.name)
+    return plan
+
+
+def enrol(place, name):
+    """Enrol a device through the broker, the line on its stdin."""
+    line = next(x for x in place.call("token", "shoal-fleet", "token", "owner").splitlines() if x.startswith("shoal1-"))
+    asking = place.start(f"enrol-{name}", "shoal-edge", "enrol", name, stdin=line + "\n")
+    place.until(lambda: "fingerprint " in place.log(f"enrol-{name}"), f"enrol-{name}")
+    print_ = place.log(f"enrol-{name}").split("fingerprint ")[1].split()[0]
+    assert print_ in place.call("approve", "shoal-fleet", "approve", "owner", print_, "--wait", "60")
+    assert asking.wait(WAIT_S) == 0, place.log(f"enrol-{name}")
+    assert f"joined fleet reef as {name}" in place.log(f"enrol-{name}")
+    for log in (f"enrol-{name}", "approve"):
+        assert line not in place.log(log)
+
+
+def train(place, name, seed):
+    x, y = samples(60, seed=seed)
+    np.savez(place.home / f"{name}.npz", x=x, y=y)
+    place.start(name, "shoal-edge", "run", name, "--data", f"{name}.npz")
+
+
+def contributors(home, run):
+    records = read_records(home / "server" / f"run-{run:06d}")
+    return records, {d for r in records for d in r["norms"]}
+
+
+def done(home, run):
+    records, _ = contributors(home, run)
+    return bool(records) and records[-1]["final"]
+
+
+def test_enrol_train_revoke_train_on(place, tmp_path):
+    """No file is carried but the runs: rosters, grants and new keys go by the broker; a revoked device is out."""
+    if find_mosquitto() is None:
+        pytest.skip("mosquitto is not installed")
+    home = place.home
+    with start_broker("mosquitto", tmp_path / "broker") as broker:
+        owner = FleetDirectory.create(home / "owner", "reef", broker.url)
+        grant = owner.add_aggregator(aggregator_membership.init(home / "server").read_bytes())
+        aggregator_membership.join(home / "server", grant.read_bytes(), owner.fingerprint)
+        place.start("server", "shoal-aggregator", "serve", "server")
+        names = ("dev-1", "dev-2", "dev-3")
+        for name in names:
+            enrol(place, name)
+        first = sign_run(home, rounds=2)
+        for seed, name in enumerate(names):
+            train(place, name, seed)
+        place.until(lambda: done(home, first.run), "server")
+        records, who = contributors(home, first.run)
+        assert who == set(names)
+        assert all(r["contributed"] == 3 for r in records)
+
+        told = place.call("revoke", "shoal-fleet", "revoke", "owner", "dev-3")
+        assert "dev-3 revoked by roster" in told
+        second = sign_run(home, rounds=2)
+        place.until(lambda: done(home, second.run), "server")
+        records, who = contributors(home, second.run)
+        assert who == {"dev-1", "dev-2"}
+        assert all(r["ordered"] == 2 for r in records)
+        listed = place.call("devices", "shoal-fleet", "devices", "owner", "--wait", "1")
+        assert listed.count("enrolled ") == 2
+        assert "revoked dev-3 " in listed
+
+    secrets = FleetDirectory(home / "owner").secrets
+    gone, stays = DeviceMembership(home / "dev-3"), DeviceMembership(home / "dev-1")
+    assert stays.grant.mask_secret == secrets.mask_secret != gone.grant.mask_secret
+    assert stays.grant.broadcast_key == secrets.broadcast_key != gone.grant.broadcast_key
+    assert gone.grant.broadcast_key not in (home / "server" / "membership.bin").read_bytes()
+    assert "Traceback" not in "".join(place.log(n) for n in place.running)
+    for secret in (secrets.mask_secret, secrets.content_key, secrets.broadcast_key):
+        assert not any(secret.hex() in place.log(n) for n in place.running)

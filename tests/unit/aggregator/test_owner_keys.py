@@ -1,0 +1,78 @@
+"""Which runs an aggregator may serve with the roster and the keys that it has, and when it changes over to newer ones."""
+
+import pytest
+
+from aggregator import membership as aggregators
+from edge_client import enrolment
+from fleet.directory import FleetDirectory
+from tests.helpers.plans import run_plan
+from wire.errors import UntrustedError
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    made = FleetDirectory.create(tmp_path / "owner", "demo", "mqtt://loopback")
+    made.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
+    for name in ("dev-1", "dev-2"):
+        made.add_device(enrolment.init(tmp_path / name, name).read_bytes())
+    return made
+
+
+@pytest.fixture
+def server(fleet, tmp_path):
+    card = (tmp_path / "server" / "aggregator.card").read_bytes()
+    return aggregators.join(tmp_path / "server", fleet.add_aggregator(card).read_bytes(), fleet.fingerprint)
+
+
+def signed_now(fleet, run=1):
+    return run_plan(run=run, roster_sequence=fleet.roster.sequence)
+
+
+def keys(fleet):
+    return (fleet.path / "grants" / "aggregator.grant").read_bytes()
+
+
+def test_a_run_of_the_roster_at_hand_is_served(fleet, server):
+    assert server.obstacle(signed_now(fleet)) == ""
+
+
+def test_a_run_under_a_newer_roster_waits_for_it(fleet, server):
+    fleet.renew()
+    run = signed_now(fleet)
+    assert "signed under roster" in server.obstacle(run)
+    server.adopt(fleet.roster_bytes)
+    assert server.obstacle(run) == ""
+
+
+def test_a_run_with_newer_keys_waits_for_them_and_puts_them_in_force(fleet, server):
+    """Also where the roster has come already; a run of before is served with the keys of before, as long as it comes first."""
+    old = signed_now(fleet)
+    before = server.grant.broadcast_key
+    fleet.revoke("dev-2")
+    new = signed_now(fleet, run=2)
+    server.adopt(fleet.roster_bytes)
+    assert "newer keys" in server.obstacle(new)
+    server.take_grant(keys(fleet))
+    assert server.obstacle(old) == ""
+    assert server.grant.broadcast_key == before
+    assert server.obstacle(new) == ""
+    assert server.grant.broadcast_key == fleet.secrets.broadcast_key != before
+    assert server.group.secret == fleet.secrets.broadcast_key
+    assert before not in b"".join(p.read_bytes() for p in server.directory.iterdir() if p.is_file())
+    with pytest.raises(UntrustedError, match="replaced since"):
+        server.obstacle(old)
+
+
+def test_keys_bring_their_roster_along(fleet, server):
+    """One message is enough."""
+    fleet.revoke("dev-2")
+    server.take_grant(keys(fleet))
+    assert server.roster == fleet.roster
+    assert aggregators.AggregatorMembership(server.directory).next == server.next
+
+
+def test_keys_for_a_device_are_not_the_aggregators(fleet, server):
+    fleet.revoke("dev-2")
+    with pytest.raises(UntrustedError):
+        server.take_grant((fleet.path / "grants" / "dev-1.grant").read_bytes())
+    assert server.next is None
