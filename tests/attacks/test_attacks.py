@@ -69,6 +69,16 @@ def test_gradient_matching_finds_no_more_than_the_label_tells_under_a_mask(attac
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_grey_levels_of_an_image_survive_permutations(attacked, mode):
+    """The set of values of a one-image update holds its histogram, in whatever order and under whatever signs."""
+    result = attacked.result("value multiset", mode, "grey levels of an image")
+    if mode in MIXING:
+        assert result.success < result.chance
+    else:
+        assert result.success >= 0.9
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_membership_is_told_without_a_mask_only(attacked, mode):
     result = attacked.result("membership", mode, "membership of an image")
     assert result.success >= 0.6 if mode == "none" else abs(result.success - 0.5) <= 0.07
@@ -159,3 +169,4 @@ def test_the_broker_sees_no_update_but_who_shares_a_model(attacked, mode):
     found = attacked.results("curious broker", mode)
     assert found["broker: bytes of updates"].success == 0
     assert found["broker: groups by model topic"].success == 1
+    assert found["broker: who uploads when"].success == 1

@@ -138,7 +138,7 @@ def test_the_list_says_what_each_needs(tmp_path, no_data):
     """Every experiment with its algorithms; data that is not here is said to be missing."""
     made = python(SCRIPT, "simulate", "--list", "--json", "--data-dir", tmp_path)
     entries = {e["id"]: e for e in data_of(made)["experiments"]}
-    assert len(entries) == 19
+    assert len(entries) == 20
     assert entries["toy"]["needs"] == ["mnist"]
     assert entries["toy"]["algorithms"] == ["ifca", "fedavg"]
     assert entries["toy"]["published"] == {"ifca": 95.25}
