@@ -19,6 +19,8 @@ from benchmarks.attacks.rounds import ROUNDS, masked_run, shadow_run
 WHO: Final = "aggregator with the clear initial model and data of the same kind, to imitate the run"
 MOST: Final = 1200
 """Coordinates that are looked for, at most: those of the last layer and a sample of the others."""
+TIMES_CHANCE: Final = 10
+"""So many times chance is far beyond what several hundred coordinates give by luck."""
 _CHUNK: Final = 256
 
 
@@ -68,7 +70,7 @@ def run(lab: Lab, mode: str) -> list[Result]:
                     float((found == places[rows]).mean()),
                     1 / lab.length,
                     "share",
-                    0.01,
+                    TIMES_CHANCE / lab.length,
                     "coordinates whose place is found exactly",
                 )
             )

@@ -7,6 +7,7 @@ import queue
 import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -15,6 +16,7 @@ from edge_client import enrolment
 from edge_client.joining import enrol, prepare
 from fleet.admission import Registrar
 from fleet.broker_config import write_broker_config
+from fleet.desk import Desk, Tls
 from fleet.directory import FleetDirectory
 from fleet.tokens import TokenStore
 from wire.address import BrokerAddress
@@ -165,8 +167,6 @@ def test_a_device_enrols_through_the_guarded_broker(reef):
     spy = reef.client("enrol", client_id="spy").start("shoal/v1/reef/#", "#")
     try:
         prepare(reef.root / "dev-3", "dev-3")
-        from concurrent.futures import ThreadPoolExecutor
-
         with ThreadPoolExecutor(1) as pool:
             asking = pool.submit(
                 enrol, reef.root / "dev-3", token,
@@ -182,6 +182,25 @@ def test_a_device_enrols_through_the_guarded_broker(reef):
     finally:
         spy.transport.close()
         owner.transport.close()
+
+
+def test_the_owners_program_connects_as_its_own_user_with_the_fleets_ca(reef):
+    """What `devices`, `approve`, `revoke` and `publish` do, and the aggregator and a device get it."""
+    aggregator, device = reef.client("aggregator"), reef.client("dev-1")
+    try:
+        aggregator.start(f"{TOPICS.owner_roster}/#", f"{TOPICS.keys('aggregator')}/#")
+        device.start(f"{TOPICS.keys('dev-1')}/#")
+        with Desk(reef.owner, Tls(), pytest.fail) as desk:
+            desk.listen(0.3)
+            desk.registrar.publish_roster()
+            desk.registrar.publish_keys()
+            desk.flush()
+        heard = [next(e.topic for e in iter(aggregator.events.get, None) if isinstance(e, Message)) for _ in range(2)]
+        assert heard == [TOPICS.owner_roster, TOPICS.keys("aggregator")]
+        assert next(e.topic for e in iter(device.events.get, None) if isinstance(e, Message)) == TOPICS.keys("dev-1")
+    finally:
+        aggregator.transport.close()
+        device.transport.close()
 
 
 def drained(events):

@@ -16,6 +16,7 @@ from benchmarks.numerics import Bench
 
 ROOT = Path(__file__).parents[3]
 NAMES = ["gram", "streaming_gram", "edc", "madc", "mean", "bipartition", "mask", "unmask", "derive"]
+NAMES += ["simulator"] * 2
 
 
 def test_quick_measurement_covers_every_kernel() -> None:
