@@ -12,11 +12,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from aggregator.strategies.base import Contribution, Outcome, RoundPlan, Strategy
 from wire.documents import RunPlan
 from wire.messages import Phase, Upload
+
+MAX_FIGURE: Final = 3.4e38
+"""Largest loss or norm that a device may report: what float32 holds, so that squares and sums of them stay finite."""
+MAX_MARGIN: Final = 5.0
+"""Largest margin that a device may report; devices clip theirs to it."""
 
 
 class Verdict(Enum):
@@ -109,7 +114,7 @@ class RoundRecord:
         loss: mean of the devices' losses on the scored share, weighted by samples.
         correct, tested: over the devices' test shares; 0 of 0 where nobody was asked.
         norms: each contributor's update norm; clusters: every device's cluster after the round.
-        cluster_accuracy: (correct, tested) by model.
+        device_accuracy: (correct, tested) of each contributor that was asked for it.
     """
 
     round: int
@@ -214,7 +219,9 @@ class Engine:
             or (order.train and not upload.samples)
         ):
             return Verdict.REFUSE, "impossible counts"
-        if not (0 < upload.model_norm < math.inf if order.norm else upload.model_norm == 0):
+        if abs(upload.loss) > MAX_FIGURE or any(abs(m) > MAX_MARGIN for m in upload.margins):
+            return Verdict.REFUSE, "a loss or a margin beyond what a device may report"
+        if not (0 < upload.model_norm <= MAX_FIGURE if order.norm else upload.model_norm == 0):
             return Verdict.REFUSE, "a model's norm that was not asked for, or an impossible one"
         return Verdict.STORE, ""
 
@@ -260,7 +267,7 @@ class Engine:
         asked = sum(d in state.devices or d in state.received for d in state.plan.orders)
         needed = max(1, math.ceil(self.run.quorum * asked))
         if len(state.received) < needed:
-            return state, ()
+            return self._close(state) if _forsaken(state) else (state, ())
         if set(state.waiting) - state.gone and not state.overtime:
             return state, ()
         return self._close(state)
@@ -321,6 +328,17 @@ def _without(state: EngineState, device: str) -> EngineState:
     ordered = state.plan is not None and device in state.plan.orders
     gone = state.gone | {device} if ordered else state.gone
     return dataclasses.replace(state, online=state.online - {device}, gone=gone)
+
+
+def _forsaken(state: EngineState) -> bool:
+    """Whether the deadline has passed, all that the open round asked went away without an answer, and others are there.
+
+    A round may ask very few, a newcomer's cold start one device: the fleet does not wait for these to come back.
+    """
+    plan = state.plan
+    if plan is None or plan.final or state.received or not state.overtime:
+        return False
+    return not set(state.waiting) - state.gone and bool(state.online - plan.orders.keys())
 
 
 def record_of(state: EngineState, plan: RoundPlan, outcome: Outcome) -> RoundRecord:

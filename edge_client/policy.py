@@ -11,6 +11,8 @@ from wire.messages import NO_TRANSFER, SHARED_MODEL, Announcement, ModelHeader, 
 MAX_SCALE: Final = 1e6
 """Largest multiple of an origin in a model."""
 TRAINING_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.PRETRAIN)
+PRETRAINING: Final = ("fedgroup", "fedgrouprox", "one-shot")
+"""Algorithms that have a use for the plan's second recipe."""
 
 
 def check_plan(plan: RunPlan, *, fleet: str, modes: tuple[str, ...]) -> None:
@@ -60,6 +62,12 @@ def adds_models(plan: RunPlan) -> bool:
     return any(s.name == "eta_g" and s.value.strip("0.") for s in plan.settings)
 
 
+def keeps_path(plan: RunPlan) -> bool:
+    """Whether the owner wants devices to keep every model of their path: CFL's ``path``."""
+    switched = any(s.name == "path" and s.value.lower() in ("on", "true") for s in plan.settings)
+    return plan.algorithm == "cfl" and switched
+
+
 def _check_scale(scale: float, what: str, plan: RunPlan) -> None:
     if not (scale == 1 or (adds_models(plan) and 1 <= scale <= MAX_SCALE)):
         raise UntrustedError(f"{what} is {scale:g} times its origin, which the plan does not allow")
@@ -77,7 +85,8 @@ def check_order(order: Order, announcement: Announcement, plan: RunPlan) -> None
     """Return if the order can be carried out.
 
     Raises:
-        UntrustedError: it names a model that is not announced, or trains in the final round.
+        UntrustedError: it names a model that is not announced, trains in the final round, or is of a phase that the
+            plan's algorithm does not have.
     """
     known = {m.model for m in announcement.models}
     if not set(order.candidates) <= known:
@@ -86,6 +95,10 @@ def check_order(order: Order, announcement: Announcement, plan: RunPlan) -> None
         raise UntrustedError("an order names a candidate twice")
     if order.train and (announcement.round > plan.rounds or order.phase not in TRAINING_PHASES):
         raise UntrustedError("an order to train where there is nothing to train for")
+    if order.phase == Phase.PRETRAIN and plan.algorithm not in PRETRAINING:
+        raise UntrustedError(f"an order to pre-train, which {plan.algorithm} does not do")
+    if order.phase == Phase.KEEP and not (announcement.finished and keeps_path(plan)):
+        raise UntrustedError("an order to keep a path of models, which the plan does not ask for")
     if order.train and order.margins:
         raise UntrustedError("an order to train and report margins at once")
     if order.norm and not (order.train and adds_models(plan)):

@@ -74,7 +74,8 @@ class Cfl:
         """Clusters train; halves on trial train their own model, then score both; newcomers train their node's model.
 
         The draw of partial participation is for training. Scoring sends no update, and a newcomer's update enters no
-        mean: for these all who are there are asked.
+        mean: for these all who are there are asked. Where trials leave nobody who is there anything to do, they are
+        given up.
         """
         there, present = set(available), set(drawn(self.run, round_, available))
         state = cfl_newcomers.welcome(state, there)
@@ -102,6 +103,8 @@ class Cfl:
             if device in there:
                 models[at] = state.tree[at].slot
                 orders[device] = train_order((at,), evaluate=False)
+        if there and not orders and state.trials:
+            return self.plan(dataclasses.replace(state, trials={}), round_, available)
         return state, RoundPlan(round_, models, orders)
 
     def _on_trial(self, half: Half, order: Order, there: set[str], present: set[str]) -> list[str]:

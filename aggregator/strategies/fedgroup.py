@@ -176,7 +176,12 @@ class FedGroup:
                 known if after is before else intergroup.length_after(mine, before, after, self.run.weighting)
                 for known, mine, before, after in zip(lengths, by_group, state.slots, slots, strict=True)
             )
-            slots = intergroup.aggregate(slots, lengths, self.settings.eta_g, round_)
+            added = intergroup.aggregate(slots, lengths, self.settings.eta_g, round_)
+            if all(intergroup.fits(s, self.run.norm_limit * round_) for s in added):
+                slots = added
+            else:
+                events += (Event(round_, "intergroup-refused", {"lengths": list(lengths)}),)
+                lengths = state.lengths
         return dataclasses.replace(state, slots=slots, lengths=lengths), events
 
     def final(self, state: FedGroupState, round_: int, devices: tuple[str, ...]) -> RoundPlan:

@@ -10,18 +10,25 @@ and the variance,
 
 which is the length after the intra-group update, exactly. A group that did not move this round is counted with the last
 length that it was known to have (inter-group aggregation may have changed it since), and not at all before that.
+
+Lengths are what devices say they are. One that makes a length vanish makes its group's share of the others explode, so
+that a model which no device would take (`fits`) is not made: the groups then stay what they were for this round.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Final
 
 import numpy as np
 
 from aggregator.strategies.base import Contribution, Slot, norm_of
 from wire.errors import IntegrityError
 from wire.types import Float32Vector
+
+MAX_SCALE: Final = 1e6
+"""Largest multiple of the origin that devices accept in a model."""
 
 
 def length_after(given: list[Contribution], before: Slot, after: Slot, weighting: str) -> float:
@@ -58,6 +65,11 @@ def aggregate(slots: tuple[Slot, ...], lengths: tuple[float, ...], eta: float, r
     return tuple(_plus_others(slots, lengths, j, eta, round_) for j in range(len(slots)))
 
 
+def fits(slot: Slot, longest: float) -> bool:
+    """Whether devices take such a model: its scale in bounds, its offset finite and not longer than ``longest``."""
+    return slot.scale <= MAX_SCALE and slot.norm <= longest
+
+
 def _plus_others(slots: tuple[Slot, ...], lengths: tuple[float, ...], j: int, eta: float, round_: int) -> Slot:
     own = slots[j]
     others = [(s, eta / length) for i, (s, length) in enumerate(zip(slots, lengths, strict=True)) if i != j and length]
@@ -68,8 +80,10 @@ def _plus_others(slots: tuple[Slot, ...], lengths: tuple[float, ...], j: int, et
     extra: Float32Vector | None = None
     for s, share in others:
         if s.offset is not None:
-            piece = s.offset * np.float32(share)
-            extra = piece if extra is None else extra + piece
+            with np.errstate(over="ignore", invalid="ignore"):  # of a length near 0: `fits` tells
+                piece = s.offset * np.float32(share)
+                extra = piece if extra is None else extra + piece
     if extra is None:
         return moved
-    return moved.moved(extra, min(s.contributors for s, _ in others if s.offset is not None), round_)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return moved.moved(extra, min(s.contributors for s, _ in others if s.offset is not None), round_)

@@ -45,19 +45,20 @@ class CflWatch:
         self._opened: dict[int, int] = {}
 
     def __call__(self, seen: Observation) -> None:
-        """Look at one round."""
+        """Look at one round; a device that waits for its place in the tree belongs to no cluster."""
         names = seen.workforce.population.names
         group_of = dict(zip(names, self.groups, strict=True))
-        labels = [seen.outcome.clusters[name] for name in names]
+        label_of = {name: seen.outcome.clusters[name] for name in names if name in seen.outcome.clusters}
+        labels, truth = list(label_of.values()), [group_of[name] for name in label_of]
         members: dict[int, list[str]] = defaultdict(list)
-        for name, label in zip(names, labels, strict=True):
+        for name, label in label_of.items():
             members[label].append(name)
         row: dict[str, Any] = {
             "round": seen.round,
             "accuracy": None,
             "loss": _loss(seen.contributions),
-            "purity": purity(labels, self.groups),
-            "ari": adjusted_rand(labels, self.groups),
+            "purity": purity(labels, truth),
+            "ari": adjusted_rand(labels, truth),
             "clusters": len(members),
             "gaps": cluster_gaps(seen.contributions, group_of),
             "gap": None,

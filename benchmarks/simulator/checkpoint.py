@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.strategies.base import Contribution, Dump, Event, UploadKey
+from benchmarks.simulator.data import Population
 from benchmarks.simulator.records import SimRound
 from support.files import write_atomic
 from wire.codec import encode
@@ -80,12 +81,28 @@ def fingerprint(run: RunPlan, start: NDArray[np.float32], arrivals: Mapping[str,
     return hashlib.sha256(encode(run) + np.ascontiguousarray(start, "<f4").tobytes() + late).hexdigest()
 
 
-def save(path: Path, name: str, standing: Standing, dump: Dump, uploads: Mapping[UploadKey, Contribution]) -> None:
+def data_digest(population: Population) -> str:
+    """Return what tells devices' data from others': the hex SHA-256 of their names and training samples.
+
+    An experiment's own settings, how many groups or how labels are swapped, are in no run plan: they show in the data.
+    """
+    digest = hashlib.sha256()
+    for name, shard in zip(population.names, population.train, strict=True):
+        digest.update(f"{name} {shard.x.shape} {shard.y.shape}".encode())
+        for samples in (shard.x, shard.y):
+            digest.update(np.ascontiguousarray(samples).data)
+    return digest.hexdigest()
+
+
+def save(
+    path: Path, name: str, data: str, standing: Standing, dump: Dump, uploads: Mapping[UploadKey, Contribution]
+) -> None:
     """Write a checkpoint in one piece.
 
     Args:
         path: where; what was there is replaced.
         name: the run's `fingerprint`.
+        data: its devices' `data_digest`.
         standing: where the run stands.
         dump: the strategy's state.
         uploads: at least those that ``dump`` refers to.
@@ -96,6 +113,7 @@ def save(path: Path, name: str, standing: Standing, dump: Dump, uploads: Mapping
     document = {
         "version": VERSION,
         "run": name,
+        "data": data,
         "standing": asdict(standing),
         "strategy": dump.document,
         "uploads": [_contribution_document(c) for c in kept],
@@ -107,12 +125,13 @@ def save(path: Path, name: str, standing: Standing, dump: Dump, uploads: Mapping
     write_atomic(path, buffer.getvalue())
 
 
-def load(path: Path, name: str) -> Kept | None:
+def load(path: Path, name: str, data: str) -> Kept | None:
     """Return the checkpoint at ``path``, or None where there is none.
 
     Args:
         path: see `save`.
         name: the `fingerprint` of the run that wants to go on.
+        data: its `data_digest`; files of before there was one go with any.
 
     Raises:
         IntegrityError: the file is damaged, or is another run's.
@@ -125,7 +144,7 @@ def load(path: Path, name: str) -> Kept | None:
         document = json.loads(arrays.pop("document").tobytes())
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise IntegrityError(f"{path} is no checkpoint, or is damaged", hint="remove it to begin anew") from error
-    if document["version"] != VERSION or document["run"] != name:
+    if (document["version"], document["run"], document.get("data", data)) != (VERSION, name, data):
         raise IntegrityError(
             f"{path} is of another run", hint="give the options of the run that it is from, or another file"
         )

@@ -105,9 +105,8 @@ def sim_plan(algorithm: str, settings: Mapping[str, str], network: Network, opti
     Raises:
         ConfigError: the strategy refuses it.
     """
-    starts = int(settings.get("restarts", "1")) if algorithm == "ifca" else 1
-    before = (starts - 1) * int(settings.get("restart_rounds", "10"))
     needed = origins_needed(RunOptions(algorithm, dict(settings)))
+    before = _rounds_before(settings) if algorithm == "ifca" else 0
     segments = options.segments or (("cluster", network.length),)
     plan = RunPlan(
         fleet=FLEET,
@@ -139,6 +138,14 @@ def sim_plan(algorithm: str, settings: Mapping[str, str], network: Network, opti
     key = mask_of(plan)
     plan = plan if key is None else dataclasses.replace(plan, key_id=key.key_id)
     return dataclasses.replace(plan, max_models=min(models_needed(plan), limits.MAX_MODELS))
+
+
+def _rounds_before(settings: Mapping[str, str]) -> int:
+    """Return the rounds of IFCA's starts that are not kept."""
+    try:
+        return (int(settings.get("restarts", "1")) - 1) * int(settings.get("restart_rounds", "10"))
+    except ValueError as error:
+        raise ConfigError(f"restarts and restart_rounds are whole numbers: {error}") from error
 
 
 def mask_of(run: RunPlan) -> MaskKey | None:
@@ -210,6 +217,7 @@ class _Simulation:
     ) -> None:
         self.strategy, self.workforce, self.options = strategy, workforce, options
         self.name = name
+        self.data = "" if options.checkpoint is None else checkpoint.data_digest(workforce.population)
         self.progress, self.watch = progress, watch
         self.names = workforce.population.names
         unknown = sorted(options.arrivals.keys() - set(self.names))
@@ -229,7 +237,7 @@ class _Simulation:
         state = self.strategy.init(self._there(1))
         run, options = self.workforce.run, self.options
         round_, outcome, spent = 0, Outcome({}), 0
-        kept = None if options.checkpoint is None else checkpoint.load(options.checkpoint, self.name)
+        kept = None if options.checkpoint is None else checkpoint.load(options.checkpoint, self.name, self.data)
         uploads: dict[UploadKey, Contribution] = {}
         if kept is not None:
             state, uploads = self.strategy.load(kept.document, kept.vectors, kept.fetch), dict(kept.uploads)
@@ -262,9 +270,8 @@ class _Simulation:
                 known = {**uploads, **{c.key: c for c in given}}
                 uploads = {key: known[key] for key in dump.uploads}
                 if time.monotonic() - saved_s >= checkpoint.SAVE_EVERY_S:
-                    checkpoint.save(
-                        options.checkpoint, self.name, self._standing(round_, spent, outcome), dump, uploads
-                    )
+                    standing = self._standing(round_, spent, outcome)
+                    checkpoint.save(options.checkpoint, self.name, self.data, standing, dump, uploads)
                     saved_s = time.monotonic()
         if self.last is None:
             self.last = self._evaluate(state, round_)

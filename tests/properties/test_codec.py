@@ -70,6 +70,11 @@ def messages(kind):
         fields["name"] = st.text(max_size=9)
     if kind.__name__ == "Roster":
         fields["devices"] = st.lists(messages(Member), max_size=3, unique_by=lambda m: m.name).map(tuple)
+        return st.integers(0, 2**32 - 1).flatmap(
+            lambda last: st.builds(kind, **fields | {"sequence": st.just(last), "keys_since": st.integers(0, last)})
+        )
+    if kind.__name__ == "Token":
+        fields["broker"] = st.sampled_from(["mqtt://broker.example:1883", "mqtts://user:word@10.0.0.1"])
     return st.builds(kind, **fields)
 
 

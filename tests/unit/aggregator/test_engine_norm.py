@@ -29,7 +29,7 @@ def test_judge_wants_a_norm_where_the_order_asks_for_it():
     assert state.plan.orders["dev-1"].norm
     upload, _ = upload_of(engine, state, "dev-1", model_norm=2.5)
     assert engine.judge(state, upload, DIGEST) == (Verdict.STORE, "")
-    for norm in (0.0, -1.0, math.nan, math.inf):
+    for norm in (0.0, -1.0, 1e200, math.nan, math.inf):
         assert engine.judge(state, dataclasses.replace(upload, model_norm=norm), DIGEST)[0] is Verdict.REFUSE
 
 

@@ -238,3 +238,18 @@ def test_with_path_the_final_order_names_every_model_from_the_leaf_to_the_root()
         assert all(plan.orders[d].candidates == way[::-1] for d in cluster.members)
     assert set(plan.models) == {*state.clusters, *state.tree}
     assert all(plan.models[n] is node.slot for n, node in state.tree.items())
+
+
+def test_a_trial_whose_devices_are_all_away_does_not_leave_the_others_idle():
+    """A member without an update is in neither half: where it is alone, it trains the cluster's model and the trial ends."""
+    rounds = cfl(**TRIED)
+    late, *early = DEVICES
+    run_until_quiet(rounds, Quadratic(rounds), most=2, present=tuple(early))
+    (trial,) = rounds.state.trials.values()
+    assert late in rounds.state.clusters[trial.cluster].members
+    state, plan = rounds.strategy.plan(rounds.state, 3, (late,))
+    assert {d: (o.phase, o.candidates) for d, o in plan.orders.items()} == {late: (Phase.TRAIN, (trial.cluster,))}
+    assert not state.trials
+    _, plan = rounds.strategy.plan(rounds.state, 3, DEVICES)
+    assert {o.phase for o in plan.orders.values()} == {Phase.TRIAL}
+    assert late not in plan.orders

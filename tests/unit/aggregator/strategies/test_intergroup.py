@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from aggregator.strategies.base import Slot
-from aggregator.strategies.intergroup import aggregate, length_after
+from aggregator.strategies.intergroup import MAX_SCALE, aggregate, fits, length_after
+from edge_client import policy
 from tests.helpers.plans import D, Rounds, contribution, run_plan
 from wire.errors import ConfigError, IntegrityError
 from wire.messages import Phase
@@ -141,3 +142,33 @@ def test_dump_and_load_keep_scales_and_lengths():
 def test_a_negative_rate_is_refused():
     with pytest.raises(ConfigError, match="eta_g"):
         Rounds(run_plan("fedgroup", {"eta_g": -0.1}), DEVICES)
+
+
+def test_a_bound_is_what_devices_check():
+    assert MAX_SCALE == policy.MAX_SCALE
+
+
+@pytest.mark.parametrize("lie", [1e-100, 1e-6, 1e-3])
+def test_a_device_that_makes_its_groups_length_vanish_ruins_no_model(lie):
+    """The sums that no device would take are not made; the groups go on from their own, and from the lengths before."""
+    world = World()
+    for _ in range(2):
+        world.rounds.step(world.answer)
+    state, liars = world.rounds.state, tuple(d for d in DEVICES if world.rounds.state.assignment[d] == 1)
+
+    def answer(device, order, round_):
+        given = world.answer(device, order, round_)
+        if device not in liars:
+            return given
+        return contribution(device, np.zeros(D), round=round_, model=given.model, model_norm=lie)
+
+    outcome = world.rounds.step(answer)
+    (refused,) = [e for e in outcome.events if e.kind == "intergroup-refused"]
+    assert min(refused.detail["lengths"]) == pytest.approx(lie)
+    after = world.rounds.state
+    assert after.lengths == state.lengths
+    assert [s.scale for s in after.slots] == [s.scale for s in state.slots]
+    assert all(np.isfinite(s.offset).all() for s in after.slots)
+    world.rounds.step(world.answer)
+    assert all(fits(s, 100.0 * 4) for s in world.rounds.state.slots)
+    assert world.rounds.state.slots[0].scale > state.slots[0].scale

@@ -7,6 +7,10 @@ import pytest
 
 from aggregator.strategies.base import Contribution, Event
 from benchmarks.papers.cfl_watch import CflWatch, cluster_gaps
+from benchmarks.simulator.data import Population, Shard
+from benchmarks.simulator.networks import Softmax
+from benchmarks.simulator.simulate import Observation, SimOptions, simulate
+from edge_client.manifest import LocalTraining
 from wire.messages import Phase
 
 
@@ -28,6 +32,31 @@ def test_gaps_are_taken_cluster_by_cluster_and_not_of_trials() -> None:
         upload("g", [0, 0, 1], model=3, phase=Phase.TRIAL),
     ]
     assert cluster_gaps(given, group_of) == {"0": pytest.approx(1.0)}
+
+
+def test_a_device_that_waits_for_its_place_in_the_tree_is_in_no_cluster() -> None:
+    """With few drawn, some have no fresh update when their cluster is cut; all others are looked at as ever."""
+    rng = np.random.default_rng(3)
+    shares: list[list[Shard]] = [[], [], []]
+    for device in range(8):
+        for share, n in zip(shares, (20, 6, 6), strict=True):
+            x = rng.normal(size=(n, 4)).astype(np.float32)
+            share.append(Shard(x, ((x[:, 0] > 0) ^ (device % 2 == 1)).astype(np.int64)))
+    groups = tuple(d % 2 for d in range(8))
+    population = Population(*map(tuple, shares), groups=groups)
+    watch, unplaced = CflWatch(groups), 0
+
+    def look(seen: Observation) -> None:
+        nonlocal unplaced
+        unplaced += len(seen.state.unplaced)
+        watch(seen)
+
+    settings = {"validate": "off", "eps1": "0.9", "cool_down": "1", "max_age": "1"}
+    options = SimOptions(8, LocalTraining(epochs=2, batch_size=5, lr=0.3), seed=5, participation=0.5)
+    simulate("cfl", settings, population, Softmax(4, 2), options, watch=look)
+    assert unplaced
+    assert len(watch.rows) == 8
+    assert watch.report()["splits"]
 
 
 def watch_with(aris: list[float]) -> CflWatch:

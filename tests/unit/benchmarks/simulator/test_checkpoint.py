@@ -22,9 +22,9 @@ CASES = {
 }
 
 
-def population():
+def population(seed=3):
     """Return eight devices of two groups with opposite labels."""
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(seed)
 
     def shards(n):
         shards = []
@@ -79,6 +79,16 @@ def test_another_runs_checkpoint_is_refused(tmp_path, monkeypatch):
     run("fedavg", 3, path)
     with pytest.raises(IntegrityError, match="another run"):
         run("fedavg", 4, path)
+
+
+def test_a_checkpoint_is_not_taken_up_with_other_data(tmp_path, monkeypatch):
+    """The same plan and names: only the samples tell the two apart."""
+    monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)
+    options = SimOptions(3, RECIPE, seed=5, checkpoint=tmp_path / "run.npz")
+    simulate("fedavg", {}, population(), Softmax(4, 2), options)
+    with pytest.raises(IntegrityError, match="another run"):
+        simulate("fedavg", {}, population(seed=4), Softmax(4, 2), options)
+    simulate("fedavg", {}, population(), Softmax(4, 2), options)
 
 
 @pytest.mark.parametrize("harm", ["cut", "text", "empty"])

@@ -318,3 +318,9 @@ def test_a_simulated_run_is_the_loopback_fleets(tmp_path, algorithm, settings, l
 def draw(fleet, plan):
     """Return the origins that the fleet drew for itself, in torch's order."""
     return np.stack([torch_order(o) for o in draw_origins(fleet.bundle.manifest, plan.origins, 1)])
+
+
+@pytest.mark.parametrize("setting", ["restarts", "restart_rounds"])
+def test_a_setting_that_is_no_number_is_named(setting):
+    with pytest.raises(ConfigError, match="restarts"):
+        run(settings={"k": "2", setting: "many"})
