@@ -86,7 +86,7 @@ def carry_out(
         best = scoring.choose(losses)
         chosen, loss = offered[best], float(losses[best])
         if order.margins:
-            margins = _margins(losses)
+            margins = reported_margins(losses)
     theta = models[chosen]
     correct = tested = 0
     if order.evaluate:
@@ -149,8 +149,12 @@ def local_training(plan: RunPlan, phase: int = Phase.TRAIN) -> LocalTraining:
     )
 
 
-def _margins(losses: NDArray[np.float64]) -> tuple[float, ...]:
-    """Each candidate's loss less the first's, clipped and rounded: enough to vote, little about the data."""
+def reported_margins(losses: NDArray[np.float64]) -> tuple[float, ...]:
+    """Return each candidate's loss less the first's, clipped and rounded: enough to vote, little about the data.
+
+    Args:
+        losses: shape (k,), float64, mean losses of the candidates.
+    """
     differences = np.clip(np.nan_to_num(losses - losses[0], nan=MARGIN_CLIP), -MARGIN_CLIP, MARGIN_CLIP)
     return tuple(round(float(v), MARGIN_DECIMALS) for v in differences)
 

@@ -27,7 +27,7 @@ from benchmarks.simulator.networks import Network
 from benchmarks.simulator.trainers import make_trainer
 from crypto.mask.keys import MaskKey
 from crypto.mask.masking import mask, unmask
-from edge_client.update import LOSS_DECIMALS, MARGIN_CLIP, MARGIN_DECIMALS, NORM_DECIMALS, BatchOrder
+from edge_client.update import LOSS_DECIMALS, NORM_DECIMALS, BatchOrder, reported_margins
 from wire.documents import LocalSettings, RunPlan
 from wire.errors import DataError, IntegrityError
 from wire.messages import Order, Phase, Share
@@ -243,7 +243,7 @@ class Workforce:
             best = scoring.choose(losses)
             start, reported = candidates[0][best], losses[np.arange(len(part)), best]
             if order.margins:
-                margins = [_margins(row) for row in losses]
+                margins = [reported_margins(row) for row in losses]
         elif not order.train:
             reported = self.score_own(start, order.share, part).losses[:, 0]
         correct = tested = np.zeros(len(part), np.int64)
@@ -361,9 +361,3 @@ class Workforce:
             found = self.score(self._round.models[int(row) : int(row) + 1], share, places[mine])
             losses[mine], correct[mine], tested[mine] = found.losses, found.correct, found.tested
         return scoring.Scores(losses, correct, tested)
-
-
-def _margins(losses: NDArray[np.float64]) -> tuple[float, ...]:
-    """Return each candidate's loss less the first's, clipped and rounded as a device reports it."""
-    differences = np.clip(np.nan_to_num(losses - losses[0], nan=MARGIN_CLIP), -MARGIN_CLIP, MARGIN_CLIP)
-    return tuple(round(float(v), MARGIN_DECIMALS) for v in differences)
