@@ -16,12 +16,11 @@ from typing import Any, Final
 
 from aggregator.strategies.base import Contribution, Outcome, RoundPlan, Strategy
 from wire.documents import RunPlan
+from wire.limits import MAX_MARGIN
 from wire.messages import Phase, Upload
 
 MAX_FIGURE: Final = 3.4e38
 """Largest loss or norm that a device may report: what float32 holds, so that squares and sums of them stay finite."""
-MAX_MARGIN: Final = 5.0
-"""Largest margin that a device may report; devices clip theirs to it."""
 
 
 class Verdict(Enum):

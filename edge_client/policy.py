@@ -6,10 +6,9 @@ from typing import Final
 
 from wire.documents import RunPlan
 from wire.errors import UntrustedError
+from wire.limits import MAX_SCALE
 from wire.messages import NO_TRANSFER, SHARED_MODEL, Announcement, ModelHeader, ModelRef, Order, Phase
 
-MAX_SCALE: Final = 1e6
-"""Largest multiple of an origin in a model."""
 TRAINING_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.PRETRAIN)
 PRETRAINING: Final = ("fedgroup", "fedgrouprox", "one-shot")
 """Algorithms that have a use for the plan's second recipe."""

@@ -19,11 +19,11 @@ from edge_client.manifest import LocalTraining
 from edge_client.model import Backend
 from wire.codec import encode
 from wire.documents import Member, RunPlan
+from wire.limits import MAX_MARGIN
 from wire.messages import Announcement, Order, Phase, Sealed, Share, Upload
 from wire.types import Float32Vector
 
-MARGIN_CLIP: Final = 5.0
-"""Largest margin reported, in units of loss: beyond it the answer is clear and the figure would only tell about the data."""
+MARGIN_CLIP: Final = MAX_MARGIN
 MARGIN_DECIMALS: Final = 2
 LOSS_DECIMALS: Final = 4
 NORM_DECIMALS: Final = 4

@@ -52,6 +52,12 @@ MAX_REQUESTS: Final = 1024
 MAX_GRANT_BYTES: Final = 32 << 20
 """Largest grant or roster on its way: a full roster of MAX_DEVICES is half of it."""
 
+MAX_SCALE: Final = 1e6
+"""Largest multiple of an origin in a model."""
+
+MAX_MARGIN: Final = 5.0
+"""Largest margin reported, in units of loss: beyond it the answer is clear and the figure would only tell about the data."""
+
 RESEND_BASE_S: Final = 1.0
 """First resend of an unacknowledged upload; doubles up to RESEND_CAP_S, with full jitter."""
 

@@ -19,16 +19,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Final
 
 import numpy as np
 
 from aggregator.strategies.base import Contribution, Slot, norm_of
 from wire.errors import IntegrityError
+from wire.limits import MAX_SCALE
 from wire.types import Float32Vector
-
-MAX_SCALE: Final = 1e6
-"""Largest multiple of the origin that devices accept in a model."""
 
 
 def length_after(given: list[Contribution], before: Slot, after: Slot, weighting: str) -> float:
