@@ -14,12 +14,15 @@ NO_ORDER: Final = 0xFFFF
 NO_TRANSFER: Final = bytes(16)
 SHARED_MODEL: Final = 0xFFFF
 """Stands in place of a model's id where weight sharing sends what all models have in common."""
+PROPOSAL_MODEL: Final = 0xFFFE
+"""Stands in place of a model's id where a checkpoint travels for the devices to compare with their own."""
 
 
 class Phase(IntEnum):
     """What a device's work in a round is for; part of an upload's identity.
 
-    PRETRAIN trains by the plan's own recipe; KEEP reports on the first candidate and keeps all of them.
+    PRETRAIN trains by the plan's own recipe; KEEP reports on the first candidate and keeps all of them. CHECKPOINT and
+    ENDORSE end a mask epoch: one device folds all models into new origins, then all compare and sign.
     """
 
     TRAIN = 1
@@ -28,6 +31,7 @@ class Phase(IntEnum):
     CHECKPOINT = 4
     PRETRAIN = 5
     KEEP = 6
+    ENDORSE = 7
 
 
 class Share(IntEnum):
@@ -84,6 +88,8 @@ class Order:
         margins: report each candidate's loss less the first candidate's, clipped and rounded.
         train: upload a masked update; evaluate: report accuracy on the test share.
         norm: report the l2 norm of the trained model.
+        keep: round whose update of its own the device keeps, for later mask epochs; 0 is none.
+        renew: rounds whose updates of its own the device masks anew, in a round of phase ENDORSE.
     """
 
     phase: U8
@@ -93,6 +99,8 @@ class Order:
     evaluate: bool
     margins: bool
     norm: bool = False
+    keep: U32 = 0
+    renew: ArrayU32 = ()
 
     def __post_init__(self) -> None:
         _known(Phase, self.phase)
@@ -107,7 +115,12 @@ class Announcement:
     """The open round, retained: models, orders, and each device's order by its place in the roster.
 
     Attributes:
+        mode: the mask mode, which must be the plan's.
+        step: 0 in a round; 1 and more in the steps of a rollover that follows it.
         shared: with weight sharing, the ``shared`` segment of every model; ``models`` then are ``cluster`` segments.
+        carried: in a rollover, masked vectors that are no models, for the device that folds to mask anew.
+        generation: in a rollover, the roster sequence of the secrets that the next mask epoch is made with.
+        proposal: transfer id of the checkpoint to compare with and sign; all zero where there is none.
     """
 
     fleet: str
@@ -123,7 +136,12 @@ class Announcement:
     models: tuple[ModelRef, ...]
     orders: tuple[Order, ...]
     order_of: ArrayU16
+    mode: str
     shared: ModelRef | None = None
+    step: U8 = 0
+    carried: tuple[ModelRef, ...] = ()
+    generation: U32 = 0
+    proposal: Fixed16 = NO_TRANSFER
 
     def order_for(self, index: int) -> Order | None:
         """Return the order of the device at ``index`` in the roster, or None where it has none this round."""
@@ -170,6 +188,7 @@ class Upload:
         margins: each candidate's loss less the first candidate's, clipped and rounded, where the order asked for it.
         correct, tested: of the test share, where the order asked for it.
         model_norm: l2 norm of the trained model, rounded, where the order asked for it, else 0.
+        attached: bytes that follow the update: a `wire.epochs.Proposal` or `Endorsement` and what goes with it.
     """
 
     fleet: str
@@ -192,6 +211,7 @@ class Upload:
     tested: U32
     length: U32
     model_norm: float = 0.0
+    attached: U32 = 0
 
     def __post_init__(self) -> None:
         _known(Phase, self.phase)

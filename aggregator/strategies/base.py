@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from wire.documents import RunPlan
 from wire.errors import ConfigError, IntegrityError, KeyMismatchError
 from wire.messages import Order, Phase, Share
 from wire.types import Float32Vector
+
+if TYPE_CHECKING:
+    from aggregator.strategies.renewal import Inherited, Renewal
 
 UploadKey = tuple[int, int, str]
 """(round, phase, device): what makes an upload unique within a run."""
@@ -106,6 +109,8 @@ class RoundPlan:
     Attributes:
         shared: with weight sharing (ifca section 4.3), the ``shared`` segment of every model: an offset of that segment's
             length. The slots of ``models`` then hold ``cluster`` segments; `whole_offset` puts both together.
+        step: 0 for a round of a strategy; 1 and more for the steps of a rollover (aggregator/rollover.py).
+        carried: in a rollover, vectors that are masked anew, as slots of scale 0.
     """
 
     round: int
@@ -113,6 +118,8 @@ class RoundPlan:
     orders: Mapping[str, Order]
     final: bool = False
     shared: Slot | None = None
+    step: int = 0
+    carried: Mapping[int, Slot] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +180,12 @@ class Strategy(Protocol):
 
     def final(self, state: Any, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Return the round in which every device takes and reports on the model it ends with."""
+
+    def inherited(self, state: Any) -> Inherited:
+        """Return what must outlive the mask epoch: between rounds, nothing gathered."""
+
+    def renewed(self, state: Any, renewal: Renewal) -> Any:
+        """Return the state in the next mask epoch; what ``renewal`` does not bring is forgotten."""
 
     def dump(self, state: Any) -> Dump:
         """Return the state between rounds (nothing gathered) as the store keeps it."""
