@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from aggregator.engine import (
+from aggregator.engine import Engine, Verdict
+from aggregator.events import (
     CameOnline,
     DeadlinePassed,
-    Engine,
     Event,
     Gather,
+    KeysHeld,
     Left,
     OpenRound,
+    Renewed,
+    RolloverFailed,
+    Rostered,
     RoundClosed,
     RunFinished,
     Stored,
-    Verdict,
     WentOffline,
 )
 from aggregator.intake import Intake, Opened, RefusedUploadError
@@ -33,14 +36,16 @@ from aggregator.numerics.backend import Backend
 from aggregator.owner_mail import OwnerMail
 from aggregator.publisher import Publisher
 from aggregator.store import Store
+from aggregator.strategies.base import Contribution
 from aggregator.strategies.registry import make_strategy
 from aggregator.syncer import InlineSyncer, Syncer
-from crypto.seal.envelope import open_from_group, read_head
-from wire.codec import decode
+from crypto.seal.envelope import GroupKey
+from wire.codec import decode, encode
 from wire.documents import RunPlan
+from wire.epochs import Epoch
 from wire.errors import ShoalError, UntrustedError
 from wire.frame import parse
-from wire.messages import Action, Presence
+from wire.messages import Action, Phase, Presence
 from wire.reassembly import Reassembler, Transfer
 from wire.topics import TopicKind, Topics
 from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent
@@ -76,7 +81,9 @@ class RunService:
         self._topics = Topics(run.fleet)
         self._store = store_factory(directory / f"run-{run.run:06d}", run)
         self._syncer = syncer or InlineSyncer()
-        self._engine = Engine(run, make_strategy(run, backend), self._store.seed)
+        self._engine = Engine(
+            run, make_strategy(run, backend), self._store.seed, lambda plan: make_strategy(plan, backend)
+        )
         self._intake = Intake(membership.identity, run)
         self._publisher = Publisher(membership.identity, membership.group, transport, directory / "retained.json")
         self._chunks = Reassembler()
@@ -95,6 +102,7 @@ class RunService:
         self._roster_sent = membership.roster_bytes
         self._publisher.roster(self._roster_sent)
         self._publisher.run(package)
+        self._publisher.epoch(self._store.epoch())
 
     def start(self, now_s: float) -> None:
         """Subscribe, and begin the run or take it up where the store left it."""
@@ -102,20 +110,53 @@ class RunService:
         for topic_filter in (self._topics.all_up, self._topics.all_state):
             self._transport.subscribe(topic_filter)
         self._opened_at_s = now_s
-        devices = self._membership.roster.active()
+        member = self._membership
+        devices, known = member.roster.active(), (member.roster, member.roster_bytes)
         snapshot = self._store.restore()
         if snapshot is None:
-            self._state, actions = self._engine.begin(devices)
+            generation = member.generation(member.grant)
+            self._state, actions = self._engine.begin(devices, generation, *known)
             self._carry_out(actions, now_s)
+            self._hold_keys(now_s)
             return
-        before = self._engine.strategy.load(snapshot.document, snapshot.vectors, self._store.fetch)
-        self._state, actions = self._engine.resume(devices, before, snapshot.round, snapshot.available)
+        standing = snapshot.standing
+        strategy = self._engine.strategy_in(self._engine.run_in(standing))
+        before = strategy.load(snapshot.document, snapshot.vectors, self._store.fetch)
         again = self._store.uploads(snapshot.round)
+        self._take_up(standing)
+        self._state, actions = self._engine.resume(
+            devices, before, snapshot.round, snapshot.available, standing, _proposal(standing, again), *known
+        )
         LOG.info("resumed", extra={"kv": {"run": self._run.run, "round": snapshot.round, "uploads": len(again)}})
         self._carry_out(actions, now_s)
         for contribution, digest in again:
             self._feed(Stored(contribution, digest), now_s)
         self._drop_revoked(now_s)
+        self._hold_keys(now_s)
+
+    def _take_up(self, standing: Mapping[str, Any]) -> None:
+        """Put the secrets in force that the run had turned to before it was interrupted."""
+        member = self._membership
+        if member.next is not None and standing["generation"] == member.generation(member.next):
+            member.promote()
+            self._publisher.regroup(member.group)
+        elif standing["rollover"] is not None:
+            self._turn_to(standing["rollover"][0])
+
+    def _turn_to(self, generation: int) -> None:
+        """Speak under the broadcast key that goes with the secrets of ``generation``, from a rollover on."""
+        member = self._membership
+        if member.next is not None and member.generation(member.next) == generation:
+            group = GroupKey(member.fleet, "broadcast", member.next.broadcast_key)
+            if group != member.group:
+                member.group = group
+                self._publisher.regroup(group)
+
+    def _hold_keys(self, now_s: float) -> None:
+        """Let the engine know of secrets that are newer than the run's."""
+        member = self._membership
+        if member.next is not None:
+            self._feed(KeysHeld(member.generation(member.next)), now_s)
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
         """Take one event of the transport."""
@@ -137,6 +178,7 @@ class RunService:
         parsed = self._topics.parse(topic)
         if self._mail.take(topic, payload, now_s):
             self._follow_roster(now_s)
+            self._hold_keys(now_s)
         if not payload:
             return
         if parsed.kind is TopicKind.STATE:
@@ -155,9 +197,7 @@ class RunService:
         member = self._membership.roster.device(device)
         if member is None:
             raise UntrustedError(f"{device} is not in the roster")
-        head, at = read_head(transfer.payload)
-        plain = open_from_group(self._membership.group, transfer.payload, head, at, member.sign_key, transfer.signed)
-        presence = decode(plain, Presence)
+        presence = decode(self._membership.open_from_device(member, transfer.payload, transfer.signed), Presence)
         if (presence.fleet, presence.device) != (self._run.fleet, device):
             raise UntrustedError(f"the presence of {presence.device!r} on {device}'s topic")
         if presence.birth < self._births.get(device, 0):
@@ -255,12 +295,17 @@ class RunService:
     def status(self) -> str:
         """Return one line: what the run is waiting for."""
         state = self._state
+        if state.plan is None and state.rollover is not None:
+            return f"round {state.round}: more than half of the roster must be here to end the mask epoch"
         if state.plan is None:
             absent = [d for d in state.devices if d not in state.online]
             there = len(state.devices) - len(absent)
             return f"gathering: {there} of {len(state.devices)} devices are here{_names(absent)}"
         done, total = len(state.received), len(state.plan.orders)
-        return f"round {state.round}: {done} of {total}{_names(list(state.waiting))}"
+        what = f"round {state.round}"
+        if state.rollover is not None:
+            what = f"{what}, {'folding' if state.rollover.proposal is None else 'signing'} the next mask epoch"
+        return f"{what}: {done} of {total}{_names(list(state.waiting))}"
 
     def reload_roster(self) -> None:
         """Take up a newer roster that was carried into the directory by hand.
@@ -278,6 +323,7 @@ class RunService:
         self._roster_sent = self._membership.roster_bytes
         self._publisher.roster(self._roster_sent)
         LOG.info("new roster", extra={"kv": {"sequence": self._membership.roster.sequence}})
+        self._feed(Rostered(self._membership.roster, self._roster_sent), now_s)
         self._drop_revoked(now_s)
 
     def _drop_revoked(self, now_s: float) -> None:
@@ -306,12 +352,17 @@ class RunService:
                     figures = {**dataclasses.asdict(record), "seconds": seconds, "bytes_up": self._bytes_up}
                     closed = (record.round, figures)
                     self._report(action, seconds)
-                case OpenRound(plan, _, before, available):
-                    self._publisher.open_round(self._run, self._membership.roster, action)
-                    self._store.snapshot(plan.round, available, self._engine.strategy.dump(before), closed)
+                case OpenRound():
+                    self._open(action, closed)
                     closed = None
                     self._opened_at_s, self._bytes_up = now_s, 0
                     self._deadline_s = now_s + self._run.deadline_s
+                case Renewed():
+                    self._renew(action, closed)
+                    closed = None
+                case RolloverFailed(round_, reason):
+                    LOG.warning("rollover failed", extra={"kv": {"round": round_, "reason": reason}})
+                    self._store.forget(round_, (Phase.CHECKPOINT, Phase.ENDORSE))
                 case Gather():
                     self._deadline_s = now_s + self._run.deadline_s
                 case RunFinished():
@@ -323,6 +374,34 @@ class RunService:
             self._store.record(*closed)
         if self.finished:
             self._store.erase()
+
+    def _open(self, opened: OpenRound, closed: tuple[int, dict[str, Any]] | None) -> None:
+        plan, run = opened.plan, self._state.run
+        dump = self._engine.strategy_in(run).dump(opened.before)
+
+        def keep() -> None:
+            self._store.snapshot(plan.round, opened.available, dump, closed, self._state.standing)
+
+        if plan.step:
+            # Whoever sees a rollover must find it again after a crash of ours: under which keys we speak follows from it.
+            keep()
+            self._turn_to(opened.generation)
+            self._publisher.open_round(run, self._membership.roster, opened)
+        else:
+            self._publisher.open_round(run, self._membership.roster, opened)
+            keep()
+
+    def _renew(self, renewed: Renewed, closed: tuple[int, dict[str, Any]] | None) -> None:
+        """Make a mask epoch durable, hand it out, and let go of the secrets before it."""
+        if closed is not None:
+            self._store.record(*closed)
+        run = self._engine.run_in(renewed.standing)
+        dump = self._engine.strategy_in(run).dump(renewed.state)
+        epoch = encode(Epoch(renewed.certificate, renewed.sealed))
+        self._store.renew(renewed.round, dump, renewed.own, renewed.standing, epoch)
+        self._take_up(renewed.standing)
+        self._publisher.epoch(epoch)
+        LOG.info("mask epoch", extra={"kv": {"run": run.run, "round": renewed.round, "epoch": run.epoch}})
 
     def _report(self, closed: RoundClosed, seconds: float) -> None:
         r = closed.record
@@ -345,6 +424,15 @@ class RunService:
     def close(self) -> None:
         """Close the store; what is retained on the broker stays there."""
         self._store.close()
+
+
+def _proposal(standing: Mapping[str, Any], stored: list[tuple[Contribution, bytes]]) -> Contribution | None:
+    """Return the upload of the device that folded, where a rollover was interrupted after it."""
+    under_way = standing["rollover"]
+    if under_way is None:
+        return None
+    folds = (c for c, _ in stored if c.phase is Phase.CHECKPOINT and c.device == under_way[2])
+    return next(folds, None)
 
 
 def _names(devices: list[str], most: int = 5) -> str:

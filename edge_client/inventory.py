@@ -92,6 +92,14 @@ class Inventory:
             theta[plan.span("cluster")] = self._theta(ref, "cluster")
         return thetas
 
+    def carried(self, announcement: Announcement) -> dict[int, Float32Vector]:
+        """Return the vectors (d,), float32, that are no models, in clear, by id.
+
+        Raises:
+            UntrustedError: what is at hand is not what was announced.
+        """
+        return {ref.model: self._theta(ref, "") for ref in announcement.carried}
+
     def _theta(self, ref: ModelRef, segment: str) -> Float32Vector:
         if ref.transfer == NO_TRANSFER:
             return _scaled(self._run.origins[ref.origin, self._run.plan.span(segment)], ref.scale)

@@ -6,6 +6,7 @@ fleet with virtual time and an inline worker.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
 import math
@@ -21,17 +22,19 @@ from edge_client.enrolment import DeviceMembership
 from edge_client.inventory import Inventory
 from edge_client.manifest import TaskManifest
 from edge_client.model import OrtModel
-from edge_client.package import Run, open_plan, open_run
+from edge_client.own_updates import OwnUpdates
+from edge_client.package import Run, open_epoch, open_plan, open_run, reopen, starts_later
 from edge_client.presence import presence
 from edge_client.state import DeviceState, OwnModel
 from edge_client.update import Finished, Workshop, carry_out
-from edge_client.worker import Result, Worker
+from edge_client.worker import Job, Result, Worker
 from wire import limits
 from wire.codec import decode
-from wire.errors import IntegrityError, ShoalError, UntrustedError
+from wire.epochs import Epoch
+from wire.errors import IntegrityError, NotEnrolledError, ShoalError, UntrustedError
 from wire.frame import ChunkKind
 from wire.frame import split as split_chunks
-from wire.messages import Action, Announcement, Control, Order
+from wire.messages import Action, Announcement, Control, Order, Phase
 from wire.reassembly import Reassembler
 from wire.topics import TopicKind, Topics
 from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent
@@ -93,6 +96,8 @@ class DeviceRuntime:
         self._sealed = pending.sealed
         self._run: Run | None = None
         self._package = b""
+        self._early = b""
+        self._proposal = (b"", b"")
         self._workshop: Workshop | None = None
         self._shares: tuple[bytes, Shares] | None = None
         self._held: Announcement | None = None
@@ -116,14 +121,16 @@ class DeviceRuntime:
     def start(self) -> None:
         """Say what to receive; take up the run that was followed before."""
         topics = self._topics
-        for base in (topics.keys(self._membership.name), topics.roster, topics.plan, topics.round):
+        for base in (topics.keys(self._membership.name), topics.roster, topics.plan, topics.checkpoint, topics.round):
             self._transport.subscribe(f"{base}/#")
         self._transport.subscribe(topics.ctl(self._membership.name))
         package = self._files.load_run()
         if package is not None:
             try:
-                self._take_run(package)
-            except (UntrustedError, IntegrityError) as error:
+                run = reopen(package, self._files.load_epoch(), self._membership)
+                self._membership.enter(run.generation, run.plan.epoch)
+                self._take_run(run, package)
+            except (UntrustedError, IntegrityError, NotEnrolledError) as error:
                 LOG.warning("the run followed before is not taken up", extra={"kv": {"reason": error}})
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
@@ -164,8 +171,12 @@ class DeviceRuntime:
                     LOG.info("new roster", extra={"kv": {"sequence": self._membership.roster.sequence}})
             case TopicKind.PLAN, "run":
                 self._on_run(bytes(plain))
+            case TopicKind.CHECKPOINT, "epoch":
+                self._on_epoch(bytes(plain))
             case TopicKind.MODEL, "model":
                 self._on_model(parsed.label, transfer.transfer_id, plain)
+            case TopicKind.MODEL, "proposal":
+                self._on_proposal(parsed.label, transfer.transfer_id, bytes(plain))
             case TopicKind.ROUND, "announcement":
                 self._on_announcement(decode(plain, Announcement))
             case TopicKind.CTL, "control":
@@ -177,7 +188,8 @@ class DeviceRuntime:
         """Keep newer secrets, and look again at a run that may be made with them: it may have come first."""
         if self._membership.take_grant(grant):
             LOG.info("new keys for later runs", extra={"kv": {"roster": self._membership.roster.sequence}})
-            self._look_again(self._topics.roster, self._topics.plan, self._topics.round)
+            topics = self._topics
+            self._look_again(topics.roster, topics.plan, topics.checkpoint, topics.round)
 
     def _look_again(self, *bases: str) -> None:
         for base in bases:
@@ -193,39 +205,85 @@ class DeviceRuntime:
         plan = open_plan(package, self._membership)
         if plan.run < self._state.mark.run or (self._run is not None and plan.run <= self._run.plan.run):
             raise UntrustedError(f"run {plan.run} after run {max(self._state.mark.run, plan.run)}")
-        self._take_run(package)
-        self._files.save_run(package)
-
-    def _take_run(self, package: bytes) -> None:
+        if starts_later(plan, self._membership):
+            self._early = package
+            self._look_again(self._topics.checkpoint)
+            return
         run = open_run(package, self._membership)
+        self._take_run(run, package)
+        self._files.save_run(package)
+        self._membership.enter(run.generation, run.plan.epoch)
+        self._early = b""
+        self._announce_held()
+
+    def _on_epoch(self, data: bytes) -> None:
+        """Go on to a later mask epoch of the run: keep what it begins with, then erase the secret of the one before."""
+        package = self._early or (self._files.load_run() if self._run is not None else b"") or b""
+        if not package:
+            return  # it is looked for again when the run has come
+        epoch = decode(data, Epoch)
+        c = epoch.certificate.checkpoint
+        current = None if self._early or self._run is None else self._run.plan
+        if current is not None and (c.run_id != current.run_id or c.next_epoch <= current.epoch):
+            return
+        run = open_epoch(package, epoch, self._membership)
+        if self._early:
+            self._files.save_run(package)
+        self._files.save_epoch(data)
+        self._membership.enter(run.generation, run.plan.epoch)
+        self._early = b""
+        self._take_run(run, package)
+        self._announce_held()
+
+    def _take_run(self, run: Run, package: bytes) -> None:
+        """Follow a run, or go on with it in another mask epoch."""
         digest = run.plan.task_digest
+        again = self._run is not None and self._run.plan.run_id == run.plan.run_id
         if self._shares is None or self._shares[0] != digest:
             seed = f"{self._membership.fleet}/{self._membership.name}".encode()
             self._shares = (digest, split(self._load_data(run.bundle.manifest), seed))
-        backend = OrtModel(run.bundle, threads=self._threads)
-        aggregator = aggregator_of(self._membership.roster)
-        self._workshop = Workshop(run.plan, self._membership.identity, aggregator, backend, self._shares[1], run.key)
+        identity, aggregator = self._membership.identity, aggregator_of(self._membership.roster)
+        if again and self._workshop is not None:
+            shop = dataclasses.replace(self._workshop, run=run)
+        else:
+            backend = OrtModel(run.bundle, threads=self._threads)
+            own = OwnUpdates(self._membership.directory, run.plan)
+            shop = Workshop(run, identity, aggregator, backend, self._shares[1], own)
+        self._workshop = shop
         self._run, self._package = run, hashlib.sha256(package).digest()
         self._models = Inventory(run, self._membership.group)
-        self._base = (self._transport.bytes_sent, self._transport.bytes_received)
-        self._figures = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "rounds": 0}
+        if not again:
+            self._base = (self._transport.bytes_sent, self._transport.bytes_received)
+            self._figures = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "rounds": 0}
+        self._figures["epoch"] = run.plan.epoch
         LOG.info(
-            "following run",
-            extra={"kv": {"run": run.plan.run, "algorithm": run.plan.algorithm, "samples": len(self._shares[1].train)}},
+            "mask epoch" if again else "following run",
+            extra={"kv": {"run": run.plan.run, "epoch": run.plan.epoch, "samples": len(self._shares[1].train)}},
         )
-        self._step(agent.Planned(run.plan))
+        self._step(agent.Planned(run.plan, run.since))
+
+    def _announce_held(self) -> None:
         if self._held is not None:
             held, self._held = self._held, None
             self._on_announcement(held)
 
     def _on_announcement(self, announcement: Announcement) -> None:
-        if self._run is None or announcement.run_id != self._run.plan.run_id:
+        run = self._run
+        if run is None or announcement.run_id != run.plan.run_id or announcement.epoch > run.plan.epoch:
             self._held = announcement
+            return
+        if not announcement.step and not announcement.finished and self._membership.newest_generation > run.generation:
+            LOG.info("no round under keys that the owner has replaced", extra={"kv": {"round": announcement.round}})
             return
         self._step(agent.Announced(announcement))
 
     def _on_model(self, label: str, transfer: bytes, plain: memoryview) -> None:
         if self._models is not None and label in self._labels and self._models.take(label, transfer, plain):
+            self._step(agent.ModelArrived(label, transfer))
+
+    def _on_proposal(self, label: str, transfer: bytes, plain: bytes) -> None:
+        if label in self._labels:
+            self._proposal = (transfer, plain)
             self._step(agent.ModelArrived(label, transfer))
 
     def _on_control(self, control: Control) -> None:
@@ -244,7 +302,7 @@ class DeviceRuntime:
             LOG.error(
                 "round skipped", extra={"kv": {"round": announcement.round, "reason": result, "hint": result.hint}}
             )
-            self._step(agent.WorkFailed(announcement.run, announcement.round))
+            self._step(agent.WorkFailed(announcement.nonce))
             return
         current = (self._state.mark.run, self._state.mark.round, self._state.mark.nonce)
         if current != (announcement.run, announcement.round, announcement.nonce):
@@ -252,7 +310,12 @@ class DeviceRuntime:
         transfer, sealed = result.parcel.transfer_id, result.parcel.payload
         self._files.save_pending(self._state.mark, transfer, sealed)
         self._sealed = sealed
-        self._note_result(announcement, order, result, models)
+        if result.objection:
+            LOG.warning(
+                "checkpoint not signed", extra={"kv": {"round": announcement.round, "reason": result.objection}}
+            )
+        if not announcement.step:
+            self._note_result(announcement, order, result, models)
         self._step(agent.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer))
 
     def _note_result(
@@ -336,14 +399,31 @@ class DeviceRuntime:
         shop = self._workshop
         try:
             thetas = self._models.thetas(announcement, order)
+            job = self._job(shop, announcement, order, thetas)
         except UntrustedError as error:
             LOG.warning("round refused", extra={"kv": {"round": announcement.round, "reason": error}})
-            self._step(agent.WorkFailed(announcement.run, announcement.round))
+            self._step(agent.WorkFailed(announcement.nonce))
             return
         self._worker.submit(
-            lambda cancelled: carry_out(shop, announcement, order, thetas, cancelled),
-            lambda result: self._results(lambda: self.on_result(announcement, order, result, thetas)),
+            job, lambda result: self._results(lambda: self.on_result(announcement, order, result, thetas))
         )
+
+    def _job(
+        self, shop: Workshop, announcement: Announcement, order: Order, thetas: Mapping[int, Float32Vector]
+    ) -> Job:
+        if not announcement.step:
+            return lambda cancelled: carry_out(shop, announcement, order, thetas, cancelled)
+        from edge_client import rollover  # rare, and a small device's memory is dear
+
+        assert self._models is not None
+        membership = self._membership
+        if order.phase == Phase.CHECKPOINT:
+            carried = self._models.carried(announcement)
+            return lambda _: rollover.fold(shop, announcement, order, thetas, carried, membership)
+        transfer, proposal = self._proposal
+        if announcement.proposal is None or transfer != announcement.proposal.transfer:
+            raise UntrustedError("the checkpoint is not the one that was announced")
+        return lambda _: rollover.endorse(shop, announcement, order, thetas, proposal, membership)
 
     def _send(self, indices: tuple[int, ...] | None) -> None:
         chunks = split_chunks(

@@ -206,6 +206,9 @@ def run(
         int, typer.Option(help="Rounds between accuracy reports; 0: at the end only.", min=0)
     ] = 0,
     seed: Annotated[int | None, typer.Option(help="Of origins, participation and batch order.", min=0)] = None,
+    epoch_rounds: Annotated[
+        int, typer.Option(help="Rounds after which devices take a new mask; 0: one mask for the run.", min=0)
+    ] = 0,
 ) -> None:
     """Sign a run: what the aggregator may do, the sealed task and the sealed origins; prints the run file."""
     from edge_client.manifest import LocalTraining
@@ -231,6 +234,7 @@ def run(
         weighting=weighting,
         evaluate_every=evaluate_every,
         seed=seed,
+        epoch_rounds=epoch_rounds,
     )
     plan = make_plan(fleet, bundle, options)
     from fleet.task.origin import make_origins  # torch: only for options that make sense

@@ -49,6 +49,7 @@ class RunOptions:
         weighting: samples or uniform.
         evaluate_every: report accuracy every so many rounds; 0 is at the end only.
         seed: of participation and batch order; None draws one.
+        epoch_rounds: rounds of a mask epoch, after which devices take a new mask; 0 is one epoch for the run.
     """
 
     algorithm: str
@@ -65,6 +66,7 @@ class RunOptions:
     weighting: str = "samples"
     evaluate_every: int = 0
     seed: int | None = None
+    epoch_rounds: int = 0
 
 
 def origins_needed(options: RunOptions) -> int:
@@ -93,8 +95,10 @@ def make_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) ->
             hint="shoal-fleet add-aggregator, shoal-fleet add-device",
         )
     run, run_id = fleet.next_run(), os.urandom(16)
-    # Each run is a mask epoch of its own, so that no two runs share a permutation.
-    context = MaskContext(fleet.name, run_id, run, bundle.digest, options.mode, bundle.segments)
+    epoch_rounds = options.epoch_rounds or options.rounds
+    # Each run has mask epochs of its own, so that no two runs share a permutation.
+    epoch = fleet.take_epochs(-(-options.rounds // epoch_rounds))
+    context = MaskContext(fleet.name, run_id, epoch, bundle.digest, options.mode, bundle.segments)
     local = options.local or bundle.manifest.hyper
     plan = RunPlan(
         fleet=fleet.name,
@@ -108,9 +112,9 @@ def make_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) ->
         max_models=origins_needed(options),
         rounds=options.rounds,
         mode=options.mode,
-        epoch=run,
-        epoch_rounds=options.rounds,
-        key_id=key_id(fleet.mask_secret, context),
+        epoch=epoch,
+        epoch_rounds=epoch_rounds,
+        key_id=key_id(fleet.secret_at(epoch), context),
         segments=tuple(SegmentSpec(s.name, s.length) for s in bundle.segments),
         norm_limit=options.norm_limit,
         min_contributors=options.min_contributors,

@@ -31,6 +31,9 @@ REASSEMBLY_DEADLINE_S: Final = 600.0
 REASSEMBLY_QUIET_S: Final = 2.0
 """A transfer without a new chunk for this long has its missing chunks asked for."""
 
+MAX_EPOCHS_AHEAD: Final = 100_000
+"""Furthest that a mask secret is ratcheted in one go: a second's work on a small device."""
+
 MAX_COORDINATES: Final = 1 << 28
 """Largest model length d."""
 

@@ -14,6 +14,8 @@ NO_ORDER: Final = 0xFFFF
 NO_TRANSFER: Final = bytes(16)
 SHARED_MODEL: Final = 0xFFFF
 """Stands in place of a model's id where weight sharing sends what all models have in common."""
+CARRIED_FIRST: Final = 0xE000
+"""From here on a model's id stands for a masked vector that is no model."""
 PROPOSAL_MODEL: Final = 0xFFFE
 """Stands in place of a model's id where a checkpoint travels for the devices to compare with their own."""
 
@@ -120,7 +122,7 @@ class Announcement:
         shared: with weight sharing, the ``shared`` segment of every model; ``models`` then are ``cluster`` segments.
         carried: in a rollover, masked vectors that are no models, for the device that folds to mask anew.
         generation: in a rollover, the roster sequence of the secrets that the next mask epoch is made with.
-        proposal: transfer id of the checkpoint to compare with and sign; all zero where there is none.
+        proposal: where to find the checkpoint to compare with and sign.
     """
 
     fleet: str
@@ -141,7 +143,7 @@ class Announcement:
     step: U8 = 0
     carried: tuple[ModelRef, ...] = ()
     generation: U32 = 0
-    proposal: Fixed16 = NO_TRANSFER
+    proposal: ModelRef | None = None
 
     def order_for(self, index: int) -> Order | None:
         """Return the order of the device at ``index`` in the roster, or None where it has none this round."""

@@ -69,6 +69,7 @@ class Contribution:
         vector: shape (d,), float32, masked update; None where the order was not to train.
         norm: l2 norm of the vector.
         model_norm: l2 norm of the model that was trained, in the clear; 0 where not asked.
+        attached: in the steps of a rollover, what came behind the update.
     """
 
     round: int
@@ -84,6 +85,7 @@ class Contribution:
     vector: Float32Vector | None = None
     norm: float = 0.0
     model_norm: float = 0.0
+    attached: bytes = field(default=b"", repr=False)
 
     @property
     def key(self) -> UploadKey:

@@ -36,7 +36,7 @@ class Inherited:
     models: Mapping[int, Slot]
     shared: Slot | None = None
     carried: Mapping[str, Carried] = field(default_factory=dict)
-    own: frozenset[UploadKey] = frozenset()
+    own: Mapping[UploadKey, Contribution] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,13 +147,17 @@ class Membership(Generic[G]):
             self.adopt(grant.roster)
         return True
 
+    def _replace(self, grant: G) -> None:
+        """Put ``grant`` in the place of the one in force."""
+        write_private(self.directory / GRANT_FILE, encode(grant))
+        self._use(grant)
+
     def promote(self) -> None:
         """Put the newer secrets in force and forget the ones before; what was made with those can't be read any more."""
         if self.next is not None:
             grant, self.next = self.next, None
-            write_private(self.directory / GRANT_FILE, encode(grant))
+            self._replace(grant)
             (self.directory / NEXT_FILE).unlink(missing_ok=True)
-            self._use(grant)
 
     def generation(self, grant: G) -> int:
         """Return the roster sequence at which the secrets of ``grant`` were drawn."""

@@ -92,7 +92,7 @@ def test_an_announcement_under_another_mode_is_refused(tmp_path):
         check_announcement(announcement, plan)
         own = mask_key(fleet).context
         for mode in set(MODES) - {"rotation"}:
-            other = key_id(fleet.stage.fleet.mask_secret, dataclasses.replace(own, mode=mode))
+            other = key_id(fleet.stage.fleet.secret_at(own.epoch), dataclasses.replace(own, mode=mode))
             with pytest.raises(UntrustedError, match="another mask key"):
                 check_announcement(dataclasses.replace(announcement, key_id=other), plan)
 

@@ -28,6 +28,7 @@ ROUND = Announcement(
     models=MODELS,
     orders=(ORDER,),
     order_of=(0,),
+    mode="permutation",
 )
 HEADER = ModelHeader("demo", PLAN.run_id, 1, PLAN.key_id, 1, 1, 3, D)
 

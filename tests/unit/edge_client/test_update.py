@@ -12,6 +12,8 @@ from crypto.seal.envelope import open_from_member, read_head
 from crypto.seal.identity import Identity
 from edge_client.data import Batch, split
 from edge_client.model import OrtModel
+from edge_client.own_updates import OwnUpdates
+from edge_client.package import Run, segment_keys
 from edge_client.scoring import score
 from edge_client.training import Cancelled, train
 from edge_client.update import BatchOrder, Workshop, carry_out, local_training, share_of
@@ -30,7 +32,7 @@ MODELS = {m: RNG.standard_normal(D).astype(np.float32) for m in (3, 4, 5)}
 
 
 @pytest.fixture(scope="module")
-def shop(logistic):
+def shop(logistic, tmp_path_factory):
     bundle = logistic(INPUTS, CLASSES)
     plan = run_plan(
         task_digest=bundle.digest, segments=(SegmentSpec("cluster", D),), local=MINI, origins=1, max_models=9, rounds=9
@@ -39,7 +41,10 @@ def shop(logistic):
     context = MaskContext(plan.fleet, plan.run_id, plan.epoch, plan.task_digest, plan.mode, plan.mask_segments)
     key = derive(secret, context)
     shares = split(Batch(*samples(40)), b"seed")
-    return Workshop(plan, DEVICE, AGGREGATOR.member, OrtModel(bundle), shares, key)
+    origins = np.zeros((1, D), np.float32)
+    run = Run(plan, bundle, origins, key, segment_keys(key), 0, 0)
+    own = OwnUpdates(tmp_path_factory.mktemp("own"), plan)
+    return Workshop(run, DEVICE, AGGREGATOR.member, OrtModel(bundle), shares, own)
 
 
 def announcement(round_=2):
@@ -57,6 +62,7 @@ def announcement(round_=2):
         models=(),
         orders=(),
         order_of=(),
+        mode="permutation",
     )
 
 

@@ -71,7 +71,7 @@ def test_no_secret_shows_anywhere(fleet, device, tmp_path):
             device.grant,
             device.group,
             device.content,
-            device.mask_secret(),
+            device.secret_at(0, 3),
             server.grant,
         )
     )
