@@ -73,6 +73,11 @@ def messages(kind):
         return st.integers(0, 2**32 - 1).flatmap(
             lambda last: st.builds(kind, **fields | {"sequence": st.just(last), "keys_since": st.integers(0, last)})
         )
+    if kind.__name__ == "Checkpoint":
+        fields["origins"] = st.integers(1, 4096)
+        return st.integers(0, 2**32 - 2).flatmap(
+            lambda e: st.builds(kind, **fields | {"epoch": st.just(e), "next_epoch": st.integers(e + 1, 2**32 - 1)})
+        )
     if kind.__name__ == "Token":
         fields["broker"] = st.sampled_from(["mqtt://broker.example:1883", "mqtts://user:word@10.0.0.1"])
     return st.builds(kind, **fields)
