@@ -98,7 +98,7 @@ def test_what_makes_no_sense_is_refused(make):
         {"norm_limit": -1.0},
         {"rounds": 0},
         {"min_contributors": 0},
-        {"epoch_rounds": 19},
+        {"epoch_rounds": 0},
         {"weighting": "median"},
     ],
 )
