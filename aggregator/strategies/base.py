@@ -338,3 +338,9 @@ def require(condition: bool, message: str, hint: str = "") -> None:
     """Raise ConfigError with ``message`` unless ``condition`` holds."""
     if not condition:
         raise ConfigError(message, hint=hint)
+
+
+def require_one_origin(run: RunPlan) -> None:
+    """Raise ConfigError unless all models start from one origin and none has a shared segment."""
+    require(run.origins == 1, f"{run.algorithm} starts from one origin, the run ships {run.origins}")
+    require(all(g.name == "cluster" for g in run.segments), f"{run.algorithm} has no shared segment")

@@ -6,10 +6,12 @@ masked is either masked anew, by the devices, or forgotten: no vector of the old
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from aggregator.strategies.base import Contribution, Slot, UploadKey
+from aggregator.strategies.base import Contribution, Event, Slot, UploadKey
+from wire.errors import IntegrityError
 from wire.types import Float32Vector
 
 
@@ -54,3 +56,31 @@ class Renewal:
     origins: Mapping[int, int]
     carried: Mapping[str, Float32Vector] = field(default_factory=dict)
     own: Mapping[UploadKey, Contribution] = field(default_factory=dict)
+
+
+def fresh_slot(renewal: Renewal, model: int) -> Slot:
+    """Return the model as it is after the rollover: at an origin of its own.
+
+    Raises:
+        IntegrityError: the rollover did not bring it.
+    """
+    if model not in renewal.origins:
+        raise IntegrityError(f"model {model} did not come through the rollover after round {renewal.round}")
+    return Slot(renewal.origins[model], version=renewal.round)
+
+
+def renewed_rows(renewal: Renewal, names: Sequence[str]) -> tuple[Float32Vector, ...]:
+    """Return the carried vectors ``names``, (d,) float32 each, under the new key; none at all unless all of them came."""
+    if not all(name in renewal.carried for name in names):
+        return ()
+    return tuple(renewal.carried[name] for name in names)
+
+
+def news_dump(news: Iterable[Event]) -> list[dict[str, Any]]:
+    """Return events that the next round's outcome tells as JSON."""
+    return [{"round": e.round, "kind": e.kind, "detail": dict(e.detail)} for e in news]
+
+
+def news_load(document: Iterable[Mapping[str, Any]]) -> tuple[Event, ...]:
+    """Return the events that `news_dump` described."""
+    return tuple(Event(e["round"], e["kind"], e["detail"]) for e in document)
