@@ -89,7 +89,7 @@ def status(directory: Directory, json: AsJson = False) -> None:
     no_core_dumps()
     from aggregator.daemon import find_runs
     from aggregator.membership import AggregatorMembership
-    from aggregator.store import read_records
+    from aggregator.run_directory import read_records
 
     member = AggregatorMembership(directory)
     runs = []

@@ -30,6 +30,7 @@ from aggregator.events import (
 )
 from aggregator.rollover import Rollover
 from aggregator.strategies.base import Contribution, Outcome, Strategy
+from aggregator.strategies.base import Event as Occurrence
 from aggregator.strategies.registry import make_strategy
 from aggregator.turnover import Turnover
 from wire.documents import Roster, RunPlan
@@ -54,7 +55,8 @@ class Engine:
     """The rules of one run.
 
     Attributes:
-        run: the owner's plan, as signed; strategy: the algorithm in the run's first mask epoch; seed: 16 random bytes from which round nonces follow.
+        run: the owner's plan, as signed; strategy: the algorithm in the run's first mask epoch.
+        seed: 16 random bytes from which round nonces follow.
     """
 
     def __init__(
@@ -134,7 +136,12 @@ class Engine:
             return self._open(state, round_, available)
         generation = standing["generation"]
         state = dataclasses.replace(
-            state, run=self.run_in(standing), since=standing["since"], generation=generation, newest=generation
+            state,
+            run=self.run_in(standing),
+            since=standing["since"],
+            generation=generation,
+            newest=generation,
+            news=tuple(Occurrence(e["round"], e["kind"], e["detail"]) for e in standing["news"]),
         )
         if not standing["open"]:
             return dataclasses.replace(state, round=round_, online=frozenset()), (Gather(),)

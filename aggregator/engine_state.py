@@ -68,6 +68,7 @@ class EngineState:
             "generation": self.generation,
             "step": self.step,
             "open": self.plan is not None,
+            "news": [{"round": e.round, "kind": e.kind, "detail": dict(e.detail)} for e in self.news],
             "rollover": None if r is None else [r.generation, r.tries, r.folder, r.proposal is not None],
         }
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from aggregator.answers import Answers
 from aggregator.engine import Engine, Verdict
 from aggregator.events import (
     CameOnline,
@@ -31,6 +32,7 @@ from aggregator.events import (
     WentOffline,
 )
 from aggregator.intake import Intake, Opened, RefusedUploadError
+from aggregator.lines import report, waiting_for
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import Backend
 from aggregator.owner_mail import OwnerMail
@@ -44,7 +46,6 @@ from wire.codec import decode, encode
 from wire.documents import RunPlan
 from wire.epochs import Epoch
 from wire.errors import ShoalError, UntrustedError
-from wire.frame import parse
 from wire.messages import Action, Phase, Presence
 from wire.reassembly import Reassembler, Transfer
 from wire.topics import TopicKind, Topics
@@ -53,7 +54,6 @@ from wire.transport import Connected, Disconnected, Message, Transport, Transpor
 LOG = logging.getLogger("shoal.aggregator")
 STATUS_AFTER_S: Final = 3.0
 """A round open for this long says what it is waiting for, and again each time this has passed."""
-ANSWERS_REMEMBERED: Final = 4096
 
 
 class RunService:
@@ -86,13 +86,13 @@ class RunService:
         )
         self._intake = Intake(membership.identity, run)
         self._publisher = Publisher(membership.identity, membership.group, transport, directory / "retained.json")
+        self._answers = Answers(self._publisher, membership, run)
         self._chunks = Reassembler()
         self._mail = OwnerMail(membership)
         self._births: dict[str, int] = {}
         self._appended: list[Opened] = []
         self._syncing: list[Opened] = []
         self._deferred: list[Event] = []
-        self._answered: dict[tuple[str, bytes], Action] = {}
         self._opened_at_s = 0.0
         self._status_at_s = 0.0
         self._deadline_s: float | None = None
@@ -187,7 +187,7 @@ class RunService:
                 self._on_presence(parsed.device, transfer, now_s)
         elif parsed.kind is TopicKind.UP:
             self._bytes_up += len(payload)
-            if self._answer_again(parsed.device, payload):
+            if self._answers.repeat(parsed.device, payload):
                 return
             transfer = self._chunks.add(parsed.device, payload, now_s)
             if transfer is not None:
@@ -209,7 +209,7 @@ class RunService:
         try:
             opened = self._intake.open(device, transfer, self._membership.roster)
         except RefusedUploadError as refusal:
-            self._reply(device, refusal.upload.round, transfer.transfer_id, Action.REFUSED, str(refusal))
+            self._answers.reply(device, refusal.upload.round, transfer.transfer_id, Action.REFUSED, str(refusal))
             raise
         verdict, reason = self._engine.judge(self._state, opened.upload, opened.digest)
         queued = next((o for o in (*self._syncing, *self._appended) if o.upload.device == device), None)
@@ -221,33 +221,10 @@ class RunService:
             self._appended.append(opened)
         elif verdict is Verdict.DUPLICATE:
             if queued is None:
-                self._answer(opened, Action.ACK)
+                self._answers.give(opened, Action.ACK)
         else:
-            self._answer(opened, Action.REFUSED, reason)
+            self._answers.give(opened, Action.REFUSED, reason)
             raise UntrustedError(f"upload of {device} for round {opened.upload.round}: {reason}")
-
-    def _answer(self, opened: Opened, action: Action, reason: str = "") -> None:
-        self._reply(opened.upload.device, opened.upload.round, opened.transfer, action, reason)
-
-    def _reply(self, device: str, round_: int, transfer: bytes, action: Action, reason: str = "") -> None:
-        member = self._membership.roster.device(device)
-        if member is None:
-            return
-        if len(self._answered) >= ANSWERS_REMEMBERED:
-            self._answered.pop(next(iter(self._answered)))
-        self._answered[device, transfer] = action
-        self._publisher.answer(member, self._run, round_, transfer, action, reason)
-
-    def _answer_again(self, device: str, chunk: bytes) -> bool:
-        """Repeat the answer to a device that resends what was answered, once for each time it sends the first chunk."""
-        header, _ = parse(chunk)
-        action = self._answered.get((device, header.transfer_id))
-        if action is None:
-            return False
-        member = self._membership.roster.device(device)
-        if header.index == 0 and member is not None:
-            self._publisher.answer(member, self._run, header.round, header.transfer_id, action)
-        return True
 
     def flush(self, now_s: float) -> None:
         """Begin to make what arrived durable, unless that is under way for what came before."""
@@ -271,7 +248,7 @@ class RunService:
         for opened, contribution in zip(done, contributions, strict=True):
             self._feed(Stored(contribution, opened.digest), self._now_s)
         for opened in done:
-            self._answer(opened, Action.ACK)
+            self._answers.give(opened, Action.ACK)
         deferred, self._deferred = self._deferred, []
         for event in deferred:
             self._feed(event, self._now_s)
@@ -294,18 +271,7 @@ class RunService:
 
     def status(self) -> str:
         """Return one line: what the run is waiting for."""
-        state = self._state
-        if state.plan is None and state.rollover is not None:
-            return f"round {state.round}: more than half of the roster must be here to end the mask epoch"
-        if state.plan is None:
-            absent = [d for d in state.devices if d not in state.online]
-            there = len(state.devices) - len(absent)
-            return f"gathering: {there} of {len(state.devices)} devices are here{_names(absent)}"
-        done, total = len(state.received), len(state.plan.orders)
-        what = f"round {state.round}"
-        if state.rollover is not None:
-            what = f"{what}, {'folding' if state.rollover.proposal is None else 'signing'} the next mask epoch"
-        return f"{what}: {done} of {total}{_names(list(state.waiting))}"
+        return waiting_for(self._state)
 
     def reload_roster(self) -> None:
         """Take up a newer roster that was carried into the directory by hand.
@@ -351,7 +317,7 @@ class RunService:
                     seconds = now_s - self._opened_at_s
                     figures = {**dataclasses.asdict(record), "seconds": seconds, "bytes_up": self._bytes_up}
                     closed = (record.round, figures)
-                    self._report(action, seconds)
+                    report(self._run.run, record, seconds, self._bytes_up)
                 case OpenRound():
                     self._open(action, closed)
                     closed = None
@@ -403,24 +369,6 @@ class RunService:
         self._publisher.epoch(epoch)
         LOG.info("mask epoch", extra={"kv": {"run": run.run, "round": renewed.round, "epoch": run.epoch}})
 
-    def _report(self, closed: RoundClosed, seconds: float) -> None:
-        r = closed.record
-        sizes = sorted((list(r.clusters.values()).count(c) for c in set(r.clusters.values())), reverse=True)
-        pairs = {
-            "run": self._run.run,
-            "round": r.round,
-            "devices": f"{r.contributed}/{r.ordered}",
-            "loss": r.loss,
-            "cluster_sizes": "+".join(map(str, sizes)),
-            "dur_s": seconds,
-            "bytes": self._bytes_up,
-        }
-        if r.tested:
-            pairs["accuracy"] = r.correct / r.tested
-        LOG.info("round closed", extra={"kv": pairs})
-        for event in r.events:
-            LOG.info(str(event["kind"]), extra={"kv": {k: v for k, v in event.items() if k not in ("kind",)}})
-
     def close(self) -> None:
         """Close the store; what is retained on the broker stays there."""
         self._store.close()
@@ -433,14 +381,6 @@ def _proposal(standing: Mapping[str, Any], stored: list[tuple[Contribution, byte
         return None
     folds = (c for c, _ in stored if c.phase is Phase.CHECKPOINT and c.device == under_way[2])
     return next(folds, None)
-
-
-def _names(devices: list[str], most: int = 5) -> str:
-    if not devices:
-        return ""
-    shown = ", ".join(devices[:most])
-    more = f" and {len(devices) - most} more" if len(devices) > most else ""
-    return f", waiting for {shown}{more}"
 
 
 def _reason(error: ShoalError) -> str:

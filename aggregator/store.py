@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import mmap
 import os
 import shutil
 import sqlite3
@@ -21,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from aggregator.strategies.base import Contribution, Dump, UploadKey, norm_of
+from aggregator.update_files import FLOAT_BYTES, UpdateFiles, checksum
 from support.files import private_directory, sync_directory, write_atomic
 from wire.codec import decode, encode
 from wire.documents import RunPlan
@@ -33,11 +33,6 @@ DATABASE: Final = "run.sqlite"
 UPDATES: Final = "updates"
 VECTORS: Final = "vectors"
 BUSY_TIMEOUT_MS: Final = 5000
-FLOAT_BYTES: Final = 4
-ROUNDS: Final = "[0-9]*.f32"
-SPARES: Final = "spare-*.f32"
-SPARES_KEPT: Final = 2
-"""Files of past rounds that are kept for their disk blocks."""
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS uploads (
@@ -48,16 +43,6 @@ CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, record TEXT NOT NU
 CREATE TABLE IF NOT EXISTS snapshot (id INTEGER PRIMARY KEY CHECK (id = 1), round INTEGER NOT NULL, document TEXT NOT
 NULL);
 """
-
-
-def checksum(data: bytes | memoryview) -> int:
-    """Return the sum of the 32-bit words of ``data``: it finds torn and zeroed pages, and costs a tenth of a digest.
-
-    Nothing is guarded against whoever can write to the aggregator's disk: he can change the database as well.
-    """
-    whole = len(data) - len(data) % FLOAT_BYTES
-    total = int(np.frombuffer(data[:whole], "<u4").sum(dtype=np.uint64)) + sum(data[whole:])
-    return total & 0x7FFFFFFFFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +89,6 @@ class Store:
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
         self._db.executescript(_TABLES)
-        self._files: dict[int, int] = {}
-        self._ends: dict[int, int] = {}
-        self._dirty: set[int] = set()
         self._pending: list[_Row] = []
         self._batch: list[_Row] = []
         facts = dict(self._db.execute("SELECT name, value FROM facts"))
@@ -130,8 +112,13 @@ class Store:
             for other in private_directory(self.directory / kind).iterdir():
                 if other.name != _folder(epoch):
                     shutil.rmtree(other)
-        self._updates = private_directory(self.directory / UPDATES / _folder(epoch))
+        self._updates = UpdateFiles(private_directory(self.directory / UPDATES / _folder(epoch)), self._end_of)
         self._vectors = private_directory(self.directory / VECTORS / _folder(epoch))
+
+    def _end_of(self, round_: int) -> int:
+        """Return the bytes of a round's file that rows point to."""
+        found = self._db.execute("SELECT start, header FROM uploads WHERE round = ?", (round_,))
+        return max((start + _size(decode(bytes(header), Upload)) for start, header in found), default=0)
 
     def append(self, upload: Upload, vector: memoryview, norm: float, digest: bytes) -> None:
         """Write one upload's vector, and remember the rest; nothing is durable before `commit`.
@@ -144,13 +131,7 @@ class Store:
         """
         start = 0
         if len(vector):
-            handle = self._file(upload.round)
-            start = self._ends[upload.round]
-            view = vector
-            while view:
-                view = view[os.pwrite(handle, view, self._ends[upload.round]) :]
-                self._ends[upload.round] = start + len(vector) - len(view)
-            self._dirty.add(upload.round)
+            start = self._updates.append(upload.round, vector)
         cut = FLOAT_BYTES * upload.length
         self._pending.append(_Row(upload, digest, start, checksum(vector[:cut]) + checksum(vector[cut:]), norm))
 
@@ -161,14 +142,7 @@ class Store:
         """
         assert not self._batch, "the batch before is not committed"
         self._batch, self._pending = self._pending, []
-        handles = [self._files[round_] for round_ in self._dirty]
-        self._dirty.clear()
-
-        def sync() -> None:
-            for handle in handles:
-                os.fdatasync(handle)
-
-        return sync
+        return self._updates.syncer()
 
     def commit(self) -> list[Contribution]:
         """Make a batch durable, and return it as contributions whose vectors are views of the file.
@@ -188,47 +162,12 @@ class Store:
         self._batch = []
         return done
 
-    def _path(self, round_: int) -> Path:
-        return self._updates / f"{round_:06d}.f32"
-
-    def _file(self, round_: int) -> int:
-        if round_ not in self._files:
-            path = self._path(round_)
-            if not path.exists():
-                spare = next(path.parent.glob(SPARES), None)
-                if spare is not None:
-                    spare.rename(path)
-            self._files[round_] = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            sync_directory(path.parent)
-            # Bytes behind the last row are a spare's old ones, or the torn tail of a crash: write over them.
-            ends = [
-                start + _size(decode(bytes(header), Upload))
-                for start, header in self._db.execute("SELECT start, header FROM uploads WHERE round = ?", (round_,))
-            ]
-            self._ends[round_] = max(ends, default=0)
-        return self._files[round_]
-
-    def _view(self, round_: int, start: int, length: int) -> Float32Vector:
-        """Return coordinates of a round's file, (length,) float32, as a view that takes no memory of its own.
-
-        numpy.memmap gives the same for ten times the processor time.
-        """
-        aligned = start - start % mmap.ALLOCATIONGRANULARITY
-        size = start - aligned + FLOAT_BYTES * length
-        handle = self._files.get(round_)
-        if handle is not None:
-            mapped = mmap.mmap(handle, size, access=mmap.ACCESS_READ, offset=aligned)
-        else:
-            with self._path(round_).open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, offset=aligned)
-        return np.frombuffer(mapped, "<f4", length, start - aligned)
-
     def _contribution(self, upload: Upload, start: int, norm: float | None = None) -> Contribution:
         vector, attached = None, b""
         if upload.length:
-            vector = self._view(upload.round, start, upload.length)
+            vector = self._updates.view(upload.round, start, upload.length)
         if upload.attached:
-            attached = self._read(upload.round, start + FLOAT_BYTES * upload.length, upload.attached)
+            attached = self._updates.read(upload.round, start + FLOAT_BYTES * upload.length, upload.attached)
         return Contribution(
             upload.round,
             Phase(upload.phase),
@@ -245,11 +184,6 @@ class Store:
             upload.model_norm,
             attached,
         )
-
-    def _read(self, round_: int, start: int, length: int) -> bytes:
-        with self._path(round_).open("rb") as file:
-            file.seek(start)
-            return file.read(length)
 
     def fetch(self, key: UploadKey) -> Contribution:
         """Return a stored upload, its vector checked against the checksum that was kept beside it.
@@ -355,7 +289,7 @@ class Store:
             self._db.executemany("INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             self._db.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?)", (round_, json.dumps(document)))
             self._db.execute("INSERT OR REPLACE INTO facts VALUES ('epoch', ?)", (epoch,))
-        self._release()
+        self._updates.release()
         self._enter(standing["epoch"])
 
     def epoch(self) -> bytes:
@@ -388,17 +322,7 @@ class Store:
         for path in self._vectors.glob("*.f32"):
             if path.stem not in names:
                 path.unlink()
-        updates = self._updates
-        for path in updates.glob(ROUNDS):
-            old = int(path.stem)
-            if old < round_ and old not in rounds:
-                handle = self._files.pop(old, None)
-                if handle is not None:
-                    os.close(handle)
-                # Writing over allocated blocks takes a third of the time of making new ones durable.
-                path.rename(updates / f"spare-{old:06d}.f32")
-        for path in sorted(updates.glob(SPARES))[:-SPARES_KEPT]:
-            path.unlink()
+        self._updates.sweep(round_, rounds)
 
     def restore(self) -> Snapshot | None:
         """Return the last snapshot, or None where the run has not begun.
@@ -431,18 +355,13 @@ class Store:
 
     def erase(self) -> None:
         """End the run: erase every update that devices sent; offsets and records stay."""
-        self._release()
-        erase_updates(self.directory)
-
-    def _release(self) -> None:
-        for handle in self._files.values():
-            os.close(handle)
-        self._files.clear()
-        self._ends.clear()
+        self._updates.release()
+        for path in (self.directory / UPDATES).glob("*/*.f32"):
+            path.unlink()
 
     def close(self) -> None:
         """Close files and database."""
-        self._release()
+        self._updates.release()
         self._db.close()
 
 
@@ -452,39 +371,3 @@ def _folder(epoch: int) -> str:
 
 def _size(upload: Upload) -> int:
     return FLOAT_BYTES * upload.length + upload.attached
-
-
-def erase_updates(directory: Path) -> None:
-    """Erase the updates of a run that is over."""
-    for path in (directory / UPDATES).glob("*/*.f32"):
-        path.unlink()
-
-
-def read_generation(directory: Path) -> int | None:
-    """Return the newest secrets, by the roster sequence they were drawn at, that a run has turned to; None for the first."""
-    found = _read(directory, "SELECT document FROM snapshot")
-    if not found:
-        return None
-    standing = json.loads(found[0])["standing"]
-    under_way = standing.get("rollover")
-    return int(under_way[0] if under_way else standing["generation"])
-
-
-def read_records(directory: Path) -> list[dict[str, Any]]:
-    """Return the closed rounds of a run that another process may be writing; empty where there are none yet."""
-    return [json.loads(record) for record in _read(directory, "SELECT record FROM rounds ORDER BY round")]
-
-
-def _read(directory: Path, query: str) -> list[str]:
-    """Return the first column of what ``query`` finds in a run's database that another process may be writing."""
-    path = directory / DATABASE
-    if not path.exists():
-        return []
-    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
-    try:
-        database.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-        return [value for (value,) in database.execute(query)]
-    except sqlite3.OperationalError:
-        return []  # the writer has not made its tables yet
-    finally:
-        database.close()

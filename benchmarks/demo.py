@@ -219,7 +219,9 @@ def _result(
 ) -> DemoResult:
     plan, view = next((p, v) for p, v, _ in runs if v is not None)
     theta = make_origins("mlp", 1, seed, manifest=bundle.manifest, **sizes)[0]
-    seen = look(view, run_key(stage.fleet.secret_at(plan.epoch), plan), bundle, theta, hidden.x[0][0], int(hidden.y[0][0]))
+    seen = look(
+        view, run_key(stage.fleet.secret_at(plan.epoch), plan), bundle, theta, hidden.x[0][0], int(hidden.y[0][0])
+    )
     return DemoResult(
         broker=broker,
         devices=len(stage.devices),

@@ -71,6 +71,10 @@ class Inventory:
         self._parts[label] = Part(transfer, header.model, header.origin, header.segment, header.scale, theta)
         return True
 
+    def regroup(self, group: GroupKey) -> None:
+        """Find models under the labels of another broadcast key from now on."""
+        self._group = group
+
     def drop(self, label: str) -> None:
         """Forget what came under ``label``."""
         self._parts.pop(label, None)

@@ -1,7 +1,7 @@
 """Updates of its own that a device keeps: those that CFL remembers a split by, to be masked anew in a later mask epoch.
 
-The aggregator asks for one when it has become part of its memory, a round after it came, so the newest is held until the
-next. What is kept lies in clear in the device's private directory until the run is over.
+The aggregator asks for one when it has become part of its memory, a round or more after it came, so the newest is held
+until the next. What is kept lies in clear in the device's private directory until the run is over.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class OwnUpdates:
             write_model(path, OwnModel(*self._run, round_, 0, self._newest[1]), durable=True)
 
     def find(self, round_: int) -> Float32Vector | None:
-        """Return the kept update (d,), float32, of a round, or None."""
+        """Return the update (d,), float32, of a round if it is kept, or the newest; else None."""
+        if self._newest is not None and self._newest[0] == round_:
+            return self._newest[1]
         path = self._path(round_)
         return read_model(path).theta if path.exists() else None
 

@@ -21,10 +21,12 @@ from edge_client.update import Finished, Workshop, sealed_upload
 from wire.codec import decode_prefix, encode
 from wire.epochs import Checkpoint, Endorsement, Proposal
 from wire.errors import ShoalError, UntrustedError
+from wire.messages import Phase
 
 if TYPE_CHECKING:
     from crypto.mask.keys import MaskKey
     from edge_client.enrolment import DeviceMembership
+    from edge_client.worker import Job
     from wire.messages import Announcement, Order
     from wire.types import Float32Vector
 
@@ -40,6 +42,28 @@ class NextEpoch:
     number: int
     generation: int
     key: MaskKey
+
+
+def job(
+    shop: Workshop,
+    announcement: Announcement,
+    order: Order,
+    models: Mapping[int, Float32Vector],
+    carried: Mapping[int, Float32Vector],
+    proposal: tuple[bytes, bytes],
+    membership: DeviceMembership,
+) -> Job:
+    """Return what a worker does for an order of a rollover; arguments as in `fold` and `endorse`.
+
+    Raises:
+        UntrustedError: ``proposal`` (transfer id, payload) is not the one that was announced.
+    """
+    if order.phase == Phase.CHECKPOINT:
+        return lambda _: fold(shop, announcement, order, models, carried, membership)
+    transfer, payload = proposal
+    if announcement.proposal is None or transfer != announcement.proposal.transfer:
+        raise UntrustedError("the checkpoint is not the one that was announced")
+    return lambda _: endorse(shop, announcement, order, models, payload, membership)
 
 
 def next_epoch(shop: Workshop, announcement: Announcement, membership: DeviceMembership) -> NextEpoch:

@@ -9,13 +9,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-import math
-import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from crypto.seal.roster import aggregator_of
-from edge_client import agent, kept
+from edge_client import agent
 from edge_client.agent import AgentState
 from edge_client.data import Batch, Shares, split
 from edge_client.enrolment import DeviceMembership
@@ -25,8 +23,9 @@ from edge_client.model import OrtModel
 from edge_client.own_updates import OwnUpdates
 from edge_client.package import Run, open_epoch, open_plan, open_run, reopen, starts_later
 from edge_client.presence import presence
-from edge_client.state import DeviceState, OwnModel
-from edge_client.update import Finished, Workshop, carry_out
+from edge_client.results import Results
+from edge_client.state import DeviceState
+from edge_client.update import Workshop, carry_out
 from edge_client.worker import Job, Result, Worker
 from wire import limits
 from wire.codec import decode
@@ -43,9 +42,6 @@ from wire.types import Float32Vector
 LOG = logging.getLogger("shoal.edge")
 REFETCH_S: Final = 5.0
 """A device that has waited this long for a model subscribes anew: the broker then sends what it retains."""
-STATUS_EVERY_S: Final = 1.0
-SAVE_MODEL_EVERY_S: Final = 30.0
-RUNS_REMEMBERED: Final = 16
 
 
 class DeviceRuntime:
@@ -84,7 +80,7 @@ class DeviceRuntime:
         self._worker = worker
         self._load_data = load_data
         self._birth = birth
-        self._results = results
+        self._hand_back = results
         self._uniform = uniform
         self._threads = threads
         self._topics = Topics(membership.fleet)
@@ -103,13 +99,9 @@ class DeviceRuntime:
         self._held: Announcement | None = None
         self._models: Inventory | None = None
         self._labels: tuple[str, ...] = ()
-        self._own: OwnModel | None = None
         self._timer_s: float | None = None
         self._fetching_s = 0.0
-        self._saved_model_s = self._saved_status_s = -math.inf
-        self._figures: dict[str, Any] = {}
-        self._ended: dict[str, dict[str, Any]] = {}
-        self._base = (0, 0)
+        self._results = Results(membership, self._files, transport)
         self._now_s = 0.0
         self.runs_done = 0
 
@@ -162,7 +154,9 @@ class DeviceRuntime:
         group = self._membership.group
         purpose, plain = self._membership.open_broadcast(transfer.payload, transfer.signed)
         if self._membership.group is not group:
-            LOG.info("new keys in force", extra={"kv": {"roster": self._membership.roster.sequence}})
+            LOG.info("new broadcast key", extra={"kv": {"roster": self._membership.roster.sequence}})
+            if self._models is not None:
+                self._models.regroup(self._membership.group)
             self._announce_presence()
             self._look_again(self._topics.round)
         match parsed.kind, purpose:
@@ -173,10 +167,8 @@ class DeviceRuntime:
                 self._on_run(bytes(plain))
             case TopicKind.CHECKPOINT, "epoch":
                 self._on_epoch(bytes(plain))
-            case TopicKind.MODEL, "model":
-                self._on_model(parsed.label, transfer.transfer_id, plain)
-            case TopicKind.MODEL, "proposal":
-                self._on_proposal(parsed.label, transfer.transfer_id, bytes(plain))
+            case TopicKind.MODEL, "model" | "proposal":
+                self._on_model(parsed.label, transfer.transfer_id, purpose, plain)
             case TopicKind.ROUND, "announcement":
                 self._on_announcement(decode(plain, Announcement))
             case TopicKind.CTL, "control":
@@ -185,9 +177,9 @@ class DeviceRuntime:
                 raise UntrustedError(f"a {purpose} where a {parsed.kind.name.lower()} belongs")
 
     def _on_keys(self, grant: bytes) -> None:
-        """Keep newer secrets, and look again at a run that may be made with them: it may have come first."""
+        """Keep newer secrets, and look again at what may be made with them: it may have come first."""
         if self._membership.take_grant(grant):
-            LOG.info("new keys for later runs", extra={"kv": {"roster": self._membership.roster.sequence}})
+            LOG.info("newer keys", extra={"kv": {"roster": self._membership.newest_generation}})
             topics = self._topics
             self._look_again(topics.roster, topics.plan, topics.checkpoint, topics.round)
 
@@ -242,20 +234,15 @@ class DeviceRuntime:
         if self._shares is None or self._shares[0] != digest:
             seed = f"{self._membership.fleet}/{self._membership.name}".encode()
             self._shares = (digest, split(self._load_data(run.bundle.manifest), seed))
-        identity, aggregator = self._membership.identity, aggregator_of(self._membership.roster)
         if again and self._workshop is not None:
-            shop = dataclasses.replace(self._workshop, run=run)
+            self._workshop = dataclasses.replace(self._workshop, run=run)
         else:
-            backend = OrtModel(run.bundle, threads=self._threads)
-            own = OwnUpdates(self._membership.directory, run.plan)
-            shop = Workshop(run, identity, aggregator, backend, self._shares[1], own)
-        self._workshop = shop
+            member, backend = self._membership, OrtModel(run.bundle, threads=self._threads)
+            aggregator, own = aggregator_of(member.roster), OwnUpdates(member.directory, run.plan)
+            self._workshop = Workshop(run, member.identity, aggregator, backend, self._shares[1], own)
         self._run, self._package = run, hashlib.sha256(package).digest()
         self._models = Inventory(run, self._membership.group)
-        if not again:
-            self._base = (self._transport.bytes_sent, self._transport.bytes_received)
-            self._figures = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "rounds": 0}
-        self._figures["epoch"] = run.plan.epoch
+        self._results.begin(run, again=again)
         LOG.info(
             "mask epoch" if again else "following run",
             extra={"kv": {"run": run.plan.run, "epoch": run.plan.epoch, "samples": len(self._shares[1].train)}},
@@ -277,14 +264,14 @@ class DeviceRuntime:
             return
         self._step(agent.Announced(announcement))
 
-    def _on_model(self, label: str, transfer: bytes, plain: memoryview) -> None:
-        if self._models is not None and label in self._labels and self._models.take(label, transfer, plain):
-            self._step(agent.ModelArrived(label, transfer))
-
-    def _on_proposal(self, label: str, transfer: bytes, plain: bytes) -> None:
-        if label in self._labels:
-            self._proposal = (transfer, plain)
-            self._step(agent.ModelArrived(label, transfer))
+    def _on_model(self, label: str, transfer: bytes, purpose: str, plain: memoryview) -> None:
+        if self._models is None or label not in self._labels:
+            return
+        if purpose == "proposal":
+            self._proposal = (transfer, bytes(plain))
+        elif not self._models.take(label, transfer, plain):
+            return
+        self._step(agent.ModelArrived(label, transfer))
 
     def _on_control(self, control: Control) -> None:
         if (control.fleet, control.device) != (self._membership.fleet, self._membership.name):
@@ -292,7 +279,7 @@ class DeviceRuntime:
         if control.action == Action.REFUSED:
             LOG.warning("upload refused", extra={"kv": {"round": control.round, "reason": control.reason}})
         self._step(agent.Answered(control))
-        self._save_status(force=False)
+        self._results.publish(self._state.stage, self._now_s)
 
     def on_result(
         self, announcement: Announcement, order: Order, result: Result, models: Mapping[int, Float32Vector]
@@ -315,24 +302,8 @@ class DeviceRuntime:
                 "checkpoint not signed", extra={"kv": {"round": announcement.round, "reason": result.objection}}
             )
         if not announcement.step:
-            self._note_result(announcement, order, result, models)
+            self._results.note(announcement, order, result, models, self._now_s)
         self._step(agent.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer))
-
-    def _note_result(
-        self, announcement: Announcement, order: Order, result: Finished, models: Mapping[int, Float32Vector]
-    ) -> None:
-        rounds = self._figures.get("rounds", 0) + 1
-        self._figures.update(rounds=rounds, round=announcement.round, cluster=result.model, loss=result.loss)
-        if result.tested:
-            self._figures["accuracy"] = result.correct / result.tested
-        if announcement.finished or order.train:
-            theta = models[result.model]
-            self._own = OwnModel(announcement.run, announcement.run_id, announcement.round, result.model, theta)
-        if announcement.finished:
-            self._save_model(durable=True)
-            path = kept.keep(self._membership.directory, announcement, order, result.model, models)
-            if path:
-                self._figures["path"] = path
 
     def tick(self, now_s: float) -> None:
         """Do what is due: resends, models that do not come, figures."""
@@ -349,8 +320,7 @@ class DeviceRuntime:
             self._fetching_s = now_s
             self._look_again(*map(self._topics.model, self._labels))
         self._chunks.expire(now_s)
-        if self._own is not None and now_s - self._saved_model_s > SAVE_MODEL_EVERY_S:
-            self._save_model(durable=False)
+        self._results.keep_up(now_s)
 
     def _step(self, event: agent.Event) -> None:
         self._state, actions = agent.step(self._state, event)
@@ -373,14 +343,7 @@ class DeviceRuntime:
                 self._timer_s = None
             case agent.RunDone(plan):
                 self.runs_done += 1
-                self._figures["finished"] = True
-                self._count_bytes()
-                self._ended = {
-                    **dict(list(self._ended.items())[1 - RUNS_REMEMBERED :]),
-                    str(plan.run): dict(self._figures),
-                }
-                self._save_status(force=True)
-                LOG.info("run finished", extra={"kv": {"run": plan.run, **self._figures}})
+                self._results.finish(plan, self._state.stage, self._now_s)
 
     def _follow(self, labels: tuple[str, ...]) -> None:
         for label in set(self._labels) - set(labels):
@@ -405,7 +368,7 @@ class DeviceRuntime:
             self._step(agent.WorkFailed(announcement.nonce))
             return
         self._worker.submit(
-            job, lambda result: self._results(lambda: self.on_result(announcement, order, result, thetas))
+            job, lambda result: self._hand_back(lambda: self.on_result(announcement, order, result, thetas))
         )
 
     def _job(
@@ -416,14 +379,8 @@ class DeviceRuntime:
         from edge_client import rollover  # rare, and a small device's memory is dear
 
         assert self._models is not None
-        membership = self._membership
-        if order.phase == Phase.CHECKPOINT:
-            carried = self._models.carried(announcement)
-            return lambda _: rollover.fold(shop, announcement, order, thetas, carried, membership)
-        transfer, proposal = self._proposal
-        if announcement.proposal is None or transfer != announcement.proposal.transfer:
-            raise UntrustedError("the checkpoint is not the one that was announced")
-        return lambda _: rollover.endorse(shop, announcement, order, thetas, proposal, membership)
+        carried = self._models.carried(announcement) if order.phase == Phase.CHECKPOINT else {}
+        return rollover.job(shop, announcement, order, thetas, carried, self._proposal, self._membership)
 
     def _send(self, indices: tuple[int, ...] | None) -> None:
         chunks = split_chunks(
@@ -436,35 +393,9 @@ class DeviceRuntime:
         for chunk in chunks:
             self._transport.publish(self._topics.up(self._membership.name), chunk)
 
-    def _save_model(self, *, durable: bool) -> None:
-        if self._own is not None:
-            self._files.save_model(self._own, durable=durable)
-            self._saved_model_s = self._now_s
-            self._own = None if durable else self._own
-
-    def _save_status(self, *, force: bool) -> None:
-        if not force and self._now_s - self._saved_status_s < STATUS_EVERY_S:
-            return
-        self._saved_status_s = self._now_s
-        self._count_bytes()
-        self._files.save_status(
-            {
-                "device": self._membership.name,
-                "fleet": self._membership.fleet,
-                "stage": self._state.stage.value,
-                "torch_loaded": "torch" in sys.modules,
-                **self._figures,
-                "ended": self._ended,
-            }
-        )
-
-    def _count_bytes(self) -> None:
-        sent, received = self._transport.bytes_sent - self._base[0], self._transport.bytes_received - self._base[1]
-        self._figures.update(bytes_up=sent, bytes_down=received)
-
     def close(self) -> None:
         """Keep what is worth keeping and say goodbye."""
         self._worker.close()
-        self._save_model(durable=True)
+        self._results.save_model(self._now_s, durable=True)
         self._transport.publish(*presence(self._membership, self._birth, online=False), retain=True)
         self._transport.close()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aggregator import membership as aggregator_membership
-from aggregator.store import read_records
+from aggregator.run_directory import read_records
 from edge_client.enrolment import DeviceMembership
 from edge_client.manifest import LocalTraining
 from fleet.directory import FleetDirectory

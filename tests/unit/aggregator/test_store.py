@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.store import Store, read_records
+from aggregator.run_directory import read_records
+from aggregator.store import Store
 from aggregator.strategies.base import norm_of
 from tests.helpers.plans import D, Rounds, contribution, digest_of, engine_of, run_plan, upload_of
 from wire.errors import IntegrityError
@@ -250,7 +251,11 @@ def test_updates_of_the_open_round_and_referred_ones_stay(open_store, folder):
     store.commit()
     dump = dataclasses.replace(rounds.strategy.dump(rounds.state), uploads=frozenset({(1, 1, "dev-1")}))
     store.snapshot(3, DEVICES, dump)
-    assert sorted(p.name for p in (folder / "updates" / "epoch-000001").iterdir()) == ["000001.f32", "000003.f32", "spare-000002.f32"]
+    assert sorted(p.name for p in (folder / "updates" / "epoch-000001").iterdir()) == [
+        "000001.f32",
+        "000003.f32",
+        "spare-000002.f32",
+    ]
     assert store.fetch((1, 1, "dev-1")).device == "dev-1"
 
 
