@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 
 from fleet import admission_cli
 from support.console import forbid_inspection, no_core_dumps, note, run_program, say, say_json
+from wire import limits
 from wire.errors import UsageError
 
 app = typer.Typer(
@@ -201,7 +202,18 @@ def run(
     quorum: Annotated[float, typer.Option(help="Share that closes a round after its deadline.")] = 0.8,
     participation: Annotated[float, typer.Option(help="Share of the devices drawn for a round.")] = 1.0,
     deadline_s: Annotated[float, typer.Option(help="Seconds until a round closes on its quorum.")] = 60.0,
-    weighting: Annotated[str, typer.Option(help="samples or uniform.")] = "samples",
+    weighting: Annotated[
+        str, typer.Option(help="samples, or uniform: devices then report no sample counts.")
+    ] = "samples",
+    norm_blur: Annotated[
+        float,
+        typer.Option(
+            help="Relative standard deviation of a random factor on each update, 0 to 0.2, against guessing a device's "
+            "data by the update's norm; 0 is off.",
+            min=0,
+            max=limits.MAX_NORM_BLUR,
+        ),
+    ] = 0.0,
     evaluate_every: Annotated[
         int, typer.Option(help="Rounds between accuracy reports; 0: at the end only.", min=0)
     ] = 0,
@@ -229,6 +241,7 @@ def run(
         participation=participation,
         deadline_s=deadline_s,
         weighting=weighting,
+        norm_blur=norm_blur,
         evaluate_every=evaluate_every,
         seed=seed,
     )
