@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from fleet import admission_cli
-from support.console import forbid_inspection, no_core_dumps, note, run_program, say, say_json
+from support.console import note, run_program, say, say_json
 from wire import limits
 from wire.errors import UsageError
 
@@ -29,13 +29,6 @@ Directory = Annotated[Path, typer.Argument(help="The owner's directory.")]
 CardFile = Annotated[Path, typer.Argument(help="The card that init printed.", exists=True, dir_okay=False)]
 Expected = Annotated[str, typer.Option(help="Refuse the card unless it has this fingerprint.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-
-
-@app.callback()
-def protect() -> None:
-    """Forbid core dumps and inspection: this process holds the owner key and the mask secret."""
-    no_core_dumps()
-    forbid_inspection()
 
 
 @app.command()
@@ -288,4 +281,4 @@ def _local(defaults: Any, pairs: dict[str, str], kind: type[Any]) -> Any:
 
 def main() -> None:
     """Run the program."""
-    run_program(app, prog="shoal-fleet")
+    run_program(app, prog="shoal-fleet", secret=True)
