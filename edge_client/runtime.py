@@ -35,7 +35,7 @@ from wire.frame import ChunkKind
 from wire.frame import split as split_chunks
 from wire.messages import Action, Announcement, Control, Order, Phase
 from wire.reassembly import Reassembler
-from wire.topics import TopicKind, Topics
+from wire.topics import ParsedTopic, TopicKind, Topics
 from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent
 from wire.types import Float32Vector
 
@@ -159,6 +159,9 @@ class DeviceRuntime:
                 self._models.regroup(self._membership.group)
             self._announce_presence()
             self._look_again(self._topics.round)
+        self._dispatch(parsed, transfer.transfer_id, purpose, plain)
+
+    def _dispatch(self, parsed: ParsedTopic, transfer: bytes, purpose: str, plain: memoryview) -> None:
         match parsed.kind, purpose:
             case TopicKind.ROSTER, "roster":
                 if self._membership.adopt(bytes(plain)):
@@ -168,7 +171,7 @@ class DeviceRuntime:
             case TopicKind.CHECKPOINT, "epoch":
                 self._on_epoch(bytes(plain))
             case TopicKind.MODEL, "model" | "proposal":
-                self._on_model(parsed.label, transfer.transfer_id, purpose, plain)
+                self._on_model(parsed.label, transfer, purpose, plain)
             case TopicKind.ROUND, "announcement":
                 self._on_announcement(decode(plain, Announcement))
             case TopicKind.CTL, "control":
@@ -250,8 +253,8 @@ class DeviceRuntime:
         self._step(agent.Planned(run.plan, run.since))
 
     def _announce_held(self) -> None:
-        if self._held is not None:
-            held, self._held = self._held, None
+        held, self._held = self._held, None
+        if held is not None:
             self._on_announcement(held)
 
     def _on_announcement(self, announcement: Announcement) -> None:
@@ -298,9 +301,7 @@ class DeviceRuntime:
         self._files.save_pending(self._state.mark, transfer, sealed)
         self._sealed = sealed
         if result.objection:
-            LOG.warning(
-                "checkpoint not signed", extra={"kv": {"round": announcement.round, "reason": result.objection}}
-            )
+            LOG.warning("checkpoint not signed", extra={"kv": {"reason": result.objection}})
         if not announcement.step:
             self._results.note(announcement, order, result, models, self._now_s)
         self._step(agent.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer))
@@ -310,15 +311,18 @@ class DeviceRuntime:
         self._now_s = now_s
         if self._timer_s is not None and now_s >= self._timer_s:
             self._timer_s = None
-            if (
-                self._transport.pending()
-            ):  # a slow link is still busy with what it has: sending again would only add to it
+            # A slow link is still busy with what it has: sending again would only add to it.
+            if self._transport.pending():
                 self._carry_out(agent.SetTimer(limits.RESEND_BASE_S))
             else:
                 self._step(agent.TimerFired())
-        if self._state.stage is agent.Stage.FETCHING and now_s - self._fetching_s > REFETCH_S:
+        fetching = self._state.stage is agent.Stage.FETCHING
+        if (fetching or self._held is not None) and now_s - self._fetching_s > REFETCH_S:
             self._fetching_s = now_s
-            self._look_again(*map(self._topics.model, self._labels))
+            missing = (
+                map(self._topics.model, self._labels) if fetching else (self._topics.plan, self._topics.checkpoint)
+            )
+            self._look_again(*missing)
         self._chunks.expire(now_s)
         self._results.keep_up(now_s)
 
@@ -383,13 +387,8 @@ class DeviceRuntime:
         return rollover.job(shop, announcement, order, thetas, carried, self._proposal, self._membership)
 
     def _send(self, indices: tuple[int, ...] | None) -> None:
-        chunks = split_chunks(
-            self._sealed,
-            kind=ChunkKind.UPLOAD,
-            round=self._state.mark.round,
-            indices=indices,
-            name=self._state.transfer,
-        )
+        round_, name = self._state.mark.round, self._state.transfer
+        chunks = split_chunks(self._sealed, kind=ChunkKind.UPLOAD, round=round_, indices=indices, name=name)
         for chunk in chunks:
             self._transport.publish(self._topics.up(self._membership.name), chunk)
 

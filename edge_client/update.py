@@ -14,6 +14,7 @@ from crypto.mask.masking import mask
 from crypto.seal.envelope import Parcel, parcel_for_member
 from crypto.seal.identity import Identity
 from edge_client import scoring, training
+from edge_client.blur import blur_factor
 from edge_client.data import Batch, Shares, permutation
 from edge_client.manifest import LocalTraining
 from edge_client.model import Backend
@@ -29,6 +30,8 @@ MARGIN_CLIP: Final = MAX_MARGIN
 MARGIN_DECIMALS: Final = 2
 LOSS_DECIMALS: Final = 4
 NORM_DECIMALS: Final = 4
+PERCENT: Final = 100
+"""Out of so many a device reports its test answers where it does not tell how many samples it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +125,14 @@ def carry_out(
         )
         if len(order.candidates) == 1:
             loss = result.mean_loss
+        delta = result.delta
+        if shop.plan.norm_blur:
+            delta = delta * np.float32(blur_factor(shop.plan.norm_blur))
         if order.norm:
-            model_norm = round(float(np.linalg.norm(theta + result.delta)), NORM_DECIMALS)
+            model_norm = round(float(np.linalg.norm(theta + delta)), NORM_DECIMALS)
         if wanted(shop.plan):
-            shop.own.note(announcement.round, result.delta)
-        body = mask(result.delta, shop.key).values.astype("<f4", copy=False).tobytes()
+            shop.own.note(announcement.round, delta)
+        body = mask(delta, shop.key).values.astype("<f4", copy=False).tobytes()
     parcel = sealed_upload(
         shop,
         announcement,
@@ -171,6 +177,7 @@ def sealed_upload(
         tested: see Upload.
         model_norm: see Upload.
     """
+    samples, hits, tries = reported_counts(shop.plan, len(shop.shares.train), correct, tested)
     upload = Upload(
         fleet=shop.plan.fleet,
         run=shop.plan.run,
@@ -185,11 +192,11 @@ def sealed_upload(
         mode=shop.plan.mode,
         key_id=shop.key.key_id,
         model=model,
-        samples=len(shop.shares.train),
+        samples=samples,
         loss=loss,
         margins=margins,
-        correct=correct,
-        tested=tested,
+        correct=hits,
+        tested=tries,
         length=len(body) // 4,
         model_norm=model_norm,
         attached=len(attached),
@@ -220,6 +227,17 @@ def reported_margins(losses: NDArray[np.float64]) -> tuple[float, ...]:
     """
     differences = np.clip(np.nan_to_num(losses - losses[0], nan=MARGIN_CLIP), -MARGIN_CLIP, MARGIN_CLIP)
     return tuple(round(float(v), MARGIN_DECIMALS) for v in differences)
+
+
+def reported_counts(plan: RunPlan, samples: int, correct: int, tested: int) -> tuple[int, int, int]:
+    """Return (samples, correct, tested) as the upload says: the true ones where the plan weights by samples.
+
+    Under ``weighting=uniform`` nobody needs to know how many samples a device has: it reports one, and its test answers in
+    percent, because the size of the test share tells as much.
+    """
+    if plan.weighting != "uniform":
+        return samples, correct, tested
+    return 1, round(PERCENT * correct / tested) if tested else 0, PERCENT if tested else 0
 
 
 class BatchOrder:

@@ -11,7 +11,8 @@ import typer
 from typer.core import TyperCommand
 
 from fleet import admission_cli
-from support.console import forbid_inspection, no_core_dumps, note, run_program, say, say_json
+from support.console import note, run_program, say, say_json
+from wire import limits
 from wire.errors import UsageError
 
 app = typer.Typer(
@@ -28,13 +29,6 @@ Directory = Annotated[Path, typer.Argument(help="The owner's directory.")]
 CardFile = Annotated[Path, typer.Argument(help="The card that init printed.", exists=True, dir_okay=False)]
 Expected = Annotated[str, typer.Option(help="Refuse the card unless it has this fingerprint.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-
-
-@app.callback()
-def protect() -> None:
-    """Forbid core dumps and inspection: this process holds the owner key and the mask secret."""
-    no_core_dumps()
-    forbid_inspection()
 
 
 @app.command()
@@ -201,7 +195,18 @@ def run(
     quorum: Annotated[float, typer.Option(help="Share that closes a round after its deadline.")] = 0.8,
     participation: Annotated[float, typer.Option(help="Share of the devices drawn for a round.")] = 1.0,
     deadline_s: Annotated[float, typer.Option(help="Seconds until a round closes on its quorum.")] = 60.0,
-    weighting: Annotated[str, typer.Option(help="samples or uniform.")] = "samples",
+    weighting: Annotated[
+        str, typer.Option(help="samples, or uniform: devices then report no sample counts.")
+    ] = "samples",
+    norm_blur: Annotated[
+        float,
+        typer.Option(
+            help="Relative standard deviation of a random factor on each update, 0 to 0.2, against guessing a device's "
+            "data by the update's norm; 0 is off.",
+            min=0,
+            max=limits.MAX_NORM_BLUR,
+        ),
+    ] = 0.0,
     evaluate_every: Annotated[
         int, typer.Option(help="Rounds between accuracy reports; 0: at the end only.", min=0)
     ] = 0,
@@ -232,6 +237,7 @@ def run(
         participation=participation,
         deadline_s=deadline_s,
         weighting=weighting,
+        norm_blur=norm_blur,
         evaluate_every=evaluate_every,
         seed=seed,
         epoch_rounds=epoch_rounds,
@@ -279,4 +285,4 @@ def _local(defaults: Any, pairs: dict[str, str], kind: type[Any]) -> Any:
 
 def main() -> None:
     """Run the program."""
-    run_program(app, prog="shoal-fleet")
+    run_program(app, prog="shoal-fleet", secret=True)

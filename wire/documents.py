@@ -178,6 +178,8 @@ class RunPlan:
         evaluate_every: devices report accuracy on their test share every so many rounds; 0 means at the end only.
         local: how devices train in a round; pretrain: in a round of phase PRETRAIN (cold starts, local convergence).
         seed: seeds participation and batch order; nothing secret comes from it.
+        weighting: ``samples`` or ``uniform``; under ``uniform`` devices keep their sample counts to themselves.
+        norm_blur: relative standard deviation of the factor by which devices blur an update's norm; 0 is off.
     """
 
     fleet: str
@@ -205,6 +207,7 @@ class RunPlan:
     seed: U64
     local: LocalSettings
     pretrain: LocalSettings
+    norm_blur: float = 0.0
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")
@@ -223,6 +226,8 @@ class RunPlan:
             raise WireError("a mask epoch has at least one round")
         if self.weighting not in ("samples", "uniform"):
             raise WireError(f"weighting {self.weighting!r} is neither samples nor uniform")
+        if not 0 <= self.norm_blur <= limits.MAX_NORM_BLUR:
+            raise WireError(f"a norm blur of {self.norm_blur:g} is not between 0 and {limits.MAX_NORM_BLUR}")
 
     @property
     def epochs(self) -> int:

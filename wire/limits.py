@@ -58,6 +58,9 @@ MAX_GRANT_BYTES: Final = 32 << 20
 MAX_SCALE: Final = 1e6
 """Largest multiple of an origin in a model."""
 
+MAX_NORM_BLUR: Final = 0.2
+"""Largest relative standard deviation of a blurred norm; the factor, clipped at four of them, stays positive."""
+
 MAX_MARGIN: Final = 5.0
 """Largest margin reported, in units of loss: beyond it the answer is clear and the figure would only tell about the data."""
 

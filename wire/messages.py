@@ -188,7 +188,8 @@ class Upload:
         loss: mean loss of that model on the share: as scored where there were several candidates or nothing to train,
             else the mean over the training just done.
         margins: each candidate's loss less the first candidate's, clipped and rounded, where the order asked for it.
-        correct, tested: of the test share, where the order asked for it.
+        samples: trained on; 1 where the plan's weighting is uniform.
+        correct, tested: of the test share, in percent where the plan's weighting is uniform, where the order asked for it.
         model_norm: l2 norm of the trained model, rounded, where the order asked for it, else 0.
         attached: bytes that follow the update: a `wire.epochs.Proposal` or `Endorsement` and what goes with it.
     """

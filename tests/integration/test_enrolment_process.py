@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -17,57 +13,11 @@ from edge_client.enrolment import DeviceMembership
 from edge_client.manifest import LocalTraining
 from fleet.directory import FleetDirectory
 from fleet.run import RunOptions, make_plan, write_run
+from tests.helpers.places import WAIT_S, Place
 from tests.helpers.tasks import logistic_bundle, samples
-from tests.helpers.trees import ONE_THREAD, ROOT
 from wire.broker import find_mosquitto, start_broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.process, pytest.mark.timeout(300)]
-MODULES = {"shoal-fleet": "fleet", "shoal-edge": "edge_client", "shoal-aggregator": "aggregator"}
-WAIT_S = 90.0
-
-
-class Place:
-    """A directory in which programs are started, and their logs."""
-
-    def __init__(self, home):
-        self.home = home
-        self.running = {}
-
-    def start(self, name, program, *arguments, stdin=None):
-        with (self.home / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-c", f"from {MODULES[program]}.cli import main; main()", *map(str, arguments)],
-                cwd=self.home,
-                env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)},
-                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        if stdin:
-            process.stdin.write(stdin.encode())
-            process.stdin.close()
-        self.running[name] = process
-        return process
-
-    def call(self, name, program, *arguments, stdin=None, status=0):
-        process = self.start(name, program, *arguments, stdin=stdin)
-        assert process.wait(WAIT_S) == status, self.log(name)
-        return self.log(name)
-
-    def log(self, name):
-        return (self.home / f"{name}.log").read_text()
-
-    def until(self, reached, name):
-        end = time.monotonic() + WAIT_S
-        while not reached():
-            assert time.monotonic() < end, self.log(name)
-            time.sleep(0.1)
-
-    def finish(self):
-        for process in self.running.values():
-            if process.poll() is None:
-                process.kill()
-            process.wait()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import edge_client.state
 import fleet.directory
 import wire.messages
-from wire import codec
+from wire import codec, limits
 from wire.codec import decode, decode_prefix, encode
 from wire.documents import Member, RunPlan, SegmentSpec
 from wire.errors import WireError
@@ -102,6 +102,7 @@ def plans(draw):
         "deadline_s": draw(st.floats(1e-3, 1e9)),
         "norm_limit": draw(st.floats(1e-3, 1e9)),
         "weighting": draw(st.sampled_from(["samples", "uniform"])),
+        "norm_blur": draw(st.floats(0, limits.MAX_NORM_BLUR)),
     }
     return RunPlan(**fields)
 

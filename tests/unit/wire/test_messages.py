@@ -101,6 +101,8 @@ def test_what_makes_no_sense_is_refused(make):
         {"min_contributors": 0},
         {"epoch_rounds": 0},
         {"weighting": "median"},
+        {"norm_blur": -0.001},
+        {"norm_blur": limits.MAX_NORM_BLUR * 1.001},
     ],
 )
 def test_a_run_plan_checks_itself(changes):
