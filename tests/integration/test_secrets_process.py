@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.store import read_records
+from aggregator.run_directory import read_records
 from crypto.mask.kdf import SECRET_BYTES, expand
 from crypto.mask.keys import MaskContext, derive
 from crypto.mask.modes import registry
