@@ -147,12 +147,13 @@ class Engine:
             return dataclasses.replace(state, round=round_, online=frozenset()), (Gather(),)
         if standing["rollover"] is None:
             return self._open(state, round_, available)
-        target, tries, folder, signing = standing["rollover"]
-        under_way = Rollover(target, tries, folder, proposal if signing else None)
+        r = standing["rollover"]
+        signing = r["signing"] and proposal is not None
+        under_way = Rollover(r["generation"], r["tries"], r["folder"], proposal if signing else None)
         state = dataclasses.replace(
-            state, round=round_, step=standing["step"] - 1, rollover=under_way, newest=max(target, generation)
+            state, round=round_, step=standing["step"] - 1, rollover=under_way, newest=max(r["generation"], generation)
         )
-        if signing and proposal is not None:
+        if signing:
             return self._turnover.sign(state, available)
         return self._turnover.fold(state, available)
 

@@ -69,7 +69,9 @@ class EngineState:
             "step": self.step,
             "open": self.plan is not None,
             "news": [{"round": e.round, "kind": e.kind, "detail": dict(e.detail)} for e in self.news],
-            "rollover": None if r is None else [r.generation, r.tries, r.folder, r.proposal is not None],
+            "rollover": None
+            if r is None
+            else {"generation": r.generation, "tries": r.tries, "folder": r.folder, "signing": r.proposal is not None},
         }
 
 

@@ -23,7 +23,7 @@ def read_generation(directory: Path) -> int | None:
         return None
     standing = json.loads(found[0])["standing"]
     under_way = standing.get("rollover")
-    return int(under_way[0] if under_way else standing["generation"])
+    return int((under_way or standing)["generation"])
 
 
 def read_records(directory: Path) -> list[dict[str, Any]]:

@@ -141,7 +141,7 @@ class RunService:
             member.promote()
             self._publisher.regroup(member.group)
         elif standing["rollover"] is not None:
-            self._turn_to(standing["rollover"][0])
+            self._turn_to(standing["rollover"]["generation"])
 
     def _turn_to(self, generation: int) -> None:
         """Speak under the broadcast key that goes with the secrets of ``generation``, from a rollover on."""
@@ -379,7 +379,7 @@ def _proposal(standing: Mapping[str, Any], stored: list[tuple[Contribution, byte
     under_way = standing["rollover"]
     if under_way is None:
         return None
-    folds = (c for c, _ in stored if c.phase is Phase.CHECKPOINT and c.device == under_way[2])
+    folds = (c for c, _ in stored if c.phase is Phase.CHECKPOINT and c.device == under_way["folder"])
     return next(folds, None)
 
 
