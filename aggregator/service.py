@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from aggregator.damage import readable
 from aggregator.engine import (
     CameOnline,
     DeadlinePassed,
@@ -108,7 +109,8 @@ class RunService:
             self._state, actions = self._engine.begin(devices)
             self._carry_out(actions, now_s)
             return
-        before = self._engine.strategy.load(snapshot.document, snapshot.vectors, self._store.fetch)
+        with readable(self._store.directory):
+            before = self._engine.strategy.load(snapshot.document, snapshot.vectors, self._store.fetch)
         self._state, actions = self._engine.resume(devices, before, snapshot.round, snapshot.available)
         again = self._store.uploads(snapshot.round)
         LOG.info("resumed", extra={"kv": {"run": self._run.run, "round": snapshot.round, "uploads": len(again)}})

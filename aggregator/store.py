@@ -12,12 +12,14 @@ import mmap
 import os
 import sqlite3
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from aggregator.damage import readable, reads
 from aggregator.strategies.base import Contribution, Dump, UploadKey, norm_of
 from support.files import private_directory, sync_directory, write_atomic
 from wire.codec import decode, encode
@@ -77,6 +79,7 @@ class Snapshot:
 class Store:
     """One run's durable state, in one directory."""
 
+    @reads
     def __init__(self, directory: Path, run: RunPlan, seed: Callable[[], bytes] = lambda: os.urandom(16)) -> None:
         """Open or make the run's directory.
 
@@ -225,6 +228,7 @@ class Store:
             upload.model_norm,
         )
 
+    @reads
     def fetch(self, key: UploadKey) -> Contribution:
         """Return a stored upload, its vector checked against the checksum that was kept beside it.
 
@@ -249,6 +253,7 @@ class Store:
             raise IntegrityError(f"the stored update of {key[2]} in round {key[0]} was altered or is torn")
         return contribution, bytes(digest)
 
+    @reads
     def uploads(self, round_: int) -> list[tuple[Contribution, bytes]]:
         """Return the durable uploads of a round with the digests that their devices signed, in order of device id."""
         keys = self._db.execute("SELECT round, phase, device FROM uploads WHERE round = ? ORDER BY device", (round_,))
@@ -297,6 +302,7 @@ class Store:
         for path in sorted(updates.glob(SPARES))[:-SPARES_KEPT]:
             path.unlink()
 
+    @reads
     def restore(self) -> Snapshot | None:
         """Return the last snapshot, or None where the run has not begun.
 
@@ -322,6 +328,7 @@ class Store:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?)", (round_, json.dumps(record)))
 
+    @reads
     def records(self) -> list[dict[str, Any]]:
         """Return the closed rounds in order."""
         return [json.loads(r) for (r,) in self._db.execute("SELECT record FROM rounds ORDER BY round")]
@@ -348,15 +355,20 @@ def erase_updates(directory: Path) -> None:
 
 
 def read_records(directory: Path) -> list[dict[str, Any]]:
-    """Return the closed rounds of a run that another process may be writing; empty where there are none yet."""
+    """Return the closed rounds of a run that another process may be writing; empty where there are none yet.
+
+    Raises:
+        IntegrityError: the database is damaged.
+    """
     path = directory / "run.sqlite"
     if not path.exists():
         return []
-    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
-    try:
-        database.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-        return [json.loads(r) for (r,) in database.execute("SELECT record FROM rounds ORDER BY round")]
-    except sqlite3.OperationalError:
-        return []  # the writer has not made its tables yet
-    finally:
-        database.close()
+    with (
+        readable(directory),
+        closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)) as reader,
+    ):
+        try:
+            reader.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+            return [json.loads(r) for (r,) in reader.execute("SELECT record FROM rounds ORDER BY round")]
+        except sqlite3.OperationalError:
+            return []  # the writer has not made its tables yet
