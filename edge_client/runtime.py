@@ -211,7 +211,14 @@ class DeviceRuntime:
         self._figures = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "rounds": 0}
         LOG.info(
             "following run",
-            extra={"kv": {"run": run.plan.run, "algorithm": run.plan.algorithm, "samples": len(self._shares[1].train)}},
+            extra={
+                "kv": {
+                    "run": run.plan.run,
+                    "algorithm": run.plan.algorithm,
+                    "mode": run.plan.mode,
+                    "samples": len(self._shares[1].train),
+                }
+            },
         )
         self._step(agent.Planned(run.plan))
         if self._held is not None:
