@@ -209,17 +209,8 @@ class DeviceRuntime:
         self._models = Inventory(run, self._membership.group)
         self._base = (self._transport.bytes_sent, self._transport.bytes_received)
         self._figures = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "rounds": 0}
-        LOG.info(
-            "following run",
-            extra={
-                "kv": {
-                    "run": run.plan.run,
-                    "algorithm": run.plan.algorithm,
-                    "mode": run.plan.mode,
-                    "samples": len(self._shares[1].train),
-                }
-            },
-        )
+        facts = {k: v for k, v in self._figures.items() if k != "rounds"}
+        LOG.info("following run", extra={"kv": {**facts, "samples": len(self._shares[1].train)}})
         self._step(agent.Planned(run.plan))
         if self._held is not None:
             held, self._held = self._held, None
