@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from wire.topics import Topics
 from wire.transport import Transport
 
 FLEET = "*"
+LOG = logging.getLogger("shoal.aggregator")
 
 
 class Publisher:
@@ -51,7 +53,7 @@ class Publisher:
         self._listed: set[str] = set()
         self._sent: dict[str, tuple[bytes, int, int, bytes]] = {}
         if ledger.exists():
-            self._listed = set(json.loads(ledger.read_text()))
+            self._listed = _read_ledger(ledger)
             for topic in self._listed:
                 self._retained.adopt(topic)
 
@@ -191,3 +193,15 @@ class Publisher:
         if topics != self._listed:
             self._listed = topics
             write_atomic(self._ledger, json.dumps(sorted(topics)).encode())
+
+
+def _read_ledger(ledger: Path) -> set[str]:
+    """Return the listed topics; a damaged list costs no more than what an earlier life has left on the broker."""
+    try:
+        listed = json.loads(ledger.read_bytes())
+        if not isinstance(listed, list) or not all(isinstance(topic, str) for topic in listed):
+            raise ValueError("not a list of topics")
+    except (ValueError, RecursionError) as error:
+        LOG.warning("the list of retained topics is damaged", extra={"kv": {"file": ledger.name, "reason": error}})
+        return set()
+    return set(listed)

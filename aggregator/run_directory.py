@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from aggregator.damage import readable
 from aggregator.store import BUSY_TIMEOUT_MS, DATABASE, UPDATES
 
 
@@ -32,15 +34,20 @@ def read_records(directory: Path) -> list[dict[str, Any]]:
 
 
 def _read(directory: Path, query: str) -> list[str]:
-    """Return the first column of what ``query`` finds in a run's database that another process may be writing."""
+    """Return the first column of what ``query`` finds in a run's database that another process may be writing.
+
+    Raises:
+        IntegrityError: the database is damaged.
+    """
     path = directory / DATABASE
     if not path.exists():
         return []
-    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
-    try:
-        database.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-        return [value for (value,) in database.execute(query)]
-    except sqlite3.OperationalError:
-        return []  # the writer has not made its tables yet
-    finally:
-        database.close()
+    with (
+        readable(directory),
+        closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)) as reader,
+    ):
+        try:
+            reader.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+            return [value for (value,) in reader.execute(query)]
+        except sqlite3.OperationalError:
+            return []  # the writer has not made its tables yet

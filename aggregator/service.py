@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aggregator.answers import Answers
+from aggregator.damage import readable
 from aggregator.engine import Engine, Verdict
 from aggregator.events import (
     CameOnline,
@@ -121,7 +122,8 @@ class RunService:
             return
         standing = snapshot.standing
         strategy = self._engine.strategy_in(self._engine.run_in(standing))
-        before = strategy.load(snapshot.document, snapshot.vectors, self._store.fetch)
+        with readable(self._store.directory):
+            before = strategy.load(snapshot.document, snapshot.vectors, self._store.fetch)
         again = self._store.uploads(snapshot.round)
         self._take_up(standing)
         self._state, actions = self._engine.resume(

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from aggregator.damage import reads
 from aggregator.strategies.base import Contribution, Dump, UploadKey, norm_of
 from aggregator.update_files import FLOAT_BYTES, UpdateFiles, checksum
 from support.files import private_directory, sync_directory, write_atomic
@@ -70,6 +71,7 @@ class Snapshot:
 class Store:
     """One run's durable state, in one directory."""
 
+    @reads
     def __init__(self, directory: Path, run: RunPlan, seed: Callable[[], bytes] = lambda: os.urandom(16)) -> None:
         """Open or make the run's directory.
 
@@ -185,6 +187,7 @@ class Store:
             attached,
         )
 
+    @reads
     def fetch(self, key: UploadKey) -> Contribution:
         """Return a stored upload, its vector checked against the checksum that was kept beside it.
 
@@ -210,6 +213,7 @@ class Store:
             raise IntegrityError(f"the stored update of {key[2]} in round {key[0]} was altered or is torn")
         return contribution, bytes(digest)
 
+    @reads
     def uploads(self, round_: int) -> list[tuple[Contribution, bytes]]:
         """Return the durable uploads of a round with the digests that their devices signed, in order of device id."""
         keys = self._db.execute("SELECT round, phase, device FROM uploads WHERE round = ? ORDER BY device", (round_,))
@@ -324,6 +328,7 @@ class Store:
                 path.unlink()
         self._updates.sweep(round_, rounds)
 
+    @reads
     def restore(self) -> Snapshot | None:
         """Return the last snapshot, or None where the run has not begun.
 
@@ -349,6 +354,7 @@ class Store:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?)", (round_, json.dumps(record)))
 
+    @reads
     def records(self) -> list[dict[str, Any]]:
         """Return the closed rounds in order."""
         return [json.loads(r) for (r,) in self._db.execute("SELECT record FROM rounds ORDER BY round")]

@@ -96,7 +96,7 @@ def bench_round(
     say(
         f"{data['seconds_per_round_median']:.3f} s a round (median of {data['rounds']}, "
         f"{data['seconds_per_round_min']:.3f} to {data['seconds_per_round_max']:.3f}), "
-        f"{data['devices']} devices on {data['broker']}"
+        f"{data['devices']} devices on {data['broker']}, mask {data['mode']}"
     )
     say(
         f"model {data['model_bytes']} bytes; peak memory: device {data['device_rss_mb_max']:.0f} MB, "

@@ -57,6 +57,7 @@ class RunResult:
     seconds_per_round: float
     bytes_up_per_device_round: float
     bytes_down_per_device_round: float
+    mode: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,7 @@ def _one_run(
             seconds_per_round=float(np.median([r["seconds"] for r in records[1:-1]])),
             bytes_up_per_device_round=sum(f["bytes_up"] for f in figures) / rounds,
             bytes_down_per_device_round=sum(f["bytes_down"] for f in figures) / rounds,
+            mode=plan.mode,
         ),
     )
 

@@ -246,10 +246,9 @@ class DeviceRuntime:
         self._run, self._package = run, hashlib.sha256(package).digest()
         self._models = Inventory(run, self._membership.group)
         self._results.begin(run, again=again)
-        LOG.info(
-            "mask epoch" if again else "following run",
-            extra={"kv": {"run": run.plan.run, "epoch": run.plan.epoch, "samples": len(self._shares[1].train)}},
-        )
+        facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "epoch": run.plan.epoch}
+        what = "mask epoch" if again else "following run"
+        LOG.info(what, extra={"kv": {**facts, "samples": len(self._shares[1].train)}})
         self._step(agent.Planned(run.plan, run.since))
 
     def _announce_held(self) -> None:

@@ -221,7 +221,7 @@ class DeviceState:
         """Return the last figures, or None."""
         path = self.directory / STATUS_FILE
         try:
-            value: dict[str, Any] = json.loads(path.read_bytes())
-        except (OSError, ValueError):
+            value = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError):
             return None
-        return value
+        return value if isinstance(value, dict) else None

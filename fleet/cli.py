@@ -56,13 +56,15 @@ def init(
 
 @app.command()
 def show(directory: Directory, json: AsJson = False) -> None:
-    """Print the owner's fingerprint and who belongs to the fleet."""
+    """Print the owner's fingerprint, who belongs to the fleet, and each run with its mask mode."""
     from crypto.seal.identity import fingerprint
     from fleet.directory import is_under_passphrase
+    from fleet.runs import signed_plans, summary
     from fleet.unlock import open_fleet
 
     fleet = open_fleet(directory)
     roster = fleet.roster
+    runs = [summary(plan) for plan in signed_plans(fleet, note)]
     data = {
         "fleet": fleet.name,
         "owner": fleet.fingerprint,
@@ -73,6 +75,7 @@ def show(directory: Directory, json: AsJson = False) -> None:
         "devices": [
             {"name": d.name, "fingerprint": fingerprint(d), "revoked": d.name in roster.revoked} for d in roster.devices
         ],
+        "runs": runs,
     }
     if json:
         say_json(data)
@@ -82,6 +85,11 @@ def show(directory: Directory, json: AsJson = False) -> None:
     say(f"aggregator {data['aggregator'] or '-'}")
     for device in roster.devices:
         say(f"{device.name} {fingerprint(device)}{' revoked' if device.name in roster.revoked else ''}")
+    for r in runs:
+        blur = f", norms blurred by {r['norm_blur']:g}" if r["norm_blur"] else ""
+        say(
+            f"run {r['run']}: {r['algorithm']}, mask {r['mode']}, {r['rounds']} rounds, weighting {r['weighting']}{blur}"
+        )
 
 
 @app.command("add-device")

@@ -132,7 +132,8 @@ class Aftermath:
         """Return what nobody but its holders may ever see: name -> bytes."""
         owner = self.owner()
         found = {
-            "mask secret": owner.secrets.mask_secret,
+            "mask secret": owner.secret_at(self.plan.epoch).reveal(),
+            "mask secret of the owner": owner.secrets.mask_secret,
             "content key": owner.secrets.content_key,
             "owner's signing key": owner.owner.sign_private.private_bytes_raw(),
             "owner's seal key": owner.owner.seal_private.private_bytes_raw(),
@@ -160,14 +161,14 @@ class Aftermath:
         def subkey(purpose):
             epoch, field = plan.epoch.to_bytes(8, "big"), f"{segment.name}:{segment.length}".encode()
             fields = (plan.fleet.encode(), epoch, plan.task_digest, field, purpose.encode())
-            keys[f"subkey {purpose}"] = expand(owner.mask_secret.reveal(), SECRET_BYTES, *fields)
+            keys[f"subkey {purpose}"] = expand(owner.secret_at(self.plan.epoch).reveal(), SECRET_BYTES, *fields)
             return keys[f"subkey {purpose}"]
 
         again = registry.find(plan.mode).build(subkey, segment.length)
         ramp = np.arange(segment.length, dtype=np.float32)
         order, true = np.empty_like(ramp), np.empty_like(ramp)
         again.apply(ramp, order)
-        derive(owner.mask_secret, context).apply(ramp, true)
+        derive(owner.secret_at(self.plan.epoch), context).apply(ramp, true)
         assert keys
         assert np.array_equal(order, true), "the subkeys are not those that devices derive"
         tables = {f"permutation as {kind}": order.astype(kind).tobytes() for kind in ("<i4", "<i8", "<f4")}
@@ -320,4 +321,4 @@ def test_each_device_holds_only_its_own_keys(after):
         "password": owner.users.password("dev-2").encode(),
     }
     assert found_in_files(files, strange) == set()
-    assert DeviceMembership(after.home / "dev-1").grant.mask_secret == owner.secrets.mask_secret
+    assert DeviceMembership(after.home / "dev-1").grant.mask_secret == owner.secret_at(after.plan.epoch).reveal()

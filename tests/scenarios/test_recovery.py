@@ -217,10 +217,10 @@ def test_a_model_that_comes_while_a_device_works_does_not_disturb_it(tmp_path):
         fleet.run_until(lambda: len(fleet.records()) >= 2, 100)
         parts = runtime._models._parts
         fleet.run_until(lambda: runtime._state.stage is Stage.WORKING and parts, 100)
-        handed_back, results = [], runtime._results
-        runtime._results = handed_back.append
+        handed_back, results = [], runtime._hand_back
+        runtime._hand_back = handed_back.append
         assert worker.work()
-        runtime._results = results
+        runtime._hand_back = results
         (label,) = runtime._labels
         part = parts[label]
         parts[label] = dataclasses.replace(part, transfer=b"another transfer", theta=part.theta + 1)

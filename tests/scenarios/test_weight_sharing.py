@@ -276,8 +276,8 @@ def test_a_part_is_unmasked_inside_its_segment(rogue):
     rogue.announce(shared, *own)
     assert rogue.sent() == [1, 1]
     runtime = fleet.devices["dev-00"].runtime
-    found = runtime._own.theta
+    found = runtime._results._own.theta
     origins = fleet_origins(fleet)
-    expected = origins[runtime._own.cluster] + clear
+    expected = origins[runtime._results._own.cluster] + clear
     expected[:SHARED] = origins[0, :SHARED] + clear[:SHARED]
     np.testing.assert_array_equal(found, expected)
