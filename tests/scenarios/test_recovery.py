@@ -225,5 +225,5 @@ def test_a_model_that_comes_while_a_device_works_does_not_disturb_it(tmp_path):
         part = parts[label]
         parts[label] = dataclasses.replace(part, transfer=b"another transfer", theta=part.theta + 1)
         handed_back.pop()()
-        np.testing.assert_array_equal(runtime._own.theta, part.theta)
+        np.testing.assert_array_equal(runtime._results._own.theta, part.theta)
         assert fleet.run(1000)[-1]["final"]
