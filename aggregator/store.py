@@ -20,13 +20,13 @@ from typing import Any, Final
 import numpy as np
 
 from aggregator.damage import reads
-from aggregator.strategies.base import Contribution, Dump, UploadKey, norm_of
+from aggregator.strategies.base import Contribution, Dump, UploadKey, contribution_of
 from aggregator.update_files import FLOAT_BYTES, UpdateFiles, checksum
 from support.files import private_directory, sync_directory, write_atomic
 from wire.codec import decode, encode
 from wire.documents import RunPlan
 from wire.errors import IntegrityError
-from wire.messages import Phase, Upload
+from wire.messages import Upload
 from wire.types import Float32Vector
 
 SCHEMA_VERSION: Final = 2
@@ -170,22 +170,7 @@ class Store:
             vector = self._updates.view(upload.round, start, upload.length)
         if upload.attached:
             attached = self._updates.read(upload.round, start + FLOAT_BYTES * upload.length, upload.attached)
-        return Contribution(
-            upload.round,
-            Phase(upload.phase),
-            upload.device,
-            upload.model,
-            upload.samples,
-            upload.loss,
-            upload.key_id,
-            upload.margins,
-            upload.correct,
-            upload.tested,
-            vector,
-            norm if norm is not None else 0.0 if vector is None else norm_of(vector),
-            upload.model_norm,
-            attached,
-        )
+        return contribution_of(upload, vector, norm, attached)
 
     @reads
     def fetch(self, key: UploadKey) -> Contribution:

@@ -127,10 +127,7 @@ def revoke(
         note(f"next: shoal-fleet publish {directory}, or carry roster.signed and grants/ to the others")
         return
     with Desk(fleet, Tls(ca, cert, key), note) as desk:
-        desk.registrar.publish_roster()
-        desk.registrar.publish_keys()
-        desk.registrar.clear_keys(device)
-        desk.flush()
+        desk.publish(gone=device)
 
 
 def rotate(
@@ -154,9 +151,7 @@ def rotate(
         note(f"next: shoal-fleet publish {directory}")
         return
     with Desk(fleet, Tls(ca, cert, key), note) as desk:
-        desk.registrar.publish_roster()
-        desk.registrar.publish_keys()
-        desk.flush()
+        desk.publish()
 
 
 def publish(directory: Directory, ca: Ca = None, cert: Cert = None, key: Key = None) -> None:
@@ -166,9 +161,7 @@ def publish(directory: Directory, ca: Ca = None, cert: Cert = None, key: Key = N
 
     fleet = open_fleet(directory)
     with Desk(fleet, Tls(ca, cert, key), note) as desk:
-        desk.registrar.publish_roster()
-        desk.registrar.publish_keys()
-        desk.flush()
+        desk.publish()
     say(f"roster {fleet.roster.sequence}, keys for {len(fleet.cards())}")
 
 

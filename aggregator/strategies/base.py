@@ -17,7 +17,7 @@ import numpy as np
 from aggregator.numerics.averaging import weighted_mean
 from wire.documents import RunPlan
 from wire.errors import ConfigError, IntegrityError, KeyMismatchError
-from wire.messages import Order, Phase, Share
+from wire.messages import Order, Phase, Share, Upload
 from wire.types import Float32Vector
 
 if TYPE_CHECKING:
@@ -102,6 +102,37 @@ class Contribution:
         if self.vector is None:
             raise IntegrityError(f"{self.device} uploaded no update in round {self.round}")
         return self.vector
+
+
+def contribution_of(
+    upload: Upload, vector: Float32Vector | None, norm: float | None = None, attached: bytes = b""
+) -> Contribution:
+    """Return an upload as strategies take it.
+
+    Args:
+        upload: its header.
+        vector: (d,), float32, the masked update; None where there is none.
+        norm: the vector's l2 norm, where it is known already.
+        attached: what came behind it.
+    """
+    if norm is None:
+        norm = 0.0 if vector is None else norm_of(vector)
+    return Contribution(
+        upload.round,
+        Phase(upload.phase),
+        upload.device,
+        upload.model,
+        upload.samples,
+        upload.loss,
+        upload.key_id,
+        upload.margins,
+        upload.correct,
+        upload.tested,
+        vector,
+        norm,
+        upload.model_norm,
+        attached,
+    )
 
 
 @dataclass(frozen=True, slots=True)

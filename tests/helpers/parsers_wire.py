@@ -11,7 +11,7 @@ from aggregator.engine import CameOnline, Engine, Stored, Verdict
 from aggregator.intake import Intake
 from aggregator.membership import AggregatorMembership
 from aggregator.owner_mail import OwnerMail
-from aggregator.strategies.base import Contribution
+from aggregator.strategies.base import contribution_of
 from aggregator.strategies.registry import make_strategy, models_needed
 from crypto.seal.envelope import open_from_group, open_from_member, read_head, seal_to_group, seal_to_member
 from crypto.seal.grants import OWNER_NAME, make_card, open_card, open_grant, open_renewal
@@ -38,7 +38,7 @@ from wire.errors import ShoalError, UntrustedError
 from wire.faults import Hop
 from wire.frame import ChunkKind, Fingerprint, split
 from wire.frame import parse as parse_chunk
-from wire.messages import Announcement, Control, ModelHeader, Phase, Presence, Sealed, Upload
+from wire.messages import Announcement, Control, ModelHeader, Presence, Sealed, Upload
 from wire.reassembly import Reassembler, Transfer
 from wire.topics import Topics
 from wire.topics import parse as parse_topic
@@ -408,27 +408,12 @@ def _uploaded(name, settings):
         verdict, reason = engine.judge(state, opened.upload, opened.digest)
         if verdict is not Verdict.STORE:
             raise UntrustedError(reason)
-        after, _ = engine.handle(state, Stored(_contribution(opened.upload, bytes(opened.body), opened.norm), b""))
+        after, _ = engine.handle(state, Stored(contribution_of(opened.upload, _vector(opened.body), opened.norm), b""))
         assert after.round >= state.round
         return after
 
     return Parser(f"upload to {name}", (parcelled(encode(good), vector),), read)
 
 
-def _contribution(upload, body, norm):
-    vector = np.frombuffer(body, "<f4") if body else None
-    return Contribution(
-        upload.round,
-        Phase(upload.phase),
-        upload.device,
-        upload.model,
-        upload.samples,
-        upload.loss,
-        upload.key_id,
-        upload.margins,
-        upload.correct,
-        upload.tested,
-        vector,
-        norm,
-        upload.model_norm,
-    )
+def _vector(body):
+    return np.frombuffer(bytes(body), "<f4") if len(body) else None
