@@ -23,14 +23,16 @@ def read_generation(directory: Path) -> int | None:
     found = _read(directory, "SELECT document FROM snapshot")
     if not found:
         return None
-    standing = json.loads(found[0])["standing"]
-    under_way = standing.get("rollover")
-    return int((under_way or standing)["generation"])
+    with readable(directory):
+        standing = json.loads(found[0])["standing"]
+        return int((standing["rollover"] or standing)["generation"])
 
 
 def read_records(directory: Path) -> list[dict[str, Any]]:
     """Return the closed rounds of a run that another process may be writing; empty where there are none yet."""
-    return [json.loads(record) for record in _read(directory, "SELECT record FROM rounds ORDER BY round")]
+    found = _read(directory, "SELECT record FROM rounds ORDER BY round")
+    with readable(directory):
+        return [json.loads(record) for record in found]
 
 
 def _read(directory: Path, query: str) -> list[str]:

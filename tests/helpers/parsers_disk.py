@@ -15,7 +15,8 @@ from aggregator.daemon import find_runs
 from aggregator.damage import readable
 from aggregator.membership import AggregatorMembership
 from aggregator.publisher import Publisher
-from aggregator.store import Store, read_records
+from aggregator.run_directory import read_records
+from aggregator.store import Store
 from aggregator.strategies.registry import make_strategy
 from crypto.seal import passphrase
 from crypto.seal.identity import Identity
@@ -179,7 +180,12 @@ def _devices(disk):
     def joined(directory):
         member = DeviceMembership(directory)
         BrokerAddress.parse(member.broker)
-        return member.index, member.content, member.mask_secret(), member.group.aead()
+        return (
+            member.index,
+            member.content,
+            member.secret_at(member.generation(member.grant), member.grant.mask_epoch),
+            member.group.aead(),
+        )
 
     def followed(directory):
         package = DeviceState(directory).load_run()

@@ -7,7 +7,8 @@ from collections import defaultdict
 
 import numpy as np
 
-from aggregator.engine import CameOnline, Engine, Stored, Verdict
+from aggregator.engine import Engine, Verdict
+from aggregator.events import CameOnline, Stored
 from aggregator.intake import Intake
 from aggregator.membership import AggregatorMembership
 from aggregator.owner_mail import OwnerMail
@@ -34,6 +35,7 @@ from wire.address import BrokerAddress
 from wire.codec import decode, decode_prefix, encode
 from wire.documents import AggregatorGrant, Card, DeviceGrant, GrantFile, Member, Roster, RunPackage, RunPlan, Setting
 from wire.enrolment import EnrolRequest, EnrolStatement, Token
+from wire.epochs import Certificate, Checkpoint, Endorsement, Epoch, Origins, Proposal, SignedBy
 from wire.errors import ShoalError, UntrustedError
 from wire.faults import Hop
 from wire.frame import ChunkKind, Fingerprint, split
@@ -156,11 +158,24 @@ class Scene:
             Mark: [encode(Mark(1, 1, 2, bytes(16), bytes(16), 0))],
             ModelFile: [encode(ModelFile(1, bytes(16), 2, 0, 28))],
         }
-        return _with_parts(found)
+        return _with_parts(found | _rollover(self.owner.roster_bytes))
 
     def close(self):
         """End the fleet."""
         self.fleet.close()
+
+
+def _rollover(roster_bytes):
+    """Return what travels at the end of a mask epoch."""
+    checkpoint = Checkpoint("demo", bytes(16), 2, 1, 2, 0, b"k" * 16, 2, b"d" * 32)
+    certificate = Certificate(checkpoint, roster_bytes, (SignedBy(DEVICE, b"s" * 64),))
+    return {
+        Epoch: [encode(Epoch(certificate, b"sealed"))],
+        Certificate: [encode(certificate)],
+        Proposal: [encode(Proposal(checkpoint, 1, 6))],
+        Endorsement: [encode(Endorsement(b"s" * 64, (1, 2)))],
+        Origins: [encode(Origins("demo", bytes(16), 2, 5, 2, 28))],
+    }
 
 
 def _with_parts(samples):
@@ -393,7 +408,7 @@ def _uploaded(name, settings):
     for at, device in enumerate(devices[:2]):
         values = np.linspace(at, 1, run.length)
         mine, body = upload_of(engine, state, device.name, values=values, recipient=server.member.seal_key)
-        state, _ = engine.handle(state, Stored(_contribution(mine, body, 1.0), bytes(32)))
+        state, _ = engine.handle(state, Stored(contribution_of(mine, _vector(body), 1.0), bytes(32)))
     good, vector = upload_of(
         engine, state, hostile.name, values=np.linspace(-1, 1, run.length), recipient=server.member.seal_key
     )

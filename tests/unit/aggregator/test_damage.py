@@ -6,7 +6,8 @@ import sqlite3
 
 import pytest
 
-from aggregator.store import Store, read_records
+from aggregator.run_directory import read_records
+from aggregator.store import Store
 from tests.helpers.fleets import make_fleet
 from tests.helpers.plans import run_plan
 from wire.errors import IntegrityError
@@ -19,7 +20,8 @@ def folder(tmp_path):
     """The directory of a run that has closed a round and has a snapshot."""
     store = Store(tmp_path / "run", RUN)
     store.record(1, {"round": 1, "final": False})
-    store._db.execute("INSERT INTO snapshot VALUES (1, 2, ?)", ('{"available": [], "state": {}, "vectors": {}}',))
+    document = '{"available": [], "state": {}, "vectors": {}, "standing": {"epoch": 1}}'
+    store._db.execute("INSERT INTO snapshot VALUES (1, 2, ?)", (document,))
     store.close()
     return tmp_path / "run"
 
@@ -56,10 +58,8 @@ def test_a_file_that_is_no_database_is_told(folder, junk):
 @pytest.mark.parametrize("document", ["", "{half", "5", '{"available": []}', "[" * 10**5])
 def test_a_snapshot_that_is_none_is_told(folder, document):
     change(folder, "UPDATE snapshot SET document = ?", document)
-    store = Store(folder, RUN)
     with pytest.raises(IntegrityError, match="can't be read"):
-        store.restore()
-    store.close()
+        Store(folder, RUN).restore()
 
 
 def test_a_record_that_is_none_is_told(folder):
