@@ -77,10 +77,10 @@ def _message(kind: type, seeds: list[bytes]) -> Parser:
 
 def all_parsers(root) -> list[Parser]:
     """Return every parser there is, over a fleet and its files below the empty directory ``root``."""
-    from tests.helpers import parsers_disk, parsers_wire
+    from tests.helpers import parsers_disk, parsers_scene, parsers_wire
 
     for name in ("talk", "disk", "copies"):
         (root / name).mkdir()
-    scene = parsers_wire.Scene(root / "talk")
-    disk = parsers_disk.Disk(parsers_wire.Scene(root / "disk"), root / "copies")
+    scene = parsers_scene.Scene(root / "talk")
+    disk = parsers_disk.Disk(parsers_scene.Scene(root / "disk"), root / "copies")
     return [*messages(scene.samples()), *parsers_wire.parsers(scene), *parsers_disk.parsers(disk)]

@@ -37,7 +37,7 @@ from fleet.tokens import TokenStore
 from support.config import load as load_config
 from tests.helpers.datafiles import idx
 from tests.helpers.parsers import Parser, parcelled, parts_of
-from tests.helpers.parsers_wire import Silent
+from tests.helpers.parsers_scene import Silent
 from wire.address import BrokerAddress
 from wire.codec import decode, encode
 
