@@ -17,7 +17,6 @@ from aggregator.answers import Answers
 from aggregator.damage import readable
 from aggregator.engine import Engine, Verdict
 from aggregator.events import (
-    CameOnline,
     DeadlinePassed,
     Event,
     Gather,
@@ -30,13 +29,13 @@ from aggregator.events import (
     RoundClosed,
     RunFinished,
     Stored,
-    WentOffline,
 )
 from aggregator.intake import Intake, Opened, RefusedUploadError
 from aggregator.lines import report, waiting_for
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import Backend
 from aggregator.owner_mail import OwnerMail
+from aggregator.presences import Presences
 from aggregator.publisher import Publisher
 from aggregator.store import Store
 from aggregator.strategies.base import Contribution
@@ -44,10 +43,10 @@ from aggregator.strategies.registry import make_strategy
 from aggregator.syncer import InlineSyncer, Syncer
 from crypto.seal.envelope import GroupKey
 from wire.codec import decode, encode
-from wire.documents import RunPlan
+from wire.documents import RunPackage, RunPlan
 from wire.epochs import Epoch
 from wire.errors import ShoalError, UntrustedError
-from wire.messages import Action, Phase, Presence
+from wire.messages import Action, Phase
 from wire.reassembly import Reassembler, Transfer
 from wire.topics import TopicKind, Topics
 from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent
@@ -83,14 +82,18 @@ class RunService:
         self._store = store_factory(directory / f"run-{run.run:06d}", run)
         self._syncer = syncer or InlineSyncer()
         self._engine = Engine(
-            run, make_strategy(run, backend), self._store.seed, lambda plan: make_strategy(plan, backend)
+            run,
+            make_strategy(run, backend),
+            self._store.seed,
+            lambda plan: make_strategy(plan, backend),
+            len(decode(package, RunPackage).task),
         )
         self._intake = Intake(membership.identity, run)
         self._publisher = Publisher(membership.identity, membership.group, transport, directory / "retained.json")
         self._answers = Answers(self._publisher, membership, run)
         self._chunks = Reassembler()
         self._mail = OwnerMail(membership)
-        self._births: dict[str, int] = {}
+        self._presences = Presences(membership)
         self._appended: list[Opened] = []
         self._syncing: list[Opened] = []
         self._deferred: list[Event] = []
@@ -139,8 +142,9 @@ class RunService:
     def _take_up(self, standing: Mapping[str, Any]) -> None:
         """Put the secrets in force that the run had turned to before it was interrupted."""
         member = self._membership
-        if member.next is not None and standing["generation"] == member.generation(member.next):
-            member.promote()
+        grant = member.newer(standing["generation"])
+        if grant is not None:
+            member.promote(grant)
             self._publisher.regroup(member.group)
         elif standing["rollover"] is not None:
             self._turn_to(standing["rollover"]["generation"])
@@ -148,8 +152,9 @@ class RunService:
     def _turn_to(self, generation: int) -> None:
         """Speak under the broadcast key that goes with the secrets of ``generation``, from a rollover on."""
         member = self._membership
-        if member.next is not None and member.generation(member.next) == generation:
-            group = GroupKey(member.fleet, "broadcast", member.next.broadcast_key)
+        grant = member.newer(generation)
+        if grant is not None:
+            group = GroupKey(member.fleet, "broadcast", grant.broadcast_key)
             if group != member.group:
                 member.group = group
                 self._publisher.regroup(group)
@@ -185,8 +190,9 @@ class RunService:
             return
         if parsed.kind is TopicKind.STATE:
             transfer = self._chunks.add(f"{parsed.device}/state", payload, now_s)
-            if transfer is not None:
-                self._on_presence(parsed.device, transfer, now_s)
+            event = None if transfer is None else self._presences.take(parsed.device, transfer)
+            if event is not None:
+                self._feed(event, now_s)
         elif parsed.kind is TopicKind.UP:
             self._bytes_up += len(payload)
             if self._answers.repeat(parsed.device, payload):
@@ -194,18 +200,6 @@ class RunService:
             transfer = self._chunks.add(parsed.device, payload, now_s)
             if transfer is not None:
                 self._on_upload(parsed.device, transfer)
-
-    def _on_presence(self, device: str, transfer: Transfer, now_s: float) -> None:
-        member = self._membership.roster.device(device)
-        if member is None:
-            raise UntrustedError(f"{device} is not in the roster")
-        presence = decode(self._membership.open_from_device(member, transfer.payload, transfer.signed), Presence)
-        if (presence.fleet, presence.device) != (self._run.fleet, device):
-            raise UntrustedError(f"the presence of {presence.device!r} on {device}'s topic")
-        if presence.birth < self._births.get(device, 0):
-            return  # the will of an earlier life
-        self._births[device] = presence.birth
-        self._feed(CameOnline(device) if presence.online else WentOffline(device), now_s)
 
     def _on_upload(self, device: str, transfer: Transfer) -> None:
         try:
@@ -248,9 +242,10 @@ class RunService:
         contributions = self._store.commit()
         done, self._syncing = self._syncing, []
         for opened, contribution in zip(done, contributions, strict=True):
-            self._feed(Stored(contribution, opened.digest), self._now_s)
+            self._handle(Stored(contribution, opened.digest), self._now_s)
         for opened in done:
             self._answers.give(opened, Action.ACK)
+        self._turn_away()
         deferred, self._deferred = self._deferred, []
         for event in deferred:
             self._feed(event, self._now_s)
@@ -261,7 +256,7 @@ class RunService:
         self._now_s = now_s
         if self._deadline_s is not None and now_s >= self._deadline_s:
             self._deadline_s = None
-            self._feed(DeadlinePassed(self._state.round), now_s)
+            self._feed(DeadlinePassed(self._state.round, self._state.step), now_s)
         for stalled in self._chunks.stalled(now_s):
             member = self._membership.roster.device(stalled.source)
             if member is not None:
@@ -298,11 +293,25 @@ class RunService:
         for device in self._membership.roster.revoked:
             self._feed(Left(device), now_s)
 
+    def _turn_away(self) -> None:
+        """Refuse what came for a round that has closed before it could be made durable."""
+        appended, self._appended = self._appended, []
+        for opened in appended:
+            verdict, reason = self._engine.judge(self._state, opened.upload, opened.digest)
+            if verdict is Verdict.STORE:
+                self._appended.append(opened)
+            else:
+                self._store.withdraw(opened.digest)
+                self._answers.give(opened, Action.REFUSED, reason)
+
     def _feed(self, event: Event, now_s: float) -> None:
         """Let the engine see an event; none may close the round while uploads of it are on their way to the disk."""
-        if self._syncing:
+        if self._syncing or self._appended:
             self._deferred.append(event)
-            return
+        else:
+            self._handle(event, now_s)
+
+    def _handle(self, event: Event, now_s: float) -> None:
         self._state, actions = self._engine.handle(self._state, event)
         self._carry_out(actions, now_s)
 
@@ -368,6 +377,7 @@ class RunService:
         epoch = encode(Epoch(renewed.certificate, renewed.sealed))
         self._store.renew(renewed.round, dump, renewed.own, renewed.standing, epoch)
         self._take_up(renewed.standing)
+        self._publisher.clear_models()
         self._publisher.epoch(epoch)
         LOG.info("mask epoch", extra={"kv": {"run": run.run, "round": renewed.round, "epoch": run.epoch}})
 
