@@ -1,11 +1,12 @@
-# make demo | test | lint | format | clean. Each makes .venv first; a second call finds it ready.
+# make demo | test | lint | format | fuzz | clean. Each makes .venv first; a second call finds it ready.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+FUZZ_S ?= 300
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format fuzz clean
 
 demo: $(READY)
 	$(BIN)/shoal demo
@@ -22,6 +23,11 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# Bounded. atheris is no requirement: where it can't be installed, inputs are damaged at random.
+fuzz: $(READY)
+	$(BIN)/python -m pip install --quiet 'atheris>=3' || true
+	$(BIN)/python tests/fuzz/fuzz_parsers.py --seconds $(FUZZ_S)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

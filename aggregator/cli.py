@@ -10,7 +10,7 @@ import typer
 
 from aggregator.config import AggregatorConfig
 from support.config import load
-from support.console import no_core_dumps, note, run_program, say, say_json, setup_logging
+from support.console import note, run_program, say, say_json, setup_logging
 
 app = typer.Typer(
     help="Group devices and average their masked updates, without being able to read them.",
@@ -31,7 +31,6 @@ def init(directory: Directory, name: Annotated[str, typer.Option(help="Name in t
     from crypto.seal.grants import open_card
     from crypto.seal.identity import fingerprint
 
-    no_core_dumps()
     card = membership.init(directory, name)
     note(f"fingerprint {fingerprint(open_card(card.read_bytes()).member)}")
     note("next: shoal-fleet add-aggregator FLEET_DIR CARD on the owner's machine")
@@ -47,7 +46,6 @@ def join(
     """Accept the owner's grant."""
     from aggregator import membership
 
-    no_core_dumps()
     member = membership.join(directory, grant.read_bytes(), owner)
     say(f"joined fleet {member.fleet}; put the owner's run files into {directory / membership.RUNS_DIRECTORY}")
 
@@ -67,7 +65,6 @@ def serve(
     """Serve the runs in DIRECTORY/runs, one after another, and say what each round is waiting for."""
     from aggregator.daemon import Daemon
 
-    no_core_dumps()
     flags: dict[str, Any] = {
         "dir": directory,
         "broker": broker,
@@ -86,10 +83,9 @@ def serve(
 @app.command()
 def status(directory: Directory, json: AsJson = False) -> None:
     """Print every run's last closed round."""
-    no_core_dumps()
     from aggregator.daemon import find_runs
     from aggregator.membership import AggregatorMembership
-    from aggregator.store import read_records
+    from aggregator.run_directory import read_records
 
     member = AggregatorMembership(directory)
     runs = []

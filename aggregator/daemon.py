@@ -15,8 +15,8 @@ from aggregator.config import AggregatorConfig
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.numerics.backend import select
 from aggregator.owner_mail import OwnerMail
+from aggregator.run_directory import erase_updates, read_generation, read_records
 from aggregator.service import RunService
-from aggregator.store import erase_updates, read_records
 from aggregator.syncer import ThreadSyncer
 from crypto.seal.signed import open_document
 from support.lean import settle
@@ -132,7 +132,8 @@ class Daemon:
                 erase_updates(self._membership.directory / f"run-{run.plan.run:06d}")
                 continue
             try:
-                obstacle = self._membership.obstacle(run.plan)
+                directory = self._membership.directory / f"run-{run.plan.run:06d}"
+                obstacle = self._membership.obstacle(run.plan, read_generation(directory))
             except UntrustedError as error:
                 self._say_once(f"passed over: {error}; {error.hint}")
                 continue

@@ -9,16 +9,36 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final
 
+from aggregator.engine_state import EngineState, Transition, forsaken, opened, record_of, without
+from aggregator.events import (
+    CameOnline,
+    DeadlinePassed,
+    Event,
+    Gather,
+    KeysHeld,
+    Left,
+    OpenRound,
+    Rostered,
+    RoundClosed,
+    RunFinished,
+    Stored,
+    WentOffline,
+)
+from aggregator.rollover import Rollover
 from aggregator.strategies.base import Contribution, Outcome, RoundPlan, Strategy
-from wire.documents import RunPlan
+from aggregator.strategies.base import Event as Occurrence
+from aggregator.strategies.registry import make_strategy
+from aggregator.turnover import Turnover
+from wire.documents import Roster, RunPlan
 from wire.limits import MAX_MARGIN
 from wire.messages import Phase, Upload
 
+ATTACHED_HEAD_BYTES: Final = 1 << 16
+"""Largest head in front of vectors that a device has attached, with what their seal takes."""
 MAX_FIGURE: Final = 3.4e38
 """Largest loss or norm that a device may report: what float32 holds, so that squares and sums of them stay finite."""
 
@@ -31,160 +51,119 @@ class Verdict(Enum):
     REFUSE = "refuse"
 
 
-@dataclass(frozen=True, slots=True)
-class CameOnline:
-    """A device's presence says it is there."""
-
-    device: str
-
-
-@dataclass(frozen=True, slots=True)
-class WentOffline:
-    """A device's presence, or its will, says it is gone."""
-
-    device: str
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """The owner revoked a device: nobody waits for it any more."""
-
-    device: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """An upload that `Engine.judge` let pass is durable."""
-
-    contribution: Contribution
-    digest: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class DeadlinePassed:
-    """The time that the plan gives a round, or the gathering after it, is over."""
-
-    round: int
-
-
-Event = CameOnline | WentOffline | Left | Stored | DeadlinePassed
-
-
-@dataclass(frozen=True, slots=True)
-class Gather:
-    """Wait for devices; feed `DeadlinePassed` with the state's round after the plan's deadline."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenRound:
-    """Make ``before`` durable, then announce ``plan``.
-
-    Attributes:
-        before: the strategy's state from which, with ``available``, the same plan follows again.
-    """
-
-    plan: RoundPlan
-    nonce: bytes
-    before: Any
-    available: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RoundClosed:
-    """A round is over: what it brought."""
-
-    record: RoundRecord
-
-
-@dataclass(frozen=True, slots=True)
-class RunFinished:
-    """The final round is closed: there is nothing left to do."""
-
-
-Action = Gather | OpenRound | RoundClosed | RunFinished
-
-
-@dataclass(frozen=True, slots=True)
-class RoundRecord:
-    """A closed round in figures.
-
-    Attributes:
-        ordered, contributed: devices that were asked and that answered; missing: those that did not.
-        loss: mean of the devices' losses on the scored share, weighted by samples.
-        correct, tested: over the devices' test shares; 0 of 0 where nobody was asked.
-        norms: each contributor's update norm; clusters: every device's cluster after the round.
-        device_accuracy: (correct, tested) of each contributor that was asked for it.
-    """
-
-    round: int
-    final: bool
-    ordered: int
-    contributed: int
-    missing: tuple[str, ...]
-    loss: float
-    correct: int
-    tested: int
-    norms: Mapping[str, float]
-    clusters: Mapping[str, int]
-    events: tuple[Mapping[str, Any], ...]
-    device_accuracy: Mapping[str, tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineState:
-    """Where a run stands.
-
-    Attributes:
-        round: the open round, or 0 before the first.
-        plan: the open round's, None while gathering.
-        received: device -> (phase, digest) of its durable upload of the open round.
-        gone: ordered devices that went offline and have not uploaded.
-        overtime: the open round's deadline has passed.
-    """
-
-    devices: tuple[str, ...]
-    strategy: Any
-    online: frozenset[str] = frozenset()
-    round: int = 0
-    plan: RoundPlan | None = None
-    received: Mapping[str, tuple[Phase, bytes]] = field(default_factory=dict)
-    contributions: tuple[Contribution, ...] = ()
-    gone: frozenset[str] = frozenset()
-    overtime: bool = False
-    finished: bool = False
-
-    @property
-    def waiting(self) -> tuple[str, ...]:
-        """Ordered devices that have not uploaded, in name order."""
-        return () if self.plan is None else tuple(sorted(d for d in self.plan.orders if d not in self.received))
-
-
-Transition = tuple[EngineState, tuple[Action, ...]]
-
-
 class Engine:
     """The rules of one run.
 
     Attributes:
-        run: the owner's plan; strategy: the algorithm; seed: 16 random bytes from which round nonces follow.
+        run: the owner's plan, as signed; strategy: the algorithm in the run's first mask epoch.
+        seed: 16 random bytes from which round nonces follow; task_bytes: of the sealed task, which a fold brings along.
     """
 
-    def __init__(self, run: RunPlan, strategy: Strategy, seed: bytes) -> None:
+    def __init__(
+        self,
+        run: RunPlan,
+        strategy: Strategy,
+        seed: bytes,
+        strategy_for: Callable[[RunPlan], Strategy] = make_strategy,
+        task_bytes: int = 0,
+    ) -> None:
+        """Take the plan, its strategy, and what makes the strategy of a later mask epoch."""
         self.run = run
-        self.strategy = strategy
         self.seed = seed
+        self.task_bytes = task_bytes
+        self._strategy_for = strategy_for
+        self.strategy = strategy
+        self._strategies = {run.key_id: strategy}
+        self._turnover = Turnover(self.strategy_in, self.nonce, self._maybe_open)
 
-    def begin(self, devices: tuple[str, ...]) -> Transition:
-        """Return the state before round 1."""
-        return EngineState(devices, self.strategy.init(devices)), (Gather(),)
+    def strategy_in(self, run: RunPlan) -> Strategy:
+        """Return the algorithm in a mask epoch, ``run`` being the plan as it stands there."""
+        if run.key_id not in self._strategies:
+            self._strategies[run.key_id] = self._strategy_for(run)
+        return self._strategies[run.key_id]
 
-    def resume(self, devices: tuple[str, ...], before: Any, round_: int, available: tuple[str, ...]) -> Transition:
-        """Return the state with round ``round_`` open again, from what `OpenRound` had made durable."""
-        return self._open(EngineState(devices, before, frozenset(available)), round_, available)
+    def begin(
+        self, devices: tuple[str, ...], generation: int = 0, roster: Roster | None = None, roster_bytes: bytes = b""
+    ) -> Transition:
+        """Return the state before round 1.
 
-    def nonce(self, round_: int) -> bytes:
-        """Return the 16 bytes that an upload of the round must repeat."""
-        return hashlib.sha256(b"shoal/v1/round" + self.seed + round_.to_bytes(4, "little")).digest()[:16]
+        Args:
+            devices: of the roster.
+            generation: roster sequence of the secrets in force.
+            roster: the newest; without one no mask epoch can end.
+            roster_bytes: the same as the owner signed it.
+        """
+        state = EngineState(
+            devices,
+            self.strategy.init(devices),
+            self.run,
+            generation=generation,
+            newest=generation,
+            roster=roster,
+            roster_bytes=roster_bytes,
+        )
+        return state, (Gather(),)
+
+    def run_in(self, standing: Mapping[str, Any]) -> RunPlan:
+        """Return the plan as it stands in the mask epoch of an `EngineState.standing`."""
+        if standing["epoch"] == self.run.epoch:
+            return self.run
+        return self.run.in_epoch(standing["epoch"], bytes.fromhex(standing["key_id"]))
+
+    def resume(
+        self,
+        devices: tuple[str, ...],
+        before: Any,
+        round_: int,
+        available: tuple[str, ...],
+        standing: Mapping[str, Any] | None = None,
+        proposal: Contribution | None = None,
+        roster: Roster | None = None,
+        roster_bytes: bytes = b"",
+    ) -> Transition:
+        """Return the state with a round, or a step of a rollover, open again.
+
+        Args:
+            devices: of the roster.
+            before: with ``round_`` and ``available``, what `OpenRound` had made durable.
+            round_: the round.
+            available: who was there.
+            standing: what `EngineState.standing` gave then.
+            proposal: the stored upload of the device that folded, where the rollover had got that far.
+            roster: the newest.
+            roster_bytes: the same as the owner signed it.
+        """
+        state = EngineState(devices, before, self.run, frozenset(available), roster=roster, roster_bytes=roster_bytes)
+        if standing is None:
+            return self._open(state, round_, available)
+        generation = standing["generation"]
+        state = dataclasses.replace(
+            state,
+            run=self.run_in(standing),
+            since=standing["since"],
+            generation=generation,
+            newest=generation,
+            news=tuple(Occurrence(e["round"], e["kind"], e["detail"]) for e in standing["news"]),
+        )
+        if not standing["open"]:
+            state = dataclasses.replace(state, round=round_, step=standing["step"], online=frozenset())
+            return state, (Gather(),)
+        if standing["rollover"] is None:
+            return self._open(state, round_, available)
+        r = standing["rollover"]
+        signing = r["signing"] and proposal is not None
+        under_way = Rollover(r["generation"], r["tries"], r["folder"], proposal if signing else None)
+        state = dataclasses.replace(
+            state, round=round_, step=standing["step"] - 1, rollover=under_way, newest=max(r["generation"], generation)
+        )
+        if signing:
+            return self._turnover.sign(state, available)
+        return self._turnover.fold(state, available)
+
+    def nonce(self, round_: int, step: int = 0) -> bytes:
+        """Return the 16 bytes that an upload of the round, or of a step after it, must repeat."""
+        place = round_.to_bytes(4, "little") + (step.to_bytes(4, "little") if step else b"")
+        return hashlib.sha256(b"shoal/v1/round" + self.seed + place).digest()[:16]
 
     def judge(self, state: EngineState, upload: Upload, digest: bytes) -> tuple[Verdict, str]:
         """Return whether an authentic upload may be stored, and the reason where not. Changes nothing.
@@ -192,12 +171,12 @@ class Engine:
         Exactly once: the first durable upload of (run, round, phase, device) wins; the same bytes again are a
             duplicate, other bytes are refused.
         """
-        run, plan = self.run, state.plan
+        run, plan = state.run, state.plan
         if (upload.run_id, upload.epoch, upload.task_digest) != (run.run_id, run.epoch, run.task_digest):
             return Verdict.REFUSE, "of another run, epoch or task"
         if (upload.mode, upload.key_id) != (run.mode, run.key_id):
             return Verdict.REFUSE, "masked under another key or mode"
-        if plan is None or upload.round != state.round or upload.nonce != self.nonce(state.round):
+        if plan is None or upload.round != state.round or upload.nonce != self.nonce(state.round, plan.step):
             return Verdict.REFUSE, "the round is not open"
         order = plan.orders.get(upload.device)
         if order is None or order.phase != upload.phase:
@@ -210,6 +189,8 @@ class Engine:
             return Verdict.REFUSE, "trained from a model that was not offered"
         if upload.length != (run.length if order.train else 0):
             return Verdict.REFUSE, f"a vector of length {upload.length}"
+        if not self._may_attach(plan, upload):
+            return Verdict.REFUSE, f"{upload.attached} bytes behind the update"
         if len(upload.margins) != (len(order.candidates) if order.margins else 0):
             return Verdict.REFUSE, f"{len(upload.margins)} margins"
         if (
@@ -224,6 +205,16 @@ class Engine:
             return Verdict.REFUSE, "a model's norm that was not asked for, or an impossible one"
         return Verdict.STORE, ""
 
+    def _may_attach(self, plan: RoundPlan, upload: Upload) -> bool:
+        """Whether as much is attached as the order can have asked for: what is folded is handed on to the whole fleet."""
+        most = 0
+        if upload.phase == Phase.ENDORSE:
+            most = ATTACHED_HEAD_BYTES + 4 * self.run.length * len(plan.orders[upload.device].renew)
+        elif upload.phase == Phase.CHECKPOINT:
+            vectors = len(plan.models) + len(plan.carried)
+            most = ATTACHED_HEAD_BYTES + self.task_bytes + 4 * self.run.length * vectors
+        return min(1, most) <= upload.attached <= most
+
     def handle(self, state: EngineState, event: Event) -> Transition:
         """Return the state after ``event`` and what the driver has to do."""
         if state.finished:
@@ -234,23 +225,28 @@ class Engine:
                     state = dataclasses.replace(state, devices=(*state.devices, device))
                 state = dataclasses.replace(state, online=state.online | {device}, gone=state.gone - {device})
             case WentOffline(device):
-                state = _without(state, device)
+                state = without(state, device)
             case Left(device):
                 staying = tuple(d for d in state.devices if d != device)
-                state = dataclasses.replace(_without(state, device), devices=staying)
+                state = dataclasses.replace(without(state, device), devices=staying)
             case Stored(contribution, digest):
                 state = self._receive(state, contribution, digest)
-            case DeadlinePassed(round_):
-                if round_ == state.round:
+            case DeadlinePassed(round_, step):
+                if (round_, step) == (state.round, state.step):
                     state = dataclasses.replace(state, overtime=True)
+            case Rostered(roster, data):
+                state = dataclasses.replace(state, roster=roster, roster_bytes=data)
+            case KeysHeld(generation):
+                state = dataclasses.replace(state, newest=max(state.newest, generation))
         return self._advance(state)
 
     def _receive(self, state: EngineState, contribution: Contribution, digest: bytes) -> EngineState:
-        if contribution.device in state.received:
+        order = None if state.plan is None else state.plan.orders.get(contribution.device)
+        if order is None or order.phase != contribution.phase or contribution.device in state.received:
             return state
         strategy = state.strategy
-        if not (state.plan and state.plan.final):
-            strategy = self.strategy.absorb(strategy, contribution)
+        if not (state.plan and (state.plan.final or state.plan.step)):
+            strategy = self.strategy_in(state.run).absorb(strategy, contribution)
         return dataclasses.replace(
             state,
             strategy=strategy,
@@ -262,22 +258,28 @@ class Engine:
     def _advance(self, state: EngineState) -> Transition:
         if state.plan is None:
             return self._maybe_open(state)
+        if state.plan.step:
+            return self._turnover.advance(state)
+        if state.newest > state.generation and not state.plan.final:
+            return self._close(state)  # whoever was revoked still reads what is open
         # Whoever was revoked can't answer, so that the quorum is of those who still can.
         asked = sum(d in state.devices or d in state.received for d in state.plan.orders)
         needed = max(1, math.ceil(self.run.quorum * asked))
         if len(state.received) < needed:
-            return self._close(state) if _forsaken(state) else (state, ())
+            return self._close(state) if forsaken(state) else (state, ())
         if set(state.waiting) - state.gone and not state.overtime:
             return state, ()
         return self._close(state)
 
     def _maybe_open(self, state: EngineState) -> Transition:
-        """Open a round with whoever is there, as soon as enough are.
+        """Open a round with whoever is there, as soon as enough are, or end the mask epoch if that is due.
 
         The first round waits for all devices, later ones for the quorum's share of them; once the deadline has passed,
         ``min_contributors`` are enough.
         """
         present = tuple(d for d in sorted(state.devices) if d in state.online)
+        if self._is_due(state):
+            return self._turnover.fold(state, present)
         if len(present) < max(1, min(self.run.min_contributors, len(state.devices))):
             return state, ()
         share = 1.0 if state.round == 0 else self.run.quorum
@@ -286,25 +288,26 @@ class Engine:
         return self._open(state, state.round + 1, present)
 
     def _open(self, state: EngineState, round_: int, available: tuple[str, ...]) -> Transition:
-        before = state.strategy
+        before, strategy = state.strategy, self.strategy_in(state.run)
         if round_ > self.run.rounds:
-            plan = self.strategy.final(before, round_, available)
+            plan = strategy.final(before, round_, available)
             after = before
         else:
-            after, plan = self.strategy.plan(before, round_, available)
+            after, plan = strategy.plan(before, round_, available)
         if not plan.orders:
             return state, ()
-        state = dataclasses.replace(
-            state,
-            strategy=after,
-            round=round_,
-            plan=plan,
-            received={},
-            contributions=(),
-            gone=frozenset(d for d in plan.orders if d not in state.online),
-            overtime=False,
-        )
+        state = opened(dataclasses.replace(state, strategy=after), plan)
         return state, (OpenRound(plan, self.nonce(round_), before, available),)
+
+    def _is_due(self, state: EngineState) -> bool:
+        """Whether the mask epoch ends here: the owner has drawn newer secrets, or it has had its rounds and more are to come.
+
+        Until the newer secrets are at hand, nothing more is announced that whoever was revoked could read.
+        """
+        drawn = 0 if state.roster is None else state.roster.keys_since
+        if max(state.newest, drawn) > state.generation or state.rollover is not None:
+            return True
+        return state.round < self.run.rounds and state.round - state.since >= self.run.epoch_rounds
 
     def _close(self, state: EngineState) -> Transition:
         plan = state.plan
@@ -313,48 +316,12 @@ class Engine:
             outcome = Outcome({c.device: c.model for c in state.contributions})
             strategy = state.strategy
         else:
-            strategy, outcome = self.strategy.close(state.strategy, plan)
+            strategy, outcome = self.strategy_in(state.run).close(state.strategy, plan)
         closed = RoundClosed(record_of(state, plan, outcome))
-        state = dataclasses.replace(state, strategy=strategy, plan=None, finished=plan.final, overtime=False)
+        state = dataclasses.replace(
+            state, strategy=strategy, plan=None, contributions=(), finished=plan.final, overtime=False, news=()
+        )
         if plan.final:
             return state, (closed, RunFinished())
         state, actions = self._maybe_open(state)
         return state, (closed, *(actions or (Gather(),)))
-
-
-def _without(state: EngineState, device: str) -> EngineState:
-    """Return the state in which the device is not there: the open round does not wait for it."""
-    ordered = state.plan is not None and device in state.plan.orders
-    gone = state.gone | {device} if ordered else state.gone
-    return dataclasses.replace(state, online=state.online - {device}, gone=gone)
-
-
-def _forsaken(state: EngineState) -> bool:
-    """Whether the deadline has passed, all that the open round asked went away without an answer, and others are there.
-
-    A round may ask very few, a newcomer's cold start one device: the fleet does not wait for these to come back.
-    """
-    plan = state.plan
-    if plan is None or plan.final or state.received or not state.overtime:
-        return False
-    return not set(state.waiting) - state.gone and bool(state.online - plan.orders.keys())
-
-
-def record_of(state: EngineState, plan: RoundPlan, outcome: Outcome) -> RoundRecord:
-    """Return the closed round in figures."""
-    given = sorted(state.contributions, key=lambda c: c.device)
-    samples = sum(c.samples for c in given)
-    return RoundRecord(
-        round=plan.round,
-        final=plan.final,
-        ordered=len(plan.orders),
-        contributed=len(given),
-        missing=state.waiting,
-        loss=sum(c.loss * c.samples for c in given) / samples if samples else 0.0,
-        correct=sum(c.correct for c in given),
-        tested=sum(c.tested for c in given),
-        norms={c.device: c.norm for c in given},
-        clusters=outcome.clusters,
-        events=tuple({"round": e.round, "kind": e.kind, **e.detail} for e in outcome.events),
-        device_accuracy={c.device: (c.correct, c.tested) for c in given if c.tested},
-    )

@@ -74,13 +74,13 @@ class Intake:
             raise UntrustedError(f"an upload for {upload.fleet!r} by {upload.device!r}")
         if upload.recipient != self._identity.member.seal_key:
             raise UntrustedError("an upload for another aggregator")
-        if len(body) != 4 * upload.length:
-            raise WireError(f"{len(body)} bytes where {upload.length} coordinates were announced")
+        if len(body) != 4 * upload.length + upload.attached:
+            raise WireError(f"{len(body)} bytes where {upload.length} coordinates and {upload.attached} were announced")
 
     def _norm(self, upload: Upload, body: memoryview) -> float:
-        if not len(body):
+        if not upload.length:
             return 0.0
-        norm = norm_of(np.frombuffer(body, "<f4"))
+        norm = norm_of(np.frombuffer(body, "<f4", upload.length))
         if not math.isfinite(norm):
             raise RefusedUploadError("the update holds NaN or infinities, or overflows", upload)
         if norm > self._run.norm_limit:

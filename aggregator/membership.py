@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from crypto.seal.envelope import GroupKey, SealError, is_from, open_from_group, read_head
 from crypto.seal.grants import AGGREGATOR_ROLE
 from crypto.seal.identity import fingerprint
 from crypto.seal.membership import Membership, accept_grant, make_identity
 from support.files import private_directory
-from wire.documents import AggregatorGrant, RunPlan
+from wire.documents import AggregatorGrant, Member, RunPlan
 from wire.errors import UntrustedError
 
 RUNS_DIRECTORY: Final = "runs"
+PRESENCE_PURPOSE: Final = "presence"
 
 
 class AggregatorMembership(Membership[AggregatorGrant]):
@@ -32,18 +34,54 @@ class AggregatorMembership(Membership[AggregatorGrant]):
                 hint="shoal-fleet add-aggregator FLEET_DIR CARD, then join with the new grant",
             )
 
-    def obstacle(self, plan: RunPlan) -> str:
-        """Return what is missing to serve a run, empty where nothing is; keys that the run is made with come in force.
+    def open_from_device(self, member: Member, payload: memoryview, signed: bytes) -> memoryview:
+        """Return the plaintext of what a device told the fleet, under the broadcast key in force or the next.
+
+        Args:
+            member: the device.
+            payload: a group envelope.
+            signed: its `Fingerprint.signed`.
 
         Raises:
-            UntrustedError: the run can never be served: its keys have been replaced.
+            SealError: under no key that we hold, altered, or not the device's.
+        """
+        head, at = read_head(payload)
+        keys = [g.broadcast_key for g in (self.grant, *self.later)]
+        for key in keys[:-1]:
+            try:
+                return open_from_group(
+                    GroupKey(self.fleet, "broadcast", key), payload, head, at, member.sign_key, signed
+                )
+            except SealError:
+                continue
+        group = GroupKey(self.fleet, "broadcast", keys[-1])
+        return open_from_group(group, payload, head, at, member.sign_key, signed)
+
+    def is_presence_of(self, member: Member, payload: memoryview, signed: bytes) -> bool:
+        """Whether a device has said where it stands, also where we can't read it; arguments as `open_from_device`."""
+        head, _ = read_head(payload)
+        told = (head.fleet, head.purpose, head.sender) == (self.fleet, PRESENCE_PURPOSE, member.name)
+        return told and is_from(payload, head, member.sign_key, signed)
+
+    def obstacle(self, plan: RunPlan, turned_to: int | None = None) -> str:
+        """Return what is missing to serve a run, empty where nothing is; keys that the run is made with come in force.
+
+        Args:
+            plan: the run's.
+            turned_to: newest secrets that the run has rolled over to, or has begun to, by the roster sequence at which
+                they were drawn; None where it is under those that it was signed with.
+
+        Raises:
+            UntrustedError: the run can never be served: its keys have been replaced before it began.
         """
         if self.roster.sequence < plan.roster_sequence:
             return f"run {plan.run} was signed under roster {plan.roster_sequence}, this is {self.roster.sequence}"
-        if self.next is not None and self.generation(self.next) <= plan.roster_sequence:
-            self.promote()
+        newest = max(plan.roster_sequence, turned_to or 0)
+        grant = self.newer(plan.roster_sequence)
+        if grant is not None:
+            self.promote(grant)
         held = self.generation(self.grant)
-        if held > plan.roster_sequence:
+        if held > newest:
             raise UntrustedError(
                 f"run {plan.run} was made with keys that have been replaced since",
                 hint="have the owner sign it anew: shoal-fleet run",

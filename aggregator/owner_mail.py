@@ -49,7 +49,7 @@ class OwnerMail:
         if parsed.kind is TopicKind.OWNER_ROSTER:
             self._on_roster(transfer)
         elif self._membership.take_grant(bytes(transfer.payload)):
-            LOG.info("new keys for later runs", extra={"kv": {"roster": self._membership.roster.sequence}})
+            LOG.info("newer keys", extra={"kv": {"roster": self._membership.roster.sequence}})
         return True
 
     def _on_roster(self, transfer: Transfer) -> None:

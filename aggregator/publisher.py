@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 
-from aggregator.engine import OpenRound
+from aggregator.events import OpenRound
 from aggregator.strategies.base import Slot
 from crypto.seal.envelope import GroupKey, parcel_for_group
 from crypto.seal.identity import Identity
@@ -18,6 +20,7 @@ from wire.frame import ChunkKind, split
 from wire.messages import (
     NO_ORDER,
     NO_TRANSFER,
+    PROPOSAL_MODEL,
     SHARED_MODEL,
     Action,
     Announcement,
@@ -32,6 +35,7 @@ from wire.topics import Topics
 from wire.transport import Transport
 
 FLEET = "*"
+LOG = logging.getLogger("shoal.aggregator")
 
 
 class Publisher:
@@ -40,24 +44,47 @@ class Publisher:
     def __init__(self, identity: Identity, group: GroupKey, transport: Transport, ledger: Path) -> None:
         self._identity = identity
         self._group = group
+        self._plan = b""
+        self._signed = b""
+        self._epoch = b""
         self._transport = transport
         self._retained = RetainedPublisher(transport)
         self._topics = Topics(group.fleet)
         self._ledger = ledger
         self._listed: set[str] = set()
-        self._sent: dict[str, tuple[bytes, int, bytes]] = {}
+        self._sent: dict[str, tuple[bytes, int, int, bytes]] = {}
         if ledger.exists():
-            self._listed = set(json.loads(ledger.read_text()))
+            self._listed = _read_ledger(ledger)
             for topic in self._listed:
                 self._retained.adopt(topic)
 
     def roster(self, signed: bytes) -> None:
         """Publish the owner-signed roster."""
+        self._signed = signed
         self._publish_group(self._topics.roster, "roster", signed, ChunkKind.ROSTER)
 
     def run(self, package: bytes) -> None:
         """Publish the owner's run package; the models of an earlier run are cleared."""
+        self._plan = package
         self._publish_group(self._topics.plan, "run", package, ChunkKind.PLAN)
+
+    def epoch(self, epoch: bytes) -> None:
+        """Publish what a mask epoch begins with, an encoded `wire.epochs.Epoch`; nothing for a run's first."""
+        self._epoch = epoch
+        if epoch:
+            self._publish_group(self._topics.checkpoint, "epoch", epoch, ChunkKind.EPOCH)
+        else:
+            self._retained.clear(self._topics.checkpoint)
+
+    def regroup(self, group: GroupKey) -> None:
+        """Seal everything under another broadcast key from now on, and what is retained anew."""
+        if group == self._group:
+            return
+        self._group = group
+        self._sent.clear()
+        self.roster(self._signed)
+        self.run(self._plan)
+        self.epoch(self._epoch)
 
     def open_round(self, run: RunPlan, roster: Roster, opened: OpenRound) -> None:
         """Publish the models that changed, then the announcement that points to them."""
@@ -67,7 +94,9 @@ class Publisher:
         shared = None
         if plan.shared is not None:
             shared = self._model(run, SHARED_MODEL, plan.shared, plan.round, "shared")
-        travel = refs if shared is None else (*refs, shared)
+        carried = tuple(self._model(run, model, slot, plan.round, "") for model, slot in sorted(plan.carried.items()))
+        proposal = self._proposal(run, opened) if opened.proposal else None
+        travel = [ref for ref in (*refs, shared, *carried, proposal) if ref is not None]
         keep = {self._topics.model(ref.label) for ref in travel if ref.transfer != NO_TRANSFER}
         orders: list[Order] = []
         for order in plan.orders.values():
@@ -90,21 +119,36 @@ class Publisher:
             refs,
             tuple(orders),
             order_of,
+            run.mode,
             shared,
+            plan.step,
+            carried,
+            opened.generation,
+            proposal,
         )
         self._publish_group(self._topics.round, "announcement", encode(announcement), ChunkKind.ROUND, plan.round)
+        self.clear_models(keep)
+
+    def clear_models(self, keep: Collection[str] = ()) -> None:
+        """Take what devices have fetched off the broker, but for the topics ``keep``."""
         for base in self._retained.bases():
             if base.startswith(self._topics.model("x")[:-1]) and base not in keep:
                 self._retained.clear(base)
                 self._sent.pop(base.rpartition("/")[2], None)  # a tree's node may be asked for again
         self._remember()
 
+    def _proposal(self, run: RunPlan, opened: OpenRound) -> ModelRef:
+        label = self._group.topic_label(run.run_id, PROPOSAL_MODEL)
+        topic, round_ = self._topics.model(label), opened.plan.round
+        transfer = self._publish_group(topic, "proposal", opened.proposal, ChunkKind.EPOCH, round_)
+        return ModelRef(PROPOSAL_MODEL, 0, label, transfer, 0, 0.0)
+
     def _model(self, run: RunPlan, model: int, slot: Slot, round_: int, segment: str) -> ModelRef:
         label = self._group.topic_label(run.run_id, model)
         if slot.offset is None:
             return ModelRef(model, slot.origin, label, NO_TRANSFER, 0, 0.0, slot.scale)
         known = self._sent.get(label)
-        if known is None or known[:2] != (run.run_id, slot.version):
+        if known is None or known[:3] != (run.run_id, run.epoch, slot.version):
             values = np.ascontiguousarray(slot.offset, "<f4")
             header = ModelHeader(
                 run.fleet,
@@ -120,8 +164,8 @@ class Publisher:
             )
             plain = encode(header) + values.tobytes()
             transfer = self._publish_group(self._topics.model(label), "model", plain, ChunkKind.MODEL, round_)
-            known = self._sent[label] = (run.run_id, slot.version, transfer)
-        return ModelRef(model, slot.origin, label, known[2], slot.contributors, slot.norm, slot.scale)
+            known = self._sent[label] = (run.run_id, run.epoch, slot.version, transfer)
+        return ModelRef(model, slot.origin, label, known[3], slot.contributors, slot.norm, slot.scale)
 
     def _publish_group(self, base: str, purpose: str, plain: bytes, kind: ChunkKind, round_: int = 0) -> bytes:
         head = Sealed(self._group.fleet, purpose, self._identity.name, FLEET)
@@ -154,3 +198,15 @@ class Publisher:
         if topics != self._listed:
             self._listed = topics
             write_atomic(self._ledger, json.dumps(sorted(topics)).encode())
+
+
+def _read_ledger(ledger: Path) -> set[str]:
+    """Return the listed topics; a damaged list costs no more than what an earlier life has left on the broker."""
+    try:
+        listed = json.loads(ledger.read_bytes())
+        if not isinstance(listed, list) or not all(isinstance(topic, str) for topic in listed):
+            raise ValueError("not a list of topics")
+    except (ValueError, RecursionError) as error:
+        LOG.warning("the list of retained topics is damaged", extra={"kv": {"file": ledger.name, "reason": error}})
+        return set()
+    return set(listed)

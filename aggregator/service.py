@@ -9,38 +9,44 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from aggregator.engine import (
-    CameOnline,
+from aggregator.answers import Answers
+from aggregator.damage import readable
+from aggregator.engine import Engine, Verdict
+from aggregator.events import (
     DeadlinePassed,
-    Engine,
     Event,
     Gather,
+    KeysHeld,
     Left,
     OpenRound,
+    Renewed,
+    RolloverFailed,
+    Rostered,
     RoundClosed,
     RunFinished,
     Stored,
-    Verdict,
-    WentOffline,
 )
 from aggregator.intake import Intake, Opened, RefusedUploadError
+from aggregator.lines import report, waiting_for
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import Backend
 from aggregator.owner_mail import OwnerMail
+from aggregator.presences import Presences
 from aggregator.publisher import Publisher
 from aggregator.store import Store
+from aggregator.strategies.base import Contribution
 from aggregator.strategies.registry import make_strategy
 from aggregator.syncer import InlineSyncer, Syncer
-from crypto.seal.envelope import open_from_group, read_head
-from wire.codec import decode
-from wire.documents import RunPlan
+from crypto.seal.envelope import GroupKey
+from wire.codec import decode, encode
+from wire.documents import RunPackage, RunPlan
+from wire.epochs import Epoch
 from wire.errors import ShoalError, UntrustedError
-from wire.frame import parse
-from wire.messages import Action, Presence
+from wire.messages import Action, Phase
 from wire.reassembly import Reassembler, Transfer
 from wire.topics import TopicKind, Topics
 from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent
@@ -48,7 +54,6 @@ from wire.transport import Connected, Disconnected, Message, Transport, Transpor
 LOG = logging.getLogger("shoal.aggregator")
 STATUS_AFTER_S: Final = 3.0
 """A round open for this long says what it is waiting for, and again each time this has passed."""
-ANSWERS_REMEMBERED: Final = 4096
 
 
 class RunService:
@@ -76,16 +81,22 @@ class RunService:
         self._topics = Topics(run.fleet)
         self._store = store_factory(directory / f"run-{run.run:06d}", run)
         self._syncer = syncer or InlineSyncer()
-        self._engine = Engine(run, make_strategy(run, backend), self._store.seed)
+        self._engine = Engine(
+            run,
+            make_strategy(run, backend),
+            self._store.seed,
+            lambda plan: make_strategy(plan, backend),
+            len(decode(package, RunPackage).task),
+        )
         self._intake = Intake(membership.identity, run)
         self._publisher = Publisher(membership.identity, membership.group, transport, directory / "retained.json")
+        self._answers = Answers(self._publisher, membership, run)
         self._chunks = Reassembler()
         self._mail = OwnerMail(membership)
-        self._births: dict[str, int] = {}
+        self._presences = Presences(membership)
         self._appended: list[Opened] = []
         self._syncing: list[Opened] = []
         self._deferred: list[Event] = []
-        self._answered: dict[tuple[str, bytes], Action] = {}
         self._opened_at_s = 0.0
         self._status_at_s = 0.0
         self._deadline_s: float | None = None
@@ -95,6 +106,7 @@ class RunService:
         self._roster_sent = membership.roster_bytes
         self._publisher.roster(self._roster_sent)
         self._publisher.run(package)
+        self._publisher.epoch(self._store.epoch())
 
     def start(self, now_s: float) -> None:
         """Subscribe, and begin the run or take it up where the store left it."""
@@ -102,20 +114,56 @@ class RunService:
         for topic_filter in (self._topics.all_up, self._topics.all_state):
             self._transport.subscribe(topic_filter)
         self._opened_at_s = now_s
-        devices = self._membership.roster.active()
+        member = self._membership
+        devices, known = member.roster.active(), (member.roster, member.roster_bytes)
         snapshot = self._store.restore()
         if snapshot is None:
-            self._state, actions = self._engine.begin(devices)
+            generation = member.generation(member.grant)
+            self._state, actions = self._engine.begin(devices, generation, *known)
             self._carry_out(actions, now_s)
+            self._hold_keys(now_s)
             return
-        before = self._engine.strategy.load(snapshot.document, snapshot.vectors, self._store.fetch)
-        self._state, actions = self._engine.resume(devices, before, snapshot.round, snapshot.available)
+        standing = snapshot.standing
+        strategy = self._engine.strategy_in(self._engine.run_in(standing))
+        with readable(self._store.directory):
+            before = strategy.load(snapshot.document, snapshot.vectors, self._store.fetch)
         again = self._store.uploads(snapshot.round)
+        self._take_up(standing)
+        self._state, actions = self._engine.resume(
+            devices, before, snapshot.round, snapshot.available, standing, _proposal(standing, again), *known
+        )
         LOG.info("resumed", extra={"kv": {"run": self._run.run, "round": snapshot.round, "uploads": len(again)}})
         self._carry_out(actions, now_s)
         for contribution, digest in again:
             self._feed(Stored(contribution, digest), now_s)
         self._drop_revoked(now_s)
+        self._hold_keys(now_s)
+
+    def _take_up(self, standing: Mapping[str, Any]) -> None:
+        """Put the secrets in force that the run had turned to before it was interrupted."""
+        member = self._membership
+        grant = member.newer(standing["generation"])
+        if grant is not None:
+            member.promote(grant)
+            self._publisher.regroup(member.group)
+        elif standing["rollover"] is not None:
+            self._turn_to(standing["rollover"]["generation"])
+
+    def _turn_to(self, generation: int) -> None:
+        """Speak under the broadcast key that goes with the secrets of ``generation``, from a rollover on."""
+        member = self._membership
+        grant = member.newer(generation)
+        if grant is not None:
+            group = GroupKey(member.fleet, "broadcast", grant.broadcast_key)
+            if group != member.group:
+                member.group = group
+                self._publisher.regroup(group)
+
+    def _hold_keys(self, now_s: float) -> None:
+        """Let the engine know of secrets that are newer than the run's."""
+        member = self._membership
+        if member.next is not None:
+            self._feed(KeysHeld(member.generation(member.next)), now_s)
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
         """Take one event of the transport."""
@@ -137,39 +185,27 @@ class RunService:
         parsed = self._topics.parse(topic)
         if self._mail.take(topic, payload, now_s):
             self._follow_roster(now_s)
+            self._hold_keys(now_s)
         if not payload:
             return
         if parsed.kind is TopicKind.STATE:
             transfer = self._chunks.add(f"{parsed.device}/state", payload, now_s)
-            if transfer is not None:
-                self._on_presence(parsed.device, transfer, now_s)
+            event = None if transfer is None else self._presences.take(parsed.device, transfer)
+            if event is not None:
+                self._feed(event, now_s)
         elif parsed.kind is TopicKind.UP:
             self._bytes_up += len(payload)
-            if self._answer_again(parsed.device, payload):
+            if self._answers.repeat(parsed.device, payload):
                 return
             transfer = self._chunks.add(parsed.device, payload, now_s)
             if transfer is not None:
                 self._on_upload(parsed.device, transfer)
 
-    def _on_presence(self, device: str, transfer: Transfer, now_s: float) -> None:
-        member = self._membership.roster.device(device)
-        if member is None:
-            raise UntrustedError(f"{device} is not in the roster")
-        head, at = read_head(transfer.payload)
-        plain = open_from_group(self._membership.group, transfer.payload, head, at, member.sign_key, transfer.signed)
-        presence = decode(plain, Presence)
-        if (presence.fleet, presence.device) != (self._run.fleet, device):
-            raise UntrustedError(f"the presence of {presence.device!r} on {device}'s topic")
-        if presence.birth < self._births.get(device, 0):
-            return  # the will of an earlier life
-        self._births[device] = presence.birth
-        self._feed(CameOnline(device) if presence.online else WentOffline(device), now_s)
-
     def _on_upload(self, device: str, transfer: Transfer) -> None:
         try:
             opened = self._intake.open(device, transfer, self._membership.roster)
         except RefusedUploadError as refusal:
-            self._reply(device, refusal.upload.round, transfer.transfer_id, Action.REFUSED, str(refusal))
+            self._answers.reply(device, refusal.upload.round, transfer.transfer_id, Action.REFUSED, str(refusal))
             raise
         verdict, reason = self._engine.judge(self._state, opened.upload, opened.digest)
         queued = next((o for o in (*self._syncing, *self._appended) if o.upload.device == device), None)
@@ -181,33 +217,10 @@ class RunService:
             self._appended.append(opened)
         elif verdict is Verdict.DUPLICATE:
             if queued is None:
-                self._answer(opened, Action.ACK)
+                self._answers.give(opened, Action.ACK)
         else:
-            self._answer(opened, Action.REFUSED, reason)
+            self._answers.give(opened, Action.REFUSED, reason)
             raise UntrustedError(f"upload of {device} for round {opened.upload.round}: {reason}")
-
-    def _answer(self, opened: Opened, action: Action, reason: str = "") -> None:
-        self._reply(opened.upload.device, opened.upload.round, opened.transfer, action, reason)
-
-    def _reply(self, device: str, round_: int, transfer: bytes, action: Action, reason: str = "") -> None:
-        member = self._membership.roster.device(device)
-        if member is None:
-            return
-        if len(self._answered) >= ANSWERS_REMEMBERED:
-            self._answered.pop(next(iter(self._answered)))
-        self._answered[device, transfer] = action
-        self._publisher.answer(member, self._run, round_, transfer, action, reason)
-
-    def _answer_again(self, device: str, chunk: bytes) -> bool:
-        """Repeat the answer to a device that resends what was answered, once for each time it sends the first chunk."""
-        header, _ = parse(chunk)
-        action = self._answered.get((device, header.transfer_id))
-        if action is None:
-            return False
-        member = self._membership.roster.device(device)
-        if header.index == 0 and member is not None:
-            self._publisher.answer(member, self._run, header.round, header.transfer_id, action)
-        return True
 
     def flush(self, now_s: float) -> None:
         """Begin to make what arrived durable, unless that is under way for what came before."""
@@ -229,9 +242,10 @@ class RunService:
         contributions = self._store.commit()
         done, self._syncing = self._syncing, []
         for opened, contribution in zip(done, contributions, strict=True):
-            self._feed(Stored(contribution, opened.digest), self._now_s)
+            self._handle(Stored(contribution, opened.digest), self._now_s)
         for opened in done:
-            self._answer(opened, Action.ACK)
+            self._answers.give(opened, Action.ACK)
+        self._turn_away()
         deferred, self._deferred = self._deferred, []
         for event in deferred:
             self._feed(event, self._now_s)
@@ -242,7 +256,7 @@ class RunService:
         self._now_s = now_s
         if self._deadline_s is not None and now_s >= self._deadline_s:
             self._deadline_s = None
-            self._feed(DeadlinePassed(self._state.round), now_s)
+            self._feed(DeadlinePassed(self._state.round, self._state.step), now_s)
         for stalled in self._chunks.stalled(now_s):
             member = self._membership.roster.device(stalled.source)
             if member is not None:
@@ -254,13 +268,7 @@ class RunService:
 
     def status(self) -> str:
         """Return one line: what the run is waiting for."""
-        state = self._state
-        if state.plan is None:
-            absent = [d for d in state.devices if d not in state.online]
-            there = len(state.devices) - len(absent)
-            return f"gathering: {there} of {len(state.devices)} devices are here{_names(absent)}"
-        done, total = len(state.received), len(state.plan.orders)
-        return f"round {state.round}: {done} of {total}{_names(list(state.waiting))}"
+        return waiting_for(self._state)
 
     def reload_roster(self) -> None:
         """Take up a newer roster that was carried into the directory by hand.
@@ -278,17 +286,32 @@ class RunService:
         self._roster_sent = self._membership.roster_bytes
         self._publisher.roster(self._roster_sent)
         LOG.info("new roster", extra={"kv": {"sequence": self._membership.roster.sequence}})
+        self._feed(Rostered(self._membership.roster, self._roster_sent), now_s)
         self._drop_revoked(now_s)
 
     def _drop_revoked(self, now_s: float) -> None:
         for device in self._membership.roster.revoked:
             self._feed(Left(device), now_s)
 
+    def _turn_away(self) -> None:
+        """Refuse what came for a round that has closed before it could be made durable."""
+        appended, self._appended = self._appended, []
+        for opened in appended:
+            verdict, reason = self._engine.judge(self._state, opened.upload, opened.digest)
+            if verdict is Verdict.STORE:
+                self._appended.append(opened)
+            else:
+                self._store.withdraw(opened.digest)
+                self._answers.give(opened, Action.REFUSED, reason)
+
     def _feed(self, event: Event, now_s: float) -> None:
         """Let the engine see an event; none may close the round while uploads of it are on their way to the disk."""
-        if self._syncing:
+        if self._syncing or self._appended:
             self._deferred.append(event)
-            return
+        else:
+            self._handle(event, now_s)
+
+    def _handle(self, event: Event, now_s: float) -> None:
         self._state, actions = self._engine.handle(self._state, event)
         self._carry_out(actions, now_s)
 
@@ -305,13 +328,18 @@ class RunService:
                     seconds = now_s - self._opened_at_s
                     figures = {**dataclasses.asdict(record), "seconds": seconds, "bytes_up": self._bytes_up}
                     closed = (record.round, figures)
-                    self._report(action, seconds)
-                case OpenRound(plan, _, before, available):
-                    self._publisher.open_round(self._run, self._membership.roster, action)
-                    self._store.snapshot(plan.round, available, self._engine.strategy.dump(before), closed)
+                    report(self._run.run, record, seconds, self._bytes_up)
+                case OpenRound():
+                    self._open(action, closed)
                     closed = None
                     self._opened_at_s, self._bytes_up = now_s, 0
                     self._deadline_s = now_s + self._run.deadline_s
+                case Renewed():
+                    self._renew(action, closed)
+                    closed = None
+                case RolloverFailed(round_, reason):
+                    LOG.warning("rollover failed", extra={"kv": {"round": round_, "reason": reason}})
+                    self._store.forget(round_, (Phase.CHECKPOINT, Phase.ENDORSE))
                 case Gather():
                     self._deadline_s = now_s + self._run.deadline_s
                 case RunFinished():
@@ -324,35 +352,47 @@ class RunService:
         if self.finished:
             self._store.erase()
 
-    def _report(self, closed: RoundClosed, seconds: float) -> None:
-        r = closed.record
-        sizes = sorted((list(r.clusters.values()).count(c) for c in set(r.clusters.values())), reverse=True)
-        pairs = {
-            "run": self._run.run,
-            "round": r.round,
-            "devices": f"{r.contributed}/{r.ordered}",
-            "loss": r.loss,
-            "cluster_sizes": "+".join(map(str, sizes)),
-            "dur_s": seconds,
-            "bytes": self._bytes_up,
-        }
-        if r.tested:
-            pairs["accuracy"] = r.correct / r.tested
-        LOG.info("round closed", extra={"kv": pairs})
-        for event in r.events:
-            LOG.info(str(event["kind"]), extra={"kv": {k: v for k, v in event.items() if k not in ("kind",)}})
+    def _open(self, opened: OpenRound, closed: tuple[int, dict[str, Any]] | None) -> None:
+        plan, run = opened.plan, self._state.run
+        dump = self._engine.strategy_in(run).dump(opened.before)
+
+        def keep() -> None:
+            self._store.snapshot(plan.round, opened.available, dump, closed, self._state.standing)
+
+        if plan.step:
+            # Whoever sees a rollover must find it again after a crash of ours: under which keys we speak follows from it.
+            keep()
+            self._turn_to(opened.generation)
+            self._publisher.open_round(run, self._membership.roster, opened)
+        else:
+            self._publisher.open_round(run, self._membership.roster, opened)
+            keep()
+
+    def _renew(self, renewed: Renewed, closed: tuple[int, dict[str, Any]] | None) -> None:
+        """Make a mask epoch durable, hand it out, and let go of the secrets before it."""
+        if closed is not None:
+            self._store.record(*closed)
+        run = self._engine.run_in(renewed.standing)
+        dump = self._engine.strategy_in(run).dump(renewed.state)
+        epoch = encode(Epoch(renewed.certificate, renewed.sealed))
+        self._store.renew(renewed.round, dump, renewed.own, renewed.standing, epoch)
+        self._take_up(renewed.standing)
+        self._publisher.clear_models()
+        self._publisher.epoch(epoch)
+        LOG.info("mask epoch", extra={"kv": {"run": run.run, "round": renewed.round, "epoch": run.epoch}})
 
     def close(self) -> None:
         """Close the store; what is retained on the broker stays there."""
         self._store.close()
 
 
-def _names(devices: list[str], most: int = 5) -> str:
-    if not devices:
-        return ""
-    shown = ", ".join(devices[:most])
-    more = f" and {len(devices) - most} more" if len(devices) > most else ""
-    return f", waiting for {shown}{more}"
+def _proposal(standing: Mapping[str, Any], stored: list[tuple[Contribution, bytes]]) -> Contribution | None:
+    """Return the upload of the device that folded, where a rollover was interrupted after it."""
+    under_way = standing["rollover"]
+    if under_way is None:
+        return None
+    folds = (c for c, _ in stored if c.phase is Phase.CHECKPOINT and c.device == under_way["folder"])
+    return next(folds, None)
 
 
 def _reason(error: ShoalError) -> str:

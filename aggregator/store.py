@@ -7,32 +7,33 @@ no row points at it.
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import mmap
 import os
+import shutil
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from aggregator.strategies.base import Contribution, Dump, UploadKey, norm_of
+from aggregator.damage import reads
+from aggregator.strategies.base import Contribution, Dump, UploadKey, contribution_of
+from aggregator.update_files import FLOAT_BYTES, UpdateFiles, checksum
 from support.files import private_directory, sync_directory, write_atomic
 from wire.codec import decode, encode
 from wire.documents import RunPlan
 from wire.errors import IntegrityError
-from wire.messages import Phase, Upload
+from wire.messages import Upload
 from wire.types import Float32Vector
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+DATABASE: Final = "run.sqlite"
+UPDATES: Final = "updates"
+VECTORS: Final = "vectors"
 BUSY_TIMEOUT_MS: Final = 5000
-FLOAT_BYTES: Final = 4
-ROUNDS: Final = "[0-9]*.f32"
-SPARES: Final = "spare-*.f32"
-SPARES_KEPT: Final = 2
-"""Files of past rounds that are kept for their disk blocks."""
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS uploads (
@@ -43,14 +44,6 @@ CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, record TEXT NOT NU
 CREATE TABLE IF NOT EXISTS snapshot (id INTEGER PRIMARY KEY CHECK (id = 1), round INTEGER NOT NULL, document TEXT NOT
 NULL);
 """
-
-
-def checksum(data: bytes | memoryview) -> int:
-    """Return the sum of the 32-bit words of ``data``: it finds torn and zeroed pages, and costs a tenth of a digest.
-
-    Nothing is guarded against whoever can write to the aggregator's disk: he can change the database as well.
-    """
-    return int(np.frombuffer(data, "<u4").sum(dtype=np.uint64)) & 0x7FFFFFFFFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +59,19 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The strategy's state before the open round, and the devices that were available to it."""
+    """The strategy's state before the open round, the devices that were available to it, and `EngineState.standing`."""
 
     round: int
     available: tuple[str, ...]
     document: dict[str, Any]
     vectors: dict[str, Float32Vector]
+    standing: dict[str, Any]
 
 
 class Store:
     """One run's durable state, in one directory."""
 
+    @reads
     def __init__(self, directory: Path, run: RunPlan, seed: Callable[[], bytes] = lambda: os.urandom(16)) -> None:
         """Open or make the run's directory.
 
@@ -90,17 +85,12 @@ class Store:
         """
         self.directory = private_directory(directory)
         self.run = run
-        private_directory(directory / "updates")
-        private_directory(directory / "vectors")
-        self._db = sqlite3.connect(directory / "run.sqlite", isolation_level=None)
-        (directory / "run.sqlite").chmod(0o600)
+        self._db = sqlite3.connect(directory / DATABASE, isolation_level=None)
+        (directory / DATABASE).chmod(0o600)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
         self._db.executescript(_TABLES)
-        self._files: dict[int, int] = {}
-        self._ends: dict[int, int] = {}
-        self._dirty: set[int] = set()
         self._pending: list[_Row] = []
         self._batch: list[_Row] = []
         facts = dict(self._db.execute("SELECT name, value FROM facts"))
@@ -115,26 +105,41 @@ class Store:
                 hint="a run's directory is never reused: move it away, or sign a new run",
             )
         self.seed = bytes(facts["seed"])
+        found = self._db.execute("SELECT document FROM snapshot").fetchone()
+        self._enter(run.epoch if found is None else json.loads(found[0])["standing"]["epoch"])
+
+    def _enter(self, epoch: int) -> None:
+        """Use the folders of a mask epoch, and erase those of all others."""
+        for kind in (UPDATES, VECTORS):
+            for other in private_directory(self.directory / kind).iterdir():
+                if other.name != _folder(epoch):
+                    shutil.rmtree(other)
+        self._updates = UpdateFiles(private_directory(self.directory / UPDATES / _folder(epoch)), self._end_of)
+        self._vectors = private_directory(self.directory / VECTORS / _folder(epoch))
+
+    def _end_of(self, round_: int) -> int:
+        """Return the bytes of a round's file that rows point to."""
+        found = self._db.execute("SELECT start, header FROM uploads WHERE round = ?", (round_,))
+        return max((start + _size(decode(bytes(header), Upload)) for start, header in found), default=0)
 
     def append(self, upload: Upload, vector: memoryview, norm: float, digest: bytes) -> None:
         """Write one upload's vector, and remember the rest; nothing is durable before `commit`.
 
         Args:
             upload: its header.
-            vector: (length,) float32 little-endian, as bytes.
+            vector: (length,) float32 little-endian, as bytes, and what is attached to it.
             norm: the vector's l2 norm.
             digest: what the device signed, by which a second upload is told from the same one again.
         """
         start = 0
-        if upload.length:
-            handle = self._file(upload.round)
-            start = self._ends[upload.round]
-            view = vector
-            while view:
-                view = view[os.pwrite(handle, view, self._ends[upload.round]) :]
-                self._ends[upload.round] = start + len(vector) - len(view)
-            self._dirty.add(upload.round)
-        self._pending.append(_Row(upload, digest, start, checksum(vector), norm))
+        if len(vector):
+            start = self._updates.append(upload.round, vector)
+        cut = FLOAT_BYTES * upload.length
+        self._pending.append(_Row(upload, digest, start, checksum(vector[:cut]) + checksum(vector[cut:]), norm))
+
+    def withdraw(self, digest: bytes) -> None:
+        """Forget an upload of the batch that is still open; its bytes, which no row points to, do no harm."""
+        self._pending = [row for row in self._pending if row.digest != digest]
 
     def prepare(self) -> Callable[[], None]:
         """Close the batch of what was appended so far; return the slow half of its commit, which any thread may run.
@@ -143,14 +148,7 @@ class Store:
         """
         assert not self._batch, "the batch before is not committed"
         self._batch, self._pending = self._pending, []
-        handles = [self._files[round_] for round_ in self._dirty]
-        self._dirty.clear()
-
-        def sync() -> None:
-            for handle in handles:
-                os.fdatasync(handle)
-
-        return sync
+        return self._updates.syncer()
 
     def commit(self) -> list[Contribution]:
         """Make a batch durable, and return it as contributions whose vectors are views of the file.
@@ -170,61 +168,15 @@ class Store:
         self._batch = []
         return done
 
-    def _path(self, round_: int) -> Path:
-        return self.directory / "updates" / f"{round_:06d}.f32"
-
-    def _file(self, round_: int) -> int:
-        if round_ not in self._files:
-            path = self._path(round_)
-            if not path.exists():
-                spare = next(path.parent.glob(SPARES), None)
-                if spare is not None:
-                    spare.rename(path)
-            self._files[round_] = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            sync_directory(path.parent)
-            # Bytes behind the last row are a spare's old ones, or the torn tail of a crash: write over them.
-            ends = [
-                start + FLOAT_BYTES * decode(bytes(header), Upload).length
-                for start, header in self._db.execute("SELECT start, header FROM uploads WHERE round = ?", (round_,))
-            ]
-            self._ends[round_] = max(ends, default=0)
-        return self._files[round_]
-
-    def _view(self, round_: int, start: int, length: int) -> Float32Vector:
-        """Return coordinates of a round's file, (length,) float32, as a view that takes no memory of its own.
-
-        numpy.memmap gives the same for ten times the processor time.
-        """
-        aligned = start - start % mmap.ALLOCATIONGRANULARITY
-        size = start - aligned + FLOAT_BYTES * length
-        handle = self._files.get(round_)
-        if handle is not None:
-            mapped = mmap.mmap(handle, size, access=mmap.ACCESS_READ, offset=aligned)
-        else:
-            with self._path(round_).open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, offset=aligned)
-        return np.frombuffer(mapped, "<f4", length, start - aligned)
-
     def _contribution(self, upload: Upload, start: int, norm: float | None = None) -> Contribution:
-        vector = None
+        vector, attached = None, b""
         if upload.length:
-            vector = self._view(upload.round, start, upload.length)
-        return Contribution(
-            upload.round,
-            Phase(upload.phase),
-            upload.device,
-            upload.model,
-            upload.samples,
-            upload.loss,
-            upload.key_id,
-            upload.margins,
-            upload.correct,
-            upload.tested,
-            vector,
-            norm if norm is not None else 0.0 if vector is None else norm_of(vector),
-            upload.model_norm,
-        )
+            vector = self._updates.view(upload.round, start, upload.length)
+        if upload.attached:
+            attached = self._updates.read(upload.round, start + FLOAT_BYTES * upload.length, upload.attached)
+        return contribution_of(upload, vector, norm, attached)
 
+    @reads
     def fetch(self, key: UploadKey) -> Contribution:
         """Return a stored upload, its vector checked against the checksum that was kept beside it.
 
@@ -245,17 +197,24 @@ class Store:
             contribution = self._contribution(upload, start)
         except (OSError, ValueError) as error:
             raise IntegrityError(f"the stored update of {key[2]} in round {key[0]} is missing or cut short") from error
-        if contribution.vector is not None and checksum(contribution.vector.data.cast("B")) != kept:
+        held = b"" if contribution.vector is None else contribution.vector.data.cast("B")
+        if checksum(held) + checksum(contribution.attached) != kept:
             raise IntegrityError(f"the stored update of {key[2]} in round {key[0]} was altered or is torn")
         return contribution, bytes(digest)
 
+    @reads
     def uploads(self, round_: int) -> list[tuple[Contribution, bytes]]:
         """Return the durable uploads of a round with the digests that their devices signed, in order of device id."""
         keys = self._db.execute("SELECT round, phase, device FROM uploads WHERE round = ? ORDER BY device", (round_,))
         return [self._fetch(k) for k in keys.fetchall()]
 
     def snapshot(
-        self, round_: int, available: Iterable[str], dump: Dump, closed: tuple[int, dict[str, Any]] | None = None
+        self,
+        round_: int,
+        available: Iterable[str],
+        dump: Dump,
+        closed: tuple[int, dict[str, Any]] | None = None,
+        standing: Mapping[str, Any] | None = None,
     ) -> None:
         """Make the state before round ``round_`` durable, then drop the vectors and updates that nothing needs any more.
 
@@ -264,39 +223,102 @@ class Store:
             available: the devices that were available to it.
             dump: the strategy's state before it.
             closed: number and record of the round before, kept in the same transaction.
+            standing: `EngineState.standing`; None stands for the run's first mask epoch.
         """
-        kept = {}
-        for name, vector in dump.vectors.items():
-            path = self.directory / "vectors" / f"{name}.f32"
-            data = np.ascontiguousarray(vector, "<f4").data.cast("B")
-            if not path.exists():
-                write_atomic(path, data, sync_name=False)
-            kept[name] = checksum(data)
-        sync_directory(self.directory / "vectors")
-        document = {"available": list(available), "state": dump.document, "vectors": kept}
+        document = self._document(self._vectors, available, dump, standing)
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?)", (round_, json.dumps(document)))
             if closed is not None:
                 self._db.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?)", (closed[0], json.dumps(closed[1])))
-        self._sweep(round_, set(kept), {key[0] for key in dump.uploads})
+        self._sweep(round_, set(document["vectors"]), {key[0] for key in dump.uploads})
+
+    def _document(
+        self, folder: Path, available: Iterable[str], dump: Dump, standing: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """Make a state's vectors durable in ``folder``; return the rest of it."""
+        kept = {}
+        for name, vector in dump.vectors.items():
+            path = folder / f"{name}.f32"
+            data = np.ascontiguousarray(vector, "<f4").data.cast("B")
+            if not path.exists():
+                write_atomic(path, data, sync_name=False)
+            kept[name] = checksum(data)
+        sync_directory(folder)
+        where = {"epoch": self.run.epoch} if standing is None else dict(standing)
+        return {"available": list(available), "state": dump.document, "vectors": kept, "standing": where}
+
+    def renew(
+        self,
+        round_: int,
+        dump: Dump,
+        own: Mapping[UploadKey, Contribution],
+        standing: Mapping[str, Any],
+        epoch: bytes,
+    ) -> None:
+        """Begin a mask epoch: all that was uploaded is erased but for what devices have masked anew.
+
+        What is new lies in folders of its own until the transaction that points to it, so that a crash leaves the old
+        epoch or the new one.
+
+        Args:
+            round_: the round that it follows.
+            dump: the strategy's state in the new epoch.
+            own: the uploads that were masked anew, by the keys that they keep.
+            standing: `EngineState.standing`, with no round open.
+            epoch: what devices begin it with, see `epoch`.
+        """
+        name = _folder(standing["epoch"])
+        updates, vectors = (private_directory(self.directory / kind / name) for kind in (UPDATES, VECTORS))
+        for left in (*updates.iterdir(), *vectors.iterdir()):
+            left.unlink()  # of an earlier try that a crash ended
+        rows = [self._rewritten(updates, standing["epoch"], own[key]) for key in sorted(own)]
+        for folder in (updates, updates.parent, vectors.parent):
+            sync_directory(folder)
+        document = self._document(vectors, (), dump, standing)
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("DELETE FROM uploads")
+            self._db.executemany("INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            self._db.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?)", (round_, json.dumps(document)))
+            self._db.execute("INSERT OR REPLACE INTO facts VALUES ('epoch', ?)", (epoch,))
+        self._updates.release()
+        self._enter(standing["epoch"])
+
+    def epoch(self) -> bytes:
+        """Return the encoded `wire.epochs.Epoch` that the mask epoch began with; empty in a run's first."""
+        found = self._db.execute("SELECT value FROM facts WHERE name = 'epoch'").fetchone()
+        return b"" if found is None else bytes(found[0])
+
+    def _rewritten(self, folder: Path, epoch: int, contribution: Contribution) -> tuple[Any, ...]:
+        """Write an upload's new vector durably; return its row."""
+        header, digest = self._db.execute(
+            "SELECT header, digest FROM uploads WHERE round = ? AND phase = ? AND device = ?", contribution.key
+        ).fetchone()
+        upload = dataclasses.replace(decode(bytes(header), Upload), epoch=epoch, key_id=contribution.key_id)
+        vector = contribution.row.astype("<f4", copy=False).tobytes()
+        handle = os.open(folder / f"{upload.round:06d}.f32", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(handle, "ab") as file:
+            start = file.tell()
+            file.write(vector)
+            file.flush()
+            os.fsync(file.fileno())
+        return (*contribution.key, encode(upload), digest, start, checksum(vector))
+
+    def forget(self, round_: int, phases: Iterable[int]) -> None:
+        """Drop what was uploaded for these phases of a round."""
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany("DELETE FROM uploads WHERE round = ? AND phase = ?", [(round_, p) for p in phases])
+        self._updates.rewind(round_)
 
     def _sweep(self, round_: int, names: set[str], rounds: set[int]) -> None:
-        for path in (self.directory / "vectors").glob("*.f32"):
+        for path in self._vectors.glob("*.f32"):
             if path.stem not in names:
                 path.unlink()
-        updates = self.directory / "updates"
-        for path in updates.glob(ROUNDS):
-            old = int(path.stem)
-            if old < round_ and old not in rounds:
-                handle = self._files.pop(old, None)
-                if handle is not None:
-                    os.close(handle)
-                # Writing over allocated blocks takes a third of the time of making new ones durable.
-                path.rename(updates / f"spare-{old:06d}.f32")
-        for path in sorted(updates.glob(SPARES))[:-SPARES_KEPT]:
-            path.unlink()
+        self._updates.sweep(round_, rounds)
 
+    @reads
     def restore(self) -> Snapshot | None:
         """Return the last snapshot, or None where the run has not begun.
 
@@ -309,12 +331,12 @@ class Store:
         document = json.loads(found[1])
         vectors = {}
         for name, kept in document["vectors"].items():
-            path = self.directory / "vectors" / f"{name}.f32"
+            path = self._vectors / f"{name}.f32"
             data = path.read_bytes() if path.exists() else b""
             if len(data) % FLOAT_BYTES or not data or checksum(data) != kept:
                 raise IntegrityError(f"{path} is missing or altered", hint="restore the directory from a backup")
             vectors[name] = np.frombuffer(data, "<f4")
-        return Snapshot(found[0], tuple(document["available"]), document["state"], vectors)
+        return Snapshot(found[0], tuple(document["available"]), document["state"], vectors, document["standing"])
 
     def record(self, round_: int, record: dict[str, Any]) -> None:
         """Keep what a closed round brought."""
@@ -322,41 +344,26 @@ class Store:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?)", (round_, json.dumps(record)))
 
+    @reads
     def records(self) -> list[dict[str, Any]]:
         """Return the closed rounds in order."""
         return [json.loads(r) for (r,) in self._db.execute("SELECT record FROM rounds ORDER BY round")]
 
     def erase(self) -> None:
-        """End the mask epoch: erase every update that devices sent; offsets and records stay."""
-        for handle in self._files.values():
-            os.close(handle)
-        self._files.clear()
-        erase_updates(self.directory)
+        """End the run: erase every update that devices sent; offsets and records stay."""
+        self._updates.release()
+        for path in (self.directory / UPDATES).glob("*/*.f32"):
+            path.unlink()
 
     def close(self) -> None:
         """Close files and database."""
-        for handle in self._files.values():
-            os.close(handle)
-        self._files.clear()
+        self._updates.release()
         self._db.close()
 
 
-def erase_updates(directory: Path) -> None:
-    """Erase the updates of a run that is over."""
-    for path in (directory / "updates").glob("*.f32"):
-        path.unlink()
+def _folder(epoch: int) -> str:
+    return f"epoch-{epoch:06d}"
 
 
-def read_records(directory: Path) -> list[dict[str, Any]]:
-    """Return the closed rounds of a run that another process may be writing; empty where there are none yet."""
-    path = directory / "run.sqlite"
-    if not path.exists():
-        return []
-    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
-    try:
-        database.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-        return [json.loads(r) for (r,) in database.execute("SELECT record FROM rounds ORDER BY round")]
-    except sqlite3.OperationalError:
-        return []  # the writer has not made its tables yet
-    finally:
-        database.close()
+def _size(upload: Upload) -> int:
+    return FLOAT_BYTES * upload.length + upload.attached

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks import data_cli, simulate_cli
-from support.console import no_core_dumps, run_program, say, say_json
+from support.console import forbid_inspection, run_program, say, say_json
 from wire.errors import UsageError
 
 app = typer.Typer(
@@ -53,7 +53,7 @@ def demo(
     from benchmarks.demo import run_demo
     from benchmarks.demo_report import ConsoleProgress, report
 
-    no_core_dumps()
+    forbid_inspection()  # the owner's key and the mask secret of the staged fleet are in this process
     _stop_cleanly()
     with ConsoleProgress() as progress:
         result = run_demo(
@@ -85,7 +85,7 @@ def bench_round(
     from benchmarks import record
     from benchmarks.rounds import measure
 
-    no_core_dumps()
+    forbid_inspection()
     _stop_cleanly()
     data = measure(devices, _broker(broker), rounds).data()
     if save is not None:
@@ -96,7 +96,7 @@ def bench_round(
     say(
         f"{data['seconds_per_round_median']:.3f} s a round (median of {data['rounds']}, "
         f"{data['seconds_per_round_min']:.3f} to {data['seconds_per_round_max']:.3f}), "
-        f"{data['devices']} devices on {data['broker']}"
+        f"{data['devices']} devices on {data['broker']}, mask {data['mode']}"
     )
     say(
         f"model {data['model_bytes']} bytes; peak memory: device {data['device_rss_mb_max']:.0f} MB, "
@@ -145,7 +145,6 @@ def bench_privacy(
     from support.console import note
     from support.files import write_atomic
 
-    no_core_dumps()
     report = measure(mode or (), quick=quick, data_dir=data_dir, progress=note)
     if save is not None:
         record.save(save, report.data())

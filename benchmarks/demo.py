@@ -57,6 +57,7 @@ class RunResult:
     seconds_per_round: float
     bytes_up_per_device_round: float
     bytes_down_per_device_round: float
+    mode: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,7 @@ def _one_run(
             seconds_per_round=float(np.median([r["seconds"] for r in records[1:-1]])),
             bytes_up_per_device_round=sum(f["bytes_up"] for f in figures) / rounds,
             bytes_down_per_device_round=sum(f["bytes_down"] for f in figures) / rounds,
+            mode=plan.mode,
         ),
     )
 
@@ -219,7 +221,9 @@ def _result(
 ) -> DemoResult:
     plan, view = next((p, v) for p, v, _ in runs if v is not None)
     theta = make_origins("mlp", 1, seed, manifest=bundle.manifest, **sizes)[0]
-    seen = look(view, run_key(stage.fleet.mask_secret, plan), bundle, theta, hidden.x[0][0], int(hidden.y[0][0]))
+    seen = look(
+        view, run_key(stage.fleet.secret_at(plan.epoch), plan), bundle, theta, hidden.x[0][0], int(hidden.y[0][0])
+    )
     return DemoResult(
         broker=broker,
         devices=len(stage.devices),

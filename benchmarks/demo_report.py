@@ -77,7 +77,8 @@ def _describe(record: dict[str, Any]) -> str:
 
 def report(result: DemoResult) -> None:
     """Print what the demo found."""
-    say(f"{result.devices} devices in {result.groups} hidden groups, broker {result.broker}, mask permutation")
+    modes = " and ".join(dict.fromkeys(r.mode for r in result.runs))
+    say(f"{result.devices} devices in {result.groups} hidden groups, broker {result.broker}, mask {modes}")
     say()
     say("           accuracy     ARI  clusters  rounds  s/round  kB up  kB down   (a device and round)")
     for r in result.runs:

@@ -37,6 +37,7 @@ class RoundFigures:
     devices: int
     model_bytes: int
     broker: str
+    mode: str
     device_rss_mb_max: float
     aggregator_rss_mb_max: float
 
@@ -50,6 +51,7 @@ class RoundFigures:
             "devices": self.devices,
             "model_bytes": self.model_bytes,
             "broker": self.broker,
+            "mode": self.mode,
             "device_rss_mb_max": self.device_rss_mb_max,
             "aggregator_rss_mb_max": self.aggregator_rss_mb_max,
         }
@@ -79,7 +81,7 @@ def measure(devices: int, broker_kind: str = "auto", rounds: int = MEASURED_ROUN
             seconds = tuple(r["seconds"] for r in records[WARM_UP_ROUNDS : WARM_UP_ROUNDS + rounds])
             device_rss = max(stage.programs[n].peak_rss_mb() for n in names)
             aggregator_rss = stage.programs["aggregator"].peak_rss_mb()
-            return RoundFigures(seconds, devices, 4 * plan.length, broker.kind, device_rss, aggregator_rss)
+            return RoundFigures(seconds, devices, 4 * plan.length, broker.kind, plan.mode, device_rss, aggregator_rss)
 
 
 _SIZES: Final = {"inputs": 784, "hidden": 200, "classes": 10}

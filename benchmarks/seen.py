@@ -64,7 +64,7 @@ def run_key(secret: MaskSecret, plan: RunPlan) -> MaskKey:
 
 def stored_update(run_directory: Path, length: int) -> Float32Vector | None:
     """Return one masked update, (length,) float32, as it lies on the aggregator's disk; None where there is none now."""
-    for path in sorted((run_directory / "updates").glob("*.f32")):
+    for path in sorted((run_directory / "updates").glob("*/*.f32")):
         try:
             update = np.fromfile(path, "<f4", length)
         except FileNotFoundError:

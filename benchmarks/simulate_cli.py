@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from support.console import no_core_dumps, say, say_json
+from support.console import say, say_json
 from wire.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -80,7 +80,6 @@ def simulate(
         device,
         checkpoint,
     )
-    no_core_dumps()
     results = _run(chosen, algorithms, options, save)
     if plot is not None:
         from benchmarks.papers.plot import plot as draw

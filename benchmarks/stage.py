@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 from aggregator import membership as aggregator_membership
-from aggregator.store import read_records
+from aggregator.run_directory import read_records
 from edge_client import enrolment
 from edge_client.state import DeviceState
 from fleet.directory import ROSTER_FILE, FleetDirectory

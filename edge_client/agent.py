@@ -15,7 +15,7 @@ from crypto.seal.replay import HighWater
 from edge_client.policy import check_announcement, check_order
 from wire import limits
 from wire.documents import RunPlan
-from wire.messages import NO_TRANSFER, Action, Announcement, Control, ModelRef, Order
+from wire.messages import NO_TRANSFER, Action, Announcement, Control, ModelRef, Order, Phase
 
 
 class Stage(Enum):
@@ -34,7 +34,8 @@ class AgentState:
     Attributes:
         index: its place in the roster.
         mark: what it has accepted so far.
-        plan: the run that it follows.
+        plan: the run that it follows, as it stands in this mask epoch; since: the round after which the epoch began.
+        generation: roster sequence of the secrets that the epoch is made with.
         announcement, order: the round that it is in, and its part.
         models: topic label -> transfer id of the models at hand.
         transfer: id of its sealed upload; sent: of which round; attempt: resends so far.
@@ -45,6 +46,8 @@ class AgentState:
     mark: HighWater = field(default_factory=HighWater)
     stage: Stage = Stage.IDLE
     plan: RunPlan | None = None
+    since: int = 0
+    generation: int = 0
     announcement: Announcement | None = None
     order: Order | None = None
     models: Mapping[str, bytes] = field(default_factory=dict)
@@ -56,9 +59,11 @@ class AgentState:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A new run plan of the owner's was accepted."""
+    """A run plan of the owner's was accepted, or its next mask epoch: ``since`` and ``generation`` as in `package.Run`."""
 
     plan: RunPlan
+    since: int = 0
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +95,7 @@ class WorkDone:
 class WorkFailed:
     """The order of a round could not be carried out; the device sits this round out."""
 
-    run: int
-    round: int
+    nonce: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +176,8 @@ def step(state: AgentState, event: Event) -> Transition:
         UntrustedError: the announcement goes back in time or beyond the plan; the state stays as it was.
     """
     match event:
-        case Planned(plan):
-            return _planned(state, plan)
+        case Planned():
+            return _planned(state, event)
         case Announced(announcement):
             return _announced(state, announcement)
         case ModelArrived(label, transfer):
@@ -181,8 +185,8 @@ def step(state: AgentState, event: Event) -> Transition:
             return _maybe_work(state) if state.stage is Stage.FETCHING else (state, ())
         case WorkDone():
             return _work_done(state, event)
-        case WorkFailed(run, round_):
-            if state.stage is Stage.WORKING and (run, round_) == (state.mark.run, state.mark.round):
+        case WorkFailed(nonce):
+            if state.stage is Stage.WORKING and nonce == state.mark.nonce:
                 return dataclasses.replace(state, stage=Stage.IDLE, done=True), ()
             return state, ()
         case Answered(control):
@@ -194,25 +198,34 @@ def step(state: AgentState, event: Event) -> Transition:
             return dataclasses.replace(state, attempt=attempt), (Send(state.transfer), _timer(attempt))
 
 
-def _planned(state: AgentState, plan: RunPlan) -> Transition:
+def _planned(state: AgentState, planned: Planned) -> Transition:
+    plan = planned.plan
     if state.plan is not None and plan.run < state.plan.run:
         return state, ()
     if state.plan == plan:
         return state, ()
     state = dataclasses.replace(
-        state, plan=plan, announcement=None, order=None, stage=Stage.IDLE, models={}, done=False
+        state,
+        plan=plan,
+        since=planned.since,
+        generation=planned.generation,
+        announcement=None,
+        order=None,
+        stage=Stage.IDLE,
+        models={},
+        done=False,
     )
     return state, (CancelWork(), ClearTimer(), Follow(()))
 
 
 def _announced(state: AgentState, announcement: Announcement) -> Transition:
     assert state.plan is not None
-    check_announcement(announcement, state.plan)
+    check_announcement(announcement, state.plan, state.since, state.generation)
     mark = state.mark.accept(announcement)
     order = announcement.order_for(state.index)
     if order is not None:
-        check_order(order, announcement, state.plan)
-    again = (announcement.run, announcement.round) == (state.mark.run, state.mark.round)
+        check_order(order, announcement, state.plan, state.generation)
+    again = mark.place == state.mark.place
     if again and state.stage is Stage.SENDING:
         # The aggregator restarted: it may not have what we sent.
         state = dataclasses.replace(state, announcement=announcement, mark=mark, attempt=0)
@@ -237,10 +250,17 @@ def _announced(state: AgentState, announcement: Announcement) -> Transition:
 
 
 def needed_models(announcement: Announcement, order: Order) -> tuple[ModelRef, ...]:
-    """Return what must be fetched: the candidates' offsets and, with weight sharing, the part they have in common."""
+    """Return what must be fetched: the candidates' offsets and, with weight sharing, the part they have in common.
+
+    Whoever folds also needs the vectors that are no models; whoever signs, what was folded.
+    """
     candidates = [m for m in announcement.models if m.model in order.candidates]
     if announcement.shared is not None:
         candidates.append(announcement.shared)
+    if order.phase == Phase.CHECKPOINT:
+        candidates.extend(announcement.carried)
+    if announcement.proposal is not None:
+        candidates.append(announcement.proposal)
     return tuple(m for m in candidates if m.transfer != NO_TRANSFER)
 
 

@@ -13,7 +13,7 @@ from edge_client import kept
 from edge_client.data import load_inputs
 from edge_client.enrolment import DeviceMembership
 from edge_client.model import OrtModel
-from edge_client.package import open_run
+from edge_client.package import reopen
 from edge_client.state import DeviceState, OwnModel
 from edge_client.task import TaskBundle
 from wire.errors import ConfigError, IntegrityError
@@ -26,7 +26,7 @@ def _model(directory: Path) -> tuple[TaskBundle, OwnModel]:
     package = files.load_run()
     if package is None:
         raise IntegrityError(f"{directory} holds no run", hint="let the device take part in one")
-    run = open_run(package, membership)
+    run = reopen(package, files.load_epoch(), membership)
     if run.plan.run_id != model.run_id:
         raise IntegrityError(
             f"the model is of run {model.run}, the task of run {run.plan.run}",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from support.console import forbid_inspection, no_core_dumps, note, run_program, say, say_json
+from support.console import note, run_program, say, say_json
 
 app = typer.Typer(
     help="Train on this device's own data; upload only masked, sealed updates.",
@@ -23,11 +23,6 @@ Node = Annotated[int | None, typer.Option(help="A node on this device's path in 
 Data = Annotated[Path, typer.Option(help=".npz, a directory of .npz, .csv, or IDX files.")]
 
 
-def _protect() -> None:
-    no_core_dumps()
-    forbid_inspection()
-
-
 @app.command()
 def init(directory: Directory, name: Annotated[str, typer.Option(help="The device's name in the fleet.")]) -> None:
     """Make this device's keys; prints the card to carry to the owner."""
@@ -35,7 +30,6 @@ def init(directory: Directory, name: Annotated[str, typer.Option(help="The devic
     from crypto.seal.identity import fingerprint
     from edge_client import enrolment
 
-    _protect()
     card = enrolment.init(directory, name)
     note(f"fingerprint {fingerprint(open_card(card.read_bytes()).member)}")
     note("next: shoal-fleet add-device FLEET_DIR CARD on the owner's machine")
@@ -51,7 +45,6 @@ def join(
     """Accept the owner's grant."""
     from edge_client import enrolment
 
-    _protect()
     member = enrolment.join(directory, grant.read_bytes(), owner)
     say(f"joined fleet {member.fleet} as {member.name}")
 
@@ -80,7 +73,6 @@ def enrol(
     from crypto.seal.identity import fingerprint
     from edge_client import joining
 
-    _protect()
     token = joining.read_line(line)
     identity = joining.prepare(directory, name or directory.absolute().name)
     mine = fingerprint(identity.member)
@@ -108,7 +100,6 @@ def run(
     from edge_client.config import EdgeConfig
     from support.config import load
 
-    _protect()
     flags: dict[str, Any] = {
         "dir": directory,
         "data": data,
@@ -128,7 +119,6 @@ def run(
 @app.command()
 def status(directory: Directory, json: AsJson = False) -> None:
     """Print what this device is doing and how it fares."""
-    no_core_dumps()
     from crypto.seal.identity import fingerprint
     from edge_client.enrolment import DeviceMembership
     from edge_client.state import DeviceState
@@ -162,7 +152,6 @@ def predict(
     """Answer with the model of this device's own cluster, or others on its path in cfl's tree: one line a sample."""
     from edge_client.answers import predict as answer
 
-    _protect()
     outputs = answer(directory, data, node=node, ensemble=ensemble)
     if json:
         say_json({"predictions": outputs.tolist()})
@@ -180,11 +169,10 @@ def export(
     """Write the model of this device's own cluster, or one above it, as a self-contained ONNX file."""
     from edge_client.answers import export as write
 
-    _protect()
     model = write(directory, output, node=node)
     say(f"{output}: cluster {model.cluster} of run {model.run}, round {model.round}")
 
 
 def main() -> None:
     """Run the program."""
-    run_program(app, prog="shoal-edge")
+    run_program(app, prog="shoal-edge", secret=True)

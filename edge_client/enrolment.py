@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from crypto.seal.roster import aggregator_of
 from crypto.seal.signed import open_document
 from wire.codec import decode
 from wire.documents import DeviceGrant, RunPackage, RunPlan
-from wire.errors import UntrustedError
+from wire.errors import NotEnrolledError, UntrustedError
 
 if TYPE_CHECKING:
     from crypto.mask.secret import MaskSecret
@@ -59,7 +60,8 @@ class DeviceMembership(Membership[DeviceGrant]):
     def open_broadcast(self, payload: memoryview, signed: bytes) -> tuple[str, memoryview]:
         """Return (purpose, plaintext) of what the aggregator told the fleet.
 
-        A run package that the owner made with newer secrets puts those in force; nothing else does.
+        A run package that the owner made with newer secrets puts those in force. Anything else that comes under the
+        newer broadcast key makes that the one we answer under: a rollover to the newer secrets is on its way.
 
         Args:
             payload: a group envelope.
@@ -73,24 +75,71 @@ class DeviceMembership(Membership[DeviceGrant]):
         sender = aggregator_of(self.roster)
         if (head.fleet, head.sender) != (self.fleet, sender.name):
             raise UntrustedError(f"a message of {head.sender!r} in {head.fleet!r}")
-        try:
-            return head.purpose, open_from_group(self.group, payload, head, at, sender.sign_key, signed)
-        except SealError:
-            if self.next is None or head.purpose != "run":
-                raise
-        group = GroupKey(self.fleet, "broadcast", self.next.broadcast_key)
-        plain = open_from_group(group, payload, head, at, sender.sign_key, signed)
-        plan = open_document(decode(plain, RunPackage).plan, RunPlan, self.owner_key)
-        if plan.roster_sequence < self.generation(self.next):
-            raise UntrustedError(f"run {plan.run} under keys that are newer than its plan")
-        self.promote()
-        return head.purpose, plain
+        keys = [grant.broadcast_key for grant in (self.grant, *self.later)]
+        groups = [self.group, *(g for g in (GroupKey(self.fleet, "broadcast", k) for k in keys) if g != self.group)]
+        for group in groups:
+            try:
+                plain = open_from_group(group, payload, head, at, sender.sign_key, signed)
+            except SealError:
+                if group is groups[-1]:
+                    raise
+                continue
+            if group.secret != self.grant.broadcast_key and head.purpose == "run":
+                self._put_in_force(plain)
+            if group != self.group:
+                self.group = group
+            return head.purpose, plain
+        raise AssertionError("no key was tried")
 
-    def mask_secret(self) -> MaskSecret:
-        """Return the secret that the fleet's masks are derived from."""
+    def _put_in_force(self, package: memoryview) -> None:
+        """Go over to the secrets that a run was signed with; an older run may travel under newer ones' broadcast key."""
+        plan = open_document(decode(package, RunPackage).plan, RunPlan, self.owner_key)
+        grant = self.newer(plan.roster_sequence)
+        if grant is not None:
+            self.promote(grant)
+
+    @property
+    def newest_generation(self) -> int:
+        """Roster sequence at which the newest secrets that we hold were drawn."""
+        return self.generation(self.next or self.grant)
+
+    def grant_of(self, generation: int) -> DeviceGrant:
+        """Return the grant whose secrets were drawn at roster ``generation``.
+
+        Raises:
+            NotEnrolledError: we have none of that generation.
+        """
+        for grant in (self.grant, *self.later):
+            if self.generation(grant) == generation:
+                return grant
+        raise NotEnrolledError(
+            f"no keys of roster {generation} have come yet", hint="the owner leaves them with `shoal-fleet publish`"
+        )
+
+    def content_of(self, generation: int) -> GroupKey:
+        """Return the key that devices and the owner share, of one generation of secrets."""
+        return GroupKey(self.fleet, "content", self.grant_of(generation).content_key)
+
+    def secret_at(self, generation: int, epoch: int) -> MaskSecret:
+        """Return the mask secret of an epoch, from which the masks of that epoch are derived.
+
+        Raises:
+            NotEnrolledError: no secrets of that generation have come.
+            IntegrityError: the epoch is over, and its secret erased.
+        """
         from crypto.mask.secret import MaskSecret
 
-        return MaskSecret.from_bytes(self.grant.mask_secret)
+        grant = self.grant_of(generation)
+        return MaskSecret.from_bytes(grant.mask_secret).at(epoch, grant.mask_epoch)
+
+    def enter(self, generation: int, epoch: int) -> None:
+        """Put the secrets of a mask epoch in force and erase those before it, durably; going back changes nothing."""
+        grant = self.newer(generation)
+        if grant is not None and self.generation(grant) == generation:
+            self.promote(grant)
+        if self.generation(self.grant) == generation and self.grant.mask_epoch < epoch:
+            secret = self.secret_at(generation, epoch)
+            self._replace(dataclasses.replace(self.grant, mask_secret=secret.reveal(), mask_epoch=epoch))
 
 
 def init(directory: Path, name: str) -> Path:

@@ -71,6 +71,10 @@ class Inventory:
         self._parts[label] = Part(transfer, header.model, header.origin, header.segment, header.scale, theta)
         return True
 
+    def regroup(self, group: GroupKey) -> None:
+        """Find models under the labels of another broadcast key from now on."""
+        self._group = group
+
     def drop(self, label: str) -> None:
         """Forget what came under ``label``."""
         self._parts.pop(label, None)
@@ -91,6 +95,14 @@ class Inventory:
             theta[plan.span("shared")] = shared
             theta[plan.span("cluster")] = self._theta(ref, "cluster")
         return thetas
+
+    def carried(self, announcement: Announcement) -> dict[int, Float32Vector]:
+        """Return the vectors (d,), float32, that are no models, in clear, by id.
+
+        Raises:
+            UntrustedError: what is at hand is not what was announced.
+        """
+        return {ref.model: self._theta(ref, "") for ref in announcement.carried}
 
     def _theta(self, ref: ModelRef, segment: str) -> Float32Vector:
         if ref.transfer == NO_TRANSFER:

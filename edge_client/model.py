@@ -72,6 +72,7 @@ class OrtModel:
 
     def __init__(self, bundle: TaskBundle, threads: int = 1) -> None:
         self._bundle = bundle
+        self._length = bundle.manifest.length
         self._threads = threads
         self._sessions: dict[str, Any] = {}
         self._errors: tuple[type[Exception], ...] = ()
@@ -185,8 +186,8 @@ class OrtModel:
 
     def _check(self, theta: Float32Vector, x: NDArray[Any], y: NDArray[Any] | None = None) -> None:
         manifest = self._bundle.manifest
-        if theta.shape != (manifest.length,) or theta.dtype != np.float32 or not theta.flags.c_contiguous:
-            raise TaskError(f"theta must be a contiguous float32 vector of {manifest.length} coordinates")
+        if theta.shape != (self._length,) or theta.dtype != np.float32 or not theta.flags.c_contiguous:
+            raise TaskError(f"theta must be a contiguous float32 vector of {self._length} coordinates")
         if len(x) == 0 or x.shape[1:] != manifest.input.shape or x.dtype != manifest.input.dtype:
             raise TaskError(f"x has shape {x.shape} and dtype {x.dtype}, not what the task expects")
         if y is not None and (y.shape != (len(x), *manifest.label.shape) or y.dtype != manifest.label.dtype):

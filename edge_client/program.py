@@ -8,6 +8,7 @@ import queue
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from edge_client.config import EdgeConfig
@@ -26,15 +27,30 @@ from wire.transport import TakenOver, TransportEvent
 LOG = logging.getLogger("shoal.edge")
 POLL_S: Final = 0.5
 BIRTH_FILE: Final = "birth"
+MOST_BIRTHS: Final = (1 << 64) - 1
+"""Births are 64 bits wide on the wire."""
 
 
 def next_birth(membership: DeviceMembership) -> int:
     """Return a number that grows with every start, also where the clock is wrong."""
     path = membership.directory / BIRTH_FILE
-    last = int(path.read_text()) if path.exists() else 0
-    birth = max(last + 1, time.time_ns())
+    birth = max(_last_birth(path) + 1, time.time_ns())
     write_atomic(path, str(birth).encode())
     return birth
+
+
+def _last_birth(path: Path) -> int:
+    """Return what was kept; 0 where nothing is, or something that no life of ours wrote."""
+    if not path.exists():
+        return 0
+    try:
+        last = int(path.read_text(encoding="ascii"))
+        if not 0 <= last < MOST_BIRTHS:
+            raise ValueError("out of range")
+    except ValueError as error:
+        LOG.warning("the number of this device's last start is damaged", extra={"kv": {"file": path, "reason": error}})
+        return 0
+    return last
 
 
 def _uniform() -> float:

@@ -6,43 +6,43 @@ fleet with virtual time and an inline worker.
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import logging
-import math
-import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from crypto.seal.roster import aggregator_of
-from edge_client import agent, kept
+from edge_client import agent
 from edge_client.agent import AgentState
 from edge_client.data import Batch, Shares, split
 from edge_client.enrolment import DeviceMembership
+from edge_client.following import Following
 from edge_client.inventory import Inventory
 from edge_client.manifest import TaskManifest
 from edge_client.model import OrtModel
-from edge_client.package import Run, open_plan, open_run
+from edge_client.own_updates import OwnUpdates
+from edge_client.package import Run
 from edge_client.presence import presence
-from edge_client.state import DeviceState, OwnModel
-from edge_client.update import Finished, Workshop, carry_out
-from edge_client.worker import Result, Worker
+from edge_client.results import Results
+from edge_client.state import DeviceState
+from edge_client.update import Workshop, carry_out
+from edge_client.worker import Job, Result, Worker
 from wire import limits
 from wire.codec import decode
-from wire.errors import IntegrityError, ShoalError, UntrustedError
+from wire.errors import ShoalError, UntrustedError
 from wire.frame import ChunkKind
 from wire.frame import split as split_chunks
-from wire.messages import Action, Announcement, Control, Order
+from wire.messages import Action, Announcement, Control, Order, Phase
 from wire.reassembly import Reassembler
-from wire.topics import TopicKind, Topics
+from wire.topics import ParsedTopic, TopicKind, Topics
 from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent
 from wire.types import Float32Vector
 
 LOG = logging.getLogger("shoal.edge")
 REFETCH_S: Final = 5.0
 """A device that has waited this long for a model subscribes anew: the broker then sends what it retains."""
-STATUS_EVERY_S: Final = 1.0
-SAVE_MODEL_EVERY_S: Final = 30.0
-RUNS_REMEMBERED: Final = 16
+WAITING_S: Final = 60.0
+"""The same for one that waits for a mask epoch that may not have begun, which can take any time."""
 
 
 class DeviceRuntime:
@@ -81,7 +81,7 @@ class DeviceRuntime:
         self._worker = worker
         self._load_data = load_data
         self._birth = birth
-        self._results = results
+        self._hand_back = results
         self._uniform = uniform
         self._threads = threads
         self._topics = Topics(membership.fleet)
@@ -92,19 +92,16 @@ class DeviceRuntime:
         self._state = AgentState(membership.index, pending.mark, transfer=pending.transfer, sent=sent)
         self._sealed = pending.sealed
         self._run: Run | None = None
-        self._package = b""
+        self._following = Following(membership, self._files)
+        self._proposal = (b"", b"")
         self._workshop: Workshop | None = None
         self._shares: tuple[bytes, Shares] | None = None
         self._held: Announcement | None = None
         self._models: Inventory | None = None
         self._labels: tuple[str, ...] = ()
-        self._own: OwnModel | None = None
         self._timer_s: float | None = None
         self._fetching_s = 0.0
-        self._saved_model_s = self._saved_status_s = -math.inf
-        self._figures: dict[str, Any] = {}
-        self._ended: dict[str, dict[str, Any]] = {}
-        self._base = (0, 0)
+        self._results = Results(membership, self._files, transport)
         self._now_s = 0.0
         self.runs_done = 0
 
@@ -116,15 +113,12 @@ class DeviceRuntime:
     def start(self) -> None:
         """Say what to receive; take up the run that was followed before."""
         topics = self._topics
-        for base in (topics.keys(self._membership.name), topics.roster, topics.plan, topics.round):
+        for base in (topics.keys(self._membership.name), topics.roster, topics.plan, topics.checkpoint, topics.round):
             self._transport.subscribe(f"{base}/#")
         self._transport.subscribe(topics.ctl(self._membership.name))
-        package = self._files.load_run()
-        if package is not None:
-            try:
-                self._take_run(package)
-            except (UntrustedError, IntegrityError) as error:
-                LOG.warning("the run followed before is not taken up", extra={"kv": {"reason": error}})
+        run = self._following.resumed()
+        if run is not None:
+            self._take_run(run)
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
         """Take one event of the transport."""
@@ -155,17 +149,20 @@ class DeviceRuntime:
         group = self._membership.group
         purpose, plain = self._membership.open_broadcast(transfer.payload, transfer.signed)
         if self._membership.group is not group:
-            LOG.info("new keys in force", extra={"kv": {"roster": self._membership.roster.sequence}})
-            self._announce_presence()
-            self._look_again(self._topics.round)
+            self._regroup()
+        self._dispatch(parsed, transfer.transfer_id, purpose, plain)
+
+    def _dispatch(self, parsed: ParsedTopic, transfer: bytes, purpose: str, plain: memoryview) -> None:
         match parsed.kind, purpose:
             case TopicKind.ROSTER, "roster":
                 if self._membership.adopt(bytes(plain)):
                     LOG.info("new roster", extra={"kv": {"sequence": self._membership.roster.sequence}})
             case TopicKind.PLAN, "run":
                 self._on_run(bytes(plain))
-            case TopicKind.MODEL, "model":
-                self._on_model(parsed.label, transfer.transfer_id, plain)
+            case TopicKind.CHECKPOINT, "epoch":
+                self._on_epoch(bytes(plain))
+            case TopicKind.MODEL, "model" | "proposal":
+                self._on_model(parsed.label, transfer, purpose, plain)
             case TopicKind.ROUND, "announcement":
                 self._on_announcement(decode(plain, Announcement))
             case TopicKind.CTL, "control":
@@ -173,11 +170,20 @@ class DeviceRuntime:
             case _:
                 raise UntrustedError(f"a {purpose} where a {parsed.kind.name.lower()} belongs")
 
+    def _regroup(self) -> None:
+        """The aggregator speaks under another broadcast key: answer under that, and look for what it has said under it."""
+        LOG.info("new broadcast key", extra={"kv": {"roster": self._membership.roster.sequence}})
+        if self._models is not None:
+            self._models.regroup(self._membership.group)
+        self._announce_presence()
+        self._look_again(self._topics.round)
+
     def _on_keys(self, grant: bytes) -> None:
-        """Keep newer secrets, and look again at a run that may be made with them: it may have come first."""
+        """Keep newer secrets, and look again at what may be made with them: it may have come first."""
         if self._membership.take_grant(grant):
-            LOG.info("new keys for later runs", extra={"kv": {"roster": self._membership.roster.sequence}})
-            self._look_again(self._topics.roster, self._topics.plan, self._topics.round)
+            LOG.info("newer keys", extra={"kv": {"roster": self._membership.newest_generation}})
+            topics = self._topics
+            self._look_again(topics.roster, topics.plan, topics.checkpoint, topics.round)
 
     def _look_again(self, *bases: str) -> None:
         for base in bases:
@@ -188,45 +194,65 @@ class DeviceRuntime:
         self._transport.publish(*presence(self._membership, self._birth, online=True), retain=True)
 
     def _on_run(self, package: bytes) -> None:
-        if hashlib.sha256(package).digest() == self._package:
-            return
-        plan = open_plan(package, self._membership)
-        if plan.run < self._state.mark.run or (self._run is not None and plan.run <= self._run.plan.run):
-            raise UntrustedError(f"run {plan.run} after run {max(self._state.mark.run, plan.run)}")
-        self._take_run(package)
-        self._files.save_run(package)
+        run = self._following.begun(package, self._run, self._state.mark.run)
+        if run is not None:
+            self._take_run(run)
+            self._following.keep(run, package)
+            self._announce_held()
+        elif self._following.early:
+            self._look_again(self._topics.checkpoint)
 
-    def _take_run(self, package: bytes) -> None:
-        run = open_run(package, self._membership)
+    def _on_epoch(self, data: bytes) -> None:
+        """Go on to a later mask epoch of the run."""
+        run = self._following.renewed(data, self._run, self._state.mark.roster)
+        if run is not None:
+            self._take_run(run)
+            self._announce_held()
+
+    def _take_run(self, run: Run) -> None:
+        """Follow a run, or go on with it in another mask epoch."""
         digest = run.plan.task_digest
+        again = self._run is not None and self._run.plan.run_id == run.plan.run_id
         if self._shares is None or self._shares[0] != digest:
             seed = f"{self._membership.fleet}/{self._membership.name}".encode()
             self._shares = (digest, split(self._load_data(run.bundle.manifest), seed))
-        backend = OrtModel(run.bundle, threads=self._threads)
-        aggregator = aggregator_of(self._membership.roster)
-        self._workshop = Workshop(run.plan, self._membership.identity, aggregator, backend, self._shares[1], run.key)
-        self._run, self._package = run, hashlib.sha256(package).digest()
+        if again and self._workshop is not None:
+            self._workshop = dataclasses.replace(self._workshop, run=run)
+        else:
+            member, backend = self._membership, OrtModel(run.bundle, threads=self._threads)
+            aggregator, own = aggregator_of(member.roster), OwnUpdates(member.directory, run.plan)
+            self._workshop = Workshop(run, member.identity, aggregator, backend, self._shares[1], own)
+        self._run, self._proposal = run, (b"", b"")
         self._models = Inventory(run, self._membership.group)
-        self._base = (self._transport.bytes_sent, self._transport.bytes_received)
-        self._figures = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "rounds": 0}
-        LOG.info(
-            "following run",
-            extra={"kv": {"run": run.plan.run, "algorithm": run.plan.algorithm, "samples": len(self._shares[1].train)}},
-        )
-        self._step(agent.Planned(run.plan))
-        if self._held is not None:
-            held, self._held = self._held, None
+        self._results.begin(run, again=again)
+        facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "epoch": run.plan.epoch}
+        what = "mask epoch" if again else "following run"
+        LOG.info(what, extra={"kv": {**facts, "samples": len(self._shares[1].train)}})
+        self._step(agent.Planned(run.plan, run.since, run.generation))
+
+    def _announce_held(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
             self._on_announcement(held)
 
     def _on_announcement(self, announcement: Announcement) -> None:
-        if self._run is None or announcement.run_id != self._run.plan.run_id:
+        run = self._run
+        if run is None or announcement.run_id != run.plan.run_id or announcement.epoch > run.plan.epoch:
             self._held = announcement
+            return
+        if not announcement.step and not announcement.finished and self._membership.roster.keys_since > run.generation:
+            LOG.info("no round under keys that the owner has replaced", extra={"kv": {"round": announcement.round}})
             return
         self._step(agent.Announced(announcement))
 
-    def _on_model(self, label: str, transfer: bytes, plain: memoryview) -> None:
-        if self._models is not None and label in self._labels and self._models.take(label, transfer, plain):
-            self._step(agent.ModelArrived(label, transfer))
+    def _on_model(self, label: str, transfer: bytes, purpose: str, plain: memoryview) -> None:
+        if self._models is None or label not in self._labels:
+            return
+        if purpose == "proposal":
+            self._proposal = (transfer, bytes(plain))
+        elif not self._models.take(label, transfer, plain):
+            return
+        self._step(agent.ModelArrived(label, transfer))
 
     def _on_control(self, control: Control) -> None:
         if (control.fleet, control.device) != (self._membership.fleet, self._membership.name):
@@ -234,7 +260,7 @@ class DeviceRuntime:
         if control.action == Action.REFUSED:
             LOG.warning("upload refused", extra={"kv": {"round": control.round, "reason": control.reason}})
         self._step(agent.Answered(control))
-        self._save_status(force=False)
+        self._results.publish(self._state.stage, self._now_s)
 
     def on_result(
         self, announcement: Announcement, order: Order, result: Result, models: Mapping[int, Float32Vector]
@@ -244,7 +270,7 @@ class DeviceRuntime:
             LOG.error(
                 "round skipped", extra={"kv": {"round": announcement.round, "reason": result, "hint": result.hint}}
             )
-            self._step(agent.WorkFailed(announcement.run, announcement.round))
+            self._step(agent.WorkFailed(announcement.nonce))
             return
         current = (self._state.mark.run, self._state.mark.round, self._state.mark.nonce)
         if current != (announcement.run, announcement.round, announcement.nonce):
@@ -252,42 +278,32 @@ class DeviceRuntime:
         transfer, sealed = result.parcel.transfer_id, result.parcel.payload
         self._files.save_pending(self._state.mark, transfer, sealed)
         self._sealed = sealed
-        self._note_result(announcement, order, result, models)
+        if result.objection:
+            LOG.warning("checkpoint not signed", extra={"kv": {"reason": result.objection}})
+        if not announcement.step:
+            self._results.note(announcement, order, result, models, self._now_s)
         self._step(agent.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer))
-
-    def _note_result(
-        self, announcement: Announcement, order: Order, result: Finished, models: Mapping[int, Float32Vector]
-    ) -> None:
-        rounds = self._figures.get("rounds", 0) + 1
-        self._figures.update(rounds=rounds, round=announcement.round, cluster=result.model, loss=result.loss)
-        if result.tested:
-            self._figures["accuracy"] = result.correct / result.tested
-        if announcement.finished or order.train:
-            theta = models[result.model]
-            self._own = OwnModel(announcement.run, announcement.run_id, announcement.round, result.model, theta)
-        if announcement.finished:
-            self._save_model(durable=True)
-            path = kept.keep(self._membership.directory, announcement, order, result.model, models)
-            if path:
-                self._figures["path"] = path
 
     def tick(self, now_s: float) -> None:
         """Do what is due: resends, models that do not come, figures."""
         self._now_s = now_s
         if self._timer_s is not None and now_s >= self._timer_s:
             self._timer_s = None
-            if (
-                self._transport.pending()
-            ):  # a slow link is still busy with what it has: sending again would only add to it
+            # A slow link is still busy with what it has: sending again would only add to it.
+            if self._transport.pending():
                 self._carry_out(agent.SetTimer(limits.RESEND_BASE_S))
             else:
                 self._step(agent.TimerFired())
-        if self._state.stage is agent.Stage.FETCHING and now_s - self._fetching_s > REFETCH_S:
+        fetching = self._state.stage is agent.Stage.FETCHING
+        patience_s = WAITING_S if self._following.early and not fetching else REFETCH_S
+        if (fetching or self._held is not None) and now_s - self._fetching_s > patience_s:
             self._fetching_s = now_s
-            self._look_again(*map(self._topics.model, self._labels))
+            missing = (
+                map(self._topics.model, self._labels) if fetching else (self._topics.plan, self._topics.checkpoint)
+            )
+            self._look_again(*missing)
         self._chunks.expire(now_s)
-        if self._own is not None and now_s - self._saved_model_s > SAVE_MODEL_EVERY_S:
-            self._save_model(durable=False)
+        self._results.keep_up(now_s)
 
     def _step(self, event: agent.Event) -> None:
         self._state, actions = agent.step(self._state, event)
@@ -310,14 +326,7 @@ class DeviceRuntime:
                 self._timer_s = None
             case agent.RunDone(plan):
                 self.runs_done += 1
-                self._figures["finished"] = True
-                self._count_bytes()
-                self._ended = {
-                    **dict(list(self._ended.items())[1 - RUNS_REMEMBERED :]),
-                    str(plan.run): dict(self._figures),
-                }
-                self._save_status(force=True)
-                LOG.info("run finished", extra={"kv": {"run": plan.run, **self._figures}})
+                self._results.finish(plan, self._state.stage, self._now_s)
 
     def _follow(self, labels: tuple[str, ...]) -> None:
         for label in set(self._labels) - set(labels):
@@ -336,55 +345,35 @@ class DeviceRuntime:
         shop = self._workshop
         try:
             thetas = self._models.thetas(announcement, order)
+            job = self._job(shop, announcement, order, thetas)
         except UntrustedError as error:
             LOG.warning("round refused", extra={"kv": {"round": announcement.round, "reason": error}})
-            self._step(agent.WorkFailed(announcement.run, announcement.round))
+            self._step(agent.WorkFailed(announcement.nonce))
             return
         self._worker.submit(
-            lambda cancelled: carry_out(shop, announcement, order, thetas, cancelled),
-            lambda result: self._results(lambda: self.on_result(announcement, order, result, thetas)),
+            job, lambda result: self._hand_back(lambda: self.on_result(announcement, order, result, thetas))
         )
+
+    def _job(
+        self, shop: Workshop, announcement: Announcement, order: Order, thetas: Mapping[int, Float32Vector]
+    ) -> Job:
+        if not announcement.step:
+            return lambda cancelled: carry_out(shop, announcement, order, thetas, cancelled)
+        from edge_client import rollover  # rare, and a small device's memory is dear
+
+        assert self._models is not None
+        carried = self._models.carried(announcement) if order.phase == Phase.CHECKPOINT else {}
+        return rollover.job(shop, announcement, order, thetas, carried, self._proposal, self._membership)
 
     def _send(self, indices: tuple[int, ...] | None) -> None:
-        chunks = split_chunks(
-            self._sealed,
-            kind=ChunkKind.UPLOAD,
-            round=self._state.mark.round,
-            indices=indices,
-            name=self._state.transfer,
-        )
+        round_, name = self._state.mark.round, self._state.transfer
+        chunks = split_chunks(self._sealed, kind=ChunkKind.UPLOAD, round=round_, indices=indices, name=name)
         for chunk in chunks:
             self._transport.publish(self._topics.up(self._membership.name), chunk)
-
-    def _save_model(self, *, durable: bool) -> None:
-        if self._own is not None:
-            self._files.save_model(self._own, durable=durable)
-            self._saved_model_s = self._now_s
-            self._own = None if durable else self._own
-
-    def _save_status(self, *, force: bool) -> None:
-        if not force and self._now_s - self._saved_status_s < STATUS_EVERY_S:
-            return
-        self._saved_status_s = self._now_s
-        self._count_bytes()
-        self._files.save_status(
-            {
-                "device": self._membership.name,
-                "fleet": self._membership.fleet,
-                "stage": self._state.stage.value,
-                "torch_loaded": "torch" in sys.modules,
-                **self._figures,
-                "ended": self._ended,
-            }
-        )
-
-    def _count_bytes(self) -> None:
-        sent, received = self._transport.bytes_sent - self._base[0], self._transport.bytes_received - self._base[1]
-        self._figures.update(bytes_up=sent, bytes_down=received)
 
     def close(self) -> None:
         """Keep what is worth keeping and say goodbye."""
         self._worker.close()
-        self._save_model(durable=True)
+        self._results.save_model(self._now_s, durable=True)
         self._transport.publish(*presence(self._membership, self._birth, online=False), retain=True)
         self._transport.close()

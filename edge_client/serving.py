@@ -6,7 +6,7 @@ import sys
 from typing import Final
 
 from edge_client.launch import inherited_config
-from support.console import forbid_inspection, no_core_dumps, run_program, setup_logging
+from support.console import run_program, setup_logging
 from support.lean import put_off
 
 UNUSED: Final = "urllib.request"
@@ -18,15 +18,13 @@ def main() -> None:
 
     def program(**_: object) -> None:
         config = inherited_config(sys.argv)
-        no_core_dumps()
-        forbid_inspection()
         setup_logging(config.log)
         put_off(UNUSED)
         from edge_client.program import serve
 
         serve(config)
 
-    run_program(program, prog="shoal-edge")
+    run_program(program, prog="shoal-edge", secret=True)
 
 
 if __name__ == "__main__":

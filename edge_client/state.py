@@ -1,7 +1,8 @@
 """What a device keeps across restarts and power cuts, in its private directory.
 
 ``pending.0.bin`` and ``pending.1.bin`` hold in turn the high-water mark and the sealed upload of its round, durable before
-the first byte is sent, so that a restart sends the same bytes. ``run.package`` is the run that it follows, ``model.bin`` the
+the first byte is sent, so that a restart sends the same bytes. ``run.package`` is the run that it follows, ``run.epoch`` what
+its mask epoch began with if it is not the first, ``own-*.bin`` updates kept for later epochs, ``model.bin`` the
 newest model of its own cluster, ``above-*.bin`` those above it in cfl's tree, ``status.json`` figures for people.
 """
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("shoal.edge")
 PENDING_FILES: Final = ("pending.0.bin", "pending.1.bin")
 RUN_FILE: Final = "run.package"
+EPOCH_FILE: Final = "run.epoch"
 MODEL_FILE: Final = "model.bin"
 STATUS_FILE: Final = "status.json"
 
@@ -43,6 +45,7 @@ class Mark:
     nonce: Fixed16
     transfer: Fixed16
     length: U32
+    step: U32 = 0
 
 
 @message(65)
@@ -114,7 +117,7 @@ class DeviceState:
         less, and a power cut in the middle leaves the other slot, which is all that has ever been sent.
         """
         nonce, name = mark.nonce.ljust(16, b"\0"), transfer.ljust(16, b"\0")
-        head = encode(Mark(mark.roster, mark.run, mark.round, nonce, name, len(sealed)))
+        head = encode(Mark(mark.roster, mark.run, mark.round, nonce, name, len(sealed), mark.step))
         path = self._slots[self._next_slot]
         handle = os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE_FILE_MODE)
         new = os.fstat(handle).st_size == 0
@@ -152,7 +155,7 @@ class DeviceState:
                 f"{self.directory}: both of {' and '.join(PENDING_FILES)} are damaged",
                 hint="remove them only if the fleet is trusted: they guard against replayed announcements",
             )
-        slot, newest = max(whole, key=lambda item: (item[1].mark.run, item[1].mark.round))
+        slot, newest = max(whole, key=lambda item: item[1].mark.place)
         self._next_slot = 1 - slot
         return newest
 
@@ -170,11 +173,23 @@ class DeviceState:
         if digest != hashlib.sha256(encode(mark)).digest() or len(sealed) != mark.length or torn:
             LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": "cut short or torn"}})
             return None
-        return Pending(HighWater(mark.roster, mark.run, mark.round, mark.nonce), mark.transfer, bytes(sealed))
+        return Pending(
+            HighWater(mark.roster, mark.run, mark.round, mark.nonce, mark.step), mark.transfer, bytes(sealed)
+        )
 
     def save_run(self, package: bytes) -> None:
-        """Keep the run package."""
+        """Keep the run package; what is left of an earlier run's mask epochs goes."""
         write_atomic(self.directory / RUN_FILE, package)
+        (self.directory / EPOCH_FILE).unlink(missing_ok=True)
+
+    def save_epoch(self, epoch: bytes) -> None:
+        """Keep what the run's mask epoch began with, an encoded `wire.epochs.Epoch`."""
+        write_atomic(self.directory / EPOCH_FILE, epoch)
+
+    def load_epoch(self) -> bytes | None:
+        """Return what the run's mask epoch began with, or None for the first."""
+        path = self.directory / EPOCH_FILE
+        return path.read_bytes() if path.exists() else None
 
     def load_run(self) -> bytes | None:
         """Return the run package, or None where no run was ever followed."""
@@ -206,7 +221,7 @@ class DeviceState:
         """Return the last figures, or None."""
         path = self.directory / STATUS_FILE
         try:
-            value: dict[str, Any] = json.loads(path.read_bytes())
-        except (OSError, ValueError):
+            value = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError):
             return None
-        return value
+        return value if isinstance(value, dict) else None

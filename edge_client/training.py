@@ -143,7 +143,7 @@ def _batches(batch: Batch, settings: LocalTraining, rng: Shuffler) -> Iterator[t
         order = rng.permutation(n)
         for at in range(0, min(n, left * size), size):
             rows = order[at : at + size]
-            np.take(batch.x, rows, axis=0, out=x[: len(rows)], mode="clip")
-            np.take(batch.y, rows, axis=0, out=y[: len(rows)], mode="clip")
+            batch.x.take(rows, axis=0, out=x[: len(rows)], mode="clip")
+            batch.y.take(rows, axis=0, out=y[: len(rows)], mode="clip")
             yield x[: len(rows)], y[: len(rows)]
             left -= 1

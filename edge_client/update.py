@@ -14,9 +14,12 @@ from crypto.mask.masking import mask
 from crypto.seal.envelope import Parcel, parcel_for_member
 from crypto.seal.identity import Identity
 from edge_client import scoring, training
+from edge_client.blur import blur_factor
 from edge_client.data import Batch, Shares, permutation
 from edge_client.manifest import LocalTraining
 from edge_client.model import Backend
+from edge_client.own_updates import OwnUpdates, wanted
+from edge_client.package import Run
 from wire.codec import encode
 from wire.documents import Member, RunPlan
 from wire.limits import MAX_MARGIN
@@ -27,18 +30,30 @@ MARGIN_CLIP: Final = MAX_MARGIN
 MARGIN_DECIMALS: Final = 2
 LOSS_DECIMALS: Final = 4
 NORM_DECIMALS: Final = 4
+PERCENT: Final = 100
+"""Out of so many a device reports its test answers where it does not tell how many samples it has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """All that a device works with during a run."""
+    """All that a device works with during a mask epoch of a run; ``own`` are updates that it keeps for later ones."""
 
-    plan: RunPlan
+    run: Run
     identity: Identity
     aggregator: Member
     backend: Backend
     shares: Shares
-    key: MaskKey
+    own: OwnUpdates
+
+    @property
+    def plan(self) -> RunPlan:
+        """The owner's plan as it stands in this epoch."""
+        return self.run.plan
+
+    @property
+    def key(self) -> MaskKey:
+        """The epoch's mask."""
+        return self.run.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +63,7 @@ class Finished:
     Attributes:
         parcel: the upload as it travels.
         model: the chosen candidate; loss: as reported; correct, tested: on the test share, where asked.
+        objection: why a checkpoint was not signed.
     """
 
     parcel: Parcel
@@ -55,6 +71,7 @@ class Finished:
     loss: float
     correct: int
     tested: int
+    objection: str = ""
 
 
 def carry_out(
@@ -77,6 +94,8 @@ def carry_out(
         Cancelled: the round is not wanted any more.
         TaskError: the model or the data can't be used.
     """
+    if order.keep:
+        shop.own.keep(order.keep)
     share = share_of(shop.shares, order.share)
     chosen, loss = order.candidates[0], 0.0
     margins: tuple[float, ...] = ()
@@ -106,9 +125,59 @@ def carry_out(
         )
         if len(order.candidates) == 1:
             loss = result.mean_loss
+        delta = result.delta
+        if shop.plan.norm_blur:
+            delta = delta * np.float32(blur_factor(shop.plan.norm_blur))
         if order.norm:
-            model_norm = round(float(np.linalg.norm(theta + result.delta)), NORM_DECIMALS)
-        body = mask(result.delta, shop.key).values.astype("<f4", copy=False).tobytes()
+            model_norm = round(float(np.linalg.norm(theta + delta)), NORM_DECIMALS)
+        if wanted(shop.plan):
+            shop.own.note(announcement.round, delta)
+        body = mask(delta, shop.key).values.astype("<f4", copy=False).tobytes()
+    parcel = sealed_upload(
+        shop,
+        announcement,
+        order,
+        chosen,
+        body,
+        loss=round(loss, LOSS_DECIMALS),
+        margins=margins,
+        correct=correct,
+        tested=tested,
+        model_norm=model_norm,
+    )
+    return Finished(parcel, chosen, loss, correct, tested)
+
+
+def sealed_upload(
+    shop: Workshop,
+    announcement: Announcement,
+    order: Order,
+    model: int,
+    body: bytes = b"",
+    *,
+    attached: bytes = b"",
+    loss: float = 0.0,
+    margins: tuple[float, ...] = (),
+    correct: int = 0,
+    tested: int = 0,
+    model_norm: float = 0.0,
+) -> Parcel:
+    """Return an upload, sealed to the aggregator and signed.
+
+    Args:
+        shop: keys and plan.
+        announcement: the round.
+        order: this device's part in it.
+        model: the chosen candidate.
+        body: the masked update, float32 little-endian.
+        attached: what follows it in the steps of a rollover.
+        loss: as in Upload, and so are all that follow.
+        margins: see Upload.
+        correct: see Upload.
+        tested: see Upload.
+        model_norm: see Upload.
+    """
+    samples, hits, tries = reported_counts(shop.plan, len(shop.shares.train), correct, tested)
     upload = Upload(
         fleet=shop.plan.fleet,
         run=shop.plan.run,
@@ -122,18 +191,19 @@ def carry_out(
         task_digest=shop.plan.task_digest,
         mode=shop.plan.mode,
         key_id=shop.key.key_id,
-        model=chosen,
-        samples=len(shop.shares.train),
-        loss=round(loss, LOSS_DECIMALS),
+        model=model,
+        samples=samples,
+        loss=loss,
         margins=margins,
-        correct=correct,
-        tested=tested,
+        correct=hits,
+        tested=tries,
         length=len(body) // 4,
         model_norm=model_norm,
+        attached=len(attached),
     )
     head = Sealed(shop.plan.fleet, "upload", shop.identity.name, shop.aggregator.name)
-    parcel = parcel_for_member(shop.identity, shop.aggregator.seal_key, head, encode(upload), body)
-    return Finished(parcel, chosen, loss, correct, tested)
+    content = body + attached if attached else body
+    return parcel_for_member(shop.identity, shop.aggregator.seal_key, head, encode(upload), content)
 
 
 def share_of(shares: Shares, share: int) -> Batch:
@@ -157,6 +227,17 @@ def reported_margins(losses: NDArray[np.float64]) -> tuple[float, ...]:
     """
     differences = np.clip(np.nan_to_num(losses - losses[0], nan=MARGIN_CLIP), -MARGIN_CLIP, MARGIN_CLIP)
     return tuple(round(float(v), MARGIN_DECIMALS) for v in differences)
+
+
+def reported_counts(plan: RunPlan, samples: int, correct: int, tested: int) -> tuple[int, int, int]:
+    """Return (samples, correct, tested) as the upload says: the true ones where the plan weights by samples.
+
+    Under ``weighting=uniform`` nobody needs to know how many samples a device has: it reports one, and its test answers in
+    percent, because the size of the test share tells as much.
+    """
+    if plan.weighting != "uniform":
+        return samples, correct, tested
+    return 1, round(PERCENT * correct / tested) if tested else 0, PERCENT if tested else 0
 
 
 class BatchOrder:

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crypto.seal.envelope import parcel_for_member
+from crypto.seal.certificates import check_certificate
+from crypto.seal.envelope import SealError, open_from_group, parcel_for_member, read_head
 from crypto.seal.grants import DEVICE_ROLE, OWNER_NAME, open_card
 from crypto.seal.identity import fingerprint
+from crypto.seal.roster import aggregator_of
 from crypto.seal.tokens import Asked, open_request, peek_request
 from fleet.directory import FleetDirectory
 from fleet.tokens import TokenStore
 from wire import limits
+from wire.codec import decode
 from wire.documents import Card
+from wire.epochs import Epoch
 from wire.errors import ShoalError, UntrustedError
 from wire.frame import ChunkKind
 from wire.messages import Sealed
@@ -93,12 +97,14 @@ class Registrar:
         self._topics = Topics(fleet.name)
         self._retained = RetainedPublisher(transport)
         self._chunks = Reassembler(limits.MAX_ENROLMENT_BYTES, limits.MAX_ENROLMENT_BYTES, 1)
+        self._epochs = Reassembler()
         self.pending: dict[str, Request] = {}
         self.refused: dict[str, Refused] = {}
 
     def start(self, now_s: int) -> None:
         """Ask for every request; clear what tokens of long ago have left on the broker."""
         self._transport.subscribe(self._topics.all_enrol)
+        self._transport.subscribe(f"{self._topics.checkpoint}/#")
         for token in self._tokens.forget_old(now_s):
             for base in (self._topics.enrol(token), self._topics.grant(token)):
                 self._transport.publish(base, b"", retain=True)
@@ -108,6 +114,8 @@ class Registrar:
         if not isinstance(event, Message):
             return
         parsed = self._topics.parse(event.topic)
+        if parsed.kind is TopicKind.CHECKPOINT and event.payload:
+            self._on_epoch(event.payload, now_s)
         if parsed.kind is not TopicKind.ENROL or not event.payload:
             return
         token, name = parsed.label, "?"
@@ -128,6 +136,24 @@ class Registrar:
             self._answer(request)
         else:
             self.pending[request.fingerprint] = request
+
+    def _on_epoch(self, payload: bytes, now_s: int) -> None:
+        """Follow the fleet into the mask epoch that it has certified, so that new devices get no secret from before it."""
+        transfer = self._epochs.add("epoch", payload, float(now_s))
+        if transfer is None:
+            return
+        head, at = read_head(transfer.payload)
+        sender = aggregator_of(self._fleet.roster)
+        try:
+            plain = open_from_group(self._fleet.broadcast, transfer.payload, head, at, sender.sign_key, transfer.signed)
+        except SealError:
+            return  # under a broadcast key that has just been replaced: nothing to follow yet
+        fleet, owner_key = self._fleet, self._fleet.owner.member.sign_key
+        certificate, since = decode(plain, Epoch).certificate, fleet.roster.keys_since
+        if certificate.checkpoint.generation != since:
+            return  # the run has not rolled over to our newest secrets yet
+        c, _ = check_certificate(certificate, owner_key=owner_key, fleet=fleet.name, least_sequence=since)
+        fleet.forget_before(c.next_epoch)
 
     def approve(self, fingerprint_: str, now_s: int) -> Request:
         """Spend the request's token, sign a roster with the device, and publish both grant and roster.

@@ -112,15 +112,10 @@ def revoke(
 ) -> None:
     """Take a device out of the fleet, for good: its name and keys are never taken again.
 
-    At once: a new roster without it. As soon as the aggregator has that roster, it hears nothing from the device and
-    gives it no order, also in the run that is going on. What it had uploaded before still counts in its round.
-
-    For runs signed from now on: new broadcast, content and mask secrets, sealed to each remaining party. The device can
-    read nothing of those runs.
-
-    Not yet: a run that was signed before, going on or still to come, keeps its secrets to its end. Until then the device,
-    if it still reaches the broker, can read what is broadcast in that run and unmask it. Take its user out of the broker
-    (broker-config) to end that too. What it has read before, it keeps.
+    A new roster without it, and new broadcast, content and mask secrets, sealed to each remaining party. As soon as the
+    aggregator has them, it hears nothing from the device, closes the open round of a run that is going on and rolls that
+    run over to the new secrets: the device can read nothing that is broadcast from then on. What it has read before, it
+    keeps. A run that was signed before and has not begun must be signed anew.
     """
     from fleet.desk import Desk, Tls
     from fleet.unlock import open_fleet
@@ -132,10 +127,31 @@ def revoke(
         note(f"next: shoal-fleet publish {directory}, or carry roster.signed and grants/ to the others")
         return
     with Desk(fleet, Tls(ca, cert, key), note) as desk:
-        desk.registrar.publish_roster()
-        desk.registrar.publish_keys()
-        desk.registrar.clear_keys(device)
-        desk.flush()
+        desk.publish(gone=device)
+
+
+def rotate(
+    directory: Directory,
+    offline: Annotated[bool, typer.Option("--offline", help="Only sign; publish later.")] = False,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Draw new broadcast, content and mask secrets though nobody leaves; a run that is going on rolls over to them.
+
+    A run that was signed before and has not begun must be signed anew.
+    """
+    from fleet.desk import Desk, Tls
+    from fleet.unlock import open_fleet
+
+    fleet = open_fleet(directory)
+    fleet.rotate()
+    say(f"new secrets since roster {fleet.roster.sequence}")
+    if offline:
+        note(f"next: shoal-fleet publish {directory}")
+        return
+    with Desk(fleet, Tls(ca, cert, key), note) as desk:
+        desk.publish()
 
 
 def publish(directory: Directory, ca: Ca = None, cert: Cert = None, key: Key = None) -> None:
@@ -145,9 +161,7 @@ def publish(directory: Directory, ca: Ca = None, cert: Cert = None, key: Key = N
 
     fleet = open_fleet(directory)
     with Desk(fleet, Tls(ca, cert, key), note) as desk:
-        desk.registrar.publish_roster()
-        desk.registrar.publish_keys()
-        desk.flush()
+        desk.publish()
     say(f"roster {fleet.roster.sequence}, keys for {len(fleet.cards())}")
 
 
@@ -220,6 +234,6 @@ def _lines(data: dict[str, Any]) -> list[str]:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the owner's program."""
-    for command in (token, devices, approve, revoke, publish):
+    for command in (token, devices, approve, revoke, rotate, publish):
         app.command()(command)
     app.command("broker-config")(broker_config)

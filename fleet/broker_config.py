@@ -62,6 +62,7 @@ def acl(fleet: FleetDirectory, devices: tuple[str, ...]) -> str:
         f"topic write {topics.root}/e/+/grant/#",
         f"topic write {topics.owner_roster}/#",
         f"topic write {topics.root}/s/keys/#",
+        f"topic read {topics.checkpoint}/#",
     ]
     if aggregator is not None:
         lines += ["", f"user {aggregator.name}"]

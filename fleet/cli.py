@@ -11,7 +11,8 @@ import typer
 from typer.core import TyperCommand
 
 from fleet import admission_cli
-from support.console import forbid_inspection, no_core_dumps, note, run_program, say, say_json
+from support.console import note, run_program, say, say_json
+from wire import limits
 from wire.errors import UsageError
 
 app = typer.Typer(
@@ -28,13 +29,6 @@ Directory = Annotated[Path, typer.Argument(help="The owner's directory.")]
 CardFile = Annotated[Path, typer.Argument(help="The card that init printed.", exists=True, dir_okay=False)]
 Expected = Annotated[str, typer.Option(help="Refuse the card unless it has this fingerprint.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-
-
-@app.callback()
-def protect() -> None:
-    """Forbid core dumps and inspection: this process holds the owner key and the mask secret."""
-    no_core_dumps()
-    forbid_inspection()
 
 
 @app.command()
@@ -62,13 +56,15 @@ def init(
 
 @app.command()
 def show(directory: Directory, json: AsJson = False) -> None:
-    """Print the owner's fingerprint and who belongs to the fleet."""
+    """Print the owner's fingerprint, who belongs to the fleet, and each run with its mask mode."""
     from crypto.seal.identity import fingerprint
     from fleet.directory import is_under_passphrase
+    from fleet.runs import signed_plans, summary
     from fleet.unlock import open_fleet
 
     fleet = open_fleet(directory)
     roster = fleet.roster
+    runs = [summary(plan) for plan in signed_plans(fleet, note)]
     data = {
         "fleet": fleet.name,
         "owner": fleet.fingerprint,
@@ -79,6 +75,7 @@ def show(directory: Directory, json: AsJson = False) -> None:
         "devices": [
             {"name": d.name, "fingerprint": fingerprint(d), "revoked": d.name in roster.revoked} for d in roster.devices
         ],
+        "runs": runs,
     }
     if json:
         say_json(data)
@@ -88,6 +85,11 @@ def show(directory: Directory, json: AsJson = False) -> None:
     say(f"aggregator {data['aggregator'] or '-'}")
     for device in roster.devices:
         say(f"{device.name} {fingerprint(device)}{' revoked' if device.name in roster.revoked else ''}")
+    for r in runs:
+        blur = f", norms blurred by {r['norm_blur']:g}" if r["norm_blur"] else ""
+        say(
+            f"run {r['run']}: {r['algorithm']}, mask {r['mode']}, {r['rounds']} rounds, weighting {r['weighting']}{blur}"
+        )
 
 
 @app.command("add-device")
@@ -201,11 +203,25 @@ def run(
     quorum: Annotated[float, typer.Option(help="Share that closes a round after its deadline.")] = 0.8,
     participation: Annotated[float, typer.Option(help="Share of the devices drawn for a round.")] = 1.0,
     deadline_s: Annotated[float, typer.Option(help="Seconds until a round closes on its quorum.")] = 60.0,
-    weighting: Annotated[str, typer.Option(help="samples or uniform.")] = "samples",
+    weighting: Annotated[
+        str, typer.Option(help="samples, or uniform: devices then report no sample counts.")
+    ] = "samples",
+    norm_blur: Annotated[
+        float,
+        typer.Option(
+            help="Relative standard deviation of a random factor on each update, 0 to 0.2, against guessing a device's "
+            "data by the update's norm; 0 is off.",
+            min=0,
+            max=limits.MAX_NORM_BLUR,
+        ),
+    ] = 0.0,
     evaluate_every: Annotated[
         int, typer.Option(help="Rounds between accuracy reports; 0: at the end only.", min=0)
     ] = 0,
     seed: Annotated[int | None, typer.Option(help="Of origins, participation and batch order.", min=0)] = None,
+    epoch_rounds: Annotated[
+        int, typer.Option(help="Rounds after which devices take a new mask; 0: one mask for the run.", min=0)
+    ] = 0,
 ) -> None:
     """Sign a run: what the aggregator may do, the sealed task and the sealed origins; prints the run file."""
     from edge_client.manifest import LocalTraining
@@ -229,8 +245,10 @@ def run(
         participation=participation,
         deadline_s=deadline_s,
         weighting=weighting,
+        norm_blur=norm_blur,
         evaluate_every=evaluate_every,
         seed=seed,
+        epoch_rounds=epoch_rounds,
     )
     plan = make_plan(fleet, bundle, options)
     from fleet.task.origin import make_origins  # torch: only for options that make sense
@@ -275,4 +293,4 @@ def _local(defaults: Any, pairs: dict[str, str], kind: type[Any]) -> Any:
 
 def main() -> None:
     """Run the program."""
-    run_program(app, prog="shoal-fleet")
+    run_program(app, prog="shoal-fleet", secret=True)

@@ -78,6 +78,18 @@ class Desk:
             except ShoalError as error:
                 self._complain(f"ignored a message: {error}")
 
+    def publish(self, gone: str = "") -> None:
+        """Leave the newest roster and everybody's newest keys; clear those of the device that is ``gone``.
+
+        Raises:
+            BrokerUnreachableError: as `flush`.
+        """
+        self.registrar.publish_roster()
+        self.registrar.publish_keys()
+        if gone:
+            self.registrar.clear_keys(gone)
+        self.flush()
+
     def flush(self) -> None:
         """Return when the broker has everything.
 

@@ -14,12 +14,12 @@ from crypto.seal.grants import AGGREGATOR_ROLE, DEVICE_ROLE, OWNER_NAME, open_ca
 from crypto.seal.identity import Identity, fingerprint
 from crypto.seal.passphrase import Lock, is_locked
 from crypto.seal.roster import open_roster
-from crypto.seal.signed import sign_document
+from crypto.seal.signed import open_document, sign_document
 from fleet.broker_users import DEVICE_RESERVED, ENROL_USER, BrokerUsers
 from support.files import private_directory, read_private, sync_directory, write_private
 from wire.address import BrokerAddress
-from wire.codec import decode, encode, message
-from wire.documents import AggregatorGrant, Card, DeviceGrant, Member, Roster
+from wire.codec import U32, decode, encode, message
+from wire.documents import AggregatorGrant, Card, DeviceGrant, Member, Roster, RunPackage, RunPlan
 from wire.errors import ConfigError, NotEnrolledError, UntrustedError
 from wire.types import check_name
 
@@ -36,13 +36,20 @@ ROSTER_LIFE_S: Final = 365 * 24 * 3600
 @message(96)
 @dataclasses.dataclass(frozen=True, slots=True)
 class FleetSecrets:
-    """What secrets.bin holds; mode 0600."""
+    """What secrets.bin holds; mode 0600.
+
+    Attributes:
+        mask_epoch: the mask epoch that ``mask_secret`` stands at: new devices can't unmask what came before.
+        next_epoch: no run has been given this mask epoch or a later one yet.
+    """
 
     fleet: str
     broker: str = dataclasses.field(repr=False)
     mask_secret: bytes = dataclasses.field(repr=False)
     content_key: bytes = dataclasses.field(repr=False)
     broadcast_key: bytes = dataclasses.field(repr=False)
+    mask_epoch: U32 = 0
+    next_epoch: U32 = 1
 
 
 @message(97)
@@ -120,13 +127,26 @@ class FleetDirectory:
 
     @property
     def mask_secret(self) -> MaskSecret:
-        """The secret from which every mask of the fleet is derived."""
+        """The secret of mask epoch ``secrets.mask_epoch``, from which those of all later ones follow."""
         return MaskSecret.from_bytes(self.secrets.mask_secret)
+
+    def secret_at(self, epoch: int) -> MaskSecret:
+        """Return the secret from which the masks of a mask epoch are derived.
+
+        Raises:
+            IntegrityError: the epoch lies before all that we hold.
+        """
+        return self.mask_secret.at(epoch, self.secrets.mask_epoch)
 
     @property
     def content(self) -> GroupKey:
         """The key that devices and the owner share, and the aggregator does not have."""
         return GroupKey(self.name, "content", self.secrets.content_key)
+
+    @property
+    def broadcast(self) -> GroupKey:
+        """The key that devices and the aggregator share."""
+        return GroupKey(self.name, "broadcast", self.secrets.broadcast_key)
 
     @property
     def roster_bytes(self) -> bytes:
@@ -209,7 +229,7 @@ class FleetDirectory:
         return self._write_grant(card)
 
     def revoke(self, name: str) -> None:
-        """Take a device out of the roster, and draw new secrets for all runs signed from now on.
+        """Take a device out of the roster, and draw new secrets; a run in progress rolls over to them.
 
         The grants of everybody who stays are written anew.
 
@@ -219,16 +239,67 @@ class FleetDirectory:
         if self.roster.device(name) is None:
             what = "is revoked already" if name in self.roster.revoked else "is not in the roster"
             raise ConfigError(f"device {name!r} {what}", hint="shoal-fleet show lists the devices")
-        sequence = self.roster.sequence + 1
-        roster = self._next_roster(revoked=(*self.roster.revoked, name), keys_since=sequence)
-        secrets = _fresh_secrets(self.name, self.secrets.broker)
+        self._draw_secrets(revoked=(*self.roster.revoked, name))
+        (self.path / GRANTS / f"{name}.grant").unlink(missing_ok=True)
+
+    def rotate(self) -> None:
+        """Draw new secrets though nobody leaves; a run in progress rolls over to them. Grants are written anew."""
+        self._draw_secrets()
+
+    def _draw_secrets(self, **changes: object) -> None:
+        self._check_fresh()
+        roster = self._next_roster(keys_since=self.roster.sequence + 1, **changes)
+        first = self.secrets.next_epoch
+        secrets = dataclasses.replace(
+            _fresh_secrets(self.name, self.secrets.broker), mask_epoch=first, next_epoch=first + self._epochs_signed()
+        )
         locked = _locked(self._lock, SECRETS_FILE, encode(secrets))
         write_private(self.path / CHANGE_FILE, encode(Change(locked, sign_document(self.owner, roster))))
         self._finish_change()
         self.secrets, self.roster = secrets, roster
-        (self.path / GRANTS / f"{name}.grant").unlink(missing_ok=True)
         for card in self.cards():
             self._write_grant(card)
+
+    def _epochs_signed(self) -> int:
+        """Return the mask epochs of all runs together: as many as may be left of those in progress, and one more."""
+        total = 1
+        for path in (self.path / RUNS).glob("*.run"):
+            plan = open_document(decode(path.read_bytes(), RunPackage).plan, RunPlan, self.owner.member.sign_key)
+            total += plan.epochs
+        return total
+
+    def take_epochs(self, count: int) -> int:
+        """Return the first of ``count`` mask epochs that nobody else gets; durable before it returns."""
+        first = self.secrets.next_epoch
+        self._store_secrets(dataclasses.replace(self.secrets, next_epoch=first + count))
+        return first
+
+    def forget_before(self, epoch: int) -> bool:
+        """Erase the secrets of mask epochs before ``epoch``, so that new grants don't reach back; return whether any were.
+
+        An epoch that no run was given yet is not believed.
+        """
+        if not self.secrets.mask_epoch < epoch < self.secrets.next_epoch:
+            return False
+        secret = self.secret_at(epoch).reveal()
+        self._store_secrets(dataclasses.replace(self.secrets, mask_secret=secret, mask_epoch=epoch))
+        return True
+
+    def _store_secrets(self, secrets: FleetSecrets) -> None:
+        self._check_fresh()
+        write_private(self.path / SECRETS_FILE, _locked(self._lock, SECRETS_FILE, encode(secrets)))
+        self.secrets = secrets
+
+    def _check_fresh(self) -> None:
+        """Return if the secrets on the disk are still those that we read: older ones must never take the place of newer.
+
+        Raises:
+            ConfigError: another program has changed them meanwhile.
+        """
+        if decode(self._read(SECRETS_FILE), FleetSecrets) != self.secrets:
+            raise ConfigError(
+                f"another program has changed the secrets in {self.path} meanwhile", hint="run the command again"
+            )
 
     def cards(self) -> tuple[Card, ...]:
         """Return whoever belongs to the fleet now: the aggregator and the devices that are not revoked."""
@@ -244,7 +315,9 @@ class FleetDirectory:
         if card.role == AGGREGATOR_ROLE:
             grant = AggregatorGrant(s.fleet, key, broker, self.roster_bytes, s.broadcast_key)
         else:
-            grant = DeviceGrant(s.fleet, key, broker, self.roster_bytes, s.broadcast_key, s.mask_secret, s.content_key)
+            grant = DeviceGrant(
+                s.fleet, key, broker, self.roster_bytes, s.broadcast_key, s.mask_secret, s.content_key, s.mask_epoch
+            )
         return seal_grant(self.owner, card, grant)
 
     def listed(self, member: Member) -> bool:
@@ -288,7 +361,7 @@ class FleetDirectory:
             change = decode(read_private(journal), Change)
             write_private(self.path / SECRETS_FILE, change.secrets)
             write_private(self.path / ROSTER_FILE, change.roster)
-            journal.unlink()
+            journal.unlink(missing_ok=True)
             sync_directory(self.path)
 
     def _write_grant(self, card: Card) -> Path:

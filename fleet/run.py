@@ -16,6 +16,7 @@ from crypto.seal.grants import OWNER_NAME
 from crypto.seal.signed import sign_document
 from edge_client.manifest import LocalTraining
 from edge_client.package import origins_purpose, task_purpose
+from edge_client.policy import adds_models
 from fleet.directory import RUNS, FleetDirectory
 from support.files import write_atomic
 from wire.codec import encode
@@ -46,9 +47,11 @@ class RunOptions:
         norm_limit: largest l2 norm of one update.
         quorum, participation: shares in (0, 1].
         deadline_s: seconds after which a round closes on its quorum.
-        weighting: samples or uniform.
+        weighting: samples or uniform; under uniform devices report neither sample counts nor sizes of test shares.
         evaluate_every: report accuracy every so many rounds; 0 is at the end only.
         seed: of participation and batch order; None draws one.
+        epoch_rounds: rounds of a mask epoch, after which devices take a new mask; 0 is one epoch for the run.
+        norm_blur: relative standard deviation of the random factor on each update, 0 to MAX_NORM_BLUR; 0 is off.
     """
 
     algorithm: str
@@ -65,6 +68,8 @@ class RunOptions:
     weighting: str = "samples"
     evaluate_every: int = 0
     seed: int | None = None
+    epoch_rounds: int = 0
+    norm_blur: float = 0.0
 
 
 def origins_needed(options: RunOptions) -> int:
@@ -93,8 +98,10 @@ def make_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) ->
             hint="shoal-fleet add-aggregator, shoal-fleet add-device",
         )
     run, run_id = fleet.next_run(), os.urandom(16)
-    # Each run is a mask epoch of its own, so that no two runs share a permutation.
-    context = MaskContext(fleet.name, run_id, run, bundle.digest, options.mode, bundle.segments)
+    epoch_rounds = options.epoch_rounds or options.rounds
+    # Each run has mask epochs of its own, so that no two runs share a permutation.
+    epoch = fleet.take_epochs(-(-options.rounds // epoch_rounds))
+    context = MaskContext(fleet.name, run_id, epoch, bundle.digest, options.mode, bundle.segments)
     local = options.local or bundle.manifest.hyper
     plan = RunPlan(
         fleet=fleet.name,
@@ -108,9 +115,9 @@ def make_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) ->
         max_models=origins_needed(options),
         rounds=options.rounds,
         mode=options.mode,
-        epoch=run,
-        epoch_rounds=options.rounds,
-        key_id=key_id(fleet.mask_secret, context),
+        epoch=epoch,
+        epoch_rounds=epoch_rounds,
+        key_id=key_id(fleet.secret_at(epoch), context),
         segments=tuple(SegmentSpec(s.name, s.length) for s in bundle.segments),
         norm_limit=options.norm_limit,
         min_contributors=options.min_contributors,
@@ -122,9 +129,29 @@ def make_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) ->
         seed=options.seed if options.seed is not None else int.from_bytes(os.urandom(4), "little"),
         local=_settings(local),
         pretrain=_settings(options.pretrain or local),
+        norm_blur=options.norm_blur,
     )
+    _check_hidden(plan)
     make_strategy(plan)
     return dataclasses.replace(plan, max_models=models_needed(plan))
+
+
+def _check_hidden(plan: RunPlan) -> None:
+    """Return if nothing in the plan gives away what another part of it promises to hide.
+
+    Raises:
+        ConfigError: something does.
+    """
+    if plan.norm_blur and adds_models(plan):
+        raise ConfigError(
+            "norm_blur hides nothing where devices report the norm of their model, which eta_g needs",
+            hint="leave out norm_blur, or eta_g",
+        )
+    if plan.weighting == "uniform" and any((s.name, s.value) == ("normalise", "samples") for s in plan.settings):
+        raise ConfigError(
+            "devices report no sample counts under weighting uniform, and normalise=samples needs them",
+            hint="choose weighting samples, or another normalise",
+        )
 
 
 def _settings(local: LocalTraining) -> LocalSettings:

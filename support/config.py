@@ -80,8 +80,8 @@ def _table(file: Path | None, section: str) -> dict[str, Any]:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"can't read {file}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not valid TOML: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {str(error)[:200]}") from error
     unknown = sorted(set(document) - {section})
     if unknown:
         raise ConfigError(f"{file}: unknown table or key {unknown[0]!r}", hint=f"everything belongs in [{section}]")

@@ -86,11 +86,19 @@ def forbid_inspection() -> None:
     import ctypes
 
     pr_set_dumpable = 4
-    ctypes.CDLL(None).prctl(pr_set_dumpable, 0, 0, 0, 0)
+    if ctypes.CDLL(None).prctl(pr_set_dumpable, 0, 0, 0, 0):
+        raise OSError("this system can't keep other processes from reading our memory")
 
 
-def run_program(app: Callable[..., Any], *, prog: str) -> NoReturn:
-    """Run a typer application as a program: errors become one line and a hint, with the exit code of their class."""
+def run_program(app: Callable[..., Any], *, prog: str, secret: bool = False) -> NoReturn:
+    """Run a typer application as a program: errors become one line and a hint, with the exit code of their class.
+
+    It leaves no core file, whatever it is; with ``secret``, because it will hold a mask secret or the owner's key, other
+    processes of its user can't read its memory either.
+    """
+    no_core_dumps()
+    if secret:
+        forbid_inspection()
     arguments = sys.argv[1:]
     debug = "--debug" in arguments or os.environ.get("SHOAL_DEBUG") == "1"
     if "--debug" in arguments:

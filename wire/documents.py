@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 from wire import limits
@@ -90,7 +91,11 @@ class Card:
 @message(4)
 @dataclass(frozen=True, slots=True)
 class DeviceGrant:
-    """What the owner gives a device: the mask secret and the content key besides what the aggregator gets."""
+    """What the owner gives a device: the mask secret and the content key besides what the aggregator gets.
+
+    Attributes:
+        mask_epoch: the mask epoch that ``mask_secret`` stands at; later ones follow from it (`MaskSecret.at`).
+    """
 
     fleet: str
     owner_key: Fixed32
@@ -99,6 +104,7 @@ class DeviceGrant:
     broadcast_key: Fixed32 = field(repr=False)
     mask_secret: Fixed32 = field(repr=False)
     content_key: Fixed32 = field(repr=False)
+    mask_epoch: U32 = 0
 
 
 @message(18)
@@ -164,14 +170,16 @@ class RunPlan:
         run: grows with every run of the fleet; run_id is random.
         origins: sealed origins shipped with the run, k for each restart of IFCA, else 1.
         max_models: most models an announcement may name.
-        epoch: mask epoch; epoch_rounds: rounds until the mask must be renewed.
-        key_id: names the mask key of this epoch.
+        epoch: mask epoch in which the run begins; epoch_rounds: rounds after which the mask must be renewed.
+        key_id: names the mask key of this epoch. `in_epoch` gives the plan as it stands after a rollover.
         norm_limit: largest l2 norm of one masked update.
         quorum: share of the ordered devices that closes a round once its deadline has passed.
         participation: share of the available devices drawn for a round.
         evaluate_every: devices report accuracy on their test share every so many rounds; 0 means at the end only.
         local: how devices train in a round; pretrain: in a round of phase PRETRAIN (cold starts, local convergence).
         seed: seeds participation and batch order; nothing secret comes from it.
+        weighting: ``samples`` or ``uniform``; under ``uniform`` devices keep their sample counts to themselves.
+        norm_blur: relative standard deviation of the factor by which devices blur an update's norm; 0 is off.
     """
 
     fleet: str
@@ -199,6 +207,7 @@ class RunPlan:
     seed: U64
     local: LocalSettings
     pretrain: LocalSettings
+    norm_blur: float = 0.0
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")
@@ -213,10 +222,30 @@ class RunPlan:
             raise WireError("quorum and participation are shares between 0 and 1")
         if self.deadline_s <= 0 or self.norm_limit <= 0 or self.rounds < 1 or self.min_contributors < 1:
             raise WireError("deadline, norm limit, rounds and min_contributors are positive")
-        if self.epoch_rounds < self.rounds:
-            raise WireError("a run longer than its mask epoch needs a rollover, which this version does not do")
+        if not self.epoch_rounds >= 1:
+            raise WireError("a mask epoch has at least one round")
         if self.weighting not in ("samples", "uniform"):
             raise WireError(f"weighting {self.weighting!r} is neither samples nor uniform")
+        if not 0 <= self.norm_blur <= limits.MAX_NORM_BLUR:
+            raise WireError(f"a norm blur of {self.norm_blur:g} is not between 0 and {limits.MAX_NORM_BLUR}")
+
+    @property
+    def epochs(self) -> int:
+        """Mask epochs that the run takes, if nobody is revoked meanwhile."""
+        return -(-self.rounds // self.epoch_rounds)
+
+    def in_epoch(self, epoch: int, key_id: bytes, origins: int | None = None) -> RunPlan:
+        """Return the plan in a later mask epoch; what the owner signed is the one of the first.
+
+        Args:
+            epoch: its number.
+            key_id: 16 bytes, names its key.
+            origins: how many models were folded; None leaves the number as it is.
+        """
+        count = self.origins if origins is None else origins
+        return dataclasses.replace(
+            self, epoch=epoch, key_id=key_id, origins=count, max_models=max(self.max_models, count)
+        )
 
     @property
     def length(self) -> int:

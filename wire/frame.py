@@ -53,6 +53,7 @@ class ChunkKind(IntEnum):
     STATE = 7
     ENROL = 8
     GRANT = 9
+    EPOCH = 10
 
 
 _KINDS: Final = frozenset(int(kind) for kind in ChunkKind)

@@ -31,6 +31,9 @@ REASSEMBLY_DEADLINE_S: Final = 600.0
 REASSEMBLY_QUIET_S: Final = 2.0
 """A transfer without a new chunk for this long has its missing chunks asked for."""
 
+MAX_EPOCHS_AHEAD: Final = 100_000
+"""Furthest that a mask secret is ratcheted in one go: a second's work on a small device."""
+
 MAX_COORDINATES: Final = 1 << 28
 """Largest model length d."""
 
@@ -54,6 +57,9 @@ MAX_GRANT_BYTES: Final = 32 << 20
 
 MAX_SCALE: Final = 1e6
 """Largest multiple of an origin in a model."""
+
+MAX_NORM_BLUR: Final = 0.2
+"""Largest relative standard deviation of a blurred norm; the factor, clipped at four of them, stays positive."""
 
 MAX_MARGIN: Final = 5.0
 """Largest margin reported, in units of loss: beyond it the answer is clear and the figure would only tell about the data."""

@@ -14,12 +14,17 @@ NO_ORDER: Final = 0xFFFF
 NO_TRANSFER: Final = bytes(16)
 SHARED_MODEL: Final = 0xFFFF
 """Stands in place of a model's id where weight sharing sends what all models have in common."""
+CARRIED_FIRST: Final = 0xE000
+"""From here on a model's id stands for a masked vector that is no model."""
+PROPOSAL_MODEL: Final = 0xFFFE
+"""Stands in place of a model's id where a checkpoint travels for the devices to compare with their own."""
 
 
 class Phase(IntEnum):
     """What a device's work in a round is for; part of an upload's identity.
 
-    PRETRAIN trains by the plan's own recipe; KEEP reports on the first candidate and keeps all of them.
+    PRETRAIN trains by the plan's own recipe; KEEP reports on the first candidate and keeps all of them. CHECKPOINT and
+    ENDORSE end a mask epoch: one device folds all models into new origins, then all compare and sign.
     """
 
     TRAIN = 1
@@ -28,6 +33,7 @@ class Phase(IntEnum):
     CHECKPOINT = 4
     PRETRAIN = 5
     KEEP = 6
+    ENDORSE = 7
 
 
 class Share(IntEnum):
@@ -84,6 +90,8 @@ class Order:
         margins: report each candidate's loss less the first candidate's, clipped and rounded.
         train: upload a masked update; evaluate: report accuracy on the test share.
         norm: report the l2 norm of the trained model.
+        keep: round whose update of its own the device keeps, for later mask epochs; 0 is none.
+        renew: rounds whose updates of its own the device masks anew, in a round of phase ENDORSE.
     """
 
     phase: U8
@@ -93,6 +101,8 @@ class Order:
     evaluate: bool
     margins: bool
     norm: bool = False
+    keep: U32 = 0
+    renew: ArrayU32 = ()
 
     def __post_init__(self) -> None:
         _known(Phase, self.phase)
@@ -107,7 +117,12 @@ class Announcement:
     """The open round, retained: models, orders, and each device's order by its place in the roster.
 
     Attributes:
+        mode: the mask mode, which must be the plan's.
+        step: 0 in a round; 1 and more in the steps of a rollover that follows it.
         shared: with weight sharing, the ``shared`` segment of every model; ``models`` then are ``cluster`` segments.
+        carried: in a rollover, masked vectors that are no models, for the device that folds to mask anew.
+        generation: in a rollover, the roster sequence of the secrets that the next mask epoch is made with.
+        proposal: where to find the checkpoint to compare with and sign.
     """
 
     fleet: str
@@ -123,7 +138,12 @@ class Announcement:
     models: tuple[ModelRef, ...]
     orders: tuple[Order, ...]
     order_of: ArrayU16
+    mode: str
     shared: ModelRef | None = None
+    step: U32 = 0
+    carried: tuple[ModelRef, ...] = ()
+    generation: U32 = 0
+    proposal: ModelRef | None = None
 
     def order_for(self, index: int) -> Order | None:
         """Return the order of the device at ``index`` in the roster, or None where it has none this round."""
@@ -168,8 +188,10 @@ class Upload:
         loss: mean loss of that model on the share: as scored where there were several candidates or nothing to train,
             else the mean over the training just done.
         margins: each candidate's loss less the first candidate's, clipped and rounded, where the order asked for it.
-        correct, tested: of the test share, where the order asked for it.
+        samples: trained on; 1 where the plan's weighting is uniform.
+        correct, tested: of the test share, in percent where the plan's weighting is uniform, where the order asked for it.
         model_norm: l2 norm of the trained model, rounded, where the order asked for it, else 0.
+        attached: bytes that follow the update: a `wire.epochs.Proposal` or `Endorsement` and what goes with it.
     """
 
     fleet: str
@@ -192,6 +214,7 @@ class Upload:
     tested: U32
     length: U32
     model_norm: float = 0.0
+    attached: U32 = 0
 
     def __post_init__(self) -> None:
         _known(Phase, self.phase)

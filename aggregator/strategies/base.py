@@ -10,15 +10,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from aggregator.numerics.averaging import weighted_mean
 from wire.documents import RunPlan
 from wire.errors import ConfigError, IntegrityError, KeyMismatchError
-from wire.messages import Order, Phase, Share
+from wire.messages import Order, Phase, Share, Upload
 from wire.types import Float32Vector
+
+if TYPE_CHECKING:
+    from aggregator.strategies.renewal import Inherited, Renewal
 
 UploadKey = tuple[int, int, str]
 """(round, phase, device): what makes an upload unique within a run."""
@@ -66,6 +69,7 @@ class Contribution:
         vector: shape (d,), float32, masked update; None where the order was not to train.
         norm: l2 norm of the vector.
         model_norm: l2 norm of the model that was trained, in the clear; 0 where not asked.
+        attached: in the steps of a rollover, what came behind the update.
     """
 
     round: int
@@ -81,6 +85,7 @@ class Contribution:
     vector: Float32Vector | None = None
     norm: float = 0.0
     model_norm: float = 0.0
+    attached: bytes = field(default=b"", repr=False)
 
     @property
     def key(self) -> UploadKey:
@@ -99,6 +104,37 @@ class Contribution:
         return self.vector
 
 
+def contribution_of(
+    upload: Upload, vector: Float32Vector | None, norm: float | None = None, attached: bytes = b""
+) -> Contribution:
+    """Return an upload as strategies take it.
+
+    Args:
+        upload: its header.
+        vector: (d,), float32, the masked update; None where there is none.
+        norm: the vector's l2 norm, where it is known already.
+        attached: what came behind it.
+    """
+    if norm is None:
+        norm = 0.0 if vector is None else norm_of(vector)
+    return Contribution(
+        upload.round,
+        Phase(upload.phase),
+        upload.device,
+        upload.model,
+        upload.samples,
+        upload.loss,
+        upload.key_id,
+        upload.margins,
+        upload.correct,
+        upload.tested,
+        vector,
+        norm,
+        upload.model_norm,
+        attached,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
     """What happens in a round: the models that travel and each device's order. A device without an order sits out.
@@ -106,6 +142,8 @@ class RoundPlan:
     Attributes:
         shared: with weight sharing (ifca section 4.3), the ``shared`` segment of every model: an offset of that segment's
             length. The slots of ``models`` then hold ``cluster`` segments; `whole_offset` puts both together.
+        step: 0 for a round of a strategy; 1 and more for the steps of a rollover (aggregator/rollover.py).
+        carried: in a rollover, vectors that are masked anew, as slots of scale 0.
     """
 
     round: int
@@ -113,6 +151,8 @@ class RoundPlan:
     orders: Mapping[str, Order]
     final: bool = False
     shared: Slot | None = None
+    step: int = 0
+    carried: Mapping[int, Slot] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +213,12 @@ class Strategy(Protocol):
 
     def final(self, state: Any, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Return the round in which every device takes and reports on the model it ends with."""
+
+    def inherited(self, state: Any) -> Inherited:
+        """Return what must outlive the mask epoch: between rounds, nothing gathered."""
+
+    def renewed(self, state: Any, renewal: Renewal) -> Any:
+        """Return the state in the next mask epoch; what ``renewal`` does not bring is forgotten."""
 
     def dump(self, state: Any) -> Dump:
         """Return the state between rounds (nothing gathered) as the store keeps it."""
@@ -323,3 +369,9 @@ def require(condition: bool, message: str, hint: str = "") -> None:
     """Raise ConfigError with ``message`` unless ``condition`` holds."""
     if not condition:
         raise ConfigError(message, hint=hint)
+
+
+def require_one_origin(run: RunPlan) -> None:
+    """Raise ConfigError unless all models start from one origin and none has a shared segment."""
+    require(run.origins == 1, f"{run.algorithm} starts from one origin, the run ships {run.origins}")
+    require(all(g.name == "cluster" for g in run.segments), f"{run.algorithm} has no shared segment")

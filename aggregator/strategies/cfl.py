@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aggregator.numerics.backend import Backend
-from aggregator.strategies import cfl_merge, cfl_newcomers, cfl_state, cfl_tree
+from aggregator.strategies import cfl_merge, cfl_newcomers, cfl_renewal, cfl_state, cfl_tree
 from aggregator.strategies.base import (
     Average,
     Contribution,
@@ -31,13 +31,14 @@ from aggregator.strategies.base import (
     mean_update,
     norm_of,
     parse_settings,
-    require,
+    require_one_origin,
     train_order,
 )
 from aggregator.strategies.cfl_cut import Cut, Norms, find_cut, settled
 from aggregator.strategies.cfl_state import ROOT, CflSettings, CflState, Cluster, Step
 from aggregator.strategies.cfl_tree import Node
 from aggregator.strategies.cfl_trial import Half, Trial, judge, trial_order
+from aggregator.strategies.renewal import Inherited, Renewal
 from wire.documents import RunPlan
 from wire.messages import Order, Phase
 from wire.types import Float32Vector
@@ -56,8 +57,7 @@ class Cfl:
         self.average = average
         self.settings: CflSettings = parse_settings(CflSettings, run)
         self.settings.check()
-        require(run.origins == 1, "cfl starts from one origin")
-        require(all(g.name == "cluster" for g in run.segments), "cfl has no shared segment")
+        require_one_origin(run)
         self.backend = backend
         self.least_side = max(self.settings.min_side, run.min_contributors)
 
@@ -73,9 +73,9 @@ class Cfl:
     def plan(self, state: CflState, round_: int, available: tuple[str, ...]) -> tuple[CflState, RoundPlan]:
         """Clusters train; halves on trial train their own model, then score both; newcomers train their node's model.
 
-        The draw of partial participation is for training. Scoring sends no update, and a newcomer's update enters no
-        mean: for these all who are there are asked. Where trials leave nobody who is there anything to do, they are
-        given up.
+        The draw of partial participation is for training. Scoring sends no update, and a newcomer's first ones
+        place it: for these all who are there are asked. Where trials leave nobody who is there anything to do, they
+        are given up.
         """
         there, present = set(available), set(drawn(self.run, round_, available))
         state = cfl_newcomers.welcome(state, there)
@@ -99,12 +99,13 @@ class Cfl:
             else:
                 order = train_order((cluster.id,), evaluate=evaluate)
                 orders.update({d: order for d in cluster.members if d in present})
-        for device, at in state.unplaced.items():
-            if device in there:
-                models[at] = state.tree[at].slot
-                orders[device] = train_order((at,), evaluate=False)
+        orders |= cfl_newcomers.orders(state, there)
+        for at in sorted({m for o in orders.values() for m in o.candidates} - models.keys()):
+            models[at] = state.tree[at].slot
         if there and not orders and state.trials:
             return self.plan(dataclasses.replace(state, trials={}), round_, available)
+        if self.run.epoch_rounds < self.run.rounds:
+            orders = cfl_renewal.keeping(state, orders)
         return state, RoundPlan(round_, models, orders)
 
     def _on_trial(self, half: Half, order: Order, there: set[str], present: set[str]) -> list[str]:
@@ -126,7 +127,8 @@ class Cfl:
         if plan.round <= self.settings.early_rounds:
             largest = max((c.norm for c in given), default=0.0)
             state = dataclasses.replace(state, early_norm=max(state.early_norm, largest))
-        events: list[Event] = []
+        state, news = cfl_newcomers.join(state, given, plan.round)
+        events = list(news)
         due = cfl_merge.due(state, self.settings, plan.round)
         checked = {child for node in due for child in node.children}
         for cluster in tuple(c for c in state.clusters.values() if c.id not in checked):
@@ -276,6 +278,14 @@ class Cfl:
             order = final_order(line[::-1])
             orders[device] = dataclasses.replace(order, phase=int(Phase.KEEP)) if self.settings.path else order
         return RoundPlan(round_, models, orders, final=True)
+
+    def inherited(self, state: CflState) -> Inherited:
+        """All models outlive the mask epoch, and the updates that place newcomers (cfl_renewal.py)."""
+        return cfl_renewal.inherited(state)
+
+    def renewed(self, state: CflState, renewal: Renewal) -> CflState:
+        """Return the state in the next mask epoch."""
+        return cfl_renewal.renewed(state, renewal, self.run.key_id)
 
     def dump(self, state: CflState) -> Dump:
         """Return the state as the store keeps it."""

@@ -1,12 +1,18 @@
-"""Devices that come later, or whose update was missing when their cluster was cut: Alg. 4 of the CFL paper."""
+"""Devices that come later, or whose update was missing when their cluster was cut: Alg. 4 of the CFL paper.
+
+Alg. 4 compares a newcomer's update with cached ones. Where a rollover of the mask has left an edge of its node without
+any, it scores the models of the leaves below that node instead, as in IFCA, trains the best and becomes a member of that
+leaf; it waits while all of them are on trial.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 
-from aggregator.strategies.base import Contribution, Event
+from aggregator.strategies.base import Contribution, Event, train_order
 from aggregator.strategies.cfl_state import ROOT, CflState, Step
-from aggregator.strategies.cfl_tree import follow
+from aggregator.strategies.cfl_tree import follow, leaves
+from wire.messages import Order, Phase
 
 
 def welcome(state: CflState, there: set[str]) -> CflState:
@@ -24,6 +30,32 @@ def welcome(state: CflState, there: set[str]) -> CflState:
     return dataclasses.replace(state, clusters={**state.clusters, ROOT: whole})
 
 
+def orders(state: CflState, there: set[str]) -> dict[str, Order]:
+    """Return what those who are not placed train: their node's model, or the best of the leaves below it."""
+    asked = {}
+    for device, at in state.unplaced.items():
+        if device not in there:
+            continue
+        candidates: tuple[int, ...] = (at,)
+        if not all(state.tree[at].edges):
+            candidates = tuple(leaf for leaf in leaves(state.tree, at) if leaf not in state.trials)
+        if candidates:
+            asked[device] = train_order(candidates, evaluate=False)
+    return asked
+
+
+def join(state: CflState, given: list[Contribution], round_: int) -> Step:
+    """Whoever has chosen a leaf by loss becomes its member, before the leaf is averaged: its update counts."""
+    events = []
+    for update in given:
+        leaf = state.clusters.get(update.model)
+        if update.device not in state.unplaced or update.phase is not Phase.TRAIN or leaf is None:
+            continue
+        state = _with_member(state, leaf.id, update.device)
+        events.append(Event(round_, "newcomer", {"device": update.device, "cluster": leaf.id, "by": "loss"}))
+    return state, tuple(events)
+
+
 def place(state: CflState, given: list[Contribution], round_: int) -> Step:
     """Each newcomer goes one edge down (lines 3 to 13); at a leaf it becomes a member, after a trial if there is one."""
     events = []
@@ -35,9 +67,13 @@ def place(state: CflState, given: list[Contribution], round_: int) -> Step:
         if child in state.tree:
             state = dataclasses.replace(state, unplaced={**state.unplaced, update.device: child})
         elif child not in state.trials:
-            leaf = state.clusters[child]
-            leaf = dataclasses.replace(leaf, members=(*leaf.members, update.device))
-            unplaced = {d: n for d, n in state.unplaced.items() if d != update.device}
-            state = dataclasses.replace(state, unplaced=unplaced, clusters={**state.clusters, child: leaf})
+            state = _with_member(state, child, update.device)
             events.append(Event(round_, "newcomer", {"device": update.device, "cluster": child}))
     return state, tuple(events)
+
+
+def _with_member(state: CflState, leaf: int, device: str) -> CflState:
+    cluster = state.clusters[leaf]
+    cluster = dataclasses.replace(cluster, members=(*cluster.members, device))
+    unplaced = {d: n for d, n in state.unplaced.items() if d != device}
+    return dataclasses.replace(state, unplaced=unplaced, clusters={**state.clusters, leaf: cluster})

@@ -2,7 +2,8 @@
 
 A node is a cluster that was split: its model at the stationary point, its two children, and for each edge the masked
 updates that the child's devices had sent just before the split. A newcomer trains the node's model and follows the
-edge that holds the most similar update, down to a leaf.
+edge that holds the most similar update, down to a leaf. A rollover of the mask may empty an edge (cfl_renewal.py):
+then nobody goes on from that node by similarity.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from aggregator.strategies.base import Contribution, Fetch, Slot, UploadKey, norm_of, slot_dump, slot_load
-from wire.errors import KeyMismatchError
+from wire.errors import IntegrityError, KeyMismatchError
 from wire.types import Float32Vector
 
 _BLOCK: Final = 1 << 16
@@ -28,7 +29,8 @@ class Node:
         id: the cluster's id, which is also its model's.
         slot: its model when it was split.
         children: ids of the two clusters it became.
-        edges: for each child, its devices' pre-split masked updates (Eq. 47); each carries its key_id.
+        edges: for each child, its devices' pre-split masked updates (Eq. 47), but for those that a rollover has lost;
+            each carries its key_id.
         check_at: round from which it is asked again whether the cut pays; strikes: times in a row that it did not.
     """
 
@@ -52,14 +54,25 @@ def path(tree: Tree, leaf: int) -> tuple[int, ...]:
     return tuple(reversed(ids))
 
 
+def leaves(tree: Tree, root: int) -> tuple[int, ...]:
+    """Return the ids of the leaves below node ``root``, in order."""
+    below: list[int] = []
+    for child in tree[root].children:
+        below += leaves(tree, child) if child in tree else (child,)
+    return tuple(sorted(below))
+
+
 def follow(node: Node, update: Contribution) -> int:
     """Return the child whose cached updates hold the one most similar to a newcomer's ``update`` (Alg. 4, lines 6 to 10).
 
     Raises:
+        IntegrityError: an edge is empty.
         KeyMismatchError: the cached updates are masked under another key.
     """
     best = []
     for edge in node.edges:
+        if not edge:
+            raise IntegrityError(f"an edge of cluster {node.id} has no update to compare with")
         if any(c.key_id != update.key_id for c in edge):
             raise KeyMismatchError(f"cached updates of cluster {node.id} are under another mask key")
         best.append(max(_cosine(update, c) for c in edge))

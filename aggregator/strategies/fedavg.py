@@ -34,6 +34,7 @@ from aggregator.strategies.base import (
     train_order,
 )
 from aggregator.strategies.discrepancy import discrepancy
+from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot
 from wire.documents import RunPlan
 from wire.types import Float32Vector
 
@@ -101,6 +102,14 @@ class FedAvg:
     def final(self, state: FedAvgState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes the one model."""
         return RoundPlan(round_, {MODEL: state.slot}, {d: final_order((MODEL,)) for d in devices}, final=True)
+
+    def inherited(self, state: FedAvgState) -> Inherited:
+        """The one model outlives the mask epoch."""
+        return Inherited({MODEL: state.slot})
+
+    def renewed(self, state: FedAvgState, renewal: Renewal) -> FedAvgState:
+        """Return the state in the next mask epoch."""
+        return dataclasses.replace(state, slot=fresh_slot(renewal, MODEL), gathered={})
 
     def dump(self, state: FedAvgState) -> Dump:
         """Return the state as the store keeps it."""

@@ -10,6 +10,9 @@ and join the group whose direction has the highest cosine (Eq. 9, for EDC as for
 instead. Then the whole cohort trains, each device its group's model, and every group is FedAvg by itself (lines 5 to 7);
 an empty one keeps its model (line 12). Inter-group aggregation (lines 16 to 19, intergroup.py) is off unless ``eta_g`` is
 set. The auxiliary global model is the mean of the groups'; a device that never met a group ends with it.
+
+Where a rollover has lost the directions (fedgroup_state.py), newcomers don't pre-train: they score the groups' models,
+train the best with the rest of the cohort, and join the group that they chose.
 """
 
 from __future__ import annotations
@@ -30,7 +33,6 @@ from aggregator.strategies.base import (
     Fetch,
     Outcome,
     RoundPlan,
-    Slot,
     advanced,
     drawn,
     evaluates,
@@ -40,11 +42,13 @@ from aggregator.strategies.base import (
     mean_update,
     parse_settings,
     require,
+    require_one_origin,
     train_order,
 )
 from aggregator.strategies.cold_start import fewest_updates, group_updates, nearest_directions, random_centres
 from aggregator.strategies.discrepancy import discrepancy
 from aggregator.strategies.fedgroup_state import FedGroupSettings, FedGroupState
+from aggregator.strategies.renewal import Inherited, Renewal
 from wire.documents import RunPlan
 from wire.messages import Order, Phase
 from wire.types import Float32Vector
@@ -68,8 +72,12 @@ class FedGroup:
         self.settings: FedGroupSettings = parse_settings(FedGroupSettings, run)
         self.settings.check()
         require(run.rounds > 1, f"{self.name} takes a round of its own before the first one of training")
-        require(run.origins == 1, f"{self.name} compares updates that start from one origin")
-        require(all(g.name == "cluster" for g in run.segments), f"{self.name} has no shared segment")
+        require_one_origin(run)
+        require(
+            not self.settings.eta_g or run.epoch_rounds >= run.rounds,
+            f"eta_g adds up models of one origin, but the mask changes after {run.epoch_rounds} of {run.rounds} rounds",
+            "let one mask epoch cover the run, or leave eta_g at 0",
+        )
         self.auxiliary = self.settings.groups
         self.untrained = self.settings.groups + 1
 
@@ -88,7 +96,7 @@ class FedGroup:
         if not state.since:
             count = min(self.settings.alpha * self.settings.groups, len(available))
             chosen = self._random(round_).choice(len(available), count, replace=False)
-            return state, self._pretraining(round_, tuple(available[i] for i in sorted(chosen)))
+            return state, self._pretraining(state, round_, tuple(available[i] for i in sorted(chosen)))
         waiting = tuple(d for d in state.cohort if d in state.assignment and d in available)
         state = dataclasses.replace(state, cohort=())
         cohort = waiting or drawn(self.run, round_, available)
@@ -96,22 +104,28 @@ class FedGroup:
         if cold and self.settings.rac:
             places = self._random(round_).integers(len(state.slots), size=len(cold)).tolist()
             state = dataclasses.replace(state, assignment={**state.assignment, **dict(zip(cold, places, strict=True))})
-        elif cold:
-            return dataclasses.replace(state, cohort=cohort), self._pretraining(round_, cold)
+        elif cold and state.directions:
+            return dataclasses.replace(state, cohort=cohort), self._pretraining(state, round_, cold)
         evaluate = evaluates(self.run, round_)
-        orders = {d: self._training(state.assignment[d], evaluate=evaluate) for d in cohort}
-        used = sorted({o.candidates[0] for o in orders.values()})
+        orders = {d: self._training(state, d, evaluate=evaluate) for d in cohort}
+        used = sorted({j for o in orders.values() for j in o.candidates})
         return state, RoundPlan(round_, {j: state.slots[j] for j in used}, orders)
 
     def _random(self, round_: int) -> np.random.Generator:
         return np.random.default_rng([self.run.seed, round_, 1])
 
-    def _training(self, group: int, *, evaluate: bool) -> Order:
-        return dataclasses.replace(train_order((group,), evaluate=evaluate), norm=self.settings.eta_g > 0)
+    def _training(self, state: FedGroupState, device: str, *, evaluate: bool) -> Order:
+        own = state.assignment.get(device)
+        groups = tuple(range(len(state.slots))) if own is None else (own,)
+        return dataclasses.replace(train_order(groups, evaluate=evaluate), norm=self._adds(state))
 
-    def _pretraining(self, round_: int, devices: tuple[str, ...]) -> RoundPlan:
+    def _adds(self, state: FedGroupState) -> bool:
+        """Whether groups' models are added up."""
+        return self.settings.eta_g > 0 and not state.apart
+
+    def _pretraining(self, state: FedGroupState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         order = train_order((self.untrained,), evaluate=False, phase=Phase.PRETRAIN)
-        return RoundPlan(round_, {self.untrained: Slot()}, dict.fromkeys(devices, order))
+        return RoundPlan(round_, {self.untrained: state.origin}, dict.fromkeys(devices, order))
 
     def absorb(self, state: FedGroupState, contribution: Contribution) -> FedGroupState:
         """Keep the contribution for `close`."""
@@ -120,21 +134,22 @@ class FedGroup:
     def close(self, state: FedGroupState, plan: RoundPlan) -> tuple[FedGroupState, Outcome]:
         """Alg. 3 or Eq. 9 after pre-training, else Alg. 2 lines 5 to 7."""
         given = in_order(state.gathered.values())
-        state = dataclasses.replace(state, gathered={})
+        news = state.news
+        state = dataclasses.replace(state, news=(), gathered={})
         if not state.since:
-            state, events = self._start(given, plan.round)
+            state, events = self._start(state, given, plan.round)
         elif any(c.phase is Phase.PRETRAIN for c in given):
             state, events = self._welcome(state, given, plan.round)
         else:
             state, events = self._train(state, given, plan.round)
-        return state, Outcome(state.assignment, events)
+        return state, Outcome(state.assignment, (*news, *events))
 
-    def _start(self, given: list[Contribution], round_: int) -> Step:
+    def _start(self, state: FedGroupState, given: list[Contribution], round_: int) -> Step:
         """Alg. 3, lines 6 to 18."""
         s = self.settings
         needed = fewest_updates(s.groups, s.measure)
         if len(given) < needed:
-            return FedGroupState(), (Event(round_, "cold-start-postponed", {"updates": len(given), "needed": needed}),)
+            return state, (Event(round_, "cold-start-postponed", {"updates": len(given), "needed": needed}),)
         rows = [c.row for c in given]
         centres: list[Float32Vector] = []
         if s.rcc:
@@ -147,12 +162,20 @@ class FedGroup:
             members = [c for c, label in zip(given, labels, strict=True) if label == j]
             directions.append(centres[j] if centres else self.average(members, "uniform"))
             enough = s.start == "mean" and len(members) >= max(1, self.run.min_contributors)
-            begin = Slot()
+            begin = state.origin
             slots.append(begin.moved(self.average(members, "uniform"), len(members), round_) if enough else begin)
         assignment = {c.device: label for c, label in zip(given, labels, strict=True)}
-        detail = {"devices": len(given), "sizes": [labels.count(j) for j in range(len(slots))]}
-        state = FedGroupState(tuple(slots), tuple(directions), round_, assignment, lengths=(0.0,) * len(slots))
-        return state, (Event(round_, "cold-start", detail),)
+        sizes = [labels.count(j) for j in range(len(slots))]
+        state = dataclasses.replace(
+            state,
+            slots=tuple(slots),
+            directions=tuple(directions),
+            behind=(1,) * len(slots) if centres else tuple(sizes),
+            since=round_,
+            assignment=assignment,
+            lengths=(0.0,) * len(slots),
+        )
+        return state, (Event(round_, "cold-start", {"devices": len(given), "sizes": sizes}),)
 
     def _welcome(self, state: FedGroupState, given: list[Contribution], round_: int) -> Step:
         """Eq. 9."""
@@ -166,12 +189,15 @@ class FedGroup:
         slots = tuple(
             advanced(s, mine, self.run, self.average, round_) for s, mine in zip(state.slots, by_group, strict=True)
         )
+        joined = {c.device: c.model for c in given if c.device not in state.assignment}
         events: tuple[Event, ...] = ()
+        if joined:
+            events = (Event(round_, "newcomers", {"groups": joined, "by": "loss"}),)
         if self.settings.discrepancy:
             before, after = dict(enumerate(state.slots)), dict(enumerate(slots))
-            events = discrepancy(given, before, after, round_)
+            events += discrepancy(given, before, after, round_)
         lengths = state.lengths
-        if self.settings.eta_g:
+        if self._adds(state):
             lengths = tuple(
                 known if after is before else intergroup.length_after(mine, before, after, self.run.weighting)
                 for known, mine, before, after in zip(lengths, by_group, state.slots, slots, strict=True)
@@ -182,7 +208,8 @@ class FedGroup:
             else:
                 events += (Event(round_, "intergroup-refused", {"lengths": list(lengths)}),)
                 lengths = state.lengths
-        return dataclasses.replace(state, slots=slots, lengths=lengths), events
+        assignment = {**state.assignment, **joined}
+        return dataclasses.replace(state, slots=slots, assignment=assignment, lengths=lengths), events
 
     def final(self, state: FedGroupState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes its group's model; one that no group knows takes the auxiliary global model."""
@@ -191,9 +218,18 @@ class FedGroup:
         used = {o.candidates[0] for o in orders.values()}
         return RoundPlan(round_, {j: s for j, s in models.items() if j in used}, orders, final=True)
 
+    def inherited(self, state: FedGroupState) -> Inherited:
+        """Groups, auxiliary model, w_0 and directions outlive the mask epoch (fedgroup_state.py)."""
+        return fedgroup_state.inherited(state, self.settings.groups, directions=not self.settings.rac)
+
+    def renewed(self, state: FedGroupState, renewal: Renewal) -> FedGroupState:
+        """Return the state in the next mask epoch: groups with origins of their own, and no inter-group aggregation."""
+        s = self.settings
+        return fedgroup_state.renewed(state, renewal, s.groups, directions=not s.rac, adds=s.eta_g > 0)
+
     def dump(self, state: FedGroupState) -> Dump:
         """Return the state as the store keeps it."""
-        return fedgroup_state.dump(state)
+        return fedgroup_state.dump(state, self.run.epoch)
 
     def load(self, document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], _fetch: Fetch) -> FedGroupState:
         """Return the state that `dump` described."""

@@ -7,8 +7,11 @@ On masked offsets: with O_c a centre's offset and delta_i a device's update, the
 delta_i. All centres share one origin, so it cancels in |w_i - w_j| = |O_c + delta_i - O_j|, and distances do not see
 the mask. The centres coincide at first, therefore the first assignment is random (seeded, sizes as even as can be); a
 tie keeps a device where it is. Devices that sit a round out keep their centre, and a centre that fewer than
-``min_contributors`` of the round's devices belong to keeps its model. One mask epoch covers the run, since offsets of
-all rounds are compared.
+``min_contributors`` of the round's devices belong to keeps its model.
+
+One mask epoch covers the run, since offsets from one origin are compared. Where the owner ends an epoch all the same, to
+revoke a device, every centre gets an origin of its own and offsets can no longer be compared: from then on devices keep
+their centre, each centre is FedAvg by itself, and a newcomer takes the one of least loss.
 """
 
 from __future__ import annotations
@@ -41,11 +44,13 @@ from aggregator.strategies.base import (
     mean_update,
     parse_settings,
     require,
+    require_one_origin,
     slot_dump,
     slot_load,
     train_order,
 )
 from aggregator.strategies.discrepancy import discrepancy
+from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot, news_dump, news_load
 from wire import limits
 from wire.documents import RunPlan
 from wire.types import Float32Vector
@@ -66,10 +71,17 @@ class FesemSettings:
 
 @dataclass(frozen=True, slots=True)
 class FesemState:
-    """The k centres, and each device's."""
+    """The k centres, and each device's.
+
+    Attributes:
+        frozen: a rollover has parted the centres' origins: the assignment stays as it is.
+        news: what the next round's outcome tells of the rollover.
+    """
 
     slots: tuple[Slot, ...]
     assignment: Mapping[str, int] = field(default_factory=dict)
+    frozen: bool = False
+    news: tuple[Event, ...] = ()
     gathered: Gathered = field(default_factory=dict)
 
 
@@ -84,8 +96,12 @@ class Fesem:
         self.average = average
         self.settings: FesemSettings = parse_settings(FesemSettings, run)
         require(1 <= self.settings.k <= limits.MAX_MODELS, f"k is from 1 to {limits.MAX_MODELS}")
-        require(run.origins == 1, "the centres of fesem share one origin")
-        require(all(g.name == "cluster" for g in run.segments), "fesem has no shared segment")
+        require_one_origin(run)
+        require(
+            run.epoch_rounds >= run.rounds,
+            f"fesem compares offsets of all {run.rounds} rounds, but the mask changes after {run.epoch_rounds}",
+            "let one mask epoch cover the run",
+        )
 
     @staticmethod
     def models(run: RunPlan) -> int:
@@ -109,12 +125,18 @@ class Fesem:
         return dataclasses.replace(state, assignment={**state.assignment, **chosen})
 
     def plan(self, state: FesemState, round_: int, available: tuple[str, ...]) -> tuple[FesemState, RoundPlan]:
-        """Those drawn train their centre's model."""
-        state = self._welcome(state, available, round_)
+        """Those drawn train their centre's model; one that has none yet, once they are frozen, the model of least loss."""
+        if not state.frozen:
+            state = self._welcome(state, available, round_)
         evaluate = evaluates(self.run, round_)
-        orders = {d: train_order((state.assignment[d],), evaluate=evaluate) for d in drawn(self.run, round_, available)}
-        models = {j: state.slots[j] for j in sorted({o.candidates[0] for o in orders.values()})}
+        places = {d: self._candidates(state, d) for d in drawn(self.run, round_, available)}
+        orders = {d: train_order(candidates, evaluate=evaluate) for d, candidates in places.items()}
+        models = {j: state.slots[j] for j in sorted({j for candidates in places.values() for j in candidates})}
         return state, RoundPlan(round_, models, orders)
+
+    def _candidates(self, state: FesemState, device: str) -> tuple[int, ...]:
+        own = state.assignment.get(device)
+        return tuple(range(self.settings.k)) if own is None else (own,)
 
     def absorb(self, state: FesemState, contribution: Contribution) -> FesemState:
         """Keep the contribution for `close`."""
@@ -123,22 +145,25 @@ class Fesem:
     def close(self, state: FesemState, plan: RoundPlan) -> tuple[FesemState, Outcome]:
         """E step for the devices that took part, then M step."""
         given = in_order(state.gathered.values())
-        nearest = self._nearest(state.slots, given)
+        nearest = {c.device: c.model for c in given} if state.frozen else self._nearest(state.slots, given)
         slots = tuple(
             self._centre(state.slots, j, [c for c in given if nearest[c.device] == j], plan.round)
             for j in range(self.settings.k)
         )
         moved = {d: j for d, j in nearest.items() if state.assignment.get(d) != j}
-        events: tuple[Event, ...] = ()
+        events = state.news
         assignment = {**state.assignment, **nearest}
-        if moved:
+        if moved and state.frozen:
+            details = [{"device": d, "cluster": j, "by": "loss"} for d, j in moved.items()]
+            events += tuple(Event(plan.round, "newcomer", detail) for detail in details)
+        elif moved:
             sizes = Counter(assignment.values())
             detail = {"moved": len(moved), "sizes": [sizes.get(j, 0) for j in range(self.settings.k)]}
-            events = (Event(plan.round, "reassigned", detail),)
+            events += (Event(plan.round, "reassigned", detail),)
         if self.settings.discrepancy:
             before, after = dict(enumerate(state.slots)), dict(enumerate(slots))
             events += discrepancy(given, before, after, plan.round)
-        return FesemState(slots, assignment), Outcome(assignment, events)
+        return FesemState(slots, assignment, state.frozen), Outcome(assignment, events)
 
     def _nearest(self, slots: tuple[Slot, ...], given: list[Contribution]) -> dict[str, int]:
         """Return the centre that each trained model lies nearest to; its own, where others are no nearer."""
@@ -171,19 +196,42 @@ class Fesem:
 
     def final(self, state: FesemState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes its centre's model; one that has none takes the model of least loss."""
-        every = tuple(range(self.settings.k))
-        orders = {d: final_order((state.assignment[d],) if d in state.assignment else every) for d in devices}
+        orders = {d: final_order(self._candidates(state, d)) for d in devices}
         return RoundPlan(round_, dict(enumerate(state.slots)), orders, final=True)
+
+    def inherited(self, state: FesemState) -> Inherited:
+        """All centres outlive the mask epoch; while none has moved they are one model."""
+        return Inherited({0: state.slots[0]} if _coincide(state) else dict(enumerate(state.slots)))
+
+    def renewed(self, state: FesemState, renewal: Renewal) -> FesemState:
+        """Return the state in the next mask epoch; with origins of their own the centres' devices stay as they are."""
+        if _coincide(state):
+            return FesemState((fresh_slot(renewal, 0),) * len(state.slots), state.assignment)
+        slots = tuple(fresh_slot(renewal, j) for j in range(len(state.slots)))
+        told = () if state.frozen else (Event(renewal.round, "assignment-frozen", {}),)
+        return FesemState(slots, state.assignment, frozen=True, news=(*state.news, *told))
 
     def dump(self, state: FesemState) -> Dump:
         """Return the state as the store keeps it."""
         vectors: dict[str, Float32Vector] = {}
         slots = [slot_dump(f"model-{j}", s, vectors) for j, s in enumerate(state.slots)]
-        return Dump({"slots": slots, "assignment": dict(state.assignment)}, vectors)
+        document = {
+            "slots": slots,
+            "assignment": dict(state.assignment),
+            "frozen": state.frozen,
+            "news": news_dump(state.news),
+        }
+        return Dump(document, vectors)
 
     def load(self, document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], _fetch: Fetch) -> FesemState:
         """Return the state that `dump` described."""
-        return FesemState(tuple(slot_load(s, vectors) for s in document["slots"]), document["assignment"])
+        slots = tuple(slot_load(s, vectors) for s in document["slots"])
+        return FesemState(slots, document["assignment"], document["frozen"], news_load(document["news"]))
+
+
+def _coincide(state: FesemState) -> bool:
+    """Whether all centres are one model still: no origin of their own, and no offset."""
+    return not state.frozen and all(s.offset is None for s in state.slots)
 
 
 def _apart(one: Slot, other: Slot) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from aggregator.numerics.backend import Backend
+from aggregator.strategies import ifca_renewal
 from aggregator.strategies.base import (
     Average,
     Contribution,
@@ -38,6 +39,7 @@ from aggregator.strategies.base import (
 )
 from aggregator.strategies.ifca_saving import Broadcast
 from aggregator.strategies.ifca_state import INFINITE, IfcaSettings, IfcaState, checked_settings, dump_state, load_state
+from aggregator.strategies.renewal import Inherited, Renewal
 from wire.documents import RunPlan
 from wire.types import Float32Vector
 
@@ -109,6 +111,7 @@ class Ifca:
         """Average within each cluster (an empty one keeps its model), then end a start that has had its rounds."""
         given = in_order(state.gathered.values())
         first = state.slots[0].origin
+        news = state.news
         broadcast, events = self._observed(state, plan, {c.device: c.model - first for c in given})
         slots, shared = self._averaged(state, given, plan.round)
         choice = {**state.choice, **{c.device: c.model - first for c in given}}
@@ -118,13 +121,14 @@ class Ifca:
             shared=shared,
             choice=choice,
             broadcast=broadcast,
+            news=(),
             gathered={},
             started=state.started + 1,
         )
         if not state.settled and state.started >= self.settings.restart_rounds:
             state, events = self._end_start(state, given, plan.round)
         told = state.choice if state.settled else choice  # a start that has just ended leaves no choices behind
-        return state, Outcome({d: told.get(d, 0) for d in state.devices}, events)
+        return state, Outcome({d: told.get(d, 0) for d in state.devices}, (*news, *events))
 
     def _averaged(
         self, state: IfcaState, given: list[Contribution], round_: int
@@ -193,16 +197,7 @@ class Ifca:
             state = dataclasses.replace(state, slots=slots, shared=shared, start=following, started=0, choice={})
         else:
             events.append(Event(round_, "start-kept", {"start": state.best_start, "loss": state.best_loss}))
-            state = dataclasses.replace(
-                state,
-                slots=state.best,
-                shared=state.best_shared,
-                start=state.best_start,
-                settled=True,
-                choice=state.best_choice,
-                best=(),
-                best_shared=None,
-            )
+            state = state.settle()
         return state, tuple(events)
 
     def final(self, state: IfcaState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
@@ -211,6 +206,14 @@ class Ifca:
         models = dict(zip(ids, state.slots, strict=True))
         orders = {d: final_order(ids) for d in devices}
         return RoundPlan(round_, models, orders, final=True, shared=state.shared)
+
+    def inherited(self, state: IfcaState) -> Inherited:
+        """All starts outlive the mask epoch while restarts are under way (ifca_renewal.py), else the k models."""
+        return ifca_renewal.inherited(state, self.settings.k * self.settings.restarts)
+
+    def renewed(self, state: IfcaState, renewal: Renewal) -> IfcaState:
+        """Return the state in the next mask epoch; model ids are origin numbers again."""
+        return ifca_renewal.renewed(state, renewal)
 
     def dump(self, state: IfcaState) -> Dump:
         """Return the state as the store keeps it."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aggregator.strategies.base import Dump, Gathered, Slot, parse_settings, require, slot_dump, slot_load
+from aggregator.strategies.base import Dump, Event, Gathered, Slot, parse_settings, require, slot_dump, slot_load
 from aggregator.strategies.ifca_saving import Broadcast
+from aggregator.strategies.renewal import news_dump, news_load
 from wire.documents import RunPlan
 from wire.types import Float32Vector
 
@@ -48,6 +50,7 @@ class IfcaState:
         best, best_shared, best_loss: the finished start of least training loss; settled: whether it was chosen for good.
         choice: each device's last chosen cluster.
         broadcast: what is known of the identities' stability.
+        news: what the next round's outcome tells of a rollover.
     """
 
     devices: tuple[str, ...]
@@ -63,7 +66,21 @@ class IfcaState:
     settled: bool = False
     choice: Mapping[str, int] = field(default_factory=dict)
     broadcast: Broadcast = field(default_factory=Broadcast)
+    news: tuple[Event, ...] = ()
     gathered: Gathered = field(default_factory=dict)
+
+    def settle(self) -> IfcaState:
+        """Return the state in which the best finished start is the one that goes on."""
+        return dataclasses.replace(
+            self,
+            slots=self.best,
+            shared=self.best_shared,
+            start=self.best_start,
+            settled=True,
+            choice=self.best_choice,
+            best=(),
+            best_shared=None,
+        )
 
 
 def checked_settings(run: RunPlan) -> IfcaSettings:
@@ -97,6 +114,12 @@ def checked_settings(run: RunPlan) -> IfcaSettings:
         "ifca needs one cluster segment and at most one shared one",
         "leave some parameters out of the shared ones",
     )
+    require(
+        s.restarts == 1 or len(run.segments) == 1 or run.epoch_rounds >= s.restarts * s.restart_rounds,
+        f"the mask changes after {run.epoch_rounds} rounds, in the middle of {s.restarts} starts of {s.restart_rounds}, "
+        "which share weights",
+        "let the first mask epoch cover all starts, or start once: one rollover folds one shared segment",
+    )
     return s
 
 
@@ -121,6 +144,7 @@ def dump_state(state: IfcaState) -> Dump:
         "settled": state.settled,
         "choice": dict(state.choice),
         "broadcast": state.broadcast.dump(),
+        "news": news_dump(state.news),
     }
     return Dump(document, vectors)
 
@@ -146,4 +170,5 @@ def load_state(document: Mapping[str, Any], vectors: Mapping[str, Float32Vector]
         settled=document["settled"],
         choice=document["choice"],
         broadcast=Broadcast.load(document["broadcast"]),
+        news=news_load(document["news"]),
     )

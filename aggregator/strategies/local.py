@@ -34,6 +34,7 @@ from aggregator.strategies.base import (
     slot_load,
     train_order,
 )
+from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot
 from wire import limits
 from wire.documents import RunPlan
 from wire.types import Float32Vector
@@ -51,10 +52,12 @@ class LocalState:
     Attributes:
         devices: in order of their names, newcomers behind; the place is the model id.
         slots: in the same order.
+        untrained: w_0, where a newcomer starts.
     """
 
     devices: tuple[str, ...]
     slots: tuple[Slot, ...]
+    untrained: Slot = field(default_factory=Slot)
     gathered: Gathered = field(default_factory=dict)
 
 
@@ -110,18 +113,30 @@ class Local:
         models = {place[d]: state.slots[place[d]] for d in devices}
         return RoundPlan(round_, models, {d: final_order((place[d],)) for d in devices}, final=True)
 
+    def inherited(self, state: LocalState) -> Inherited:
+        """Every device's model outlives the mask epoch, and behind them w_0, for newcomers."""
+        return Inherited(dict(enumerate((*state.slots, state.untrained))))
+
+    def renewed(self, state: LocalState, renewal: Renewal) -> LocalState:
+        """Return the state in the next mask epoch."""
+        *slots, untrained = (fresh_slot(renewal, i) for i in range(len(state.slots) + 1))
+        return LocalState(state.devices, tuple(slots), untrained)
+
     def dump(self, state: LocalState) -> Dump:
         """Return the state as the store keeps it."""
         vectors: dict[str, Float32Vector] = {}
         slots = [slot_dump(f"model-{i}", s, vectors) for i, s in enumerate(state.slots)]
-        return Dump({"devices": list(state.devices), "slots": slots}, vectors)
+        untrained = slot_dump("untrained", state.untrained, vectors)
+        return Dump({"devices": list(state.devices), "slots": slots, "untrained": untrained}, vectors)
 
     def load(self, document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], _fetch: Fetch) -> LocalState:
         """Return the state that `dump` described."""
-        return LocalState(tuple(document["devices"]), tuple(slot_load(s, vectors) for s in document["slots"]))
+        slots = tuple(slot_load(s, vectors) for s in document["slots"])
+        return LocalState(tuple(document["devices"]), slots, slot_load(document["untrained"], vectors))
 
 
 def _with(state: LocalState, devices: Iterable[str]) -> LocalState:
     """Return the state with slots for devices that it does not know, in order of their names."""
     new = tuple(sorted(set(devices) - set(state.devices)))
-    return dataclasses.replace(state, devices=(*state.devices, *new), slots=(*state.slots, *(Slot() for _ in new)))
+    slots = (*state.slots, *(state.untrained for _ in new))
+    return dataclasses.replace(state, devices=(*state.devices, *new), slots=slots)

@@ -6,7 +6,8 @@ their Gram matrix. Line 3: FedAvg inside each cluster, by the plan's ``local`` r
 
 The paper leaves open where the clusters start: at the mean of their members' models (default) or at the origin. A
 device that missed line 1 trains alone as soon as it is there, from the same origin, and joins the nearest centroid; so
-do those of a first round in which fewer than k answered, all over again.
+do those of a first round in which fewer than k answered, all over again. Where a rollover of the mask has lost the
+centroids, a latecomer scores the clusters' models instead, trains the best and joins that cluster.
 """
 
 from __future__ import annotations
@@ -41,9 +42,19 @@ from aggregator.strategies.base import (
     norm_of,
     parse_settings,
     require,
+    require_one_origin,
     slot_dump,
     slot_load,
     train_order,
+)
+from aggregator.strategies.renewal import (
+    Carried,
+    Inherited,
+    Renewal,
+    fresh_slot,
+    news_dump,
+    news_load,
+    renewed_rows,
 )
 from wire import limits
 from wire.documents import RunPlan
@@ -69,15 +80,22 @@ class OneShotState:
     """The clusters, once they are found.
 
     Attributes:
-        slots, centroids: one a cluster; a centroid is the mean delta, (d,) float32, of its members' own models.
+        slots, centroids: one a cluster; a centroid is the mean delta, (d,) float32, of its members' own models. There
+            are none where a rollover has lost them.
+        behind: devices averaged in each centroid.
+        origin: the one from which devices train alone.
         since: round whose models were clustered, 0 before.
         assignment: cluster of every device that has one.
+        news: what the next round's outcome tells of a rollover.
     """
 
     slots: tuple[Slot, ...] = ()
     centroids: tuple[Float32Vector, ...] = ()
+    behind: tuple[int, ...] = ()
+    origin: Slot = field(default_factory=Slot)
     since: int = 0
     assignment: Mapping[str, int] = field(default_factory=dict)
+    news: tuple[Event, ...] = ()
     gathered: Gathered = field(default_factory=dict)
 
 
@@ -94,8 +112,7 @@ class OneShot:
         require(1 <= self.settings.k < limits.MAX_MODELS, f"k is from 1 to {limits.MAX_MODELS - 1}")
         require(self.settings.start in ("mean", "origin"), f"start {self.settings.start!r} is neither mean nor origin")
         require(run.rounds > 1, "one-shot clustering takes a round of its own before the first one of training")
-        require(run.origins == 1, "one-shot compares models that start from one origin")
-        require(all(g.name == "cluster" for g in run.segments), "one-shot has no shared segment")
+        require_one_origin(run)
         self.untrained = self.settings.k
 
     @staticmethod
@@ -112,12 +129,14 @@ class OneShot:
         """Devices without a cluster train alone, whether drawn or not; of the others, those drawn train their cluster's."""
         placed = tuple(d for d in available if d in state.assignment)
         evaluate = evaluates(self.run, round_)
-        alone = train_order((self.untrained,), evaluate=evaluate, phase=Phase.PRETRAIN)
-        orders = {d: alone for d in available if d not in state.assignment}
+        first = train_order((self.untrained,), evaluate=evaluate, phase=Phase.PRETRAIN)
+        if state.since and not state.centroids:
+            first = train_order(tuple(range(len(state.slots))), evaluate=evaluate)
+        orders = {d: first for d in available if d not in state.assignment}
         for d in drawn(self.run, round_, placed) if placed else ():
             orders[d] = train_order((state.assignment[d],), evaluate=evaluate)
-        models = dict(enumerate(state.slots)) | {self.untrained: Slot()}
-        used = {o.candidates[0] for o in orders.values()}
+        models = dict(enumerate(state.slots)) | {self.untrained: state.origin}
+        used = {j for o in orders.values() for j in o.candidates}
         return state, RoundPlan(round_, {j: s for j, s in models.items() if j in used}, orders)
 
     def absorb(self, state: OneShotState, contribution: Contribution) -> OneShotState:
@@ -127,7 +146,8 @@ class OneShot:
     def close(self, state: OneShotState, plan: RoundPlan) -> tuple[OneShotState, Outcome]:
         """Line 2 in the round that has the models; line 3, and latecomers to their centroids, in those that follow."""
         given = in_order(state.gathered.values())
-        state = dataclasses.replace(state, gathered={})
+        news = state.news
+        state = dataclasses.replace(state, news=(), gathered={})
         models = [c for c in given if c.phase is Phase.PRETRAIN]
         if state.since:
             slots = tuple(
@@ -136,51 +156,87 @@ class OneShot:
                 )
                 for j, s in enumerate(state.slots)
             )
-            state, events = self._place(dataclasses.replace(state, slots=slots), models, plan.round)
+            late = [c for c in given if c.device not in state.assignment]
+            state, events = self._place(dataclasses.replace(state, slots=slots), late, plan.round)
         elif len(models) < max(2, self.settings.k):
             detail = {"models": len(models), "clusters": self.settings.k}
             events = (Event(plan.round, "clustering-postponed", detail),)
         else:
-            state, events = self._cluster(models, plan.round)
-        return state, Outcome(state.assignment, events)
+            state, events = self._cluster(state, models, plan.round)
+        return state, Outcome(state.assignment, (*news, *events))
 
-    def _cluster(self, models: list[Contribution], round_: int) -> tuple[OneShotState, tuple[Event, ...]]:
+    def _cluster(
+        self, state: OneShotState, models: list[Contribution], round_: int
+    ) -> tuple[OneShotState, tuple[Event, ...]]:
         labels = kmeans_from_gram(gram([c.row for c in models], backend=self.backend), self.settings.k, self.run.seed)
         slots, centroids = [], []
         for j in range(int(labels.max()) + 1):
             members = [c for c, label in zip(models, labels, strict=True) if label == j]
             centroids.append(self.average(members, "uniform"))
             begins = self.settings.start == "mean"
-            slots.append(advanced(Slot(), members if begins else [], self.run, self.average, round_))
+            slots.append(advanced(state.origin, members if begins else [], self.run, self.average, round_))
         assignment = {c.device: int(label) for c, label in zip(models, labels, strict=True)}
         sizes = np.bincount(labels).tolist()
         events = (Event(round_, "clustered", {"sizes": sizes}),)
-        return OneShotState(tuple(slots), tuple(centroids), round_, assignment), events
+        state = OneShotState(tuple(slots), tuple(centroids), tuple(sizes), state.origin, round_, assignment)
+        return state, events
 
     def _place(
         self, state: OneShotState, late: list[Contribution], round_: int
     ) -> tuple[OneShotState, tuple[Event, ...]]:
-        placed = {c.device: int(np.argmin([norm_of(c.row - centroid) for centroid in state.centroids])) for c in late}
-        events = tuple(Event(round_, "newcomer", {"device": d, "cluster": j}) for d, j in placed.items())
-        return dataclasses.replace(state, assignment={**state.assignment, **placed}), events
+        """The nearest centroid takes who has trained alone; who has trained a cluster's model has chosen by itself."""
+        placed, events = {}, []
+        for c in late:
+            detail: dict[str, Any] = {"device": c.device, "cluster": c.model, "by": "loss"}
+            if c.phase is Phase.PRETRAIN:
+                nearest = int(np.argmin([norm_of(c.row - centroid) for centroid in state.centroids]))
+                detail = {"device": c.device, "cluster": nearest}
+            placed[c.device] = detail["cluster"]
+            events.append(Event(round_, "newcomer", detail))
+        return dataclasses.replace(state, assignment={**state.assignment, **placed}), tuple(events)
 
     def final(self, state: OneShotState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes its cluster's model; one without a cluster takes the model of least loss."""
-        models = dict(enumerate(state.slots)) or {self.untrained: Slot()}
+        models = dict(enumerate(state.slots)) or {self.untrained: state.origin}
         orders = {d: final_order((state.assignment[d],) if d in state.assignment else tuple(models)) for d in devices}
         return RoundPlan(round_, models, orders, final=True)
+
+    def inherited(self, state: OneShotState) -> Inherited:
+        """Clusters, the origin behind them and the centroids outlive the mask epoch."""
+        carried = {
+            _centroid(j): Carried(row, count)
+            for j, (row, count) in enumerate(zip(state.centroids, state.behind, strict=True))
+        }
+        return Inherited({**dict(enumerate(state.slots)), self.untrained: state.origin}, carried=carried)
+
+    def renewed(self, state: OneShotState, renewal: Renewal) -> OneShotState:
+        """Return the state in the next mask epoch; centroids come all or not at all."""
+        rows = renewed_rows(renewal, [_centroid(j) for j in range(len(state.centroids))])
+        lost = bool(state.centroids) and not rows
+        return OneShotState(
+            tuple(fresh_slot(renewal, j) for j in range(len(state.slots))),
+            rows,
+            () if lost else state.behind,
+            fresh_slot(renewal, self.untrained),
+            state.since,
+            state.assignment,
+            (*state.news, Event(renewal.round, "centroids-lost", {})) if lost else state.news,
+        )
 
     def dump(self, state: OneShotState) -> Dump:
         """Return the state as the store keeps it."""
         vectors: dict[str, Float32Vector] = {}
         slots = [slot_dump(f"model-{j}", s, vectors) for j, s in enumerate(state.slots)]
-        centroids = [f"centroid-{j}-{state.since}" for j in range(len(state.centroids))]
+        centroids = [f"{_centroid(j)}-{self.run.epoch}" for j in range(len(state.centroids))]
         vectors |= dict(zip(centroids, state.centroids, strict=True))
         document = {
             "slots": slots,
             "centroids": centroids,
+            "behind": list(state.behind),
+            "origin": slot_dump("origin", state.origin, vectors),
             "since": state.since,
             "assignment": dict(state.assignment),
+            "news": news_dump(state.news),
         }
         return Dump(document, vectors)
 
@@ -189,6 +245,13 @@ class OneShot:
         return OneShotState(
             tuple(slot_load(s, vectors) for s in document["slots"]),
             tuple(vectors[name] for name in document["centroids"]),
+            tuple(document["behind"]),
+            slot_load(document["origin"], vectors),
             document["since"],
             document["assignment"],
+            news_load(document["news"]),
         )
+
+
+def _centroid(cluster: int) -> str:
+    return f"centroid-{cluster}"

@@ -88,7 +88,7 @@ def run(lab: Lab, mode: str) -> list[Result]:
     ):
         masked = _run_and_keep(fleet, lab.length)
         records = fleet.records()
-        key = run_key(fleet.stage.fleet.mask_secret, fleet.plan)
+        key = run_key(fleet.stage.fleet.secret_at(fleet.plan.epoch), fleet.plan)
         clients = [fleet.client_id(name) for name in fleet.stage.devices]
     clear = [unmask(MaskedVector(v, key.key_id), key) for v in masked]
     traffic = b"".join(p.payload for p in tap.heard)
@@ -126,7 +126,7 @@ def _run_and_keep(fleet: LoopbackFleet, length: int) -> list[Float32Vector]:
     updates = fleet.stage.aggregator_dir / f"run-{fleet.plan.run:06d}" / "updates"
     while not fleet.finished:
         fleet.step()
-        for path in updates.glob("[0-9]*.f32"):
+        for path in updates.glob("*/[0-9]*.f32"):
             changed = path.stat().st_mtime_ns
             if read.get(path) != changed:
                 read[path] = changed

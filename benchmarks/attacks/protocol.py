@@ -64,6 +64,7 @@ def device_model(
         models=(ref,),
         orders=(),
         order_of=(),
+        mode=plan.mode,
     )
     check_announcement(announcement, plan)
     header = ModelHeader(plan.fleet, plan.run_id, plan.epoch, plan.key_id, 0, 0, round_, plan.length)

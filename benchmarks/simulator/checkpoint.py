@@ -169,7 +169,9 @@ def load(path: Path, name: str, data: str) -> Kept | None:
 
 
 def _contribution_document(contribution: Contribution) -> dict[str, Any]:
-    values = {f.name: getattr(contribution, f.name) for f in fields(contribution) if f.name != "vector"}
+    values = {
+        f.name: getattr(contribution, f.name) for f in fields(contribution) if f.name not in ("vector", "attached")
+    }
     return {**values, "phase": int(contribution.phase), "key_id": contribution.key_id.hex()}
 
 

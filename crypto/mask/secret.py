@@ -7,6 +7,7 @@ import os
 from typing import NoReturn
 
 from crypto.mask.kdf import SECRET_BYTES, expand
+from wire import limits
 from wire.errors import IntegrityError
 
 
@@ -48,6 +49,22 @@ class MaskSecret:
     def ratchet(self) -> MaskSecret:
         """Return the next epoch's secret; who holds only that one can't compute this one."""
         return MaskSecret(expand(self._value, SECRET_BYTES, b"next"))
+
+    def at(self, epoch: int, now: int) -> MaskSecret:
+        """Return the secret of mask epoch ``epoch``, this one being that of ``now``.
+
+        Raises:
+            IntegrityError: ``epoch`` lies before ``now``, whose secret is gone, or further ahead than any run goes.
+        """
+        if not 0 <= epoch - now <= limits.MAX_EPOCHS_AHEAD:
+            raise IntegrityError(
+                f"the mask secret is that of epoch {now}, and epoch {epoch} can't be had from it",
+                hint="secrets go forward only: have the owner issue a new grant if this device is right to be behind",
+            )
+        secret = self
+        for _ in range(epoch - now):
+            secret = secret.ratchet()
+        return secret
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MaskSecret):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final, TypeVar
 
 from crypto.seal.envelope import open_from_member, read_head, seal_to_member
-from crypto.seal.identity import Identity, fingerprint
+from crypto.seal.identity import Identity, check_seal_key, fingerprint
 from crypto.seal.signed import open_document, peek_document, sign_document
 from wire.codec import decode, encode
 from wire.documents import AggregatorGrant, Card, DeviceGrant, GrantFile
@@ -33,10 +33,11 @@ def open_card(data: bytes) -> Card:
 
     Raises:
         UntrustedError: the signature is not of the key in the card.
-        WireError: not a card.
+        WireError: not a card, or one with a key that nothing can be sealed to.
     """
     claimed = peek_document(data, Card)
     card = open_document(data, Card, claimed.member.sign_key)
+    check_seal_key(card.member.seal_key)
     if card.role not in (DEVICE_ROLE, AGGREGATOR_ROLE):
         raise WireError(f"a card for the role {card.role!r}")
     return card

@@ -10,11 +10,11 @@ from typing import Final, NoReturn
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from support.files import read_private, write_private
 from wire.documents import Member
-from wire.errors import IntegrityError, UntrustedError
+from wire.errors import IntegrityError, UntrustedError, WireError
 from wire.types import check_name
 
 KEY_FILE_MAGIC: Final = b"shoal-identity-1\n"
@@ -112,6 +112,21 @@ def verify_digest(key: bytes, purpose: str, digest: bytes, signature: bytes | me
         Ed25519PublicKey.from_public_bytes(key).verify(bytes(signature), _to_sign(purpose, digest))
     except (InvalidSignature, ValueError) as error:
         raise UntrustedError(f"the signature on this {purpose} is not its sender's") from error
+
+
+def check_seal_key(key: bytes) -> None:
+    """Return if something can be sealed to ``key`` (32 bytes, X25519).
+
+    A point of small order gives the same shared secret with everybody, and X25519 refuses it (RFC 7748, section 6.1): an owner
+    who had signed such a member could never again seal new keys to the fleet.
+
+    Raises:
+        WireError: nothing can.
+    """
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
+    except ValueError as error:
+        raise WireError("a member whose seal key is no key: nothing can be sealed to it") from error
 
 
 def fingerprint(member: Member) -> str:

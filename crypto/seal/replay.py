@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from wire.errors import UntrustedError
@@ -14,13 +13,19 @@ class HighWater:
     """What a device has seen; it keeps this across restarts.
 
     Attributes:
-        roster, run, round: the highest accepted; nonce: of that round, 16 bytes.
+        roster, run, round, step: the highest accepted; nonce: of that round or step, 16 bytes.
     """
 
     roster: int = 0
     run: int = 0
     round: int = 0
     nonce: bytes = b""
+    step: int = 0
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Run, round and step, which only grow."""
+        return (self.run, self.round, self.step)
 
     def accept(self, announcement: Announcement) -> HighWater:
         """Return the new mark for an announcement that does not go back.
@@ -31,10 +36,11 @@ class HighWater:
             UntrustedError: an older roster, run or round, or another round under the same number.
         """
         a = announcement
+        place = (a.run, a.round, a.step)
         if a.roster_sequence < self.roster:
             raise UntrustedError(f"an announcement under roster {a.roster_sequence} after {self.roster}")
-        if (a.run, a.round) < (self.run, self.round):
+        if place < self.place:
             raise UntrustedError(f"run {a.run} round {a.round} announced after run {self.run} round {self.round}")
-        if (a.run, a.round) == (self.run, self.round) and a.nonce != self.nonce:
+        if place == self.place and a.nonce != self.nonce:
             raise UntrustedError(f"run {a.run} round {a.round} announced twice, differently")
-        return dataclasses.replace(self, roster=a.roster_sequence, run=a.run, round=a.round, nonce=a.nonce)
+        return HighWater(a.roster_sequence, a.run, a.round, a.nonce, a.step)

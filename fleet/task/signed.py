@@ -44,7 +44,7 @@ def read_signed(directory: Path, owner: Identity) -> tuple[TaskBundle, Source]:
         signature = bytes.fromhex((directory / SIGNATURE_FILE).read_text(encoding="ascii").strip())
         document = json.loads((directory / SOURCE_FILE).read_text(encoding="utf-8"))
         source = Source(str(document["source"]), {str(k): int(v) for k, v in document["options"].items()})
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise TaskError(
             f"{directory} lacks a signature or a source: {error}", hint="make it with shoal-fleet task compile"
         ) from error

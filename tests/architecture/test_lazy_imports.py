@@ -69,6 +69,11 @@ def test_a_devices_status_loads_nothing_heavy(tmp_path, fleet):
     assert loaded("edge_client", DEVICE_HEAVY, "status", tmp_path / "d") == (0, [])
 
 
+def test_showing_a_fleet_loads_nothing_heavy(fleet, tmp_path):
+    """`shoal-fleet show` lists members and runs without numpy and torch."""
+    assert loaded("fleet", "numpy,torch,onnx,onnxruntime,scipy,paho", "show", tmp_path / "owner") == (0, [])
+
+
 @pytest.mark.parametrize("package", ["aggregator", "fleet"])
 def test_the_other_programs_help_loads_nothing_heavy(package):
     """`shoal-aggregator --help` and `shoal-fleet --help` answer without numpy and torch."""

@@ -21,7 +21,7 @@ from crypto.seal.identity import Identity
 from edge_client import state
 from fleet import directory, tokens
 from tests.helpers.trees import ROOT
-from wire import codec, documents, enrolment, frame, limits, messages
+from wire import codec, documents, enrolment, epochs, frame, limits, messages
 
 PAGE = (ROOT / "docs" / "wire-format.md").read_text()
 ROW = re.compile(r"^\| (\d+) \| ([A-Z]\w+) \| `([^`]*)` \|", re.MULTILINE)
@@ -56,7 +56,7 @@ def registered(*modules):
 def test_the_page_lists_every_message_with_its_fields_in_order():
     """A field added, renamed or moved changes the format and must change the page."""
     described = {int(kind): (name, fields) for kind, name, fields in ROW.findall(PAGE)}
-    assert described == registered(documents, messages, enrolment, state, directory, tokens)
+    assert described == registered(documents, messages, enrolment, epochs, state, directory, tokens)
 
 
 def test_the_page_gives_the_frame_header_in_full():
@@ -72,7 +72,7 @@ def test_the_page_gives_the_frame_header_in_full():
 
 def test_the_page_lists_every_chunk_kind():
     """Kind numbers of the frame."""
-    listed = dict(re.findall(r"(?<!\d)(\d) (upload|model|plan|roster|round|control|state|enrol|grant)\b", PAGE))
+    listed = dict(re.findall(r"(?<!\d)(\d+) (upload|model|plan|roster|round|control|state|enrol|grant|epoch)\b", PAGE))
     assert listed == {str(int(k)): k.name.lower() for k in frame.ChunkKind}
 
 

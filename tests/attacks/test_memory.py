@@ -1,7 +1,12 @@
-"""What another process of the user, or a core file, gets of a program that holds secrets: nothing."""
+"""What another process of the user, or a core file, gets of a program that holds secrets: nothing.
+
+The same on the serving programs, from outside: tests/integration/test_secrets_process.py.
+"""
 
 import pytest
 
+from aggregator import membership as aggregators
+from edge_client import enrolment
 from fleet.directory import FleetDirectory
 from tests.helpers.trees import python
 
@@ -9,27 +14,53 @@ SCRIPT = """
 import atexit, ctypes, resource, sys
 package, sys.argv = sys.argv[1], sys.argv[1:]
 PR_GET_DUMPABLE = 3
-atexit.register(lambda: print("ended:", resource.getrlimit(resource.RLIMIT_CORE)[0],
+atexit.register(lambda: print("ended:", *resource.getrlimit(resource.RLIMIT_CORE),
                               ctypes.CDLL(None).prctl(PR_GET_DUMPABLE, 0, 0, 0, 0)))
 from importlib import import_module
 import_module(package + ".cli").main()
 """
 
 
-@pytest.mark.parametrize("package", ["fleet", "edge_client"])
-def test_the_owner_and_devices_leave_no_core_and_can_not_be_inspected(tmp_path, package):
-    """The core limit is 0 and PR_SET_DUMPABLE is off when a command that handles keys ends."""
-    if package == "fleet":
-        FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://127.0.0.1:1883")
-        command = ["show", tmp_path / "owner"]
-    else:
-        command = ["init", tmp_path / "dev", "--name", "dev-1"]
+def end_of(package, *command):
+    """Return core limits and dumpable flag with which a program of ``package`` ends."""
     done = python(SCRIPT, package, *command)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "ended: 0 0"
+    return done.stdout.splitlines()[-1]
 
 
-def test_the_check_can_fail(tmp_path):
+def joined(folder):
+    owner = FleetDirectory.create(folder / "owner", "reef", "mqtt://127.0.0.1:1883")
+    owner.add_aggregator(aggregators.init(folder / "server").read_bytes())
+    grant = owner.add_device(enrolment.init(folder / "dev", "dev-1").read_bytes())
+    enrolment.join(folder / "dev", grant.read_bytes(), owner.fingerprint)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("package", "command"),
+    [
+        ("fleet", ["show", "{}/owner"]),
+        ("fleet", ["token", "{}/owner"]),
+        ("edge_client", ["init", "{}/new", "--name", "dev-2"]),
+        ("edge_client", ["status", "{}/dev"]),
+    ],
+)
+def test_the_owner_and_devices_leave_no_core_and_can_not_be_inspected(tmp_path, package, command):
+    """The core limit is 0, for good, and PR_SET_DUMPABLE is off when a command that handles keys ends."""
+    joined(tmp_path)
+    assert end_of(package, *(c.format(tmp_path) for c in command)) == "ended: 0 0 0"
+
+
+@pytest.mark.parametrize(
+    ("package", "command"),
+    [("aggregator", ["config", "somewhere"]), ("aggregator", ["init", "{}/a"]), ("benchmarks", ["data", "list"])],
+)
+def test_no_other_program_leaves_a_core(tmp_path, package, command):
+    """They hold no secret of a fleet's devices, and may be looked into."""
+    assert end_of(package, *(c.format(tmp_path) for c in command)) == "ended: 0 0 1"
+
+
+def test_the_check_can_fail():
     """A program that has forbidden nothing can be inspected."""
     done = python("import ctypes; print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))")
     assert done.stdout.strip() == "1"

@@ -87,7 +87,20 @@ def test_a_revocation_holds_also_when_the_broker_is_away(call, fleet):
     assert "dev-1 " in call("shoal-fleet", "show", "owner").out
     assert call("shoal-fleet", "show", "owner", "--json").data["devices"][0]["revoked"]
     call("shoal-fleet", "revoke", "owner", "dev-1", "--offline", status=3)
-    assert "not yet:" in call("shoal-fleet", "revoke", "--help").out.lower()
+    assert "rolls that" in call("shoal-fleet", "revoke", "--help").out
+
+
+def test_rotate_draws_new_secrets_for_everybody(call, fleet):
+    """Unreachable broker: signed all the same, and `publish` is named; the roster says since when the secrets hold."""
+    before = FleetDirectory(call.home / "owner").secrets
+    made = call("shoal-fleet", "rotate", "owner", status=5)
+    sequence = FleetDirectory(call.home / "owner").roster.sequence
+    assert made.out.strip() == f"new secrets since roster {sequence}"
+    again = call("shoal-fleet", "rotate", "owner", "--offline")
+    assert "shoal-fleet publish owner" in again.err
+    after = FleetDirectory(call.home / "owner").secrets
+    assert before.mask_secret != after.mask_secret
+    assert before.mask_epoch < after.mask_epoch < after.next_epoch
 
 
 def test_broker_config_says_what_it_made_and_no_password(call, fleet):

@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 
+import numpy as np
+
 from fleet.directory import FleetDirectory
+from fleet.run import RunOptions, make_plan, write_run
+from fleet.task.signed import read_signed
+from support.files import write_private
 from tests.cli.conftest import BROKER
 
 FINGERPRINT = r"[a-z2-7]{4}(-[a-z2-7]{4}){5}"
@@ -61,6 +66,34 @@ def test_show_lists_who_belongs(call, fleet):
     assert [d["name"] for d in data["devices"]] == ["dev-1"]
     assert f"owner {fleet}\n" in text
     assert f"dev-1 {data['devices'][0]['fingerprint']}\n" in text
+
+
+def test_show_lists_runs_with_their_masks(call, fleet, task):
+    """What the owner has signed, in both forms; a file that is no run is told of and passed over."""
+    owner = FleetDirectory(call.home / "owner")
+    bundle, _ = read_signed(call.home / task, owner.owner)
+    for mode, more in (("rotation", {"norm_blur": 0.01}), ("none", {"weighting": "uniform"})):
+        plan = make_plan(owner, bundle, RunOptions("fedavg", rounds=7, mode=mode, min_contributors=2, **more))
+        write_run(owner, plan, bundle, np.zeros((1, bundle.length), np.float32))
+    write_private(call.home / "owner/runs/000009.run", b"junk")
+    shown = call("shoal-fleet", "show", "owner", "--json")
+    assert "000009.run is no run of this fleet" in shown.err
+    first, second = shown.data["runs"]
+    assert (first["run"], first["mode"], first["rounds"], first["min_contributors"]) == (1, "rotation", 7, 2)
+    assert (first["norm_blur"], second["mode"], second["weighting"]) == (0.01, "none", "uniform")
+    text = call("shoal-fleet", "show", "owner").out
+    assert "run 1: fedavg, mask rotation, 7 rounds, weighting samples, norms blurred by 0.01\n" in text
+    assert "run 2: fedavg, mask none, 7 rounds, weighting uniform\n" in text
+
+
+def test_the_aggregators_status_and_log_say_the_mask(call, fleet, task):
+    owner = FleetDirectory(call.home / "owner")
+    bundle, _ = read_signed(call.home / task, owner.owner)
+    plan = make_plan(owner, bundle, RunOptions("fedavg", rounds=7, mode="rotation"))
+    path = write_run(owner, plan, bundle, np.zeros((1, bundle.length), np.float32))
+    shutil.copy(path, call.home / "server/runs")
+    assert [r["mode"] for r in call("shoal-aggregator", "status", "server", "--json").data["runs"]] == ["rotation"]
+    assert "run 1: fedavg, mask rotation, " in call("shoal-aggregator", "status", "server").out
 
 
 def test_a_devices_status_before_its_first_round(call, fleet):

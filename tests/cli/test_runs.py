@@ -29,6 +29,7 @@ def test_pretraining_starts_from_local_training_and_differs_where_told(call, fle
     pytest.importorskip("torch")
     call("shoal-fleet", "task", "compile", "owner", "logistic", "--out", "task", "--option", "inputs=4")
     extra = ["--local", "lr=0.3", "--local", "epochs=20", "--pretrain", "epochs=0", "--pretrain", "steps=50"]
+    extra += ["--norm-blur", "0.01"]
     settings = ["--set", "groups=2", "--set", "measure=madc"]
     path = call("shoal-fleet", "run", "owner", "--task", "task", "--algorithm", "fedgroup", *settings, *extra).last
     owner = FleetDirectory(call.home / "owner").owner
@@ -37,7 +38,12 @@ def test_pretraining_starts_from_local_training_and_differs_where_told(call, fle
     assert plan.settings == (Setting("groups", "2"), Setting("measure", "madc"))
     assert (plan.local.lr, plan.local.epochs, plan.local.steps) == (0.3, 20, 0)
     assert (plan.pretrain.lr, plan.pretrain.epochs, plan.pretrain.steps) == (0.3, 0, 50)
-    assert (plan.origins, plan.max_models) == (1, 4)
+    assert (plan.origins, plan.max_models, plan.norm_blur) == (1, 4, 0.01)
+
+
+def test_too_much_norm_blur_is_a_mistake_of_usage(call, fleet, task):
+    told = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "cfl", "--norm-blur", "0.21", status=2)
+    assert "norm-blur" in told.err
 
 
 def test_a_wrong_name_in_pretrain_is_refused(call, fleet, task):

@@ -77,7 +77,7 @@ def mask_key(fleet):
     """Return the run's mask key, which the owner can always derive."""
     p = fleet.plan
     context = MaskContext(p.fleet, p.run_id, p.epoch, p.task_digest, p.mode, p.mask_segments)
-    return derive(fleet.stage.fleet.mask_secret, context)
+    return derive(fleet.stage.fleet.secret_at(p.epoch), context)
 
 
 def clear_offsets(fleet):

@@ -6,7 +6,7 @@ import hashlib
 import numpy as np
 
 from aggregator.engine import Engine
-from aggregator.strategies.base import Contribution, norm_of
+from aggregator.strategies.base import Contribution, contribution_of, norm_of
 from aggregator.strategies.registry import make_strategy, models_needed
 from wire.codec import encode
 from wire.documents import LocalSettings, RunPlan, SegmentSpec, Setting
@@ -102,21 +102,7 @@ def contribution(device, values=None, *, model=0, samples=10, loss=1.0, **change
 
 def stored(upload, body):
     """Return what the store would hand on for an upload."""
-    vector = np.frombuffer(body, "<f4") if body else None
-    return Contribution(
-        upload.round,
-        Phase(upload.phase),
-        upload.device,
-        upload.model,
-        upload.samples,
-        upload.loss,
-        upload.key_id,
-        upload.margins,
-        upload.correct,
-        upload.tested,
-        vector,
-        0.0 if vector is None else norm_of(vector),
-    )
+    return contribution_of(upload, np.frombuffer(body, "<f4") if body else None)
 
 
 class Rounds:

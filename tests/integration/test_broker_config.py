@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import queue
-import socket
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,6 +16,7 @@ from fleet.broker_config import write_broker_config
 from fleet.desk import Desk, Tls
 from fleet.directory import FleetDirectory
 from fleet.tokens import TokenStore
+from tests.helpers.places import start_generated
 from wire.address import BrokerAddress
 from wire.broker import find_mosquitto, free_port
 from wire.errors import BrokerUnreachableError, ConfigError
@@ -29,19 +27,6 @@ from wire.transport import Message
 pytestmark = pytest.mark.broker
 TOPICS = Topics("reef")
 WAIT_S = 10.0
-
-
-def wait_for_port(process, port, log):
-    end = time.monotonic() + WAIT_S
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < end
-            time.sleep(0.02)
-        else:
-            return
 
 
 class Reef:
@@ -57,15 +42,7 @@ class Reef:
         self.made = write_broker_config(self.owner, root / "broker", expected=("dev-3",))
 
     def start(self):
-        config = self.root / "broker" / "shoal.conf"
-        extra = f"persistence_location {self.root}/\n" + ("user root\n" if os.geteuid() == 0 else "")
-        (self.root / "test.conf").write_text(config.read_text() + extra)
-        self.log = self.root / "log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [find_mosquitto(), "-c", str(self.root / "test.conf")], stdout=log, stderr=log
-            )
-        wait_for_port(self.process, self.port, self.log)
+        self.process = start_generated(self.root / "broker", self.root, self.port)
 
     def client(self, user, url="", client_id=""):
         return Client(url or self.owner.broker_for(user), self.root / "broker" / "ca.crt", client_id or f"test-{user}")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.processes import core_limits, give_up_capabilities, inspectable
 from tests.helpers.trees import ONE_THREAD, ROOT
 
 pytest.importorskip("torch")
@@ -61,6 +62,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path):
             stdout=handle,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=give_up_capabilities,
         )
     started = {}
     try:
@@ -72,6 +74,8 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path):
         started = family(demo.pid)
         assert len(started) >= DEVICES + 2, started  # the aggregator and the broker
         assert list(folder.glob("shoal-demo-*"))
+        assert not inspectable(demo.pid), "the owner's keys of the demo's fleet are in it"
+        assert core_limits(demo.pid) == ("0", "0")
         demo.send_signal(signal.SIGINT)  # to it alone: the others must be ended by it
         assert demo.wait(STOP_S) == 130
         left = {key: value for key, value in processes().items() if key in started}

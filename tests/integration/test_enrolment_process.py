@@ -2,72 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
 
 from aggregator import membership as aggregator_membership
-from aggregator.store import read_records
+from aggregator.run_directory import read_records
 from edge_client.enrolment import DeviceMembership
 from edge_client.manifest import LocalTraining
 from fleet.directory import FleetDirectory
 from fleet.run import RunOptions, make_plan, write_run
+from tests.helpers.places import WAIT_S, Place
 from tests.helpers.tasks import logistic_bundle, samples
-from tests.helpers.trees import ONE_THREAD, ROOT
 from wire.broker import find_mosquitto, start_broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.process, pytest.mark.timeout(300)]
-MODULES = {"shoal-fleet": "fleet", "shoal-edge": "edge_client", "shoal-aggregator": "aggregator"}
-WAIT_S = 90.0
-
-
-class Place:
-    """A directory in which programs are started, and their logs."""
-
-    def __init__(self, home):
-        self.home = home
-        self.running = {}
-
-    def start(self, name, program, *arguments, stdin=None):
-        with (self.home / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-c", f"from {MODULES[program]}.cli import main; main()", *map(str, arguments)],
-                cwd=self.home,
-                env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)},
-                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        if stdin:
-            process.stdin.write(stdin.encode())
-            process.stdin.close()
-        self.running[name] = process
-        return process
-
-    def call(self, name, program, *arguments, stdin=None, status=0):
-        process = self.start(name, program, *arguments, stdin=stdin)
-        assert process.wait(WAIT_S) == status, self.log(name)
-        return self.log(name)
-
-    def log(self, name):
-        return (self.home / f"{name}.log").read_text()
-
-    def until(self, reached, name):
-        end = time.monotonic() + WAIT_S
-        while not reached():
-            assert time.monotonic() < end, self.log(name)
-            time.sleep(0.1)
-
-    def finish(self):
-        for process in self.running.values():
-            if process.poll() is None:
-                process.kill()
-            process.wait()
 
 
 @pytest.fixture
@@ -152,7 +102,8 @@ def test_enrol_train_revoke_train_on(place, tmp_path):
 
     secrets = FleetDirectory(home / "owner").secrets
     gone, stays = DeviceMembership(home / "dev-3"), DeviceMembership(home / "dev-1")
-    assert stays.grant.mask_secret == secrets.mask_secret != gone.grant.mask_secret
+    fleet = FleetDirectory(home / "owner")
+    assert stays.grant.mask_secret == fleet.secret_at(stays.grant.mask_epoch).reveal() != gone.grant.mask_secret
     assert stays.grant.broadcast_key == secrets.broadcast_key != gone.grant.broadcast_key
     assert gone.grant.broadcast_key not in (home / "server" / "membership.bin").read_bytes()
     assert "Traceback" not in "".join(place.log(n) for n in place.running)

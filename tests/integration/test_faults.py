@@ -100,9 +100,9 @@ class Fleet:
     def model(self, plan: RunPlan) -> np.ndarray:
         """Return the run's final offset, unmasked: (d,) float32."""
         vectors = self.stage.aggregator_dir / f"run-{plan.run:06d}" / "vectors"
-        (path,) = vectors.glob("global-*.f32")
+        (path,) = vectors.glob("*/global-*.f32")
         assert path.stem == f"global-{ROUNDS}"
-        key = run_key(self.stage.fleet.mask_secret, plan)
+        key = run_key(self.stage.fleet.secret_at(plan.epoch), plan)
         return unmask(MaskedVector(np.fromfile(path, "<f4"), key.key_id), key)
 
     def check_rounds(self, plan: RunPlan) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import edge_client.state
 import fleet.directory
 import wire.messages
-from wire import codec
+from wire import codec, limits
 from wire.codec import decode, decode_prefix, encode
 from wire.documents import Member, RunPlan, SegmentSpec
 from wire.errors import WireError
@@ -73,6 +73,11 @@ def messages(kind):
         return st.integers(0, 2**32 - 1).flatmap(
             lambda last: st.builds(kind, **fields | {"sequence": st.just(last), "keys_since": st.integers(0, last)})
         )
+    if kind.__name__ == "Checkpoint":
+        fields["origins"] = st.integers(1, 4096)
+        return st.integers(0, 2**32 - 2).flatmap(
+            lambda e: st.builds(kind, **fields | {"epoch": st.just(e), "next_epoch": st.integers(e + 1, 2**32 - 1)})
+        )
     if kind.__name__ == "Token":
         fields["broker"] = st.sampled_from(["mqtt://broker.example:1883", "mqtts://user:word@10.0.0.1"])
     return st.builds(kind, **fields)
@@ -88,7 +93,7 @@ def plans(draw):
     fields |= {
         "segments": tuple(draw(st.lists(messages(SegmentSpec), min_size=1, max_size=2))),
         "rounds": rounds,
-        "epoch_rounds": draw(st.integers(rounds, (1 << 32) - 1)),
+        "epoch_rounds": draw(st.integers(1, (1 << 32) - 1)),
         "origins": origins,
         "max_models": draw(st.integers(origins, 4096)),
         "min_contributors": draw(st.integers(1, 65535)),
@@ -97,6 +102,7 @@ def plans(draw):
         "deadline_s": draw(st.floats(1e-3, 1e9)),
         "norm_limit": draw(st.floats(1e-3, 1e9)),
         "weighting": draw(st.sampled_from(["samples", "uniform"])),
+        "norm_blur": draw(st.floats(0, limits.MAX_NORM_BLUR)),
     }
     return RunPlan(**fields)
 

@@ -94,7 +94,6 @@ def test_the_command_line_answers_by_node_and_ensemble(ended, samples, capsys, m
     """`shoal-edge predict --node N | --ensemble`; both at once are refused."""
     from edge_client import cli
 
-    monkeypatch.setattr(cli, "_protect", lambda: None)
     fleet, _ = ended
     directory, path = str(fleet.stage.device_dir("dev-03")), str(samples[0])
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -68,12 +69,14 @@ def test_every_mode_gives_the_same_clusters_and_models(tmp_path, options):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_plan_status_and_uploads_state_the_mode(tmp_path, mode):
+def test_plan_status_and_uploads_state_the_mode(tmp_path, mode, caplog):
     """The owner signs it, a device's status shows it, every upload repeats it, and the announcement's key id is its own."""
     tap = Wiretap()
+    caplog.set_level(logging.INFO)
     with make_fleet(tmp_path / "fleet", faults=tap, mode=mode) as fleet:
         fleet.run(10)
         assert fleet.plan.mode == mode
+        assert {r.kv["mode"] for r in caplog.records if r.getMessage() == "following run"} == {mode}
         upload, _ = open_upload(fleet, "dev-00", uploads_of(fleet, tap, "dev-00")[0])
         assert (upload.mode, upload.key_id) == (mode, fleet.plan.key_id)
         directory = str(fleet.stage.device_dir("dev-00"))
@@ -92,7 +95,7 @@ def test_an_announcement_under_another_mode_is_refused(tmp_path):
         check_announcement(announcement, plan)
         own = mask_key(fleet).context
         for mode in set(MODES) - {"rotation"}:
-            other = key_id(fleet.stage.fleet.mask_secret, dataclasses.replace(own, mode=mode))
+            other = key_id(fleet.stage.fleet.secret_at(own.epoch), dataclasses.replace(own, mode=mode))
             with pytest.raises(UntrustedError, match="another mask key"):
                 check_announcement(dataclasses.replace(announcement, key_id=other), plan)
 

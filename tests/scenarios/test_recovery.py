@@ -76,7 +76,7 @@ def test_an_aggregator_that_dies_before_the_commit_asks_again(tmp_path, undistur
         for device in fleet.devices.values():
             device.worker.work()
         fleet.broker.pump()
-        (file,) = (fleet.stage.aggregator_dir / "run-000001" / "updates").glob("*.f32")
+        (file,) = (fleet.stage.aggregator_dir / "run-000001" / "updates").glob("*/*.f32")
         assert file.stat().st_size == 3 * 4 * fleet.plan.length
         fleet.kill_aggregator()
         assert not answers(fleet, tap, "dev-00")
@@ -190,7 +190,7 @@ def test_an_altered_update_on_the_aggregators_disk_is_noticed(tmp_path):
         tap.lose(client=fleet.client_id("dev-00"), ending="/up")
         fleet.settle()
         fleet.kill_aggregator()
-        (file,) = (fleet.stage.aggregator_dir / "run-000001" / "updates").glob("*.f32")
+        (file,) = (fleet.stage.aggregator_dir / "run-000001" / "updates").glob("*/*.f32")
         raw = bytearray(file.read_bytes())
         raw[5] ^= 1
         file.write_bytes(raw)
@@ -217,13 +217,13 @@ def test_a_model_that_comes_while_a_device_works_does_not_disturb_it(tmp_path):
         fleet.run_until(lambda: len(fleet.records()) >= 2, 100)
         parts = runtime._models._parts
         fleet.run_until(lambda: runtime._state.stage is Stage.WORKING and parts, 100)
-        handed_back, results = [], runtime._results
-        runtime._results = handed_back.append
+        handed_back, results = [], runtime._hand_back
+        runtime._hand_back = handed_back.append
         assert worker.work()
-        runtime._results = results
+        runtime._hand_back = results
         (label,) = runtime._labels
         part = parts[label]
         parts[label] = dataclasses.replace(part, transfer=b"another transfer", theta=part.theta + 1)
         handed_back.pop()()
-        np.testing.assert_array_equal(runtime._own.theta, part.theta)
+        np.testing.assert_array_equal(runtime._results._own.theta, part.theta)
         assert fleet.run(1000)[-1]["final"]

@@ -78,7 +78,8 @@ OVERSTEPS = {
     "another fleet": (changed(fleet="other"), "an announcement of another run"),
     "another run number": (changed(run=7), "an announcement of another run"),
     "another mask key": (changed(key_id=bytes(16)), "under another mask key"),
-    "another mask epoch": (changed(epoch=9), "under another mask key"),
+    "a mask epoch that is over": (changed(epoch=0), "under another mask key"),
+    "another mask mode": (changed(mode="none"), "under another mask key or mode"),
     "round 0": (changed(round=0), "round 0 of a run of 2"),
     "a round too many": (changed(round=3), "round 3 of a run of 2"),
     "an end before its time": (changed(finished=True), "round 2 of a run of 2"),
@@ -91,7 +92,7 @@ OVERSTEPS = {
     "an order that repeats a candidate": (with_order(candidates=(0, 0)), "a candidate twice"),
     "training that reports margins": (with_order(margins=True), "train and report margins"),
     "training in a scoring phase": (with_order(phase=int(Phase.SCORE)), "nothing to train for"),
-    "training at a checkpoint": (with_order(phase=int(Phase.CHECKPOINT)), "nothing to train for"),
+    "training at a checkpoint": (with_order(phase=int(Phase.CHECKPOINT)), "a rollover in a round"),
     "training in the final round": (changed(round=3, finished=True), "nothing to train for"),
     "an order that is not there": (changed(order_of=(5, 5)), "an order that it does not hold"),
 }
@@ -114,6 +115,14 @@ def test_an_announcement_beyond_the_plan_is_refused(rogue, caplog, case):
     assert any(part in found[0] for part in expected.split("|"))
     announce(rogue.fleet, rogue.round_2)
     assert rogue.sent() == [1, 1], "a refused announcement must leave no trace"
+
+
+def test_an_announcement_of_a_later_mask_epoch_waits_for_its_certificate(rogue):
+    """Nothing is trained under a key that nobody has certified; the true announcement is followed all the same."""
+    announce(rogue.fleet, dataclasses.replace(rogue.round_2, epoch=9))
+    assert rogue.sent() == [0, 0]
+    announce(rogue.fleet, rogue.round_2)
+    assert rogue.sent() == [1, 1]
 
 
 def test_several_models_twice_are_refused(tmp_path, caplog):

@@ -170,7 +170,7 @@ def test_the_aggregator_never_holds_a_clear_vector(tmp_path):
     with make_fleet(tmp_path / "fleet") as fleet:
         fleet.run(10)
         (clear,) = clear_offsets(fleet).values()
-        (path,) = (fleet.stage.aggregator_dir / "run-000001" / "vectors").glob("*.f32")
+        (path,) = (fleet.stage.aggregator_dir / "run-000001" / "vectors").glob("*/*.f32")
         held = np.frombuffer(path.read_bytes(), "<f4")
         assert not np.array_equal(held, clear)
         assert np.array_equal(np.sort(held), np.sort(clear))

@@ -82,7 +82,7 @@ def test_the_aggregator_holds_one_shared_offset_and_small_ones(tmp_path):
     """Masked, all of them: values in another order than the devices', inside each segment."""
     with sharing_fleet(tmp_path / "fleet") as fleet:
         fleet.run(30)
-        files = (fleet.stage.aggregator_dir / "run-000001" / "vectors").glob("*.f32")
+        files = (fleet.stage.aggregator_dir / "run-000001" / "vectors").glob("*/*.f32")
         held = {p.stem.rsplit("-", 1)[0]: np.frombuffer(p.read_bytes(), "<f4") for p in files}
         model = fleet.model("dev-00")
         first = model.cluster // 2 * 2
@@ -276,8 +276,8 @@ def test_a_part_is_unmasked_inside_its_segment(rogue):
     rogue.announce(shared, *own)
     assert rogue.sent() == [1, 1]
     runtime = fleet.devices["dev-00"].runtime
-    found = runtime._own.theta
+    found = runtime._results._own.theta
     origins = fleet_origins(fleet)
-    expected = origins[runtime._own.cluster] + clear
+    expected = origins[runtime._results._own.cluster] + clear
     expected[:SHARED] = origins[0, :SHARED] + clear[:SHARED]
     np.testing.assert_array_equal(found, expected)

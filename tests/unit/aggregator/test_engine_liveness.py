@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from aggregator.engine import MAX_MARGIN, CameOnline, DeadlinePassed, Left, Stored, Verdict, WentOffline
+from aggregator.engine import MAX_MARGIN, Verdict
+from aggregator.events import CameOnline, DeadlinePassed, Left, Stored, WentOffline
 from edge_client.update import MARGIN_CLIP
 from tests.helpers.plans import digest_of, engine_of, run_plan, stored, upload_of
 from wire.messages import Order, Phase, Share

@@ -3,7 +3,8 @@
 import dataclasses
 import math
 
-from aggregator.engine import CameOnline, Stored, Verdict
+from aggregator.engine import Verdict
+from aggregator.events import CameOnline, Stored
 from tests.helpers.plans import digest_of, engine_of, run_plan, stored, upload_of
 
 DEVICES = ("dev-1", "dev-2", "dev-3")

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.store import Store, read_records
+from aggregator.run_directory import read_records
+from aggregator.store import Store
 from aggregator.strategies.base import norm_of
 from tests.helpers.plans import D, Rounds, contribution, digest_of, engine_of, run_plan, upload_of
 from wire.errors import IntegrityError
@@ -88,7 +89,7 @@ def test_a_torn_tail_is_written_over(open_store, folder):
     store.commit()
     append(store, "dev-2")
     store.close()
-    file = folder / "updates" / "000001.f32"
+    file = folder / "updates" / "epoch-000001" / "000001.f32"
     assert file.stat().st_size == 2 * 4 * D
     with file.open("ab") as handle:
         handle.write(b"half a vec")
@@ -109,7 +110,7 @@ def test_an_altered_vector_is_refused(open_store, folder, at):
     store = open_store()
     append(store, "dev-1", "dev-2")
     store.commit()
-    file = folder / "updates" / "000001.f32"
+    file = folder / "updates" / "epoch-000001" / "000001.f32"
     raw = bytearray(file.read_bytes())
     raw[at] ^= 0x10
     file.write_bytes(raw)
@@ -131,7 +132,7 @@ def test_a_report_without_a_vector_needs_no_file(open_store, folder):
     store.append(header, memoryview(b""), 0.0, digest_of(header, b""))
     (given,) = store.commit()
     assert given.vector is None
-    assert not list((folder / "updates").iterdir())
+    assert not list((folder / "updates" / "epoch-000001").iterdir())
     again = store.fetch((1, 3, "dev-1"))
     assert (again.correct, again.tested, again.margins) == (2, 5, (0.0, 0.25))
 
@@ -217,7 +218,7 @@ def test_an_altered_or_missing_vector_is_noticed(open_store, folder):
     rounds, store = Rounds(RUN, DEVICES), open_store()
     rounds.step(lambda d, _o, r: contribution(d, VECTORS[d], round=r))
     store.snapshot(2, DEVICES, rounds.strategy.dump(rounds.state))
-    file = folder / "vectors" / "global-1.f32"
+    file = folder / "vectors" / "epoch-000001" / "global-1.f32"
     raw = bytearray(file.read_bytes())
     raw[3] ^= 1
     file.write_bytes(raw)
@@ -237,10 +238,10 @@ def test_what_nothing_needs_is_swept(open_store, folder):
         store.commit()
         rounds.step(answer)
         store.snapshot(round_ + 1, DEVICES, rounds.strategy.dump(rounds.state))
-        assert [p.name for p in (folder / "updates").iterdir()] == [f"spare-{round_:06d}.f32"]
+        assert [p.name for p in (folder / "updates" / "epoch-000001").iterdir()] == [f"spare-{round_:06d}.f32"]
         with pytest.raises(IntegrityError, match="missing or cut short"):
             store.fetch((round_, 1, "dev-1"))
-        assert [p.name for p in (folder / "vectors").iterdir()] == [f"global-{round_}.f32"]
+        assert [p.name for p in (folder / "vectors" / "epoch-000001").iterdir()] == [f"global-{round_}.f32"]
 
 
 def test_updates_of_the_open_round_and_referred_ones_stay(open_store, folder):
@@ -250,7 +251,11 @@ def test_updates_of_the_open_round_and_referred_ones_stay(open_store, folder):
     store.commit()
     dump = dataclasses.replace(rounds.strategy.dump(rounds.state), uploads=frozenset({(1, 1, "dev-1")}))
     store.snapshot(3, DEVICES, dump)
-    assert sorted(p.name for p in (folder / "updates").iterdir()) == ["000001.f32", "000003.f32", "spare-000002.f32"]
+    assert sorted(p.name for p in (folder / "updates" / "epoch-000001").iterdir()) == [
+        "000001.f32",
+        "000003.f32",
+        "spare-000002.f32",
+    ]
     assert store.fetch((1, 1, "dev-1")).device == "dev-1"
 
 
@@ -262,9 +267,9 @@ def test_the_end_of_an_epoch_erases_every_update(open_store, folder):
     store.commit()
     dump = dataclasses.replace(rounds.strategy.dump(rounds.state), uploads=frozenset())
     store.snapshot(2, DEVICES, dump, (1, {"round": 1}))
-    assert len(list((folder / "updates").iterdir())) == 2
+    assert len(list((folder / "updates" / "epoch-000001").iterdir())) == 2
     store.erase()
-    assert not list((folder / "updates").iterdir())
+    assert not list((folder / "updates" / "epoch-000001").iterdir())
     assert store.records() == [{"round": 1}]
 
 

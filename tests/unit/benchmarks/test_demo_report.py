@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 from benchmarks.demo import DemoResult, RunResult
 from benchmarks.demo_report import ConsoleProgress, report
+from benchmarks.rounds import RoundFigures
 from benchmarks.seen import Reading, Seen
 
 pytestmark = pytest.mark.torch
@@ -29,6 +30,7 @@ INTERFACE = {
                 "seconds_per_round",
                 "bytes_up_per_device_round",
                 "bytes_down_per_device_round",
+                "mode",
             )
         )
     ],
@@ -37,9 +39,9 @@ INTERFACE = {
     "seen": dict.fromkeys(("cosine", "share_in_place", "reading_psnr_db_masked", "reading_psnr_db_none")),
 }
 RUNS = (
-    RunResult("fedavg", 31.25, 0.0, 1, 30, 0.1234, 19876.0, 21543.0),
-    RunResult("cfl", 92.5, 1.0, 4, 60, 0.2345, 20123.0, 22321.0),
-    RunResult("ifca", 91.75, 0.875, 5, 64, 0.3456, 20456.0, 123987.0),
+    RunResult("fedavg", 31.25, 0.0, 1, 30, 0.1234, 19876.0, 21543.0, "rotation"),
+    RunResult("cfl", 92.5, 1.0, 4, 60, 0.2345, 20123.0, 22321.0, "rotation"),
+    RunResult("ifca", 91.75, 0.875, 5, 64, 0.3456, 20456.0, 123987.0, "rotation"),
 )
 
 
@@ -77,6 +79,7 @@ def test_the_json_object_holds_the_figures():
         "seconds_per_round": 0.2345,
         "bytes_up_per_device_round": 20123.0,
         "bytes_down_per_device_round": 22321.0,
+        "mode": "rotation",
     }
     assert data["device"] == {"rss_mb_max": 71.6, "torch_loaded": False}
     assert data["aggregator"] == {"rss_mb_max": 301.4}
@@ -93,7 +96,7 @@ def test_the_report_holds_the_figures(capsys):
     out, err = capsys.readouterr()
     assert err == ""
     lines = out.splitlines()
-    assert lines[0] == "20 devices in 4 hidden groups, broker mosquitto, mask permutation"
+    assert lines[0] == "20 devices in 4 hidden groups, broker mosquitto, mask rotation"
     rows = {line.split()[0]: line.split()[1:] for line in lines if line.startswith(("fedavg", "cfl", "ifca"))}
     assert rows == {
         "fedavg": ["31.2", "%", "0.00", "1", "30", "0.123", "19.9", "21.5"],
@@ -137,3 +140,10 @@ def test_without_a_terminal_progress_is_lines_on_stderr(capsys):
         "cfl: round 0 of 4, waiting for the devices",
         "cfl: round 4 of 4, clusters 2+1, loss 0.50",
     ]
+
+
+def test_the_round_benchmark_says_its_mode():
+    """As every report does."""
+    figures = RoundFigures((0.1, 0.2, 0.3), 10, 636_040, "mosquitto", "permutation", 80.0, 300.0)
+    assert figures.data()["mode"] == "permutation"
+    assert figures.data()["seconds_per_round_median"] == 0.2

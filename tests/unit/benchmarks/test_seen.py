@@ -104,8 +104,8 @@ def test_the_key_is_the_one_that_the_devices_derive():
 def test_a_stored_update_is_read_from_the_aggregators_disk(tmp_path):
     """The first file that holds one: not a report without a vector, a short tail or a block of zeros."""
     assert stored_update(tmp_path, 4) is None
-    updates = tmp_path / "updates"
-    updates.mkdir()
+    updates = tmp_path / "updates" / "epoch-000001"
+    updates.mkdir(parents=True)
     (updates / "000001.f32").write_bytes(b"")
     np.ones(3, "<f4").tofile(updates / "000002.f32")
     np.zeros(8, "<f4").tofile(updates / "000003.f32")

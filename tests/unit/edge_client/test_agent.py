@@ -54,6 +54,7 @@ def announcement(round_=1, **changes):
         "models": (ORIGIN, OFFSET),
         "orders": (TRAIN,),
         "order_of": (0, NO_ORDER),
+        "mode": PLAN.mode,
     }
     return Announcement(**{**fields, **changes})
 
@@ -184,11 +185,11 @@ def test_work_that_ends_after_it_was_cancelled_is_dropped():
 
 
 def test_failed_work_sits_the_round_out():
-    state, actions = after(*SENDING[:2], WorkFailed(1, 1))
+    state, actions = after(*SENDING[:2], WorkFailed(b"\1" * 16))
     assert (state.stage, state.done, actions) == (Stage.IDLE, True, ())
     assert step(state, Announced(announcement()))[1] == (), "the same round again is not tried again"
     assert step(state, Announced(announcement(2)))[0].stage is Stage.WORKING
-    assert step(state, WorkFailed(1, 1)) == (state, ())
+    assert step(state, WorkFailed(b"\1" * 16)) == (state, ())
 
 
 @pytest.mark.parametrize("action", [Action.ACK, Action.REFUSED])

@@ -59,7 +59,7 @@ def arrival(run, model, segment, whole, **changes):
 def announced(run, *models, shared=None):
     p = run.plan
     return Announcement(
-        "demo", 1, p.run_id, 1, p.key_id, 3, 2, bytes(16), 9.0, False, models, (ORDER,), (0,), shared=shared
+        "demo", 1, p.run_id, 1, p.key_id, 3, 2, bytes(16), 9.0, False, models, (ORDER,), (0,), p.mode, shared=shared
     )
 
 

@@ -28,6 +28,7 @@ ROUND = Announcement(
     models=MODELS,
     orders=(ORDER,),
     order_of=(0,),
+    mode="permutation",
 )
 HEADER = ModelHeader("demo", PLAN.run_id, 1, PLAN.key_id, 1, 1, 3, D)
 
@@ -80,7 +81,7 @@ def test_a_model_at_its_origin_needs_no_contributors():
         ({"candidates": (2,)}, {}, "not announced"),
         ({"candidates": (1, 1)}, {}, "twice"),
         ({"phase": int(Phase.SCORE)}, {}, "nothing to train for"),
-        ({"phase": int(Phase.CHECKPOINT)}, {}, "nothing to train for"),
+        ({"phase": int(Phase.CHECKPOINT)}, {}, "a rollover in a round"),
         ({}, {"round": 5, "finished": True}, "nothing to train for"),
         ({"margins": True}, {}, "at once"),
     ],

@@ -17,7 +17,7 @@ def announcement(plan, finished=False):
     ref = ModelRef(0, 0, "aa", b"\1" * 16, 3, 1.0)
     round_ = plan.rounds + 1 if finished else 3
     fields = ("demo", 1, plan.run_id, 1, plan.key_id, 3, round_, bytes(16), 60.0)
-    return Announcement(*fields, finished=finished, models=(ref,), orders=(KEEP,), order_of=(0,))
+    return Announcement(*fields, finished=finished, models=(ref,), orders=(KEEP,), order_of=(0,), mode="permutation")
 
 
 @pytest.mark.parametrize("algorithm", ["fedgroup", "fedgrouprox", "one-shot"])

@@ -19,7 +19,7 @@ HEADER = ModelHeader("demo", PLAIN.run_id, 1, PLAIN.key_id, 0, 0, 3, D)
 def announcement(scale):
     ref = ModelRef(0, 0, "aa", b"\1" * 16, 3, 1.0, scale)
     fields = ("demo", 1, PLAIN.run_id, 1, PLAIN.key_id, 3, 3, bytes(16), 60.0)
-    return Announcement(*fields, finished=False, models=(ref,), orders=(ORDER,), order_of=(0,))
+    return Announcement(*fields, finished=False, models=(ref,), orders=(ORDER,), order_of=(0,), mode="permutation")
 
 
 @pytest.mark.parametrize(("eta", "adds"), [("0", False), ("0.0", False), ("0.5", True), ("1", True), ("1e-3", True)])

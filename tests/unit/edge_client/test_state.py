@@ -123,8 +123,9 @@ def test_run_and_status_come_back(state):
     state.save_status({"round": 3, "accuracy": 0.5})
     assert state.load_run() == b"package"
     assert state.load_status() == {"round": 3, "accuracy": 0.5}
-    (state.directory / "status.json").write_bytes(b"{half")
-    assert state.load_status() is None
+    for junk in (b"{half", b"5", b"[]", b"\xff", b"[" * 10**5):
+        (state.directory / "status.json").write_bytes(junk)
+        assert state.load_status() is None
 
 
 def test_every_file_is_private(state):

@@ -12,6 +12,8 @@ from crypto.seal.envelope import open_from_member, read_head
 from crypto.seal.identity import Identity
 from edge_client.data import Batch, split
 from edge_client.model import OrtModel
+from edge_client.own_updates import OwnUpdates
+from edge_client.package import Run, segment_keys
 from edge_client.scoring import score
 from edge_client.training import Cancelled, train
 from edge_client.update import BatchOrder, Workshop, carry_out, local_training, share_of
@@ -30,7 +32,7 @@ MODELS = {m: RNG.standard_normal(D).astype(np.float32) for m in (3, 4, 5)}
 
 
 @pytest.fixture(scope="module")
-def shop(logistic):
+def shop(logistic, tmp_path_factory):
     bundle = logistic(INPUTS, CLASSES)
     plan = run_plan(
         task_digest=bundle.digest, segments=(SegmentSpec("cluster", D),), local=MINI, origins=1, max_models=9, rounds=9
@@ -39,7 +41,10 @@ def shop(logistic):
     context = MaskContext(plan.fleet, plan.run_id, plan.epoch, plan.task_digest, plan.mode, plan.mask_segments)
     key = derive(secret, context)
     shares = split(Batch(*samples(40)), b"seed")
-    return Workshop(plan, DEVICE, AGGREGATOR.member, OrtModel(bundle), shares, key)
+    origins = np.zeros((1, D), np.float32)
+    run = Run(plan, bundle, origins, key, segment_keys(key), 0, 0)
+    own = OwnUpdates(tmp_path_factory.mktemp("own"), plan)
+    return Workshop(run, DEVICE, AGGREGATOR.member, OrtModel(bundle), shares, own)
 
 
 def announcement(round_=2):
@@ -57,6 +62,7 @@ def announcement(round_=2):
         models=(),
         orders=(),
         order_of=(),
+        mode="permutation",
     )
 
 
@@ -161,6 +167,42 @@ def test_everything_that_binds_an_upload_is_in_it(shop):
     assert (upload.round, upload.nonce, upload.phase) == (2, b"n" * 16, Phase.TRAIN)
     assert (upload.device, upload.recipient) == ("dev-1", AGGREGATOR.member.seal_key)
     assert (upload.task_digest, upload.mode, upload.key_id) == (plan.task_digest, plan.mode, shop.key.key_id)
+
+
+def vary(shop, **changes):
+    return dataclasses.replace(shop, run=dataclasses.replace(shop.run, plan=dataclasses.replace(shop.plan, **changes)))
+
+
+def test_a_blurred_update_points_where_the_true_one_does_and_has_another_length_each_time(shop):
+    """The aggregator sees other norms; the mean of many is the true update's."""
+    _, _, plain = do(shop, order(3))
+    true = plain.astype(np.float64)
+    blurred = [do(vary(shop, norm_blur=0.1), order(3))[2].astype(np.float64) for _ in range(12)]
+    factors = np.array([b @ true / (true @ true) for b in blurred])
+    for factor, found in zip(factors, blurred, strict=True):
+        assert np.linalg.norm(found - factor * true) < 1e-6 * np.linalg.norm(true)
+    assert len(set(factors.tolist())) == 12
+    assert np.abs(factors - 1).max() <= 0.4
+    assert np.abs(factors - 1).max() > 0.01
+    assert abs(factors.mean() - 1) < 0.15
+
+
+def test_the_models_norm_is_that_of_the_model_with_the_blurred_update(shop):
+    """So that |w + mean| follows from what is reported, as fedgroup's inter-group aggregation needs it."""
+    ask = dataclasses.replace(order(3), norm=True)
+    _, upload, vector = do(vary(shop, norm_blur=0.2), ask)
+    assert upload.model_norm == pytest.approx(np.linalg.norm(MODELS[3] + vector), abs=2e-4)
+
+
+def test_a_uniform_run_asks_for_no_counts(shop):
+    """Neither the training share nor the test share shows its size; what the device keeps for its owner is exact."""
+    finished, upload, _ = do(vary(shop, weighting="uniform"), order(3, evaluate=True))
+    true = shop.backend.score(MODELS[3], shop.shares.test.x, shop.shares.test.y)
+    assert (upload.samples, upload.tested) == (1, 100)
+    assert upload.correct == round(100 * true.correct / true.count)
+    assert (finished.correct, finished.tested) == (true.correct, true.count)
+    _, upload, _ = do(vary(shop, weighting="uniform"), order(3))
+    assert (upload.samples, upload.correct, upload.tested) == (1, 0, 0)
 
 
 def test_cancelled_work_raises(shop):

@@ -13,6 +13,7 @@ from crypto.seal import tokens as seal_tokens
 from crypto.seal.envelope import seal_to_group
 from crypto.seal.grants import make_card, seal_grant
 from crypto.seal.identity import Identity, fingerprint
+from crypto.seal.signed import sign_document
 from crypto.seal.tokens import make_request, token_id
 from edge_client.enrolment import DeviceMembership
 from edge_client.joining import Enrolling, prepare
@@ -20,9 +21,9 @@ from fleet.admission import Registrar
 from fleet.directory import FleetDirectory
 from fleet.tokens import FORGOTTEN_AFTER_S, TokenStore
 from wire.codec import decode, encode
-from wire.documents import DeviceGrant
+from wire.documents import Card, DeviceGrant
 from wire.enrolment import EnrolRequest, EnrolStatement, Token
-from wire.errors import ConfigError, ShoalError, UntrustedError
+from wire.errors import ConfigError, ShoalError, UntrustedError, WireError
 from wire.frame import ChunkKind, split
 from wire.loopback import LoopbackBroker, LoopbackTransport
 from wire.messages import Sealed
@@ -307,6 +308,28 @@ def test_a_wrong_proof_is_refused_even_under_the_tokens_seal(scene):
     assert len(scene.sit().pending) == 1
 
 
+def test_a_seal_key_that_nothing_can_be_sealed_to_is_refused_before_the_token_is_spent(scene):
+    """A token's rightful holder could else get itself signed into the roster, and no key could ever be sealed anew."""
+    token, hostile = scene.token(), Identity.generate("dev-1")
+    keys = dataclasses.replace(hostile.member, seal_key=bytes(32))
+    terms = (token.fleet, token.owner, token.aggregator, token_id(token.secret), token.expires_at_s, NOW_S)
+    card = sign_document(hostile, Card("device", keys))
+    statement = encode(EnrolStatement(*terms, card))
+    head = Sealed("reef", seal_tokens.PURPOSE, "dev-1", "owner")
+    plain = seal_tokens._prove(token, statement) + statement
+    scene.leave_request(token, encode(EnrolRequest(keys, seal_to_group(hostile, seal_tokens._key(token), head, plain))))
+    registrar = scene.sit()
+    assert registrar.pending == {}
+    assert "nothing can be sealed to it" in reasons(registrar)[0]
+    with pytest.raises(UntrustedError):
+        registrar.approve(fingerprint(keys), NOW_S)
+    with pytest.raises(WireError, match="nothing can be sealed"):
+        scene.owner.add_device(card)
+    assert scene.owner.roster.devices == ()
+    scene.enrol("dev-2")
+    scene.owner.revoke("dev-2")
+
+
 def test_a_card_for_the_aggregators_role_is_refused(scene):
     """A token is for a device."""
     token, identity = scene.token(), Identity.generate("dev-1")
@@ -459,7 +482,7 @@ def test_a_revocation_reaches_everybody_else(scene):
         goes.take_grant(delivered)
     again = DeviceMembership(stays.directory)
     assert again.grant.mask_secret == before.mask_secret
-    again.promote()
+    again.promote(again.next)
     assert DeviceMembership(stays.directory).grant.mask_secret == after.mask_secret
     assert not again.take_grant(delivered)
 

@@ -100,3 +100,11 @@ def test_a_value_that_nobody_gave_says_how_to(tmp_path):
 def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="can't read"):
         load(Options, section="edge", file=tmp_path / "none.toml", flags={"dir": Path()}, environment={})
+
+
+@pytest.mark.parametrize("junk", [b"\xff", b"[edge", b"x = " + b"[" * 10**5, b"[edge]\ndir = 1979-13-99"])
+def test_a_file_that_is_no_toml_is_refused(tmp_path, junk):
+    file = tmp_path / "shoal.toml"
+    file.write_bytes(junk)
+    with pytest.raises(ConfigError, match="is not valid TOML"):
+        load(Options, section="edge", file=file, flags={}, environment={})

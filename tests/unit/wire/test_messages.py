@@ -48,6 +48,7 @@ def announcement(**changes):
         "models": (ModelRef(0, 0, "aa", bytes(16), 0, 0.0),),
         "orders": (ORDER,),
         "order_of": (0, NO_ORDER, 5),
+        "mode": "permutation",
     }
     return Announcement(**{**fields, **changes})
 
@@ -98,8 +99,10 @@ def test_what_makes_no_sense_is_refused(make):
         {"norm_limit": -1.0},
         {"rounds": 0},
         {"min_contributors": 0},
-        {"epoch_rounds": 19},
+        {"epoch_rounds": 0},
         {"weighting": "median"},
+        {"norm_blur": -0.001},
+        {"norm_blur": limits.MAX_NORM_BLUR * 1.001},
     ],
 )
 def test_a_run_plan_checks_itself(changes):
@@ -129,7 +132,7 @@ def test_the_aggregators_grant_has_no_room_for_what_opens_a_mask():
     only_devices = {f.name for f in dataclasses.fields(DeviceGrant)} - {
         f.name for f in dataclasses.fields(AggregatorGrant)
     }
-    assert only_devices == {"mask_secret", "content_key"}
+    assert only_devices == {"mask_secret", "mask_epoch", "content_key"}
 
 
 def test_grants_do_not_show_their_secrets():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.helpers.epochs import Fleet, assert_same
 from tests.helpers.plans import D, Rounds, contribution, run_plan
 from wire.documents import SegmentSpec
 from wire.errors import ConfigError
@@ -155,11 +156,65 @@ def test_the_discrepancy_is_told_when_asked():
     assert event.detail["mean_after"] == pytest.approx(0.0)
 
 
+def in_epochs(rounds=4):
+    """Return devices whose mask changes after some rounds, when everybody is at its own centre."""
+    return Fleet(run_plan("fesem", {"k": 2}), DEVICES, {**GOAL, "dev-9": GOALS[1]}, pull=0.8).run_to(rounds)
+
+
+def test_a_rollover_freezes_the_assignment_and_each_centre_goes_on_by_itself():
+    """The same models follow as without it, and it is told once."""
+    without, rounds = in_epochs(7), in_epochs()
+    before = dict(rounds.clusters)
+    rounds.rollover()
+    assert [s.origin for s in rounds.state.slots] == [0, 1]
+    assert rounds.state.frozen
+    rounds.reload()
+    rounds.run_to(5)
+    rounds.rollover()
+    rounds.run_to(7)
+    assert_same(rounds, without)
+    assert rounds.clusters == before
+    assert [(e.round, e.kind) for e in rounds.events if e.kind != "reassigned"] == [(4, "assignment-frozen")]
+
+
+def test_frozen_devices_keep_their_centre_wherever_they_walk():
+    rounds = in_epochs()
+    before = dict(rounds.clusters)
+    rounds.rollover()
+    rounds.goals = {d: GOALS[1 - i % 2] for i, d in enumerate(DEVICES)}
+    assert rounds.run_to(7).clusters == before
+
+
+def test_newcomers_of_frozen_centres_take_the_one_of_least_loss():
+    rounds = in_epochs()
+    rounds.rollover()
+    outcome = rounds.step((*DEVICES, "dev-9"))
+    asked = {d: o.candidates for r, d, o in rounds.asked if r == 5}
+    assert asked.pop("dev-9") == (0, 1)
+    assert asked == {d: (outcome.clusters[d],) for d in DEVICES}
+    assert outcome.clusters["dev-9"] == outcome.clusters["dev-1"]
+    detail = {"device": "dev-9", "cluster": outcome.clusters["dev-1"], "by": "loss"}
+    assert [(e.kind, e.detail) for e in outcome.events] == [("assignment-frozen", {}), ("newcomer", detail)]
+    assert rounds.state.slots[outcome.clusters["dev-9"]].contributors == 5
+
+
+def test_centres_that_have_not_moved_share_an_origin_after_a_rollover_too():
+    """Before the first round there is nothing to freeze: a random assignment would stay one."""
+    without, rounds = in_epochs(5), in_epochs(0)
+    assert sorted(rounds.rollover().models) == [0]
+    assert [s.origin for s in rounds.state.slots] == [0, 0]
+    assert not rounds.state.frozen
+    rounds.run_to(5)
+    assert_same(rounds, without)
+    assert any(e.kind == "reassigned" for e in rounds.events)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"settings": {"k": 0}}, "k is from 1"),
-        ({"origins": 2}, "share one origin"),
+        ({"origins": 2}, "one origin"),
+        ({"epoch_rounds": 19}, "the mask changes after 19"),
         ({"segments": (SegmentSpec("shared", 2), SegmentSpec("cluster", 4))}, "no shared segment"),
     ],
 )

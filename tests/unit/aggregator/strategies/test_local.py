@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.helpers.epochs import Fleet
 from tests.helpers.plans import D, Rounds, contribution, run_plan
 from wire.errors import ConfigError
 
@@ -59,6 +60,18 @@ def test_dump_and_load_give_the_same_state():
     assert [s.version for s in rounds.state.slots] == [1, 1, 0]
     rounds.step(answer)
     np.testing.assert_array_equal(rounds.state.slots[0].offset, VECTORS["dev-a"] * 2)
+
+
+def test_a_newcomer_starts_at_w_0_in_a_later_epoch_too():
+    """Origin 0 is somebody's model by then."""
+    fleet = Fleet(run_plan("local"), DEVICES, VECTORS).run_to(3)
+    start = fleet.origins[0].copy()
+    assert len(fleet.rollover().models) == 4
+    fleet.reload()
+    state, plan = fleet.strategy.plan(fleet.state, 4, (*DEVICES, "dev-0"))
+    assert plan.orders["dev-0"].candidates == (3,)
+    np.testing.assert_allclose(fleet.theta(plan.models[3]), start, rtol=1e-6)
+    assert state.slots[3].origin == 3
 
 
 def test_a_mean_of_one_must_be_allowed():

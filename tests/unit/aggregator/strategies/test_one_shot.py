@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from aggregator.strategies.base import Slot
+from tests.helpers.epochs import Fleet
 from tests.helpers.plans import D, Rounds, contribution, run_plan
 from wire.errors import ConfigError
 from wire.messages import Phase
@@ -121,6 +123,58 @@ def test_dump_and_load_give_the_same_state():
     assert sorted(dump.vectors) == ["centroid-0-1", "centroid-1-1", "model-0-2", "model-1-2"]
     assert both[0].step(answer) == both[1].step(answer)
     assert [s.offset.tobytes() for s in both[0].state.slots] == [s.offset.tobytes() for s in both[1].state.slots]
+
+
+class InEpochs(Fleet):
+    """The same devices with a mask that changes."""
+
+    def __init__(self, **settings):
+        super().__init__(run_plan("one-shot", {"k": 2, **settings}, epoch_rounds=5), DEVICES, OWN)
+
+    def asked_of(self, device):
+        return {r: (Phase(o.phase), o.candidates) for r, d, o in self.asked if d == device}
+
+
+def test_before_the_clustering_only_the_origin_lives_on():
+    rounds = InEpochs()
+    rounds.step(DEVICES[:1])
+    assert sorted(rounds.rollover().models) == [2]
+    assert rounds.state.origin == Slot(0, version=1)
+    assert rounds.step().clusters == TRUTH
+    assert [s.origin for s in rounds.state.slots] == [0, 0]
+
+
+def test_a_latecomer_trains_alone_from_the_same_origin_in_a_later_epoch():
+    rounds = InEpochs()
+    rounds.step(DEVICES[:5])
+    inherited = rounds.rollover()
+    assert sorted(inherited.models) == [0, 1, 2]
+    assert {name: c.contributors for name, c in inherited.carried.items()} == {"centroid-0": 3, "centroid-1": 2}
+    assert rounds.state.origin.origin == 2
+    rounds.reload()
+    outcome = rounds.step()
+    assert rounds.asked_of("dev-5") == {2: (Phase.PRETRAIN, (2,))}
+    assert outcome.clusters == TRUTH
+    assert [e.detail for e in outcome.events] == [{"device": "dev-5", "cluster": 1}]
+
+
+def test_without_all_centroids_a_latecomer_takes_the_cluster_of_least_loss():
+    """It trains that cluster's model at once, and its update counts."""
+    rounds = InEpochs(start="origin")
+    rounds.step(DEVICES[:5])
+    rounds.step(DEVICES[:5])
+    rounds.rollover(lost=("centroid-0",))
+    assert rounds.state.centroids == ()
+    rounds.reload()
+    outcome = rounds.step()
+    assert rounds.asked_of("dev-5") == {3: (Phase.TRAIN, (0, 1))}
+    assert outcome.clusters == TRUTH
+    assert [(e.round, e.kind, e.detail) for e in outcome.events] == [
+        (2, "centroids-lost", {}),
+        (3, "newcomer", {"device": "dev-5", "cluster": 1, "by": "loss"}),
+    ]
+    assert [s.contributors for s in rounds.state.slots] == [3, 3]
+    assert rounds.step().events == ()
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,7 @@ def announced(run=2, round_=3, nonce=b"n" * 16, roster=5):
         models=(),
         orders=(),
         order_of=(),
+        mode="permutation",
     )
 
 

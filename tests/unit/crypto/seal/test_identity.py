@@ -6,10 +6,10 @@ import stat
 
 import pytest
 
-from crypto.seal.identity import Identity, fingerprint, verify
+from crypto.seal.identity import Identity, check_seal_key, fingerprint, verify
 from support.files import write_private
 from wire.documents import Member
-from wire.errors import ConfigError, IntegrityError, UntrustedError
+from wire.errors import ConfigError, IntegrityError, UntrustedError, WireError
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +134,27 @@ def test_a_fingerprint_is_24_characters_that_depend_on_both_keys(alice):
 def test_names_are_checked():
     with pytest.raises(ConfigError, match="not a valid name"):
         Identity.generate("Alice Smith")
+
+
+P = 2**255 - 19
+SMALL_ORDER = [
+    0,
+    1,
+    325606250916557431795983626356110631294008115727848805560023387167927233504,
+    39382357235489614581723060781553021112529911719440698176882885853963445705823,
+    P - 1,
+    P,
+    P + 1,
+]
+"""The points of small order on Curve25519 and their twins that are not reduced (cr.yp.to/ecdh.html, "validate")."""
+
+
+@pytest.mark.parametrize("point", SMALL_ORDER)
+def test_a_seal_key_of_small_order_is_no_seal_key(point):
+    with pytest.raises(WireError, match="nothing can be sealed"):
+        check_seal_key(point.to_bytes(32, "little"))
+
+
+def test_a_true_seal_key_is_one(alice):
+    check_seal_key(alice.member.seal_key)
+    check_seal_key((9).to_bytes(32, "little"))

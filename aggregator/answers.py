@@ -1,0 +1,53 @@
+"""What devices are told about their uploads, and told again when they send again."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aggregator.intake import Opened
+from aggregator.membership import AggregatorMembership
+from aggregator.publisher import Publisher
+from wire.documents import RunPlan
+from wire.frame import parse
+from wire.messages import Action
+
+ANSWERS_REMEMBERED: Final = 4096
+
+
+class Answers:
+    """Answers uploads of one run; remembers the latest."""
+
+    def __init__(self, publisher: Publisher, membership: AggregatorMembership, run: RunPlan) -> None:
+        self._publisher = publisher
+        self._membership = membership
+        self._run = run
+        self._given: dict[tuple[str, bytes], Action] = {}
+
+    def give(self, opened: Opened, action: Action, reason: str = "") -> None:
+        """Answer an upload that was opened."""
+        self.reply(opened.upload.device, opened.upload.round, opened.transfer, action, reason)
+
+    def reply(self, device: str, round_: int, transfer: bytes, action: Action, reason: str = "") -> None:
+        """Tell ``device`` what became of a transfer; one that is not in the roster is told nothing."""
+        member = self._membership.roster.device(device)
+        if member is None:
+            return
+        if len(self._given) >= ANSWERS_REMEMBERED:
+            self._given.pop(next(iter(self._given)))
+        self._given[device, transfer] = action
+        self._publisher.answer(member, self._run, round_, transfer, action, reason)
+
+    def repeat(self, device: str, chunk: bytes) -> bool:
+        """Answer again if ``chunk`` is of what was answered, once for each time it is the first; return whether it is.
+
+        Raises:
+            WireError: it is not a chunk.
+        """
+        header, _ = parse(chunk)
+        action = self._given.get((device, header.transfer_id))
+        if action is None:
+            return False
+        member = self._membership.roster.device(device)
+        if header.index == 0 and member is not None:
+            self._publisher.answer(member, self._run, header.round, header.transfer_id, action)
+        return True

@@ -1,0 +1,138 @@
+"""Where a run stands, as the engine's transitions take it and give it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aggregator.events import Action, RoundRecord
+from aggregator.rollover import Rollover
+from aggregator.strategies.base import Contribution, Event, Outcome, RoundPlan
+from wire.documents import Roster, RunPlan
+from wire.messages import Phase
+
+NEWS_KEPT: Final = 64
+"""A rollover may fail for days, and all of this lies in every snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """Where a run stands.
+
+    Attributes:
+        run: the owner's plan as it stands in this mask epoch.
+        round: the open round or the last one, 0 before the first; step: of the rollover after it, 0 where there is none.
+        plan: the open round's or step's, None while gathering.
+        received: device -> (phase, digest) of its durable upload of the open round.
+        gone: ordered devices that went offline and have not uploaded.
+        overtime: the deadline of the open round, or of the gathering, has passed.
+        since: the round after which the mask epoch began.
+        generation: roster sequence of the secrets in force; newest: of the newest at hand.
+        roster, roster_bytes: the newest.
+        rollover: the one under way.
+        news: what happened since the last round closed.
+    """
+
+    devices: tuple[str, ...]
+    strategy: Any
+    run: RunPlan
+    online: frozenset[str] = frozenset()
+    round: int = 0
+    step: int = 0
+    plan: RoundPlan | None = None
+    received: Mapping[str, tuple[Phase, bytes]] = field(default_factory=dict)
+    contributions: tuple[Contribution, ...] = ()
+    gone: frozenset[str] = frozenset()
+    overtime: bool = False
+    finished: bool = False
+    since: int = 0
+    generation: int = 0
+    newest: int = 0
+    roster: Roster | None = None
+    roster_bytes: bytes = field(default=b"", repr=False)
+    rollover: Rollover | None = None
+    news: tuple[Event, ...] = ()
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Ordered devices that have not uploaded, in name order."""
+        return () if self.plan is None else tuple(sorted(d for d in self.plan.orders if d not in self.received))
+
+    @property
+    def standing(self) -> dict[str, Any]:
+        """What, beside the strategy's state, `Engine.resume` needs to go on from here, as JSON."""
+        r = self.rollover
+        return {
+            "epoch": self.run.epoch,
+            "key_id": self.run.key_id.hex(),
+            "since": self.since,
+            "generation": self.generation,
+            "step": self.step,
+            "open": self.plan is not None,
+            "news": [{"round": e.round, "kind": e.kind, "detail": dict(e.detail)} for e in self.news],
+            "rollover": None
+            if r is None
+            else {"generation": r.generation, "tries": r.tries, "folder": r.folder, "signing": r.proposal is not None},
+        }
+
+
+Transition = tuple[EngineState, tuple[Action, ...]]
+
+
+def opened(state: EngineState, plan: RoundPlan) -> EngineState:
+    """Return the state with a round, or a step of a rollover, open."""
+    return dataclasses.replace(
+        state,
+        round=plan.round,
+        step=plan.step,
+        plan=plan,
+        received={},
+        contributions=(),
+        gone=frozenset(d for d in plan.orders if d not in state.online),
+        overtime=False,
+    )
+
+
+def noted(state: EngineState, kind: str, detail: Mapping[str, Any]) -> EngineState:
+    """Return the state with something to tell when the next round closes; of very much only the latest is told."""
+    return dataclasses.replace(state, news=(*state.news, Event(state.round, kind, detail))[-NEWS_KEPT:])
+
+
+def without(state: EngineState, device: str) -> EngineState:
+    """Return the state in which the device is not there: the open round does not wait for it."""
+    ordered = state.plan is not None and device in state.plan.orders
+    gone = state.gone | {device} if ordered else state.gone
+    return dataclasses.replace(state, online=state.online - {device}, gone=gone)
+
+
+def forsaken(state: EngineState) -> bool:
+    """Whether the deadline has passed, all that the open round asked went away without an answer, and others are there.
+
+    A round may ask very few, a newcomer's cold start one device: the fleet does not wait for these to come back.
+    """
+    plan = state.plan
+    if plan is None or plan.final or state.received or not state.overtime:
+        return False
+    return not set(state.waiting) - state.gone and bool(state.online - plan.orders.keys())
+
+
+def record_of(state: EngineState, plan: RoundPlan, outcome: Outcome) -> RoundRecord:
+    """Return the closed round in figures."""
+    given = sorted(state.contributions, key=lambda c: c.device)
+    samples = sum(c.samples for c in given)
+    return RoundRecord(
+        round=plan.round,
+        final=plan.final,
+        ordered=len(plan.orders),
+        contributed=len(given),
+        missing=state.waiting,
+        loss=sum(c.loss * c.samples for c in given) / samples if samples else 0.0,
+        correct=sum(c.correct for c in given),
+        tested=sum(c.tested for c in given),
+        norms={c.device: c.norm for c in given},
+        clusters=outcome.clusters,
+        events=tuple({"round": e.round, "kind": e.kind, **e.detail} for e in (*state.news, *outcome.events)),
+        device_accuracy={c.device: (c.correct, c.tested) for c in given if c.tested},
+    )

@@ -1,0 +1,55 @@
+"""What others may ask of a run's directory while the store writes it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from aggregator.damage import readable
+from aggregator.store import BUSY_TIMEOUT_MS, DATABASE, UPDATES
+
+
+def erase_updates(directory: Path) -> None:
+    """Erase the updates of a run that is over."""
+    for path in (directory / UPDATES).glob("*/*.f32"):
+        path.unlink()
+
+
+def read_generation(directory: Path) -> int | None:
+    """Return the newest secrets, by the roster sequence they were drawn at, that a run has turned to; None for the first."""
+    found = _read(directory, "SELECT document FROM snapshot")
+    if not found:
+        return None
+    with readable(directory):
+        standing = json.loads(found[0])["standing"]
+        return int((standing["rollover"] or standing)["generation"])
+
+
+def read_records(directory: Path) -> list[dict[str, Any]]:
+    """Return the closed rounds of a run that another process may be writing; empty where there are none yet."""
+    found = _read(directory, "SELECT record FROM rounds ORDER BY round")
+    with readable(directory):
+        return [json.loads(record) for record in found]
+
+
+def _read(directory: Path, query: str) -> list[str]:
+    """Return the first column of what ``query`` finds in a run's database that another process may be writing.
+
+    Raises:
+        IntegrityError: the database is damaged.
+    """
+    path = directory / DATABASE
+    if not path.exists():
+        return []
+    with (
+        readable(directory),
+        closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)) as reader,
+    ):
+        try:
+            reader.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+            return [value for (value,) in reader.execute(query)]
+        except sqlite3.OperationalError:
+            return []  # the writer has not made its tables yet

@@ -1,0 +1,114 @@
+"""What a device has to show: its figures, and the model of its own cluster, on disk now and then."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from edge_client import kept
+from edge_client.state import OwnModel
+
+if TYPE_CHECKING:
+    from edge_client.agent import Stage
+    from edge_client.enrolment import DeviceMembership
+    from edge_client.package import Run
+    from edge_client.state import DeviceState
+    from edge_client.update import Finished
+    from wire.documents import RunPlan
+    from wire.messages import Announcement, Order
+    from wire.transport import Transport
+    from wire.types import Float32Vector
+
+LOG = logging.getLogger("shoal.edge")
+STATUS_EVERY_S: Final = 1.0
+SAVE_MODEL_EVERY_S: Final = 30.0
+RUNS_REMEMBERED: Final = 16
+
+
+class Results:
+    """The results of the run that is followed, and figures of those before."""
+
+    def __init__(self, membership: DeviceMembership, files: DeviceState, transport: Transport) -> None:
+        self._membership = membership
+        self._files = files
+        self._transport = transport
+        self._own: OwnModel | None = None
+        self._saved_model_s = self._saved_status_s = -math.inf
+        self._figures: dict[str, Any] = {}
+        self._ended: dict[str, dict[str, Any]] = {}
+        self._base = (0, 0)
+
+    def begin(self, run: Run, *, again: bool) -> None:
+        """Start the figures of a run, or ``again`` go on with them in another mask epoch."""
+        plan = run.plan
+        if not again:
+            self._base = (self._transport.bytes_sent, self._transport.bytes_received)
+            self._figures = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": 0}
+        self._figures["mask_epoch"] = plan.epoch
+
+    def note(
+        self,
+        announcement: Announcement,
+        order: Order,
+        result: Finished,
+        models: Mapping[int, Float32Vector],
+        now_s: float,
+    ) -> None:
+        """Take what came of an order, from ``models`` (d,) float32 by id."""
+        rounds = self._figures.get("rounds", 0) + 1
+        self._figures.update(rounds=rounds, round=announcement.round, cluster=result.model, loss=result.loss)
+        if result.tested:
+            self._figures["accuracy"] = result.correct / result.tested
+        if announcement.finished or order.train:
+            theta = models[result.model]
+            self._own = OwnModel(announcement.run, announcement.run_id, announcement.round, result.model, theta)
+        if announcement.finished:
+            self.save_model(now_s, durable=True)
+            path = kept.keep(self._membership.directory, announcement, order, result.model, models)
+            if path:
+                self._figures["path"] = path
+
+    def keep_up(self, now_s: float) -> None:
+        """Save the newest model if the last one saved is old."""
+        if now_s - self._saved_model_s > SAVE_MODEL_EVERY_S:
+            self.save_model(now_s, durable=False)
+
+    def save_model(self, now_s: float, *, durable: bool) -> None:
+        """Save the newest model, if there is one that is not."""
+        if self._own is not None:
+            self._files.save_model(self._own, durable=durable)
+            self._saved_model_s = now_s
+            self._own = None if durable else self._own
+
+    def finish(self, plan: RunPlan, stage: Stage, now_s: float) -> None:
+        """Close the figures of a run."""
+        self._figures["finished"] = True
+        self._count_bytes()
+        earlier = list(self._ended.items())[1 - RUNS_REMEMBERED :]
+        self._ended = {**dict(earlier), str(plan.run): dict(self._figures)}
+        self.publish(stage, now_s, force=True)
+        LOG.info("run finished", extra={"kv": {"run": plan.run, **self._figures}})
+
+    def publish(self, stage: Stage, now_s: float, *, force: bool = False) -> None:
+        """Write the figures where people and programs find them, at most once a second unless forced."""
+        if not force and now_s - self._saved_status_s < STATUS_EVERY_S:
+            return
+        self._saved_status_s = now_s
+        self._count_bytes()
+        self._files.save_status(
+            {
+                "device": self._membership.name,
+                "fleet": self._membership.fleet,
+                "stage": stage.value,
+                "torch_loaded": "torch" in sys.modules,
+                **self._figures,
+                "ended": self._ended,
+            }
+        )
+
+    def _count_bytes(self) -> None:
+        sent, received = self._transport.bytes_sent - self._base[0], self._transport.bytes_received - self._base[1]
+        self._figures.update(bytes_up=sent, bytes_down=received)

@@ -1,0 +1,41 @@
+"""The runs that the owner has signed, as far as anybody may know them: without numpy, for people who only look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from crypto.seal.signed import open_document
+from fleet.directory import RUNS
+from support.files import read_private
+from wire.codec import decode
+from wire.documents import RunPackage, RunPlan
+from wire.errors import ShoalError
+
+if TYPE_CHECKING:
+    from fleet.directory import FleetDirectory
+
+
+def signed_plans(fleet: FleetDirectory, complain: Callable[[str], None]) -> list[RunPlan]:
+    """Return the plans of the runs in the owner's directory, by number; ``complain`` hears of files that are none of them."""
+    plans = []
+    for path in sorted((fleet.path / RUNS).glob("*.run")):
+        try:
+            package = decode(read_private(path), RunPackage)
+            plans.append(open_document(package.plan, RunPlan, fleet.owner.member.sign_key))
+        except ShoalError as error:
+            complain(f"{path.name} is no run of this fleet: {error}")
+    return sorted(plans, key=lambda p: p.run)
+
+
+def summary(plan: RunPlan) -> dict[str, Any]:
+    """Return what people want to know of a run at a glance, its mask mode above all."""
+    return {
+        "run": plan.run,
+        "algorithm": plan.algorithm,
+        "mode": plan.mode,
+        "rounds": plan.rounds,
+        "min_contributors": plan.min_contributors,
+        "weighting": plan.weighting,
+        "norm_blur": plan.norm_blur,
+    }

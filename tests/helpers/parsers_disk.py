@@ -1,0 +1,311 @@
+"""Parsers of files: task bundles and data that people bring, keys and state that a party wrote and something may have damaged."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import shutil
+import sqlite3
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from aggregator.daemon import find_runs
+from aggregator.damage import readable
+from aggregator.membership import AggregatorMembership
+from aggregator.publisher import Publisher
+from aggregator.run_directory import read_records
+from aggregator.store import Store
+from aggregator.strategies.registry import make_strategy
+from crypto.seal import passphrase
+from crypto.seal.identity import Identity
+from edge_client import kept
+from edge_client.config import EdgeConfig
+from edge_client.data import load, load_inputs
+from edge_client.enrolment import DeviceMembership
+from edge_client.manifest import TaskManifest
+from edge_client.onnx_wire import bind_input, check_graph
+from edge_client.package import open_run
+from edge_client.program import next_birth
+from edge_client.state import DeviceState
+from edge_client.task import TaskBundle
+from fleet.broker_users import BrokerUsers
+from fleet.directory import CHANGE_FILE, Change, FleetDirectory, FleetSecrets
+from fleet.task.signed import Source, read_signed, write_signed
+from fleet.tokens import TokenStore
+from support.config import load as load_config
+from tests.helpers.datafiles import idx
+from tests.helpers.parsers import Parser, parcelled, parts_of
+from tests.helpers.parsers_scene import Silent
+from wire.address import BrokerAddress
+from wire.codec import decode, encode
+
+DATA_SAMPLES = 6
+CHEAP_WORK = 1 << 14
+"""KiB times passes that a passphrase may cost while parsers are tried; the bound of the format itself is far higher."""
+
+
+class Disk:
+    """Directories of every party of a scene, copied, so that files in them can be replaced by anything."""
+
+    def __init__(self, scene, root):
+        self.scene = scene
+        self.root = root
+        scene.fleet.run(60)
+        stage = scene.fleet.stage
+        scene.fleet.close()
+        self.places = {"owner": stage.fleet.path, "device": stage.device_dir("dev-00"), "server": stage.aggregator_dir}
+        self.plan = scene.fleet.plan
+        self.copies = 0
+
+    def copy(self, party):
+        """Return a fresh copy of a party's directory."""
+        self.copies += 1
+        target = self.root / f"{party}-{self.copies}"
+        shutil.copytree(self.places[party], target)
+        return target
+
+    def replaced(self, party, file, read, *, seeds=(), name=""):
+        """Return a parser of one file of a party: ``read(directory)`` opens what is there."""
+        directory = self.copy(party)
+        path = directory / file
+        found = (path.read_bytes(),) if path.exists() else ()
+
+        def put(data):
+            if not path.exists():
+                path.touch(mode=0o600)
+            path.write_bytes(data)
+            return read(directory)
+
+        return Parser(f"{party}'s {name or file}", (*found, *seeds), put)
+
+
+def parsers(disk):
+    """Return the parsers of files."""
+    return [*_tasks(disk), *_data(disk), *_owners(disk), *_devices(disk), *_aggregators(disk), *_alone(disk)]
+
+
+def _tasks(disk):
+    bundle = disk.scene.fleet.bundle
+    manifest = bundle.manifest.to_toml().encode()
+    owner = Identity.generate("owner")
+    write_signed(bundle, Source("logistic", {"inputs": 4}), owner, disk.root / "task")
+
+    def graph(data):
+        check_graph(data, "g.onnx")
+        return bind_input(data, "theta", 4)
+
+    def source(data):
+        (disk.root / "task" / "source.json").write_bytes(data)
+        return read_signed(disk.root / "task", owner)
+
+    return [
+        Parser("task bundle", (bundle.to_bytes(),), TaskBundle.from_bytes),
+        Parser("task.toml", (manifest,), TaskManifest.from_toml),
+        Parser("onnx graph", (bundle.score, bundle.predict), graph),
+        Parser("a task's source", ((disk.root / "task" / "source.json").read_bytes(),), source),
+    ]
+
+
+def _data(disk):
+    manifest = disk.scene.fleet.bundle.manifest
+    width = manifest.input.shape[0]
+    x = np.arange(DATA_SAMPLES * width, dtype=np.float32).reshape(DATA_SAMPLES, width)
+    y = np.arange(DATA_SAMPLES) % 4
+    folder = disk.root / "data"
+    folder.mkdir()
+
+    def through(name, load_=load):
+        def read(data):
+            (folder / name).write_bytes(data)
+            return load_(folder / name, manifest)
+
+        return read
+
+    def images(data):
+        pixels, labels, *_ = [*parts_of(data), b"", b""]
+        (folder / "train-images-idx3-ubyte").write_bytes(pixels)
+        (folder / "train-labels-idx1-ubyte").write_bytes(labels)
+        return load(folder / "train-images-idx3-ubyte", manifest)
+
+    def packed(data):
+        pixels, labels, *_ = [*parts_of(data), b"", b""]
+        (folder / "t-images-idx3-ubyte.gz").write_bytes(pixels)
+        (folder / "t-labels-idx1-ubyte.gz").write_bytes(labels)
+        return load(folder / "t-images-idx3-ubyte.gz", manifest)
+
+    plain, squeezed = io.BytesIO(), io.BytesIO()
+    np.savez(plain, x=x, y=y)
+    np.savez_compressed(squeezed, x=x, y=y)
+    table = "\n".join(",".join(map(str, (*row, label))) for row, label in zip(x, y, strict=True))
+    pair = idx(x.astype(np.uint8).reshape(DATA_SAMPLES, 2, 3)), idx(y.astype(np.uint8))
+    npz = (plain.getvalue(), squeezed.getvalue())
+    return [
+        Parser("data.npz", npz, through("d.npz")),
+        Parser("inputs.npz", npz, through("i.npz", load_inputs)),
+        Parser("data.csv", (table.encode(), b"a,b,c,d,e,f,label\n" + table.encode()), through("d.csv")),
+        Parser("IDX files", (parcelled(*pair),), images),
+        Parser("IDX files, packed", (parcelled(*(gzip.compress(p) for p in pair)),), packed),
+    ]
+
+
+def _owners(disk):
+    def opened(directory):
+        fleet = FleetDirectory(directory)
+        return fleet.mask_secret, fleet.content, fleet.broker, fleet.cards(), fleet.broker_for("dev-00")
+
+    def tokens(directory):
+        fleet = FleetDirectory(directory)
+        store = TokenStore(fleet)
+        list(store.forget_old(0))
+        return [store.find(p.stem) for p in (directory / "tokens").glob("*.token")]
+
+    owner = disk.places["owner"]
+    change = Change((owner / "secrets.bin").read_bytes(), (owner / "roster.signed").read_bytes())
+    (token,) = (owner / "tokens").glob("*.token")
+    secrets = decode((owner / "secrets.bin").read_bytes(), FleetSecrets)
+    assert "mask_secret" not in repr(secrets)
+    return [
+        disk.replaced("owner", "owner.key", opened),
+        disk.replaced("owner", "secrets.bin", opened),
+        disk.replaced("owner", "roster.signed", opened),
+        disk.replaced("owner", CHANGE_FILE, opened, seeds=(encode(change),)),
+        disk.replaced("owner", "broker.key", lambda d: BrokerUsers(d).password("x"), seeds=(bytes(32),)),
+        disk.replaced("owner", f"tokens/{token.name}", tokens, name="token"),
+    ]
+
+
+def _devices(disk):
+    def joined(directory):
+        member = DeviceMembership(directory)
+        BrokerAddress.parse(member.broker)
+        return (
+            member.index,
+            member.content,
+            member.secret_at(member.generation(member.grant), member.grant.mask_epoch),
+            member.group.aead(),
+        )
+
+    def followed(directory):
+        package = DeviceState(directory).load_run()
+        return open_run(package, DeviceMembership(directory))
+
+    def status(directory):
+        return {**(DeviceState(directory).load_status() or {})}
+
+    head = disk.places["device"] / "model.bin"
+    return [
+        disk.replaced("device", "identity.key", joined),
+        disk.replaced("device", "membership.bin", joined),
+        disk.replaced(
+            "device", "membership.next", joined, seeds=((disk.places["device"] / "membership.bin").read_bytes(),)
+        ),
+        disk.replaced("device", "roster.signed", joined),
+        disk.replaced("device", "pending.0.bin", lambda d: DeviceState(d).load_pending()),
+        disk.replaced("device", "run.package", followed),
+        disk.replaced("device", "model.bin", lambda d: DeviceState(d).load_model()),
+        disk.replaced(
+            "device",
+            "above-00001.bin",
+            lambda d: kept.above(d, DeviceState(d).load_model()),
+            seeds=(head.read_bytes(),),
+        ),
+        disk.replaced("device", "status.json", status),
+        disk.replaced("device", "birth", lambda d: next_birth(DeviceMembership(d))),
+    ]
+
+
+def _aggregators(disk):
+    def joined(directory):
+        member = AggregatorMembership(directory)
+        return member.group.aead(), member.obstacle(disk.plan), find_runs(member)
+
+    def ledger(directory):
+        member = AggregatorMembership(directory)
+        return Publisher(member.identity, member.group, Silent(), directory / "retained.json")
+
+    run = f"run-{disk.plan.run:06d}"
+
+    def database(directory):
+        store = Store(directory / run, disk.plan)
+        try:
+            return _all_of(store, directory / run, disk.plan)
+        finally:
+            store.close()
+
+    return [
+        disk.replaced("server", "membership.bin", joined),
+        disk.replaced("server", "roster.signed", joined),
+        disk.replaced("server", "runs/000001.run", joined),
+        disk.replaced("server", "retained.json", ledger),
+        disk.replaced("server", f"{run}/run.sqlite", database),
+        *(_row(disk, run, *where) for where in ROWS),
+    ]
+
+
+ROWS = (
+    ("snapshot", "document", "id = 1"),
+    ("rounds", "record", "round = 1"),
+    ("uploads", "header", "device = 'dev-00' AND round = (SELECT max(round) FROM uploads)"),
+    ("uploads", "digest", "device = 'dev-00'"),
+    ("uploads", "start", "device = 'dev-00' AND round = (SELECT max(round) FROM uploads)"),
+    ("uploads", "checksum", "device = 'dev-00' AND round = (SELECT max(round) FROM uploads)"),
+    ("facts", "value", "name = 'plan'"),
+    ("facts", "value", "name = 'seed'"),
+)
+BYTES = ("header", "digest", "value")
+
+
+def _all_of(store, directory, plan):
+    """Read everything that a store holds, as the aggregator does when it starts."""
+    snapshot = store.restore()
+    if snapshot is not None:
+        with readable(directory):
+            make_strategy(plan).load(snapshot.document, snapshot.vectors, store.fetch)
+        store.uploads(snapshot.round)
+    return store.records(), read_records(directory)
+
+
+def _row(disk, run, table, column, where):
+    directory = disk.copy("server") / run
+    database = sqlite3.connect(directory / "run.sqlite", isolation_level=None)
+    (found,) = database.execute(f"SELECT {column} FROM {table} WHERE {where}").fetchone()
+    seed = found if isinstance(found, bytes) else str(found).encode()
+
+    def read(data):
+        value = data if column in BYTES else data.decode("utf-8", "replace")
+        database.execute(f"UPDATE {table} SET {column} = ? WHERE {where}", (value,))
+        store = Store(directory, disk.plan)
+        try:
+            return _all_of(store, directory, disk.plan)
+        finally:
+            store.close()
+
+    return Parser(f"aggregator's {table}.{column} where {where.split()[0]} {where.split()[2]}", (seed,), read)
+
+
+def _alone(disk):
+    toml = b'[edge]\ndir = "d"\ndata = "x.npz"\nthreads = 2\nonce = true\n'
+    head = struct.pack("<4sIII16s", passphrase.MAGIC, 8, 1, 1, bytes(16))
+    lock = passphrase.Lock(b"long enough")
+    nonce = bytes(12)
+    locked = head + nonce + lock._cipher(head).encrypt(nonce, b"secret", head + b"file")
+
+    def config(data):
+        path = disk.root / "edge.toml"
+        path.write_bytes(data)
+        return load_config(EdgeConfig, section="edge", file=path, flags={}, environment={})
+
+    def unlock(data):
+        asked = struct.unpack("<III", data[4:16].ljust(12, b"\0"))
+        if asked[0] * asked[1] > CHEAP_WORK:
+            return None
+        return passphrase.Lock(b"long enough").open("file", data)
+
+    identity = Identity.generate("dev-1").reveal()
+    return [
+        Parser("configuration file", (toml,), config),
+        Parser("file under a passphrase", (locked,), unlock),
+        Parser("key file", (identity,), lambda d: Identity.from_bytes(d, Path("k"))),
+    ]

@@ -1,0 +1,160 @@
+"""A fleet in the middle of a run, whose traffic gives parsers the bytes that they take."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+
+from aggregator.membership import AggregatorMembership
+from crypto.seal.envelope import open_from_group, read_head
+from crypto.seal.grants import make_card
+from crypto.seal.identity import Identity
+from crypto.seal.tokens import make_request
+from edge_client.enrolment import DeviceMembership
+from edge_client.state import Mark, ModelFile
+from fleet.directory import Change, FleetSecrets
+from fleet.tokens import TokenFile, TokenStore
+from tests.helpers import fleets
+from wire import codec
+from wire.codec import decode, decode_prefix, encode
+from wire.documents import AggregatorGrant, Card, DeviceGrant, GrantFile, Member, Roster, RunPackage, RunPlan
+from wire.enrolment import EnrolRequest, EnrolStatement, Token
+from wire.epochs import Certificate, Checkpoint, Endorsement, Epoch, Origins, Proposal, SignedBy
+from wire.faults import Hop
+from wire.messages import Announcement, Control, ModelHeader, Presence, Sealed, Upload
+
+DEVICE = "dev-00"
+
+
+class Silent:
+    """A transport on which nothing is heard: for parties whose answers don't matter."""
+
+    bytes_sent = bytes_received = 0
+
+    def start(self, *, require=False):
+        """Do nothing."""
+
+    def close(self):
+        """Do nothing."""
+
+    def subscribe(self, topic_filter):
+        """Do nothing."""
+
+    unsubscribe = subscribe
+
+    def publish(self, topic, payload, *, retain=False):
+        """Do nothing."""
+
+    def pending(self):
+        """Return that everything has gone."""
+        return 0
+
+
+class Scene:
+    """A fleet in the middle of a run, and all that has been said in it so far."""
+
+    def __init__(self, root):
+        self.tap = fleets.Wiretap()
+        options = {"algorithm": "ifca", "rounds": 3, "settings": {"k": "2"}, "seed": 2, "evaluate_every": 1}
+        self.fleet = fleets.make_fleet(root / "scene", fleets.grouped_data(3, 2), faults=self.tap, **options)
+        self.fleet.run_until(lambda: len(self.fleet.records()) == 2, 20)
+        self.owner = self.fleet.stage.fleet
+        self.group = fleets.group_key(self.fleet)
+        self.aggregator = fleets.aggregator_identity(self.fleet)
+        self.device = fleets.device_identity(self.fleet, DEVICE)
+        self.membership = DeviceMembership(self.fleet.stage.device_dir(DEVICE))
+        self.card = make_card(self.device, "device")
+        self.token = TokenStore(self.owner).issue(3600, 1000)
+        self.newcomer = Identity.generate("dev-77")
+        self.package = (self.owner.path / "runs" / "000001.run").read_bytes()
+
+    def passages(self, hop, client, *endings):
+        """Return (topic, payload) of what went one way."""
+        chosen = [p for p in self.tap.heard if p.hop is hop and p.client == self.fleet.client_id(client)]
+        found = [(p.topic, p.payload) for p in chosen if p.payload and (not endings or p.topic.endswith(endings))]
+        return list(dict.fromkeys(found))
+
+    def payloads(self, *, ending="", starting="", sender="aggregator"):
+        """Return the whole payloads that a party sent to topics of a kind."""
+        by_base = defaultdict(list)
+        for topic, payload in self.passages(Hop.UP, sender):
+            if topic.endswith(ending) and starting in topic:
+                by_base[topic].append(payload)
+        return [whole for chunks in by_base.values() for whole in fleets.whole(chunks)]
+
+    def plains(self, sender=None, **where):
+        """Return what lies in group envelopes."""
+        signer = self.aggregator if sender is None else fleets.device_identity(self.fleet, sender)
+        found = []
+        for sealed in self.payloads(sender=sender or "aggregator", **where):
+            head, at = read_head(sealed)
+            found.append(bytes(open_from_group(self.group, sealed, head, at, signer.member.sign_key)))
+        return found
+
+    def samples(self):
+        """Return encoded messages by their type."""
+        package = decode(self.package, RunPackage)
+        request = make_request(self.newcomer, self.token, 1000)
+        statement = encode(EnrolStatement("demo", "o", "a", "t", 1, 1, self.card))
+        uploads = [
+            fleets.open_upload(self.fleet, DEVICE, u)[0] for u in fleets.uploads_of(self.fleet, self.tap, DEVICE)
+        ]
+        grants = [(self.owner.path / "grants" / f"{n}.grant").read_bytes() for n in (DEVICE, "aggregator")]
+        models = self.plains(starting="/s/model/")
+        secrets = decode((self.owner.path / "secrets.bin").read_bytes(), FleetSecrets)
+        found = {
+            Announcement: self.plains(ending="/s/round"),
+            ModelHeader: [encode(decode_prefix(m, ModelHeader)[0]) for m in models],
+            Control: self.plains(ending=f"/{DEVICE}/ctl"),
+            Upload: [encode(u) for u in uploads],
+            Presence: self.plains(sender=DEVICE, ending="/state"),
+            Roster: [self.owner.roster_bytes[64:]],
+            Card: [self.card[64:]],
+            Member: [encode(self.device.member)],
+            RunPlan: [package.plan[64:]],
+            RunPackage: [self.package],
+            DeviceGrant: [encode(self.membership.grant)],
+            AggregatorGrant: [encode(AggregatorMembership(self.fleet.stage.aggregator_dir).grant)],
+            EnrolRequest: [request],
+            EnrolStatement: [statement],
+            Token: [encode(self.token)],
+            GrantFile: grants,
+            Sealed: [encode(Sealed("demo", "upload", DEVICE, "aggregator"))],
+            FleetSecrets: [encode(secrets)],
+            Change: [encode(Change(b"secrets", self.owner.roster_bytes))],
+            TokenFile: [encode(TokenFile(self.token, 1000, ""))],
+            Mark: [encode(Mark(1, 1, 2, bytes(16), bytes(16), 0))],
+            ModelFile: [encode(ModelFile(1, bytes(16), 2, 0, 28))],
+        }
+        return _with_parts(found | _rollover(self.owner.roster_bytes))
+
+    def close(self):
+        """End the fleet."""
+        self.fleet.close()
+
+
+def _rollover(roster_bytes):
+    """Return what travels at the end of a mask epoch."""
+    checkpoint = Checkpoint("demo", bytes(16), 2, 1, 2, 0, b"k" * 16, 2, b"d" * 32)
+    certificate = Certificate(checkpoint, roster_bytes, (SignedBy(DEVICE, b"s" * 64),))
+    return {
+        Epoch: [encode(Epoch(certificate, b"sealed"))],
+        Certificate: [encode(certificate)],
+        Proposal: [encode(Proposal(checkpoint, 1, 6))],
+        Endorsement: [encode(Endorsement(b"s" * 64, (1, 2)))],
+        Origins: [encode(Origins("demo", bytes(16), 2, 5, 2, 28))],
+    }
+
+
+def _with_parts(samples):
+    """Return the samples together with the messages that are fields of them."""
+    every = {kind: list(encoded) for kind, encoded in samples.items()}
+    for kind, encoded in samples.items():
+        for data in encoded:
+            value = decode(data, kind)
+            for field in dataclasses.fields(value):
+                held = getattr(value, field.name)
+                for part in held if isinstance(held, tuple) else (held,):
+                    if type(part) in codec._KIND_OF:
+                        every.setdefault(type(part), []).append(encode(part))
+    return {kind: list(dict.fromkeys(encoded)) for kind, encoded in every.items()}

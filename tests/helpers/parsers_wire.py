@@ -1,0 +1,293 @@
+"""Parsers of what arrives by the network: chunks, topics, envelopes, and what each party makes of the messages inside."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from aggregator.engine import Engine, Verdict
+from aggregator.events import CameOnline, Stored
+from aggregator.intake import Intake
+from aggregator.membership import AggregatorMembership
+from aggregator.owner_mail import OwnerMail
+from aggregator.strategies.base import contribution_of
+from aggregator.strategies.registry import make_strategy, models_needed
+from crypto.seal.envelope import open_from_group, open_from_member, read_head, seal_to_group, seal_to_member
+from crypto.seal.grants import OWNER_NAME, make_card, open_card, open_grant, open_renewal
+from crypto.seal.identity import Identity
+from crypto.seal.roster import open_roster
+from crypto.seal.tokens import PURPOSE, _key, _prove, make_request, open_request, token_id
+from edge_client import agent
+from edge_client.inventory import Inventory
+from edge_client.package import open_run
+from fleet.admission import Registrar
+from tests.helpers import fleets
+from tests.helpers.parsers import Parser, parcelled, parts_of, text
+from tests.helpers.parsers_scene import DEVICE, Silent
+from tests.helpers.plans import FULL_BATCH, engine_of, run_plan, upload_of
+from wire.address import BrokerAddress
+from wire.codec import decode, encode
+from wire.documents import DeviceGrant, Roster, Setting
+from wire.enrolment import EnrolRequest, EnrolStatement, Token
+from wire.errors import ShoalError, UntrustedError
+from wire.faults import Hop
+from wire.frame import ChunkKind, Fingerprint, split
+from wire.frame import parse as parse_chunk
+from wire.messages import Announcement, Control, Sealed
+from wire.reassembly import Reassembler, Transfer
+from wire.topics import Topics
+from wire.topics import parse as parse_topic
+from wire.transport import Message
+
+STRATEGIES = {
+    "fedavg": {},
+    "ifca": {"k": 2},
+    "cfl": {},
+    "fedgroup": {"groups": 2, "alpha": 2, "eta_g": 0.1},
+    "fesem": {"k": 2},
+    "one-shot": {"k": 2},
+    "local": {},
+}
+
+
+def parsers(scene):
+    """Return the parsers of what the network brings."""
+    return [*_outer(scene), *_sealed(scene), *_owners(scene), *_devices(scene), *_aggregators(scene)]
+
+
+def _outer(scene):
+    topics = sorted({p.topic for p in scene.tap.heard})
+    chunks = split(bytes(range(256)) * 20, kind=ChunkKind.MODEL, round=1, chunk_bytes=1024)
+
+    def reassemble(data):
+        one = Reassembler(max_transfer_bytes=1 << 16, max_pending_bytes=1 << 17, max_per_source=2)
+        refused = None
+        for at, chunk in enumerate(parts_of(data)):
+            try:
+                one.add(f"s{at % 2}", chunk, float(at))
+            except ShoalError as error:
+                refused = error
+            assert one.pending_bytes <= 1 << 17
+        one.expire(1e9)
+        assert one.pending_bytes == 0
+        if refused:
+            raise refused
+
+    return [
+        Parser("topic", tuple(t.encode() for t in topics), lambda d: parse_topic(text(d))),
+        Parser("broker address", (b"mqtt://h", b"mqtts://user:pa%20ss@[::1]:8883/"), lambda d: _address(text(d))),
+        Parser("enrolment line", (scene.token.to_line().encode(),), lambda d: Token.from_line(text(d))),
+        Parser("chunk", (chunks[0], chunks[-1]), lambda d: parse_chunk(d)),
+        Parser("reassembly", (parcelled(*chunks), parcelled(*chunks[::-1], *chunks)), reassemble),
+        Parser(
+            "settings of a strategy",
+            (b"1 ifca\nk=1\nrestarts=1", b"2 ifca\nk=2", b"1 cfl\neps1=0.4\npath=on"),
+            _settings,
+        ),
+    ]
+
+
+def _address(url):
+    found = BrokerAddress.parse(url)
+    return str(found), found.is_loopback, repr(found)
+
+
+def _settings(data):
+    (origins, _, name), *lines = (line.partition(" ") for line in text(data).split("\n"))
+    pairs = ["".join(line).partition("=") for line in lines]
+    plan = dataclasses.replace(
+        run_plan(name, origins=2 if origins == "2" else 1), settings=tuple(Setting(n, v) for n, _, v in pairs)
+    )
+    make_strategy(plan)
+    return models_needed(plan)
+
+
+def _sealed(scene):
+    (upload, *_) = fleets.uploads_of(scene.fleet, scene.tap, DEVICE)
+    (announcement, *_) = scene.payloads(ending="/s/round")
+    grant = (scene.owner.path / "grants" / f"{DEVICE}.grant").read_bytes()
+
+    def from_member(data):
+        head, at = read_head(data)
+        return open_from_member(scene.aggregator, data, head, at, scene.device.member.sign_key)
+
+    def from_group(data):
+        head, at = read_head(data)
+        return open_from_group(scene.group, data, head, at, scene.aggregator.member.sign_key)
+
+    def resealed(data):
+        """A member envelope whose inside is anything: its own sender may be hostile."""
+        head = Sealed("demo", "upload", DEVICE, "aggregator")
+        public = scene.aggregator.member.seal_key
+        sealed = bytearray(seal_to_member(scene.device, public, head, data))
+        return from_member(bytes(sealed))
+
+    owner_key = scene.owner.owner.member.sign_key
+    return [
+        Parser("envelope head", (upload, announcement), read_head),
+        Parser("envelope to a member", (upload,), from_member),
+        Parser("envelope to a member, any inside", (b"", b"x" * 40), resealed),
+        Parser("envelope to the group", (announcement,), from_group),
+        Parser("card", (scene.card,), open_card),
+        Parser("grant", (grant,), lambda d: open_grant(scene.device, d, DeviceGrant, scene.owner.fingerprint)),
+        Parser("renewed grant", (grant,), lambda d: open_renewal(scene.device, d, DeviceGrant, owner_key)),
+        Parser(
+            "signed roster",
+            (scene.owner.roster_bytes,),
+            lambda d: open_roster(d, owner_key=owner_key, fleet="demo", least_sequence=0, now_s=0),
+        ),
+        Parser("enrolment request", (make_request(scene.newcomer, scene.token, 1000),), _request(scene)),
+    ]
+
+
+def _request(scene):
+    return lambda data: open_request(data, scene.token)
+
+
+def _owners(scene):
+    """What reaches the owner's desk: any bytes at a token's topic, and any card in a request that its token proves."""
+    topics = Topics("demo")
+    request = make_request(scene.newcomer, scene.token, 1000)
+    name = scene.token.secret
+    topic = topics.enrol(token_id(name))
+
+    def registrar():
+        made = Registrar(scene.owner, Silent())
+        made.start(1000)
+        return made
+
+    def desk(data):
+        where, _, payload = data.partition(b"|")
+        registrar().on_event(Message(text(where), payload), 1000)
+
+    def proven(data):
+        """The statement is anything, sealed and proven by whoever holds the token."""
+        head = Sealed("demo", PURPOSE, scene.newcomer.name, OWNER_NAME)
+        plain = _prove(scene.token, data or b"x") + data
+        sealed = seal_to_group(scene.newcomer, _key(scene.token), head, plain)
+        return open_request(encode(EnrolRequest(scene.newcomer.member, sealed)), scene.token)
+
+    card = make_card(scene.newcomer, "device")
+    terms = (scene.token.fleet, scene.token.owner, scene.token.aggregator, token_id(name))
+    statement = encode(EnrolStatement(*terms, scene.token.expires_at_s, 1000, card))
+    (chunk,) = split(request, kind=ChunkKind.ENROL, round=0)
+    return [
+        Parser("owner's desk", (topic.encode() + b"|" + chunk,), desk),
+        Parser("enrolment statement, proven", (statement,), proven),
+    ]
+
+
+def _devices(scene):
+    """What reaches a device, from outside and from an aggregator that oversteps."""
+    plan = scene.fleet.plan
+    run = open_run(scene.package, scene.membership)
+    state, _ = agent.step(agent.AgentState(0), agent.Planned(plan))
+    announcements = scene.plains(ending="/s/round")
+    sending = dataclasses.replace(state, stage=agent.Stage.SENDING, transfer=b"\1" * 16)
+    model_topics = {t: None for t, _ in scene.passages(Hop.UP, "aggregator") if "/s/model/" in t}
+    labelled = []
+    for topic in model_topics:
+        labelled += [parcelled(topic.split("/")[5].encode(), p) for p in scene.plains(ending=topic)]
+    runtime = scene.fleet.devices[DEVICE].runtime
+    heard = scene.passages(Hop.DOWN, DEVICE)
+
+    def announced(data):
+        after, do = agent.step(state, agent.Announced(decode(data, Announcement)))
+        for action in do:
+            if isinstance(action, agent.Work):
+                Inventory(run, scene.group).thetas(action.announcement, action.order)
+        return after
+
+    def model(data):
+        label, plain, *_ = [*parts_of(data), b"", b""]
+        return Inventory(run, scene.group).take(text(label), bytes(16), memoryview(plain))
+
+    def broadcast(data):
+        return scene.membership.open_broadcast(memoryview(data), Fingerprint.of(memoryview(data)).signed)
+
+    def whole(data):
+        topic, payload, *_ = [*parts_of(data), b"", b""]
+        runtime.on_event(Message(text(topic), payload), scene.fleet.now_s)
+
+    grant = (scene.owner.path / "grants" / f"{DEVICE}.grant").read_bytes()
+    return [
+        Parser("announcement, by the aggregator", tuple(announcements), announced),
+        Parser("model, by the aggregator", tuple(labelled), model),
+        Parser(
+            "control, by the aggregator",
+            tuple(scene.plains(ending=f"/{DEVICE}/ctl")),
+            lambda d: agent.step(sending, agent.Answered(decode(d, Control))),
+        ),
+        Parser("broadcast", tuple(scene.payloads(ending="/s/round")), broadcast),
+        Parser("run package", (scene.package,), lambda d: open_run(d, scene.membership)),
+        Parser("keys for a device", (grant,), scene.membership.take_grant),
+        Parser("roster for a device", (scene.owner.roster_bytes,), scene.membership.adopt),
+        Parser("device", tuple(parcelled(t.encode(), p) for t, p in heard), whole),
+    ]
+
+
+def _aggregators(scene):
+    """What reaches the aggregator, from outside, from a hostile device and for each strategy."""
+    membership = AggregatorMembership(scene.fleet.stage.aggregator_dir)
+    mail = OwnerMail(membership)
+    topics = Topics("demo")
+    head = Sealed("demo", "roster", OWNER_NAME, membership.identity.name)
+    roster = seal_to_member(scene.owner.owner, membership.identity.member.seal_key, head, scene.owner.roster_bytes)
+    (letter,) = split(roster, kind=ChunkKind.ROSTER, round=0)
+    service = scene.fleet.service
+    sent = [pair for d in scene.fleet.stage.devices for pair in scene.passages(Hop.UP, d)]
+
+    def letters(data):
+        return mail.take(topics.owner_roster, data, 0.0)
+
+    def whole(data):
+        topic, payload, *_ = [*parts_of(data), b"", b""]
+        service.on_event(Message(text(topic), payload), scene.fleet.now_s)
+
+    return [
+        Parser("owner's letter to the aggregator", (letter,), letters),
+        Parser("aggregator", tuple(parcelled(t.encode(), p) for t, p in sent), whole),
+        *(_uploaded(name, settings) for name, settings in STRATEGIES.items()),
+    ]
+
+
+def _uploaded(name, settings):
+    """An upload by one of three devices whose other two have answered: what is stored closes the round."""
+    local = dataclasses.replace(FULL_BATCH, momentum=0.0)
+    needs = {"ifca": 2}.get(name, 1)
+    run = run_plan(name, settings, origins=needs, local=local, pretrain=local, rounds=5, quorum=1.0)
+    server, devices = Identity.generate("aggregator"), [Identity.generate(f"dev-{i}") for i in range(3)]
+    hostile = devices[2]
+    roster = Roster("demo", 3, 0, 1, server.member, tuple(d.member for d in devices), ())
+    engine: Engine = engine_of(run)
+    state, _ = engine.begin(tuple(d.name for d in devices))
+    for device in devices:
+        state, _ = engine.handle(state, CameOnline(device.name))
+    for at, device in enumerate(devices[:2]):
+        values = np.linspace(at, 1, run.length)
+        mine, body = upload_of(engine, state, device.name, values=values, recipient=server.member.seal_key)
+        state, _ = engine.handle(state, Stored(contribution_of(mine, _vector(body), 1.0), bytes(32)))
+    good, vector = upload_of(
+        engine, state, hostile.name, values=np.linspace(-1, 1, run.length), recipient=server.member.seal_key
+    )
+    clear = Sealed("demo", "upload", hostile.name, server.name)
+
+    def read(data):
+        message, body, *_ = [*parts_of(data), b"", b""]
+        sealed = seal_to_member(hostile, server.member.seal_key, clear, message, body)
+        mark = Fingerprint.of(memoryview(sealed))
+        transfer = Transfer(hostile.name, ChunkKind.UPLOAD, 1, mark.transfer_id, memoryview(sealed), mark.signed)
+        opened = Intake(server, run).open(hostile.name, transfer, roster)
+        verdict, reason = engine.judge(state, opened.upload, opened.digest)
+        if verdict is not Verdict.STORE:
+            raise UntrustedError(reason)
+        after, _ = engine.handle(state, Stored(contribution_of(opened.upload, _vector(opened.body), opened.norm), b""))
+        assert after.round >= state.round
+        return after
+
+    return Parser(f"upload to {name}", (parcelled(encode(good), vector),), read)
+
+
+def _vector(body):
+    return np.frombuffer(bytes(body), "<f4") if len(body) else None

@@ -1,0 +1,84 @@
+"""A directory in which real programs are started, their logs, and a mosquitto with a fleet's own files."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+from tests.helpers.processes import give_up_capabilities
+from tests.helpers.trees import ONE_THREAD, ROOT
+from wire.broker import find_mosquitto
+
+MODULES = {"shoal-fleet": "fleet", "shoal-edge": "edge_client", "shoal-aggregator": "aggregator", "shoal": "benchmarks"}
+WAIT_S = 90.0
+
+
+class Place:
+    """A directory in which programs are started, and their logs; ``environment`` comes on top of ours."""
+
+    def __init__(self, home, **environment):
+        self.home = home
+        self.environment = environment
+        self.running = {}
+
+    def start(self, name, program, *arguments, stdin=None):
+        with (self.home / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", f"from {MODULES[program]}.cli import main; main()", *map(str, arguments)],
+                cwd=self.home,
+                env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), **self.environment},
+                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=give_up_capabilities,
+            )
+        if stdin:
+            process.stdin.write(stdin.encode())
+            process.stdin.close()
+        self.running[name] = process
+        return process
+
+    def call(self, name, program, *arguments, stdin=None, status=0):
+        process = self.start(name, program, *arguments, stdin=stdin)
+        assert process.wait(WAIT_S) == status, self.log(name)
+        return self.log(name)
+
+    def log(self, name):
+        return (self.home / f"{name}.log").read_text()
+
+    def until(self, reached, name):
+        end = time.monotonic() + WAIT_S
+        while not reached():
+            assert time.monotonic() < end, self.log(name)
+            time.sleep(0.1)
+
+    def finish(self):
+        for process in self.running.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def start_generated(folder, root, port):
+    """Start mosquitto with the files that `shoal-fleet broker-config` wrote to ``folder``; return the process.
+
+    Its log and what it keeps lie in ``root``.
+    """
+    extra = f"persistence_location {root}/\n" + ("user root\n" if os.geteuid() == 0 else "")
+    (root / "test.conf").write_text((folder / "shoal.conf").read_text() + extra)
+    log = root / "mosquitto.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen([find_mosquitto(), "-c", str(root / "test.conf")], stdout=out, stderr=out)
+    end = time.monotonic() + WAIT_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        else:
+            return process

@@ -1,0 +1,93 @@
+"""Other processes as their neighbours see them: limits, what can be read of them, and whether bytes lie in their memory."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+PR_CAPBSET_DROP = 24
+MOST_CAPABILITIES = 64
+PEEK = """
+import ctypes, struct, sys
+if ctypes.CDLL(None).capset(struct.pack("<Ii", 0x20080522, 0), bytes(24)):
+    sys.exit("capset failed")
+try:
+    with open(f"/proc/{sys.argv[1]}/environ", "rb") as file:
+        print("open" if file.read() else "empty")
+except PermissionError:
+    print("refused")
+"""
+
+
+def give_up_capabilities():
+    """Have the program that follows run as any user does, also where root started it."""
+    for capability in range(MOST_CAPABILITIES):
+        ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+
+
+def inspectable(pid):
+    """Whether another process of the same user, without capabilities, has ptrace's read access to the process.
+
+    Root itself needs none for a process that `give_up_capabilities` was called for: only its dumpable flag decides.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", PEEK, str(pid)], capture_output=True, text=True, timeout=30, check=True
+    )
+    return {"open": True, "refused": False}[done.stdout.strip()]
+
+
+def core_limits(pid):
+    """Return (soft, hard) of RLIMIT_CORE as the kernel has them."""
+    (line,) = [x for x in Path(f"/proc/{pid}/limits").read_text().splitlines() if x.startswith("Max core file size")]
+    return tuple(line.split()[4:6])
+
+
+def command_line(pid):
+    """Return the process's arguments, as any user can read them."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def found_in_memory(pid, needles):
+    """Return the names of those ``needles`` (name -> bytes) that lie in a process's readable memory."""
+    found = set()
+    longest = max(map(len, needles.values()))
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        for low, high in regions(pid):
+            memory.seek(low)
+            tail = b""
+            while low < high:
+                try:
+                    piece = memory.read(min(high - low, 1 << 24))
+                except OSError:  # a device's pages, or gone meanwhile
+                    break
+                if not piece:
+                    break
+                low += len(piece)
+                block = tail + piece
+                found |= {name for name, needle in needles.items() if name not in found and needle in block}
+                tail = block[1 - longest :]
+    return found
+
+
+def regions(pid):
+    """Yield (start, end) of every readable mapping of a process but those of files that it can't write to."""
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        span, access, _, _, inode, *_ = line.split()
+        own = access[1] == "w" or inode == "0"
+        if access[0] == "r" and own and not line.endswith(("[vvar]", "[vsyscall]")):
+            low, high = span.split("-")
+            yield int(low, 16), int(high, 16)
+
+
+def found_in_files(paths, needles):
+    """Return (file, name) of every needle (name -> bytes) that lies in one of the files."""
+    return {
+        (str(path), name)
+        for path in paths
+        if path.is_file()
+        for data in [path.read_bytes()]
+        for name, needle in needles.items()
+        if needle in data
+    }

@@ -1,0 +1,232 @@
+"""The whole life of a fleet's keys in one run, with real programs on mosquitto: also what is killed while they change.
+
+init, token, enrol five, train, a newcomer, a scheduled mask epoch, rotate, revoke, train on.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from aggregator.run_directory import read_records
+from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
+from edge_client.enrolment import DeviceMembership
+from edge_client.manifest import LocalTraining
+from fleet.directory import FleetDirectory
+from fleet.run import RunOptions, make_plan, write_run
+from tests.helpers.places import WAIT_S, Place, start_generated
+from tests.helpers.processes import found_in_files, found_in_memory, inspectable
+from tests.helpers.tasks import logistic_bundle, samples
+from wire.broker import find_mosquitto, free_port
+from wire.reassembly import Reassembler
+
+pytestmark = [pytest.mark.broker, pytest.mark.process, pytest.mark.timeout(400)]
+FIRST = ("dev-1", "dev-2", "dev-3", "dev-4", "dev-5")
+LATER = "dev-6"
+MORE_ROUNDS = 3
+ROUNDS = 100_000
+"""More than the test waits for: it ends while the run goes on."""
+
+
+class Fleet:
+    """A fleet in a directory; the owner's commands are the real ones."""
+
+    def __init__(self, home):
+        self.home = home
+        self.place = Place(home)
+        self.port = free_port()
+        self.broker = None
+
+    def owner(self):
+        return FleetDirectory(self.home / "owner")
+
+    def call(self, *arguments):
+        return self.place.call(f"owner-{arguments[0]}", "shoal-fleet", *arguments)
+
+    def begin(self):
+        told = self.call("init", "owner", "--name", "reef", "--broker", f"mqtt://localhost:{self.port}")
+        fingerprint = told.split("owner ")[1].split()[0]
+        server = self.place.call("server-init", "shoal-aggregator", "init", "server")
+        assert "server/aggregator.card" in server
+        self.call("add-aggregator", "owner", "server/aggregator.card")
+        expected = [word for name in (*FIRST, LATER) for word in ("--device", name)]
+        self.call("broker-config", "owner", "--out", "broker", *expected)
+        self.call("add-aggregator", "owner", "server/aggregator.card")
+        grant = "owner/grants/aggregator.grant"
+        self.place.call("server-join", "shoal-aggregator", "join", "server", grant, "--owner", fingerprint)
+        (self.home / "mosquitto").mkdir()
+        self.broker = start_generated(self.home / "broker", self.home / "mosquitto", self.port)
+        self.serve()
+
+    def serve(self):
+        self.place.start("server", "shoal-aggregator", "serve", "server")
+
+    def enrol(self, name):
+        line = next(x for x in self.call("token", "owner").splitlines() if x.startswith("shoal1-"))
+        asking = self.place.start(f"enrol-{name}", "shoal-edge", "enrol", name, stdin=line + "\n")
+        self.place.until(lambda: "fingerprint " in self.place.log(f"enrol-{name}"), f"enrol-{name}")
+        print_ = self.place.log(f"enrol-{name}").split("fingerprint ")[1].split()[0]
+        self.call("approve", "owner", print_, "--wait", "60")
+        assert asking.wait(WAIT_S) == 0, self.place.log(f"enrol-{name}")
+        x, y = samples(60, seed=len(name) + int(name[-1]))
+        np.savez(self.home / f"{name}.npz", x=x, y=y)
+
+    def train(self, name):
+        self.place.start(name, "shoal-edge", "run", name, "--data", f"{name}.npz")
+
+    def sign(self):
+        """Let the owner sign a run that takes a new mask every 40 rounds."""
+        bundle, owner = logistic_bundle(), self.owner()
+        local = LocalTraining(epochs=1, batch_size=16, lr=0.05)
+        options = RunOptions("fedavg", rounds=ROUNDS, epoch_rounds=40, local=local, quorum=0.6, deadline_s=10.0, seed=1)
+        plan = make_plan(owner, bundle, options)
+        origins = np.random.default_rng(5).standard_normal((1, bundle.length)).astype(np.float32)
+        path = write_run(owner, plan, bundle, origins)
+        shutil.copy(path, self.home / "server" / "runs" / "new")
+        (self.home / "server" / "runs" / "new").rename(self.home / "server" / "runs" / path.name)
+        return plan, origins
+
+    def records(self):
+        return read_records(self.home / "server" / "run-000001")
+
+    def epochs(self):
+        return [e["epoch"] for r in self.records() for e in r["events"] if e["kind"] == "mask-epoch"]
+
+    def until(self, reached):
+        self.place.until(reached, "server")
+
+    def kill(self, name):
+        process = self.place.running[name]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def close(self):
+        self.place.finish()
+        if self.broker is not None:
+            self.broker.kill()
+            self.broker.wait()
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    if find_mosquitto() is None:
+        pytest.skip("mosquitto is not installed")
+    made = Fleet(tmp_path)
+    yield made
+    made.close()
+
+
+def on_and_on(fleet, who, without=()):
+    """Wait for a few more rounds to which all of ``who`` contributed, and none of ``without``."""
+    start = len(fleet.records())
+
+    def reached():
+        later = fleet.records()[start:]
+        full = [r for r in later if set(who) <= r["norms"].keys()]
+        return len(full) >= MORE_ROUNDS and not any(set(without) & r["norms"].keys() for r in later[1:])
+
+    fleet.until(reached)
+
+
+def test_the_whole_life_of_keys(fleet):
+    """Every change of keys happens under a run that goes on, with the aggregator and a device killed in the middle of one."""
+    fleet.begin()
+    for name in FIRST:
+        fleet.enrol(name)
+    plan, origins = fleet.sign()
+    for name in FIRST:
+        fleet.train(name)
+    on_and_on(fleet, FIRST)
+
+    fleet.enrol(LATER)
+    fleet.train(LATER)
+    everybody = (*FIRST, LATER)
+    on_and_on(fleet, everybody)
+    fleet.until(lambda: plan.epoch + 1 in fleet.epochs())
+    old = {name: DeviceMembership(fleet.home / name).grant for name in ("dev-1", "dev-5")}
+
+    assert "new secrets since roster" in fleet.call("rotate", "owner")
+    fleet.kill("server")
+    fleet.kill("dev-2")
+    fleet.serve()
+    fleet.train("dev-2")
+    rotated = fleet.owner().secrets
+    fleet.until(lambda: rotated.mask_epoch in fleet.epochs())
+    on_and_on(fleet, everybody)
+    grant = DeviceMembership(fleet.home / "dev-1").grant
+    assert grant.content_key == rotated.content_key != old["dev-1"].content_key
+    assert grant.broadcast_key == rotated.broadcast_key != old["dev-1"].broadcast_key
+
+    assert "dev-5 revoked by roster" in fleet.call("revoke", "owner", "dev-5")
+    fleet.kill("dev-3")
+    fleet.train("dev-3")
+    fresh = fleet.owner().secrets
+    fleet.until(lambda: fresh.mask_epoch in fleet.epochs())
+    stay = tuple(d for d in everybody if d != "dev-5")
+    on_and_on(fleet, stay, without=("dev-5",))
+    assert fleet.epochs() == sorted(fleet.epochs())
+    assert {fresh.mask_epoch, rotated.mask_epoch} <= set(fleet.epochs())
+
+    gone, stays = DeviceMembership(fleet.home / "dev-5"), DeviceMembership(fleet.home / "dev-1")
+    assert gone.grant.broadcast_key == rotated.broadcast_key != fresh.broadcast_key
+    assert gone.next is None
+    assert stays.grant.broadcast_key == fresh.broadcast_key
+    assert opens(fleet, stays)
+    assert not opens(fleet, gone)
+    nothing_of_the_masks_is_with_the_aggregator(fleet, origins, [*old.values(), grant, stays.grant])
+
+
+def opens(fleet, membership):
+    """Whether a device's keys open the announcement that lies on the broker now."""
+    import paho.mqtt.client as mqtt
+
+    from wire.address import BrokerAddress
+    from wire.topics import Topics
+
+    topic, found = Topics("reef").round, []
+    address = BrokerAddress.parse(DeviceMembership(fleet.home / "dev-1").broker)
+    client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id="wire-tap")
+    client.username_pw_set(address.username, address.password)
+    client.on_message = lambda _client, _data, message: found.append((message.topic, message.payload))
+    client.connect(address.host, address.port)
+    client.loop_start()
+    try:
+        client.subscribe(f"{topic}/#")
+        end = time.monotonic() + WAIT_S
+        while not found and time.monotonic() < end:
+            time.sleep(0.05)
+    finally:
+        client.loop_stop()
+        client.disconnect()
+    transfer = Reassembler().add("x", found[-1][1], 0.0)
+    head, at = read_head(transfer.payload)
+    key = membership.roster.aggregator.sign_key
+    try:
+        open_from_group(GroupKey("reef", "broadcast", membership.grant.broadcast_key), transfer.payload, head, at, key)
+    except SealError:
+        return False
+    return True
+
+
+def nothing_of_the_masks_is_with_the_aggregator(fleet, origins, grants):
+    """Neither its files nor its memory hold a mask secret or content key of any epoch, or a piece of a raw origin."""
+    needles = {}
+    for i, grant in enumerate(grants):
+        needles |= {f"mask secret {i}": grant.mask_secret, f"content key {i}": grant.content_key}
+    needles["origin"] = origins.astype("<f4").tobytes()[:32]
+    own = {"own broadcast key": grants[-1].broadcast_key}
+    server = fleet.place.running["server"].pid
+    assert inspectable(server)
+    assert found_in_memory(server, own) == set(own)
+    assert found_in_memory(server, needles) == set()
+    files = [p for p in (fleet.home / "server").rglob("*") if p.is_file()]
+    assert len(files) > 5
+    assert found_in_files(files, needles) == set()
+    assert not inspectable(fleet.place.running["dev-1"].pid)
+    logs = list(fleet.home.glob("*.log"))
+    assert found_in_files(logs, {**needles, **own, "as text": grants[-1].mask_secret.hex().encode()}) == set()
+    assert not [p for p in logs if "Traceback" in p.read_text()]

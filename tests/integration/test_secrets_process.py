@@ -1,0 +1,324 @@
+"""After a full run with real programs on a guarded mosquitto: no secret where it does not belong, and nobody can look.
+
+The aggregator's directory and memory, every log, command line and environment, and the broker's own files are searched for
+the bytes of keys, origins and models, raw and as text would spell them.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.run_directory import read_records
+from crypto.mask.kdf import SECRET_BYTES, expand
+from crypto.mask.keys import MaskContext, derive
+from crypto.mask.modes import registry
+from crypto.seal.identity import Identity
+from crypto.seal.passphrase import Lock
+from edge_client import enrolment
+from edge_client.enrolment import DeviceMembership
+from edge_client.manifest import LocalTraining
+from edge_client.state import DeviceState
+from fleet.directory import FleetDirectory
+from fleet.run import RunOptions, make_plan, write_run
+from tests.helpers.places import WAIT_S, Place, start_generated
+from tests.helpers.processes import command_line, core_limits, found_in_files, found_in_memory, inspectable
+from tests.helpers.tasks import logistic_bundle, samples
+from wire.broker import find_mosquitto, free_port
+from wire.enrolment import Token
+
+pytestmark = [pytest.mark.broker, pytest.mark.process, pytest.mark.timeout(300)]
+PASSPHRASE = b"correct horse battery staple"
+INPUTS, CLASSES = 9, 4
+DEVICES = ("dev-1", "dev-2", "dev-3")
+WINDOW = 32
+"""Bytes: eight coordinates in a row are no accident."""
+
+
+class Aftermath:
+    """A fleet whose run is over and whose programs are still there."""
+
+    def __init__(self, home):
+        self.home = home
+        self.place = Place(home, SHOAL_PASSPHRASE_FILE=str(home / "passphrase"))
+        (home / "passphrase").write_bytes(PASSPHRASE)
+        (home / "passphrase").chmod(0o600)
+        self.port = free_port()
+        self.broker = None
+        self.lines = []
+
+    def owner(self):
+        return FleetDirectory(self.home / "owner", Lock(PASSPHRASE))
+
+    def prepare(self):
+        """Make the fleet, its aggregator and its broker with the programs, as a person would."""
+        call = self.place.call
+        url = f"mqtts://localhost:{self.port}"
+        print_ = call("init", "shoal-fleet", "init", "owner", "--name", "reef", "--broker", url, "--passphrase")
+        fingerprint = print_.split("owner ")[1].split()[0]
+        call("server-init", "shoal-aggregator", "init", "server")
+        call("config", "shoal-fleet", "add-aggregator", "owner", "server/aggregator.card")
+        asked = [x for d in DEVICES for x in ("--device", d)]
+        call("config", "shoal-fleet", "broker-config", "owner", "--out", "broker", *asked)
+        call(
+            "config", "shoal-fleet", "add-aggregator", "owner", "server/aggregator.card"
+        )  # its grant now has the password
+        call(
+            "server-join", "shoal-aggregator", "join", "server", "owner/grants/aggregator.grant", "--owner", fingerprint
+        )
+        (self.home / "mosquitto").mkdir()
+        self.broker = start_generated(self.home / "broker", self.home / "mosquitto", self.port)
+
+    def add(self, name):
+        """Let a device join by card and grant."""
+        owner = self.owner()
+        grant = owner.add_device(enrolment.init(self.home / name, name).read_bytes())
+        enrolment.join(self.home / name, grant.read_bytes(), owner.fingerprint)
+
+    def enrol(self, name):
+        """Let a device join by the broker; the roster that comes of it reaches the aggregator."""
+        told = self.place.call(f"token-{name}", "shoal-fleet", "token", "owner")
+        line = next(x for x in told.splitlines() if x.startswith("shoal1-"))
+        (self.home / f"token-{name}.log").write_text(told.replace(line, "-"))  # that is where the line belongs
+        self.lines.append(line)
+        asking = self.place.start(
+            f"enrol-{name}", "shoal-edge", "enrol", name, "--ca", "broker/ca.crt", stdin=line + "\n"
+        )
+        self.place.until(lambda: "fingerprint " in self.place.log(f"enrol-{name}"), f"enrol-{name}")
+        print_ = self.place.log(f"enrol-{name}").split("fingerprint ")[1].split()[0]
+        self.place.call(f"approve-{name}", "shoal-fleet", "approve", "owner", print_, "--wait", "60")
+        assert asking.wait(WAIT_S) == 0, self.place.log(f"enrol-{name}")
+
+    def train(self):
+        """Run FedAvg of a few rounds from random origins, all programs talkative, and leave them running."""
+        start = self.place.start
+        start("server", "shoal-aggregator", "serve", "server", "--ca", "broker/ca.crt", "--log", "debug")
+        self.add("dev-2")
+        self.add("dev-3")
+        self.enrol("dev-1")
+        for seed, name in enumerate(DEVICES):
+            x, y = samples(60, INPUTS, CLASSES, seed=seed)
+            np.savez(self.home / f"{name}.npz", x=x, y=y)
+            options = ("--data", f"{name}.npz", "--ca", "broker/ca.crt", "--log", "debug")
+            start(name, "shoal-edge", "run", name, *options)
+        start("watch", "shoal-fleet", "devices", "owner", "--watch")
+        bundle, owner = logistic_bundle(INPUTS, CLASSES), self.owner()
+        local = LocalTraining(epochs=1, batch_size=16, lr=0.2)
+        self.plan = make_plan(owner, bundle, RunOptions("fedavg", rounds=4, local=local, seed=1))
+        self.origins = np.random.default_rng(2).standard_normal((1, bundle.length)).astype(np.float32)
+        path = write_run(owner, self.plan, bundle, self.origins)
+        shutil.copy(path, self.home / "server" / "runs" / "new")
+        (self.home / "server" / "runs" / "new").rename(self.home / "server" / "runs" / path.name)
+        self.place.until(lambda: self.finished(1) and self.has_models(), "server")
+
+    def finished(self, run):
+        records = read_records(self.home / "server" / f"run-{run:06d}")
+        return bool(records) and records[-1]["final"]
+
+    def has_models(self):
+        ended = [(DeviceState(self.home / d).load_status() or {}).get("finished") for d in DEVICES]
+        return all(ended) and "enrolled dev-3" in self.place.log("watch")
+
+    def pids(self):
+        return {name: p.pid for name, p in self.place.running.items() if p.poll() is None}
+
+    def secrets_of_all(self):
+        """Return what nobody but its holders may ever see: name -> bytes."""
+        owner = self.owner()
+        found = {
+            "mask secret": owner.secret_at(self.plan.epoch).reveal(),
+            "mask secret of the owner": owner.secrets.mask_secret,
+            "content key": owner.secrets.content_key,
+            "owner's signing key": owner.owner.sign_private.private_bytes_raw(),
+            "owner's seal key": owner.owner.seal_private.private_bytes_raw(),
+            "broker users' secret": (self.home / "owner" / "broker.key").read_bytes(),
+            "passphrase": PASSPHRASE,
+            **self.of_the_mask(owner),
+            **windows("origin", self.origins[0]),
+        }
+        for name in DEVICES:
+            identity = Identity.load(self.home / name / "identity.key")
+            found[f"{name}'s signing key"] = identity.sign_private.private_bytes_raw()
+            found[f"{name}'s seal key"] = identity.seal_private.private_bytes_raw()
+            found[f"{name}'s password"] = owner.users.password(name).encode()
+            found |= windows(f"{name}'s model", DeviceState(self.home / name).load_model().theta)
+        for line in self.lines:
+            found[f"token {len(found)}"] = Token.from_line(line).secret
+        return found
+
+    def of_the_mask(self, owner):
+        """Return every key that the run's mask is made from, and the permutation itself as the device keeps it."""
+        plan, keys = self.plan, {}
+        context = MaskContext(plan.fleet, plan.run_id, plan.epoch, plan.task_digest, plan.mode, plan.mask_segments)
+        (segment,) = plan.mask_segments
+
+        def subkey(purpose):
+            epoch, field = plan.epoch.to_bytes(8, "big"), f"{segment.name}:{segment.length}".encode()
+            fields = (plan.fleet.encode(), epoch, plan.task_digest, field, purpose.encode())
+            keys[f"subkey {purpose}"] = expand(owner.secret_at(self.plan.epoch).reveal(), SECRET_BYTES, *fields)
+            return keys[f"subkey {purpose}"]
+
+        again = registry.find(plan.mode).build(subkey, segment.length)
+        ramp = np.arange(segment.length, dtype=np.float32)
+        order, true = np.empty_like(ramp), np.empty_like(ramp)
+        again.apply(ramp, order)
+        derive(owner.secret_at(self.plan.epoch), context).apply(ramp, true)
+        assert keys
+        assert np.array_equal(order, true), "the subkeys are not those that devices derive"
+        tables = {f"permutation as {kind}": order.astype(kind).tobytes() for kind in ("<i4", "<i8", "<f4")}
+        return keys | tables
+
+
+def windows(what, vector):
+    """Return pieces of a vector (d,) as its bytes would lie in memory: finding one finds a part of it."""
+    raw = vector.astype("<f4").tobytes()
+    return {f"{what} from byte {at}": raw[at : at + WINDOW] for at in range(0, len(raw) - WINDOW + 1, WINDOW)}
+
+
+def spelled(secrets):
+    """Return the secrets as they are and as text would spell them."""
+    found = dict(secrets)
+    for name, raw in secrets.items():
+        if "from byte" in name:
+            continue
+        found[f"{name}, hex"] = raw.hex().encode()
+        found[f"{name}, base64"] = base64.b64encode(raw).rstrip(b"=")
+        found[f"{name}, base64url"] = base64.urlsafe_b64encode(raw).rstrip(b"=")
+        found[f"{name}, repr"] = repr(raw)[2:-1].encode()
+    return found
+
+
+@pytest.fixture(scope="module")
+def after(tmp_path_factory):
+    if find_mosquitto() is None:
+        pytest.skip("mosquitto is not installed")
+    made = Aftermath(tmp_path_factory.mktemp("aftermath"))
+    try:
+        made.prepare()
+        made.train()
+        yield made
+    finally:
+        made.place.finish()
+        if made.broker is not None:
+            made.broker.terminate()
+            made.broker.wait(10)
+
+
+@pytest.fixture(scope="module")
+def forbidden(after):
+    return spelled(after.secrets_of_all())
+
+
+def test_the_run_was_a_run(after):
+    """The control of all that follows: three devices took part under a mask, to the end."""
+    records = read_records(after.home / "server" / "run-000001")
+    assert [r["contributed"] for r in records] == [3] * 5
+    assert after.plan.mode == "permutation"
+    assert set(after.pids()) == {"server", "watch", *DEVICES}
+
+
+def test_the_aggregators_disk_holds_no_secret(after, forbidden):
+    """Nor does what it was given hold any; its own keys, and the broadcast key, do lie there."""
+    files = sorted((after.home / "server").rglob("*"))
+    assert len(files) > 8
+    assert found_in_files(files, forbidden) == set()
+    own = {
+        "broadcast": after.owner().secrets.broadcast_key,
+        "seal": Identity.load(after.home / "server" / "identity.key").seal_private.private_bytes_raw(),
+    }
+    assert {name for _, name in found_in_files(files, own)} == set(own)
+
+
+def test_the_aggregators_memory_holds_no_secret(after, forbidden):
+    """The search finds what is there: the broadcast key, and the run's id."""
+    broadcast = after.owner().secrets.broadcast_key
+    known = {"broadcast key": broadcast, "run id": after.plan.run_id}
+    assert found_in_memory(after.pids()["server"], {**forbidden, **known}) == set(known)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="nobody but root can look into a device's memory")
+def test_the_search_finds_secrets_where_they_belong(after, forbidden):
+    """A device's memory, read as root: the mask secret and the device's own model are there."""
+    found = found_in_memory(after.pids()["dev-1"], forbidden)
+    assert "mask secret" in found
+    assert "content key" in found
+    assert any(name.startswith("dev-1's model") for name in found)
+    assert "permutation as <i4" in found
+    assert not any(name.startswith(("owner's", "dev-2's s", "passphrase")) for name in found)
+
+
+@pytest.mark.parametrize("name", ["watch", *DEVICES])
+def test_devices_and_owner_can_not_be_inspected(after, name):
+    assert not inspectable(after.pids()[name])
+
+
+def test_the_aggregator_can_be_inspected(after):
+    """It holds nothing that another process of its user could not read from its files; and the check can fail."""
+    assert inspectable(after.pids()["server"])
+
+
+@pytest.mark.parametrize("name", ["server", "watch", *DEVICES])
+def test_no_program_leaves_a_core_file(after, name):
+    assert core_limits(after.pids()[name]) == ("0", "0")
+
+
+def test_no_output_and_no_command_line_shows_a_secret(after, forbidden):
+    """All logs are at debug level; the broadcast key, too, is nobody else's business."""
+    text = forbidden | spelled({"broadcast key": after.owner().secrets.broadcast_key})
+    logs = sorted(after.home.glob("*.log"))
+    assert {"server.log", "dev-1.log", "watch.log", "enrol-dev-1.log", "init.log"} <= {p.name for p in logs}
+    assert found_in_files(logs, text) == set()
+    assert not [p for p in logs if b"Traceback" in p.read_bytes()]
+    seen = {name: command_line(pid) for name, pid in after.pids().items()}
+    assert b"edge_client.serving" in seen["dev-1"]
+    assert not [(who, name) for who, line in seen.items() for name, raw in text.items() if raw in line]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="nobody but root can read a device's environment")
+def test_no_environment_holds_a_secret(after, forbidden):
+    for name, pid in after.pids().items():
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"SHOAL_PASSPHRASE_FILE=" in environment, name
+        assert not [needle for needle, raw in forbidden.items() if raw in environment], name
+
+
+def test_what_the_broker_keeps_holds_no_secret(after, forbidden):
+    """Retained messages, sessions, its log, and the files that the owner made for it."""
+    after.broker.send_signal(10)  # SIGUSR1: mosquitto writes its database
+    database = after.home / "mosquitto" / "mosquitto.db"
+    after.place.until(lambda: database.exists() and b"shoal/v1/reef/s/plan" in database.read_bytes(), "server")
+    secret = forbidden | spelled({"broadcast key": after.owner().secrets.broadcast_key})
+    files = [*(after.home / "mosquitto").rglob("*"), *(after.home / "broker").glob("*")]
+    assert found_in_files(files, secret) == set()
+
+
+@pytest.mark.parametrize("party", ["owner", "server", *DEVICES, "broker"])
+def test_every_file_is_private(after, party):
+    """0700 and 0600, also what was written during the run; a card alone is there to be carried away."""
+    root = after.home / party
+    paths = [root, *root.rglob("*")]
+    assert len(paths) > 5
+    for path in paths:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o600) or path.suffix == ".card", f"{path} {mode:04o}"
+
+
+def test_each_device_holds_only_its_own_keys(after):
+    """Two devices share the fleet's secrets and nothing else."""
+    files = sorted((after.home / "dev-1").rglob("*"))
+    other = Identity.load(after.home / "dev-2" / "identity.key")
+    owner = after.owner()
+    strange = {
+        "sign": other.sign_private.private_bytes_raw(),
+        "seal": other.seal_private.private_bytes_raw(),
+        "owner": owner.owner.sign_private.private_bytes_raw(),
+        "password": owner.users.password("dev-2").encode(),
+    }
+    assert found_in_files(files, strange) == set()
+    assert DeviceMembership(after.home / "dev-1").grant.mask_secret == owner.secret_at(after.plan.epoch).reveal()

@@ -1,0 +1,162 @@
+"""Well-formed messages with any values in them: the rules judge them, and neither side stumbles over what they let pass."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aggregator.engine import CameOnline, Stored, Verdict
+from aggregator.strategies.base import norm_of
+from crypto.seal.replay import HighWater
+from edge_client import agent
+from tests.helpers.parsers_wire import STRATEGIES
+from tests.helpers.plans import FULL_BATCH, digest_of, engine_of, run_plan, stored, upload_of
+from wire.errors import UntrustedError, WireError
+from wire.messages import Action, Announcement, Control, ModelRef, Order, Phase, Share
+
+ROUNDS = 4
+DEVICES = ("dev-0", "dev-1", "dev-2", "dev-3")
+COUNTS = (0, 1, 2, 7, 2**16, 2**31, 2**32 - 1)
+FIGURES = (0.0, -0.0, 1.0, -1.0, 5e-324, -5e-324, 1e-300, 1e300, -1e300, 1.7e308, 3.4e38, -3.4e38, 2.5, 4.9999)
+PLACES = (0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 1e-38, 1e-20, 1e-3, 30.0, -40.0)
+MARGINS = (0.0, 5.0, -5.0, 5.01, 1e300, 0.01)
+few = settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
+
+
+def plan_of(name):
+    settings_ = STRATEGIES[name]
+    local = dataclasses.replace(FULL_BATCH, momentum=0.0)
+    origins = 2 if name == "ifca" else 1
+    return run_plan(name, settings_, origins=origins, local=local, pretrain=local, rounds=ROUNDS, quorum=1.0)
+
+
+def hostile(engine, state, device, random):
+    """Return an upload to the open round in which everything that a device may choose is chosen by ``random``."""
+    order, length = state.plan.orders[device], engine.run.length
+    values = np.array([random.choice(PLACES) for _ in range(length)]) * random.choice((0.0, 1.0, 1.0, 1e-30))
+    changes = {}
+    if random.random() < 0.9:
+        changes |= {"samples": random.choice(COUNTS), "loss": random.choice(FIGURES)}
+        changes["margins"] = tuple(random.choice(MARGINS) for _ in order.candidates) if order.margins else ()
+        tested = random.choice(COUNTS[1:]) if order.evaluate else 0
+        changes |= {"tested": tested, "correct": random.choice((0, tested))}
+        changes["model"] = random.choice((*order.candidates, 0, 9))
+    if order.norm:
+        changes["model_norm"] = abs(random.choice(FIGURES)) or 1.0
+    return upload_of(engine, state, device, values=values, **changes)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@few
+@given(random=st.randoms(use_true_random=False))
+def test_whatever_devices_report_the_run_goes_on(name, random):
+    """Four rounds in which every upload that the rules let pass counts; the state can be dumped and loaded after each."""
+    engine = engine_of(plan_of(name))
+    state, _ = engine.begin(DEVICES)
+    for device in DEVICES:
+        state, _ = engine.handle(state, CameOnline(device))
+    for _ in range(20):
+        if state.finished:
+            break
+        (device, *_) = state.waiting
+        upload, body = hostile(engine, state, device, random)
+        verdict, _ = engine.judge(state, upload, digest_of(upload, body))
+        if verdict is not Verdict.STORE:
+            upload, body = honest(engine, state, device)
+        norm = norm_of(np.frombuffer(body, "<f4")) if body else 0.0
+        assert norm <= engine.run.norm_limit
+        state, _ = engine.handle(state, Stored(stored_with(upload, body), digest_of(upload, body)))
+        engine.strategy.dump(state.strategy)
+    assert state.finished
+
+
+def honest(engine, state, device):
+    order = state.plan.orders[device]
+    return upload_of(engine, state, device, **({"model_norm": 2.0} if order.norm else {}))
+
+
+def stored_with(upload, body):
+    return dataclasses.replace(stored(upload, body), model_norm=upload.model_norm)
+
+
+def test_the_rules_refuse_some_of_it():
+    """The control: of what is chosen so, some passes and some does not."""
+    from random import Random
+
+    engine, random = engine_of(plan_of("ifca")), Random(1)
+    state, _ = engine.begin(DEVICES)
+    for device in DEVICES:
+        state, _ = engine.handle(state, CameOnline(device))
+    uploads = [hostile(engine, state, "dev-0", random) for _ in range(200)]
+    verdicts = [engine.judge(state, u, digest_of(u, b))[0] for u, b in uploads]
+    assert 20 < verdicts.count(Verdict.STORE) < 180
+
+
+PLAN = run_plan("ifca", {"k": 2}, origins=2, max_models=2, rounds=ROUNDS)
+numbers = st.sampled_from([0, 1, 2, ROUNDS, ROUNDS + 1, 2**16 - 1])
+wide = numbers | st.sampled_from([2**31, 2**32 - 1])
+reals = st.sampled_from([*FIGURES, 1e6, 1e6 + 1])
+sixteen = st.sampled_from([bytes(16), PLAN.run_id, PLAN.key_id, b"x" * 16])
+labels = st.sampled_from(["", "a" * 16, "../x", "\x00", "label"])
+orders = st.builds(
+    Order,
+    st.sampled_from([int(p) for p in Phase]),
+    st.lists(numbers, min_size=1, max_size=3).map(tuple),
+    st.sampled_from([int(s) for s in Share]),
+    *[st.booleans()] * 4,
+)
+refs = st.builds(ModelRef, numbers, numbers, labels, sixteen, wide, reals, reals | st.just(1.0))
+announcements = st.builds(
+    Announcement,
+    fleet=st.sampled_from(["demo", "other"]),
+    run=st.sampled_from([1, 1, 1, 2]),
+    run_id=st.just(PLAN.run_id) | sixteen,
+    epoch=st.just(1) | wide,
+    key_id=st.just(PLAN.key_id) | sixteen,
+    roster_sequence=st.just(3) | wide,
+    round=st.sampled_from([1, 1, 2, 5]) | wide,
+    nonce=sixteen,
+    deadline_s=reals,
+    finished=st.booleans(),
+    models=st.lists(refs, max_size=3).map(tuple),
+    orders=st.lists(orders, max_size=3).map(tuple),
+    order_of=st.lists(st.sampled_from([0, 0, 1, 5, 0xFFFF]), max_size=3).map(tuple),
+    shared=st.none() | refs,
+)
+controls = st.builds(
+    Control,
+    st.just("demo"),
+    st.just("dev-0"),
+    st.sampled_from([int(a) for a in Action]),
+    wide,
+    wide,
+    st.sampled_from([b"t" * 16, bytes(16)]),
+    st.lists(wide, max_size=3).map(tuple),
+    st.text(max_size=9),
+)
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))
+@given(stream=st.lists(announcements | controls, max_size=6))
+def test_whatever_an_aggregator_says_a_device_refuses_it_or_goes_on(stream):
+    """Any sequence of announcements and answers, the aggregator's own: the mark never goes back, and refusals change nothing."""
+    state, _ = agent.step(agent.AgentState(0), agent.Planned(PLAN))
+    for said in stream:
+        before = state
+        event = agent.Announced(said) if isinstance(said, Announcement) else agent.Answered(said)
+        try:
+            state, actions = agent.step(state, event)
+        except (UntrustedError, WireError):
+            assert state is before
+            continue
+        assert mark_of(state.mark) >= mark_of(before.mark)
+        for action in actions:
+            if isinstance(action, agent.Work):
+                state, _ = agent.step(state, agent.WorkDone(said.run, said.round, said.nonce, b"t" * 16))
+                assert state.stage is agent.Stage.SENDING
+
+
+def mark_of(mark: HighWater):
+    return mark.roster, mark.run, mark.round

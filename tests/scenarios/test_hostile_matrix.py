@@ -1,0 +1,382 @@
+"""Hostile messages of every kind on every channel: each cell is refused or does nothing, and the run ends with the same bits.
+
+Messages to the aggregator (upload, presence, the owner's letter) and to devices (announcement, model, run, roster, control,
+keys), each of them forged, truncated, oversized, replayed, reordered, for another fleet, self-signed, and under another mode.
+What reaches the owner's desk: test_hostile_requests.py. Finer variants: test_hostile_uploads.py, test_rogue_aggregator.py,
+test_revocation.py.
+"""
+
+import dataclasses
+import time
+
+import pytest
+
+from crypto.mask.keys import key_id
+from crypto.seal.envelope import open_from_group, read_head, seal_to_group, seal_to_member
+from crypto.seal.grants import seal_grant
+from crypto.seal.identity import Identity
+from crypto.seal.signed import sign_document
+from fleet.admission import Registrar
+from tests.helpers.fleets import (
+    Wiretap,
+    aggregator_identity,
+    announcements,
+    answers,
+    device_identity,
+    group_key,
+    make_fleet,
+    mask_key,
+    open_upload,
+    reasons,
+    seal_upload,
+    thetas,
+    whole,
+)
+from wire import limits
+from wire.codec import decode, decode_prefix, encode
+from wire.documents import Card, RunPackage
+from wire.frame import HEADER, HEADER_BYTES, MAGIC, VERSION, ChunkKind, split
+from wire.loopback import LoopbackTransport
+from wire.messages import ModelHeader, Presence, Sealed
+from wire.topics import Topics
+from wire.transport import Message
+
+VICTIM = "dev-02"
+ATTACKER = "attacker"
+TOPICS = Topics("demo")
+
+
+class Scene:
+    """Round 2 of three waits for the victim's upload, which is known and withheld; the roster was renewed before."""
+
+    def __init__(self, root):
+        self.tap = Wiretap()
+        self.fleet = make_fleet(root, faults=self.tap, quorum=1.0)
+        self.owner = self.fleet.stage.fleet
+        transport = LoopbackTransport(self.fleet.broker, "owner", lambda _event: None)
+        registrar = Registrar(self.owner, transport)
+        registrar.start(int(time.time()))
+        transport.start()
+        for _ in range(2):
+            self.owner.renew()
+            registrar.publish_roster()
+            registrar.publish_keys()
+            self.fleet.broker.pump()
+        self.fleet.run_until(lambda: len(self.fleet.records()) == 1, 10)
+        self.rule = self.tap.lose(client=self.fleet.client_id(VICTIM), ending="/up")
+        self.fleet.settle()
+        assert self.service._state.round == 2
+        self.aggregator, self.device = aggregator_identity(self.fleet), device_identity(self.fleet, VICTIM)
+        self.group = group_key(self.fleet)
+        self.announced = announcements(self.fleet, self.tap)[-1]
+        self.answered = answers(self.fleet, self.tap, VICTIM)[-1]
+        self.clear = self.key_id(dataclasses.replace(mask_key(self.fleet).context, mode="none"))
+
+    @property
+    def service(self):
+        return self.fleet.service
+
+    def key_id(self, context):
+        """Return the name of the mask that the fleet's devices have in a context."""
+        return key_id(self.owner.secret_at(context.epoch), context)
+
+    @property
+    def runtime(self):
+        return self.fleet.devices[VICTIM].runtime
+
+    def grant(self, **changes):
+        """Return the victim's GrantFile with other contents."""
+        card = Card("device", device_identity(self.fleet, VICTIM).member)
+        if not changes:
+            return self.owner.grant_for(card)
+        signer = changes.pop("signer", self.owner.owner)
+        return seal_grant(signer, card, dataclasses.replace(self.runtime._membership.grant, **changes))
+
+    def true(self, channel):
+        """Return every payload that its rightful sender left on a channel, oldest first."""
+        topic = CHANNELS[channel].topic(self)
+        sent = [p for p in self.tap.sent() if p.topic == topic and p.payload and p.client != ATTACKER]
+        return whole([p.payload for p in sent])
+
+    def publish(self, channel, payload):
+        """Leave a payload where the channel's messages lie, as anybody at the broker could."""
+        kind = CHANNELS[channel].kind
+        self.deliver(channel, split(payload, kind=kind, round=2))
+
+    def deliver(self, channel, chunks):
+        for chunk in chunks:
+            self.fleet.broker.submit(ATTACKER, Message(CHANNELS[channel].topic(self), chunk), lambda: None)
+        self.fleet.settle()
+
+    def standing(self):
+        """Return all by which either side would show that it has believed something."""
+        service, runtime = self.service, self.runtime
+        server, member = service._membership, runtime._membership
+        return (
+            (service._state.round, dict(service._state.received), service._state.devices, service._state.online),
+            (server.roster_bytes, server.grant, server.next),
+            (runtime._state.mark, runtime._state.plan, runtime._following._known, runtime._state.stage),
+            (member.roster_bytes, member.grant, member.next),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Channel:
+    """Where a kind of message travels.
+
+    Attributes:
+        topic: of the scene; kind: of its chunks.
+        seal: (scene, signer or None, fleet, downgraded) -> a payload whose sender holds every key that is shared.
+    """
+
+    topic: object
+    kind: ChunkKind
+    seal: object
+
+
+def upload(scene, signer, fleet, downgraded):
+    header, body = open_upload(scene.fleet, VICTIM, scene.true("upload")[-1])
+    changes = {"mode": "none", "key_id": scene.clear} if downgraded else {}
+    header = dataclasses.replace(header, fleet=fleet, **changes)
+    return seal_upload(
+        scene.fleet, VICTIM, header, body, signer=signer, head=Sealed(fleet, "upload", VICTIM, "aggregator")
+    )
+
+
+def gone(scene, signer, fleet, _):
+    """A presence that says the victim has left."""
+    birth = scene.service._presences._births[VICTIM] + 1
+    head = Sealed(fleet, "presence", VICTIM, "*")
+    return seal_to_group(
+        signer or scene.device, scene.group, head, encode(Presence(fleet, VICTIM, birth, online=False))
+    )
+
+
+def letter(scene, signer, fleet, _):
+    """A newer roster, without the victim, to the aggregator."""
+    document = sign_document(signer or scene.owner.owner, newer(scene, fleet))
+    head = Sealed(fleet, "roster", "owner", "aggregator")
+    return seal_to_member(signer or scene.owner.owner, scene.aggregator.member.seal_key, head, document)
+
+
+def newer(scene, fleet):
+    roster = scene.owner.roster
+    return dataclasses.replace(roster, fleet=fleet, sequence=roster.sequence + 1, revoked=(VICTIM,))
+
+
+def told(scene, signer, fleet, purpose, plain):
+    return seal_to_group(signer or scene.aggregator, scene.group, Sealed(fleet, purpose, "aggregator", "*"), plain)
+
+
+def announcement(scene, signer, fleet, downgraded):
+    changes = {"key_id": scene.clear} if downgraded else {}
+    after = dataclasses.replace(scene.announced, fleet=fleet, round=3, nonce=b"\7" * 16, **changes)
+    return told(scene, signer, fleet, "announcement", encode(after))
+
+
+def model(scene, signer, fleet, downgraded):
+    plain = bytes(opened(scene, scene.true("model")[-1]))
+    header, body = decode_prefix(plain, ModelHeader)
+    changes = {"key_id": scene.clear} if downgraded else {}
+    header = dataclasses.replace(header, fleet=fleet, **changes)
+    return told(scene, signer, fleet, "model", encode(header) + bytes(body))
+
+
+def opened(scene, sealed):
+    head, at = read_head(sealed)
+    return open_from_group(scene.group, sealed, head, at, scene.aggregator.member.sign_key)
+
+
+def run(scene, signer, fleet, downgraded):
+    """A later run of the same task; under another mode, its plan is the aggregator's own."""
+    package = decode(bytes(opened(scene, scene.true("run")[-1])), RunPackage)
+    old, new = scene.fleet.plan.run_id, b"\7" * 16
+    context = dataclasses.replace(mask_key(scene.fleet).context, run_id=new)
+    changes = {"mode": "none", "key_id": scene.clear} if downgraded else {}
+    changes = {"key_id": scene.key_id(context), **changes}
+    plan = dataclasses.replace(scene.fleet.plan, fleet=fleet, run=2, run_id=new, **changes)
+    head, at = read_head(package.origins)
+    content, owner = scene.owner.content, scene.owner.owner
+    raw = bytes(open_from_group(content, package.origins, head, at, owner.member.sign_key))
+    purpose = head.purpose.replace(old.hex(), new.hex())
+    origins = seal_to_group(owner, content, dataclasses.replace(head, purpose=purpose), raw)
+    document = sign_document(scene.aggregator if downgraded else owner, plan)
+    return told(scene, signer, fleet, "run", encode(RunPackage(document, package.task, origins)))
+
+
+def roster(scene, signer, fleet, _):
+    """A newer roster without the victim, signed by the aggregator or a stranger, or by the owner for another fleet."""
+    author = scene.owner.owner if fleet != "demo" else signer or scene.aggregator
+    return told(scene, None, fleet, "roster", sign_document(author, newer(scene, fleet)))
+
+
+def control(scene, signer, fleet, _):
+    """An answer by which the victim would take its upload for counted."""
+    transfer = scene.runtime._state.transfer
+    last = dataclasses.replace(scene.answered, fleet=fleet, round=2, transfer=transfer)
+    head = Sealed(fleet, "control", "aggregator", VICTIM)
+    return seal_to_group(signer or scene.aggregator, scene.group, head, encode(last))
+
+
+def keys(scene, signer, fleet, _):
+    """A grant with other secrets, drawn later."""
+    later = dataclasses.replace(newer(scene, fleet), keys_since=scene.owner.roster.sequence + 1, revoked=())
+    changes = {"fleet": fleet, "mask_secret": bytes(32), "roster": sign_document(signer or scene.owner.owner, later)}
+    if signer is not None:
+        changes |= {"signer": signer, "owner_key": signer.member.sign_key}
+    return scene.grant(**changes)
+
+
+CHANNELS = {
+    "upload": Channel(lambda _: TOPICS.up(VICTIM), ChunkKind.UPLOAD, upload),
+    "presence": Channel(lambda _: TOPICS.state(VICTIM), ChunkKind.STATE, gone),
+    "letter": Channel(lambda _: TOPICS.owner_roster, ChunkKind.ROSTER, letter),
+    "announcement": Channel(lambda _: TOPICS.round, ChunkKind.ROUND, announcement),
+    "model": Channel(lambda s: TOPICS.model(s.runtime._labels[0]), ChunkKind.MODEL, model),
+    "run": Channel(lambda _: TOPICS.plan, ChunkKind.PLAN, run),
+    "roster": Channel(lambda _: TOPICS.roster, ChunkKind.ROSTER, roster),
+    "control": Channel(lambda _: TOPICS.ctl(VICTIM), ChunkKind.CONTROL, control),
+    "keys": Channel(lambda _: TOPICS.keys(VICTIM), ChunkKind.GRANT, keys),
+}
+
+
+def forged(scene, channel):
+    """One bit of the true message is another."""
+    payload = bytearray(scene.true(channel)[-1])
+    payload[len(payload) // 2] ^= 1
+    scene.publish(channel, bytes(payload))
+
+
+def truncated(scene, channel):
+    """The true message without its end."""
+    scene.publish(channel, scene.true(channel)[-1][:-9])
+
+
+def oversized(scene, channel):
+    """One chunk that announces a byte more than any transfer may have."""
+    size = limits.MAX_TRANSFER_BYTES + 1
+    total = -(-size // 1024)
+    head = HEADER.pack(MAGIC, VERSION, int(CHANNELS[channel].kind), 0, 2, 0, total, 0, size, bytes(16))
+    assert len(head) == HEADER_BYTES
+    scene.deliver(channel, [head + bytes(1024)])
+
+
+def replayed(scene, channel):
+    """The oldest true message again."""
+    scene.publish(channel, scene.true(channel)[0])
+
+
+def reordered(scene, channel):
+    """Every true message again, the newest first."""
+    for payload in reversed(scene.true(channel)):
+        scene.publish(channel, payload)
+
+
+def wrong_fleet(scene, channel):
+    """By the right sender, for another fleet."""
+    scene.publish(channel, CHANNELS[channel].seal(scene, None, "other", False))
+
+
+def self_signed(scene, channel):
+    """By somebody of the right name, with keys of his own."""
+    names = {"upload": VICTIM, "presence": VICTIM, "letter": "owner", "keys": "owner"}
+    stranger = Identity.generate(names.get(channel, "aggregator"))
+    scene.publish(channel, CHANNELS[channel].seal(scene, stranger, "demo", False))
+
+
+def downgraded(scene, channel):
+    """As if the run had no mask, by the true device or the true aggregator."""
+    scene.publish(channel, CHANNELS[channel].seal(scene, None, "demo", True))
+
+
+KINDS = {
+    "forged": forged,
+    "truncated": truncated,
+    "oversized": oversized,
+    "replayed": replayed,
+    "wrong fleet": wrong_fleet,
+    "self-signed": self_signed,
+    "downgraded mode": downgraded,
+    "reordered": reordered,
+}
+NOT_ITS_SENDERS = "is not its sender's"
+TOO_LARGE = "1073741825 bytes is not between"
+ELSEWHERE = "in 'other'"
+GOES_BACK = "a roster of sequence 6 after 7: refused as a rollback"
+NOTHING_SAID = ""
+"""What is known already, or is older than what is known and harmless, is passed over without a word."""
+
+EXPECTED = {
+    "forged": dict.fromkeys(CHANNELS, NOT_ITS_SENDERS),
+    "truncated": dict.fromkeys(CHANNELS, NOT_ITS_SENDERS) | {"keys": "message ends early"},
+    "oversized": dict.fromkeys(CHANNELS, TOO_LARGE),
+    "replayed": dict.fromkeys(CHANNELS, NOTHING_SAID)
+    | {"letter": GOES_BACK, "announcement": "an announcement under roster", "roster": "refused as a rollback"},
+    "wrong fleet": dict.fromkeys(CHANNELS, ELSEWHERE)
+    | {
+        "upload": "to 'other' on",
+        "presence": "the presence of 'dev-02' on",
+        "letter": "where the owner's roster belongs",
+        "keys": "keys of fleet 'other'",
+    },
+    "self-signed": dict.fromkeys(CHANNELS, NOT_ITS_SENDERS) | {"keys": "who is not this fleet's"},
+    "downgraded mode": {
+        "upload": "masked under another key or mode",
+        "announcement": "under another mask key",
+        "model": "a model under another mask key",
+        "run": "the signature on this document/RunPlan is not its sender's",
+    },
+    "reordered": dict.fromkeys(CHANNELS, NOTHING_SAID)
+    | {"letter": GOES_BACK, "announcement": "an announcement under roster", "roster": "refused as a rollback"},
+}
+NO_MODE = {"presence", "letter", "roster", "control", "keys"}
+"""Nothing in these depends on the mode."""
+
+
+def test_every_cell_is_filled():
+    assert set(EXPECTED) == set(KINDS)
+    for kind, row in EXPECTED.items():
+        assert set(row) == set(CHANNELS) - (NO_MODE if kind == "downgraded mode" else set())
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_nothing_hostile_on_a_channel_is_believed(tmp_path, caplog, undisturbed, channel):
+    """One kind after the other: refused for its own reason by all who hear it, and neither side stands elsewhere than before.
+
+    In the end the run has all contributions, and every device the bits that it would have had.
+    """
+    scene = Scene(tmp_path / "fleet")
+    with scene.fleet:
+        for kind, row in EXPECTED.items():
+            if channel not in row:
+                continue
+            before = scene.standing()
+            caplog.clear()
+            KINDS[kind](scene, channel)
+            found = reasons(caplog)
+            if row[channel]:
+                assert any(row[channel] in reason for reason in found), (kind, found)
+            else:
+                assert found == [], kind
+            if (kind, channel) != ("reordered", "upload"):  # among those is the one that is waited for
+                assert scene.standing() == before, kind
+        scene.tap.forgive(scene.rule)
+        assert [r["contributed"] for r in scene.fleet.run(60)] == [3, 3, 3, 3]
+        assert thetas(scene.fleet) == undisturbed
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_what_is_true_on_a_channel_is_believed(tmp_path, caplog, channel):
+    """The control: the same message by its rightful sender, for this fleet and in its mode, moves somebody."""
+    scene = Scene(tmp_path / "fleet")
+    with scene.fleet:
+        before = scene.standing()
+        if channel == "roster":  # the aggregator hands on what the owner has signed
+            payload = told(scene, None, "demo", "roster", sign_document(scene.owner.owner, newer(scene, "demo")))
+        else:
+            payload = CHANNELS[channel].seal(scene, None, "demo", False)
+        if channel == "model":
+            assert scene.runtime._models.take(scene.runtime._labels[0], bytes(16), opened(scene, payload))
+            return
+        scene.publish(channel, payload)
+        assert scene.standing() != before, reasons(caplog)

@@ -1,0 +1,127 @@
+"""Every strategy through rollovers: as if there had been none, and nothing of an old key is left."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from aggregator.strategies.base import Event, Slot
+from aggregator.strategies.renewal import Renewal, fresh_slot, news_dump, news_load, renewed_rows
+from tests.helpers.epochs import Fleet, assert_same
+from tests.helpers.plans import FULL_BATCH, run_plan
+from tests.helpers.quadratics import ALG_5, TRIED
+from wire.documents import SegmentSpec
+from wire.errors import IntegrityError
+
+D = 24
+GROUPS = 3
+DEVICES = tuple(f"dev-{i:02d}" for i in range(12))
+RNG = np.random.default_rng(21)
+CENTRES = 4.0 * np.eye(D)[:GROUPS]
+GOALS = {d: CENTRES[i % GROUPS] + 0.02 * RNG.standard_normal(D) for i, d in enumerate((*DEVICES, "new-1", "new-2"))}
+PROXIMAL = {"local": dataclasses.replace(FULL_BATCH, prox_mu=0.1)}
+WHOLE = (SegmentSpec("cluster", D),)
+PARTS = (SegmentSpec("cluster", 9), SegmentSpec("shared", D - 9))
+CASES = {
+    "fedavg": ("fedavg", {}, {}),
+    "fedavg-sampled": ("fedavg", {}, {"participation": 0.5}),
+    "fedprox": ("fedprox", {}, PROXIMAL),
+    "local": ("local", {}, {"participation": 0.5}),
+    "ifca": ("ifca", {"k": 3, "stable_rounds": 2, "probe_every": 3}, {"origins": 3}),
+    "ifca-restarts": ("ifca", {"k": 3, "restarts": 3, "restart_rounds": 2}, {"origins": 9}),
+    "ifca-sharing": ("ifca", {"k": 3}, {"origins": 3, "segments": PARTS}),
+    "one-shot": ("one-shot", {"k": 3}, {}),
+    "one-shot-origin": ("one-shot", {"k": 3, "start": "origin"}, {"participation": 0.5}),
+    "cfl": ("cfl", ALG_5, {}),
+    "cfl-tried": ("cfl", TRIED, {}),
+    "cfl-checked": ("cfl", {**ALG_5, "merge_every": 3, "path": "on"}, {}),
+    "fedgroup": ("fedgroup", {"groups": 3, "alpha": 2}, {}),
+    "fedgroup-sampled": ("fedgroup", {"groups": 3, "alpha": 2, "start": "origin"}, {"participation": 0.5}),
+    "fedgroup-rac": ("fedgroup", {"groups": 3, "alpha": 2, "rac": "on"}, {}),
+    "fedgrouprox": ("fedgrouprox", {"groups": 3, "alpha": 2, "measure": "madc"}, PROXIMAL),
+}
+
+
+def fleet(case, rounds=40, **changes):
+    algorithm, settings, own = CASES[case]
+    fields = {"segments": WHOLE, "rounds": rounds, "epoch_rounds": 6, **own, **changes}
+    run = run_plan(algorithm, settings, **fields)
+    rng = np.random.default_rng(4)
+    apart = [run.origins == GROUPS or i >= GROUPS for i in range(run.origins)]
+    origins = [0.4 * far * CENTRES[i % GROUPS] + 0.3 * rng.standard_normal(D) for i, far in enumerate(apart)]
+    return Fleet(run, DEVICES, GOALS, origins=origins, pull=1.0 if algorithm == "cfl" else 0.5)
+
+
+def told(rounds):
+    return [(e.round, e.kind) for e in rounds.events]
+
+
+@pytest.mark.parametrize("after", [{0}, {1}, {2}, {3}, {5}, {2, 4, 9}, {3, 8}])
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_through_rollovers_is_the_run_without(case, after):
+    """The same clusters in every round and the same models in the end, also where newcomers come after the rollover."""
+    without, through = fleet(case), fleet(case)
+    for round_ in range(1, 15):
+        if round_ - 1 in after:
+            through.rollover()
+            if round_ % 2:
+                through.reload()
+        present = DEVICES if round_ < 11 else (*DEVICES, "new-1")
+        assert without.step(present).clusters == through.step(present).clusters
+        assert told(without) == told(through)
+    assert_same(without, through, (*DEVICES, "new-1", "new-2"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_rollover_leaves_every_slot_at_an_origin_of_its_own(case):
+    rounds = fleet(case).run_to(7)
+    inherited = rounds.rollover()
+    after = rounds.strategy.inherited(rounds.state)
+    ids = sorted(after.models)
+    assert len(ids) == len(inherited.models)
+    assert [after.models[i] for i in ids] == [Slot(i, None, 0, 7, 1.0) for i in range(len(ids))]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_twice_in_a_row_is_as_good_as_once(case):
+    """A revocation may follow a planned rollover with no round between."""
+    once, twice = fleet(case).run_to(4), fleet(case).run_to(4)
+    once.rollover()
+    twice.rollover()
+    twice.rollover()
+    once.run_to(8)
+    twice.run_to(8)
+    assert_same(once, twice)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_dump_and_load_in_a_later_epoch_change_nothing(case):
+    plain, kept = fleet(case).run_to(6), fleet(case).run_to(6)
+    for rounds in (plain, kept):
+        rounds.rollover()
+    kept.reload()
+    for present in (DEVICES, (*DEVICES, "new-1"), (*DEVICES, "new-1"), DEVICES):
+        assert plain.step(present) == kept.step(present)
+        kept.reload()
+    mine, theirs = plain.strategy.dump(plain.state), kept.strategy.dump(kept.state)
+    assert mine.document == theirs.document
+    assert {k: v.tobytes() for k, v in mine.vectors.items()} == {k: v.tobytes() for k, v in theirs.vectors.items()}
+
+
+def test_a_model_that_did_not_come_through_is_missed():
+    renewal = Renewal(4, {0: 0, 7: 1})
+    assert fresh_slot(renewal, 7) == Slot(1, version=4)
+    with pytest.raises(IntegrityError, match="model 3 did not come through the rollover after round 4"):
+        fresh_slot(renewal, 3)
+
+
+def test_carried_vectors_come_together_or_not_at_all():
+    renewal = Renewal(4, {}, {"a": np.ones(2, np.float32), "b": np.zeros(2, np.float32)})
+    assert [v.tolist() for v in renewed_rows(renewal, ["b", "a"])] == [[0.0, 0.0], [1.0, 1.0]]
+    assert renewed_rows(renewal, ["a", "c"]) == ()
+    assert renewed_rows(renewal, []) == ()
+
+
+def test_news_are_kept_as_they_were():
+    news = (Event(3, "directions-lost", {}), Event(3, "restarts-ended", {"start": 1, "finished": False}))
+    assert news_load(news_dump(news)) == news
