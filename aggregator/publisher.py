@@ -82,9 +82,10 @@ class Publisher:
             return
         self._group = group
         self._sent.clear()
-        self.roster(self._signed)
-        self.run(self._plan)
-        self.epoch(self._epoch)
+        if self._plan:
+            self.roster(self._signed)
+            self.run(self._plan)
+            self.epoch(self._epoch)
 
     def open_round(self, run: RunPlan, roster: Roster, opened: OpenRound) -> None:
         """Publish the models that changed, then the announcement that points to them."""

@@ -37,8 +37,8 @@ from aggregator.numerics.backend import Backend
 from aggregator.owner_mail import OwnerMail
 from aggregator.presences import Presences
 from aggregator.publisher import Publisher
+from aggregator.rollover import stored_proposal
 from aggregator.store import Store
-from aggregator.strategies.base import Contribution
 from aggregator.strategies.registry import make_strategy
 from aggregator.syncer import InlineSyncer, Syncer
 from crypto.seal.envelope import GroupKey
@@ -76,7 +76,7 @@ class RunService:
         store_factory: Callable[[Path, RunPlan], Store] = Store,
     ) -> None:
         self._membership = membership
-        self._run = run
+        self._run, self._package = run, package
         self._transport = transport
         self._topics = Topics(run.fleet)
         self._store = store_factory(directory / f"run-{run.run:06d}", run)
@@ -104,9 +104,6 @@ class RunService:
         self._now_s = 0.0
         self.finished = False
         self._roster_sent = membership.roster_bytes
-        self._publisher.roster(self._roster_sent)
-        self._publisher.run(package)
-        self._publisher.epoch(self._store.epoch())
 
     def start(self, now_s: float) -> None:
         """Subscribe, and begin the run or take it up where the store left it."""
@@ -117,6 +114,11 @@ class RunService:
         member = self._membership
         devices, known = member.roster.active(), (member.roster, member.roster_bytes)
         snapshot = self._store.restore()
+        if snapshot is not None:
+            self._take_up(snapshot.standing)
+        self._publisher.roster(self._roster_sent)
+        self._publisher.run(self._package)
+        self._publisher.epoch(self._store.epoch())
         if snapshot is None:
             generation = member.generation(member.grant)
             self._state, actions = self._engine.begin(devices, generation, *known)
@@ -128,9 +130,9 @@ class RunService:
         with readable(self._store.directory):
             before = strategy.load(snapshot.document, snapshot.vectors, self._store.fetch)
         again = self._store.uploads(snapshot.round)
-        self._take_up(standing)
+        proposal = stored_proposal(standing, [contribution for contribution, _ in again])
         self._state, actions = self._engine.resume(
-            devices, before, snapshot.round, snapshot.available, standing, _proposal(standing, again), *known
+            devices, before, snapshot.round, snapshot.available, standing, proposal, *known
         )
         LOG.info("resumed", extra={"kv": {"run": self._run.run, "round": snapshot.round, "uploads": len(again)}})
         self._carry_out(actions, now_s)
@@ -384,15 +386,6 @@ class RunService:
     def close(self) -> None:
         """Close the store; what is retained on the broker stays there."""
         self._store.close()
-
-
-def _proposal(standing: Mapping[str, Any], stored: list[tuple[Contribution, bytes]]) -> Contribution | None:
-    """Return the upload of the device that folded, where a rollover was interrupted after it."""
-    under_way = standing["rollover"]
-    if under_way is None:
-        return None
-    folds = (c for c, _ in stored if c.phase is Phase.CHECKPOINT and c.device == under_way["folder"])
-    return next(folds, None)
 
 
 def _reason(error: ShoalError) -> str:

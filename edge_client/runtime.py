@@ -93,6 +93,7 @@ class DeviceRuntime:
         self._sealed = pending.sealed
         self._run: Run | None = None
         self._following = Following(membership, self._files)
+        self._told = membership.group
         self._proposal = (b"", b"")
         self._workshop: Workshop | None = None
         self._shares: tuple[bytes, Shares] | None = None
@@ -130,6 +131,7 @@ class DeviceRuntime:
                 except ShoalError as error:
                     reason = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
                     LOG.warning("refused", extra={"kv": {"topic": topic, "reason": reason, "hint": error.hint}})
+                self._follow_group()
             case Connected():
                 self._announce_presence()
                 self._step(agent.Reconnected())
@@ -146,10 +148,8 @@ class DeviceRuntime:
         if parsed.kind is TopicKind.KEYS:
             self._on_keys(bytes(transfer.payload))
             return
-        group = self._membership.group
         purpose, plain = self._membership.open_broadcast(transfer.payload, transfer.signed)
-        if self._membership.group is not group:
-            self._regroup()
+        self._follow_group()
         self._dispatch(parsed, transfer.transfer_id, purpose, plain)
 
     def _dispatch(self, parsed: ParsedTopic, transfer: bytes, purpose: str, plain: memoryview) -> None:
@@ -170,8 +170,10 @@ class DeviceRuntime:
             case _:
                 raise UntrustedError(f"a {purpose} where a {parsed.kind.name.lower()} belongs")
 
-    def _regroup(self) -> None:
-        """The aggregator speaks under another broadcast key: answer under that, and look for what it has said under it."""
+    def _follow_group(self) -> None:
+        """Where another broadcast key is in force than we have answered under: answer under it, look for what was said."""
+        if self._membership.group == self._told:
+            return
         LOG.info("new broadcast key", extra={"kv": {"roster": self._membership.roster.sequence}})
         if self._models is not None:
             self._models.regroup(self._membership.group)
@@ -191,6 +193,7 @@ class DeviceRuntime:
             self._transport.subscribe(f"{base}/#")
 
     def _announce_presence(self) -> None:
+        self._told = self._membership.group
         self._transport.publish(*presence(self._membership, self._birth, online=True), retain=True)
 
     def _on_run(self, package: bytes) -> None:

@@ -43,6 +43,7 @@ class Crew:
         for d in devices:
             grant = self.owner.add_device(cards[d].read_bytes())
             self.members[d] = enrolment.join(root / d, grant.read_bytes(), self.owner.fingerprint)
+        self.server.adopt(self.owner.roster_bytes)
         fields = {"algorithm": "cfl", "rounds": 6, "epoch_rounds": 2, "local": FULL_BATCH, "min_contributors": 1}
         options = {**fields, **options}
         plan = make_plan(self.owner, BUNDLE, RunOptions(**options))

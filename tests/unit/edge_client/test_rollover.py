@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from crypto.mask.masking import mask, unmask
-from crypto.seal.certificates import has_signed
+from crypto.seal.certificates import has_signed, sign_checkpoint
 from crypto.seal.identity import Identity
 from edge_client import package, rollover
 from edge_client.state import OwnModel, write_model
@@ -15,7 +15,7 @@ from edge_client.task import TaskBundle
 from tests.helpers.crews import BUNDLE, ORIGINS, Crew
 from tests.helpers.tasks import logistic_bundle
 from wire.codec import decode_prefix, encode
-from wire.epochs import Checkpoint, Endorsement, Proposal
+from wire.epochs import Certificate, Checkpoint, Endorsement, Epoch, Proposal, SignedBy
 from wire.errors import IntegrityError, NotEnrolledError, UntrustedError
 from wire.messages import CARRIED_FIRST, PROPOSAL_MODEL, ModelRef, Phase
 from wire.types import MaskedVector
@@ -24,8 +24,15 @@ D = BUNDLE.length
 FOLDER, SIGNER = "dev-1", "dev-2"
 
 
+@pytest.fixture(scope="module")
+def crew(tmp_path_factory):
+    """For tests that leave everybody's files as they are."""
+    return Crew(tmp_path_factory.mktemp("crew"))
+
+
 @pytest.fixture
-def crew(tmp_path):
+def fresh(tmp_path):
+    """For tests after which somebody has other keys, another roster or kept updates."""
     return Crew(tmp_path)
 
 
@@ -81,12 +88,12 @@ def test_the_fold_holds_the_models_in_order_of_their_ids(crew):
     assert c.key_id == key.key_id != run.key.key_id
 
 
-def test_neither_the_aggregator_nor_anybody_else_reads_a_fold(crew):
+def test_neither_the_aggregator_nor_anybody_else_reads_a_fold(crew, tmp_path):
     """Sealed under the content key, which only devices and the owner have; no model shows in what is uploaded."""
     proposal, rest = do_fold(crew)
     body = bytes(rest)
     assert ORIGINS[0].tobytes()[:16] not in body
-    stranger = Crew(crew.owner.path.parent / "other")
+    stranger = Crew(tmp_path)
     with pytest.raises(UntrustedError):
         package.open_origins(sealed_of(proposal, rest), proposal.checkpoint, crew.plan, stranger.members[SIGNER])
 
@@ -103,20 +110,20 @@ def test_vectors_that_are_no_models_are_masked_anew_and_the_same_in_clear(crew):
         assert unmask(MaskedVector(masked, new.key_id), new).tobytes() == clear.tobytes()
 
 
-def test_under_fresh_secrets_the_epoch_is_the_owners(crew):
-    crew.rotate()
-    generation = crew.owner.roster.keys_since
-    proposal, rest = do_fold(crew, generation=generation)
+def test_under_fresh_secrets_the_epoch_is_the_owners(fresh):
+    fresh.rotate()
+    generation = fresh.owner.roster.keys_since
+    proposal, rest = do_fold(fresh, generation=generation)
     c = proposal.checkpoint
-    assert (c.generation, c.next_epoch) == (generation, crew.owner.secrets.mask_epoch)
-    _, origins = package.open_origins(sealed_of(proposal, rest), c, crew.plan, crew.members[SIGNER])
+    assert (c.generation, c.next_epoch) == (generation, fresh.owner.secrets.mask_epoch)
+    _, origins = package.open_origins(sealed_of(proposal, rest), c, fresh.plan, fresh.members[SIGNER])
     assert origins.tobytes() == ORIGINS.tobytes()
 
 
-def test_nobody_folds_for_secrets_that_it_does_not_have(crew):
-    crew.owner.rotate()
+def test_nobody_folds_for_secrets_that_it_does_not_have(fresh):
+    fresh.owner.rotate()
     with pytest.raises(NotEnrolledError, match="no keys of roster"):
-        do_fold(crew, generation=crew.owner.roster.keys_since)
+        do_fold(fresh, generation=fresh.owner.roster.keys_since)
 
 
 def test_nobody_goes_back_to_older_secrets(crew):
@@ -138,21 +145,21 @@ def test_the_same_fold_is_signed(crew):
     assert (endorsement.renewed, bytes(more), objection) == ((), b"", "")
 
 
-def test_a_fold_under_fresh_secrets_is_signed(crew):
-    crew.rotate()
-    generation = crew.owner.roster.keys_since
-    proposal, rest = do_fold(crew, generation=generation)
-    endorsement, _, objection = do_endorse(crew, proposal.checkpoint, sealed_of(proposal, rest), generation=generation)
-    assert is_signed(crew, endorsement, proposal.checkpoint), objection
+def test_a_fold_under_fresh_secrets_is_signed(fresh):
+    fresh.rotate()
+    generation = fresh.owner.roster.keys_since
+    proposal, rest = do_fold(fresh, generation=generation)
+    endorsement, _, objection = do_endorse(fresh, proposal.checkpoint, sealed_of(proposal, rest), generation=generation)
+    assert is_signed(fresh, endorsement, proposal.checkpoint), objection
 
 
-def forged(crew, origins=ORIGINS, *, task=BUNDLE, signer=None, secrets=None, name=FOLDER, **changes):
+def forged(crew, models=ORIGINS, *, task=BUNDLE, signer=None, **changes):
     """Return (Checkpoint, sealed) as a device that is compromised can make them."""
     honest = do_fold(crew)[0].checkpoint
-    claimed = dataclasses.replace(honest, **{"origins": len(origins), **changes})
-    identity = signer or crew.members[FOLDER].identity
-    content = (secrets or crew.members[FOLDER]).content_of(0)
-    sealed = package.seal_origins(task, np.ascontiguousarray(origins, "<f4"), claimed, identity, content)
+    claimed = dataclasses.replace(honest, **{"origins": len(models), **changes})
+    member = crew.members[FOLDER]
+    identity, models = signer or member.identity, np.ascontiguousarray(models, "<f4")
+    sealed = package.seal_origins(task, models, claimed, identity, member.content_of(0))
     return dataclasses.replace(claimed, digest=hashlib.sha256(sealed).digest()), sealed
 
 
@@ -245,31 +252,31 @@ def test_a_device_whose_own_models_differ_does_not_sign(crew):
     assert "differs" in objection
 
 
-def test_nothing_is_signed_under_secrets_that_the_owner_has_replaced(crew):
+def test_nothing_is_signed_under_secrets_that_the_owner_has_replaced(fresh):
     """The newer ones need not have come: the roster tells of them."""
-    proposal, rest = do_fold(crew)
-    crew.owner.rotate()
-    crew.members[SIGNER].adopt(crew.owner.roster_bytes)
-    endorsement, _, objection = do_endorse(crew, proposal.checkpoint, sealed_of(proposal, rest))
+    proposal, rest = do_fold(fresh)
+    fresh.owner.rotate()
+    fresh.members[SIGNER].adopt(fresh.owner.roster_bytes)
+    endorsement, _, objection = do_endorse(fresh, proposal.checkpoint, sealed_of(proposal, rest))
     assert endorsement.signature == bytes(64)
     assert "the owner has replaced the keys of roster 0" in objection
 
 
-def test_a_fold_by_a_device_that_was_revoked_meanwhile_is_not_signed(crew):
+def test_a_fold_by_a_device_that_was_revoked_meanwhile_is_not_signed(fresh):
     """Same secrets, newer roster: the owner's two letters came in one order and not the other."""
-    proposal, rest = do_fold(crew)
-    member = crew.members[SIGNER]
+    proposal, rest = do_fold(fresh)
+    member = fresh.members[SIGNER]
     member.roster = dataclasses.replace(member.roster, revoked=(FOLDER,))
-    endorsement, _, objection = do_endorse(crew, proposal.checkpoint, sealed_of(proposal, rest))
+    endorsement, _, objection = do_endorse(fresh, proposal.checkpoint, sealed_of(proposal, rest))
     assert endorsement.signature == bytes(64)
     assert "'dev-1'" in objection
 
 
-def test_without_the_newest_secrets_nothing_is_signed(crew):
-    crew.rotate(FOLDER)
-    generation = crew.owner.roster.keys_since
-    proposal, rest = do_fold(crew, generation=generation)
-    endorsement, _, objection = do_endorse(crew, proposal.checkpoint, sealed_of(proposal, rest), generation=generation)
+def test_without_the_newest_secrets_nothing_is_signed(fresh):
+    fresh.rotate(FOLDER)
+    generation = fresh.owner.roster.keys_since
+    proposal, rest = do_fold(fresh, generation=generation)
+    endorsement, _, objection = do_endorse(fresh, proposal.checkpoint, sealed_of(proposal, rest), generation=generation)
     assert endorsement.signature == bytes(64)
     assert f"no keys of roster {generation}" in objection
 
@@ -297,29 +304,29 @@ def test_one_model_that_is_off_is_not_hidden_by_a_large_one(tmp_path):
 # ---------------------------------------------------------------------------------------------------- own updates
 
 
-def test_its_own_updates_are_masked_anew(crew):
-    shop = crew.shop(SIGNER)
+def test_its_own_updates_are_masked_anew(fresh):
+    shop = fresh.shop(SIGNER)
     one, two = ORIGINS[0] * 2, ORIGINS[1] * 5
     shop.own.note(1, one)
     shop.own.keep(1)
     shop.own.note(2, two)
-    proposal, rest = do_fold(crew)
-    endorsement, more, _ = do_endorse(crew, proposal.checkpoint, sealed_of(proposal, rest), renew=(1, 2, 3), shop=shop)
+    proposal, rest = do_fold(fresh)
+    endorsement, more, _ = do_endorse(fresh, proposal.checkpoint, sealed_of(proposal, rest), renew=(1, 2, 3), shop=shop)
     assert endorsement.renewed == (1, 2), "there is none of round 3"
-    new = package.epoch_key(shop.plan, crew.members[SIGNER].secret_at(0, 2), 2)
+    new = package.epoch_key(shop.plan, fresh.members[SIGNER].secret_at(0, 2), 2)
     for i, clear in enumerate((one, two)):
         masked = np.frombuffer(more[4 * D * i : 4 * D * (i + 1)], "<f4").copy()
         assert unmask(MaskedVector(masked, new.key_id), new).tobytes() == clear.tobytes()
 
 
-def test_a_damaged_update_costs_no_signature(crew):
-    shop = crew.shop(SIGNER)
-    path = crew.members[SIGNER].directory / "own-000001.bin"
+def test_a_damaged_update_costs_no_signature(fresh):
+    shop = fresh.shop(SIGNER)
+    path = fresh.members[SIGNER].directory / "own-000001.bin"
     write_model(path, OwnModel(shop.plan.run, shop.plan.run_id, 1, 0, ORIGINS[0]), durable=False)
     path.write_bytes(path.read_bytes()[:-5])
-    proposal, rest = do_fold(crew)
-    endorsement, _, objection = do_endorse(crew, proposal.checkpoint, sealed_of(proposal, rest), renew=(1,), shop=shop)
-    assert is_signed(crew, endorsement, proposal.checkpoint)
+    proposal, rest = do_fold(fresh)
+    endorsement, _, objection = do_endorse(fresh, proposal.checkpoint, sealed_of(proposal, rest), renew=(1,), shop=shop)
+    assert is_signed(fresh, endorsement, proposal.checkpoint)
     assert (endorsement.renewed, objection) == ((), "")
 
 
@@ -338,9 +345,6 @@ def test_only_the_announced_proposal_is_looked_at(crew):
 
 def certified(crew, proposal, rest, signers=None, roster=None):
     """Return the Epoch that the fleet would go on with."""
-    from crypto.seal.certificates import sign_checkpoint
-    from wire.epochs import Certificate, Epoch, SignedBy
-
     c = proposal.checkpoint
     names = signers or list(crew.members)
     given = tuple(SignedBy(d, sign_checkpoint(crew.members[d].identity, c)) for d in names)
@@ -384,16 +388,16 @@ def test_a_certificate_under_an_older_roster_than_announced_is_refused(tmp_path)
         package.open_epoch(crew.package, epoch, crew.members["dev-3"], at)
 
 
-def test_a_device_finds_its_way_back_after_the_owner_has_replaced_the_keys(crew):
+def test_a_device_finds_its_way_back_after_the_owner_has_replaced_the_keys(fresh):
     """Its own file, from before: the folder is revoked since, and the fleet has not rolled over yet."""
-    proposal, rest = do_fold(crew)
-    epoch = certified(crew, proposal, rest)
-    member = crew.members["dev-3"]
+    proposal, rest = do_fold(fresh)
+    epoch = certified(fresh, proposal, rest)
+    member = fresh.members["dev-3"]
     member.enter(0, 2)
-    crew.owner.revoke(FOLDER)
-    crew.hand_out("dev-3")
+    fresh.owner.revoke(FOLDER)
+    fresh.hand_out("dev-3")
     assert member.roster.revoked == (FOLDER,)
-    run = package.reopen(crew.package, encode(epoch), member)
+    run = package.reopen(fresh.package, encode(epoch), member)
     assert (run.plan.epoch, run.generation) == (2, 0)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from crypto.seal.certificates import certify, check_certificate, has_signed, majority, sign_checkpoint
 from crypto.seal.identity import Identity
+from crypto.seal.signed import sign_document
 from tests.helpers.plans import run_plan
 from tests.helpers.rollovers import DEVICES, IDENTITIES, OWNER, make_checkpoint, make_roster
 from wire.codec import decode, encode
@@ -137,8 +138,6 @@ def test_the_roster_must_not_be_older_than_asked():
 def test_an_expired_roster_still_certifies():
     """Whether it has run out is asked of the newest one."""
     old = dataclasses.replace(ROSTER, expires_at_s=1)
-    from crypto.seal.signed import sign_document
-
     assert check(certificate(signatures(*DEVICES), roster=sign_document(OWNER, old)))[1] == old
 
 
