@@ -39,6 +39,8 @@ from wire.transport import Connected, Disconnected, Message, Transport, Transpor
 from wire.types import Float32Vector
 
 LOG = logging.getLogger("shoal.edge")
+PRESENCE_AGAIN_S: Final = 4.0
+"""A device says once more that it is there: a broker may lose what is retained while another client subscribes to it."""
 REFETCH_S: Final = 5.0
 """A device that has waited this long for a model subscribes anew: the broker then sends what it retains."""
 WAITING_S: Final = 60.0
@@ -101,6 +103,7 @@ class DeviceRuntime:
         self._models: Inventory | None = None
         self._labels: tuple[str, ...] = ()
         self._timer_s: float | None = None
+        self._repeat_s: float | None = None
         self._fetching_s = 0.0
         self._results = Results(membership, self._files, transport)
         self._now_s = 0.0
@@ -134,6 +137,7 @@ class DeviceRuntime:
                 self._follow_group()
             case Connected():
                 self._announce_presence()
+                self._repeat_s = now_s + PRESENCE_AGAIN_S * (0.5 + 0.5 * self._uniform())
                 self._step(agent.Reconnected())
             case Disconnected(reason):
                 LOG.warning("broker connection lost", extra={"kv": {"reason": reason}})
@@ -297,6 +301,9 @@ class DeviceRuntime:
                 self._carry_out(agent.SetTimer(limits.RESEND_BASE_S))
             else:
                 self._step(agent.TimerFired())
+        if self._repeat_s is not None and now_s >= self._repeat_s:
+            self._repeat_s = None
+            self._announce_presence()
         fetching = self._state.stage is agent.Stage.FETCHING
         patience_s = WAITING_S if self._following.early and not fetching else REFETCH_S
         if (fetching or self._held is not None) and now_s - self._fetching_s > patience_s:

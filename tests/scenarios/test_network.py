@@ -200,3 +200,12 @@ def test_a_short_partition_is_survived(tmp_path, undisturbed):
         fleet.broker.reconnect(fleet.client_id("dev-01"))
         assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
         assert thetas(fleet) == undisturbed
+
+
+def test_a_presence_that_a_broker_loses_is_said_again(tmp_path):
+    """Long before the deadline of the gathering, which is all that would help otherwise."""
+    tap = Wiretap()
+    tap.lose(ending="/dev-01/state", hop=Hop.UP, times=1)
+    with make_fleet(tmp_path / "fleet", faults=tap, deadline_s=60.0) as fleet:
+        records = fleet.run(20)
+        assert [r["contributed"] for r in records] == [3] * len(records)
