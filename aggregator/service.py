@@ -247,8 +247,9 @@ class RunService:
         """
         contributions = self._store.commit()
         done, self._syncing = self._syncing, []
+        self._turn_away()
         for opened, contribution in zip(done, contributions, strict=True):
-            self._feed(Stored(contribution, opened.digest), self._now_s)
+            self._handle(Stored(contribution, opened.digest), self._now_s)
         for opened in done:
             self._answers.give(opened, Action.ACK)
         deferred, self._deferred = self._deferred, []
@@ -294,15 +295,29 @@ class RunService:
         self._feed(Rostered(self._membership.roster, self._roster_sent), now_s)
         self._drop_revoked(now_s)
 
+    def _turn_away(self) -> None:
+        """Refuse what came for a round that has closed before it could be made durable."""
+        appended, self._appended = self._appended, []
+        for opened in appended:
+            verdict, reason = self._engine.judge(self._state, opened.upload, opened.digest)
+            if verdict is Verdict.STORE:
+                self._appended.append(opened)
+            else:
+                self._store.withdraw(opened.digest)
+                self._answers.give(opened, Action.REFUSED, reason)
+
     def _drop_revoked(self, now_s: float) -> None:
         for device in self._membership.roster.revoked:
             self._feed(Left(device), now_s)
 
     def _feed(self, event: Event, now_s: float) -> None:
         """Let the engine see an event; none may close the round while uploads of it are on their way to the disk."""
-        if self._syncing:
+        if self._syncing or self._appended:
             self._deferred.append(event)
-            return
+        else:
+            self._handle(event, now_s)
+
+    def _handle(self, event: Event, now_s: float) -> None:
         self._state, actions = self._engine.handle(self._state, event)
         self._carry_out(actions, now_s)
 

@@ -137,6 +137,10 @@ class Store:
         cut = FLOAT_BYTES * upload.length
         self._pending.append(_Row(upload, digest, start, checksum(vector[:cut]) + checksum(vector[cut:]), norm))
 
+    def withdraw(self, digest: bytes) -> None:
+        """Forget an upload of the batch that is still open; its bytes, which no row points to, do no harm."""
+        self._pending = [row for row in self._pending if row.digest != digest]
+
     def prepare(self) -> Callable[[], None]:
         """Close the batch of what was appended so far; return the slow half of its commit, which any thread may run.
 
@@ -306,6 +310,7 @@ class Store:
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany("DELETE FROM uploads WHERE round = ? AND phase = ?", [(round_, p) for p in phases])
+        self._updates.rewind(round_)
 
     def _sweep(self, round_: int, names: set[str], rounds: set[int]) -> None:
         for path in self._vectors.glob("*.f32"):

@@ -52,6 +52,11 @@ class UpdateFiles:
         self._dirty.add(round_)
         return start
 
+    def rewind(self, round_: int) -> None:
+        """Let what comes next in a round's file take the place of bytes that no row points to any more."""
+        if round_ in self._ends:
+            self._ends[round_] = self._end_of(round_)
+
     def syncer(self) -> Callable[[], None]:
         """Return what makes all that was written so far durable; any thread may run it."""
         handles = [self._files[round_] for round_ in self._dirty]
@@ -116,6 +121,7 @@ class UpdateFiles:
                 handle = self._files.pop(old, None)
                 if handle is not None:
                     os.close(handle)
+                    self._dirty.discard(old)
                 # Writing over allocated blocks takes a third of the time of making new ones durable.
                 path.rename(self._directory / f"spare-{old:06d}.f32")
         for path in sorted(self._directory.glob(SPARES))[:-SPARES_KEPT]:
