@@ -247,6 +247,7 @@ class FleetDirectory:
         self._draw_secrets()
 
     def _draw_secrets(self, **changes: object) -> None:
+        self._check_fresh()
         roster = self._next_roster(keys_since=self.roster.sequence + 1, **changes)
         first = self.secrets.next_epoch
         secrets = dataclasses.replace(
@@ -285,8 +286,20 @@ class FleetDirectory:
         return True
 
     def _store_secrets(self, secrets: FleetSecrets) -> None:
+        self._check_fresh()
         write_private(self.path / SECRETS_FILE, _locked(self._lock, SECRETS_FILE, encode(secrets)))
         self.secrets = secrets
+
+    def _check_fresh(self) -> None:
+        """Return if the secrets on the disk are still those that we read: older ones must never take the place of newer.
+
+        Raises:
+            ConfigError: another program has changed them meanwhile.
+        """
+        if decode(self._read(SECRETS_FILE), FleetSecrets) != self.secrets:
+            raise ConfigError(
+                f"another program has changed the secrets in {self.path} meanwhile", hint="run the command again"
+            )
 
     def cards(self) -> tuple[Card, ...]:
         """Return whoever belongs to the fleet now: the aggregator and the devices that are not revoked."""
@@ -348,7 +361,7 @@ class FleetDirectory:
             change = decode(read_private(journal), Change)
             write_private(self.path / SECRETS_FILE, change.secrets)
             write_private(self.path / ROSTER_FILE, change.roster)
-            journal.unlink()
+            journal.unlink(missing_ok=True)
             sync_directory(self.path)
 
     def _write_grant(self, card: Card) -> Path:
