@@ -71,6 +71,7 @@ class ThreadWorker:
         while (item := self._jobs.get()) is not None:
             job, done, cancelled = item
             run_job(job, cancelled.is_set, done)
+            del item, job, done  # they hold models and a mask, which must not live on while this waits for the next
 
 
 class InlineWorker:
