@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
+from crypto.seal.envelope import GroupKey, SealError, is_from, open_from_group, read_head
 from crypto.seal.grants import AGGREGATOR_ROLE
 from crypto.seal.identity import fingerprint
 from crypto.seal.membership import Membership, accept_grant, make_identity
@@ -14,6 +14,7 @@ from wire.documents import AggregatorGrant, Member, RunPlan
 from wire.errors import UntrustedError
 
 RUNS_DIRECTORY: Final = "runs"
+PRESENCE_PURPOSE: Final = "presence"
 
 
 class AggregatorMembership(Membership[AggregatorGrant]):
@@ -45,7 +46,7 @@ class AggregatorMembership(Membership[AggregatorGrant]):
             SealError: under no key that we hold, altered, or not the device's.
         """
         head, at = read_head(payload)
-        keys = [g.broadcast_key for g in (self.grant, self.next) if g is not None]
+        keys = [g.broadcast_key for g in (self.grant, *self.later)]
         for key in keys[:-1]:
             try:
                 return open_from_group(
@@ -55,6 +56,12 @@ class AggregatorMembership(Membership[AggregatorGrant]):
                 continue
         group = GroupKey(self.fleet, "broadcast", keys[-1])
         return open_from_group(group, payload, head, at, member.sign_key, signed)
+
+    def is_presence_of(self, member: Member, payload: memoryview, signed: bytes) -> bool:
+        """Whether a device has said where it stands, also where we can't read it; arguments as `open_from_device`."""
+        head, _ = read_head(payload)
+        told = (head.fleet, head.purpose, head.sender) == (self.fleet, PRESENCE_PURPOSE, member.name)
+        return told and is_from(payload, head, member.sign_key, signed)
 
     def obstacle(self, plan: RunPlan, turned_to: int | None = None) -> str:
         """Return what is missing to serve a run, empty where nothing is; keys that the run is made with come in force.
@@ -70,8 +77,9 @@ class AggregatorMembership(Membership[AggregatorGrant]):
         if self.roster.sequence < plan.roster_sequence:
             return f"run {plan.run} was signed under roster {plan.roster_sequence}, this is {self.roster.sequence}"
         newest = max(plan.roster_sequence, turned_to or 0)
-        if self.next is not None and self.generation(self.next) <= plan.roster_sequence:
-            self.promote()
+        grant = self.newer(plan.roster_sequence)
+        if grant is not None:
+            self.promote(grant)
         held = self.generation(self.grant)
         if held > newest:
             raise UntrustedError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -81,9 +82,10 @@ class Publisher:
             return
         self._group = group
         self._sent.clear()
-        self.roster(self._signed)
-        self.run(self._plan)
-        self.epoch(self._epoch)
+        if self._plan:
+            self.roster(self._signed)
+            self.run(self._plan)
+            self.epoch(self._epoch)
 
     def open_round(self, run: RunPlan, roster: Roster, opened: OpenRound) -> None:
         """Publish the models that changed, then the announcement that points to them."""
@@ -126,6 +128,10 @@ class Publisher:
             proposal,
         )
         self._publish_group(self._topics.round, "announcement", encode(announcement), ChunkKind.ROUND, plan.round)
+        self.clear_models(keep)
+
+    def clear_models(self, keep: Collection[str] = ()) -> None:
+        """Take what devices have fetched off the broker, but for the topics ``keep``."""
         for base in self._retained.bases():
             if base.startswith(self._topics.model("x")[:-1]) and base not in keep:
                 self._retained.clear(base)

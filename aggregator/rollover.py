@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -103,6 +103,19 @@ def _carried(inherited: Inherited, run: RunPlan) -> dict[str, Slot]:
         for name, c in sorted(inherited.carried.items())
         if c.contributors >= least
     }
+
+
+def stored_proposal(standing: Mapping[str, Any], stored: Iterable[Contribution]) -> Contribution | None:
+    """Return the upload of the device that folded, where a rollover was interrupted after it.
+
+    Args:
+        standing: `EngineState.standing` of then.
+        stored: what was uploaded for its round.
+    """
+    under_way = standing["rollover"]
+    if under_way is None:
+        return None
+    return next((c for c in stored if c.phase is Phase.CHECKPOINT and c.device == under_way["folder"]), None)
 
 
 def read_proposal(upload: Contribution, inherited: Inherited, run: RunPlan, generation: int, current: int) -> Folded:

@@ -17,7 +17,6 @@ from aggregator.answers import Answers
 from aggregator.damage import readable
 from aggregator.engine import Engine, Verdict
 from aggregator.events import (
-    CameOnline,
     DeadlinePassed,
     Event,
     Gather,
@@ -30,16 +29,16 @@ from aggregator.events import (
     RoundClosed,
     RunFinished,
     Stored,
-    WentOffline,
 )
 from aggregator.intake import Intake, Opened, RefusedUploadError
 from aggregator.lines import report, waiting_for
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import Backend
 from aggregator.owner_mail import OwnerMail
+from aggregator.presences import Presences
 from aggregator.publisher import Publisher
+from aggregator.rollover import stored_proposal
 from aggregator.store import Store
-from aggregator.strategies.base import Contribution
 from aggregator.strategies.registry import make_strategy
 from aggregator.syncer import InlineSyncer, Syncer
 from crypto.seal.envelope import GroupKey
@@ -47,7 +46,7 @@ from wire.codec import decode, encode
 from wire.documents import RunPlan
 from wire.epochs import Epoch
 from wire.errors import ShoalError, UntrustedError
-from wire.messages import Action, Phase, Presence
+from wire.messages import Action, Phase
 from wire.reassembly import Reassembler, Transfer
 from wire.topics import TopicKind, Topics
 from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent
@@ -77,7 +76,7 @@ class RunService:
         store_factory: Callable[[Path, RunPlan], Store] = Store,
     ) -> None:
         self._membership = membership
-        self._run = run
+        self._run, self._package = run, package
         self._transport = transport
         self._topics = Topics(run.fleet)
         self._store = store_factory(directory / f"run-{run.run:06d}", run)
@@ -90,7 +89,7 @@ class RunService:
         self._answers = Answers(self._publisher, membership, run)
         self._chunks = Reassembler()
         self._mail = OwnerMail(membership)
-        self._births: dict[str, int] = {}
+        self._presences = Presences(membership)
         self._appended: list[Opened] = []
         self._syncing: list[Opened] = []
         self._deferred: list[Event] = []
@@ -101,9 +100,6 @@ class RunService:
         self._now_s = 0.0
         self.finished = False
         self._roster_sent = membership.roster_bytes
-        self._publisher.roster(self._roster_sent)
-        self._publisher.run(package)
-        self._publisher.epoch(self._store.epoch())
 
     def start(self, now_s: float) -> None:
         """Subscribe, and begin the run or take it up where the store left it."""
@@ -118,6 +114,11 @@ class RunService:
             generation = member.generation(member.grant)
             self._state, actions = self._engine.begin(devices, generation, *known)
             self._carry_out(actions, now_s)
+        if snapshot is not None:
+            self._take_up(snapshot.standing)
+        self._publisher.roster(self._roster_sent)
+        self._publisher.run(self._package)
+        self._publisher.epoch(self._store.epoch())
             self._hold_keys(now_s)
             return
         standing = snapshot.standing
@@ -125,9 +126,9 @@ class RunService:
         with readable(self._store.directory):
             before = strategy.load(snapshot.document, snapshot.vectors, self._store.fetch)
         again = self._store.uploads(snapshot.round)
-        self._take_up(standing)
+        proposal = stored_proposal(standing, [contribution for contribution, _ in again])
         self._state, actions = self._engine.resume(
-            devices, before, snapshot.round, snapshot.available, standing, _proposal(standing, again), *known
+            devices, before, snapshot.round, snapshot.available, standing, proposal, *known
         )
         LOG.info("resumed", extra={"kv": {"run": self._run.run, "round": snapshot.round, "uploads": len(again)}})
         self._carry_out(actions, now_s)
@@ -139,8 +140,9 @@ class RunService:
     def _take_up(self, standing: Mapping[str, Any]) -> None:
         """Put the secrets in force that the run had turned to before it was interrupted."""
         member = self._membership
-        if member.next is not None and standing["generation"] == member.generation(member.next):
-            member.promote()
+        grant = member.newer(standing["generation"])
+        if grant is not None:
+            member.promote(grant)
             self._publisher.regroup(member.group)
         elif standing["rollover"] is not None:
             self._turn_to(standing["rollover"]["generation"])
@@ -148,8 +150,9 @@ class RunService:
     def _turn_to(self, generation: int) -> None:
         """Speak under the broadcast key that goes with the secrets of ``generation``, from a rollover on."""
         member = self._membership
-        if member.next is not None and member.generation(member.next) == generation:
-            group = GroupKey(member.fleet, "broadcast", member.next.broadcast_key)
+        grant = member.newer(generation)
+        if grant is not None:
+            group = GroupKey(member.fleet, "broadcast", grant.broadcast_key)
             if group != member.group:
                 member.group = group
                 self._publisher.regroup(group)
@@ -185,8 +188,9 @@ class RunService:
             return
         if parsed.kind is TopicKind.STATE:
             transfer = self._chunks.add(f"{parsed.device}/state", payload, now_s)
-            if transfer is not None:
-                self._on_presence(parsed.device, transfer, now_s)
+            event = None if transfer is None else self._presences.take(parsed.device, transfer)
+            if event is not None:
+                self._feed(event, now_s)
         elif parsed.kind is TopicKind.UP:
             self._bytes_up += len(payload)
             if self._answers.repeat(parsed.device, payload):
@@ -194,18 +198,6 @@ class RunService:
             transfer = self._chunks.add(parsed.device, payload, now_s)
             if transfer is not None:
                 self._on_upload(parsed.device, transfer)
-
-    def _on_presence(self, device: str, transfer: Transfer, now_s: float) -> None:
-        member = self._membership.roster.device(device)
-        if member is None:
-            raise UntrustedError(f"{device} is not in the roster")
-        presence = decode(self._membership.open_from_device(member, transfer.payload, transfer.signed), Presence)
-        if (presence.fleet, presence.device) != (self._run.fleet, device):
-            raise UntrustedError(f"the presence of {presence.device!r} on {device}'s topic")
-        if presence.birth < self._births.get(device, 0):
-            return  # the will of an earlier life
-        self._births[device] = presence.birth
-        self._feed(CameOnline(device) if presence.online else WentOffline(device), now_s)
 
     def _on_upload(self, device: str, transfer: Transfer) -> None:
         try:
@@ -387,17 +379,9 @@ class RunService:
         LOG.info("mask epoch", extra={"kv": {"run": run.run, "round": renewed.round, "epoch": run.epoch}})
 
     def close(self) -> None:
+        self._publisher.clear_models()
         """Close the store; what is retained on the broker stays there."""
         self._store.close()
-
-
-def _proposal(standing: Mapping[str, Any], stored: list[tuple[Contribution, bytes]]) -> Contribution | None:
-    """Return the upload of the device that folded, where a rollover was interrupted after it."""
-    under_way = standing["rollover"]
-    if under_way is None:
-        return None
-    folds = (c for c, _ in stored if c.phase is Phase.CHECKPOINT and c.device == under_way["folder"])
-    return next(folds, None)
 
 
 def _reason(error: ShoalError) -> str:

@@ -35,6 +35,7 @@ class AgentState:
         index: its place in the roster.
         mark: what it has accepted so far.
         plan: the run that it follows, as it stands in this mask epoch; since: the round after which the epoch began.
+        generation: roster sequence of the secrets that the epoch is made with.
         announcement, order: the round that it is in, and its part.
         models: topic label -> transfer id of the models at hand.
         transfer: id of its sealed upload; sent: of which round; attempt: resends so far.
@@ -46,6 +47,7 @@ class AgentState:
     stage: Stage = Stage.IDLE
     plan: RunPlan | None = None
     since: int = 0
+    generation: int = 0
     announcement: Announcement | None = None
     order: Order | None = None
     models: Mapping[str, bytes] = field(default_factory=dict)
@@ -57,10 +59,11 @@ class AgentState:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A run plan of the owner's was accepted, or its next mask epoch: ``since`` is the round that it follows."""
+    """A run plan of the owner's was accepted, or its next mask epoch: ``since`` and ``generation`` as in `package.Run`."""
 
     plan: RunPlan
     since: int = 0
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +208,7 @@ def _planned(state: AgentState, planned: Planned) -> Transition:
         state,
         plan=plan,
         since=planned.since,
+        generation=planned.generation,
         announcement=None,
         order=None,
         stage=Stage.IDLE,
@@ -216,11 +220,11 @@ def _planned(state: AgentState, planned: Planned) -> Transition:
 
 def _announced(state: AgentState, announcement: Announcement) -> Transition:
     assert state.plan is not None
-    check_announcement(announcement, state.plan, state.since)
+    check_announcement(announcement, state.plan, state.since, state.generation)
     mark = state.mark.accept(announcement)
     order = announcement.order_for(state.index)
     if order is not None:
-        check_order(order, announcement, state.plan)
+        check_order(order, announcement, state.plan, state.generation)
     again = mark.place == state.mark.place
     if again and state.stage is Stage.SENDING:
         # The aggregator restarted: it may not have what we sent.

@@ -75,7 +75,7 @@ class DeviceMembership(Membership[DeviceGrant]):
         sender = aggregator_of(self.roster)
         if (head.fleet, head.sender) != (self.fleet, sender.name):
             raise UntrustedError(f"a message of {head.sender!r} in {head.fleet!r}")
-        keys = [grant.broadcast_key for grant in (self.grant, self.next) if grant is not None]
+        keys = [grant.broadcast_key for grant in (self.grant, *self.later)]
         groups = [self.group, *(g for g in (GroupKey(self.fleet, "broadcast", k) for k in keys) if g != self.group)]
         for group in groups:
             try:
@@ -84,17 +84,19 @@ class DeviceMembership(Membership[DeviceGrant]):
                 if group is groups[-1]:
                     raise
                 continue
-            if group.secret != self.grant.broadcast_key and head.purpose == "run" and self._made_with(plain):
-                self.promote()
+            if group.secret != self.grant.broadcast_key and head.purpose == "run":
+                self._put_in_force(plain)
             if group != self.group:
                 self.group = group
             return head.purpose, plain
         raise AssertionError("no key was tried")
 
-    def _made_with(self, package: memoryview) -> bool:
-        """Whether a run was signed with the newer secrets; an older one may travel under their broadcast key."""
+    def _put_in_force(self, package: memoryview) -> None:
+        """Go over to the secrets that a run was signed with; an older run may travel under newer ones' broadcast key."""
         plan = open_document(decode(package, RunPackage).plan, RunPlan, self.owner_key)
-        return self.next is not None and plan.roster_sequence >= self.generation(self.next)
+        grant = self.newer(plan.roster_sequence)
+        if grant is not None:
+            self.promote(grant)
 
     @property
     def newest_generation(self) -> int:
@@ -107,8 +109,8 @@ class DeviceMembership(Membership[DeviceGrant]):
         Raises:
             NotEnrolledError: we have none of that generation.
         """
-        for grant in (self.grant, self.next):
-            if grant is not None and self.generation(grant) == generation:
+        for grant in (self.grant, *self.later):
+            if self.generation(grant) == generation:
                 return grant
         raise NotEnrolledError(
             f"no keys of roster {generation} have come yet", hint="the owner leaves them with `shoal-fleet publish`"
@@ -132,8 +134,9 @@ class DeviceMembership(Membership[DeviceGrant]):
 
     def enter(self, generation: int, epoch: int) -> None:
         """Put the secrets of a mask epoch in force and erase those before it, durably; going back changes nothing."""
-        if self.next is not None and self.generation(self.next) == generation:
-            self.promote()
+        grant = self.newer(generation)
+        if grant is not None and self.generation(grant) == generation:
+            self.promote(grant)
         if self.generation(self.grant) == generation and self.grant.mask_epoch < epoch:
             secret = self.secret_at(generation, epoch)
             self._replace(dataclasses.replace(self.grant, mask_secret=secret.reveal(), mask_epoch=epoch))

@@ -18,7 +18,7 @@ from crypto.seal.signed import open_document
 from edge_client.policy import check_plan
 from edge_client.task import TaskBundle
 from wire.codec import decode, decode_prefix, encode
-from wire.documents import RunPackage, RunPlan
+from wire.documents import Roster, RunPackage, RunPlan
 from wire.epochs import Epoch, Origins
 from wire.errors import IntegrityError, UntrustedError
 from wire.messages import Sealed
@@ -103,28 +103,35 @@ def open_run(package: bytes, membership: DeviceMembership) -> Run:
     return Run(plan, task, origins, key, segment_keys(key), 0, generation)
 
 
-def open_epoch(package: bytes, epoch: Epoch, membership: DeviceMembership) -> Run:
+def open_epoch(package: bytes, epoch: Epoch, membership: DeviceMembership, least_roster: int = 0) -> Run:
     """Return the run in a later mask epoch, if more than half of the roster signed what it begins with.
 
+    Keys that the owner has replaced since are no obstacle as long as we hold them: from there the fleet rolls over to the
+    newest, and trains no more before it has.
+
+    Args:
+        package: the run's.
+        epoch: as it came.
+        membership: keys and fleet.
+        least_roster: oldest roster that is accepted of it, besides the plan's and that which the keys were drawn at.
+
     Raises:
-        UntrustedError: the plan is not the owner's; the certificate does not hold, or is not of this run, or its keys
-            have been replaced since.
+        UntrustedError: the plan is not the owner's; the certificate does not hold, is of a roster that is too old, or is
+            not of this run.
         NotEnrolledError: the keys that it is made with have not come yet.
         IntegrityError: what was signed is not what is sealed, or does not fit the plan.
     """
     plan = _plan(decode(package, RunPackage), membership)
     claimed = epoch.certificate.checkpoint
-    least = max(plan.roster_sequence, claimed.generation)
-    c = check_certificate(
+    least = max(plan.roster_sequence, claimed.generation, least_roster)
+    c, roster = check_certificate(
         epoch.certificate, owner_key=membership.owner_key, fleet=membership.fleet, least_sequence=least
     )
     if c.run_id != plan.run_id:
         raise UntrustedError("a mask epoch of another run")
-    if c.generation < membership.roster.keys_since:
-        raise UntrustedError(f"a mask epoch under keys of roster {c.generation}, which the owner has replaced")
     if hashlib.sha256(epoch.sealed).digest() != c.digest:
         raise IntegrityError("what is sealed is not what the devices signed")
-    bundle, origins = open_origins(epoch.sealed, c, plan, membership)
+    bundle, origins = open_origins(epoch.sealed, c, plan, membership, roster)
     key = epoch_key(plan, membership.secret_at(c.generation, c.next_epoch), c.next_epoch)
     if key.key_id != c.key_id:
         raise IntegrityError("this device's mask secret is not that of the mask epoch", hint="join the fleet anew")
@@ -151,16 +158,27 @@ def reopen(package: bytes, epoch: bytes | None, membership: DeviceMembership) ->
 
 
 def open_origins(
-    sealed: bytes | memoryview, checkpoint: Checkpoint, plan: RunPlan, membership: DeviceMembership
+    sealed: bytes | memoryview,
+    checkpoint: Checkpoint,
+    plan: RunPlan,
+    membership: DeviceMembership,
+    roster: Roster | None = None,
 ) -> tuple[TaskBundle, Float32Vector]:
     """Return the task, and the origins (origins, d) float32, that a device has sealed for the others.
+
+    Args:
+        sealed: as it came.
+        checkpoint: which describes it.
+        plan: of the run.
+        membership: keys and fleet.
+        roster: who may have sealed it; the newest by default. Whoever has been revoked since was still trusted then.
 
     Raises:
         UntrustedError: it is not from a device of the roster, or not of this checkpoint.
         IntegrityError: it does not fit the plan.
     """
     head, at = read_head(sealed)
-    sender = membership.roster.device(head.sender)
+    sender = (roster or membership.roster).device(head.sender)
     if sender is None or (head.fleet, head.purpose) != (membership.fleet, epoch_purpose(checkpoint)):
         raise UntrustedError(f"a sealed {head.purpose.split('/')[0]} of {head.sender!r} that is not this checkpoint's")
     group = membership.content_of(checkpoint.generation)

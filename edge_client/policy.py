@@ -41,24 +41,25 @@ def check_plan(plan: RunPlan, *, fleet: str, modes: tuple[str, ...]) -> None:
         )
 
 
-def check_announcement(announcement: Announcement, plan: RunPlan, since: int = 0) -> None:
+def check_announcement(announcement: Announcement, plan: RunPlan, since: int = 0, generation: int = 0) -> None:
     """Return if the round, or the step of a rollover, lies within the plan.
 
     Args:
         announcement: of the run's current mask epoch.
         plan: as it stands in that epoch.
         since: the round after which the epoch began.
+        generation: roster sequence of the secrets that the epoch is made with.
 
     Raises:
-        UntrustedError: another run, mask epoch, mode or key; a mask epoch that goes on too long; too many rounds or
-            models; an unknown origin; a mean of too few devices.
+        UntrustedError: another run, mask epoch, mode or key; a mask epoch that goes on too long or ends before its time;
+            too many rounds or models; an unknown origin; a mean of too few devices.
     """
     a = announcement
     if (a.fleet, a.run, a.run_id) != (plan.fleet, plan.run, plan.run_id):
         raise UntrustedError("an announcement of another run")
     if (a.epoch, a.key_id, a.mode) != (plan.epoch, plan.key_id, plan.mode):
         raise UntrustedError("an announcement under another mask key or mode than the plan's")
-    _check_place(a, plan, since)
+    _check_place(a, plan, since, generation)
     if len(a.models) > plan.max_models:
         raise UntrustedError(f"{len(a.models)} models where the plan allows {plan.max_models}")
     if len({m.model for m in a.models}) != len(a.models):
@@ -73,24 +74,33 @@ def check_announcement(announcement: Announcement, plan: RunPlan, since: int = 0
         if {s.name for s in plan.segments} != {"shared", "cluster"} or a.shared.model != SHARED_MODEL:
             raise UntrustedError("an announcement with a shared part that the plan does not have")
         _check_ref(a.shared, "the shared part", plan)
-    _check_rollover(a, plan)
+    _check_rollover(a, plan, generation)
 
 
-def _check_place(a: Announcement, plan: RunPlan, since: int) -> None:
+def _check_place(a: Announcement, plan: RunPlan, since: int, generation: int) -> None:
     if a.step:
         if a.finished or not since <= a.round <= plan.rounds:
             raise UntrustedError(f"a rollover after round {a.round} of a run of {plan.rounds}")
+        if a.generation < generation:
+            raise UntrustedError(f"a rollover to keys of roster {a.generation} after {generation}")
+        # The owner gave the run as many mask epochs as its plan needs: with more it would come into another run's.
+        if a.generation == generation and (a.round != since + plan.epoch_rounds or a.round == plan.rounds):
+            raise UntrustedError(
+                f"a rollover after round {a.round}, the mask being {plan.epoch_rounds} rounds' of {since}"
+            )
     elif not 1 <= a.round <= plan.rounds + 1 or (a.round > plan.rounds) != a.finished:
         raise UntrustedError(f"round {a.round} of a run of {plan.rounds}")
     elif not since < a.round <= since + plan.epoch_rounds + a.finished:
         raise UntrustedError(f"round {a.round} under a mask of {plan.epoch_rounds} rounds, used since {since}")
 
 
-def _check_rollover(a: Announcement, plan: RunPlan) -> None:
+def _check_rollover(a: Announcement, plan: RunPlan, generation: int) -> None:
     if not a.step and (a.carried or a.proposal or a.generation):
         raise UntrustedError("a round with the parts of a rollover")
     if a.carried and (plan.algorithm not in CARRYING or len(a.carried) > plan.max_models):
         raise UntrustedError(f"{len(a.carried)} vectors that are no models")
+    if a.carried and a.generation != generation:
+        raise UntrustedError("vectors to be masked anew under secrets that were drawn to keep somebody out")
     if a.proposal is not None and a.proposal.model != PROPOSAL_MODEL:
         raise UntrustedError("a checkpoint under a model's number")
     names = {m.model for m in (*a.models, *a.carried)}
@@ -127,8 +137,14 @@ def _check_ref(ref: ModelRef, what: str, plan: RunPlan) -> None:
         raise UntrustedError(f"{what} is a mean of {ref.contributors} devices, the plan wants {plan.min_contributors}")
 
 
-def check_order(order: Order, announcement: Announcement, plan: RunPlan) -> None:
+def check_order(order: Order, announcement: Announcement, plan: RunPlan, generation: int = 0) -> None:
     """Return if the order can be carried out.
+
+    Args:
+        order: this device's.
+        announcement: that `check_announcement` has let pass.
+        plan: as it stands in the current mask epoch.
+        generation: as in `check_announcement`.
 
     Raises:
         UntrustedError: it names a model that is not announced, trains in the final round, or is of a phase that the
@@ -147,6 +163,9 @@ def check_order(order: Order, announcement: Announcement, plan: RunPlan) -> None
         raise UntrustedError(f"an order to keep updates, which {plan.algorithm} has no use for")
     if order.keep > announcement.round or (order.renew and order.phase != Phase.ENDORSE):
         raise UntrustedError("an order to keep an update of a later round, or to mask one anew out of turn")
+    if order.renew and announcement.generation != generation:
+        # Whoever knows the older secrets knows the update, and would learn the new mask from it.
+        raise UntrustedError("an order to mask an update anew under secrets that were drawn to keep somebody out")
     if order.train and (announcement.round > plan.rounds or order.phase not in TRAINING_PHASES):
         raise UntrustedError("an order to train where there is nothing to train for")
     if order.phase == Phase.PRETRAIN and plan.algorithm not in PRETRAINING:

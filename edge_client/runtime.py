@@ -7,7 +7,6 @@ fleet with virtual time and an inline worker.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -17,11 +16,12 @@ from edge_client import agent
 from edge_client.agent import AgentState
 from edge_client.data import Batch, Shares, split
 from edge_client.enrolment import DeviceMembership
+from edge_client.following import Following
 from edge_client.inventory import Inventory
 from edge_client.manifest import TaskManifest
 from edge_client.model import OrtModel
 from edge_client.own_updates import OwnUpdates
-from edge_client.package import Run, open_epoch, open_plan, open_run, reopen, starts_later
+from edge_client.package import Run
 from edge_client.presence import presence
 from edge_client.results import Results
 from edge_client.state import DeviceState
@@ -29,8 +29,7 @@ from edge_client.update import Workshop, carry_out
 from edge_client.worker import Job, Result, Worker
 from wire import limits
 from wire.codec import decode
-from wire.epochs import Epoch
-from wire.errors import IntegrityError, NotEnrolledError, ShoalError, UntrustedError
+from wire.errors import ShoalError, UntrustedError
 from wire.frame import ChunkKind
 from wire.frame import split as split_chunks
 from wire.messages import Action, Announcement, Control, Order, Phase
@@ -42,6 +41,8 @@ from wire.types import Float32Vector
 LOG = logging.getLogger("shoal.edge")
 REFETCH_S: Final = 5.0
 """A device that has waited this long for a model subscribes anew: the broker then sends what it retains."""
+WAITING_S: Final = 60.0
+"""The same for one that waits for a mask epoch that may not have begun, which can take any time."""
 
 
 class DeviceRuntime:
@@ -91,8 +92,8 @@ class DeviceRuntime:
         self._state = AgentState(membership.index, pending.mark, transfer=pending.transfer, sent=sent)
         self._sealed = pending.sealed
         self._run: Run | None = None
-        self._package = b""
-        self._early = b""
+        self._following = Following(membership, self._files)
+        self._told = membership.group
         self._proposal = (b"", b"")
         self._workshop: Workshop | None = None
         self._shares: tuple[bytes, Shares] | None = None
@@ -116,14 +117,9 @@ class DeviceRuntime:
         for base in (topics.keys(self._membership.name), topics.roster, topics.plan, topics.checkpoint, topics.round):
             self._transport.subscribe(f"{base}/#")
         self._transport.subscribe(topics.ctl(self._membership.name))
-        package = self._files.load_run()
-        if package is not None:
-            try:
-                run = reopen(package, self._files.load_epoch(), self._membership)
-                self._membership.enter(run.generation, run.plan.epoch)
-                self._take_run(run, package)
-            except (UntrustedError, IntegrityError, NotEnrolledError) as error:
-                LOG.warning("the run followed before is not taken up", extra={"kv": {"reason": error}})
+        run = self._following.resumed()
+        if run is not None:
+            self._take_run(run)
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
         """Take one event of the transport."""
@@ -135,6 +131,7 @@ class DeviceRuntime:
                 except ShoalError as error:
                     reason = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
                     LOG.warning("refused", extra={"kv": {"topic": topic, "reason": reason, "hint": error.hint}})
+                self._follow_group()
             case Connected():
                 self._announce_presence()
                 self._step(agent.Reconnected())
@@ -151,14 +148,8 @@ class DeviceRuntime:
         if parsed.kind is TopicKind.KEYS:
             self._on_keys(bytes(transfer.payload))
             return
-        group = self._membership.group
         purpose, plain = self._membership.open_broadcast(transfer.payload, transfer.signed)
-        if self._membership.group is not group:
-            LOG.info("new broadcast key", extra={"kv": {"roster": self._membership.roster.sequence}})
-            if self._models is not None:
-                self._models.regroup(self._membership.group)
-            self._announce_presence()
-            self._look_again(self._topics.round)
+        self._follow_group()
         self._dispatch(parsed, transfer.transfer_id, purpose, plain)
 
     def _dispatch(self, parsed: ParsedTopic, transfer: bytes, purpose: str, plain: memoryview) -> None:
@@ -179,6 +170,16 @@ class DeviceRuntime:
             case _:
                 raise UntrustedError(f"a {purpose} where a {parsed.kind.name.lower()} belongs")
 
+    def _follow_group(self) -> None:
+        """Where another broadcast key is in force than we have answered under: answer under it, look for what was said."""
+        if self._membership.group == self._told:
+            return
+        LOG.info("new broadcast key", extra={"kv": {"roster": self._membership.roster.sequence}})
+        if self._models is not None:
+            self._models.regroup(self._membership.group)
+        self._announce_presence()
+        self._look_again(self._topics.round)
+
     def _on_keys(self, grant: bytes) -> None:
         """Keep newer secrets, and look again at what may be made with them: it may have come first."""
         if self._membership.take_grant(grant):
@@ -192,45 +193,26 @@ class DeviceRuntime:
             self._transport.subscribe(f"{base}/#")
 
     def _announce_presence(self) -> None:
+        self._told = self._membership.group
         self._transport.publish(*presence(self._membership, self._birth, online=True), retain=True)
 
     def _on_run(self, package: bytes) -> None:
-        if hashlib.sha256(package).digest() == self._package:
-            return
-        plan = open_plan(package, self._membership)
-        if plan.run < self._state.mark.run or (self._run is not None and plan.run <= self._run.plan.run):
-            raise UntrustedError(f"run {plan.run} after run {max(self._state.mark.run, plan.run)}")
-        if starts_later(plan, self._membership):
-            self._early = package
+        run = self._following.begun(package, self._run, self._state.mark.run)
+        if run is not None:
+            self._take_run(run)
+            self._following.keep(run, package)
+            self._announce_held()
+        elif self._following.early:
             self._look_again(self._topics.checkpoint)
-            return
-        run = open_run(package, self._membership)
-        self._take_run(run, package)
-        self._files.save_run(package)
-        self._membership.enter(run.generation, run.plan.epoch)
-        self._early = b""
-        self._announce_held()
 
     def _on_epoch(self, data: bytes) -> None:
-        """Go on to a later mask epoch of the run: keep what it begins with, then erase the secret of the one before."""
-        package = self._early or (self._files.load_run() if self._run is not None else b"") or b""
-        if not package:
-            return  # it is looked for again when the run has come
-        epoch = decode(data, Epoch)
-        c = epoch.certificate.checkpoint
-        current = None if self._early or self._run is None else self._run.plan
-        if current is not None and (c.run_id != current.run_id or c.next_epoch <= current.epoch):
-            return
-        run = open_epoch(package, epoch, self._membership)
-        if self._early:
-            self._files.save_run(package)
-        self._files.save_epoch(data)
-        self._membership.enter(run.generation, run.plan.epoch)
-        self._early = b""
-        self._take_run(run, package)
-        self._announce_held()
+        """Go on to a later mask epoch of the run."""
+        run = self._following.renewed(data, self._run, self._state.mark.roster)
+        if run is not None:
+            self._take_run(run)
+            self._announce_held()
 
-    def _take_run(self, run: Run, package: bytes) -> None:
+    def _take_run(self, run: Run) -> None:
         """Follow a run, or go on with it in another mask epoch."""
         digest = run.plan.task_digest
         again = self._run is not None and self._run.plan.run_id == run.plan.run_id
@@ -243,13 +225,13 @@ class DeviceRuntime:
             member, backend = self._membership, OrtModel(run.bundle, threads=self._threads)
             aggregator, own = aggregator_of(member.roster), OwnUpdates(member.directory, run.plan)
             self._workshop = Workshop(run, member.identity, aggregator, backend, self._shares[1], own)
-        self._run, self._package = run, hashlib.sha256(package).digest()
+        self._run, self._proposal = run, (b"", b"")
         self._models = Inventory(run, self._membership.group)
         self._results.begin(run, again=again)
         facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "epoch": run.plan.epoch}
         what = "mask epoch" if again else "following run"
         LOG.info(what, extra={"kv": {**facts, "samples": len(self._shares[1].train)}})
-        self._step(agent.Planned(run.plan, run.since))
+        self._step(agent.Planned(run.plan, run.since, run.generation))
 
     def _announce_held(self) -> None:
         held, self._held = self._held, None
@@ -261,7 +243,7 @@ class DeviceRuntime:
         if run is None or announcement.run_id != run.plan.run_id or announcement.epoch > run.plan.epoch:
             self._held = announcement
             return
-        if not announcement.step and not announcement.finished and self._membership.newest_generation > run.generation:
+        if not announcement.step and not announcement.finished and self._membership.roster.keys_since > run.generation:
             LOG.info("no round under keys that the owner has replaced", extra={"kv": {"round": announcement.round}})
             return
         self._step(agent.Announced(announcement))
@@ -316,7 +298,8 @@ class DeviceRuntime:
             else:
                 self._step(agent.TimerFired())
         fetching = self._state.stage is agent.Stage.FETCHING
-        if (fetching or self._held is not None) and now_s - self._fetching_s > REFETCH_S:
+        patience_s = WAITING_S if self._following.early and not fetching else REFETCH_S
+        if (fetching or self._held is not None) and now_s - self._fetching_s > patience_s:
             self._fetching_s = now_s
             missing = (
                 map(self._topics.model, self._labels) if fetching else (self._topics.plan, self._topics.checkpoint)

@@ -149,14 +149,11 @@ class Registrar:
         except SealError:
             return  # under a broadcast key that has just been replaced: nothing to follow yet
         fleet, owner_key = self._fleet, self._fleet.owner.member.sign_key
-        c = check_certificate(
-            decode(plain, Epoch).certificate,
-            owner_key=owner_key,
-            fleet=fleet.name,
-            least_sequence=fleet.roster.keys_since,
-        )
-        if c.generation == fleet.roster.keys_since:
-            fleet.forget_before(c.next_epoch)
+        certificate, since = decode(plain, Epoch).certificate, fleet.roster.keys_since
+        if certificate.checkpoint.generation != since:
+            return  # the run has not rolled over to our newest secrets yet
+        c, _ = check_certificate(certificate, owner_key=owner_key, fleet=fleet.name, least_sequence=since)
+        fleet.forget_before(c.next_epoch)
 
     def approve(self, fingerprint_: str, now_s: int) -> Request:
         """Spend the request's token, sign a roster with the device, and publish both grant and roster.

@@ -55,8 +55,10 @@ def certify(
     return Certificate(checkpoint, roster_bytes, tuple(held))
 
 
-def check_certificate(certificate: Certificate, *, owner_key: bytes, fleet: str, least_sequence: int) -> Checkpoint:
-    """Return the checkpoint, if more than half of its roster signed it.
+def check_certificate(
+    certificate: Certificate, *, owner_key: bytes, fleet: str, least_sequence: int
+) -> tuple[Checkpoint, Roster]:
+    """Return the checkpoint and its roster, if more than half of that signed it.
 
     The roster is that of the certificate, since a newer one counts devices that were not there yet. It must be one from
     after the secrets were drawn that the epoch is made with: no device in it has been revoked since.
@@ -86,4 +88,4 @@ def check_certificate(certificate: Certificate, *, owner_key: bytes, fleet: str,
     held = sum(name in members and has_signed(members[name], checkpoint, s) for name, s in signers.items())
     if held < majority(len(members)):
         raise UntrustedError(f"a checkpoint with {held} signatures of {len(members)} devices")
-    return checkpoint
+    return checkpoint, roster

@@ -196,6 +196,15 @@ def open_from_group(
         raise SealError from error
 
 
+def is_from(data: bytes | memoryview, head: Sealed, sender_sign_key: bytes, digest: bytes | None = None) -> bool:
+    """Whether a sealed message is the sender's, whatever it is sealed under; arguments are those of `open_from_member`."""
+    try:
+        _check_signature(memoryview(data), head.purpose, sender_sign_key, digest)
+    except ShoalError:
+        return False
+    return True
+
+
 def _signed(identity: Identity, purpose: str, *parts: bytes) -> Parcel:
     digest = hashlib.sha256()
     for part in parts:

@@ -18,7 +18,9 @@ from wire.errors import ConfigError, NotEnrolledError, UntrustedError
 KEY_FILE: Final = "identity.key"
 GRANT_FILE: Final = "membership.bin"
 NEXT_FILE: Final = "membership.next"
-"""A grant with newer secrets, in force from the first run that is made with them."""
+"""With the roster sequence behind it: a grant with newer secrets, in force from the first run or mask epoch made with them."""
+MOST_LATER: Final = 8
+"""Grants with newer secrets that are kept; of more the oldest go."""
 
 ROSTER_FILE: Final = "roster.signed"
 
@@ -57,7 +59,8 @@ def store_grant(directory: Path, grant: AggregatorGrant | DeviceGrant) -> None:
     """Store an opened grant as the one in force; the membership file, written last, is what makes a member."""
     write_private(directory / ROSTER_FILE, grant.roster)
     write_private(directory / GRANT_FILE, encode(grant))
-    (directory / NEXT_FILE).unlink(missing_ok=True)
+    for path in directory.glob(f"{NEXT_FILE}.[0-9]*"):
+        path.unlink()
 
 
 class Membership(Generic[G]):
@@ -66,7 +69,8 @@ class Membership(Generic[G]):
     Attributes:
         directory: where its files are; identity: its private keys; group: the fleet's broadcast key.
         roster, roster_bytes: the newest roster, and as the owner signed it.
-        next: a grant with newer secrets that no run has called for yet.
+        later: grants with newer secrets that no run has called for yet, oldest first. A fleet that the owner changes
+            twice in a row may go through the secrets in between.
     """
 
     def __init__(self, directory: Path, kind: type[G]) -> None:
@@ -83,15 +87,20 @@ class Membership(Generic[G]):
         self._kind: type[G] = kind
         self.grant: G
         self._use(decode(read_private(directory / GRANT_FILE), kind))
-        self.next: G | None = None
-        if (directory / NEXT_FILE).exists():
-            self.next = decode(read_private(directory / NEXT_FILE), kind)
+        held = self.generation(self.grant)
+        waiting = sorted((int(p.suffix[1:]), p) for p in directory.glob(f"{NEXT_FILE}.[0-9]*"))
+        self.later: list[G] = [decode(read_private(p), kind) for since, p in waiting if since > held]
         self.roster_bytes = read_private(directory / ROSTER_FILE)
         self.roster = self._open(self.roster_bytes, 0)
 
     def _use(self, grant: G) -> None:
         self.grant = grant
         self.group = GroupKey(grant.fleet, "broadcast", grant.broadcast_key)
+
+    @property
+    def next(self) -> G | None:
+        """The grant with the newest secrets, where those in force are not."""
+        return self.later[-1] if self.later else None
 
     @property
     def fleet(self) -> str:
@@ -138,11 +147,12 @@ class Membership(Generic[G]):
         grant = open_renewal(self.identity, data, self._kind, self.owner_key)
         if grant.fleet != self.fleet:
             raise UntrustedError(f"keys of fleet {grant.fleet!r}")
-        newest = self.generation(self.next or self.grant)
-        if self.generation(grant) <= newest:
+        if self.generation(grant) <= self.generation(self.next or self.grant):
             return False
-        write_private(self.directory / NEXT_FILE, encode(grant))
-        self.next = grant
+        write_private(self._file_of(grant), encode(grant))
+        self.later.append(grant)
+        while len(self.later) > MOST_LATER:
+            self._file_of(self.later.pop(0)).unlink(missing_ok=True)
         if self._open(grant.roster, 0).sequence > self.roster.sequence:
             self.adopt(grant.roster)
         return True
@@ -152,12 +162,20 @@ class Membership(Generic[G]):
         write_private(self.directory / GRANT_FILE, encode(grant))
         self._use(grant)
 
-    def promote(self) -> None:
-        """Put the newer secrets in force and forget the ones before; what was made with those can't be read any more."""
-        if self.next is not None:
-            grant, self.next = self.next, None
-            self._replace(grant)
-            (self.directory / NEXT_FILE).unlink(missing_ok=True)
+    def newer(self, generation: int) -> G | None:
+        """Return the newest grant that is not in force yet and whose secrets were drawn by roster ``generation``."""
+        return next((g for g in reversed(self.later) if self.generation(g) <= generation), None)
+
+    def promote(self, grant: G) -> None:
+        """Put one of the newer grants in force and forget those before; what they have sealed can't be read any more."""
+        at = self.later.index(grant) + 1
+        gone, self.later = self.later[:at], self.later[at:]
+        self._replace(grant)
+        for old in gone:
+            self._file_of(old).unlink(missing_ok=True)
+
+    def _file_of(self, grant: G) -> Path:
+        return self.directory / f"{NEXT_FILE}.{self.generation(grant):010d}"
 
     def generation(self, grant: G) -> int:
         """Return the roster sequence at which the secrets of ``grant`` were drawn."""

@@ -70,7 +70,8 @@ class Scene:
         self.group = group_key(self.fleet)
         self.announced = announcements(self.fleet, self.tap)[-1]
         self.answered = answers(self.fleet, self.tap, VICTIM)[-1]
-        self.clear = key_id(self.owner.mask_secret, dataclasses.replace(mask_key(self.fleet).context, mode="none"))
+        secret = self.owner.secret_at(self.fleet.plan.epoch)
+        self.clear = key_id(secret, dataclasses.replace(mask_key(self.fleet).context, mode="none"))
 
     @property
     def service(self):
@@ -111,7 +112,7 @@ class Scene:
         return (
             (service._state.round, dict(service._state.received), service._state.devices, service._state.online),
             (server.roster_bytes, server.grant, server.next),
-            (runtime._state.mark, runtime._state.plan, runtime._package, runtime._state.stage),
+            (runtime._state.mark, runtime._state.plan, runtime._following._known, runtime._state.stage),
             (member.roster_bytes, member.grant, member.next),
         )
 
@@ -141,7 +142,7 @@ def upload(scene, signer, fleet, downgraded):
 
 def gone(scene, signer, fleet, _):
     """A presence that says the victim has left."""
-    birth = scene.service._births[VICTIM] + 1
+    birth = scene.service._presences._births[VICTIM] + 1
     head = Sealed(fleet, "presence", VICTIM, "*")
     return seal_to_group(
         signer or scene.device, scene.group, head, encode(Presence(fleet, VICTIM, birth, online=False))
@@ -189,7 +190,7 @@ def run(scene, signer, fleet, downgraded):
     old, new = scene.fleet.plan.run_id, b"\7" * 16
     context = dataclasses.replace(mask_key(scene.fleet).context, run_id=new)
     changes = {"mode": "none", "key_id": scene.clear} if downgraded else {}
-    changes = {"key_id": key_id(scene.owner.mask_secret, context), **changes}
+    changes = {"key_id": key_id(scene.owner.secret_at(scene.fleet.plan.epoch), context), **changes}
     plan = dataclasses.replace(scene.fleet.plan, fleet=fleet, run=2, run_id=new, **changes)
     head, at = read_head(package.origins)
     content, owner = scene.owner.content, scene.owner.owner

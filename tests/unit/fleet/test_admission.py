@@ -482,7 +482,7 @@ def test_a_revocation_reaches_everybody_else(scene):
         goes.take_grant(delivered)
     again = DeviceMembership(stays.directory)
     assert again.grant.mask_secret == before.mask_secret
-    again.promote()
+    again.promote(again.next)
     assert DeviceMembership(stays.directory).grant.mask_secret == after.mask_secret
     assert not again.take_grant(delivered)
 

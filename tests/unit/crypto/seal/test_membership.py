@@ -7,6 +7,7 @@ import pytest
 
 from aggregator import membership as aggregators
 from aggregator.membership import AggregatorMembership
+from crypto.seal.membership import MOST_LATER, NEXT_FILE
 from crypto.seal.signed import sign_document
 from edge_client import enrolment
 from edge_client.enrolment import DeviceMembership
@@ -184,3 +185,104 @@ def test_the_owner_can_insist_on_a_fingerprint(fleet, tmp_path):
         fleet.add_device(card.read_bytes(), "aaaa-bbbb-cccc-dddd-eeee-ffff")
     with pytest.raises(UntrustedError, match="asks to be 'device'"):
         fleet.add_aggregator(card.read_bytes())
+
+
+# ---------------------------------------------------------------------------------------------------- newer secrets
+
+
+def grant_of(fleet, name="dev-1"):
+    return (fleet.path / "grants" / f"{name}.grant").read_bytes()
+
+
+def rotated(fleet, device, times=1):
+    """Let the owner draw new secrets and the device take them; return their generations."""
+    generations = []
+    for _ in range(times):
+        fleet.rotate()
+        assert device.take_grant(grant_of(fleet))
+        generations.append(fleet.roster.keys_since)
+    return generations
+
+
+def held(directory):
+    """Return everything that lies in a directory, in one piece."""
+    return b"".join(p.read_bytes() for p in directory.iterdir() if p.is_file())
+
+
+def test_secrets_in_between_are_kept_until_they_are_passed(fleet, device):
+    """The owner has changed the secrets twice, and the fleet's run goes through both: the device must follow."""
+    first, second, third = rotated(fleet, device, 3)
+    assert [device.generation(g) for g in device.later] == [first, second, third]
+    assert device.next == device.later[-1]
+    again = DeviceMembership(device.directory)
+    assert again.later == device.later
+    old, passed = again.grant.mask_secret, again.later[0].mask_secret
+    again.promote(again.later[1])
+    assert [again.generation(g) for g in (again.grant, *again.later)] == [second, third]
+    for member in (again, DeviceMembership(device.directory)):
+        assert [member.generation(g) for g in (member.grant, *member.later)] == [second, third]
+    assert old not in held(device.directory)
+    assert passed not in held(device.directory)
+
+
+def test_newer_grants_are_found_by_what_they_were_drawn_for(fleet, device):
+    first, second = rotated(fleet, device, 2)
+    assert device.newer(first - 1) is None
+    assert device.newer(first) == device.newer(second - 1) == device.later[0]
+    assert device.newer(second + 9) == device.later[1]
+    assert [device.generation(device.grant_of(g)) for g in (0, first, second)] == [0, first, second]
+    with pytest.raises(NotEnrolledError, match=f"no keys of roster {first - 1}"):
+        device.grant_of(first - 1)
+
+
+def test_older_newer_secrets_don_t_come_back(fleet, device):
+    fleet.rotate()
+    recorded = grant_of(fleet)
+    rotated(fleet, device)
+    assert not device.take_grant(recorded)
+    assert len(device.later) == 1
+
+
+def test_only_so_many_are_kept(fleet, device):
+    generations = rotated(fleet, device, MOST_LATER + 3)
+    assert [device.generation(g) for g in device.later] == generations[3:]
+    assert DeviceMembership(device.directory).later == device.later
+    assert len(list(device.directory.glob(f"{NEXT_FILE}.*"))) == MOST_LATER
+
+
+def test_a_power_cut_in_the_middle_of_promoting_heals(fleet, device):
+    """The grant is in force, its waiting file still there."""
+    (generation,) = rotated(fleet, device)
+    (waiting,) = device.directory.glob(f"{NEXT_FILE}.*")
+    data = waiting.read_bytes()
+    device.promote(device.later[0])
+    write_private(waiting, data)
+    again = DeviceMembership(device.directory)
+    assert (again.later, again.generation(again.grant)) == ([], generation)
+
+
+def test_a_grant_given_by_hand_ends_the_waiting(fleet, device):
+    rotated(fleet, device, 2)
+    member = enrolment.join(device.directory, grant_of(fleet), fleet.fingerprint)
+    assert member.later == []
+    assert list(device.directory.glob(f"{NEXT_FILE}.*")) == []
+
+
+def test_entering_an_epoch_erases_the_secret_before_it(fleet, device):
+    before = device.grant
+    device.enter(0, 3)
+    assert device.grant.mask_epoch == 3
+    assert device.grant.mask_secret == fleet.secret_at(3).reveal()
+    assert before.mask_secret not in held(device.directory)
+    device.enter(0, 2)
+    assert device.grant.mask_epoch == 3, "going back changes nothing"
+
+
+def test_entering_an_epoch_of_newer_secrets_puts_them_in_force(fleet, device):
+    first, second = rotated(fleet, device, 2)
+    epoch = device.later[0].mask_epoch
+    device.enter(first, epoch + 2)
+    assert (device.generation(device.grant), device.grant.mask_epoch) == (first, epoch + 2)
+    assert [device.generation(g) for g in device.later] == [second]
+    device.enter(0, 1)
+    assert device.generation(device.grant) == first

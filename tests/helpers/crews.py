@@ -1,0 +1,104 @@
+"""A fleet's keys and one run on disk, without a network: what a device's part in a rollover needs."""
+
+import dataclasses
+
+import numpy as np
+
+from aggregator import membership as aggregators
+from crypto.seal.envelope import open_from_member, read_head
+from edge_client import enrolment
+from edge_client.data import Batch, split
+from edge_client.model import OrtModel
+from edge_client.own_updates import OwnUpdates
+from edge_client.package import open_run
+from edge_client.update import Workshop
+from fleet.directory import FleetDirectory
+from fleet.run import RunOptions, make_plan, write_run
+from tests.helpers.fleets import FULL_BATCH
+from tests.helpers.tasks import logistic_bundle, samples
+from wire.codec import decode
+from wire.messages import Announcement, ModelRef, Order, Phase, Share, Upload
+
+BUNDLE = logistic_bundle()
+ORIGINS = np.random.default_rng(5).standard_normal((2, BUNDLE.length)).astype(np.float32)
+
+
+class Crew:
+    """An owner, an aggregator and three devices that have joined; a run of two models that all devices have opened.
+
+    Attributes:
+        owner, server, members: as they hold their directories; plan, package: the run.
+        models: what devices fold, (d,) float32 by id.
+    """
+
+    def __init__(self, root, devices=("dev-1", "dev-2", "dev-3"), **options):
+        self.owner = FleetDirectory.create(root / "owner", "demo", "mqtt://loopback")
+        card = aggregators.init(root / "server")
+        cards = {d: enrolment.init(root / d, d) for d in devices}
+        grant = self.owner.add_aggregator(card.read_bytes())
+        for d in devices:
+            self.owner.add_device(cards[d].read_bytes())
+        self.server = aggregators.join(root / "server", grant.read_bytes(), self.owner.fingerprint)
+        self.members = {}
+        for d in devices:
+            grant = self.owner.add_device(cards[d].read_bytes())
+            self.members[d] = enrolment.join(root / d, grant.read_bytes(), self.owner.fingerprint)
+        self.server.adopt(self.owner.roster_bytes)
+        fields = {"algorithm": "cfl", "rounds": 6, "epoch_rounds": 2, "local": FULL_BATCH, "min_contributors": 1}
+        options = {**fields, **options}
+        plan = make_plan(self.owner, BUNDLE, RunOptions(**options))
+        self.plan = dataclasses.replace(plan, origins=2)
+        self.package = write_run(self.owner, self.plan, BUNDLE, ORIGINS).read_bytes()
+        self.models = {3: ORIGINS[0], 7: ORIGINS[1]}
+
+    def shop(self, device, run=None):
+        """Return what a device works with."""
+        member = self.members[device]
+        run = run or open_run(self.package, member)
+        shares = split(Batch(*samples(12)), b"seed")
+        own = OwnUpdates(member.directory, run.plan)
+        return Workshop(run, member.identity, self.server.identity.member, OrtModel(BUNDLE), shares, own)
+
+    def rotate(self, *devices):
+        """Let the owner draw new secrets and ``devices``, by default all, take them."""
+        self.owner.rotate()
+        self.hand_out(*(devices or self.members))
+
+    def hand_out(self, *devices):
+        for d in devices:
+            self.members[d].take_grant((self.owner.path / "grants" / f"{d}.grant").read_bytes())
+
+    def announced(self, plan, phase, round_=2, **changes):
+        """Return (announcement, order) of a step of the rollover after ``round_``."""
+        order = Order(int(phase), tuple(sorted(self.models)), int(Share.TRAIN), False, False, False)
+        refs = tuple(ModelRef(m, i, "x", bytes(16), 0, 0.0) for i, m in enumerate(sorted(self.models)))
+        step = 1 if phase == Phase.CHECKPOINT else 2
+        fields = {
+            "fleet": plan.fleet,
+            "run": plan.run,
+            "run_id": plan.run_id,
+            "epoch": plan.epoch,
+            "key_id": plan.key_id,
+            "roster_sequence": self.owner.roster.sequence,
+            "round": round_,
+            "nonce": bytes([step]) * 16,
+            "deadline_s": 60.0,
+            "finished": False,
+            "models": refs,
+            "orders": (order,),
+            "order_of": (0,),
+            "mode": plan.mode,
+            "step": step,
+            **changes,
+        }
+        return Announcement(**fields), order
+
+    def read(self, finished, device):
+        """Return (Upload, attached bytes) of what a device made, as the aggregator opens it."""
+        data = finished.parcel.payload
+        head, at = read_head(data)
+        key = self.members[device].identity.member.sign_key
+        signed, body = open_from_member(self.server.identity, data, head, at, key)
+        upload = decode(signed, Upload)
+        assert (upload.length, upload.attached) == (0, len(body))
+        return upload, body
