@@ -29,7 +29,7 @@ from aggregator.events import (
     WentOffline,
 )
 from aggregator.rollover import Rollover
-from aggregator.strategies.base import Contribution, Outcome, Strategy
+from aggregator.strategies.base import Contribution, Outcome, RoundPlan, Strategy
 from aggregator.strategies.base import Event as Occurrence
 from aggregator.strategies.registry import make_strategy
 from aggregator.turnover import Turnover
@@ -37,8 +37,8 @@ from wire.documents import Roster, RunPlan
 from wire.limits import MAX_MARGIN
 from wire.messages import Phase, Upload
 
-ENDORSEMENT_HEAD_BYTES: Final = 1 << 16
-"""Largest head in front of what a device has masked anew."""
+ATTACHED_HEAD_BYTES: Final = 1 << 16
+"""Largest head in front of vectors that a device has attached, with what their seal takes."""
 MAX_FIGURE: Final = 3.4e38
 """Largest loss or norm that a device may report: what float32 holds, so that squares and sums of them stay finite."""
 
@@ -56,7 +56,7 @@ class Engine:
 
     Attributes:
         run: the owner's plan, as signed; strategy: the algorithm in the run's first mask epoch.
-        seed: 16 random bytes from which round nonces follow.
+        seed: 16 random bytes from which round nonces follow; task_bytes: of the sealed task, which a fold brings along.
     """
 
     def __init__(
@@ -65,10 +65,12 @@ class Engine:
         strategy: Strategy,
         seed: bytes,
         strategy_for: Callable[[RunPlan], Strategy] = make_strategy,
+        task_bytes: int = 0,
     ) -> None:
         """Take the plan, its strategy, and what makes the strategy of a later mask epoch."""
         self.run = run
         self.seed = seed
+        self.task_bytes = task_bytes
         self._strategy_for = strategy_for
         self.strategy = strategy
         self._strategies = {run.key_id: strategy}
@@ -144,7 +146,8 @@ class Engine:
             news=tuple(Occurrence(e["round"], e["kind"], e["detail"]) for e in standing["news"]),
         )
         if not standing["open"]:
-            return dataclasses.replace(state, round=round_, online=frozenset()), (Gather(),)
+            state = dataclasses.replace(state, round=round_, step=standing["step"], online=frozenset())
+            return state, (Gather(),)
         if standing["rollover"] is None:
             return self._open(state, round_, available)
         r = standing["rollover"]
@@ -159,7 +162,7 @@ class Engine:
 
     def nonce(self, round_: int, step: int = 0) -> bytes:
         """Return the 16 bytes that an upload of the round, or of a step after it, must repeat."""
-        place = round_.to_bytes(4, "little") + (bytes([step]) if step else b"")
+        place = round_.to_bytes(4, "little") + (step.to_bytes(4, "little") if step else b"")
         return hashlib.sha256(b"shoal/v1/round" + self.seed + place).digest()[:16]
 
     def judge(self, state: EngineState, upload: Upload, digest: bytes) -> tuple[Verdict, str]:
@@ -186,7 +189,7 @@ class Engine:
             return Verdict.REFUSE, "trained from a model that was not offered"
         if upload.length != (run.length if order.train else 0):
             return Verdict.REFUSE, f"a vector of length {upload.length}"
-        if not self._may_attach(upload, len(order.renew)):
+        if not self._may_attach(plan, upload):
             return Verdict.REFUSE, f"{upload.attached} bytes behind the update"
         if len(upload.margins) != (len(order.candidates) if order.margins else 0):
             return Verdict.REFUSE, f"{len(upload.margins)} margins"
@@ -202,10 +205,15 @@ class Engine:
             return Verdict.REFUSE, "a model's norm that was not asked for, or an impossible one"
         return Verdict.STORE, ""
 
-    def _may_attach(self, upload: Upload, renewed: int) -> bool:
+    def _may_attach(self, plan: RoundPlan, upload: Upload) -> bool:
+        """Whether as much is attached as the order can have asked for: what is folded is handed on to the whole fleet."""
+        most = 0
         if upload.phase == Phase.ENDORSE:
-            return 0 < upload.attached <= ENDORSEMENT_HEAD_BYTES + 4 * self.run.length * renewed
-        return (upload.attached > 0) == (upload.phase == Phase.CHECKPOINT)
+            most = ATTACHED_HEAD_BYTES + 4 * self.run.length * len(plan.orders[upload.device].renew)
+        elif upload.phase == Phase.CHECKPOINT:
+            vectors = len(plan.models) + len(plan.carried)
+            most = ATTACHED_HEAD_BYTES + self.task_bytes + 4 * self.run.length * vectors
+        return min(1, most) <= upload.attached <= most
 
     def handle(self, state: EngineState, event: Event) -> Transition:
         """Return the state after ``event`` and what the driver has to do."""
@@ -223,8 +231,8 @@ class Engine:
                 state = dataclasses.replace(without(state, device), devices=staying)
             case Stored(contribution, digest):
                 state = self._receive(state, contribution, digest)
-            case DeadlinePassed(round_):
-                if round_ == state.round:
+            case DeadlinePassed(round_, step):
+                if (round_, step) == (state.round, state.step):
                     state = dataclasses.replace(state, overtime=True)
             case Rostered(roster, data):
                 state = dataclasses.replace(state, roster=roster, roster_bytes=data)
@@ -292,8 +300,12 @@ class Engine:
         return state, (OpenRound(plan, self.nonce(round_), before, available),)
 
     def _is_due(self, state: EngineState) -> bool:
-        """Whether the mask epoch ends here: newer secrets are at hand, or it has had its rounds and more are to come."""
-        if state.newest > state.generation or state.rollover is not None:
+        """Whether the mask epoch ends here: the owner has drawn newer secrets, or it has had its rounds and more are to come.
+
+        Until the newer secrets are at hand, nothing more is announced that whoever was revoked could read.
+        """
+        drawn = 0 if state.roster is None else state.roster.keys_since
+        if max(state.newest, drawn) > state.generation or state.rollover is not None:
             return True
         return state.round < self.run.rounds and state.round - state.since >= self.run.epoch_rounds
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from aggregator.events import Action, RoundRecord
 from aggregator.rollover import Rollover
 from aggregator.strategies.base import Contribution, Event, Outcome, RoundPlan
 from wire.documents import Roster, RunPlan
 from wire.messages import Phase
+
+NEWS_KEPT: Final = 64
+"""A rollover may fail for days, and all of this lies in every snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,8 @@ def opened(state: EngineState, plan: RoundPlan) -> EngineState:
 
 
 def noted(state: EngineState, kind: str, detail: Mapping[str, Any]) -> EngineState:
-    """Return the state with something to tell when the next round closes."""
-    return dataclasses.replace(state, news=(*state.news, Event(state.round, kind, detail)))
+    """Return the state with something to tell when the next round closes; of very much only the latest is told."""
+    return dataclasses.replace(state, news=(*state.news, Event(state.round, kind, detail))[-NEWS_KEPT:])
 
 
 def without(state: EngineState, device: str) -> EngineState:

@@ -42,9 +42,10 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class DeadlinePassed:
-    """The time that the plan gives a round, or the gathering after it, is over."""
+    """The time that the plan gives a round, a step of a rollover, or the gathering after either is over."""
 
     round: int
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ Event = CameOnline | WentOffline | Left | Stored | DeadlinePassed | Rostered | K
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Wait for devices; feed `DeadlinePassed` with the state's round after the plan's deadline."""
+    """Wait for devices; feed `DeadlinePassed` with the state's round and step after the plan's deadline."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ from aggregator.strategies.registry import make_strategy
 from aggregator.syncer import InlineSyncer, Syncer
 from crypto.seal.envelope import GroupKey
 from wire.codec import decode, encode
-from wire.documents import RunPlan
+from wire.documents import RunPackage, RunPlan
 from wire.epochs import Epoch
 from wire.errors import ShoalError, UntrustedError
 from wire.messages import Action, Phase
@@ -82,7 +82,11 @@ class RunService:
         self._store = store_factory(directory / f"run-{run.run:06d}", run)
         self._syncer = syncer or InlineSyncer()
         self._engine = Engine(
-            run, make_strategy(run, backend), self._store.seed, lambda plan: make_strategy(plan, backend)
+            run,
+            make_strategy(run, backend),
+            self._store.seed,
+            lambda plan: make_strategy(plan, backend),
+            len(decode(package, RunPackage).task),
         )
         self._intake = Intake(membership.identity, run)
         self._publisher = Publisher(membership.identity, membership.group, transport, directory / "retained.json")
@@ -110,15 +114,15 @@ class RunService:
         member = self._membership
         devices, known = member.roster.active(), (member.roster, member.roster_bytes)
         snapshot = self._store.restore()
-        if snapshot is None:
-            generation = member.generation(member.grant)
-            self._state, actions = self._engine.begin(devices, generation, *known)
-            self._carry_out(actions, now_s)
         if snapshot is not None:
             self._take_up(snapshot.standing)
         self._publisher.roster(self._roster_sent)
         self._publisher.run(self._package)
         self._publisher.epoch(self._store.epoch())
+        if snapshot is None:
+            generation = member.generation(member.grant)
+            self._state, actions = self._engine.begin(devices, generation, *known)
+            self._carry_out(actions, now_s)
             self._hold_keys(now_s)
             return
         standing = snapshot.standing
@@ -239,11 +243,11 @@ class RunService:
         """
         contributions = self._store.commit()
         done, self._syncing = self._syncing, []
-        self._turn_away()
         for opened, contribution in zip(done, contributions, strict=True):
             self._handle(Stored(contribution, opened.digest), self._now_s)
         for opened in done:
             self._answers.give(opened, Action.ACK)
+        self._turn_away()
         deferred, self._deferred = self._deferred, []
         for event in deferred:
             self._feed(event, self._now_s)
@@ -254,7 +258,7 @@ class RunService:
         self._now_s = now_s
         if self._deadline_s is not None and now_s >= self._deadline_s:
             self._deadline_s = None
-            self._feed(DeadlinePassed(self._state.round), now_s)
+            self._feed(DeadlinePassed(self._state.round, self._state.step), now_s)
         for stalled in self._chunks.stalled(now_s):
             member = self._membership.roster.device(stalled.source)
             if member is not None:
@@ -287,6 +291,10 @@ class RunService:
         self._feed(Rostered(self._membership.roster, self._roster_sent), now_s)
         self._drop_revoked(now_s)
 
+    def _drop_revoked(self, now_s: float) -> None:
+        for device in self._membership.roster.revoked:
+            self._feed(Left(device), now_s)
+
     def _turn_away(self) -> None:
         """Refuse what came for a round that has closed before it could be made durable."""
         appended, self._appended = self._appended, []
@@ -297,10 +305,6 @@ class RunService:
             else:
                 self._store.withdraw(opened.digest)
                 self._answers.give(opened, Action.REFUSED, reason)
-
-    def _drop_revoked(self, now_s: float) -> None:
-        for device in self._membership.roster.revoked:
-            self._feed(Left(device), now_s)
 
     def _feed(self, event: Event, now_s: float) -> None:
         """Let the engine see an event; none may close the round while uploads of it are on their way to the disk."""
@@ -375,11 +379,11 @@ class RunService:
         epoch = encode(Epoch(renewed.certificate, renewed.sealed))
         self._store.renew(renewed.round, dump, renewed.own, renewed.standing, epoch)
         self._take_up(renewed.standing)
+        self._publisher.clear_models()
         self._publisher.epoch(epoch)
         LOG.info("mask epoch", extra={"kv": {"run": run.run, "round": renewed.round, "epoch": run.epoch}})
 
     def close(self) -> None:
-        self._publisher.clear_models()
         """Close the store; what is retained on the broker stays there."""
         self._store.close()
 

@@ -50,7 +50,11 @@ class Turnover:
             return state, ()
         if r.tries >= rollover.HASTY_TRIES and not (state.overtime or r.folder):
             return state, ()
-        r = dataclasses.replace(r, folder=r.folder or able[(state.run.epoch + r.tries) % len(able)], proposal=None)
+        if not r.folder:
+            # At first whoever answered in the round before: a newcomer may have no part in this mask epoch.
+            likely = [d for d in able if d in state.received and not r.tries] or able
+            r = dataclasses.replace(r, folder=likely[(state.run.epoch + r.tries) % len(likely)])
+        r = dataclasses.replace(r, proposal=None)
         inherited = self._strategy(state.run).inherited(state.strategy)
         keep = r.generation == state.generation
         plan = rollover.fold_plan(inherited, state.run, state.round, state.step + 1, r.folder, keep=keep)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from crypto.seal.replay import HighWater
 from support.files import PRIVATE_FILE_MODE, read_private, sync_directory, write_atomic
-from wire.codec import U8, U16, U32, Fixed16, decode_prefix, encode, message
+from wire.codec import U16, U32, Fixed16, decode_prefix, encode, message
 from wire.errors import ConfigError, IntegrityError, WireError
 from wire.frame import Fingerprint
 from wire.types import DIGEST_BYTES
@@ -45,7 +45,7 @@ class Mark:
     nonce: Fixed16
     transfer: Fixed16
     length: U32
-    step: U8 = 0
+    step: U32 = 0
 
 
 @message(65)

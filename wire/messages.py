@@ -140,7 +140,7 @@ class Announcement:
     order_of: ArrayU16
     mode: str
     shared: ModelRef | None = None
-    step: U8 = 0
+    step: U32 = 0
     carried: tuple[ModelRef, ...] = ()
     generation: U32 = 0
     proposal: ModelRef | None = None
