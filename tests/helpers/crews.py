@@ -6,7 +6,7 @@ import numpy as np
 
 from aggregator import membership as aggregators
 from crypto.seal.envelope import open_from_member, read_head
-from edge_client import enrolment
+from edge_client import enrolment, rollover
 from edge_client.data import Batch, split
 from edge_client.model import OrtModel
 from edge_client.own_updates import OwnUpdates
@@ -16,9 +16,11 @@ from fleet.directory import FleetDirectory
 from fleet.run import RunOptions, make_plan, write_run
 from tests.helpers.fleets import FULL_BATCH
 from tests.helpers.tasks import logistic_bundle, samples
-from wire.codec import decode
+from wire.codec import decode, decode_prefix
+from wire.epochs import Proposal
 from wire.messages import Announcement, ModelRef, Order, Phase, Share, Upload
 
+FOLDER = "dev-1"
 BUNDLE = logistic_bundle()
 ORIGINS = np.random.default_rng(5).standard_normal((2, BUNDLE.length)).astype(np.float32)
 
@@ -102,3 +104,18 @@ class Crew:
         upload = decode(signed, Upload)
         assert (upload.length, upload.attached) == (0, len(body))
         return upload, body
+
+    def fold(self, carried=None, generation=0, round_=2, models=None):
+        """Return (Proposal, everything behind its head) as ``FOLDER`` makes them."""
+        shop, member = self.shop(FOLDER), self.members[FOLDER]
+        announcement, order = self.announced(shop.plan, Phase.CHECKPOINT, round_, generation=generation)
+        finished = rollover.fold(shop, announcement, order, models or self.models, carried or {}, member)
+        upload, body = self.read(finished, FOLDER)
+        assert (upload.epoch, upload.key_id) == (shop.plan.epoch, shop.plan.key_id)
+        assert (upload.round, upload.phase) == (round_, Phase.CHECKPOINT)
+        return decode_prefix(body, Proposal)
+
+
+def sealed_of(proposal, rest):
+    """Return the sealed origins of a fold."""
+    return bytes(rest[len(rest) - proposal.sealed :])

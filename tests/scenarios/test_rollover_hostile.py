@@ -5,11 +5,13 @@ import dataclasses
 import pytest
 
 from crypto.seal.certificates import sign_checkpoint
+from crypto.seal.envelope import GroupKey, open_from_group, read_head
 from crypto.seal.identity import Identity
 from crypto.seal.signed import sign_document
 from edge_client.enrolment import DeviceMembership
 from tests.helpers.fleets import (
     Wiretap,
+    device_identity,
     inject,
     make_fleet,
     open_upload,
@@ -20,6 +22,7 @@ from tests.helpers.fleets import (
 from tests.helpers.takeovers import SIGN, TRAIN, Takeover, open_round
 from tests.scenarios.test_revocation import publish
 from wire.faults import Hop
+from wire.frame import parse
 from wire.messages import CARRIED_FIRST, ModelRef
 from wire.transport import Message
 
@@ -253,6 +256,28 @@ def test_nothing_is_masked_anew_for_an_aggregator_that_helps_who_was_revoked(tmp
         assert any("drawn to keep somebody out" in r for r in reasons(caplog))
         rogue.announce(rogue.step(5, generation=generation))
         assert rogue.sent()[:3] == [1, 0, 0], "the same without is done"
+
+
+def test_a_device_says_where_it_is_under_the_key_that_came_in_force(tmp_path):
+    """Its new epoch was told under the old broadcast key: the aggregator may not have that any more."""
+    rogue = taken_over(tmp_path)
+    with rogue.fleet as fleet:
+        owner = fleet.stage.fleet
+        old = owner.secrets
+        owner.rotate()
+        publish(fleet)
+        new, generation = owner.secrets, owner.roster.keys_since
+        proposal, sealed = rogue.folded(generation=generation)
+        given = rogue.endorsements(proposal.checkpoint, sealed, generation=generation)
+        owner.secrets = old
+        fleet.broker.retained.pop("shoal/v1/demo/s/round")  # nothing else follows by which it could notice
+        rogue.publish(rogue.certificate(proposal.checkpoint, given), sealed)
+        assert rogue.epochs() == [new.mask_epoch] * 3
+        for device in fleet.stage.devices:
+            payload = parse(fleet.broker.retained[f"shoal/v1/demo/d/{device}/state"])[1]
+            head, at = read_head(payload)
+            key = GroupKey("demo", "broadcast", new.broadcast_key)
+            assert open_from_group(key, payload, head, at, device_identity(fleet, device).member.sign_key)
 
 
 # ---------------------------------------------------------------------------------------------------- mixed epochs

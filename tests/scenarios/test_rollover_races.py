@@ -6,11 +6,12 @@ from aggregator.membership import AggregatorMembership
 from aggregator.publisher import Publisher
 from aggregator.store import Store
 from aggregator.syncer import InlineSyncer
+from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from edge_client.enrolment import DeviceMembership
-from tests.helpers.fleets import Wiretap, answers, grouped_data, make_fleet, uploads_of
+from tests.helpers.fleets import Wiretap, aggregator_identity, answers, grouped_data, make_fleet
 from tests.helpers.takeovers import open_round, open_step, stop_at
-from tests.scenarios.test_revocation import publish
-from tests.scenarios.test_rollover import EVERY, close_to, events_of, models_of
+from tests.scenarios.test_revocation import broadcasts, publish
+from tests.scenarios.test_rollover import close_to, events_of, models_of
 from wire.faults import Hop
 from wire.messages import Action, Phase
 from wire.transport import Message
@@ -322,46 +323,39 @@ def test_the_aggregator_dies_at_the_turn(tmp_path, monkeypatch, case, change, un
             assert server.later == []
 
 
-# ---------------------------------------------------------------------------------------------------- when
+def opens(fleet, secret, sealed):
+    """Whether a broadcast of the aggregator is under the key ``secret``."""
+    head, at = read_head(sealed)
+    try:
+        open_from_group(
+            GroupKey("demo", "broadcast", secret), sealed, head, at, aggregator_identity(fleet).member.sign_key
+        )
+    except SealError:
+        return False
+    return True
 
 
-@pytest.mark.parametrize("name", ["fedavg", *EVERY])
-def test_somebody_is_revoked_before_the_first_round(tmp_path, name):
-    """The rollover follows round 0: whatever the algorithm starts from goes through it."""
-    data, options = grouped_data(6, groups=2), EVERY.get(name, {"rounds": 2})
-    options = {**options, "rounds": min(options["rounds"], 7 if name == "ifca" else 3)}
-    with make_fleet(tmp_path / "fleet", data, quorum=0.6, deadline_s=5.0, **options) as fleet:
-        fleet.kill_aggregator()
-        fleet.stage.fleet.revoke("dev-05")
-        publish(fleet)
-        fleet.revive_aggregator()
-        records = fleet.run(100)
-        (event,) = events_of(records)
-        assert (event["round"], event["devices"], event["signatures"]) == (0, 5, 5)
-        assert all("dev-05" not in r["norms"] for r in records)
-        assert records[-1]["contributed"] == 5
-
-
-def test_a_revocation_in_the_final_round_changes_nothing_any_more(tmp_path):
-    """Nobody trains; the secrets come in force with the next run."""
+def test_an_aggregator_that_comes_back_speaks_under_the_newer_key_only(tmp_path, monkeypatch):
+    """The epoch is durable and its keys were not in force yet: whoever was revoked hears nothing after the restart either."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, rounds=2, quorum=0.6, deadline_s=5.0) as fleet:
-        stop_at(fleet, lambda: fleet.service._state.plan is not None and fleet.service._state.plan.final)
-        fleet.stage.fleet.revoke("dev-02")
-        publish(fleet)
-        records = fleet.run(60)
-        assert events_of(records) == []
-        assert records[-1]["final"]
-        assert len(uploads_of(fleet, tap, "dev-00")) == 3
-
-
-def test_a_revocation_after_the_last_round_comes_before_the_final_one(tmp_path):
-    """The models that devices end with are told under the fresh keys."""
-    with make_fleet(tmp_path / "fleet", rounds=2, quorum=0.6, deadline_s=5.0) as fleet:
+    with make_fleet(tmp_path / "fleet", faults=tap, rounds=4, quorum=0.6, deadline_s=5.0) as fleet:
         open_round(fleet, 2)
+        old = fleet.stage.fleet.secrets.broadcast_key
         fleet.stage.fleet.revoke("dev-02")
         publish(fleet)
-        records = fleet.run(60)
-        (event,) = events_of(records)
-        assert (event["round"], records[-1]["round"]) == (2, 3)
-        assert records[-1]["contributed"] == 2
+        open_step(fleet, Phase.ENDORSE)
+
+        def cut(*_):
+            raise Crash
+
+        monkeypatch.setattr(AggregatorMembership, "promote", cut)
+        with pytest.raises(Crash):
+            fleet.run(60)
+        monkeypatch.undo()
+        fleet.kill_aggregator()
+        heard = len(tap.heard)
+        fleet.revive_aggregator()
+        assert len(events_of(fleet.run(100))) == 1
+        told = broadcasts(tap.heard[heard:])
+        assert len(told) > 4
+        assert not any(opens(fleet, old, m) for m in told)

@@ -14,10 +14,10 @@ from crypto.mask.secret import MaskSecret
 from edge_client import answers
 from edge_client.enrolment import DeviceMembership
 from fleet.run import RunOptions
-from tests.helpers.fleets import FULL_BATCH, grouped_data, make_fleet, same_partition, truth_of
+from tests.helpers.fleets import FULL_BATCH, Wiretap, grouped_data, make_fleet, same_partition, truth_of, uploads_of
 from tests.helpers.takeovers import open_round, open_step, stop_at
 from tests.scenarios.test_revocation import publish
-from tests.scenarios.test_rollover import close_to, events_of, models_of
+from tests.scenarios.test_rollover import EVERY, close_to, events_of, models_of
 from tests.scenarios.test_weight_sharing import sharing_fleet
 from wire.loopback import LoopbackBroker, LoopbackTransport
 from wire.messages import Phase
@@ -173,6 +173,51 @@ def test_the_owners_next_run_is_followed(tmp_path, change):
             fleet.revive_device(device)
             assert fleet.devices[device].runtime.following == plan.run
             assert DeviceMembership(fleet.stage.device_dir(device)).grant.mask_epoch == later[-1]
+
+
+# ---------------------------------------------------------------------------------------------------- when
+
+
+@pytest.mark.parametrize("name", ["fedavg", *EVERY])
+def test_somebody_is_revoked_before_the_first_round(tmp_path, name):
+    """The rollover follows round 0: whatever the algorithm starts from goes through it."""
+    data, options = grouped_data(6, groups=2), EVERY.get(name, {"rounds": 2})
+    options = {**options, "rounds": min(options["rounds"], 7 if name == "ifca" else 3)}
+    with make_fleet(tmp_path / "fleet", data, quorum=0.6, deadline_s=5.0, **options) as fleet:
+        fleet.kill_aggregator()
+        fleet.stage.fleet.revoke("dev-05")
+        publish(fleet)
+        fleet.revive_aggregator()
+        records = fleet.run(100)
+        (event,) = events_of(records)
+        assert (event["round"], event["devices"], event["signatures"]) == (0, 5, 5)
+        assert all("dev-05" not in r["norms"] for r in records)
+        assert records[-1]["contributed"] == 5
+
+
+def test_a_revocation_in_the_final_round_changes_nothing_any_more(tmp_path):
+    """Nobody trains; the secrets come in force with the next run."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, rounds=2, quorum=0.6, deadline_s=5.0) as fleet:
+        stop_at(fleet, lambda: fleet.service._state.plan is not None and fleet.service._state.plan.final)
+        fleet.stage.fleet.revoke("dev-02")
+        publish(fleet)
+        records = fleet.run(60)
+        assert events_of(records) == []
+        assert records[-1]["final"]
+        assert len(uploads_of(fleet, tap, "dev-00")) == 3
+
+
+def test_a_revocation_after_the_last_round_comes_before_the_final_one(tmp_path):
+    """The models that devices end with are told under the fresh keys."""
+    with make_fleet(tmp_path / "fleet", rounds=2, quorum=0.6, deadline_s=5.0) as fleet:
+        open_round(fleet, 2)
+        fleet.stage.fleet.revoke("dev-02")
+        publish(fleet)
+        records = fleet.run(60)
+        (event,) = events_of(records)
+        assert (event["round"], records[-1]["round"]) == (2, 3)
+        assert records[-1]["contributed"] == 2
 
 
 # ---------------------------------------------------------------------------------------------------- memory

@@ -7,21 +7,20 @@ import numpy as np
 import pytest
 
 from crypto.mask.masking import mask, unmask
-from crypto.seal.certificates import has_signed, sign_checkpoint
+from crypto.seal.certificates import has_signed
 from crypto.seal.identity import Identity
 from edge_client import package, rollover
 from edge_client.state import OwnModel, write_model
-from edge_client.task import TaskBundle
-from tests.helpers.crews import BUNDLE, ORIGINS, Crew
+from tests.helpers.crews import BUNDLE, FOLDER, ORIGINS, Crew, sealed_of
 from tests.helpers.tasks import logistic_bundle
 from wire.codec import decode_prefix, encode
-from wire.epochs import Certificate, Checkpoint, Endorsement, Epoch, Proposal, SignedBy
-from wire.errors import IntegrityError, NotEnrolledError, UntrustedError
+from wire.epochs import Endorsement
+from wire.errors import NotEnrolledError, UntrustedError
 from wire.messages import CARRIED_FIRST, PROPOSAL_MODEL, ModelRef, Phase
 from wire.types import MaskedVector
 
 D = BUNDLE.length
-FOLDER, SIGNER = "dev-1", "dev-2"
+SIGNER = "dev-2"
 
 
 @pytest.fixture(scope="module")
@@ -34,26 +33,6 @@ def crew(tmp_path_factory):
 def fresh(tmp_path):
     """For tests after which somebody has other keys, another roster or kept updates."""
     return Crew(tmp_path)
-
-
-def do_fold(crew, carried=None, generation=0, round_=2, models=None):
-    """Return (Proposal, everything behind its head) as ``FOLDER`` makes them."""
-    shop = crew.shop(FOLDER)
-    announcement, order = crew.announced(shop.plan, Phase.CHECKPOINT, round_, generation=generation)
-    member = crew.members[FOLDER]
-    finished = rollover.fold(shop, announcement, order, models or crew.models, carried or {}, member)
-    upload, body = crew.read(finished, FOLDER)
-    assert (upload.epoch, upload.key_id, upload.round, upload.phase) == (
-        shop.plan.epoch,
-        shop.plan.key_id,
-        round_,
-        Phase.CHECKPOINT,
-    )
-    return decode_prefix(body, Proposal)
-
-
-def sealed_of(proposal, rest):
-    return bytes(rest[len(rest) - proposal.sealed :])
 
 
 def do_endorse(crew, checkpoint, sealed, *, generation=0, renew=(), models=None, shop=None):
@@ -75,7 +54,7 @@ def is_signed(crew, endorsement, checkpoint):
 
 
 def test_the_fold_holds_the_models_in_order_of_their_ids(crew):
-    proposal, rest = do_fold(crew)
+    proposal, rest = crew.fold()
     c, run = proposal.checkpoint, package.open_run(crew.package, crew.members[SIGNER])
     assert (c.fleet, c.run_id, c.round, c.epoch, c.next_epoch) == ("demo", run.plan.run_id, 2, 1, 2)
     assert (c.generation, c.origins, proposal.carried) == (0, 2, 0)
@@ -90,7 +69,7 @@ def test_the_fold_holds_the_models_in_order_of_their_ids(crew):
 
 def test_neither_the_aggregator_nor_anybody_else_reads_a_fold(crew, tmp_path):
     """Sealed under the content key, which only devices and the owner have; no model shows in what is uploaded."""
-    proposal, rest = do_fold(crew)
+    proposal, rest = crew.fold()
     body = bytes(rest)
     assert ORIGINS[0].tobytes()[:16] not in body
     stranger = Crew(tmp_path)
@@ -100,7 +79,7 @@ def test_neither_the_aggregator_nor_anybody_else_reads_a_fold(crew, tmp_path):
 
 def test_vectors_that_are_no_models_are_masked_anew_and_the_same_in_clear(crew):
     vectors = {CARRIED_FIRST + 1: ORIGINS[1] * 2, CARRIED_FIRST: ORIGINS[0] * 3}
-    proposal, rest = do_fold(crew, vectors)
+    proposal, rest = crew.fold(vectors)
     assert proposal.carried == 2
     run = package.open_run(crew.package, crew.members[SIGNER])
     new = package.epoch_key(run.plan, crew.members[SIGNER].secret_at(0, 2), 2)
@@ -113,7 +92,7 @@ def test_vectors_that_are_no_models_are_masked_anew_and_the_same_in_clear(crew):
 def test_under_fresh_secrets_the_epoch_is_the_owners(fresh):
     fresh.rotate()
     generation = fresh.owner.roster.keys_since
-    proposal, rest = do_fold(fresh, generation=generation)
+    proposal, rest = fresh.fold(generation=generation)
     c = proposal.checkpoint
     assert (c.generation, c.next_epoch) == (generation, fresh.owner.secrets.mask_epoch)
     _, origins = package.open_origins(sealed_of(proposal, rest), c, fresh.plan, fresh.members[SIGNER])
@@ -123,7 +102,7 @@ def test_under_fresh_secrets_the_epoch_is_the_owners(fresh):
 def test_nobody_folds_for_secrets_that_it_does_not_have(fresh):
     fresh.owner.rotate()
     with pytest.raises(NotEnrolledError, match="no keys of roster"):
-        do_fold(fresh, generation=fresh.owner.roster.keys_since)
+        fresh.fold(generation=fresh.owner.roster.keys_since)
 
 
 def test_nobody_goes_back_to_older_secrets(crew):
@@ -139,7 +118,7 @@ def test_nobody_goes_back_to_older_secrets(crew):
 
 
 def test_the_same_fold_is_signed(crew):
-    proposal, rest = do_fold(crew)
+    proposal, rest = crew.fold()
     endorsement, more, objection = do_endorse(crew, proposal.checkpoint, sealed_of(proposal, rest))
     assert is_signed(crew, endorsement, proposal.checkpoint)
     assert (endorsement.renewed, bytes(more), objection) == ((), b"", "")
@@ -148,14 +127,14 @@ def test_the_same_fold_is_signed(crew):
 def test_a_fold_under_fresh_secrets_is_signed(fresh):
     fresh.rotate()
     generation = fresh.owner.roster.keys_since
-    proposal, rest = do_fold(fresh, generation=generation)
+    proposal, rest = fresh.fold(generation=generation)
     endorsement, _, objection = do_endorse(fresh, proposal.checkpoint, sealed_of(proposal, rest), generation=generation)
     assert is_signed(fresh, endorsement, proposal.checkpoint), objection
 
 
 def forged(crew, models=ORIGINS, *, task=BUNDLE, signer=None, **changes):
     """Return (Checkpoint, sealed) as a device that is compromised can make them."""
-    honest = do_fold(crew)[0].checkpoint
+    honest = crew.fold()[0].checkpoint
     claimed = dataclasses.replace(honest, **{"origins": len(models), **changes})
     member = crew.members[FOLDER]
     identity, models = signer or member.identity, np.ascontiguousarray(models, "<f4")
@@ -245,7 +224,7 @@ def test_a_proposal_that_is_none_is_answered_all_the_same(crew, junk):
 
 
 def test_a_device_whose_own_models_differ_does_not_sign(crew):
-    proposal, rest = do_fold(crew)
+    proposal, rest = crew.fold()
     mine = {3: ORIGINS[0], 7: ORIGINS[1] + np.float32(1e-3)}
     endorsement, _, objection = do_endorse(crew, proposal.checkpoint, sealed_of(proposal, rest), models=mine)
     assert endorsement.signature == bytes(64)
@@ -254,7 +233,7 @@ def test_a_device_whose_own_models_differ_does_not_sign(crew):
 
 def test_nothing_is_signed_under_secrets_that_the_owner_has_replaced(fresh):
     """The newer ones need not have come: the roster tells of them."""
-    proposal, rest = do_fold(fresh)
+    proposal, rest = fresh.fold()
     fresh.owner.rotate()
     fresh.members[SIGNER].adopt(fresh.owner.roster_bytes)
     endorsement, _, objection = do_endorse(fresh, proposal.checkpoint, sealed_of(proposal, rest))
@@ -264,7 +243,7 @@ def test_nothing_is_signed_under_secrets_that_the_owner_has_replaced(fresh):
 
 def test_a_fold_by_a_device_that_was_revoked_meanwhile_is_not_signed(fresh):
     """Same secrets, newer roster: the owner's two letters came in one order and not the other."""
-    proposal, rest = do_fold(fresh)
+    proposal, rest = fresh.fold()
     member = fresh.members[SIGNER]
     member.roster = dataclasses.replace(member.roster, revoked=(FOLDER,))
     endorsement, _, objection = do_endorse(fresh, proposal.checkpoint, sealed_of(proposal, rest))
@@ -275,7 +254,7 @@ def test_a_fold_by_a_device_that_was_revoked_meanwhile_is_not_signed(fresh):
 def test_without_the_newest_secrets_nothing_is_signed(fresh):
     fresh.rotate(FOLDER)
     generation = fresh.owner.roster.keys_since
-    proposal, rest = do_fold(fresh, generation=generation)
+    proposal, rest = fresh.fold(generation=generation)
     endorsement, _, objection = do_endorse(fresh, proposal.checkpoint, sealed_of(proposal, rest), generation=generation)
     assert endorsement.signature == bytes(64)
     assert f"no keys of roster {generation}" in objection
@@ -285,7 +264,7 @@ def test_without_the_newest_secrets_nothing_is_signed(fresh):
 def test_rotations_may_differ_by_rounding(tmp_path, off, signs):
     """Their floating point differs between processors; 1e-5 in relative l2 is the line."""
     crew = Crew(tmp_path, mode="rotation")
-    proposal, rest = do_fold(crew)
+    proposal, rest = crew.fold()
     mine = {m: theta * np.float32(1 + off) for m, theta in crew.models.items()}
     endorsement, _, _ = do_endorse(crew, proposal.checkpoint, sealed_of(proposal, rest), models=mine)
     assert is_signed(crew, endorsement, proposal.checkpoint) == signs
@@ -295,7 +274,7 @@ def test_one_model_that_is_off_is_not_hidden_by_a_large_one(tmp_path):
     """The line is drawn for each model."""
     crew = Crew(tmp_path, mode="rotation")
     crew.models = {3: ORIGINS[0] * np.float32(1e6), 7: ORIGINS[1]}
-    proposal, rest = do_fold(crew)
+    proposal, rest = crew.fold()
     mine = {**crew.models, 7: ORIGINS[1] * np.float32(1.001)}
     endorsement, _, _ = do_endorse(crew, proposal.checkpoint, sealed_of(proposal, rest), models=mine)
     assert endorsement.signature == bytes(64)
@@ -310,7 +289,7 @@ def test_its_own_updates_are_masked_anew(fresh):
     shop.own.note(1, one)
     shop.own.keep(1)
     shop.own.note(2, two)
-    proposal, rest = do_fold(fresh)
+    proposal, rest = fresh.fold()
     endorsement, more, _ = do_endorse(fresh, proposal.checkpoint, sealed_of(proposal, rest), renew=(1, 2, 3), shop=shop)
     assert endorsement.renewed == (1, 2), "there is none of round 3"
     new = package.epoch_key(shop.plan, fresh.members[SIGNER].secret_at(0, 2), 2)
@@ -324,13 +303,13 @@ def test_a_damaged_update_costs_no_signature(fresh):
     path = fresh.members[SIGNER].directory / "own-000001.bin"
     write_model(path, OwnModel(shop.plan.run, shop.plan.run_id, 1, 0, ORIGINS[0]), durable=False)
     path.write_bytes(path.read_bytes()[:-5])
-    proposal, rest = do_fold(fresh)
+    proposal, rest = fresh.fold()
     endorsement, _, objection = do_endorse(fresh, proposal.checkpoint, sealed_of(proposal, rest), renew=(1,), shop=shop)
     assert is_signed(fresh, endorsement, proposal.checkpoint)
     assert (endorsement.renewed, objection) == ((), "")
 
 
-# ---------------------------------------------------------------------------------------------------- job and epoch
+# ---------------------------------------------------------------------------------------------------- job
 
 
 def test_only_the_announced_proposal_is_looked_at(crew):
@@ -341,70 +320,3 @@ def test_only_the_announced_proposal_is_looked_at(crew):
     with pytest.raises(UntrustedError, match="not the one that was announced"):
         rollover.job(*arguments, (b"\2" * 16, b"x"), crew.members[SIGNER])
     assert rollover.job(*arguments, (b"\1" * 16, b"x"), crew.members[SIGNER])(lambda: False).objection
-
-
-def certified(crew, proposal, rest, signers=None, roster=None):
-    """Return the Epoch that the fleet would go on with."""
-    c = proposal.checkpoint
-    names = signers or list(crew.members)
-    given = tuple(SignedBy(d, sign_checkpoint(crew.members[d].identity, c)) for d in names)
-    return Epoch(Certificate(c, roster or crew.owner.roster_bytes, given), sealed_of(proposal, rest))
-
-
-def test_the_next_epoch_is_opened_with_its_certificate(crew):
-    proposal, rest = do_fold(crew)
-    run = package.open_epoch(crew.package, certified(crew, proposal, rest, [FOLDER, SIGNER]), crew.members["dev-3"])
-    c: Checkpoint = proposal.checkpoint
-    assert (run.plan.epoch, run.plan.key_id, run.plan.origins, run.since, run.generation) == (2, c.key_id, 2, 2, 0)
-    assert run.origins.tobytes() == ORIGINS.tobytes()
-    assert isinstance(run.bundle, TaskBundle)
-
-
-def test_one_of_three_signatures_opens_nothing(crew):
-    proposal, rest = do_fold(crew)
-    with pytest.raises(UntrustedError, match="1 signatures of 3"):
-        package.open_epoch(crew.package, certified(crew, proposal, rest, [FOLDER]), crew.members["dev-3"])
-
-
-def test_what_was_signed_must_be_what_is_sealed(crew):
-    proposal, rest = do_fold(crew)
-    epoch = certified(crew, proposal, rest)
-    other = dataclasses.replace(epoch, sealed=sealed_of(*do_fold(crew)))
-    assert other.sealed != epoch.sealed
-    with pytest.raises(IntegrityError, match="not what the devices signed"):
-        package.open_epoch(crew.package, other, crew.members["dev-3"])
-
-
-def test_a_certificate_under_an_older_roster_than_announced_is_refused(tmp_path):
-    """The fleet was one device when its secrets were drawn: that one must not decide for the three of today."""
-    crew = Crew(tmp_path)
-    old = crew.owner.roster_bytes
-    crew.owner.renew()
-    proposal, rest = do_fold(crew)
-    epoch = certified(crew, proposal, rest, roster=old)
-    at = crew.owner.roster.sequence
-    assert package.open_epoch(crew.package, epoch, crew.members["dev-3"], at - 1).plan.epoch == 2
-    with pytest.raises(UntrustedError, match="refused as a rollback"):
-        package.open_epoch(crew.package, epoch, crew.members["dev-3"], at)
-
-
-def test_a_device_finds_its_way_back_after_the_owner_has_replaced_the_keys(fresh):
-    """Its own file, from before: the folder is revoked since, and the fleet has not rolled over yet."""
-    proposal, rest = do_fold(fresh)
-    epoch = certified(fresh, proposal, rest)
-    member = fresh.members["dev-3"]
-    member.enter(0, 2)
-    fresh.owner.revoke(FOLDER)
-    fresh.hand_out("dev-3")
-    assert member.roster.revoked == (FOLDER,)
-    run = package.reopen(fresh.package, encode(epoch), member)
-    assert (run.plan.epoch, run.generation) == (2, 0)
-
-
-def test_an_epoch_of_another_run_is_not_looked_at(crew, tmp_path):
-    other = Crew(tmp_path / "other")
-    proposal, rest = do_fold(other)
-    epoch = certified(other, proposal, rest)
-    assert package.reopen(crew.package, encode(epoch), crew.members[SIGNER]).plan.epoch == 1
-    with pytest.raises(UntrustedError):
-        package.open_epoch(crew.package, epoch, crew.members[SIGNER])
