@@ -15,8 +15,9 @@ from aggregator.config import AggregatorConfig
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.numerics.backend import select
 from aggregator.owner_mail import OwnerMail
-from aggregator.run_directory import erase_updates, read_generation, read_records
+from aggregator.run_directory import read_generation, read_records
 from aggregator.service import RunService
+from aggregator.store import erase_updates
 from aggregator.syncer import ThreadSyncer
 from crypto.seal.signed import open_document
 from support.lean import settle

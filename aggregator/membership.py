@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from crypto.seal.envelope import GroupKey, SealError, is_from, open_from_group, read_head
+from crypto.seal.envelope import is_from, read_head
 from crypto.seal.grants import AGGREGATOR_ROLE
 from crypto.seal.identity import fingerprint
 from crypto.seal.membership import Membership, accept_grant, make_identity
@@ -46,16 +46,7 @@ class AggregatorMembership(Membership[AggregatorGrant]):
             SealError: under no key that we hold, altered, or not the device's.
         """
         head, at = read_head(payload)
-        keys = [g.broadcast_key for g in (self.grant, *self.later)]
-        for key in keys[:-1]:
-            try:
-                return open_from_group(
-                    GroupKey(self.fleet, "broadcast", key), payload, head, at, member.sign_key, signed
-                )
-            except SealError:
-                continue
-        group = GroupKey(self.fleet, "broadcast", keys[-1])
-        return open_from_group(group, payload, head, at, member.sign_key, signed)
+        return self.open_under_any(payload, head, at, member.sign_key, signed)[1]
 
     def is_presence_of(self, member: Member, payload: memoryview, signed: bytes) -> bool:
         """Whether a device has said where it stands, also where we can't read it; arguments as `open_from_device`."""

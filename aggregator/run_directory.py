@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.damage import readable
-from aggregator.store import BUSY_TIMEOUT_MS, DATABASE, UPDATES
-
-
-def erase_updates(directory: Path) -> None:
-    """Erase the updates of a run that is over."""
-    for path in (directory / UPDATES).glob("*/*.f32"):
-        path.unlink()
+from aggregator.store import BUSY_TIMEOUT_MS, DATABASE
 
 
 def read_generation(directory: Path) -> int | None:

@@ -272,7 +272,10 @@ class Store:
         updates, vectors = (private_directory(self.directory / kind / name) for kind in (UPDATES, VECTORS))
         for left in (*updates.iterdir(), *vectors.iterdir()):
             left.unlink()  # of an earlier try that a crash ended
-        rows = [self._rewritten(updates, standing["epoch"], own[key]) for key in sorted(own)]
+        files = UpdateFiles(updates, lambda _: 0)
+        rows = [self._rewritten(files, standing["epoch"], own[key]) for key in sorted(own)]
+        files.syncer()()
+        files.release()
         for folder in (updates, updates.parent, vectors.parent):
             sync_directory(folder)
         document = self._document(vectors, (), dump, standing)
@@ -290,19 +293,14 @@ class Store:
         found = self._db.execute("SELECT value FROM facts WHERE name = 'epoch'").fetchone()
         return b"" if found is None else bytes(found[0])
 
-    def _rewritten(self, folder: Path, epoch: int, contribution: Contribution) -> tuple[Any, ...]:
-        """Write an upload's new vector durably; return its row."""
+    def _rewritten(self, files: UpdateFiles, epoch: int, contribution: Contribution) -> tuple[Any, ...]:
+        """Write an upload's new vector to ``files``; return its row."""
         header, digest = self._db.execute(
             "SELECT header, digest FROM uploads WHERE round = ? AND phase = ? AND device = ?", contribution.key
         ).fetchone()
         upload = dataclasses.replace(decode(bytes(header), Upload), epoch=epoch, key_id=contribution.key_id)
         vector = contribution.row.astype("<f4", copy=False).tobytes()
-        handle = os.open(folder / f"{upload.round:06d}.f32", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(handle, "ab") as file:
-            start = file.tell()
-            file.write(vector)
-            file.flush()
-            os.fsync(file.fileno())
+        start = files.append(upload.round, memoryview(vector))
         return (*contribution.key, encode(upload), digest, start, checksum(vector))
 
     def forget(self, round_: int, phases: Iterable[int]) -> None:
@@ -352,13 +350,18 @@ class Store:
     def erase(self) -> None:
         """End the run: erase every update that devices sent; offsets and records stay."""
         self._updates.release()
-        for path in (self.directory / UPDATES).glob("*/*.f32"):
-            path.unlink()
+        erase_updates(self.directory)
 
     def close(self) -> None:
         """Close files and database."""
         self._updates.release()
         self._db.close()
+
+
+def erase_updates(directory: Path) -> None:
+    """Erase the updates of a run that is over, whose directory it is."""
+    for path in (directory / UPDATES).glob("*/*.f32"):
+        path.unlink()
 
 
 def _folder(epoch: int) -> str:

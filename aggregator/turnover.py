@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Final
 
 from aggregator import rollover
 from aggregator.engine_state import EngineState, Transition, noted, opened
@@ -18,10 +17,8 @@ from aggregator.strategies.renewal import Renewal
 from crypto.seal.certificates import certify, majority
 from wire.codec import encode
 from wire.documents import RunPlan
+from wire.epochs import UNSIGNED
 from wire.errors import ShoalError
-
-UNSIGNED: Final = bytes(64)
-"""Stands for the signature of a device whose own fold differs."""
 
 
 class Turnover:

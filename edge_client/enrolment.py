@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
+from crypto.seal.envelope import GroupKey, read_head
 from crypto.seal.grants import DEVICE_ROLE
 from crypto.seal.membership import Membership, accept_grant, make_identity
 from crypto.seal.roster import aggregator_of
@@ -75,21 +75,12 @@ class DeviceMembership(Membership[DeviceGrant]):
         sender = aggregator_of(self.roster)
         if (head.fleet, head.sender) != (self.fleet, sender.name):
             raise UntrustedError(f"a message of {head.sender!r} in {head.fleet!r}")
-        keys = [grant.broadcast_key for grant in (self.grant, *self.later)]
-        groups = [self.group, *(g for g in (GroupKey(self.fleet, "broadcast", k) for k in keys) if g != self.group)]
-        for group in groups:
-            try:
-                plain = open_from_group(group, payload, head, at, sender.sign_key, signed)
-            except SealError:
-                if group is groups[-1]:
-                    raise
-                continue
-            if group.secret != self.grant.broadcast_key and head.purpose == "run":
-                self._put_in_force(plain)
-            if group != self.group:
-                self.group = group
-            return head.purpose, plain
-        raise AssertionError("no key was tried")
+        group, plain = self.open_under_any(payload, head, at, sender.sign_key, signed)
+        if group.secret != self.grant.broadcast_key and head.purpose == "run":
+            self._put_in_force(plain)
+        if group != self.group:
+            self.group = group
+        return head.purpose, plain
 
     def _put_in_force(self, package: memoryview) -> None:
         """Go over to the secrets that a run was signed with; an older run may travel under newer ones' broadcast key."""

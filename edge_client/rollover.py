@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from crypto.mask.masking import mask
 from crypto.seal.certificates import sign_checkpoint
 from edge_client import package
-from edge_client.update import Finished, Workshop, sealed_upload
+from edge_client.update import Finished, Workshop, masked_bytes, sealed_upload
 from wire.codec import decode_prefix, encode
-from wire.epochs import Checkpoint, Endorsement, Proposal
+from wire.epochs import UNSIGNED, Checkpoint, Endorsement, Proposal
 from wire.errors import ShoalError, UntrustedError
 from wire.messages import Phase
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from wire.messages import Announcement, Order
     from wire.types import Float32Vector
 
-UNSIGNED: Final = bytes(64)
 ROTATION_TOLERANCE: Final = 1e-5
 """Relative l2 distance of two devices' folds under a mode whose floating point differs between machines."""
 
@@ -119,7 +117,7 @@ def fold(
     content = membership.content_of(coming.generation)
     sealed = package.seal_origins(shop.run.bundle, origins, draft, shop.identity, content)
     checkpoint = dataclasses.replace(draft, digest=hashlib.sha256(sealed).digest())
-    anew = [mask(carried[i], coming.key).values.astype("<f4", copy=False).tobytes() for i in sorted(carried)]
+    anew = [masked_bytes(carried[i], coming.key) for i in sorted(carried)]
     head = encode(Proposal(checkpoint, len(anew), len(sealed)))
     parcel = sealed_upload(shop, announcement, order, order.candidates[0], attached=b"".join((head, *anew, sealed)))
     return Finished(parcel, order.candidates[0], 0.0, 0, 0)
@@ -157,7 +155,7 @@ def endorse(
                 update = shop.own.find(round_)
                 if update is not None:
                     renewed.append(round_)
-                    anew.append(mask(update, coming.key).values.astype("<f4", copy=False).tobytes())
+                    anew.append(masked_bytes(update, coming.key))
     except ShoalError as error:
         reason = str(error)
     head = encode(Endorsement(signature, tuple(renewed)))

@@ -132,7 +132,7 @@ def carry_out(
             model_norm = round(float(np.linalg.norm(theta + delta)), NORM_DECIMALS)
         if wanted(shop.plan):
             shop.own.note(announcement.round, delta)
-        body = mask(delta, shop.key).values.astype("<f4", copy=False).tobytes()
+        body = masked_bytes(delta, shop.key)
     parcel = sealed_upload(
         shop,
         announcement,
@@ -146,6 +146,11 @@ def carry_out(
         model_norm=model_norm,
     )
     return Finished(parcel, chosen, loss, correct, tested)
+
+
+def masked_bytes(vector: Float32Vector, key: MaskKey) -> bytes:
+    """Return a vector (d,), float32, under a mask as it travels: float32 little-endian."""
+    return mask(vector, key).values.astype("<f4", copy=False).tobytes()
 
 
 def sealed_upload(

@@ -8,11 +8,15 @@ roster's signatures make a `Certificate`; with the sealed bytes it is all that a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from wire import limits
 from wire.codec import U16, U32, ArrayU32, Fixed16, Fixed32, Fixed64, message
 from wire.documents import require_name
 from wire.errors import WireError
+
+UNSIGNED: Final = bytes(64)
+"""Stands for the signature of a device whose own fold differs."""
 
 
 @message(30)

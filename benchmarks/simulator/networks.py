@@ -7,6 +7,7 @@ serves the plain loop, vectorised training and scoring. Initial weights are torc
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -49,7 +50,7 @@ class Network(Protocol):
         """Return theta (d,), float32, as torch initialises the module under ``seed``."""
 
 
-class _Base:
+class _Base(ABC):
     """What every network derives from its shapes and its module."""
 
     __slots__ = ()
@@ -59,11 +60,11 @@ class _Base:
         return "classification"
 
     @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        raise NotImplementedError
+    @abstractmethod
+    def shapes(self) -> tuple[tuple[int, ...], ...]: ...
 
-    def module(self) -> nn.Module:
-        raise NotImplementedError
+    @abstractmethod
+    def module(self) -> nn.Module: ...
 
     @property
     def length(self) -> int:

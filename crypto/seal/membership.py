@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from crypto.seal.envelope import GroupKey
+from crypto.seal.envelope import GroupKey, SealError, open_from_group
 from crypto.seal.grants import make_card, open_grant, open_renewal
 from crypto.seal.identity import Identity
 from crypto.seal.roster import open_roster
@@ -14,6 +14,7 @@ from support.files import private_directory, read_private, write_private
 from wire.codec import decode, encode
 from wire.documents import AggregatorGrant, DeviceGrant, Roster
 from wire.errors import ConfigError, NotEnrolledError, UntrustedError
+from wire.messages import Sealed
 
 KEY_FILE: Final = "identity.key"
 GRANT_FILE: Final = "membership.bin"
@@ -95,7 +96,11 @@ class Membership(Generic[G]):
 
     def _use(self, grant: G) -> None:
         self.grant = grant
-        self.group = GroupKey(grant.fleet, "broadcast", grant.broadcast_key)
+        self.group = self._broadcast(grant)
+
+    @staticmethod
+    def _broadcast(grant: G) -> GroupKey:
+        return GroupKey(grant.fleet, "broadcast", grant.broadcast_key)
 
     @property
     def next(self) -> G | None:
@@ -161,6 +166,31 @@ class Membership(Generic[G]):
         """Put ``grant`` in the place of the one in force."""
         write_private(self.directory / GRANT_FILE, encode(grant))
         self._use(grant)
+
+    def open_under_any(
+        self, payload: memoryview, head: Sealed, at: int, sender_sign_key: bytes, signed: bytes
+    ) -> tuple[GroupKey, memoryview]:
+        """Return what opens a group envelope, and its plaintext: the broadcast key in use, the one in force or a later one.
+
+        Args:
+            payload: the envelope.
+            head: with ``at``, from `read_head`.
+            at: where the sealed part begins.
+            sender_sign_key: 32 bytes, Ed25519.
+            signed: the envelope's `Fingerprint.signed`.
+
+        Raises:
+            SealError: under no key that we hold, altered, or not the sender's.
+        """
+        held: list[GroupKey] = [self._broadcast(self.grant)]
+        held += [self._broadcast(grant) for grant in self.later]
+        refused = SealError()
+        for group in (self.group, *(g for g in held if g != self.group)):
+            try:
+                return group, open_from_group(group, payload, head, at, sender_sign_key, signed)
+            except SealError as error:
+                refused = error
+        raise refused
 
     def newer(self, generation: int) -> G | None:
         """Return the newest grant that is not in force yet and whose secrets were drawn by roster ``generation``."""
