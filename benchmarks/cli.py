@@ -99,6 +99,10 @@ def bench_round(
         f"{data['devices']} devices on {data['broker']}, mask {data['mode']}"
     )
     say(
+        f"{data['bound_ratio']:.1f} times what the gradient steps alone take here: {data['devices']} x "
+        f"{1e3 * data['seconds_training_alone']:.1f} ms on {data['cores']} cores"
+    )
+    say(
         f"model {data['model_bytes']} bytes; peak memory: device {data['device_rss_mb_max']:.0f} MB, "
         f"aggregator {data['aggregator_rss_mb_max']:.0f} MB"
     )

@@ -2,11 +2,16 @@
 
 An MLP 784-200-10 (636 KB), 600 MNIST-shaped samples a device to train on, batch 50, one epoch, FedAvg. Everything is on: sealed,
 masked, signed, durable before the acknowledgement.
+
+All processes share this machine, so what bounds a round is its cores. The same run therefore measures what the gradient
+steps alone cost, and reports the round as a multiple of that: the figure to compare between machines and hours.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -15,7 +20,11 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.stage import Stage
+from edge_client import data as device_data
 from edge_client.manifest import LocalTraining
+from edge_client.model import OrtModel
+from edge_client.task import TaskBundle
+from edge_client.training import train
 from fleet.run import RunOptions
 from fleet.task.builtin import build
 from fleet.task.compile import compile_task
@@ -26,20 +35,35 @@ SAMPLES: Final = 1000
 """Of which a device trains on 60%: 600."""
 WARM_UP_ROUNDS: Final = 4
 MEASURED_ROUNDS: Final = 20
+TRAININGS: Final = 9
+"""Local trainings whose median is the bound's measure."""
 LOCAL: Final = LocalTraining(epochs=1, batch_size=50, lr=0.1)
 
 
 @dataclass(frozen=True, slots=True)
 class RoundFigures:
-    """What the benchmark found; seconds are the aggregator's, from opening a round to closing it and opening the next."""
+    """What the benchmark found.
+
+    Attributes:
+        seconds: of each round, the aggregator's, from opening it to closing it and opening the next.
+        training_s: CPU seconds of one device's gradient steps in one round, alone on one thread.
+        cores: that this run may use.
+    """
 
     seconds: tuple[float, ...]
+    training_s: float
+    cores: int
     devices: int
     model_bytes: int
     broker: str
     mode: str
     device_rss_mb_max: float
     aggregator_rss_mb_max: float
+
+    @property
+    def bound_s(self) -> float:
+        """Seconds below which no round can be here: every device's gradient steps, spread evenly over the cores."""
+        return self.training_s * max(1.0, self.devices / self.cores)
 
     def data(self) -> dict[str, Any]:
         """Return the figures as `--json` prints them."""
@@ -48,6 +72,10 @@ class RoundFigures:
             "seconds_per_round_min": min(self.seconds),
             "seconds_per_round_max": max(self.seconds),
             "rounds": len(self.seconds),
+            "seconds_training_alone": self.training_s,
+            "seconds_bound_by_training": self.bound_s,
+            "bound_ratio": median(self.seconds) / self.bound_s,
+            "cores": self.cores,
             "devices": self.devices,
             "model_bytes": self.model_bytes,
             "broker": self.broker,
@@ -66,6 +94,7 @@ def measure(devices: int, broker_kind: str = "auto", rounds: int = MEASURED_ROUN
         root = Path(folder)
         (root / "broker").mkdir()
         data = [_write_data(root / f"data-{i}.npz", i) for i in range(devices)]
+        training_s = training_seconds(bundle, data[0])
         with (
             start_broker(broker_kind, root / "broker") as broker,
             Stage(root / "fleet", broker.url, names) as stage,
@@ -81,7 +110,31 @@ def measure(devices: int, broker_kind: str = "auto", rounds: int = MEASURED_ROUN
             seconds = tuple(r["seconds"] for r in records[WARM_UP_ROUNDS : WARM_UP_ROUNDS + rounds])
             device_rss = max(stage.programs[n].peak_rss_mb() for n in names)
             aggregator_rss = stage.programs["aggregator"].peak_rss_mb()
-            return RoundFigures(seconds, devices, 4 * plan.length, broker.kind, plan.mode, device_rss, aggregator_rss)
+            return RoundFigures(
+                seconds,
+                training_s,
+                len(os.sched_getaffinity(0)),
+                devices,
+                4 * plan.length,
+                broker.kind,
+                plan.mode,
+                device_rss,
+                aggregator_rss,
+            )
+
+
+def training_seconds(bundle: TaskBundle, source: Path) -> float:
+    """Return the CPU seconds of one local training on a device's file, as the median of TRAININGS on one thread."""
+    manifest = bundle.manifest
+    batch = device_data.split(device_data.load(source, manifest), b"bound").train
+    backend, rng = OrtModel(bundle), np.random.default_rng(0)
+    theta = make_origins("mlp", 1, 0, manifest=manifest, **_SIZES)[0]
+    took = []
+    for number in range(TRAININGS + 1):
+        began = time.thread_time()
+        train(theta, batch, LOCAL, backend, rng, number, lambda: False)
+        took.append(time.thread_time() - began)
+    return median(took[1:])
 
 
 _SIZES: Final = {"inputs": 784, "hidden": 200, "classes": 10}

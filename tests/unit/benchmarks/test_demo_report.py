@@ -144,6 +144,13 @@ def test_without_a_terminal_progress_is_lines_on_stderr(capsys):
 
 def test_the_round_benchmark_says_its_mode():
     """As every report does."""
-    figures = RoundFigures((0.1, 0.2, 0.3), 10, 636_040, "mosquitto", "permutation", 80.0, 300.0)
+    figures = RoundFigures((0.1, 0.2, 0.3), 0.01, 2, 10, 636_040, "mosquitto", "permutation", 80.0, 300.0)
     assert figures.data()["mode"] == "permutation"
     assert figures.data()["seconds_per_round_median"] == 0.2
+    assert figures.data()["seconds_bound_by_training"] == pytest.approx(0.05)
+    assert figures.data()["bound_ratio"] == pytest.approx(4.0)
+
+
+def test_more_cores_than_devices_do_not_shorten_a_training() -> None:
+    figures = RoundFigures((0.1,), 0.01, 64, 10, 636_040, "mosquitto", "permutation", 80.0, 300.0)
+    assert figures.bound_s == pytest.approx(0.01)

@@ -1,0 +1,28 @@
+"""`shoal bench round` on a real broker with real processes: what it reports is what it measured."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+pytest.importorskip("torch")
+
+from benchmarks.rounds import measure
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.process,
+    pytest.mark.torch,
+    pytest.mark.skipif(shutil.which("mosquitto") is None, reason="mosquitto is not on PATH"),
+]
+MODEL_BYTES = 4 * (784 * 200 + 200 + 200 * 10 + 10)
+
+
+def test_it_times_rounds_and_what_bounds_them():
+    data = measure(2, "mosquitto", rounds=3).data()
+    assert (data["devices"], data["rounds"], data["broker"], data["mode"]) == (2, 3, "mosquitto", "permutation")
+    assert data["model_bytes"] == MODEL_BYTES
+    assert data["seconds_per_round_min"] <= data["seconds_per_round_median"] <= data["seconds_per_round_max"]
+    assert data["seconds_per_round_min"] > data["seconds_bound_by_training"] > 0
+    assert data["device_rss_mb_max"] > 1
