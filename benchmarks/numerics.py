@@ -21,6 +21,7 @@ from aggregator.numerics.bipartition import bipartition
 from aggregator.numerics.checks import sklearn_module
 from aggregator.numerics.embedding import edc, madc
 from aggregator.numerics.streaming import StreamingGram
+from aggregator.numerics.torch_backend import TorchBackend
 from benchmarks.naive import cubic_madc, randomised_edc, union_find
 from crypto.mask.keys import MaskContext, derive
 from crypto.mask.secret import MaskSecret
@@ -167,11 +168,17 @@ def embedding(bench: Bench) -> Iterator[KernelResult]:
     n = 200 if bench.quick else 1000
     similarity = bench.similarity(n)
     cached = similarity.reshape(-1)[: min(similarity.size, 64_000)]
-    madc_s, sum_s, slab_s = bench.race(
-        lambda: madc(similarity), cached.sum, lambda: cubic_madc(similarity, 0, NAIVE_ROWS), runs=3
+    in_torch = TorchBackend("cpu")
+    madc_s, torch_s, sum_s, slab_s = bench.race(
+        lambda: madc(similarity),
+        lambda: madc(similarity, backend=in_torch),
+        cached.sum,
+        lambda: cubic_madc(similarity, 0, NAIVE_ROWS),
+        runs=3,
     )
-    ceiling_s = sum_s * (n**3 / 2) / cached.size
-    yield KernelResult("madc", n, 0, madc_s, ceiling_s / madc_s, slab_s * n / NAIVE_ROWS / madc_s)
+    ceiling_s, naive_s = sum_s * (n**3 / 2) / cached.size, slab_s * n / NAIVE_ROWS
+    yield KernelResult("madc", n, 0, madc_s, ceiling_s / madc_s, naive_s / madc_s)
+    yield KernelResult("madc_torch", n, 0, torch_s, ceiling_s / torch_s, naive_s / torch_s)
 
 
 def mean(bench: Bench) -> Iterator[KernelResult]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import RunningMean, StreamingMean, weighted_mean
+from aggregator.numerics.checks import scipy_module
 from aggregator.numerics.rows import Updates, check_pair, check_rows, chunk_pairs, column_chunks
 from wire.errors import ConfigError
 
@@ -46,6 +47,20 @@ class Backend(Protocol):
 
         Returns:
             shape (n, k), float64.
+        """
+        ...
+
+    def city_block(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the sum of absolute differences of every pair of rows.
+
+        Args:
+            rows: shape (n, m), float64, n at least 1.
+
+        Returns:
+            shape (n, n), float64, exactly symmetric, zeros on the diagonal.
+
+        Raises:
+            ConfigError: a package that this takes is not installed.
         """
         ...
 
@@ -87,6 +102,12 @@ class NumpyBackend:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             for chunk, other in chunk_pairs(updates, others):
                 total += chunk @ other.T
+        return total
+
+    def city_block(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the sums of absolute differences of all pairs of ``rows`` (n, m), float64, as (n, n), float64."""
+        distance = scipy_module("scipy.spatial.distance")
+        total: NDArray[np.float64] = distance.squareform(distance.pdist(rows, "cityblock"))
         return total
 
     def weighted_mean(self, updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.float32]:

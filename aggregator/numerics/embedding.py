@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.backend import Backend, gram_flops
+from aggregator.numerics.backend import Backend, NumpyBackend, gram_flops
 from aggregator.numerics.checks import check_square, scipy_module
 from aggregator.numerics.errors import NumericsError
 from aggregator.numerics.rows import Updates, check_rows
@@ -157,13 +157,14 @@ def edc_distances(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return pairs
 
 
-def madc(similarity: NDArray[np.float64]) -> NDArray[np.float64]:
+def madc(similarity: NDArray[np.float64], *, backend: Backend | None = None) -> NDArray[np.float64]:
     """Return the mean absolute difference of pairwise cosines (fedgroup Eq. 7).
 
     The sum over all z is the city-block distance of two rows; the two terms z = i and z = j are taken off again.
 
     Args:
         similarity: shape (n, n), float64, symmetric to 1e-9, finite, n at least 3: cosines.
+        backend: where to compute; numpy when absent.
 
     Returns:
         shape (n, n), float64, exactly symmetric, not negative, zeros on the diagonal.
@@ -173,8 +174,7 @@ def madc(similarity: NDArray[np.float64]) -> NDArray[np.float64]:
         ConfigError: scipy is not installed.
     """
     matrix = check_square(similarity, "the similarity", least=3)
-    distance = scipy_module("scipy.spatial.distance")
-    total: NDArray[np.float64] = distance.squareform(distance.pdist(matrix, "cityblock"))
+    total = (backend or NumpyBackend()).city_block(matrix)
     own = np.diagonal(matrix)
     # |S(i,i) - S(j,i)| and |S(i,j) - S(j,j)|: each is the other's transpose.
     to_self = np.abs(own[:, None] - matrix.T)

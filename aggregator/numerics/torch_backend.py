@@ -25,6 +25,8 @@ _INSTALL_HINT: Final = "install the aggregator extra: pip install 'shoal[aggrega
 class TorchBackend:
     """The same sums in torch: products equal to numpy's to 1e-6 of the vectors' lengths, means bit for bit.
 
+    City-block distances are float32 sums, equal to 1e-6 of themselves: cosines of float32 updates are no better.
+
     Args:
         device: a torch device, ``cpu`` or ``cuda``.
 
@@ -60,6 +62,15 @@ class TorchBackend:
         for chunk, other in chunk_pairs(updates, others, copy=True):
             total += self._load(chunk) @ self._load(other).T
         return self._fetch(total)
+
+    def city_block(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the sums of absolute differences of all pairs of ``rows`` (n, m), float64, as (n, n), float64."""
+        count = len(rows)
+        pairs = self._torch.nn.functional.pdist(self._torch.from_numpy(rows.astype(np.float32)).to(self._device), 1.0)
+        total = np.zeros((count, count))
+        total[np.triu_indices(count, 1)] = pairs.cpu().numpy()
+        total += total.T
+        return total
 
     def weighted_mean(self, updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.float32]:
         """Return the mean of ``updates`` (n, d), float32, under ``weights`` (n,), float64, as (d,), float32."""

@@ -32,13 +32,13 @@ def group_updates(
         measure: ``edc``: k-means++ on the cosines to the m top singular directions (Eq. 8); ``madc``: complete linkage
             on the mean absolute differences of cosines (Eq. 7).
         seed: of k-means.
-        backend: computes dot products; numpy when absent.
+        backend: computes dot products and distances; numpy when absent.
 
     Returns:
         shape (n,), intp, numbered by first appearance; fewer than m numbers where there are fewer different updates.
     """
     if measure == "madc":
-        return complete_linkage(madc(cosine_matrix(rows, backend=backend)), groups)
+        return complete_linkage(madc(cosine_matrix(rows, backend=backend), backend=backend), groups)
     return kmeans(edc(rows, groups, backend=backend), groups, seed)
 
 

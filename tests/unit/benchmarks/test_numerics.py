@@ -15,7 +15,7 @@ from benchmarks.naive import cubic_madc, randomised_edc, union_find
 from benchmarks.numerics import Bench
 
 ROOT = Path(__file__).parents[3]
-NAMES = ["gram", "streaming_gram", "edc", "madc", "mean", "bipartition", "mask", "unmask", "derive"]
+NAMES = ["gram", "streaming_gram", "edc", "madc", "madc_torch", "mean", "bipartition", "mask", "unmask", "derive"]
 NAMES += ["simulator"] * 2
 
 

@@ -119,6 +119,8 @@ def test_cuda_agrees_with_numpy() -> None:
     backend = select("auto", work_flops=1e18)
     assert backend.name == "torch:cuda"
     np.testing.assert_allclose(cosine_matrix(ROWS, backend=backend), cosine_matrix(ROWS), atol=1e-6)
+    square = cosine_matrix(ROWS)
+    np.testing.assert_allclose(backend.city_block(square), NumpyBackend().city_block(square), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(
         backend.weighted_mean(ROWS, WEIGHTS), NumpyBackend().weighted_mean(ROWS, WEIGHTS), atol=1e-6
     )

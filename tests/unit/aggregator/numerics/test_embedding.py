@@ -157,6 +157,19 @@ def test_madc_equals_the_definition(n: int) -> None:
     np.testing.assert_allclose(madc(similarity), madc_by_definition(similarity), atol=1e-13)
 
 
+@pytest.mark.torch
+@needs_torch
+@pytest.mark.parametrize("n", [3, 4, 65])
+def test_madc_in_torch_equals_numpys(n: int) -> None:
+    """To 1e-6: torch sums float32. Rows may be read-only, as a strategy's are."""
+    similarity = cosine_matrix(groups(n, 30, 3))
+    similarity.setflags(write=False)
+    found = madc(similarity, backend=TorchBackend("cpu"))
+    assert np.array_equal(found, found.T)
+    assert not np.diagonal(found).any()
+    np.testing.assert_allclose(found, madc(similarity), atol=1e-6)
+
+
 def test_madc_of_three_by_hand() -> None:
     """With n = 3 the mean is over the one other device: |S(0, 2) - S(1, 2)| = 0.7."""
     similarity = np.array([[1.0, 0.5, 0.2], [0.5, 1.0, 0.9], [0.2, 0.9, 1.0]])
