@@ -58,8 +58,7 @@ def _run(
 ) -> Result:
     from benchmarks.papers import datasets, splits
     from benchmarks.papers.cfl_networks import network_for
-    from benchmarks.papers.cfl_watch import CflWatch
-    from benchmarks.simulator.simulate import SimOptions, SimRound, simulate
+    from benchmarks.papers.cfl_watched import watched, watched_result
 
     algorithm = options.algorithm or "cfl"
     groups = options.knob("groups", GROUPS)
@@ -79,36 +78,15 @@ def _run(
         epochs=EPOCHS, batch_size=BATCH, lr=options.knob("lr", LR), momentum=options.knob("momentum", 0.0)
     )
     settings = settings_of(algorithm, options)
-    truth = population.groups or (0,) * m
-    watch = CflWatch(truth, options.knob("evaluate_every", 5))
-
-    def told(closed: SimRound) -> None:
-        progress.round(algorithm, closed.round, rounds, watch.rows[-1] if watch.rows else None)
-
-    progress.stage(f"{algorithm}: {m} devices, {rounds} rounds, {network.length} coordinates")
-    sim_options = SimOptions(
-        rounds=rounds,
-        local=local,
-        seed=options.seed,
-        mask=options.mask,
-        evaluate_every=0,
-        count="all",
-        trainer=options.knob("trainer", "auto"),
-        device=options.device,
-        deferred=False,
-    )
-    done = simulate(algorithm, settings, population, network, sim_options, told, watch=watch)
-    last = watch.rows[-1]
-    return Result(
-        experiment=experiment,
-        algorithm=algorithm,
-        accuracy=None if done.final is None else done.final.accuracy,
-        clusters=last["clusters"],
-        rounds=rounds,
-        cpu_seconds_per_round=done.cpu_seconds_per_round,
-        published=published[algorithm],
-        history=watch.rows,
-        parameters={
+    every = options.knob("evaluate_every", 5)
+    watch, done = watched(algorithm, settings, population, network, local, rounds, every, options, progress)
+    return watched_result(
+        experiment,
+        algorithm,
+        published[algorithm],
+        watch,
+        done,
+        {
             "dataset": name,
             "model": repr(network),
             "coordinates": network.length,
@@ -127,9 +105,6 @@ def _run(
             "mask": options.mask,
             "settings": settings,
         },
-        purity=last["purity"],
-        ari=last["ari"],
-        extra=watch.report() if algorithm == "cfl" else {},
     )
 
 

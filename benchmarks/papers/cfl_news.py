@@ -33,9 +33,9 @@ PUBLISHED: Final[Mapping[str, Any]] = {
 def run(options: Options, progress: Progress) -> Result:
     """Run ``cfl-news``."""
     from benchmarks.papers import text
-    from benchmarks.papers.cfl_watch import MOST_NATS, CflWatch
+    from benchmarks.papers.cfl_watch import MOST_NATS
+    from benchmarks.papers.cfl_watched import watched, watched_result
     from benchmarks.simulator.networks import Lstm
-    from benchmarks.simulator.simulate import SimOptions, SimRound, simulate
 
     algorithm = options.algorithm or "cfl"
     settings = options.strategy_settings(*KNOBS)
@@ -61,34 +61,15 @@ def run(options: Options, progress: Progress) -> Result:
         lr=options.knob("lr", LR),
         clip=options.knob("clip", CLIP),
     )
-    watch = CflWatch(population.groups or (0,) * m, options.knob("evaluate_every", 1))
-
-    def told(closed: SimRound) -> None:
-        progress.round(algorithm, closed.round, rounds, watch.rows[-1] if watch.rows else None)
-
-    progress.stage(f"{algorithm}: {m} devices, {rounds} rounds, {network.length} coordinates")
-    sim_options = SimOptions(
-        rounds=rounds,
-        local=local,
-        seed=options.seed,
-        mask=options.mask,
-        evaluate_every=0,
-        count="all",
-        device=options.device,
-        deferred=False,
-    )
-    done = simulate(algorithm, settings, population, network, sim_options, told, watch=watch)
-    last = watch.rows[-1]
-    return Result(
-        experiment="cfl-news",
-        algorithm=algorithm,
-        accuracy=None if done.final is None else done.final.accuracy,
-        clusters=last["clusters"],
-        rounds=rounds,
-        cpu_seconds_per_round=done.cpu_seconds_per_round,
-        published=PUBLISHED[algorithm],
-        history=watch.rows,
-        parameters={
+    every = options.knob("evaluate_every", 1)
+    watch, done = watched(algorithm, settings, population, network, local, rounds, every, options, progress)
+    return watched_result(
+        "cfl-news",
+        algorithm,
+        PUBLISHED[algorithm],
+        watch,
+        done,
+        {
             "devices": m,
             "topics": len(set(population.groups or ())),
             "windows": int(population.samples.min()),
@@ -105,12 +86,7 @@ def run(options: Options, progress: Progress) -> Result:
             "mask": options.mask,
             "settings": settings,
         },
-        purity=last["purity"],
-        ari=last["ari"],
-        extra={
-            "perplexity": None if done.final is None else math.exp(min(done.final.loss, MOST_NATS)),
-            **(watch.report() if algorithm == "cfl" else {}),
-        },
+        {"perplexity": None if done.final is None else math.exp(min(done.final.loss, MOST_NATS))},
     )
 
 
