@@ -63,7 +63,7 @@ def serve(
     config: Annotated[Path | None, typer.Option(help="TOML file with an [aggregator] table.")] = None,
 ) -> None:
     """Serve the runs in DIRECTORY/runs, one after another, and say what each round is waiting for."""
-    from aggregator.daemon import Daemon
+    from aggregator.daemon import serve as serve_fleet
 
     flags: dict[str, Any] = {
         "dir": directory,
@@ -77,7 +77,7 @@ def serve(
     }
     values = load(AggregatorConfig, section="aggregator", file=config, flags=flags).values
     setup_logging(values.log)
-    Daemon(values).serve()
+    serve_fleet(values)
 
 
 @app.command()

@@ -20,7 +20,9 @@ from aggregator.service import RunService
 from aggregator.store import erase_updates
 from aggregator.syncer import ThreadSyncer
 from crypto.seal.signed import open_document
+from support.files import remove_unfinished
 from support.lean import settle
+from support.locks import exclusive
 from wire import limits
 from wire.address import BrokerAddress
 from wire.codec import decode
@@ -32,6 +34,8 @@ from wire.transport import Message, TakenOver, TransportEvent
 LOG = logging.getLogger("shoal.aggregator")
 POLL_S: Final = 0.25
 """How often deadlines, stalled transfers and new run files are looked for when nothing arrives."""
+TAKE_OVER_S: Final = 5.0
+"""How long a program that is being replaced may take to end."""
 BATCH_EVENTS: Final = 512
 """Most events between two group commits."""
 
@@ -69,6 +73,24 @@ def is_finished(membership: AggregatorMembership, run: int) -> bool:
     """Whether the final round of ``run`` is recorded."""
     records = read_records(membership.directory / f"run-{run:06d}")
     return bool(records) and bool(records[-1]["final"])
+
+
+def serve(config: AggregatorConfig) -> None:
+    """Serve the fleet from ``config.dir``, alone, until stopped, or with ``once`` until every run is finished.
+
+    Raises:
+        NotEnrolledError: this aggregator belongs to no fleet.
+        BrokerUnreachableError: the first connection failed.
+        ConfigError: another program serves this directory.
+        UntrustedError: another aggregator uses the same client id.
+    """
+    if not config.dir.is_dir():
+        AggregatorMembership(config.dir)  # says what is missing
+    with exclusive(
+        config.dir, wait_s=TAKE_OVER_S, hint="one `shoal-aggregator serve` serves a fleet; end the other first"
+    ):
+        remove_unfinished(config.dir)
+        Daemon(config).serve()
 
 
 class Daemon:

@@ -20,8 +20,9 @@ from aggregator import membership as aggregator_membership
 from aggregator.run_directory import read_records
 from edge_client import enrolment
 from edge_client.state import DeviceState
-from fleet.directory import ROSTER_FILE, FleetDirectory
+from fleet.directory import FleetDirectory
 from fleet.run import RunOptions, make_plan, write_run
+from fleet.vault import ROSTER_FILE
 from wire.documents import RunPlan
 from wire.errors import ShoalError
 

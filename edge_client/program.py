@@ -17,8 +17,9 @@ from edge_client.enrolment import DeviceMembership
 from edge_client.presence import presence
 from edge_client.runtime import DeviceRuntime
 from edge_client.worker import ThreadWorker
-from support.files import write_atomic
+from support.files import remove_unfinished, write_atomic
 from support.lean import settle
+from support.locks import exclusive
 from wire.address import BrokerAddress
 from wire.errors import UntrustedError
 from wire.mqtt import MqttTransport
@@ -26,6 +27,8 @@ from wire.transport import TakenOver, TransportEvent
 
 LOG = logging.getLogger("shoal.edge")
 POLL_S: Final = 0.5
+TAKE_OVER_S: Final = 5.0
+"""How long a program that is being replaced may take to end."""
 BIRTH_FILE: Final = "birth"
 MOST_BIRTHS: Final = (1 << 64) - 1
 """Births are 64 bits wide on the wire."""
@@ -64,8 +67,17 @@ def serve(config: EdgeConfig) -> None:
     Raises:
         NotEnrolledError: the device belongs to no fleet.
         BrokerUnreachableError: the first connection failed.
+        ConfigError: another program serves this directory.
         UntrustedError: another device uses this device's name.
     """
+    if not config.dir.is_dir():
+        DeviceMembership(config.dir)  # says what is missing
+    with exclusive(config.dir, wait_s=TAKE_OVER_S, hint="one `shoal-edge run` serves a device; end the other first"):
+        remove_unfinished(config.dir)
+        _serve(config)
+
+
+def _serve(config: EdgeConfig) -> None:
     membership = DeviceMembership(config.dir)
     inbox: queue.SimpleQueue[TransportEvent | Callable[[], None] | None] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):

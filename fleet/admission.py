@@ -170,9 +170,10 @@ class Registrar:
             )
         if now_s > self._tokens.find(request.token).token.expires_at_s:
             raise UntrustedError("the token has expired", hint="give the device a new one: shoal-fleet token")
-        self._fleet.check_device(open_card(request.card))  # before the token is spent
-        self._tokens.use(request.token, request.fingerprint)
-        self._fleet.add_device(request.card, request.fingerprint)
+        with self._fleet.changing():
+            self._fleet.check_device(open_card(request.card))  # before the token is spent
+            self._tokens.use(request.token, request.fingerprint)
+            self._fleet.add_device(request.card, request.fingerprint)
         del self.pending[request.fingerprint]
         self._answer(request)
         self.publish_roster()
@@ -180,16 +181,18 @@ class Registrar:
 
     def publish_roster(self) -> None:
         """Leave the newest roster for the aggregator, which hands it on to the devices."""
-        aggregator = self._fleet.roster.aggregator
-        if aggregator is not None:
-            head = Sealed(self._fleet.name, ROSTER_PURPOSE, OWNER_NAME, aggregator.name)
-            sealed = parcel_for_member(self._fleet.owner, aggregator.seal_key, head, self._fleet.roster_bytes)
-            self._leave(self._topics.owner_roster, sealed.payload, ChunkKind.ROSTER)
+        with self._fleet.changing():
+            aggregator = self._fleet.roster.aggregator
+            if aggregator is not None:
+                head = Sealed(self._fleet.name, ROSTER_PURPOSE, OWNER_NAME, aggregator.name)
+                sealed = parcel_for_member(self._fleet.owner, aggregator.seal_key, head, self._fleet.roster_bytes)
+                self._leave(self._topics.owner_roster, sealed.payload, ChunkKind.ROSTER)
 
     def publish_keys(self) -> None:
         """Leave the newest secrets for everybody who belongs to the fleet, sealed to each."""
-        for card in self._fleet.cards():
-            self._leave(self._topics.keys(card.member.name), self._fleet.grant_for(card), ChunkKind.GRANT)
+        with self._fleet.changing():
+            for card in self._fleet.cards():
+                self._leave(self._topics.keys(card.member.name), self._fleet.grant_for(card), ChunkKind.GRANT)
 
     def clear_keys(self, name: str) -> None:
         """Remove what lies on the broker for a device that was revoked."""
@@ -204,8 +207,9 @@ class Registrar:
         return count
 
     def _answer(self, request: Request) -> None:
-        member = next(d for d in self._fleet.roster.devices if d.name == request.name)
-        grant = self._fleet.grant_for(Card(DEVICE_ROLE, member))
+        with self._fleet.changing():
+            member = next(d for d in self._fleet.roster.devices if d.name == request.name)
+            grant = self._fleet.grant_for(Card(DEVICE_ROLE, member))
         self._leave(self._topics.grant(request.token), grant, ChunkKind.GRANT)
         self._transport.publish(self._topics.enrol(request.token), b"", retain=True)
 

@@ -58,9 +58,9 @@ def init(
 def show(directory: Directory, json: AsJson = False) -> None:
     """Print the owner's fingerprint, who belongs to the fleet, and each run with its mask mode."""
     from crypto.seal.identity import fingerprint
-    from fleet.directory import is_under_passphrase
     from fleet.runs import signed_plans, summary
     from fleet.unlock import open_fleet
+    from fleet.vault import is_under_passphrase
 
     fleet = open_fleet(directory)
     roster = fleet.roster
@@ -117,8 +117,8 @@ def add_aggregator(directory: Directory, card: CardFile, fingerprint: Expected =
 @app.command()
 def renew(directory: Directory) -> None:
     """Sign the roster for another year."""
-    from fleet.directory import ROSTER_FILE
     from fleet.unlock import open_fleet
+    from fleet.vault import ROSTER_FILE
 
     open_fleet(directory).renew()
     say(str(directory / ROSTER_FILE))
@@ -250,11 +250,12 @@ def run(
         seed=seed,
         epoch_rounds=epoch_rounds,
     )
-    plan = make_plan(fleet, bundle, options)
-    from fleet.task.origin import make_origins  # torch: only for options that make sense
+    with fleet.changing():  # the plan names keys and a number that nobody else may take meanwhile
+        plan = make_plan(fleet, bundle, options)
+        from fleet.task.origin import make_origins  # torch: only for options that make sense
 
-    origins = make_origins(source.spec, plan.origins, seed, manifest=bundle.manifest, **source.options)
-    path = write_run(fleet, plan, bundle, origins)
+        origins = make_origins(source.spec, plan.origins, seed, manifest=bundle.manifest, **source.options)
+        path = write_run(fleet, plan, bundle, origins)
     say(str(path))
     note("next: put this file into the aggregator's runs directory; devices get it through the broker")
 

@@ -3,62 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from crypto.mask.secret import MaskSecret
-from crypto.seal.envelope import KEY_BYTES, GroupKey
+from crypto.seal.envelope import GroupKey
 from crypto.seal.grants import AGGREGATOR_ROLE, DEVICE_ROLE, OWNER_NAME, open_card, seal_grant
 from crypto.seal.identity import Identity, fingerprint
-from crypto.seal.passphrase import Lock, is_locked
+from crypto.seal.passphrase import Lock
 from crypto.seal.roster import open_roster
 from crypto.seal.signed import open_document, sign_document
 from fleet.broker_users import DEVICE_RESERVED, ENROL_USER, BrokerUsers
-from support.files import private_directory, read_private, sync_directory, write_private
+from fleet.vault import OWNER_FILE, ROSTER_FILE, SECRETS_FILE, FleetSecrets, Vault
+from support.files import private_directory, remove_unfinished, write_private
+from support.locks import exclusive
 from wire.address import BrokerAddress
-from wire.codec import U32, decode, encode, message
+from wire.codec import decode, encode
 from wire.documents import AggregatorGrant, Card, DeviceGrant, Member, Roster, RunPackage, RunPlan
 from wire.errors import ConfigError, NotEnrolledError, UntrustedError
 from wire.types import check_name
 
-OWNER_FILE: Final = "owner.key"
-SECRETS_FILE: Final = "secrets.bin"
-ROSTER_FILE: Final = "roster.signed"
-CHANGE_FILE: Final = "change.journal"
 GRANTS: Final = "grants"
 RUNS: Final = "runs"
+CHANGE_WAIT_S: Final = 60.0
+"""How long one of the owner's programs waits while another changes the fleet."""
+LOCKED_HINT: Final = "wait for the other shoal-fleet to end"
 ROSTER_LIFE_S: Final = 365 * 24 * 3600
 """A roster that is not renewed for a year ends the fleet."""
-
-
-@message(96)
-@dataclasses.dataclass(frozen=True, slots=True)
-class FleetSecrets:
-    """What secrets.bin holds; mode 0600.
-
-    Attributes:
-        mask_epoch: the mask epoch that ``mask_secret`` stands at: new devices can't unmask what came before.
-        next_epoch: no run has been given this mask epoch or a later one yet.
-    """
-
-    fleet: str
-    broker: str = dataclasses.field(repr=False)
-    mask_secret: bytes = dataclasses.field(repr=False)
-    content_key: bytes = dataclasses.field(repr=False)
-    broadcast_key: bytes = dataclasses.field(repr=False)
-    mask_epoch: U32 = 0
-    next_epoch: U32 = 1
-
-
-@message(97)
-@dataclasses.dataclass(frozen=True, slots=True)
-class Change:
-    """New secrets and the roster that goes with them, as their files will hold them: both, or neither, after a crash."""
-
-    secrets: bytes = dataclasses.field(repr=False)
-    roster: bytes
 
 
 class FleetDirectory:
@@ -80,13 +54,43 @@ class FleetDirectory:
         if not (path / SECRETS_FILE).exists():
             raise NotEnrolledError(f"{path} holds no fleet", hint="shoal-fleet init DIR --name NAME --broker URL")
         self.path = path
-        self._lock = lock
-        self._finish_change()
-        self.owner = Identity.from_bytes(self._read(OWNER_FILE), path / OWNER_FILE)
-        self.secrets = decode(self._read(SECRETS_FILE), FleetSecrets)
+        self._vault = Vault(path, lock)
+        self._changing = False
         self.users = BrokerUsers(path)
+        self.secrets: FleetSecrets
+        self.roster: Roster
+        self.owner = Identity.from_bytes(self._vault.read(OWNER_FILE), path / OWNER_FILE)
+        remove_unfinished(path)
+        if self._vault.is_changing:
+            with self.changing():
+                return  # it reads, after what a crash has left half done is finished
+        self._read_state()
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Keep other programs of the owner's from changing the fleet, and take up what they have changed before.
+
+        Whatever reads the fleet's state and signs or writes something new by it belongs inside.
+
+        Raises:
+            ConfigError: another program has been changing the fleet for CHANGE_WAIT_S.
+        """
+        if self._changing:
+            yield
+            return
+        with exclusive(self.path, wait_s=CHANGE_WAIT_S, hint=LOCKED_HINT):
+            self._vault.finish_change()
+            self._read_state()
+            self._changing = True
+            try:
+                yield
+            finally:
+                self._changing = False
+
+    def _read_state(self) -> None:
+        self.secrets = self._vault.secrets
         self.roster = open_roster(
-            read_private(path / ROSTER_FILE),
+            self.roster_bytes,
             owner_key=self.owner.member.sign_key,
             fleet=self.secrets.fleet,
             least_sequence=0,
@@ -108,11 +112,12 @@ class FleetDirectory:
         BrokerAddress.parse(broker)
         private_directory(path)
         owner = Identity.generate(OWNER_NAME)
-        write_private(path / OWNER_FILE, _locked(lock, OWNER_FILE, owner.reveal()))
+        vault = Vault(path, lock)
+        vault.write(OWNER_FILE, owner.reveal())
         write_private(path / ROSTER_FILE, sign_document(owner, Roster(name, 1, *_life(), None, (), ())))
         for sub in (GRANTS, RUNS):
             private_directory(path / sub)
-        write_private(path / SECRETS_FILE, _locked(lock, SECRETS_FILE, encode(_fresh_secrets(name, broker))))
+        vault.write(SECRETS_FILE, encode(FleetSecrets.fresh(name, broker)))
         return cls(path, lock)
 
     @property
@@ -151,7 +156,7 @@ class FleetDirectory:
     @property
     def roster_bytes(self) -> bytes:
         """The roster as signed."""
-        return read_private(self.path / ROSTER_FILE)
+        return self._vault.roster
 
     @property
     def broker(self) -> str:
@@ -170,10 +175,11 @@ class FleetDirectory:
             ConfigError: the name is taken by another device.
         """
         card = self._checked(card_bytes, DEVICE_ROLE, expected_fingerprint)
-        self.check_device(card)
-        if not self.listed(card.member):
-            self._sign(devices=(*self.roster.devices, card.member))
-        return self._write_grant(card)
+        with self.changing():
+            self.check_device(card)
+            if not self.listed(card.member):
+                self._sign(devices=(*self.roster.devices, card.member))
+            return self._write_grant(card)
 
     def check_device(self, card: Card) -> None:
         """Return if a device may have this name with these keys.
@@ -219,14 +225,15 @@ class FleetDirectory:
         card = self._checked(card_bytes, AGGREGATOR_ROLE, expected_fingerprint)
         if card.member.name in (OWNER_NAME, ENROL_USER):
             raise ConfigError(f"an aggregator can't be called {card.member.name!r}", hint="init it with another name")
-        if self.roster.aggregator is None:
-            self._sign(aggregator=card.member)
-        elif self.roster.aggregator != card.member:
-            raise ConfigError(
-                f"the fleet has an aggregator already ({fingerprint(self.roster.aggregator)})",
-                hint="a fleet keeps one aggregator; make a new fleet to change it",
-            )
-        return self._write_grant(card)
+        with self.changing():
+            if self.roster.aggregator is None:
+                self._sign(aggregator=card.member)
+            elif self.roster.aggregator != card.member:
+                raise ConfigError(
+                    f"the fleet has an aggregator already ({fingerprint(self.roster.aggregator)})",
+                    hint="a fleet keeps one aggregator; make a new fleet to change it",
+                )
+            return self._write_grant(card)
 
     def revoke(self, name: str) -> None:
         """Take a device out of the roster, and draw new secrets; a run in progress rolls over to them.
@@ -236,26 +243,27 @@ class FleetDirectory:
         Raises:
             ConfigError: no such device, or it is revoked already.
         """
-        if self.roster.device(name) is None:
-            what = "is revoked already" if name in self.roster.revoked else "is not in the roster"
-            raise ConfigError(f"device {name!r} {what}", hint="shoal-fleet show lists the devices")
-        self._draw_secrets(revoked=(*self.roster.revoked, name))
-        (self.path / GRANTS / f"{name}.grant").unlink(missing_ok=True)
+        with self.changing():
+            if self.roster.device(name) is None:
+                what = "is revoked already" if name in self.roster.revoked else "is not in the roster"
+                raise ConfigError(f"device {name!r} {what}", hint="shoal-fleet show lists the devices")
+            self._draw_secrets(revoked=(*self.roster.revoked, name))
+            (self.path / GRANTS / f"{name}.grant").unlink(missing_ok=True)
 
     def rotate(self) -> None:
         """Draw new secrets though nobody leaves; a run in progress rolls over to them. Grants are written anew."""
-        self._draw_secrets()
+        with self.changing():
+            self._draw_secrets()
 
     def _draw_secrets(self, **changes: object) -> None:
-        self._check_fresh()
         roster = self._next_roster(keys_since=self.roster.sequence + 1, **changes)
         first = self.secrets.next_epoch
         secrets = dataclasses.replace(
-            _fresh_secrets(self.name, self.secrets.broker), mask_epoch=first, next_epoch=first + self._epochs_signed()
+            FleetSecrets.fresh(self.name, self.secrets.broker),
+            mask_epoch=first,
+            next_epoch=first + self._epochs_signed(),
         )
-        locked = _locked(self._lock, SECRETS_FILE, encode(secrets))
-        write_private(self.path / CHANGE_FILE, encode(Change(locked, sign_document(self.owner, roster))))
-        self._finish_change()
+        self._vault.change(secrets, sign_document(self.owner, roster))
         self.secrets, self.roster = secrets, roster
         for card in self.cards():
             self._write_grant(card)
@@ -270,36 +278,26 @@ class FleetDirectory:
 
     def take_epochs(self, count: int) -> int:
         """Return the first of ``count`` mask epochs that nobody else gets; durable before it returns."""
-        first = self.secrets.next_epoch
-        self._store_secrets(dataclasses.replace(self.secrets, next_epoch=first + count))
-        return first
+        with self.changing():
+            first = self.secrets.next_epoch
+            self._store_secrets(dataclasses.replace(self.secrets, next_epoch=first + count))
+            return first
 
     def forget_before(self, epoch: int) -> bool:
         """Erase the secrets of mask epochs before ``epoch``, so that new grants don't reach back; return whether any were.
 
         An epoch that no run was given yet is not believed.
         """
-        if not self.secrets.mask_epoch < epoch < self.secrets.next_epoch:
-            return False
-        secret = self.secret_at(epoch).reveal()
-        self._store_secrets(dataclasses.replace(self.secrets, mask_secret=secret, mask_epoch=epoch))
-        return True
+        with self.changing():
+            if not self.secrets.mask_epoch < epoch < self.secrets.next_epoch:
+                return False
+            secret = self.secret_at(epoch).reveal()
+            self._store_secrets(dataclasses.replace(self.secrets, mask_secret=secret, mask_epoch=epoch))
+            return True
 
     def _store_secrets(self, secrets: FleetSecrets) -> None:
-        self._check_fresh()
-        write_private(self.path / SECRETS_FILE, _locked(self._lock, SECRETS_FILE, encode(secrets)))
+        self._vault.write(SECRETS_FILE, encode(secrets))
         self.secrets = secrets
-
-    def _check_fresh(self) -> None:
-        """Return if the secrets on the disk are still those that we read: older ones must never take the place of newer.
-
-        Raises:
-            ConfigError: another program has changed them meanwhile.
-        """
-        if decode(self._read(SECRETS_FILE), FleetSecrets) != self.secrets:
-            raise ConfigError(
-                f"another program has changed the secrets in {self.path} meanwhile", hint="run the command again"
-            )
 
     def cards(self) -> tuple[Card, ...]:
         """Return whoever belongs to the fleet now: the aggregator and the devices that are not revoked."""
@@ -308,7 +306,7 @@ class FleetDirectory:
         return (*([Card(AGGREGATOR_ROLE, r.aggregator)] if r.aggregator else []), *devices)
 
     def grant_for(self, card: Card) -> bytes:
-        """Return a grant with the newest roster and secrets, which only the card's holder can open."""
+        """Return a grant with the newest roster and secrets, which only the card's holder can open; call it in `changing`."""
         s = self.secrets
         key, broker = self.owner.member.sign_key, self.broker_for(card.member.name)
         grant: AggregatorGrant | DeviceGrant
@@ -326,7 +324,8 @@ class FleetDirectory:
 
     def renew(self) -> None:
         """Sign the roster again for another year."""
-        self._sign()
+        with self.changing():
+            self._sign()
 
     def next_run(self) -> int:
         """Return the number of the next run."""
@@ -354,45 +353,10 @@ class FleetDirectory:
         self.roster = self._next_roster(**changes)
         write_private(self.path / ROSTER_FILE, sign_document(self.owner, self.roster))
 
-    def _finish_change(self) -> None:
-        """Carry out what the journal holds, if there is one: also what a crash had left half done."""
-        journal = self.path / CHANGE_FILE
-        if journal.exists():
-            change = decode(read_private(journal), Change)
-            write_private(self.path / SECRETS_FILE, change.secrets)
-            write_private(self.path / ROSTER_FILE, change.roster)
-            journal.unlink(missing_ok=True)
-            sync_directory(self.path)
-
     def _write_grant(self, card: Card) -> Path:
         path = self.path / GRANTS / f"{card.member.name}.grant"
         write_private(path, self.grant_for(card))
         return path
-
-    def _read(self, file: str) -> bytes:
-        data = read_private(self.path / file)
-        if not is_locked(data):
-            return data
-        if self._lock is None:
-            raise ConfigError(
-                f"{self.path / file} is under a passphrase",
-                hint="call from a terminal, or name a private file that holds it in SHOAL_PASSPHRASE_FILE",
-            )
-        return self._lock.open(file, data)
-
-
-def is_under_passphrase(path: Path) -> bool:
-    """Whether the owner's key in ``path`` needs a passphrase."""
-    file = path / OWNER_FILE
-    return file.exists() and is_locked(read_private(file))
-
-
-def _locked(lock: Lock | None, file: str, plain: bytes) -> bytes:
-    return plain if lock is None else lock.close(file, plain)
-
-
-def _fresh_secrets(fleet: str, broker: str) -> FleetSecrets:
-    return FleetSecrets(fleet, broker, MaskSecret.generate().reveal(), os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
 
 
 def _life() -> tuple[int, int]:

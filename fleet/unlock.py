@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from crypto.seal.passphrase import Lock
-from fleet.directory import FleetDirectory, is_under_passphrase
+from fleet.directory import FleetDirectory
+from fleet.vault import is_under_passphrase
 from support.files import read_private
 from wire.errors import ConfigError
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,10 @@ from wire.errors import ConfigError
 
 PRIVATE_FILE_MODE: Final = 0o600
 PRIVATE_DIR_MODE: Final = 0o700
+UNFINISHED_AFTER_S: Final = 60.0
+"""A file that was not finished in this time never will be."""
+
+_UNFINISHED: Final = ".new"
 
 
 def write_atomic(
@@ -24,7 +29,7 @@ def write_atomic(
     Raises:
         ConfigError: it can't be written; what was there stays as it is.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{_UNFINISHED}")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         try:
@@ -44,6 +49,21 @@ def write_atomic(
         ) from error
     if durable and sync_name:
         sync_directory(path.parent)
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove what `write_atomic` left below ``directory`` when its program was killed, or the power failed: it may be secret.
+
+    A file that a living program may still be writing stays.
+    """
+    for path in directory.rglob(f".*{_UNFINISHED}"):
+        writer = path.name.removesuffix(_UNFINISHED).rpartition(".")[2]
+        try:
+            fresh = time.time() - path.stat().st_mtime < UNFINISHED_AFTER_S
+        except FileNotFoundError:
+            continue
+        if not (fresh and writer != str(os.getpid()) and Path("/proc", writer).exists()):
+            path.unlink(missing_ok=True)
 
 
 def sync_directory(path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from aggregator import membership as aggregator_membership
 from edge_client import enrolment
-from fleet.directory import ROSTER_FILE, FleetDirectory
+from fleet.directory import FleetDirectory
 from fleet.task.signed import Source, write_signed
+from fleet.vault import ROSTER_FILE
 from support.files import write_private
 from tests.helpers.tasks import logistic_bundle
 from tests.helpers.trees import ONE_THREAD, ROOT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from support.locks import exclusive
 from tests.cli.conftest import BROKER
 from tests.helpers.trees import python
 
@@ -98,6 +99,21 @@ def test_no_broker_for_a_device(call, fleet):
     """Status 5."""
     np.savez(call.home / "d.npz", x=np.zeros((9, 4), np.float32), y=np.zeros(9, np.int64))
     assert BROKER in call("shoal-edge", "run", "dev-1", "--data", "d.npz", status=5).err
+
+
+@pytest.mark.parametrize(
+    ("program", "directory", "arguments", "hint"),
+    [
+        ("shoal-edge", "dev-1", ["run", "dev-1", "--data", "d.npz"], "one `shoal-edge run` serves a device"),
+        ("shoal-aggregator", "server", ["serve", "server"], "one `shoal-aggregator serve` serves a fleet"),
+    ],
+)
+def test_config_a_directory_that_is_being_served(call, fleet, program, directory, arguments, hint):
+    """Status 3 before anything is touched: two programs would undo each other's files."""
+    np.savez(call.home / "d.npz", x=np.zeros((9, 4), np.float32), y=np.zeros(9, np.int64))
+    with exclusive(call.home / directory, wait_s=0, hint="-"):
+        made = call(program, *arguments, status=3)
+    complaint(made, f"{directory} is in use by another program", hint)
 
 
 def test_untrusted_another_owner(call, fleet):

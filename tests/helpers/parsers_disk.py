@@ -31,9 +31,10 @@ from edge_client.program import next_birth
 from edge_client.state import DeviceState
 from edge_client.task import TaskBundle
 from fleet.broker_users import BrokerUsers
-from fleet.directory import CHANGE_FILE, Change, FleetDirectory, FleetSecrets
+from fleet.directory import FleetDirectory
 from fleet.task.signed import Source, read_signed, write_signed
 from fleet.tokens import TokenStore
+from fleet.vault import CHANGE_FILE, Change, FleetSecrets
 from support.config import load as load_config
 from tests.helpers.datafiles import idx
 from tests.helpers.parsers import Parser, parcelled, parts_of

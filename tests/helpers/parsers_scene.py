@@ -12,8 +12,8 @@ from crypto.seal.identity import Identity
 from crypto.seal.tokens import make_request
 from edge_client.enrolment import DeviceMembership
 from edge_client.state import Mark, ModelFile
-from fleet.directory import Change, FleetSecrets
 from fleet.tokens import TokenFile, TokenStore
+from fleet.vault import Change, FleetSecrets
 from tests.helpers import fleets
 from wire import codec
 from wire.codec import decode, decode_prefix, encode

@@ -510,7 +510,7 @@ def test_a_revocation_is_whole_or_not_at_all(scene):
     old = [f.read_bytes() for f in files]
     scene.owner.revoke("dev-2")
     new = [f.read_bytes() for f in files]
-    from fleet.directory import CHANGE_FILE, Change
+    from fleet.vault import CHANGE_FILE, Change
     from support.files import write_private
 
     for file, data in zip(files, old, strict=True):

@@ -5,7 +5,14 @@ import stat
 
 import pytest
 
-from support.files import private_directory, read_private, sync_directory, write_atomic, write_private
+from support.files import (
+    private_directory,
+    read_private,
+    remove_unfinished,
+    sync_directory,
+    write_atomic,
+    write_private,
+)
 from wire.errors import ConfigError
 
 
@@ -107,3 +114,28 @@ def test_an_existing_directory_stays_as_it_is(tmp_path):
     assert private_directory(tmp_path) == tmp_path
     assert mode(tmp_path) == 0o755
     sync_directory(tmp_path)
+
+
+def unfinished(folder, writer, *, old=False):
+    path = folder / f".secret.{writer}.new"
+    path.write_bytes(b"half")
+    if old:
+        os.utime(path, (0, 0))
+    return path
+
+
+def test_what_a_killed_program_left_half_written_goes(tmp_path):
+    """Of this program, of one that lives no more, and of any that has been at it for long; also further down."""
+    below = tmp_path / "below"
+    below.mkdir()
+    gone = [
+        unfinished(tmp_path, os.getpid()),
+        unfinished(tmp_path, 2**22 + 1),
+        unfinished(below, os.getppid(), old=True),
+    ]
+    kept = [unfinished(tmp_path, os.getppid()), tmp_path / "run.new", tmp_path / ".hidden"]
+    for path in kept[1:]:
+        path.write_bytes(b"whole")
+    remove_unfinished(tmp_path)
+    assert not any(path.exists() for path in gone)
+    assert all(path.exists() for path in kept)

@@ -11,7 +11,8 @@ from crypto.seal.membership import MOST_LATER, NEXT_FILE
 from crypto.seal.signed import sign_document
 from edge_client import enrolment
 from edge_client.enrolment import DeviceMembership
-from fleet.directory import ROSTER_FILE, FleetDirectory
+from fleet.directory import FleetDirectory
+from fleet.vault import ROSTER_FILE
 from support.files import write_private
 from wire.errors import ConfigError, NotEnrolledError, UntrustedError
 

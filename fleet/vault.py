@@ -1,0 +1,120 @@
+"""The owner's files: keys and secrets, under a passphrase or not, and a journal for what must change together."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Final
+
+from crypto.mask.secret import MaskSecret
+from crypto.seal.envelope import KEY_BYTES
+from crypto.seal.passphrase import Lock, is_locked
+from support.files import read_private, sync_directory, write_private
+from wire.codec import U32, decode, encode, message
+from wire.errors import ConfigError
+
+OWNER_FILE: Final = "owner.key"
+SECRETS_FILE: Final = "secrets.bin"
+ROSTER_FILE: Final = "roster.signed"
+CHANGE_FILE: Final = "change.journal"
+
+
+@message(96)
+@dataclasses.dataclass(frozen=True, slots=True)
+class FleetSecrets:
+    """What secrets.bin holds; mode 0600.
+
+    Attributes:
+        mask_epoch: the mask epoch that ``mask_secret`` stands at: new devices can't unmask what came before.
+        next_epoch: no run has been given this mask epoch or a later one yet.
+    """
+
+    fleet: str
+    broker: str = dataclasses.field(repr=False)
+    mask_secret: bytes = dataclasses.field(repr=False)
+    content_key: bytes = dataclasses.field(repr=False)
+    broadcast_key: bytes = dataclasses.field(repr=False)
+    mask_epoch: U32 = 0
+    next_epoch: U32 = 1
+
+    @classmethod
+    def fresh(cls, fleet: str, broker: str) -> FleetSecrets:
+        """Draw all of them."""
+        return cls(fleet, broker, MaskSecret.generate().reveal(), os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
+
+
+@message(97)
+@dataclasses.dataclass(frozen=True, slots=True)
+class Change:
+    """New secrets and the roster that goes with them, as their files will hold them: both, or neither, after a crash."""
+
+    secrets: bytes = dataclasses.field(repr=False)
+    roster: bytes
+
+
+class Vault:
+    """Reads and writes the owner's files; ``lock`` holds the passphrase where there is one."""
+
+    def __init__(self, path: Path, lock: Lock | None) -> None:
+        self._path, self._lock = path, lock
+
+    def read(self, file: str) -> bytes:
+        """Return what a private file holds.
+
+        Raises:
+            ConfigError: it is under a passphrase and none is given, or can't be read.
+            UntrustedError: the passphrase is wrong.
+        """
+        data = read_private(self._path / file)
+        if not is_locked(data):
+            return data
+        if self._lock is None:
+            raise ConfigError(
+                f"{self._path / file} is under a passphrase",
+                hint="call from a terminal, or name a private file that holds it in SHOAL_PASSPHRASE_FILE",
+            )
+        return self._lock.open(file, data)
+
+    def write(self, file: str, plain: bytes) -> None:
+        """Write a private file, under the passphrase where there is one."""
+        write_private(self._path / file, self._locked(file, plain))
+
+    @property
+    def secrets(self) -> FleetSecrets:
+        """The secrets as they are on the disk."""
+        return decode(self.read(SECRETS_FILE), FleetSecrets)
+
+    @property
+    def roster(self) -> bytes:
+        """The roster as signed."""
+        return read_private(self._path / ROSTER_FILE)
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a change is in the journal that is not carried out yet."""
+        return (self._path / CHANGE_FILE).exists()
+
+    def change(self, secrets: FleetSecrets, roster: bytes) -> None:
+        """Put both in force together."""
+        locked = self._locked(SECRETS_FILE, encode(secrets))
+        write_private(self._path / CHANGE_FILE, encode(Change(locked, roster)))
+        self.finish_change()
+
+    def finish_change(self) -> None:
+        """Carry out what the journal holds, if there is one: also what a crash had left half done."""
+        if self.is_changing:
+            change = decode(read_private(self._path / CHANGE_FILE), Change)
+            write_private(self._path / SECRETS_FILE, change.secrets)
+            write_private(self._path / ROSTER_FILE, change.roster)
+            (self._path / CHANGE_FILE).unlink(missing_ok=True)
+            sync_directory(self._path)
+
+    def _locked(self, file: str, plain: bytes) -> bytes:
+        return plain if self._lock is None else self._lock.close(file, plain)
+
+
+def is_under_passphrase(path: Path) -> bool:
+    """Whether the owner's key in ``path`` needs a passphrase."""
+    file = path / OWNER_FILE
+    return file.exists() and is_locked(read_private(file))

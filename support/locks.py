@@ -1,0 +1,55 @@
+"""One program at a time in a directory, for as long as it lives: the kernel lets go when a program is killed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from support.files import PRIVATE_FILE_MODE
+from wire.errors import ConfigError
+
+LOCK_FILE: Final = ".lock"
+POLL_S: Final = 0.02
+
+
+@contextmanager
+def exclusive(directory: Path, *, wait_s: float, hint: str) -> Iterator[None]:
+    """Keep every other program that asks for ``directory`` out of it.
+
+    Args:
+        directory: exists; the lock is a file in it.
+        wait_s: how long another program may take.
+        hint: for whoever finds it taken.
+
+    Raises:
+        ConfigError: another program has it, or the lock file can't be made.
+    """
+    path = directory / LOCK_FILE
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE_MODE)
+    except OSError as error:
+        raise ConfigError(
+            f"can't write {path}: {error.strerror}", hint="check the folder and its permissions"
+        ) from error
+    try:
+        _take(handle, directory, time.monotonic() + wait_s, hint)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _take(handle: int, directory: Path, end_s: float, hint: str) -> None:
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end_s:
+                raise ConfigError(f"{directory} is in use by another program", hint=hint) from None
+            time.sleep(POLL_S)
+        else:
+            return
