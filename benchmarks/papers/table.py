@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -89,11 +89,33 @@ def _ours(data: Mapping[str, Any]) -> str:
     if data["accuracy"] is not None:
         last = data.get("accuracy_last")
         return f"{data['accuracy']:.2f}" + (f" (last {last:.2f})" if last is not None else "")
-    return "see file"
+    found = next((say(data[name]) for name, say in SAYS.items() if name in data), None)
+    return found or "see file"
+
+
+def _success(curves: Mapping[str, Any]) -> str:
+    lines = [f"({name}) {line}" for name, curve in curves.items() for line, rises in curve["rises"].items() if rises]
+    count = sum(len(curve["rises"]) for curve in curves.values())
+    return f"rises on {len(lines)} of {count} lines"
+
+
+def _classes(classes: Mapping[str, Mapping[str, float]]) -> str:
+    return ", ".join(f"{c} {found['max']:.1f} / {found['median']:.1f}" for c, found in classes.items())
+
+
+SAYS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "success": _success,
+    "classes": _classes,
+    "gap": lambda gap: f"gap {gap['updates']:.2f} with updates, {gap['gradients']:.2f} with gradients",
+    "least_chance_k10_gamma1": lambda chance: f"at least {chance:.2f} at gamma 1 from k = 10",
+}
+"""How results without one accuracy are told in a cell, by what their data hold."""
 
 
 def _published(data: Mapping[str, Any]) -> str:
     value = data["published"]
+    if "classes" in data:
+        return f"classes a device, max / median: {_classes(value)}"
     if isinstance(value, Mapping):
         chosen = value.get(str(data.get("devices")), value)
         value = ", ".join(f"{k} {v}" for k, v in chosen.items()) if isinstance(chosen, Mapping) else chosen
