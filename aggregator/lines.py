@@ -16,6 +16,10 @@ def waiting_for(state: EngineState) -> str:
     """Return one line: what the run is waiting for."""
     if state.plan is None and state.roster is not None and state.roster.keys_since > state.newest:
         return f"round {state.round}: the owner has replaced the keys, and the newer ones have not come yet"
+    if state.plan is None and state.roster is not None and state.roster.keys_since < state.newest:
+        return (
+            f"round {state.round}: the owner has replaced the keys, and the roster that goes with them has not come yet"
+        )
     if state.plan is None and state.rollover is not None:
         return f"round {state.round}: more than half of the roster must be here to end the mask epoch"
     if state.plan is None:

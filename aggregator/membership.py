@@ -71,7 +71,7 @@ class AggregatorMembership(Membership[AggregatorGrant]):
         grant = self.newer(plan.roster_sequence)
         if grant is not None:
             self.promote(grant)
-        held = self.generation(self.grant)
+        held = self.grant.keys_since
         if held > newest:
             raise UntrustedError(
                 f"run {plan.run} was made with keys that have been replaced since",

@@ -120,7 +120,7 @@ class RunService:
         self._publisher.run(self._package)
         self._publisher.epoch(self._store.epoch())
         if snapshot is None:
-            generation = member.generation(member.grant)
+            generation = member.grant.keys_since
             self._state, actions = self._engine.begin(devices, generation, *known)
             self._carry_out(actions, now_s)
             self._hold_keys(now_s)
@@ -165,7 +165,7 @@ class RunService:
         """Let the engine know of secrets that are newer than the run's."""
         member = self._membership
         if member.next is not None:
-            self._feed(KeysHeld(member.generation(member.next)), now_s)
+            self._feed(KeysHeld(member.next.keys_since), now_s)
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
         """Take one event of the transport."""

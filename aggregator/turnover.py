@@ -37,8 +37,8 @@ class Turnover:
 
     def fold(self, state: EngineState, available: tuple[str, ...]) -> Transition:
         """Open the first step of a rollover, once more than half of the roster is there to sign it."""
-        if state.roster is None or state.roster.keys_since > state.newest:
-            return state, ()  # the owner's newer keys are on their way
+        if state.roster is None or state.roster.keys_since != state.newest:
+            return state, ()  # of the owner's newer keys and the roster that goes with them one is still on its way
         r = state.rollover
         if r is None or r.generation != state.newest:
             r = Rollover(state.newest, 0 if r is None else r.tries)

@@ -92,7 +92,7 @@ class DeviceMembership(Membership[DeviceGrant]):
     @property
     def newest_generation(self) -> int:
         """Roster sequence at which the newest secrets that we hold were drawn."""
-        return self.generation(self.next or self.grant)
+        return (self.next or self.grant).keys_since
 
     def grant_of(self, generation: int) -> DeviceGrant:
         """Return the grant whose secrets were drawn at roster ``generation``.
@@ -101,7 +101,7 @@ class DeviceMembership(Membership[DeviceGrant]):
             NotEnrolledError: we have none of that generation.
         """
         for grant in (self.grant, *self.later):
-            if self.generation(grant) == generation:
+            if grant.keys_since == generation:
                 return grant
         raise NotEnrolledError(
             f"no keys of roster {generation} have come yet", hint="the owner leaves them with `shoal-fleet publish`"
@@ -126,9 +126,9 @@ class DeviceMembership(Membership[DeviceGrant]):
     def enter(self, generation: int, epoch: int) -> None:
         """Put the secrets of a mask epoch in force and erase those before it, durably; going back changes nothing."""
         grant = self.newer(generation)
-        if grant is not None and self.generation(grant) == generation:
+        if grant is not None and grant.keys_since == generation:
             self.promote(grant)
-        if self.generation(self.grant) == generation and self.grant.mask_epoch < epoch:
+        if self.grant.keys_since == generation and self.grant.mask_epoch < epoch:
             secret = self.secret_at(generation, epoch)
             self._replace(dataclasses.replace(self.grant, mask_secret=secret.reveal(), mask_epoch=epoch))
 

@@ -75,7 +75,7 @@ def open_plan(package: bytes, membership: DeviceMembership) -> RunPlan:
 
 def starts_later(plan: RunPlan, membership: DeviceMembership) -> bool:
     """Whether a device that hears of the run now can only begin in a later mask epoch of it: it came, or fell, behind."""
-    generation = membership.generation(membership.grant)
+    generation = membership.grant.keys_since
     return generation > plan.roster_sequence or membership.grant.mask_epoch > plan.epoch
 
 
@@ -92,7 +92,7 @@ def open_run(package: bytes, membership: DeviceMembership) -> Run:
     if len(raw) != 4 * plan.origins * plan.length:
         raise IntegrityError(f"{len(raw)} bytes of origins where {plan.origins} of {plan.length} belong")
     origins = np.frombuffer(raw, "<f4").reshape(plan.origins, plan.length)
-    generation = membership.generation(membership.grant)
+    generation = membership.grant.keys_since
     key = epoch_key(plan, membership.secret_at(generation, plan.epoch), plan.epoch)
     if key.key_id != plan.key_id:
         raise IntegrityError(

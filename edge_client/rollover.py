@@ -179,7 +179,7 @@ def _objection(
 ) -> str:
     """Return why this device does not sign, empty where it does."""
     plan, c = shop.plan, checkpoint
-    if coming.generation != membership.roster.keys_since:
+    if coming.generation != membership.keys_since:
         return f"the owner has replaced the keys of roster {coming.generation}"
     if (c.fleet, c.run_id, c.round, c.epoch) != (plan.fleet, plan.run_id, announcement.round, plan.epoch):
         return "it is of another run, round or mask epoch"

@@ -247,7 +247,7 @@ class DeviceRuntime:
         if run is None or announcement.run_id != run.plan.run_id or announcement.epoch > run.plan.epoch:
             self._held = announcement
             return
-        if not announcement.step and not announcement.finished and self._membership.roster.keys_since > run.generation:
+        if not announcement.step and not announcement.finished and self._membership.keys_since > run.generation:
             LOG.info("no round under keys that the owner has replaced", extra={"kv": {"round": announcement.round}})
             return
         self._step(agent.Announced(announcement))

@@ -192,7 +192,9 @@ class Registrar:
         """Leave the newest secrets for everybody who belongs to the fleet, sealed to each."""
         with self._fleet.changing():
             for card in self._fleet.cards():
-                self._leave(self._topics.keys(card.member.name), self._fleet.grant_for(card), ChunkKind.GRANT)
+                self._leave(
+                    self._topics.keys(card.member.name), self._fleet.grant_for(card, renewal=True), ChunkKind.GRANT
+                )
 
     def clear_keys(self, name: str) -> None:
         """Remove what lies on the broker for a device that was revoked."""

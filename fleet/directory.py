@@ -305,16 +305,22 @@ class FleetDirectory:
         devices = [Card(DEVICE_ROLE, d) for d in r.devices if d.name not in r.revoked]
         return (*([Card(AGGREGATOR_ROLE, r.aggregator)] if r.aggregator else []), *devices)
 
-    def grant_for(self, card: Card) -> bytes:
-        """Return a grant with the newest roster and secrets, which only the card's holder can open; call it in `changing`."""
+    def grant_for(self, card: Card, *, renewal: bool = False) -> bytes:
+        """Return a grant with the newest secrets, which only the card's holder can open; call it in `changing`.
+
+        Args:
+            card: whose it is.
+            renewal: for somebody who belongs to the fleet: without the roster, which reaches him by itself.
+        """
         s = self.secrets
         key, broker = self.owner.member.sign_key, self.broker_for(card.member.name)
+        roster, since = b"" if renewal else self.roster_bytes, self.roster.keys_since
         grant: AggregatorGrant | DeviceGrant
         if card.role == AGGREGATOR_ROLE:
-            grant = AggregatorGrant(s.fleet, key, broker, self.roster_bytes, s.broadcast_key)
+            grant = AggregatorGrant(s.fleet, key, broker, roster, since, s.broadcast_key)
         else:
             grant = DeviceGrant(
-                s.fleet, key, broker, self.roster_bytes, s.broadcast_key, s.mask_secret, s.content_key, s.mask_epoch
+                s.fleet, key, broker, roster, since, s.broadcast_key, s.mask_secret, s.content_key, s.mask_epoch
             )
         return seal_grant(self.owner, card, grant)
 

@@ -94,6 +94,9 @@ class DeviceGrant:
     """What the owner gives a device: the mask secret and the content key besides what the aggregator gets.
 
     Attributes:
+        roster: the newest, signed; empty where the grant renews the keys of somebody who belongs to the fleet, so that new
+            keys for n parties are n short messages, not n rosters of n.
+        keys_since: roster sequence at which these secrets were drawn.
         mask_epoch: the mask epoch that ``mask_secret`` stands at; later ones follow from it (`MaskSecret.at`).
     """
 
@@ -101,6 +104,7 @@ class DeviceGrant:
     owner_key: Fixed32
     broker: str = field(repr=False)
     roster: bytes
+    keys_since: U32
     broadcast_key: Fixed32 = field(repr=False)
     mask_secret: Fixed32 = field(repr=False)
     content_key: Fixed32 = field(repr=False)
@@ -110,12 +114,13 @@ class DeviceGrant:
 @message(18)
 @dataclass(frozen=True, slots=True)
 class AggregatorGrant:
-    """What the owner gives the aggregator: nothing that opens a mask, a model or a task."""
+    """What the owner gives the aggregator: nothing that opens a mask, a model or a task; fields as in `DeviceGrant`."""
 
     fleet: str
     owner_key: Fixed32
     broker: str = field(repr=False)
     roster: bytes
+    keys_since: U32
     broadcast_key: Fixed32 = field(repr=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Final, Generic, TypeVar
@@ -57,11 +58,29 @@ def accept_grant(directory: Path, grant_file: bytes, kind: type[G], owner_finger
 
 
 def store_grant(directory: Path, grant: AggregatorGrant | DeviceGrant) -> None:
-    """Store an opened grant as the one in force; the membership file, written last, is what makes a member."""
+    """Store an opened grant as the one in force; the membership file, written last, is what makes a member.
+
+    Raises:
+        UntrustedError: its roster is not the owner's, has expired, or is not the one that its keys were drawn for.
+    """
+    if not grant.roster:
+        raise UntrustedError(
+            "this grant only renews the keys of somebody who belongs to the fleet",
+            hint="ask the owner for a new one: shoal-fleet add-device, or add-aggregator",
+        )
+    now_s = int(time.time())
+    roster = open_roster(grant.roster, owner_key=grant.owner_key, fleet=grant.fleet, least_sequence=0, now_s=now_s)
+    if roster.keys_since != grant.keys_since:
+        raise UntrustedError(f"a grant with keys of roster {grant.keys_since} and a roster of keys {roster.keys_since}")
     write_private(directory / ROSTER_FILE, grant.roster)
-    write_private(directory / GRANT_FILE, encode(grant))
+    write_private(directory / GRANT_FILE, _kept(grant))
     for path in directory.glob(f"{NEXT_FILE}.[0-9]*"):
         path.unlink()
+
+
+def _kept(grant: AggregatorGrant | DeviceGrant) -> bytes:
+    """Return a grant as its file holds it: the roster has a file of its own."""
+    return encode(dataclasses.replace(grant, roster=b""))
 
 
 class Membership(Generic[G]):
@@ -88,7 +107,7 @@ class Membership(Generic[G]):
         self._kind: type[G] = kind
         self.grant: G
         self._use(decode(read_private(directory / GRANT_FILE), kind))
-        held = self.generation(self.grant)
+        held = self.grant.keys_since
         waiting = sorted((int(p.suffix[1:]), p) for p in directory.glob(f"{NEXT_FILE}.[0-9]*"))
         self.later: list[G] = [decode(read_private(p), kind) for since, p in waiting if since > held]
         self.roster_bytes = read_private(directory / ROSTER_FILE)
@@ -106,6 +125,11 @@ class Membership(Generic[G]):
     def next(self) -> G | None:
         """The grant with the newest secrets, where those in force are not."""
         return self.later[-1] if self.later else None
+
+    @property
+    def keys_since(self) -> int:
+        """Roster sequence at which the owner last drew secrets, as far as we know: by the newest roster, or the newest keys."""
+        return max(self.roster.keys_since, (self.next or self.grant).keys_since)
 
     @property
     def fleet(self) -> str:
@@ -146,25 +170,25 @@ class Membership(Generic[G]):
     def take_grant(self, data: bytes) -> bool:
         """Keep a grant that came through the broker for later; return whether its secrets are newer than all we have.
 
+        The roster that goes with them comes by itself.
+
         Raises:
-            UntrustedError: not the owner's, for somebody else, of another fleet, or its roster has expired.
+            UntrustedError: not the owner's, for somebody else, or of another fleet.
         """
         grant = open_renewal(self.identity, data, self._kind, self.owner_key)
         if grant.fleet != self.fleet:
             raise UntrustedError(f"keys of fleet {grant.fleet!r}")
-        if self.generation(grant) <= self.generation(self.next or self.grant):
+        if grant.keys_since <= (self.next or self.grant).keys_since:
             return False
-        write_private(self._file_of(grant), encode(grant))
-        self.later.append(grant)
+        write_private(self._file_of(grant), _kept(grant))
+        self.later.append(dataclasses.replace(grant, roster=b""))
         while len(self.later) > MOST_LATER:
             self._file_of(self.later.pop(0)).unlink(missing_ok=True)
-        if self._open(grant.roster, 0).sequence > self.roster.sequence:
-            self.adopt(grant.roster)
         return True
 
     def _replace(self, grant: G) -> None:
         """Put ``grant`` in the place of the one in force."""
-        write_private(self.directory / GRANT_FILE, encode(grant))
+        write_private(self.directory / GRANT_FILE, _kept(grant))
         self._use(grant)
 
     def open_under_any(
@@ -194,7 +218,7 @@ class Membership(Generic[G]):
 
     def newer(self, generation: int) -> G | None:
         """Return the newest grant that is not in force yet and whose secrets were drawn by roster ``generation``."""
-        return next((g for g in reversed(self.later) if self.generation(g) <= generation), None)
+        return next((g for g in reversed(self.later) if g.keys_since <= generation), None)
 
     def promote(self, grant: G) -> None:
         """Put one of the newer grants in force and forget those before; what they have sealed can't be read any more."""
@@ -205,17 +229,13 @@ class Membership(Generic[G]):
             self._file_of(old).unlink(missing_ok=True)
 
     def _file_of(self, grant: G) -> Path:
-        return self.directory / f"{NEXT_FILE}.{self.generation(grant):010d}"
+        return self.directory / f"{NEXT_FILE}.{grant.keys_since:010d}"
 
-    def generation(self, grant: G) -> int:
-        """Return the roster sequence at which the secrets of ``grant`` were drawn."""
-        return self._open(grant.roster, 0, dated=False).keys_since
-
-    def _open(self, data: bytes, least_sequence: int, *, dated: bool = True) -> Roster:
+    def _open(self, data: bytes, least_sequence: int) -> Roster:
         return open_roster(
             data,
             owner_key=self.grant.owner_key,
             fleet=self.grant.fleet,
             least_sequence=least_sequence,
-            now_s=int(time.time()) if dated else 0,
+            now_s=int(time.time()),
         )

@@ -184,7 +184,7 @@ def _devices(disk):
         return (
             member.index,
             member.content,
-            member.secret_at(member.generation(member.grant), member.grant.mask_epoch),
+            member.secret_at(member.grant.keys_since, member.grant.mask_epoch),
             member.group.aead(),
         )
 

@@ -220,8 +220,7 @@ def control(scene, signer, fleet, _):
 
 def keys(scene, signer, fleet, _):
     """A grant with other secrets, drawn later."""
-    later = dataclasses.replace(newer(scene, fleet), keys_since=scene.owner.roster.sequence + 1, revoked=())
-    changes = {"fleet": fleet, "mask_secret": bytes(32), "roster": sign_document(signer or scene.owner.owner, later)}
+    changes = {"fleet": fleet, "mask_secret": bytes(32), "keys_since": scene.owner.roster.sequence + 1}
     if signer is not None:
         changes |= {"signer": signer, "owner_key": signer.member.sign_key}
     return scene.grant(**changes)

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from aggregator.membership import AggregatorMembership
+from benchmarks.loopback import LoopbackError
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from edge_client.enrolment import DeviceMembership
 from fleet.admission import Registrar
@@ -17,7 +18,7 @@ from tests.helpers.fleets import (
     truth_of,
     uploads_of,
 )
-from wire.faults import Hop
+from wire.faults import FaultRule, Hop, RuledFaults
 from wire.loopback import LoopbackTransport
 from wire.reassembly import Reassembler
 
@@ -97,6 +98,33 @@ def test_a_run_rolls_over_to_fresh_secrets(tmp_path, restart, change, caplog):
             assert "dev-03" not in records[-1]["norms"]
             assert len(uploads_of(fleet, tap, "dev-03")) <= sent + 1
             assert not fleet.devices["dev-03"].runtime._membership.next
+
+
+@pytest.mark.parametrize(
+    ("hidden", "waiting"),
+    [
+        (["o/roster"], "the roster that goes with them has not come yet"),
+        (["o/roster", "s/keys/aggregator"], "waiting for dev-00, dev-01, dev-02"),
+    ],
+    ids=["the roster", "roster and keys"],
+)
+def test_nobody_works_on_while_the_aggregator_does_not_hear_of_a_revocation(tmp_path, hidden, waiting):
+    """Its own new keys say so to it; and if it hides or misses those as well, the devices' new keys say so to them."""
+    rules = [FaultRule(f"+/+/+/{topic}/#", hop=Hop.DOWN, drop=1.0) for topic in hidden]
+    with make_fleet(
+        tmp_path / "fleet", faults=RuledFaults(rules, seed=0), count=4, rounds=99, quorum=1.0, deadline_s=500.0
+    ) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
+        fleet.stage.fleet.revoke("dev-03")
+        publish(fleet)
+        fleet.settle()
+        closed = len(fleet.records())
+        with pytest.raises(LoopbackError, match=waiting):
+            fleet.run_until(lambda: len(fleet.records()) > closed, 60)
+        assert fleet.service._membership.roster.revoked == ()
+        told = [fleet.devices[f"dev-0{i}"].runtime._membership for i in range(3)]
+        assert all(member.roster.revoked == () for member in told)
+        assert {member.keys_since for member in told} == {fleet.stage.fleet.roster.keys_since}
 
 
 def test_nothing_that_a_revoked_device_could_have_unmasked_is_masked_anew(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 
 from aggregator.engine import ATTACHED_HEAD_BYTES, Verdict
 from aggregator.engine_state import NEWS_KEPT
-from aggregator.events import DeadlinePassed, Left
+from aggregator.events import DeadlinePassed, KeysHeld, Left
 from aggregator.lines import waiting_for
 from aggregator.rollover import HASTY_TRIES
 from crypto.seal.certificates import check_certificate
@@ -72,6 +72,18 @@ def test_a_roster_that_tells_of_newer_secrets_stops_rounds_until_they_come():
     assert scene.deadline() == []
     scene.draw(4, devices=DEVICES, revoked=("dev-4",))
     assert scene.place == (1, 1)
+
+
+def test_newer_secrets_wait_for_the_roster_that_goes_with_them():
+    """It says who may sign what the next mask epoch begins with: by the one before, whoever was revoked still could."""
+    scene = Scene(epoch_rounds=6)
+    scene.feed(KeysHeld(4))
+    assert scene.kinds == ["RoundClosed", "Gather"]
+    assert "the roster that goes with them has not come" in waiting_for(scene.state)
+    assert scene.deadline() == []
+    scene.draw(4, devices=DEVICES, revoked=("dev-4",))
+    assert scene.place == (1, 1)
+    assert "dev-4" not in scene.state.plan.orders
 
 
 def test_more_than_half_of_the_roster_must_be_there():

@@ -389,7 +389,9 @@ def forged_grants(scene, token):
     card = open_card(make_card(device, "device"))
     other = FleetDirectory.create(scene.root / "other", "reef", "mqtt://loopback")
     other.add_aggregator(aggregators.init(scene.root / "agg-2", "agg-2").read_bytes())
-    good = DeviceGrant("reef", owner.owner.member.sign_key, "mqtt://x", owner.roster_bytes, *[bytes(32)] * 3)
+    good = DeviceGrant(
+        "reef", owner.owner.member.sign_key, "mqtt://x", owner.roster_bytes, owner.roster.keys_since, *[bytes(32)] * 3
+    )
     foreign = open_card(make_card(Identity.generate("dev-1"), "device"))
     return {
         "another owner's": (other.grant_for(card), "from owner"),
@@ -498,7 +500,7 @@ def test_keys_of_before_do_not_come_back(scene):
     second = (scene.root / "owner" / "grants" / "dev-1.grant").read_bytes()
     assert member.take_grant(second)
     assert not member.take_grant(first)
-    assert member.generation(member.next) == scene.owner.roster.keys_since
+    assert member.next.keys_since == scene.owner.roster.keys_since
     assert sorted(p.name for p in (scene.root / "owner" / "grants").iterdir()) == ["aggregator.grant", "dev-1.grant"]
 
 

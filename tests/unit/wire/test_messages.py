@@ -136,7 +136,7 @@ def test_the_aggregators_grant_has_no_room_for_what_opens_a_mask():
 
 
 def test_grants_do_not_show_their_secrets():
-    grant = DeviceGrant("demo", bytes(32), "mqtt://x", b"", b"B" * 32, b"M" * 32, b"C" * 32)
+    grant = DeviceGrant("demo", bytes(32), "mqtt://x", b"", 0, b"B" * 32, b"M" * 32, b"C" * 32)
     for secret in ("BBBB", "MMMM", "CCCC", "secret=", "content_key=", "broadcast_key="):
         assert secret not in repr(grant)
 

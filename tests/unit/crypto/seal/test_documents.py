@@ -120,6 +120,7 @@ def device_grant(**changes):
         "owner_key": OWNER.member.sign_key,
         "broker": "mqtt://x",
         "roster": sign_document(OWNER, ROSTER),
+        "keys_since": ROSTER.keys_since,
         "broadcast_key": b"B" * 32,
         "mask_secret": b"M" * 32,
         "content_key": b"C" * 32,
@@ -161,7 +162,7 @@ def test_a_grant_under_another_name_is_refused():
 
 def test_a_grant_for_another_role_is_refused():
     """A device's grant never becomes the aggregator's, and the reverse."""
-    aggregators = AggregatorGrant("demo", OWNER.member.sign_key, "mqtt://x", b"", b"B" * 32)
+    aggregators = AggregatorGrant("demo", OWNER.member.sign_key, "mqtt://x", b"", 0, b"B" * 32)
     card = Card(AGGREGATOR_ROLE, DEVICE.member)
     with pytest.raises(UntrustedError, match="as aggregator"):
         open_grant(DEVICE, seal_grant(OWNER, card, aggregators), DeviceGrant, PRINT)

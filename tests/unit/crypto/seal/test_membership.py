@@ -7,6 +7,8 @@ import pytest
 
 from aggregator import membership as aggregators
 from aggregator.membership import AggregatorMembership
+from crypto.seal.grants import DEVICE_ROLE, make_card, open_grant, seal_grant
+from crypto.seal.identity import Identity
 from crypto.seal.membership import MOST_LATER, NEXT_FILE
 from crypto.seal.signed import sign_document
 from edge_client import enrolment
@@ -14,6 +16,7 @@ from edge_client.enrolment import DeviceMembership
 from fleet.directory import FleetDirectory
 from fleet.vault import ROSTER_FILE
 from support.files import write_private
+from wire.documents import DeviceGrant
 from wire.errors import ConfigError, NotEnrolledError, UntrustedError
 
 
@@ -210,18 +213,69 @@ def held(directory):
     return b"".join(p.read_bytes() for p in directory.iterdir() if p.is_file())
 
 
+RENEWAL_BYTES = 1024
+"""Most that new keys take on their way to one party, whatever the fleet's size."""
+
+
+def test_new_keys_for_those_who_belong_bring_no_roster(fleet, device, tmp_path):
+    """N rosters of n devices would be gigabytes in a large fleet's broker; the roster comes once, by itself."""
+    for number in range(30):
+        fleet.add_device(make_card(Identity.generate(f"more-{number}"), DEVICE_ROLE))
+    fleet.rotate()
+    before = device.roster
+    assert len(fleet.roster_bytes) > 2 * RENEWAL_BYTES
+    with fleet.changing():
+        renewals = {card.member.name: fleet.grant_for(card, renewal=True) for card in fleet.cards()}
+    assert max(map(len, renewals.values())) < RENEWAL_BYTES
+    assert device.take_grant(renewals["dev-1"])
+    assert not device.take_grant(grant_of(fleet))
+    for member in (device, DeviceMembership(device.directory)):
+        assert member.roster == before
+        assert member.keys_since == fleet.roster.keys_since > before.keys_since
+        assert member.next.mask_secret == fleet.secrets.mask_secret
+    assert AggregatorMembership(tmp_path / "aggregator").take_grant(renewals["aggregator"])
+
+
+def test_nobody_joins_with_keys_alone(fleet, device):
+    with fleet.changing():
+        renewal = fleet.grant_for(fleet.cards()[-1], renewal=True)
+    before = held(device.directory)
+    with pytest.raises(UntrustedError, match="only renews the keys") as caught:
+        enrolment.join(device.directory, renewal, fleet.fingerprint)
+    assert "shoal-fleet add-device" in caught.value.hint
+    assert held(device.directory) == before
+
+
+def test_nobody_joins_with_keys_of_another_roster(fleet, device):
+    """Only a faulty owner's program would make one."""
+    card = fleet.cards()[-1]
+    with fleet.changing():
+        true = open_grant(device.identity, fleet.grant_for(card), DeviceGrant, fleet.fingerprint)
+    false = seal_grant(fleet.owner, card, dataclasses.replace(true, keys_since=7))
+    before = held(device.directory)
+    with pytest.raises(UntrustedError, match="keys of roster 7 and a roster of keys 0"):
+        enrolment.join(device.directory, false, fleet.fingerprint)
+    assert held(device.directory) == before
+
+
+def test_the_roster_of_a_grant_is_kept_once(fleet, device):
+    rotated(fleet, device)
+    assert device.adopt(fleet.roster_bytes)
+    assert held(device.directory).count(fleet.roster_bytes) == 1
+
+
 def test_secrets_in_between_are_kept_until_they_are_passed(fleet, device):
     """The owner has changed the secrets twice, and the fleet's run goes through both: the device must follow."""
     first, second, third = rotated(fleet, device, 3)
-    assert [device.generation(g) for g in device.later] == [first, second, third]
+    assert [g.keys_since for g in device.later] == [first, second, third]
     assert device.next == device.later[-1]
     again = DeviceMembership(device.directory)
     assert again.later == device.later
     old, passed = again.grant.mask_secret, again.later[0].mask_secret
     again.promote(again.later[1])
-    assert [again.generation(g) for g in (again.grant, *again.later)] == [second, third]
+    assert [g.keys_since for g in (again.grant, *again.later)] == [second, third]
     for member in (again, DeviceMembership(device.directory)):
-        assert [member.generation(g) for g in (member.grant, *member.later)] == [second, third]
+        assert [g.keys_since for g in (member.grant, *member.later)] == [second, third]
     assert old not in held(device.directory)
     assert passed not in held(device.directory)
 
@@ -231,7 +285,7 @@ def test_newer_grants_are_found_by_what_they_were_drawn_for(fleet, device):
     assert device.newer(first - 1) is None
     assert device.newer(first) == device.newer(second - 1) == device.later[0]
     assert device.newer(second + 9) == device.later[1]
-    assert [device.generation(device.grant_of(g)) for g in (0, first, second)] == [0, first, second]
+    assert [device.grant_of(g).keys_since for g in (0, first, second)] == [0, first, second]
     with pytest.raises(NotEnrolledError, match=f"no keys of roster {first - 1}"):
         device.grant_of(first - 1)
 
@@ -246,7 +300,7 @@ def test_older_newer_secrets_don_t_come_back(fleet, device):
 
 def test_only_so_many_are_kept(fleet, device):
     generations = rotated(fleet, device, MOST_LATER + 3)
-    assert [device.generation(g) for g in device.later] == generations[3:]
+    assert [g.keys_since for g in device.later] == generations[3:]
     assert DeviceMembership(device.directory).later == device.later
     assert len(list(device.directory.glob(f"{NEXT_FILE}.*"))) == MOST_LATER
 
@@ -259,7 +313,7 @@ def test_a_power_cut_in_the_middle_of_promoting_heals(fleet, device):
     device.promote(device.later[0])
     write_private(waiting, data)
     again = DeviceMembership(device.directory)
-    assert (again.later, again.generation(again.grant)) == ([], generation)
+    assert (again.later, again.grant.keys_since) == ([], generation)
 
 
 def test_a_grant_given_by_hand_ends_the_waiting(fleet, device):
@@ -283,7 +337,7 @@ def test_entering_an_epoch_of_newer_secrets_puts_them_in_force(fleet, device):
     first, second = rotated(fleet, device, 2)
     epoch = device.later[0].mask_epoch
     device.enter(first, epoch + 2)
-    assert (device.generation(device.grant), device.grant.mask_epoch) == (first, epoch + 2)
-    assert [device.generation(g) for g in device.later] == [second]
+    assert (device.grant.keys_since, device.grant.mask_epoch) == (first, epoch + 2)
+    assert [g.keys_since for g in device.later] == [second]
     device.enter(0, 1)
-    assert device.generation(device.grant) == first
+    assert device.grant.keys_since == first
