@@ -377,7 +377,14 @@ class DeviceRuntime:
 
     def _send(self, indices: tuple[int, ...] | None) -> None:
         round_, name = self._state.mark.round, self._state.transfer
-        chunks = split_chunks(self._sealed, kind=ChunkKind.UPLOAD, round=round_, indices=indices, name=name)
+        chunks = split_chunks(
+            self._sealed,
+            kind=ChunkKind.UPLOAD,
+            round=round_,
+            chunk_bytes=self._transport.chunk_bytes,
+            indices=indices,
+            name=name,
+        )
         for chunk in chunks:
             self._transport.publish(self._topics.up(self._membership.name), chunk)
 

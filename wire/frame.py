@@ -35,8 +35,11 @@ TRAILER_BYTES: Final = 64
 MIN_CHUNK_BYTES: Final = 1024
 """Shortest chunk of a transfer that has several: bounds the book-keeping that a header can ask for."""
 
-MAX_CHUNK_BYTES: Final = limits.MAX_PACKET_BYTES - 1024
-"""Longest chunk: leaves room in a packet for our header, the topic and MQTT's own header."""
+PACKET_ROOM_BYTES: Final = 1024
+"""Room in a packet for a chunk's header, the topic and MQTT's own header."""
+
+MAX_CHUNK_BYTES: Final = limits.MAX_PACKET_BYTES - PACKET_ROOM_BYTES
+"""Longest chunk."""
 
 _ROUND_LIMIT: Final = 1 << 32
 
@@ -105,6 +108,11 @@ class Fingerprint:
         signed = digest.digest()
         digest.update(view[cut:])
         return cls(digest.digest()[:TRANSFER_ID_BYTES], signed)
+
+
+def chunk_bytes_within(max_packet_bytes: int) -> int:
+    """Return the payload length of chunks for a broker that takes packets of ``max_packet_bytes``."""
+    return max(MIN_CHUNK_BYTES, min(limits.CHUNK_BYTES, max_packet_bytes - PACKET_ROOM_BYTES))
 
 
 def transfer_id(payload: bytes | memoryview) -> bytes:

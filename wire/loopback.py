@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from wire import limits
 from wire.errors import UsageError, WireError
 from wire.faults import Faults, Hop, Passage
 from wire.topics import matches
@@ -252,6 +253,11 @@ class LoopbackTransport:
     def bytes_received(self) -> int:
         """Payload bytes of every message that reached the sink."""
         return self._bytes_received
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Payload bytes of a chunk: a broker in memory takes any."""
+        return limits.CHUNK_BYTES
 
     def start(self, *, require: bool = False) -> None:  # noqa: ARG002 - a broker in memory always answers
         """Connect at the next ``pump``."""

@@ -22,6 +22,7 @@ from paho.mqtt.enums import MQTTProtocolVersion
 from wire import limits
 from wire.address import BrokerAddress
 from wire.errors import BrokerUnreachableError, UsageError, WireError
+from wire.frame import chunk_bytes_within
 from wire.mqtt_link import Link, LinkOptions
 from wire.topics import matches
 from wire.transport import Connected, Disconnected, Message, Sink, TakenOver, TransportEvent, Will, check_publish
@@ -168,6 +169,11 @@ class MqttTransport:
                 f"no MQTT broker can be used at {self.address}: {failure}",
                 hint="check the address, that the broker runs, and the user, password or certificate that it asks for",
             )
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Payload bytes of a chunk that the broker takes: it tells its limit when it accepts us (MQTT 5 only)."""
+        return chunk_bytes_within(self._link.max_packet_bytes)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Queue a message for at-least-once delivery to the broker; never blocks, works offline.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from wire.frame import ChunkKind, split, transfer_id
-from wire.limits import CHUNK_BYTES
 from wire.topics import chunk_topic
 from wire.transport import Transport
 
@@ -13,12 +12,10 @@ class RetainedPublisher:
 
     Args:
         transport: where to publish.
-        chunk_bytes: payload bytes of a chunk.
     """
 
-    def __init__(self, transport: Transport, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._chunk_bytes = chunk_bytes
         self._held: dict[str, dict[str, bytes]] = {}
 
     def publish(
@@ -30,7 +27,7 @@ class RetainedPublisher:
         ``base/0``, ``base/1`` and so on.
         """
         name = transfer_id(payload) if name is None else name
-        chunks = split(payload, kind=kind, round=round_, chunk_bytes=self._chunk_bytes, name=name)
+        chunks = split(payload, kind=kind, round=round_, chunk_bytes=self._transport.chunk_bytes, name=name)
         topics = [base] if len(chunks) == 1 else [chunk_topic(base, i) for i in range(len(chunks))]
         fresh = dict(zip(topics, chunks, strict=True))
         for topic in set(self._held.get(base, {})) - set(fresh):

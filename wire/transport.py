@@ -65,6 +65,10 @@ class Transport(Protocol):
     def bytes_received(self) -> int:
         """Payload bytes of every message that reached the sink."""
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Payload bytes of a chunk (`wire.frame.split`) that the broker takes, as far as it has told its limit."""
+
     def start(self, *, require: bool = False) -> None:
         """Begin to connect and return at once; with ``require``, return when the first connection stands.
 

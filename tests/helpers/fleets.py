@@ -17,6 +17,7 @@ from edge_client.data import Batch
 from edge_client.manifest import LocalTraining
 from fleet.run import RunOptions
 from tests.helpers.tasks import logistic_bundle
+from wire import limits
 from wire.codec import decode, encode
 from wire.faults import Hop
 from wire.frame import ChunkKind, parse, split
@@ -221,6 +222,8 @@ def announcements(fleet, tap):
 
 class _ToBroker:
     """Just enough of a transport for a publisher that writes to the broker under the aggregator's client id."""
+
+    chunk_bytes = limits.CHUNK_BYTES
 
     def __init__(self, fleet):
         self.fleet = fleet

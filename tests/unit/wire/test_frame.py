@@ -11,7 +11,9 @@ from wire.frame import (
     HEADER_BYTES,
     MAX_CHUNK_BYTES,
     MIN_CHUNK_BYTES,
+    PACKET_ROOM_BYTES,
     ChunkKind,
+    chunk_bytes_within,
     parse,
     split,
     transfer_id,
@@ -327,3 +329,16 @@ def test_drop_forgets_one_transfer_or_all_of_a_source() -> None:
     assert one.drop("a") == 1
     assert one.drop("a") == one.drop("nobody") == 0
     assert one.pending_bytes == 2560
+
+
+@pytest.mark.parametrize(
+    ("packet_bytes", "expected"),
+    [
+        (limits.MAX_PACKET_BYTES, limits.CHUNK_BYTES),
+        (limits.CHUNK_BYTES + PACKET_ROOM_BYTES, limits.CHUNK_BYTES),
+        (64 * 1024, 63 * 1024),
+        (100, MIN_CHUNK_BYTES),
+    ],
+)
+def test_chunks_fit_the_brokers_packets(packet_bytes, expected):
+    assert chunk_bytes_within(packet_bytes) == expected

@@ -1,0 +1,91 @@
+"""A broker that caps packets at 64 KiB: chunks shrink to what it takes, and long transfers arrive."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import time
+
+import pytest
+
+from wire.broker import find_mosquitto, free_port
+from wire.errors import BrokerUnreachableError
+from wire.frame import PACKET_ROOM_BYTES, ChunkKind, split
+from wire.limits import CHUNK_BYTES
+from wire.mqtt import MqttTransport
+from wire.reassembly import Reassembler
+from wire.retained import RetainedPublisher
+from wire.transport import Message
+
+PACKET_BYTES = 64 * 1024
+PAYLOAD = os.urandom(300_000)
+WAIT_S = 20.0
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed"),
+]
+
+
+@pytest.fixture
+def url(tmp_path):
+    """The address of a mosquitto that takes packets of 64 KiB at most."""
+    port, file = free_port(), tmp_path / "mosquitto.conf"
+    user = "user root\n" if os.geteuid() == 0 else ""
+    file.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nmax_packet_size {PACKET_BYTES}\n{user}")
+    broker = subprocess.Popen([find_mosquitto(), "-c", file], stderr=subprocess.DEVNULL)
+    yield f"mqtt://127.0.0.1:{port}"
+    broker.terminate()
+    broker.wait(10)
+
+
+@pytest.fixture
+def connect(url):
+    """Connect a client under a name; a broker that is still starting is tried again."""
+    open_ = []
+
+    def make(name, sink=lambda _: None):
+        end_s = time.monotonic() + WAIT_S
+        while True:
+            transport = MqttTransport(url, name, sink)
+            try:
+                transport.start(require=True)
+            except BrokerUnreachableError:
+                if time.monotonic() > end_s:
+                    raise
+                time.sleep(0.1)
+            else:
+                open_.append(transport)
+                return transport
+
+    yield make
+    for transport in open_:
+        transport.close()
+
+
+def received(inbox, topic_prefix):
+    """Return the first whole transfer that arrives."""
+    chunks, end_s = Reassembler(), time.monotonic() + WAIT_S
+    while True:
+        event = inbox.get(timeout=max(0.01, end_s - time.monotonic()))
+        if isinstance(event, Message) and event.topic.startswith(topic_prefix):
+            assert len(event.payload) < PACKET_BYTES
+            transfer = chunks.add("peer", event.payload, 0.0)
+            if transfer is not None:
+                return bytes(transfer.payload)
+
+
+def test_long_transfers_pass_a_broker_of_small_packets(connect):
+    """An upload, and a model that is retained for whoever comes later."""
+    inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    reader = connect("reader", inbox.put)
+    reader.subscribe("up")
+    writer = connect("writer")
+    assert writer.chunk_bytes == PACKET_BYTES - PACKET_ROOM_BYTES < CHUNK_BYTES
+    for chunk in split(PAYLOAD, kind=ChunkKind.UPLOAD, round=1, chunk_bytes=writer.chunk_bytes):
+        writer.publish("up", chunk)
+    assert received(inbox, "up") == PAYLOAD
+    RetainedPublisher(writer).publish("model", PAYLOAD, kind=ChunkKind.MODEL)
+    reader.subscribe("model/#")
+    assert received(inbox, "model") == PAYLOAD
