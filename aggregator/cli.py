@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from aggregator.config import AggregatorConfig
-from support.config import load
+from support.config import load, shown
 from support.console import note, run_program, say, say_json, setup_logging
 
 app = typer.Typer(
@@ -123,8 +122,8 @@ def show_config(
 ) -> None:
     """Print every value that serve would use, and where it comes from."""
     loaded = load(AggregatorConfig, section="aggregator", file=config, flags={"dir": directory})
-    for name, value in dataclasses.asdict(loaded.values).items():
-        say(f"{name} = {value}  # {loaded.origins[name]}")
+    for line in shown(loaded):
+        say(line)
 
 
 def main() -> None:

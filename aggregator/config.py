@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -12,7 +12,7 @@ class AggregatorConfig:
 
     Attributes:
         dir: keys, membership, runs and results.
-        broker: mqtt:// or mqtts:// address; empty takes the one of the owner's grant.
+        broker: mqtt:// or mqtts:// address; empty takes the one of the owner's grant. It may hold a password.
         ca, cert, key: PEM files for mqtts.
         device: where similarities are computed: auto, cpu or cuda.
         once: end when every run is finished, instead of waiting for the next.
@@ -20,7 +20,7 @@ class AggregatorConfig:
     """
 
     dir: Path
-    broker: str = ""
+    broker: str = field(default="", repr=False)
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None

@@ -116,6 +116,20 @@ def run(
     become(load(EdgeConfig, section="edge", file=config, flags=flags).values)
 
 
+@app.command("config")
+def show_config(
+    directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,
+    data: Annotated[Path | None, typer.Option(help="As for run.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with an [edge] table.")] = None,
+) -> None:
+    """Print every value that run would use, and where it comes from."""
+    from edge_client.config import EdgeConfig
+    from support.config import load, shown
+
+    for line in shown(load(EdgeConfig, section="edge", file=config, flags={"dir": directory, "data": data})):
+        say(line)
+
+
 @app.command()
 def status(directory: Directory, json: AsJson = False) -> None:
     """Print what this device is doing and how it fares."""

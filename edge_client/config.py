@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -13,7 +13,7 @@ class EdgeConfig:
     Attributes:
         dir: keys, membership and state of this device.
         data: .npz, a directory of .npz, .csv, or IDX files.
-        broker: mqtt:// or mqtts:// address; empty takes the one of the owner's grant.
+        broker: mqtt:// or mqtts:// address; empty takes the one of the owner's grant. It may hold a password.
         ca, cert, key: PEM files for mqtts.
         threads: of ONNX Runtime.
         once: end after one run, instead of waiting for the next.
@@ -22,7 +22,7 @@ class EdgeConfig:
 
     dir: Path
     data: Path
-    broker: str = ""
+    broker: str = field(default="", repr=False)
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None

@@ -6,11 +6,12 @@ import dataclasses
 import os
 import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from wire.address import BrokerAddress
 from wire.errors import ConfigError
 
 C = TypeVar("C")
@@ -22,6 +23,15 @@ class Loaded(Generic[C]):
 
     values: C
     origins: Mapping[str, str]
+
+
+def shown(loaded: Loaded[C]) -> Iterator[str]:
+    """Yield a line for each value and where it came from; of an address that may hold a password only the broker's place."""
+    for field in dataclasses.fields(loaded.values):  # type: ignore[arg-type]
+        value = getattr(loaded.values, field.name)
+        if value and not field.repr:
+            value = BrokerAddress.parse(value)
+        yield f"{field.name} = {value}  # {loaded.origins[field.name]}"
 
 
 def load(

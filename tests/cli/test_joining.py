@@ -6,6 +6,7 @@ import re
 import shutil
 
 import numpy as np
+import pytest
 
 from fleet.directory import FleetDirectory
 from fleet.run import RunOptions, make_plan, write_run
@@ -134,6 +135,16 @@ def test_config_says_where_each_value_comes_from(call, fleet):
     assert "device = cpu  # a.toml\n" in shown
     assert "log = error  # SHOAL_AGGREGATOR_LOG\n" in shown
     assert "once = False  # default\n" in shown
+
+
+@pytest.mark.parametrize("program", ["shoal-aggregator", "shoal-edge"])
+def test_config_shows_no_password(call, fleet, program):
+    """Of an address only where the broker is."""
+    address = "mqtts://dev-1:hush-hush@broker.example:8883"
+    names = {"SHOAL_AGGREGATOR_BROKER": address, "SHOAL_EDGE_BROKER": address, "SHOAL_EDGE_DATA": "x.npz"}
+    made = call(program, "config", "dev-1", **names)
+    assert "broker = mqtts://broker.example:8883  # SHOAL_" in made.out
+    assert "hush" not in made.out + made.err
 
 
 def test_secrets_lie_in_private_files(call, fleet):
