@@ -34,7 +34,7 @@ class BrokerUsers:
     def __init__(self, directory: Path) -> None:
         """Look for the users' secret in the owner's ``directory``."""
         self._file = directory / USERS_FILE
-        self._secret = read_private(self._file) if self._file.exists() else b""
+        self._secret = self._read()
 
     def __bool__(self) -> bool:
         return bool(self._secret)
@@ -43,10 +43,16 @@ class BrokerUsers:
         return f"BrokerUsers({self._file}, <secret>)"
 
     def make(self) -> None:
-        """Draw the secret, unless there is one; from now on addresses in grants and tokens hold user and password."""
-        if not self._secret:
+        """Draw the secret, unless there is one; from now on addresses in grants and tokens hold user and password.
+
+        Call it in `FleetDirectory.changing`.
+        """
+        if not self._read():
             write_private(self._file, os.urandom(SECRET_BYTES))
-            self._secret = read_private(self._file)
+        self._secret = self._read()
+
+    def _read(self) -> bytes:
+        return read_private(self._file) if self._file.exists() else b""
 
     def password(self, user: str) -> str:
         """Return the password of ``user``: 24 characters of base64url, HKDF-SHA256 of the secret and the name."""
