@@ -151,6 +151,7 @@ class Registrar:
             if transfer is None:
                 raise UntrustedError("a request in pieces")
             name = peek_request(transfer.payload).member.name
+            self._tokens.find(token)  # before the lock, which strangers without a line could else keep busy
             with self._fleet.changing():
                 request = examine(self._fleet, self._tokens, token, transfer.payload, now_s)
                 if request.answered:

@@ -131,7 +131,10 @@ class Desk:
             while self._transport.pending():
                 self._check_connection()
                 if time.monotonic() > end_s:
-                    raise BrokerUnreachableError("what was signed did not reach the broker", hint="try again later")
+                    raise BrokerUnreachableError(
+                        f"the broker did not take everything in {FLUSH_S:g} s",
+                        hint="check that it runs and has space left",
+                    )
                 time.sleep(DRAIN_POLL_S)
             self._check_connection()
         except ShoalError:

@@ -61,6 +61,7 @@ class FleetDirectory:
         self.users: BrokerUsers
         self.secrets: FleetSecrets
         self.roster: Roster
+        self._signed = b""
         self.owner = Identity.from_bytes(self._vault.read(OWNER_FILE), path / OWNER_FILE)
         self._read_state()
         if self._vault.is_changing:
@@ -96,13 +97,16 @@ class FleetDirectory:
                 self._changing = False
 
     def _read_state(self) -> None:
-        self.secrets, self._signed = self._vault.state()
+        self.secrets, signed = self._vault.state()
         self.users = BrokerUsers(self.path)
+        if signed and signed == self._signed:
+            return
         key, fleet = self.owner.member.sign_key, self.secrets.fleet
         try:
-            self.roster = open_roster(self._signed, owner_key=key, fleet=fleet, least_sequence=0, now_s=0)
+            self.roster = open_roster(signed, owner_key=key, fleet=fleet, least_sequence=0, now_s=0)
         except ShoalError as error:
             raise IntegrityError(f"{self.path / ROSTER_FILE} is damaged: {error}", hint=BACKUP_HINT) from error
+        self._signed = signed
 
     @classmethod
     def create(cls, path: Path, name: str, broker: str, lock: Lock | None = None) -> FleetDirectory:

@@ -153,7 +153,7 @@ def test_what_the_broker_does_not_take_in_time_is_not_sent_later(fleet, broker, 
     with Desk(fleet, Tls(), pytest.fail) as desk:
         os.kill(broker.pid, signal.SIGSTOP)
         try:
-            with pytest.raises(BrokerUnreachableError, match="did not reach the broker"):
+            with pytest.raises(BrokerUnreachableError, match="did not take everything"):
                 desk.publish()
             with exclusive(fleet.path, wait_s=0, hint="-"):
                 pass
