@@ -87,7 +87,10 @@ def approve(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Enrol the device that asks with this fingerprint: sign a roster with it, publish its grant and the roster."""
+    """Enrol the device that asks with this fingerprint: sign a roster with it, publish its grant and the roster.
+
+    For a device that is in the roster already, grant and roster are published again.
+    """
     from fleet.desk import Desk, Tls
     from fleet.unlock import open_fleet
 

@@ -121,7 +121,7 @@ class TokenStore:
             try:
                 found.append((path.stem, self.find(path.stem)))
             except ShoalError as error:
-                complain(f"skipped {path.name}: {error}")
+                complain(f"skipped {path.name}: {error}{f'; {error.hint}' if error.hint else ''}")
         return found
 
     def _path(self, name: str) -> Path:

@@ -70,6 +70,7 @@ class Vault:
         Raises:
             ConfigError: it is under a passphrase and none is given, or can't be read.
             UntrustedError: the passphrase is wrong.
+            IntegrityError: it is damaged.
         """
         return self._unlocked(file, read_private(self._path / file))
 
@@ -81,7 +82,10 @@ class Vault:
                 f"{self._path / file} is under a passphrase",
                 hint="call from a terminal, or name a private file that holds it in SHOAL_PASSPHRASE_FILE",
             )
-        return self._lock.open(file, data)
+        try:
+            return self._lock.open(file, data)
+        except IntegrityError as error:
+            raise IntegrityError(f"{self._path / file} is damaged: {error}", hint=BACKUP_HINT) from error
 
     def write(self, file: str, plain: bytes) -> None:
         """Write a private file, under the passphrase where there is one."""

@@ -13,7 +13,9 @@ from cryptography import x509
 
 from crypto.seal.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card, open_grant
 from crypto.seal.identity import Identity
+from crypto.seal.passphrase import Lock
 from fleet.broker_config import CA_FILE, CA_KEY_FILE, write_broker_config
+from fleet.broker_users import USERS_FILE
 from fleet.directory import GRANTS, FleetDirectory
 from fleet.run import RunOptions, draft_plan, make_plan, write_run
 from fleet.runs import RUNS
@@ -235,6 +237,22 @@ def test_a_ca_whose_files_do_not_fit_is_refused(fleet, tmp_path, file, damage):
         write_broker_config(fleet, tmp_path / "out")
     assert "remove both" in caught.value.hint
     assert (tmp_path / "out" / "server.crt").read_bytes() == before
+
+
+def test_a_damaged_secret_of_the_brokers_users_is_not_taken_for_none(fleet, tmp_path):
+    """Everybody's password would change without a word."""
+    write_broker_config(fleet, tmp_path / "out")
+    write_private(fleet.path / USERS_FILE, b"")
+    with pytest.raises(IntegrityError, match=f"{USERS_FILE} is damaged"):
+        write_broker_config(fleet, tmp_path / "out")
+
+
+def test_a_file_under_a_passphrase_that_was_cut_off_is_named(tmp_path):
+    path, lock = tmp_path / "owner", Lock(b"correct horse battery")
+    FleetDirectory.create(path, "reef", "mqtt://x", lock)
+    write_private(path / SECRETS_FILE, (path / SECRETS_FILE).read_bytes()[:40])
+    with pytest.raises(IntegrityError, match=f"{SECRETS_FILE} is damaged"):
+        FleetDirectory(path, lock)
 
 
 @pytest.mark.parametrize("file", [SECRETS_FILE, ROSTER_FILE, CHANGE_FILE])
