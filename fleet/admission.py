@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from crypto.seal.certificates import check_certificate
@@ -17,9 +18,9 @@ from fleet.directory import FleetDirectory
 from fleet.tokens import TokenStore
 from wire import limits
 from wire.codec import decode
-from wire.documents import Card
+from wire.documents import Card, Member
 from wire.epochs import Epoch
-from wire.errors import ShoalError, UntrustedError
+from wire.errors import BrokerUnreachableError, ShoalError, UntrustedError
 from wire.frame import ChunkKind
 from wire.messages import Sealed
 from wire.reassembly import Reassembler
@@ -90,10 +91,26 @@ class Registrar:
         pending: requests that wait for the owner, by fingerprint; refused: those that can't be granted, by token id.
     """
 
-    def __init__(self, fleet: FleetDirectory, transport: Transport) -> None:
+    def __init__(
+        self,
+        fleet: FleetDirectory,
+        transport: Transport,
+        complain: Callable[[str], None] = lambda _: None,
+        drain: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take up the fleet's state.
+
+        Args:
+            fleet: whose owner sits here.
+            transport: to the broker.
+            complain: hears of damaged token files.
+            drain: returns when the broker has everything that was published; the fleet stays locked meanwhile.
+        """
         self._fleet = fleet
         self._tokens = TokenStore(fleet)
         self._transport = transport
+        self._complain, self._drain = complain, drain
+        self._old: list[str] = []
         self._topics = Topics(fleet.name)
         self._retained = RetainedPublisher(transport)
         self._chunks = Reassembler(limits.MAX_ENROLMENT_BYTES, limits.MAX_ENROLMENT_BYTES, 1)
@@ -103,11 +120,19 @@ class Registrar:
 
     def start(self, now_s: int) -> None:
         """Ask for every request; clear what tokens of long ago have left on the broker."""
+        self._transport.subscribe(f"{self._topics.checkpoint}/#")  # first: who asks gets no secret from before it
         self._transport.subscribe(self._topics.all_enrol)
-        self._transport.subscribe(f"{self._topics.checkpoint}/#")
-        for token in self._tokens.forget_old(now_s):
+        self._old = self._tokens.old(now_s, self._complain)
+        for token in self._old:
             for base in (self._topics.enrol(token), self._topics.grant(token)):
                 self._transport.publish(base, b"", retain=True)
+
+    def flush(self) -> None:
+        """Return when the broker has everything; tokens of long ago are forgotten only then."""
+        self._drain()
+        if self._old:
+            self._tokens.forget(self._old)
+            self._old = []
 
     def on_event(self, event: TransportEvent, now_s: int) -> None:
         """Take one event of the transport; ``now_s`` is unix seconds. A grant that got lost is sent again."""
@@ -126,15 +151,19 @@ class Registrar:
             if transfer is None:
                 raise UntrustedError("a request in pieces")
             name = peek_request(transfer.payload).member.name
-            request = examine(self._fleet, self._tokens, token, transfer.payload, now_s)
+            self._tokens.find(token)  # before the lock, which strangers without a line could else keep busy
+            with self._fleet.changing():
+                request = examine(self._fleet, self._tokens, token, transfer.payload, now_s)
+                if request.answered:
+                    self._answer(request.fingerprint, token)
+        except BrokerUnreachableError:
+            raise
         except ShoalError as error:
             self._chunks.drop(token)
             if len(self.refused) < limits.MAX_REQUESTS:
                 self.refused[token] = Refused(name, token, str(error))
             return
-        if request.answered:
-            self._answer(request)
-        else:
+        if not request.answered:
             self.pending[request.fingerprint] = request
 
     def _on_epoch(self, payload: bytes, now_s: int) -> None:
@@ -143,41 +172,52 @@ class Registrar:
         if transfer is None:
             return
         head, at = read_head(transfer.payload)
-        sender = aggregator_of(self._fleet.roster)
-        try:
-            plain = open_from_group(self._fleet.broadcast, transfer.payload, head, at, sender.sign_key, transfer.signed)
-        except SealError:
-            return  # under a broadcast key that has just been replaced: nothing to follow yet
-        fleet, owner_key = self._fleet, self._fleet.owner.member.sign_key
-        certificate, since = decode(plain, Epoch).certificate, fleet.roster.keys_since
-        if certificate.checkpoint.generation != since:
-            return  # the run has not rolled over to our newest secrets yet
-        c, _ = check_certificate(certificate, owner_key=owner_key, fleet=fleet.name, least_sequence=since)
-        fleet.forget_before(c.next_epoch)
+        fleet = self._fleet
+        with fleet.changing():
+            key, sender = fleet.broadcast, aggregator_of(fleet.roster)
+            try:
+                plain = open_from_group(key, transfer.payload, head, at, sender.sign_key, transfer.signed)
+            except SealError:
+                return  # under a broadcast key that has just been replaced: nothing to follow yet
+            certificate, since = decode(plain, Epoch).certificate, fleet.roster.keys_since
+            if certificate.checkpoint.generation != since:
+                return  # the run has not rolled over to our newest secrets yet
+            owner_key = fleet.owner.member.sign_key
+            c, _ = check_certificate(certificate, owner_key=owner_key, fleet=fleet.name, least_sequence=since)
+            fleet.forget_before(c.next_epoch)
 
-    def approve(self, fingerprint_: str, now_s: int) -> Request:
-        """Spend the request's token, sign a roster with the device, and publish both grant and roster.
+    def listed(self, fingerprint_: str) -> bool:
+        """Whether a device of this fingerprint belongs to the fleet, as far as this program knows, and is not revoked."""
+        return self._listed(fingerprint_.strip().lower()) is not None
+
+    def approve(self, fingerprint_: str, now_s: int) -> Member:
+        """Spend the request's token, sign a roster with the device, and publish both grant and roster; return who it is.
+
+        For a device that is listed already, what an earlier approval may have failed to publish is published again.
 
         Raises:
             UntrustedError: nobody with this fingerprint waits, or the token has expired or was used meanwhile.
             ConfigError: the name is taken.
         """
-        request = self.pending.get(fingerprint_.strip().lower())
-        if request is None:
-            raise UntrustedError(
-                f"no request of fingerprint {fingerprint_} waits on the broker",
-                hint="`shoal-fleet devices DIR` lists who waits and why others are refused",
-            )
+        wanted = fingerprint_.strip().lower()
+        with self._fleet.changing():
+            request = self.pending.get(wanted)
+            if request is not None:
+                self._admit(request, now_s)
+            elif self._listed(wanted) is None:
+                raise UntrustedError(
+                    f"no request of fingerprint {fingerprint_} waits on the broker",
+                    hint="`shoal-fleet devices DIR` lists who waits and why others are refused",
+                )
+            return self._answer(wanted, request.token if request else self._tokens.used_by(wanted))
+
+    def _admit(self, request: Request, now_s: int) -> None:
         if now_s > self._tokens.find(request.token).token.expires_at_s:
             raise UntrustedError("the token has expired", hint="give the device a new one: shoal-fleet token")
-        with self._fleet.changing():
-            self._fleet.check_device(open_card(request.card))  # before the token is spent
-            self._tokens.use(request.token, request.fingerprint)
-            self._fleet.add_device(request.card, request.fingerprint)
+        self._fleet.check_device(open_card(request.card))  # before the token is spent
+        self._tokens.use(request.token, request.fingerprint)
+        self._fleet.add_device(request.card, request.fingerprint)
         del self.pending[request.fingerprint]
-        self._answer(request)
-        self.publish_roster()
-        return request
 
     def publish_roster(self) -> None:
         """Leave the newest roster for the aggregator, which hands it on to the devices."""
@@ -189,16 +229,14 @@ class Registrar:
                 self._leave(self._topics.owner_roster, sealed.payload, ChunkKind.ROSTER)
 
     def publish_keys(self) -> None:
-        """Leave the newest secrets for everybody who belongs to the fleet, sealed to each."""
+        """Leave the newest secrets for everybody who belongs to the fleet, sealed to each; clear those of the revoked."""
         with self._fleet.changing():
+            for name in self._fleet.roster.revoked:
+                self._transport.publish(self._topics.keys(name), b"", retain=True)
             for card in self._fleet.cards():
                 self._leave(
                     self._topics.keys(card.member.name), self._fleet.grant_for(card, renewal=True), ChunkKind.GRANT
                 )
-
-    def clear_keys(self, name: str) -> None:
-        """Remove what lies on the broker for a device that was revoked."""
-        self._transport.publish(self._topics.keys(name), b"", retain=True)
 
     def clear_refused(self) -> int:
         """Remove the refused requests from the broker; return how many there were."""
@@ -208,12 +246,26 @@ class Registrar:
         self.refused.clear()
         return count
 
-    def _answer(self, request: Request) -> None:
-        with self._fleet.changing():
-            member = next(d for d in self._fleet.roster.devices if d.name == request.name)
-            grant = self._fleet.grant_for(Card(DEVICE_ROLE, member))
-        self._leave(self._topics.grant(request.token), grant, ChunkKind.GRANT)
-        self._transport.publish(self._topics.enrol(request.token), b"", retain=True)
+    def _listed(self, fingerprint_: str) -> Member | None:
+        roster = self._fleet.roster
+        found = (d for d in roster.devices if fingerprint(d) == fingerprint_)
+        return next((d for d in found if d.name not in roster.revoked), None)
+
+    def _answer(self, fingerprint_: str, token: str) -> Member:
+        """Publish the grant for a device under its token, if it had one, and the roster; call it in `changing`.
+
+        Raises:
+            UntrustedError: it does not belong to the fleet, or no more.
+        """
+        member = self._listed(fingerprint_)
+        if member is None:
+            raise UntrustedError("the device does not belong to the fleet any more")
+        if token:
+            self._leave(self._topics.grant(token), self._fleet.grant_for(Card(DEVICE_ROLE, member)), ChunkKind.GRANT)
+            self._transport.publish(self._topics.enrol(token), b"", retain=True)
+        self.publish_roster()
+        self.flush()
+        return member
 
     def _leave(self, base: str, payload: bytes, kind: ChunkKind) -> None:
         self._retained.adopt(base)  # an earlier sitting may have left one chunk where there are several now

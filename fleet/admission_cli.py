@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from support.console import note, say, say_json
-from wire.errors import UsageError
+from wire.errors import ShoalError, UsageError
 
 if TYPE_CHECKING:
     from fleet.admission import Registrar
@@ -68,15 +68,14 @@ def devices(
         if json:
             say_json(data)
             return
-        told: set[str] = set()
         for line in _lines(data):
             say(line)
-            told.add(line)
+        told = {_asked(r) for r in data["pending"]}
         while watch:
             desk.listen(1.0)
             for request in _listing(fleet, desk.registrar)["pending"]:
-                if request["token"] not in told:
-                    told.add(request["token"])
+                if _asked(request) not in told:
+                    told.add(_asked(request))
                     say(_pending(request))
 
 
@@ -88,18 +87,28 @@ def approve(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Enrol the device that asks with this fingerprint: sign a roster with it, publish its grant and the roster."""
+    """Enrol the device that asks with this fingerprint: sign a roster with it, publish its grant and the roster.
+
+    For a device that is in the roster already, grant and roster are published again.
+    """
     from fleet.desk import Desk, Tls
     from fleet.unlock import open_fleet
 
     wanted = fingerprint.strip().lower()
     with Desk(open_fleet(directory), Tls(ca, cert, key), note) as desk:
-        desk.listen(wait, lambda: wanted in desk.registrar.pending)
-        for refused in desk.registrar.refused.values():
+        registrar = desk.registrar
+        desk.listen(wait, lambda: wanted in registrar.pending or registrar.listed(wanted))
+        for refused in registrar.refused.values():
             note(f"refused {refused.name}: {refused.reason}")
-        request = desk.registrar.approve(wanted, int(time.time()))
-        desk.flush()
-    say(f"{request.name} {request.fingerprint}")
+        try:
+            member = desk.approve(wanted)
+        except ShoalError as error:
+            if registrar.listed(wanted):
+                _add_hint(
+                    error, f"it is signed and kept: shoal-fleet approve {directory} {wanted} when the broker is back"
+                )
+            raise
+    say(f"{member.name} {wanted}")
 
 
 def revoke(
@@ -117,7 +126,6 @@ def revoke(
     run over to the new secrets: the device can read nothing that is broadcast from then on. What it has read before, it
     keeps. A run that was signed before and has not begun must be signed anew.
     """
-    from fleet.desk import Desk, Tls
     from fleet.unlock import open_fleet
 
     fleet = open_fleet(directory)
@@ -126,8 +134,7 @@ def revoke(
     if offline:
         note(f"next: shoal-fleet publish {directory}, or carry roster.signed and grants/ to the others")
         return
-    with Desk(fleet, Tls(ca, cert, key), note) as desk:
-        desk.publish(gone=device)
+    _publish_signed(fleet, ca, cert, key)
 
 
 def rotate(
@@ -141,7 +148,6 @@ def rotate(
 
     A run that was signed before and has not begun must be signed anew.
     """
-    from fleet.desk import Desk, Tls
     from fleet.unlock import open_fleet
 
     fleet = open_fleet(directory)
@@ -150,8 +156,7 @@ def rotate(
     if offline:
         note(f"next: shoal-fleet publish {directory}")
         return
-    with Desk(fleet, Tls(ca, cert, key), note) as desk:
-        desk.publish()
+    _publish_signed(fleet, ca, cert, key)
 
 
 def publish(directory: Directory, ca: Ca = None, cert: Cert = None, key: Key = None) -> None:
@@ -193,6 +198,21 @@ def broker_config(
         note("warning: the fleet's broker address begins with mqtt://: passwords travel in clear")
 
 
+def _publish_signed(fleet: FleetDirectory, ca: Path | None, cert: Path | None, key: Path | None) -> None:
+    from fleet.desk import Desk, Tls
+
+    try:
+        with Desk(fleet, Tls(ca, cert, key), note) as desk:
+            desk.publish()
+    except ShoalError as error:
+        _add_hint(error, f"it is signed and kept: shoal-fleet publish {fleet.path} when the broker is back")
+        raise
+
+
+def _add_hint(error: ShoalError, hint: str) -> None:
+    error.hint = f"{error.hint}; {hint}" if error.hint else hint
+
+
 def _listing(fleet: FleetDirectory, registrar: Registrar) -> dict[str, Any]:
     from crypto.seal.identity import fingerprint
 
@@ -218,6 +238,10 @@ def _listing(fleet: FleetDirectory, registrar: Registrar) -> dict[str, Any]:
             {"name": d.name, "fingerprint": fingerprint(d), "revoked": d.name in roster.revoked} for d in roster.devices
         ],
     }
+
+
+def _asked(request: dict[str, Any]) -> tuple[str, str]:
+    return request["token"], request["fingerprint"]
 
 
 def _pending(request: dict[str, Any]) -> str:

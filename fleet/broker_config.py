@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -27,6 +28,7 @@ from wire.topics import Topics
 
 CA_FILE: Final = "broker-ca.crt"
 CA_KEY_FILE: Final = "broker-ca.key"
+CA_HINT: Final = "take both from a backup, or remove both: a new CA is made, whose ca.crt everybody needs"
 CLIENTS: Final = "clients"
 CA_LIFE: Final = datetime.timedelta(days=3650)
 SERVER_LIFE: Final = datetime.timedelta(days=825)
@@ -119,8 +121,13 @@ def write_broker_config(
         expected: devices that are not enrolled yet but already get a user.
 
     Raises:
-        ConfigError: the fleet has no aggregator yet, or an expected name is not one for a device.
+        ConfigError: the fleet has no aggregator yet, an expected name is not one for a device, or the CA's files don't fit.
     """
+    with fleet.changing():
+        return _write(fleet, folder, (installed or folder).absolute(), expected)
+
+
+def _write(fleet: FleetDirectory, folder: Path, place: Path, expected: tuple[str, ...]) -> Written:
     aggregator = fleet.roster.aggregator
     if aggregator is None:
         raise ConfigError("the fleet has no aggregator yet", hint="shoal-fleet add-aggregator first")
@@ -131,7 +138,6 @@ def write_broker_config(
     address = BrokerAddress.parse(fleet.secrets.broker)
     fleet.users.make()
     private_directory(folder)
-    place = (installed or folder).absolute()
     write_private(folder / "passwords", "".join(f"{fleet.users.hashed(u)}\n" for u in users).encode())
     write_private(folder / "shoal.acl", acl(fleet, devices).encode())
     write_private(folder / "shoal.conf", config(address, place).encode())
@@ -144,18 +150,8 @@ def write_broker_config(
 
 def _write_certificates(fleet: FleetDirectory, folder: Path, host: str) -> None:
     if not (fleet.path / CA_FILE).exists():
-        key = ec.generate_private_key(ec.SECP256R1())
-        name = _name(f"shoal {fleet.name} broker CA")
-        builder = _builder(name, name, key.public_key(), CA_LIFE)
-        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        builder = builder.add_extension(_usage(signs=True), critical=True)
-        write_private(fleet.path / CA_KEY_FILE, _pem(key))
-        made = builder.sign(key, hashes.SHA256())
-        write_private(fleet.path / CA_FILE, made.public_bytes(serialization.Encoding.PEM))
-    ca = x509.load_pem_x509_certificate(read_private(fleet.path / CA_FILE))
-    ca_key = serialization.load_pem_private_key(read_private(fleet.path / CA_KEY_FILE), None)
-    if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{fleet.path / CA_KEY_FILE} holds another kind of key than we made")
+        _make_ca(fleet)
+    ca, ca_key = _read_ca(fleet.path)
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _builder(_name(host[:64]), ca.subject, key.public_key(), SERVER_LIFE)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -166,6 +162,35 @@ def _write_certificates(fleet: FleetDirectory, folder: Path, host: str) -> None:
     server = builder.sign(ca_key, hashes.SHA256())
     write_private(folder / "server.crt", server.public_bytes(serialization.Encoding.PEM))
     write_private(folder / "ca.crt", ca.public_bytes(serialization.Encoding.PEM))
+
+
+def _make_ca(fleet: FleetDirectory) -> None:
+    """Write the CA's key, then its certificate: a key without one was left by a crash, and nobody has seen it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name(f"shoal {fleet.name} broker CA")
+    builder = _builder(name, name, key.public_key(), CA_LIFE)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(signs=True), critical=True)
+    write_private(fleet.path / CA_KEY_FILE, _pem(key))
+    made = builder.sign(key, hashes.SHA256())
+    write_private(fleet.path / CA_FILE, made.public_bytes(serialization.Encoding.PEM))
+
+
+def _read_ca(path: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Return the CA's certificate and its key from the owner's directory.
+
+    Raises:
+        ConfigError: one is missing, damaged, or not the other's.
+    """
+    what = f"{path / CA_FILE} and {path / CA_KEY_FILE}"
+    try:
+        ca = x509.load_pem_x509_certificate(read_private(path / CA_FILE))
+        key = serialization.load_pem_private_key(read_private(path / CA_KEY_FILE), None)
+    except (ConfigError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{what} can't be used: {error}", hint=CA_HINT) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != ca.public_key():
+        raise ConfigError(f"{what} don't belong together", hint=CA_HINT)
+    return ca, key
 
 
 def _builder(

@@ -14,8 +14,10 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from crypto.seal.grants import OWNER_NAME
 from support.files import read_private, write_private
+from wire.errors import IntegrityError
 
 USERS_FILE: Final = "broker.key"
+USERS_HINT: Final = "take it from a backup, or remove it: broker-config then makes new passwords, which everybody needs"
 SECRET_BYTES: Final = 32
 PASSWORD_BYTES: Final = 18
 ENROL_USER: Final = "enrol"
@@ -32,9 +34,14 @@ class BrokerUsers:
     """Passwords of a fleet's broker; there are none until `make`."""
 
     def __init__(self, directory: Path) -> None:
-        """Look for the users' secret in the owner's ``directory``."""
+        """Look for the users' secret in the owner's ``directory``.
+
+        Raises:
+            ConfigError: it can't be read.
+            IntegrityError: it is damaged.
+        """
         self._file = directory / USERS_FILE
-        self._secret = read_private(self._file) if self._file.exists() else b""
+        self._secret = self._read()
 
     def __bool__(self) -> bool:
         return bool(self._secret)
@@ -43,10 +50,23 @@ class BrokerUsers:
         return f"BrokerUsers({self._file}, <secret>)"
 
     def make(self) -> None:
-        """Draw the secret, unless there is one; from now on addresses in grants and tokens hold user and password."""
-        if not self._secret:
+        """Draw the secret, unless there is one; from now on addresses in grants and tokens hold user and password.
+
+        Call it in `FleetDirectory.changing`.
+        """
+        if not self._read():
             write_private(self._file, os.urandom(SECRET_BYTES))
-            self._secret = read_private(self._file)
+        self._secret = self._read()
+
+    def _read(self) -> bytes:
+        if not self._file.exists():
+            return b""
+        secret = read_private(self._file)
+        if len(secret) != SECRET_BYTES:
+            raise IntegrityError(
+                f"{self._file} is damaged: it has {len(secret)} bytes, not {SECRET_BYTES}", hint=USERS_HINT
+            )
+        return secret
 
     def password(self, user: str) -> str:
         """Return the password of ``user``: 24 characters of base64url, HKDF-SHA256 of the secret and the name."""

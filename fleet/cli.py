@@ -122,6 +122,7 @@ def renew(directory: Directory) -> None:
 
     open_fleet(directory).renew()
     say(str(directory / ROSTER_FILE))
+    note(f"next: shoal-fleet publish {directory}, or hand this file to the aggregator, into its directory")
 
 
 @task_app.command("compile")
@@ -225,7 +226,7 @@ def run(
 ) -> None:
     """Sign a run: what the aggregator may do, the sealed task and the sealed origins; prints the run file."""
     from edge_client.manifest import LocalTraining
-    from fleet.run import RunOptions, make_plan, write_run
+    from fleet.run import RunOptions, draft_plan, make_plan, write_run
     from fleet.task.signed import read_signed
     from fleet.unlock import open_fleet
 
@@ -250,11 +251,12 @@ def run(
         seed=seed,
         epoch_rounds=epoch_rounds,
     )
+    draft = draft_plan(fleet, bundle, options)
+    from fleet.task.origin import make_origins  # torch: only for options that make sense
+
+    origins = make_origins(source.spec, draft.origins, seed, manifest=bundle.manifest, **source.options)
     with fleet.changing():  # the plan names keys and a number that nobody else may take meanwhile
         plan = make_plan(fleet, bundle, options)
-        from fleet.task.origin import make_origins  # torch: only for options that make sense
-
-        origins = make_origins(source.spec, plan.origins, seed, manifest=bundle.manifest, **source.options)
         path = write_run(fleet, plan, bundle, origins)
     say(str(path))
     note("next: put this file into the aggregator's runs directory; devices get it through the broker")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +17,21 @@ from fleet.admission import Registrar
 from fleet.broker_config import CA_FILE
 from fleet.directory import FleetDirectory
 from wire.address import BrokerAddress
+from wire.documents import Member
 from wire.errors import BrokerUnreachableError, ShoalError, UntrustedError
 from wire.mqtt import MqttTransport
 from wire.transport import TakenOver, TransportEvent
 
 POLL_S: Final = 0.2
+DRAIN_POLL_S: Final = 0.02
+SETTLE_S: Final = 0.5
+"""Nothing more lies on the broker when nothing has come for so long."""
 FLUSH_S: Final = 20.0
+"""How long the broker may take for what was signed; the fleet is locked meanwhile, see `directory.CHANGE_WAIT_S`."""
+
+
+class TakenOverError(UntrustedError):
+    """Another program of the owner's has connected in our place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,58 +63,103 @@ class Desk:
         address = BrokerAddress.parse(url, ca_file=ca, cert_file=tls.cert, key_file=tls.key)
         self._inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
         self._complain = complain
-        self._transport = MqttTransport(address, f"shoal-{fleet.name}-owner", self._inbox.put, session_expiry_s=0)
-        self.registrar = Registrar(fleet, self._transport)
+        self._fleet = fleet
+        self._taken_over = threading.Event()
+        self._transport = MqttTransport(address, f"shoal-{fleet.name}-owner", self._on_event, session_expiry_s=0)
+        self.registrar = Registrar(fleet, self._transport, complain, self._drain)
         self.registrar.start(int(time.time()))
         self._transport.start(require=True)
 
     def listen(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> None:
-        """Take what arrives for ``seconds``, or until ``enough()``.
+        """Take what arrives for ``seconds``, or until ``enough()`` and what lies on the broker has come (SETTLE_S of quiet).
 
         Raises:
-            UntrustedError: another program of the owner's took over.
+            TakenOverError: another program of the owner's took over.
+            BrokerUnreachableError: as `flush`.
         """
-        end_s = time.monotonic() + seconds
-        while not enough() and time.monotonic() < end_s:
+        last_s = time.monotonic()
+        end_s = last_s + max(seconds, SETTLE_S)
+        while (now_s := time.monotonic()) < end_s and not (now_s - last_s >= SETTLE_S and enough()):
+            self._check_connection()
             try:
                 event = self._inbox.get(timeout=POLL_S)
             except queue.Empty:
                 continue
-            if isinstance(event, TakenOver):
-                raise UntrustedError(
-                    "another program of the owner's connected", hint="end the other shoal-fleet, then run this again"
-                )
+            last_s = time.monotonic()
             try:
-                self.registrar.on_event(event, int(time.time()))
+                with self._connected():
+                    self.registrar.on_event(event, int(time.time()))
+            except (BrokerUnreachableError, TakenOverError):
+                raise
             except ShoalError as error:
                 self._complain(f"ignored a message: {error}")
 
-    def publish(self, gone: str = "") -> None:
-        """Leave the newest roster and everybody's newest keys; clear those of the device that is ``gone``.
+    def approve(self, fingerprint: str) -> Member:
+        """Enrol who asks with this fingerprint, and return when the broker has grant and roster.
 
         Raises:
-            BrokerUnreachableError: as `flush`.
+            UntrustedError, ConfigError: as `Registrar.approve`.
+            BrokerUnreachableError, TakenOverError: as `flush`.
         """
-        self.registrar.publish_roster()
-        self.registrar.publish_keys()
-        if gone:
-            self.registrar.clear_keys(gone)
-        self.flush()
+        with self._connected():
+            return self.registrar.approve(fingerprint, int(time.time()))
+
+    def publish(self) -> None:
+        """Leave the newest roster and everybody's newest keys; clear those of whoever is revoked.
+
+        Raises:
+            BrokerUnreachableError, TakenOverError: as `flush`.
+        """
+        # Locked until the broker has it, or an older roster could come to lie over a newer one.
+        with self._connected(), self._fleet.changing():
+            self.registrar.publish_roster()
+            self.registrar.publish_keys()
+            self.flush()
 
     def flush(self) -> None:
-        """Return when the broker has everything.
+        """Return when the broker has everything; where it has not, nothing more is sent.
 
         Raises:
-            BrokerUnreachableError: it does not take it.
+            BrokerUnreachableError: it does not take it in FLUSH_S.
+            TakenOverError: another program of the owner's took over.
         """
+        self.registrar.flush()
+
+    def _drain(self) -> None:
         end_s = time.monotonic() + FLUSH_S
-        while self._transport.pending():
-            if time.monotonic() > end_s:
-                raise BrokerUnreachableError(
-                    "what was signed did not reach the broker",
-                    hint="it is kept: `shoal-fleet publish DIR` when the broker is back",
-                )
-            self.listen(POLL_S)
+        try:
+            while self._transport.pending():
+                self._check_connection()
+                if time.monotonic() > end_s:
+                    raise BrokerUnreachableError(
+                        f"the broker did not take everything in {FLUSH_S:g} s",
+                        hint="check that it runs and has space left",
+                    )
+                time.sleep(DRAIN_POLL_S)
+            self._check_connection()
+        except ShoalError:
+            self._transport.close()
+            raise
+
+    def _on_event(self, event: TransportEvent) -> None:
+        if isinstance(event, TakenOver):
+            self._taken_over.set()
+        self._inbox.put(event)
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        """Blame whatever fails after another program took over on that."""
+        try:
+            yield
+        except ShoalError:
+            self._check_connection()
+            raise
+
+    def _check_connection(self) -> None:
+        if self._taken_over.is_set():
+            raise TakenOverError(
+                "another program of the owner's connected", hint="end the other shoal-fleet, then run this again"
+            )
 
     def __enter__(self) -> Self:
         return self

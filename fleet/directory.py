@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -15,21 +15,22 @@ from crypto.seal.grants import AGGREGATOR_ROLE, DEVICE_ROLE, OWNER_NAME, open_ca
 from crypto.seal.identity import Identity, fingerprint
 from crypto.seal.passphrase import Lock
 from crypto.seal.roster import open_roster
-from crypto.seal.signed import open_document, sign_document
+from crypto.seal.signed import sign_document
 from fleet.broker_users import DEVICE_RESERVED, ENROL_USER, BrokerUsers
-from fleet.vault import OWNER_FILE, ROSTER_FILE, SECRETS_FILE, FleetSecrets, Vault
-from support.files import private_directory, remove_unfinished, write_private
+from fleet.runs import RUNS, highest_run
+from fleet.vault import BACKUP_HINT, OWNER_FILE, ROSTER_FILE, SECRETS_FILE, FleetSecrets, Vault
+from support.files import private_directory, remove_unfinished, sync_directory, write_atomic, write_private
 from support.locks import exclusive
 from wire.address import BrokerAddress
-from wire.codec import decode, encode
-from wire.documents import AggregatorGrant, Card, DeviceGrant, Member, Roster, RunPackage, RunPlan
-from wire.errors import ConfigError, NotEnrolledError, UntrustedError
+from wire.codec import encode
+from wire.documents import AggregatorGrant, Card, DeviceGrant, Member, Roster
+from wire.errors import ConfigError, IntegrityError, NotEnrolledError, ShoalError, UntrustedError
 from wire.types import check_name
 
 GRANTS: Final = "grants"
-RUNS: Final = "runs"
-CHANGE_WAIT_S: Final = 60.0
-"""How long one of the owner's programs waits while another changes the fleet."""
+CHANGE_WAIT_S: Final = 120.0
+"""How long one of the owner's programs waits while another changes the fleet: writing new grants for 5000 devices takes some
+20 s, and what was signed is on its way to the broker for at most `desk.FLUSH_S`."""
 LOCKED_HINT: Final = "wait for the other shoal-fleet to end"
 ROSTER_LIFE_S: Final = 365 * 24 * 3600
 """A roster that is not renewed for a year ends the fleet."""
@@ -50,52 +51,62 @@ class FleetDirectory:
             NotEnrolledError: there is no fleet.
             ConfigError: the owner's key is under a passphrase and none is given.
             UntrustedError: the passphrase is wrong.
+            IntegrityError: a file is damaged.
         """
         if not (path / SECRETS_FILE).exists():
             raise NotEnrolledError(f"{path} holds no fleet", hint="shoal-fleet init DIR --name NAME --broker URL")
         self.path = path
         self._vault = Vault(path, lock)
         self._changing = False
-        self.users = BrokerUsers(path)
+        self.users: BrokerUsers
         self.secrets: FleetSecrets
         self.roster: Roster
+        self._signed = b""
         self.owner = Identity.from_bytes(self._vault.read(OWNER_FILE), path / OWNER_FILE)
-        remove_unfinished(path)
-        if self._vault.is_changing:
-            with self.changing():
-                return  # it reads, after what a crash has left half done is finished
         self._read_state()
+        if self._vault.is_changing:
+            # After a crash it is ours to finish; while another program is at it, looking waits for nobody.
+            with suppress(ConfigError), self.changing(wait_s=0.0):
+                pass
 
     @contextmanager
-    def changing(self) -> Iterator[None]:
+    def changing(self, wait_s: float | None = None) -> Iterator[None]:
         """Keep other programs of the owner's from changing the fleet, and take up what they have changed before.
 
-        Whatever reads the fleet's state and signs or writes something new by it belongs inside.
+        Whatever reads the fleet's state and signs or writes something new by it belongs inside, and so does handing that on.
+
+        Args:
+            wait_s: how long to wait for another program; None is CHANGE_WAIT_S.
 
         Raises:
-            ConfigError: another program has been changing the fleet for CHANGE_WAIT_S.
+            ConfigError: another program has been changing the fleet for so long.
         """
         if self._changing:
             yield
             return
-        with exclusive(self.path, wait_s=CHANGE_WAIT_S, hint=LOCKED_HINT):
-            self._vault.finish_change()
+        with exclusive(self.path, wait_s=CHANGE_WAIT_S if wait_s is None else wait_s, hint=LOCKED_HINT):
+            remove_unfinished(self.path)
+            left_over = self._vault.carry_out()
             self._read_state()
             self._changing = True
             try:
+                if left_over:
+                    self._finish_change()
                 yield
             finally:
                 self._changing = False
 
     def _read_state(self) -> None:
-        self.secrets = self._vault.secrets
-        self.roster = open_roster(
-            self.roster_bytes,
-            owner_key=self.owner.member.sign_key,
-            fleet=self.secrets.fleet,
-            least_sequence=0,
-            now_s=0,
-        )
+        self.secrets, signed = self._vault.state()
+        self.users = BrokerUsers(self.path)
+        if signed and signed == self._signed:
+            return
+        key, fleet = self.owner.member.sign_key, self.secrets.fleet
+        try:
+            self.roster = open_roster(signed, owner_key=key, fleet=fleet, least_sequence=0, now_s=0)
+        except ShoalError as error:
+            raise IntegrityError(f"{self.path / ROSTER_FILE} is damaged: {error}", hint=BACKUP_HINT) from error
+        self._signed = signed
 
     @classmethod
     def create(cls, path: Path, name: str, broker: str, lock: Lock | None = None) -> FleetDirectory:
@@ -104,20 +115,21 @@ class FleetDirectory:
         Raises:
             ConfigError: there is one already, or the name or the address is not valid.
         """
-        if (path / SECRETS_FILE).exists():
-            raise ConfigError(
-                f"{path} holds a fleet already", hint="its keys can't be made again: use another directory"
-            )
         check_name(name, "fleet")
         BrokerAddress.parse(broker)
         private_directory(path)
-        owner = Identity.generate(OWNER_NAME)
-        vault = Vault(path, lock)
-        vault.write(OWNER_FILE, owner.reveal())
-        write_private(path / ROSTER_FILE, sign_document(owner, Roster(name, 1, *_life(), None, (), ())))
-        for sub in (GRANTS, RUNS):
-            private_directory(path / sub)
-        vault.write(SECRETS_FILE, encode(FleetSecrets.fresh(name, broker)))
+        with exclusive(path, wait_s=CHANGE_WAIT_S, hint=LOCKED_HINT):
+            if (path / SECRETS_FILE).exists():
+                raise ConfigError(
+                    f"{path} holds a fleet already", hint="its keys can't be made again: use another directory"
+                )
+            owner = Identity.generate(OWNER_NAME)
+            vault = Vault(path, lock)
+            vault.write(OWNER_FILE, owner.reveal())
+            write_private(path / ROSTER_FILE, sign_document(owner, Roster(name, 1, *_life(), None, (), ())))
+            for sub in (GRANTS, RUNS):
+                private_directory(path / sub)
+            vault.write(SECRETS_FILE, encode(FleetSecrets.fresh(name, broker)))
         return cls(path, lock)
 
     @property
@@ -156,7 +168,7 @@ class FleetDirectory:
     @property
     def roster_bytes(self) -> bytes:
         """The roster as signed."""
-        return self._vault.roster
+        return self._signed
 
     @property
     def broker(self) -> str:
@@ -248,7 +260,6 @@ class FleetDirectory:
                 what = "is revoked already" if name in self.roster.revoked else "is not in the roster"
                 raise ConfigError(f"device {name!r} {what}", hint="shoal-fleet show lists the devices")
             self._draw_secrets(revoked=(*self.roster.revoked, name))
-            (self.path / GRANTS / f"{name}.grant").unlink(missing_ok=True)
 
     def rotate(self) -> None:
         """Draw new secrets though nobody leaves; a run in progress rolls over to them. Grants are written anew."""
@@ -261,27 +272,35 @@ class FleetDirectory:
         secrets = dataclasses.replace(
             FleetSecrets.fresh(self.name, self.secrets.broker),
             mask_epoch=first,
-            next_epoch=first + self._epochs_signed(),
+            next_epoch=first + self.secrets.run_epochs + 1,  # as many as may be left of the runs in progress, and one
+            next_run=self.secrets.next_run,
+            run_epochs=self.secrets.run_epochs,
         )
-        self._vault.change(secrets, sign_document(self.owner, roster))
-        self.secrets, self.roster = secrets, roster
+        signed = sign_document(self.owner, roster)
+        self._vault.change(secrets, signed)
+        self.secrets, self.roster, self._signed = secrets, roster, signed
+        self._finish_change()
+
+    def _finish_change(self) -> None:
+        """Write the grants that follow from new secrets; only then is the journal not needed any more."""
+        for name in self.roster.revoked:
+            self._grant_path(name).unlink(missing_ok=True)
+        private_directory(self.path / GRANTS)
         for card in self.cards():
-            self._write_grant(card)
+            write_atomic(self._grant_path(card.member.name), self.grant_for(card), sync_name=False)
+        sync_directory(self.path / GRANTS)
+        self._vault.end_change()
 
-    def _epochs_signed(self) -> int:
-        """Return the mask epochs of all runs together: as many as may be left of those in progress, and one more."""
-        total = 1
-        for path in (self.path / RUNS).glob("*.run"):
-            plan = open_document(decode(path.read_bytes(), RunPackage).plan, RunPlan, self.owner.member.sign_key)
-            total += plan.epochs
-        return total
-
-    def take_epochs(self, count: int) -> int:
-        """Return the first of ``count`` mask epochs that nobody else gets; durable before it returns."""
+    def take_run(self, epochs: int) -> tuple[int, int]:
+        """Return a run's number and the first of its mask epochs, which nobody else gets; durable before it returns."""
         with self.changing():
-            first = self.secrets.next_epoch
-            self._store_secrets(dataclasses.replace(self.secrets, next_epoch=first + count))
-            return first
+            s = self.secrets
+            run = max(s.next_run, highest_run(self.path) + 1)
+            taken = dataclasses.replace(
+                s, next_epoch=s.next_epoch + epochs, next_run=run + 1, run_epochs=s.run_epochs + epochs
+            )
+            self._store_secrets(taken)
+            return run, s.next_epoch
 
     def forget_before(self, epoch: int) -> bool:
         """Erase the secrets of mask epochs before ``epoch``, so that new grants don't reach back; return whether any were.
@@ -333,10 +352,6 @@ class FleetDirectory:
         with self.changing():
             self._sign()
 
-    def next_run(self) -> int:
-        """Return the number of the next run."""
-        return max((int(p.stem) for p in (self.path / RUNS).glob("*.run")), default=0) + 1
-
     def _checked(self, data: bytes, role: str, expected: str) -> Card:
         card = open_card(data)
         if card.role != role:
@@ -356,13 +371,18 @@ class FleetDirectory:
         )
 
     def _sign(self, **changes: object) -> None:
-        self.roster = self._next_roster(**changes)
-        write_private(self.path / ROSTER_FILE, sign_document(self.owner, self.roster))
+        roster = self._next_roster(**changes)
+        signed = sign_document(self.owner, roster)
+        write_private(self.path / ROSTER_FILE, signed)
+        self.roster, self._signed = roster, signed
 
     def _write_grant(self, card: Card) -> Path:
-        path = self.path / GRANTS / f"{card.member.name}.grant"
+        path = self._grant_path(card.member.name)
         write_private(path, self.grant_for(card))
         return path
+
+    def _grant_path(self, name: str) -> Path:
+        return self.path / GRANTS / f"{name}.grant"
 
 
 def _life() -> tuple[int, int]:

@@ -17,7 +17,8 @@ from crypto.seal.signed import sign_document
 from edge_client.manifest import LocalTraining
 from edge_client.package import origins_purpose, task_purpose
 from edge_client.policy import adds_models
-from fleet.directory import RUNS, FleetDirectory
+from fleet.directory import FleetDirectory
+from fleet.runs import run_file
 from support.files import write_atomic
 from wire.codec import encode
 from wire.documents import LocalSettings, RunPackage, RunPlan, SegmentSpec, Setting
@@ -90,6 +91,20 @@ def make_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) ->
     """Return the plan of the fleet's next run, checked by the strategy that will follow it.
 
     Raises:
+        ConfigError: as `draft_plan`; neither a number nor mask epochs are taken then.
+    """
+    with fleet.changing():
+        draft = draft_plan(fleet, bundle, options)
+        # Each run has mask epochs of its own, so that no two runs share a permutation.
+        run, epoch = fleet.take_run(draft.epochs)
+        context = MaskContext(fleet.name, draft.run_id, epoch, bundle.digest, options.mode, bundle.segments)
+        return dataclasses.replace(draft, run=run, epoch=epoch, key_id=key_id(fleet.secret_at(epoch), context))
+
+
+def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> RunPlan:
+    """Return a plan whose number and mask epochs are not its own: to check the options before anything is taken.
+
+    Raises:
         ConfigError: a setting is unknown or out of range, or the fleet has no aggregator or no device yet.
     """
     if fleet.roster.aggregator is None or not fleet.roster.active():
@@ -97,10 +112,8 @@ def make_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) ->
             "a run needs an aggregator and at least one device",
             hint="shoal-fleet add-aggregator, shoal-fleet add-device",
         )
-    run, run_id = fleet.next_run(), os.urandom(16)
+    run, run_id, epoch = fleet.secrets.next_run, os.urandom(16), fleet.secrets.mask_epoch
     epoch_rounds = options.epoch_rounds or options.rounds
-    # Each run has mask epochs of its own, so that no two runs share a permutation.
-    epoch = fleet.take_epochs(-(-options.rounds // epoch_rounds))
     context = MaskContext(fleet.name, run_id, epoch, bundle.digest, options.mode, bundle.segments)
     local = options.local or bundle.manifest.hyper
     plan = RunPlan(
@@ -183,7 +196,7 @@ def write_run(fleet: FleetDirectory, plan: RunPlan, bundle: TaskBundle, origins:
         _seal(fleet, task_purpose(plan.task_digest), bundle.to_bytes()),
         _seal(fleet, origins_purpose(plan.run_id), origins.astype("<f4").tobytes()),
     )
-    path = fleet.path / RUNS / f"{plan.run:06d}.run"
+    path = run_file(fleet.path, plan.run)
     write_atomic(path, encode(package))
     return path
 

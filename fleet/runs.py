@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from crypto.seal.signed import open_document
-from fleet.directory import RUNS
 from support.files import read_private
 from wire.codec import decode
 from wire.documents import RunPackage, RunPlan
@@ -14,6 +15,20 @@ from wire.errors import ShoalError
 
 if TYPE_CHECKING:
     from fleet.directory import FleetDirectory
+
+RUNS: Final = "runs"
+_NUMBERED: Final = re.compile(r"([0-9]{6})\.run")
+
+
+def run_file(path: Path, run: int) -> Path:
+    """Return where the owner's directory ``path`` keeps a run."""
+    return path / RUNS / f"{run:06d}.run"
+
+
+def highest_run(path: Path) -> int:
+    """Return the highest number that a file in the owner's directory ``path`` has, 0 where there is none."""
+    found = (_NUMBERED.fullmatch(p.name) for p in (path / RUNS).glob("*.run"))
+    return max((int(m[1]) for m in found if m), default=0)
 
 
 def signed_plans(fleet: FleetDirectory, complain: Callable[[str], None]) -> list[RunPlan]:

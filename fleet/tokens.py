@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ from fleet.directory import FleetDirectory
 from support.files import read_private, write_private
 from wire.codec import U64, decode, encode, message
 from wire.enrolment import Token
-from wire.errors import ConfigError, UntrustedError, UsageError
+from wire.errors import ConfigError, IntegrityError, ShoalError, UntrustedError, UsageError
 
 TOKENS: Final = "tokens"
 FORGOTTEN_AFTER_S: Final = 7 * 24 * 3600
@@ -55,33 +55,40 @@ class TokenStore:
         Raises:
             ConfigError: the fleet has no aggregator yet, whom devices pin.
         """
-        aggregator = self._fleet.roster.aggregator
-        if aggregator is None:
-            raise ConfigError(
-                "the fleet has no aggregator yet, and a device must know whom to believe",
-                hint="shoal-fleet add-aggregator first",
+        with self._fleet.changing():
+            aggregator = self._fleet.roster.aggregator
+            if aggregator is None:
+                raise ConfigError(
+                    "the fleet has no aggregator yet, and a device must know whom to believe",
+                    hint="shoal-fleet add-aggregator first",
+                )
+            token = Token(
+                self._fleet.name,
+                self._fleet.broker_for(ENROL_USER),
+                self._fleet.fingerprint,
+                fingerprint(aggregator),
+                now_s + life_s,
+                os.urandom(TOKEN_SECRET_BYTES),
             )
-        token = Token(
-            self._fleet.name,
-            self._fleet.broker_for(ENROL_USER),
-            self._fleet.fingerprint,
-            fingerprint(aggregator),
-            now_s + life_s,
-            os.urandom(TOKEN_SECRET_BYTES),
-        )
-        self._write(TokenFile(token, now_s, ""))
-        return token
+            self._write(TokenFile(token, now_s, ""))
+            return token
 
     def find(self, name: str) -> TokenFile:
         """Return the token of that id.
 
         Raises:
             UntrustedError: there is none.
+            ConfigError, IntegrityError: its file can't be read, or is damaged.
         """
         path = self._path(name)
         if not _ID.fullmatch(name) or not path.exists():
             raise UntrustedError("a token that this owner never gave out, or has forgotten since it expired")
-        return decode(read_private(path), TokenFile)
+        try:
+            return decode(read_private(path), TokenFile)
+        except IntegrityError as error:
+            raise IntegrityError(
+                f"{path} is damaged: {error}", hint="remove it, and give the device a new line: shoal-fleet token"
+            ) from error
 
     def use(self, name: str, by: str) -> None:
         """Spend a token on the device of fingerprint ``by``: durable before it returns, and for good.
@@ -94,12 +101,28 @@ class TokenStore:
             raise UntrustedError(f"the token was used before, by {file.used_by}")
         self._write(dataclasses.replace(file, used_by=by))
 
-    def forget_old(self, now_s: int) -> Iterator[str]:
-        """Remove tokens that expired long ago, and give their ids."""
+    def used_by(self, by: str) -> str:
+        """Return the id of a token that was spent on the device of fingerprint ``by``; empty if there is none."""
+        return next((name for name, file in self._all(lambda _: None) if file.used_by == by), "")
+
+    def old(self, now_s: int, complain: Callable[[str], None]) -> list[str]:
+        """Return the ids of tokens that expired FORGOTTEN_AFTER_S ago; ``complain`` hears of files that are no tokens."""
+        return [name for name, f in self._all(complain) if now_s > f.token.expires_at_s + FORGOTTEN_AFTER_S]
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Remove tokens, those that another program has removed meanwhile too."""
+        with self._fleet.changing():
+            for name in names:
+                self._path(name).unlink(missing_ok=True)
+
+    def _all(self, complain: Callable[[str], None]) -> list[tuple[str, TokenFile]]:
+        found = []
         for path in sorted(self._folder.glob("*.token")):
-            if now_s > decode(read_private(path), TokenFile).token.expires_at_s + FORGOTTEN_AFTER_S:
-                path.unlink()
-                yield path.stem
+            try:
+                found.append((path.stem, self.find(path.stem)))
+            except ShoalError as error:
+                complain(f"skipped {path.name}: {error}{f'; {error.hint}' if error.hint else ''}")
+        return found
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.token"

@@ -25,7 +25,13 @@ def ask(*, twice: bool = False) -> Lock:
     """
     named = os.environ.get(FILE_VARIABLE)
     if named:
-        return Lock(read_private(Path(named)).rstrip(b"\r\n"))
+        try:
+            return Lock(read_private(Path(named)).rstrip(b"\r\n"))
+        except ConfigError as error:
+            hint = (
+                error.hint or f"{FILE_VARIABLE} names a file of mode 0600 that holds the passphrase of the owner's key"
+            )
+            raise ConfigError(f"{FILE_VARIABLE}: {error}", hint=hint) from error
     if not sys.stdin.isatty():
         raise ConfigError(
             "the owner's key is under a passphrase, and there is no terminal to ask at",

@@ -12,12 +12,13 @@ from crypto.seal.envelope import KEY_BYTES
 from crypto.seal.passphrase import Lock, is_locked
 from support.files import read_private, sync_directory, write_private
 from wire.codec import U32, decode, encode, message
-from wire.errors import ConfigError
+from wire.errors import ConfigError, IntegrityError
 
 OWNER_FILE: Final = "owner.key"
 SECRETS_FILE: Final = "secrets.bin"
 ROSTER_FILE: Final = "roster.signed"
 CHANGE_FILE: Final = "change.journal"
+BACKUP_HINT: Final = "take the whole directory from a backup"
 
 
 @message(96)
@@ -28,6 +29,8 @@ class FleetSecrets:
     Attributes:
         mask_epoch: the mask epoch that ``mask_secret`` stands at: new devices can't unmask what came before.
         next_epoch: no run has been given this mask epoch or a later one yet.
+        next_run: no run has been given this number or a later one yet.
+        run_epochs: mask epochs that all runs together have been given.
     """
 
     fleet: str
@@ -37,6 +40,8 @@ class FleetSecrets:
     broadcast_key: bytes = dataclasses.field(repr=False)
     mask_epoch: U32 = 0
     next_epoch: U32 = 1
+    next_run: U32 = 1
+    run_epochs: U32 = 0
 
     @classmethod
     def fresh(cls, fleet: str, broker: str) -> FleetSecrets:
@@ -65,8 +70,11 @@ class Vault:
         Raises:
             ConfigError: it is under a passphrase and none is given, or can't be read.
             UntrustedError: the passphrase is wrong.
+            IntegrityError: it is damaged.
         """
-        data = read_private(self._path / file)
+        return self._unlocked(file, read_private(self._path / file))
+
+    def _unlocked(self, file: str, data: bytes) -> bytes:
         if not is_locked(data):
             return data
         if self._lock is None:
@@ -74,41 +82,74 @@ class Vault:
                 f"{self._path / file} is under a passphrase",
                 hint="call from a terminal, or name a private file that holds it in SHOAL_PASSPHRASE_FILE",
             )
-        return self._lock.open(file, data)
+        try:
+            return self._lock.open(file, data)
+        except IntegrityError as error:
+            raise IntegrityError(f"{self._path / file} is damaged: {error}", hint=BACKUP_HINT) from error
 
     def write(self, file: str, plain: bytes) -> None:
         """Write a private file, under the passphrase where there is one."""
         write_private(self._path / file, self._locked(file, plain))
 
-    @property
-    def secrets(self) -> FleetSecrets:
-        """The secrets as they are on the disk."""
-        return decode(self.read(SECRETS_FILE), FleetSecrets)
+    def state(self) -> tuple[FleetSecrets, bytes]:
+        """Return the secrets and the signed roster that belong together, also while another program changes them.
 
-    @property
-    def roster(self) -> bytes:
-        """The roster as signed."""
-        return read_private(self._path / ROSTER_FILE)
+        Raises:
+            ConfigError: as `read`.
+            IntegrityError: a file is damaged.
+        """
+        while True:
+            change = self._journal()
+            if change is not None:
+                return self._secrets(self._unlocked(SECRETS_FILE, change.secrets)), change.roster
+            roster = read_private(self._path / ROSTER_FILE)
+            secrets = self._secrets(self.read(SECRETS_FILE))
+            if not self.is_changing and read_private(self._path / ROSTER_FILE) == roster:
+                return secrets, roster
 
     @property
     def is_changing(self) -> bool:
-        """Whether a change is in the journal that is not carried out yet."""
+        """Whether a change is in the journal that is not carried out to its end yet."""
         return (self._path / CHANGE_FILE).exists()
 
     def change(self, secrets: FleetSecrets, roster: bytes) -> None:
-        """Put both in force together."""
+        """Put both in force together; the journal stays until `end_change`."""
         locked = self._locked(SECRETS_FILE, encode(secrets))
         write_private(self._path / CHANGE_FILE, encode(Change(locked, roster)))
-        self.finish_change()
+        self.carry_out()
 
-    def finish_change(self) -> None:
-        """Carry out what the journal holds, if there is one: also what a crash had left half done."""
-        if self.is_changing:
-            change = decode(read_private(self._path / CHANGE_FILE), Change)
-            write_private(self._path / SECRETS_FILE, change.secrets)
-            write_private(self._path / ROSTER_FILE, change.roster)
-            (self._path / CHANGE_FILE).unlink(missing_ok=True)
-            sync_directory(self._path)
+    def carry_out(self) -> bool:
+        """Write what the journal holds, which a crash may have left half done; return whether there was one."""
+        change = self._journal()
+        if change is None:
+            return False
+        write_private(self._path / SECRETS_FILE, change.secrets)
+        write_private(self._path / ROSTER_FILE, change.roster)
+        return True
+
+    def end_change(self) -> None:
+        """Remove the journal: whatever follows from the change is on the disk."""
+        (self._path / CHANGE_FILE).unlink(missing_ok=True)
+        sync_directory(self._path)
+
+    def _journal(self) -> Change | None:
+        file = self._path / CHANGE_FILE
+        try:
+            data = read_private(file)
+        except ConfigError:
+            if file.exists():
+                raise
+            return None
+        try:
+            return decode(data, Change)
+        except IntegrityError as error:
+            raise IntegrityError(f"{file} is damaged: {error}", hint=BACKUP_HINT) from error
+
+    def _secrets(self, plain: bytes) -> FleetSecrets:
+        try:
+            return decode(plain, FleetSecrets)
+        except IntegrityError as error:
+            raise IntegrityError(f"{self._path / SECRETS_FILE} is damaged: {error}", hint=BACKUP_HINT) from error
 
     def _locked(self, file: str, plain: bytes) -> bytes:
         return plain if self._lock is None else self._lock.close(file, plain)

@@ -84,6 +84,7 @@ def test_a_revocation_holds_also_when_the_broker_is_away(call, fleet):
     """It is signed first; publishing comes after."""
     made = call("shoal-fleet", "revoke", "owner", "dev-1", status=5)
     assert made.out.startswith("dev-1 revoked by roster ")
+    assert "it is signed and kept: shoal-fleet publish owner when the broker is back" in made.err
     assert "dev-1 " in call("shoal-fleet", "show", "owner").out
     assert call("shoal-fleet", "show", "owner", "--json").data["devices"][0]["revoked"]
     call("shoal-fleet", "revoke", "owner", "dev-1", "--offline", status=3)
@@ -94,6 +95,7 @@ def test_rotate_draws_new_secrets_for_everybody(call, fleet):
     """Unreachable broker: signed all the same, and `publish` is named; the roster says since when the secrets hold."""
     before = FleetDirectory(call.home / "owner").secrets
     made = call("shoal-fleet", "rotate", "owner", status=5)
+    assert "it is signed and kept: shoal-fleet publish owner" in made.err
     sequence = FleetDirectory(call.home / "owner").roster.sequence
     assert made.out.strip() == f"new secrets since roster {sequence}"
     again = call("shoal-fleet", "rotate", "owner", "--offline")
@@ -101,6 +103,25 @@ def test_rotate_draws_new_secrets_for_everybody(call, fleet):
     after = FleetDirectory(call.home / "owner").secrets
     assert before.mask_secret != after.mask_secret
     assert before.mask_epoch < after.mask_epoch < after.next_epoch
+
+
+def test_damaged_files_of_the_owners_are_named_with_what_to_do(call, fleet):
+    """A token's stops nothing but itself; secrets' and roster's stop everything."""
+    call("shoal-fleet", "token", "owner")
+    (file,) = (call.home / "owner" / "tokens").glob("*.token")
+    file.write_bytes(b"")
+    call("shoal-fleet", "token", "owner")
+    for name in ("roster.signed", "secrets.bin"):
+        write_private(call.home / "owner" / name, b"")
+        told = call("shoal-fleet", "show", "owner", status=7)
+        assert f"owner/{name} is damaged" in told.err
+        assert "backup" in told.err
+
+
+def test_renewing_the_roster_says_how_it_gets_to_the_others(call, fleet):
+    told = call("shoal-fleet", "renew", "owner")
+    assert told.out == "owner/roster.signed\n"
+    assert "next: shoal-fleet publish owner" in told.err
 
 
 def test_broker_config_says_what_it_made_and_no_password(call, fleet):
@@ -131,6 +152,9 @@ def test_a_passphrase_guards_the_owners_keys(call):
     assert "SHOAL_PASSPHRASE_FILE" in refused.err
     wrong = call("shoal-fleet", "show", "owner", status=6, SHOAL_PASSPHRASE_FILE="other")
     assert "passphrase is wrong" in wrong.err
+    missing = call("shoal-fleet", "show", "owner", status=3, SHOAL_PASSPHRASE_FILE="nothing")
+    assert "SHOAL_PASSPHRASE_FILE: can't read nothing" in missing.err
+    assert "hint: SHOAL_PASSPHRASE_FILE names a file" in missing.err
     (call.home / "pass").chmod(0o644)
     call("shoal-fleet", "show", "owner", status=3, SHOAL_PASSPHRASE_FILE="pass")
     assert PASSPHRASE not in "\n".join(call.seen)

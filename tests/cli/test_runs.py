@@ -6,6 +6,9 @@ import pytest
 
 from crypto.seal.signed import open_document
 from fleet.directory import FleetDirectory
+from fleet.task.signed import Source, write_signed
+from support.locks import exclusive
+from tests.helpers.tasks import logistic_bundle
 from wire.codec import decode
 from wire.documents import RunPackage, RunPlan, Setting
 
@@ -51,3 +54,15 @@ def test_a_wrong_name_in_pretrain_is_refused(call, fleet, task):
         "shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedgroup", "--pretrain", "eta=1", status=2
     )
     assert "local training has no 'eta'" in told.err
+
+
+@pytest.mark.torch
+def test_the_origins_are_drawn_before_the_fleet_is_locked(call, fleet):
+    """Loading torch and building a model may take long, and other commands needn't wait for it."""
+    pytest.importorskip("torch")
+    owner = FleetDirectory(call.home / "owner")
+    write_signed(logistic_bundle(), Source("model.py:make", {}), owner.owner, call.home / "task")
+    (call.home / "model.py").write_text("def make():\n    raise OSError('the model is being built')\n")
+    with exclusive(owner.path, wait_s=0, hint="-"):
+        told = call("shoal-fleet", "run", "owner", "--task", "task", "--algorithm", "fedavg", status=8)
+    assert "the model is being built" in told.err

@@ -159,7 +159,7 @@ def _owners(disk):
     def tokens(directory):
         fleet = FleetDirectory(directory)
         store = TokenStore(fleet)
-        list(store.forget_old(0))
+        store.old(0, str)
         return [store.find(p.stem) for p in (directory / "tokens").glob("*.token")]
 
     owner = disk.places["owner"]

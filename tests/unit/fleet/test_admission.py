@@ -2,7 +2,6 @@
 
 import dataclasses
 import hmac
-import time
 
 import pytest
 
@@ -16,80 +15,17 @@ from crypto.seal.identity import Identity, fingerprint
 from crypto.seal.signed import sign_document
 from crypto.seal.tokens import make_request, token_id
 from edge_client.enrolment import DeviceMembership
-from edge_client.joining import Enrolling, prepare
+from edge_client.joining import prepare
 from fleet.admission import Registrar
 from fleet.directory import FleetDirectory
-from fleet.tokens import FORGOTTEN_AFTER_S, TokenStore
+from fleet.tokens import FORGOTTEN_AFTER_S
+from tests.helpers.enrolments import NOW_S, TOPICS, Scene
 from wire.codec import decode, encode
 from wire.documents import Card, DeviceGrant
 from wire.enrolment import EnrolRequest, EnrolStatement, Token
 from wire.errors import ConfigError, ShoalError, UntrustedError, WireError
 from wire.frame import ChunkKind, split
-from wire.loopback import LoopbackBroker, LoopbackTransport
 from wire.messages import Sealed
-from wire.topics import Topics
-from wire.transport import Message
-
-NOW_S = int(time.time())
-TOPICS = Topics("reef")
-
-
-class Scene:
-    """A fleet with an aggregator, a broker in memory, and the owner and devices as they come and go."""
-
-    def __init__(self, root):
-        self.root = root
-        self.owner = FleetDirectory.create(root / "owner", "reef", "mqtt://loopback")
-        card = aggregators.init(root / "server")
-        grant = self.owner.add_aggregator(card.read_bytes())
-        self.server = aggregators.join(root / "server", grant.read_bytes(), self.owner.fingerprint)
-        self.broker = LoopbackBroker()
-        self.tokens = TokenStore(self.owner)
-        self.complaints = []
-        self._sittings = 0
-
-    def token(self, life_s=600):
-        return self.tokens.issue(life_s, NOW_S)
-
-    def ask(self, token, name="dev-1", now_s=NOW_S):
-        """Start a device's `enrol`; return its `Enrolling`."""
-        prepare(self.root / name, name)
-        transport = LoopbackTransport(self.broker, f"enrol-{name}", lambda e: asking.on_event(e, now_s))
-        asking = Enrolling(self.root / name, token, transport, self.complaints.append)
-        asking.start(now_s)
-        transport.start()
-        self.broker.pump()
-        return asking
-
-    def sit(self, now_s=NOW_S):
-        """Let the owner connect and read what lies there; return the registrar."""
-        self._sittings += 1
-        transport = LoopbackTransport(self.broker, f"owner-{self._sittings}", lambda e: registrar.on_event(e, now_s))
-        registrar = Registrar(self.owner, transport)
-        registrar.start(now_s)
-        transport.start()
-        self.broker.pump()
-        return registrar
-
-    def leave(self, topic, payload):
-        """Publish a retained message as anybody at the broker could."""
-        self.broker.submit("attacker", Message(topic, payload, retained=True), lambda: None)
-        self.broker.pump()
-
-    def leave_request(self, token, request):
-        (chunk,) = split(request, kind=ChunkKind.ENROL, round=0)
-        self.leave(TOPICS.enrol(token_id(token.secret)), chunk)
-
-    def print_of(self, name="dev-1"):
-        return fingerprint(Identity.load(self.root / name / "identity.key").member)
-
-    def enrol(self, name):
-        """Let a device in; return its membership."""
-        asking = self.ask(self.token(), name)
-        self.sit().approve(self.print_of(name), NOW_S)
-        self.broker.pump()
-        assert asking.granted
-        return DeviceMembership(self.root / name)
 
 
 @pytest.fixture

@@ -57,5 +57,5 @@ def test_a_fleet_that_another_program_keeps_changing_is_left_alone(fleet, monkey
 
 def test_a_change_inside_a_change_needs_no_second_lock(fleet):
     with fleet.changing():
-        first = fleet.take_epochs(2)
-        assert fleet.take_epochs(1) == first + 2
+        run, first = fleet.take_run(2)
+        assert fleet.take_run(1) == (run + 1, first + 2)

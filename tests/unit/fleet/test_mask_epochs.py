@@ -54,10 +54,10 @@ def test_every_run_has_epochs_of_its_own(fleet):
 
 def test_epochs_are_taken_before_anybody_hears_of_them(fleet):
     """A crash right after leaves a gap, never a number twice."""
-    first = fleet.take_epochs(4)
+    run, first = fleet.take_run(4)
     again = FleetDirectory(fleet.path)
     assert again.secrets.next_epoch == first + 4
-    assert again.take_epochs(1) == first + 4
+    assert again.take_run(1) == (run + 1, first + 4)
 
 
 def test_a_run_under_fresh_secrets_shares_no_epoch_with_one_that_rolls_over_to_them(fleet):
@@ -166,12 +166,12 @@ def change_elsewhere(fleet):
 @pytest.mark.parametrize(
     "late",
     [
-        lambda f: f.take_epochs(1),
+        lambda f: f.take_run(1),
         lambda f: f.forget_before(f.secrets.mask_epoch + 1),
         lambda f: f.rotate(),
         lambda f: f.revoke("dev-3"),
     ],
-    ids=["take_epochs", "forget_before", "rotate", "revoke"],
+    ids=["take_run", "forget_before", "rotate", "revoke"],
 )
 def test_two_programs_of_the_owners_do_not_undo_each_other(fleet, late):
     """Old secrets over new ones, under the new roster, would cut every later device off."""

@@ -1,0 +1,86 @@
+"""A fleet, a broker in memory, and the owner and devices at it as they come and go."""
+
+from __future__ import annotations
+
+import time
+
+from aggregator import membership as aggregators
+from crypto.seal.identity import Identity, fingerprint
+from crypto.seal.tokens import token_id
+from edge_client.enrolment import DeviceMembership
+from edge_client.joining import Enrolling, prepare
+from fleet.admission import Registrar
+from fleet.directory import FleetDirectory
+from fleet.tokens import TokenStore
+from wire.frame import ChunkKind, split
+from wire.loopback import LoopbackBroker, LoopbackTransport
+from wire.topics import Topics
+from wire.transport import Message
+
+NOW_S = int(time.time())
+TOPICS = Topics("reef")
+
+
+class Scene:
+    """A fleet with an aggregator, a broker in memory, and the owner and devices as they come and go."""
+
+    def __init__(self, root):
+        self.root = root
+        self.owner = FleetDirectory.create(root / "owner", "reef", "mqtt://loopback")
+        card = aggregators.init(root / "server")
+        grant = self.owner.add_aggregator(card.read_bytes())
+        self.server = aggregators.join(root / "server", grant.read_bytes(), self.owner.fingerprint)
+        self.broker = LoopbackBroker()
+        self.tokens = TokenStore(self.owner)
+        self.complaints = []
+        self._sittings = 0
+
+    def token(self, life_s=600):
+        return self.tokens.issue(life_s, NOW_S)
+
+    def ask(self, token, name="dev-1", now_s=NOW_S):
+        """Start a device's `enrol`; return its `Enrolling`."""
+        prepare(self.root / name, name)
+        transport = LoopbackTransport(self.broker, f"enrol-{name}", lambda e: asking.on_event(e, now_s))
+        asking = Enrolling(self.root / name, token, transport, self.complaints.append)
+        asking.start(now_s)
+        transport.start()
+        self.broker.pump()
+        return asking
+
+    def sit(self, now_s=NOW_S, fleet=None, drain=lambda: None):
+        """Let the owner connect and read what lies there; return the registrar.
+
+        Args:
+            now_s: unix seconds.
+            fleet: the directory as this program of the owner's has opened it.
+            drain: as the `Registrar`'s.
+        """
+        self._sittings += 1
+        transport = LoopbackTransport(self.broker, f"owner-{self._sittings}", lambda e: registrar.on_event(e, now_s))
+        registrar = Registrar(fleet or self.owner, transport, self.complaints.append, drain)
+        registrar.start(now_s)
+        transport.start()
+        self.broker.pump()
+        registrar.flush()
+        return registrar
+
+    def leave(self, topic, payload):
+        """Publish a retained message as anybody at the broker could."""
+        self.broker.submit("attacker", Message(topic, payload, retained=True), lambda: None)
+        self.broker.pump()
+
+    def leave_request(self, token, request):
+        (chunk,) = split(request, kind=ChunkKind.ENROL, round=0)
+        self.leave(TOPICS.enrol(token_id(token.secret)), chunk)
+
+    def print_of(self, name="dev-1"):
+        return fingerprint(Identity.load(self.root / name / "identity.key").member)
+
+    def enrol(self, name):
+        """Let a device in; return its membership."""
+        asking = self.ask(self.token(), name)
+        self.sit().approve(self.print_of(name), NOW_S)
+        self.broker.pump()
+        assert asking.granted
+        return DeviceMembership(self.root / name)
