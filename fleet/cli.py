@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 from fleet import admission_cli
 from support.console import note, run_program, say, say_json
 from wire import limits
-from wire.errors import UsageError
+from wire.errors import TaskError, UsageError
 
 app = typer.Typer(
     help="Own a fleet: its keys, its roster, its tasks and its runs. Keep this machine's directory off the server.",
@@ -291,7 +291,10 @@ def _local(defaults: Any, pairs: dict[str, str], kind: type[Any]) -> Any:
             changes[name] = number(text)
         except ValueError as error:
             raise UsageError(f"{name}={text!r} is not a {number.__name__}") from error
-    return dataclasses.replace(defaults, **changes)
+    try:
+        return dataclasses.replace(defaults, **changes)
+    except TaskError as error:
+        raise UsageError(str(error), hint=error.hint) from error
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from fleet.runs import run_file
 from support.files import write_atomic
 from wire.codec import encode
 from wire.documents import LocalSettings, RunPackage, RunPlan, SegmentSpec, Setting
-from wire.errors import ConfigError
+from wire.errors import ConfigError, WireError
 from wire.messages import Sealed
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 DEFAULT_MIN_CONTRIBUTORS: Final = 3
 """Every device holds the mask, so a mean of fewer is nearly one device's update to all others."""
+
+
+RANGES_HINT: Final = "`shoal-fleet run --help` says what each option takes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +115,21 @@ def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -
             "a run needs an aggregator and at least one device",
             hint="shoal-fleet add-aggregator, shoal-fleet add-device",
         )
+    try:
+        plan = _written(fleet, bundle, options)
+    except WireError as error:
+        raise ConfigError(str(error), hint=RANGES_HINT) from error
+    _check_hidden(plan)
+    make_strategy(plan)
+    return dataclasses.replace(plan, max_models=models_needed(plan))
+
+
+def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> RunPlan:
     run, run_id, epoch = fleet.secrets.next_run, os.urandom(16), fleet.secrets.mask_epoch
     epoch_rounds = options.epoch_rounds or options.rounds
     context = MaskContext(fleet.name, run_id, epoch, bundle.digest, options.mode, bundle.segments)
     local = options.local or bundle.manifest.hyper
-    plan = RunPlan(
+    return RunPlan(
         fleet=fleet.name,
         run=run,
         run_id=run_id,
@@ -144,9 +157,6 @@ def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -
         pretrain=_settings(options.pretrain or local),
         norm_blur=options.norm_blur,
     )
-    _check_hidden(plan)
-    make_strategy(plan)
-    return dataclasses.replace(plan, max_models=models_needed(plan))
 
 
 def _check_hidden(plan: RunPlan) -> None:

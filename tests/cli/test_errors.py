@@ -28,12 +28,22 @@ def test_usage_a_setting_without_a_value(call, fleet, task):
     assert "error: 'eps1' is not NAME=VALUE" in asked.err
 
 
+def test_usage_local_training_out_of_range(call, fleet, task):
+    """Status 2: the option's value, not the task, is wrong."""
+    asked = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", "--local", "lr=-1", status=2)
+    assert "error: lr must be a number from 0 to 1e+06, not -1.0" in asked.err
+
+
 @pytest.mark.parametrize(
     ("extra", "error", "hint"),
     [
         (["--algorithm", "fedsum"], "no algorithm 'fedsum'", "there are cfl, fedavg, fedgroup, fedgrouprox, "),
         (["--algorithm", "cfl", "--set", "epsilon=1"], "cfl has no setting 'epsilon'", "it has "),
         (["--algorithm", "fedavg", "--mask", "rot13"], "mask mode 'rot13' is not known", "use one of: "),
+        (["--algorithm", "fedavg", "--quorum", "2"], "quorum and participation are shares", "`shoal-fleet run --help`"),
+        (["--algorithm", "fedavg", "--weighting", "foo"], "weighting 'foo' is neither", "`shoal-fleet run --help`"),
+        (["--algorithm", "fedavg", "--norm-limit", "-1"], "deadline, norm limit, rounds", "`shoal-fleet run --help`"),
+        (["--algorithm", "ifca", "--set", "k=0"], "a run plan with 0 origins", "`shoal-fleet run --help`"),
     ],
 )
 def test_config_a_run_that_makes_no_sense(call, fleet, task, extra, error, hint):
