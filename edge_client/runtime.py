@@ -90,8 +90,9 @@ class DeviceRuntime:
         self._files = DeviceState(membership.directory)
         self._chunks = Reassembler()
         pending = self._files.load_pending()
-        sent = (pending.mark.run, pending.mark.round, pending.mark.nonce) if pending.sealed else None
-        self._state = AgentState(membership.index, pending.mark, transfer=pending.transfer, sent=sent)
+        at, answered = pending.mark, pending.answered
+        sent = (at.run, at.round, at.nonce) if pending.sealed or answered else None
+        self._state = AgentState(membership.index, at, transfer=pending.transfer, sent=sent, answered=answered)
         self._sealed = pending.sealed
         self._run: Run | None = None
         self._following = Following(membership, self._files)
@@ -235,7 +236,8 @@ class DeviceRuntime:
         facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "epoch": run.plan.epoch}
         what = "mask epoch" if again else "following run"
         LOG.info(what, extra={"kv": {**facts, "samples": len(self._shares[1].train)}})
-        self._step(agent.Planned(run.plan, run.since, run.generation))
+        lost = self._state.sent is not None and self._files.lacks_final_model(self._state.mark, run.plan)
+        self._step(agent.Planned(run.plan, run.since, run.generation, lost))
 
     def _announce_held(self) -> None:
         held, self._held = self._held, None
@@ -283,12 +285,13 @@ class DeviceRuntime:
         if current != (announcement.run, announcement.round, announcement.nonce):
             return
         transfer, sealed = result.parcel.transfer_id, result.parcel.payload
+        if not announcement.step:
+            # Before the upload: behind its answer nobody sends the final model again.
+            self._results.note(announcement, order, result, models, self._now_s)
         self._files.save_pending(self._state.mark, transfer, sealed)
         self._sealed = sealed
         if result.objection:
             LOG.warning("checkpoint not signed", extra={"kv": {"reason": result.objection}})
-        if not announcement.step:
-            self._results.note(announcement, order, result, models, self._now_s)
         self._step(agent.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer))
 
     def tick(self, now_s: float) -> None:
@@ -337,6 +340,9 @@ class DeviceRuntime:
             case agent.RunDone(plan):
                 self.runs_done += 1
                 self._results.finish(plan, self._state.stage, self._now_s)
+                if self._sealed:
+                    self._sealed = b""
+                    self._files.save_pending(self._state.mark, self._state.transfer, b"")
 
     def _follow(self, labels: tuple[str, ...]) -> None:
         for label in set(self._labels) - set(labels):

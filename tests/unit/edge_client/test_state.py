@@ -9,6 +9,7 @@ import pytest
 from crypto.seal.replay import HighWater
 from edge_client.state import PENDING_FILES, DeviceState, OwnModel, Pending
 from support.files import private_directory, write_private
+from tests.helpers.plans import run_plan
 from wire.errors import ConfigError, IntegrityError
 from wire.frame import transfer_id
 
@@ -84,6 +85,31 @@ def test_two_damaged_slots_are_refused_not_forgotten(state, damage):
     with pytest.raises(IntegrityError, match="are damaged") as caught:
         DeviceState(state.directory).load_pending()
     assert "replayed" in caught.value.hint
+
+
+def test_an_upload_that_was_answered_is_known_by_its_name(state):
+    """In whichever slot it lies beside the upload itself."""
+    for rounds in range(3):
+        state.save_pending(later(rounds), transfer_id(b"sealed"), b"sealed")
+        assert not state.load_pending().answered
+        state.save_pending(later(rounds), transfer_id(b"sealed"), b"")
+        again = DeviceState(state.directory).load_pending()
+        assert again == Pending(later(rounds), transfer_id(b"sealed"), b"")
+        assert again.answered
+    assert not Pending(HighWater(0, 0, 0, bytes(16)), bytes(16), b"").answered
+
+
+def test_the_final_model_is_of_the_run_and_round(state):
+    plan = run_plan(rounds=6)
+    assert not state.lacks_final_model(dataclasses.replace(MARK, round=6), plan)
+    assert state.lacks_final_model(MARK, plan)
+    for run_id, round_ in ((plan.run_id, 6), (b"x" * 16, 7)):
+        state.save_model(OwnModel(1, run_id, round_, 0, THETA), durable=True)
+        assert state.lacks_final_model(MARK, plan)
+    state.save_model(OwnModel(1, plan.run_id, 7, 0, THETA), durable=True)
+    assert not state.lacks_final_model(MARK, plan)
+    write_private(state.directory / "model.bin", b"junk")
+    assert state.lacks_final_model(MARK, plan)
 
 
 def test_a_mark_that_others_could_read_is_refused(state):
