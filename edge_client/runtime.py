@@ -15,7 +15,7 @@ from crypto.seal.roster import aggregator_of
 from edge_client import agent
 from edge_client.agent import AgentState
 from edge_client.data import Batch, Shares, split
-from edge_client.enrolment import DeviceMembership
+from edge_client.enrolment import REVOKED_HINT, DeviceMembership
 from edge_client.following import Following
 from edge_client.inventory import Inventory
 from edge_client.manifest import TaskManifest
@@ -160,8 +160,11 @@ class DeviceRuntime:
     def _dispatch(self, parsed: ParsedTopic, transfer: bytes, purpose: str, plain: memoryview) -> None:
         match parsed.kind, purpose:
             case TopicKind.ROSTER, "roster":
+                listed = self._membership.listed
                 if self._membership.adopt(bytes(plain)):
                     LOG.info("new roster", extra={"kv": {"sequence": self._membership.roster.sequence}})
+                if listed and not self._membership.listed:
+                    LOG.warning("the owner has revoked this device", extra={"kv": {"hint": REVOKED_HINT}})
             case TopicKind.PLAN, "run":
                 self._on_run(bytes(plain))
             case TopicKind.CHECKPOINT, "epoch":

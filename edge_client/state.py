@@ -137,9 +137,22 @@ class DeviceState:
         nonce, name = mark.nonce.ljust(16, b"\0"), transfer.ljust(16, b"\0")
         head = encode(Mark(mark.roster, mark.run, mark.round, nonce, name, len(sealed), mark.step))
         path = self._slots[self._next_slot]
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE_FILE_MODE)
-        new = os.fstat(handle).st_size == 0
         try:
+            new = self._write_slot(path, head, sealed)
+        except OSError as error:
+            raise ConfigError(
+                f"can't write {path}: {error.strerror}", hint="check the folder, its permissions and the space left"
+            ) from error
+        if new:
+            sync_directory(self.directory)
+        self._next_slot = 1 - self._next_slot
+
+    @staticmethod
+    def _write_slot(path: str, head: bytes, sealed: bytes) -> bool:
+        """Write over a slot, durably; return whether it is new."""
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE_FILE_MODE)
+        try:
+            new = os.fstat(handle).st_size == 0
             at = 0
             for piece in (head, hashlib.sha256(head).digest(), sealed):
                 view = memoryview(piece)
@@ -147,15 +160,9 @@ class DeviceState:
                     written = os.pwrite(handle, view, at)
                     view, at = view[written:], at + written
             os.fdatasync(handle)
-        except OSError as error:
-            raise ConfigError(
-                f"can't write {path}: {error.strerror}", hint="check the space left on the disk"
-            ) from error
         finally:
             os.close(handle)
-        if new:
-            sync_directory(self.directory)
-        self._next_slot = 1 - self._next_slot
+        return new
 
     def load_pending(self) -> Pending:
         """Return what was kept last; a device that never took part gets an empty mark.

@@ -2,11 +2,13 @@
 
 import dataclasses
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from crypto.seal.replay import HighWater
+from edge_client import kept
 from edge_client.state import PENDING_FILES, DeviceState, OwnModel, Pending
 from support.files import private_directory, write_private
 from tests.helpers.plans import run_plan
@@ -152,6 +154,38 @@ def test_run_and_status_come_back(state):
     for junk in (b"{half", b"5", b"[]", b"\xff", b"[" * 10**5):
         (state.directory / "status.json").write_bytes(junk)
         assert state.load_status() is None
+
+
+def test_what_a_running_program_removes_meanwhile_is_not_there(state, monkeypatch):
+    """`shoal-edge predict` beside `shoal-edge run`: a file goes between looking and reading."""
+    state.save_epoch(b"epoch")
+    monkeypatch.setattr(Path, "exists", lambda _: True)
+    assert state.load_epoch() == b"epoch"
+    state.save_run(b"package")
+    assert state.load_epoch() is None
+
+
+def test_a_model_above_that_goes_while_it_is_looked_for_is_passed_over(state, monkeypatch):
+    own = OwnModel(1, b"r" * 16, 7, 9, THETA)
+    kept.replace(state.directory, [OwnModel(1, b"r" * 16, 7, m, THETA) for m in (0, 3, 5)])
+    real = kept.read_model
+
+    def read(path):
+        (state.directory / "above-00003.bin").unlink(missing_ok=True)
+        return real(path)
+
+    monkeypatch.setattr(kept, "read_model", read)
+    assert [m.cluster for m in kept.above(state.directory, own)] == [0, 5]
+    (state.directory / "above-00005.bin").chmod(0o644)
+    with pytest.raises(ConfigError, match="readable by others"):
+        kept.above(state.directory, own)
+
+
+def test_a_slot_that_can_t_be_opened_is_told(state):
+    (state.directory / PENDING_FILES[0]).mkdir()
+    with pytest.raises(ConfigError, match="can't write") as caught:
+        state.save_pending(MARK, b"t" * 16, b"")
+    assert "permissions" in caught.value.hint
 
 
 def test_every_file_is_private(state):
