@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from aggregator.config import AggregatorConfig
+from aggregator.damage import readable
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.numerics.backend import Backend, select
 from aggregator.owner_mail import OwnerMail
@@ -100,7 +101,8 @@ def is_finished(membership: AggregatorMembership, plan: RunPlan) -> bool:
             hint=f"have the owner sign it anew, under a number of its own: shoal-fleet run. {directory} holds the other",
         )
     records = read_records(directory)
-    return bool(records) and bool(records[-1]["final"])
+    with readable(directory):
+        return bool(records) and bool(records[-1]["final"])
 
 
 def serve(config: AggregatorConfig) -> None:
@@ -245,7 +247,8 @@ class Daemon:
         if self._service is not None or over is None or over.plan.run_id == self._unreadable:
             return
         try:
-            self._begin(over, None)
+            with readable(directory_of(self._membership, over.plan.run)):
+                self._begin(over, None)
         except IntegrityError as error:
             self._let_go()
             self._unreadable = over.plan.run_id

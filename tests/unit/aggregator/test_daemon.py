@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import shutil
+import sqlite3
 
 import numpy as np
 import pytest
@@ -149,6 +150,38 @@ def test_what_the_daemon_waits_for_comes_with_what_to_do(place, caplog):
     (record,) = [r for r in caplog.records if "waiting for the owner's roster and keys" in r.getMessage()]
     assert "shoal-fleet publish" in record.kv["hint"]
     assert "roster.signed" in record.kv["hint"]
+
+
+@pytest.mark.parametrize("document", ["{half", '{"available": [], "state": {}, "vectors": {}, "standing": {}}', None])
+def test_a_run_that_is_over_and_damaged_is_answered_for_by_nobody(place, caplog, document):
+    """Its records are whole and the rest is not: told once, and the daemon goes on."""
+    plan = place.sign()
+    place.finish(plan)
+    database = sqlite3.connect(place.directory(plan) / "run.sqlite", isolation_level=None)
+    if document is not None:
+        database.execute("INSERT INTO snapshot VALUES (1, 3, ?)", (document,))
+    else:
+        database.execute("DELETE FROM facts WHERE name = 'seed'")
+    database.close()
+    daemon = place.daemon()
+    for _ in range(3):
+        assert daemon._next_run() is None
+        daemon._look_back()
+    assert daemon._service is None
+    (line,) = told(caplog)
+    assert line.startswith(("nobody is answered for run 1: ", "passed over: "))
+
+
+def test_a_record_that_is_none_is_passed_over(place, caplog):
+    plan = place.sign()
+    store = Store(place.directory(plan), plan)
+    store.record(1, {"round": 1})
+    store.close()
+    daemon = place.daemon()
+    for _ in range(3):
+        assert daemon._next_run() is None
+    (line,) = told(caplog)
+    assert "KeyError: 'final'" in line
 
 
 @pytest.mark.parametrize("name", ["srv#1", "srv?1", "srv%41", "srv 1", "süd"])
