@@ -151,7 +151,7 @@ def test_the_aggregators_configuration_refuses_unknown_keys(tmp_path, name):
 def test_the_aggregators_grant_has_no_field_for_a_device_secret():
     """What the owner hands to the aggregator is pinned by name."""
     names = {f.name for f in dataclasses.fields(AggregatorGrant)}
-    assert names == {"fleet", "owner_key", "broker", "roster", "broadcast_key"}
+    assert names == {"fleet", "owner_key", "broker", "roster", "keys_since", "broadcast_key"}
 
 
 def test_the_devices_image_holds_nothing_of_the_aggregator_or_the_owner(tmp_path):
