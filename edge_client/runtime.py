@@ -15,7 +15,7 @@ from crypto.seal.roster import aggregator_of
 from edge_client import agent
 from edge_client.agent import AgentState
 from edge_client.data import Batch, Shares, split
-from edge_client.enrolment import REVOKED_HINT, DeviceMembership
+from edge_client.enrolment import DeviceMembership
 from edge_client.following import Following
 from edge_client.inventory import Inventory
 from edge_client.manifest import TaskManifest
@@ -160,11 +160,7 @@ class DeviceRuntime:
     def _dispatch(self, parsed: ParsedTopic, transfer: bytes, purpose: str, plain: memoryview) -> None:
         match parsed.kind, purpose:
             case TopicKind.ROSTER, "roster":
-                listed = self._membership.listed
-                if self._membership.adopt(bytes(plain)):
-                    LOG.info("new roster", extra={"kv": {"sequence": self._membership.roster.sequence}})
-                if listed and not self._membership.listed:
-                    LOG.warning("the owner has revoked this device", extra={"kv": {"hint": REVOKED_HINT}})
+                self._following.take_roster(bytes(plain))
             case TopicKind.PLAN, "run":
                 self._on_run(bytes(plain))
             case TopicKind.CHECKPOINT, "epoch":
@@ -279,9 +275,8 @@ class DeviceRuntime:
     ) -> None:
         """Take what the worker made of an order from ``models``; newer ones may have come meanwhile."""
         if isinstance(result, ShoalError):
-            LOG.error(
-                "round skipped", extra={"kv": {"round": announcement.round, "reason": result, "hint": result.hint}}
-            )
+            facts = {"round": announcement.round, "reason": result, "hint": result.hint}
+            LOG.error("round skipped", extra={"kv": facts})
             self._step(agent.WorkFailed(announcement.nonce))
             return
         current = (self._state.mark.run, self._state.mark.round, self._state.mark.nonce)
@@ -314,10 +309,8 @@ class DeviceRuntime:
         patience_s = WAITING_S if self._following.early and not fetching else REFETCH_S
         if (fetching or self._held is not None) and now_s - self._fetching_s > patience_s:
             self._fetching_s = now_s
-            missing = (
-                map(self._topics.model, self._labels) if fetching else (self._topics.plan, self._topics.checkpoint)
-            )
-            self._look_again(*missing)
+            models = map(self._topics.model, self._labels)
+            self._look_again(*(models if fetching else (self._topics.plan, self._topics.checkpoint)))
         self._chunks.expire(now_s)
         self._results.keep_up(now_s)
 
