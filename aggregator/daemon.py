@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from aggregator.config import AggregatorConfig
+from aggregator.damage import readable
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
-from aggregator.numerics.backend import select
+from aggregator.numerics.backend import Backend, select
 from aggregator.owner_mail import OwnerMail
-from aggregator.run_directory import read_generation, read_records
+from aggregator.run_directory import read_generation, read_plan, read_records
 from aggregator.service import RunService
 from aggregator.store import erase_updates
 from aggregator.syncer import ThreadSyncer
@@ -25,9 +26,9 @@ from support.lean import settle
 from support.locks import exclusive
 from wire import limits
 from wire.address import BrokerAddress
-from wire.codec import decode
+from wire.codec import decode, encode
 from wire.documents import RunPackage, RunPlan
-from wire.errors import ShoalError, UntrustedError
+from wire.errors import IntegrityError, ShoalError, UntrustedError
 from wire.mqtt import MqttTransport
 from wire.transport import Message, TakenOver, TransportEvent
 
@@ -38,6 +39,8 @@ TAKE_OVER_S: Final = 5.0
 """How long a program that is being replaced may take to end."""
 BATCH_EVENTS: Final = 512
 """Most events between two group commits."""
+LAST_ANSWERS_S: Final = 15.0
+"""How long ``once`` goes on to answer after the last run: a device that has not been heard sends again with growing pauses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,17 @@ class _Stop(Exception):  # noqa: N818 - a wish, not a fault
     """SIGTERM or SIGINT: end cleanly."""
 
 
-def find_runs(membership: AggregatorMembership) -> list[RunFile]:
-    """Return the owner's runs by number; a file that is not the owner's is logged and left alone."""
+def _log_refused(name: str, reason: str) -> None:
+    LOG.warning("run file refused", extra={"kv": {"file": name, "reason": reason}})
+
+
+def find_runs(membership: AggregatorMembership, complain: Callable[[str, str], None] = _log_refused) -> list[RunFile]:
+    """Return the owner's runs by number; what is not a run of the owner's is left alone.
+
+    Args:
+        membership: whose directory it is.
+        complain: is told the file's name and the reason.
+    """
     found = []
     for path in sorted((membership.directory / RUNS_DIRECTORY).glob("*.run")):
         try:
@@ -62,17 +74,35 @@ def find_runs(membership: AggregatorMembership) -> list[RunFile]:
             plan = open_document(decode(package, RunPackage).plan, RunPlan, membership.owner_key)
             if plan.fleet != membership.fleet:
                 raise UntrustedError(f"a run of fleet {plan.fleet!r}")
-        except ShoalError as error:
-            LOG.warning("run file refused", extra={"kv": {"file": path.name, "reason": str(error)}})
+        except (OSError, ShoalError) as error:
+            complain(path.name, str(error))
             continue
         found.append(RunFile(path, plan, package))
     return sorted(found, key=lambda r: r.plan.run)
 
 
-def is_finished(membership: AggregatorMembership, run: int) -> bool:
-    """Whether the final round of ``run`` is recorded."""
-    records = read_records(membership.directory / f"run-{run:06d}")
-    return bool(records) and bool(records[-1]["final"])
+def directory_of(membership: AggregatorMembership, run: int) -> Path:
+    """Return where everything about a run lies."""
+    return membership.directory / f"run-{run:06d}"
+
+
+def is_finished(membership: AggregatorMembership, plan: RunPlan) -> bool:
+    """Whether the final round of a run is recorded.
+
+    Raises:
+        UntrustedError: its number belongs to another run, which was begun or finished before.
+        IntegrityError: the run's directory is damaged.
+    """
+    directory = directory_of(membership, plan.run)
+    held = read_plan(directory)
+    if held is not None and held != encode(plan):
+        raise UntrustedError(
+            f"run {plan.run} is another one than the run {plan.run} that was begun here before",
+            hint=f"have the owner sign it anew, under a number of its own: shoal-fleet run. {directory} holds the other",
+        )
+    records = read_records(directory)
+    with readable(directory):
+        return bool(records) and bool(records[-1]["final"])
 
 
 def serve(config: AggregatorConfig) -> None:
@@ -84,8 +114,7 @@ def serve(config: AggregatorConfig) -> None:
         ConfigError: another program serves this directory.
         UntrustedError: another aggregator uses the same client id.
     """
-    if not config.dir.is_dir():
-        AggregatorMembership(config.dir)  # says what is missing
+    AggregatorMembership(config.dir)  # whoever is no aggregator leaves no trace in a directory that may be anybody's
     with exclusive(
         config.dir, wait_s=TAKE_OVER_S, hint="one `shoal-aggregator serve` serves a fleet; end the other first"
     ):
@@ -101,6 +130,13 @@ class Daemon:
         self._membership = AggregatorMembership(config.dir)
         self._mail = OwnerMail(self._membership)
         self._held_back = ""
+        self._damage: IntegrityError | None = None
+        self._over: RunFile | None = None
+        self._service: RunService | None = None
+        self._syncer: ThreadSyncer | None = None
+        self._all_answered = False
+        self._end_s: float | None = None
+        self._unreadable = b""
         self._said: set[str] = set()
         self._events: queue.SimpleQueue[TransportEvent | Callable[[], None] | None] = queue.SimpleQueue()
         address = BrokerAddress.parse(
@@ -117,9 +153,12 @@ class Daemon:
     def serve(self) -> None:
         """Run until stopped, or with ``once`` until every run is finished.
 
+        A run that is over is answered for until the next begins: what its devices sent last may only come then.
+
         Raises:
             BrokerUnreachableError: the first connection failed.
             UntrustedError: another aggregator uses the same client id.
+            IntegrityError: with ``once``, a run was passed over because its directory is damaged.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._events.put(None))
@@ -136,90 +175,135 @@ class Daemon:
                 if run is not None:
                     told_idle = False
                     self._serve_run(run)
-                elif self._config.once and not self._held_back:
+                    continue
+                self._look_back()
+                if self._config.once and self._may_end():
+                    if self._damage is not None:
+                        raise self._damage
                     return
-                else:
-                    if not told_idle and not self._held_back:
-                        LOG.info("idle: waiting for a run file in %s", self._membership.directory / RUNS_DIRECTORY)
-                    told_idle = True
-                    self._take(None)
+                if not told_idle and not self._held_back and not self._config.once:
+                    LOG.info("idle: waiting for a run file in %s", self._membership.directory / RUNS_DIRECTORY)
+                told_idle = True
+                self._take(self._service)
         except _Stop:
             LOG.info("stopping")
         finally:
+            self._let_go()
             self._transport.close()
 
     def _next_run(self) -> RunFile | None:
         self._reload_roster()
-        for run in find_runs(self._membership):
-            if is_finished(self._membership, run.plan.run):
-                erase_updates(self._membership.directory / f"run-{run.plan.run:06d}")
-                continue
+        self._damage = self._over = None
+        for run in find_runs(self._membership, self._refuse_once):
+            directory = directory_of(self._membership, run.plan.run)
             try:
-                directory = self._membership.directory / f"run-{run.plan.run:06d}"
+                if is_finished(self._membership, run.plan):
+                    erase_updates(directory)
+                    self._over = run
+                    continue
                 obstacle = self._membership.obstacle(run.plan, read_generation(directory))
-            except UntrustedError as error:
-                self._say_once(f"passed over: {error}; {error.hint}")
+            except (UntrustedError, IntegrityError) as error:
+                self._pass_over(error)
                 continue
             if obstacle:
-                self._say_once(f"waiting for the owner's roster and keys: {obstacle}")
+                self._say_once(
+                    f"waiting for the owner's roster and keys: {obstacle}",
+                    hint="shoal-fleet publish FLEET_DIR, or copy FLEET_DIR/roster.signed into this directory",
+                )
             self._held_back = obstacle
             return None if obstacle else run
         self._held_back = ""
         return None
 
-    def _say_once(self, text: str) -> None:
+    def _pass_over(self, error: UntrustedError | IntegrityError) -> None:
+        """Go on with the other runs."""
+        if isinstance(error, IntegrityError):
+            self._damage = error
+        self._say_once(f"passed over: {error}", hint=error.hint)
+
+    def _refuse_once(self, name: str, reason: str) -> None:
+        if f"{name}: {reason}" not in self._said:
+            self._said.add(f"{name}: {reason}")
+            _log_refused(name, reason)
+
+    def _say_once(self, text: str, *, hint: str = "") -> None:
         if text not in self._said:
             self._said.add(text)
-            LOG.warning(text)
+            LOG.warning(text, extra={"kv": {"hint": hint} if hint else {}})
 
-    def _reload_roster(self, service: RunService | None = None) -> None:
+    def _reload_roster(self) -> None:
         """Look for a roster that was carried here by hand; one that is refused is no reason to end."""
         try:
-            if service is None:
+            if self._service is None:
                 self._membership.reload()
             else:
-                service.reload_roster()
+                self._service.reload_roster()
         except ShoalError as error:
-            self._say_once(f"roster file refused: {error}")
+            self._say_once(f"roster file refused: {error}", hint=error.hint)
 
-    def _serve_run(self, run: RunFile) -> None:
-        plan = run.plan
-        work = 2.0 * len(self._membership.roster.active()) ** 2 * plan.length
-        backend = select(self._config.device, work_flops=work)
-        LOG.info(
-            "run",
-            extra={
-                "kv": {
-                    "run": plan.run,
-                    "algorithm": plan.algorithm,
-                    "rounds": plan.rounds,
-                    "mode": plan.mode,
-                    "d": plan.length,
-                }
-            },
-        )
-        syncer = ThreadSyncer(self._events.put)
-        service = RunService(
+    def _look_back(self) -> None:
+        """Answer for the newest run that is over, unless that is done already or can't be done."""
+        over = self._over
+        if self._service is not None or over is None or over.plan.run_id == self._unreadable:
+            return
+        try:
+            with readable(directory_of(self._membership, over.plan.run)):
+                self._begin(over, None)
+        except IntegrityError as error:
+            self._let_go()
+            self._unreadable = over.plan.run_id
+            self._say_once(f"nobody is answered for run {over.plan.run}: {error}", hint=error.hint)
+
+    def _may_end(self) -> bool:
+        """Whether no run is left, and whoever may not have been answered for the last one has had the time to ask again."""
+        if self._held_back:
+            return False
+        if self._service is None or self._all_answered:
+            return True
+        if self._end_s is None:
+            self._end_s = time.monotonic() + LAST_ANSWERS_S
+        return time.monotonic() >= self._end_s
+
+    def _let_go(self) -> None:
+        """Answer for no run any more."""
+        if self._syncer is not None:
+            self._syncer.close()
+        if self._service is not None:
+            self._service.close()
+        self._service = self._syncer = None
+
+    def _begin(self, run: RunFile, backend: Backend | None) -> RunService:
+        """Let go of the run before and take this one up."""
+        self._let_go()
+        self._all_answered, self._end_s = False, None
+        self._syncer = ThreadSyncer(self._events.put)
+        self._service = RunService(
             self._membership,
-            plan,
+            run.plan,
             run.package,
             self._transport,
             self._membership.directory,
             backend=backend,
-            syncer=syncer,
+            syncer=self._syncer,
         )
-        try:
-            service.start(time.monotonic())
-            settle()
-            looked_s = time.monotonic()
-            while not service.finished:
-                self._take(service)
-                if time.monotonic() - looked_s > 1.0:
-                    looked_s = time.monotonic()
-                    self._reload_roster(service)
-        finally:
-            syncer.close()
-            service.close()
+        self._service.start(time.monotonic())
+        return self._service
+
+    def _serve_run(self, run: RunFile) -> None:
+        plan = run.plan
+        facts = {"algorithm": plan.algorithm, "rounds": plan.rounds, "mode": plan.mode, "d": plan.length}
+        LOG.info("run", extra={"kv": {"run": plan.run, **facts}})
+        work = 2.0 * len(self._membership.roster.active()) ** 2 * plan.length
+        service = self._begin(run, select(self._config.device, work_flops=work))
+        settle()
+        looked_s = time.monotonic()
+        while not service.finished:
+            self._take(service)
+            if time.monotonic() - looked_s > 1.0:
+                looked_s = time.monotonic()
+                self._reload_roster()
+        last = read_records(directory_of(self._membership, plan.run))[-1]
+        self._all_answered = not last["missing"]
         LOG.info("run finished", extra={"kv": {"run": plan.run}})
 
     def _read_mail(self, message: Message) -> None:

@@ -160,6 +160,24 @@ class Engine:
             return self._turnover.sign(state, available)
         return self._turnover.fold(state, available)
 
+    def over(
+        self,
+        devices: tuple[str, ...],
+        round_: int,
+        standing: Mapping[str, Any],
+        received: Mapping[str, tuple[Phase, bytes]],
+    ) -> EngineState:
+        """Return the state of a run that is over, for an aggregator that is started again: no event changes it.
+
+        Args:
+            devices: of the roster.
+            round_: the final round.
+            standing: what `EngineState.standing` gave when it opened.
+            received: device -> (phase, digest) of its durable upload of that round.
+        """
+        run = self.run_in(standing)
+        return EngineState(devices, None, run, round=round_, received=dict(received), finished=True)
+
     def nonce(self, round_: int, step: int = 0) -> bytes:
         """Return the 16 bytes that an upload of the round, or of a step after it, must repeat."""
         place = round_.to_bytes(4, "little") + (step.to_bytes(4, "little") if step else b"")
@@ -169,7 +187,7 @@ class Engine:
         """Return whether an authentic upload may be stored, and the reason where not. Changes nothing.
 
         Exactly once: the first durable upload of (run, round, phase, device) wins; the same bytes again are a
-            duplicate, other bytes are refused.
+            duplicate, other bytes are refused. A run that is over still knows what came in its final round.
         """
         run, plan = state.run, state.plan
         if (upload.run_id, upload.epoch, upload.task_digest) != (run.run_id, run.epoch, run.task_digest):
@@ -177,7 +195,7 @@ class Engine:
         if (upload.mode, upload.key_id) != (run.mode, run.key_id):
             return Verdict.REFUSE, "masked under another key or mode"
         if plan is None or upload.round != state.round or upload.nonce != self.nonce(state.round, plan.step):
-            return Verdict.REFUSE, "the round is not open"
+            return self._judge_late(state, upload, digest)
         order = plan.orders.get(upload.device)
         if order is None or order.phase != upload.phase:
             return Verdict.REFUSE, "not asked for"
@@ -204,6 +222,13 @@ class Engine:
         if not (0 < upload.model_norm <= MAX_FIGURE if order.norm else upload.model_norm == 0):
             return Verdict.REFUSE, "a model's norm that was not asked for, or an impossible one"
         return Verdict.STORE, ""
+
+    def _judge_late(self, state: EngineState, upload: Upload, digest: bytes) -> tuple[Verdict, str]:
+        """Judge what comes for a round that is not open."""
+        if not state.finished:
+            return Verdict.REFUSE, "the round is not open"
+        known = state.received.get(upload.device) == (Phase(upload.phase), digest)
+        return (Verdict.DUPLICATE, "") if known else (Verdict.REFUSE, "the run is over")
 
     def _may_attach(self, plan: RoundPlan, upload: Upload) -> bool:
         """Whether as much is attached as the order can have asked for: what is folded is handed on to the whole fleet."""

@@ -29,7 +29,13 @@ def read_records(directory: Path) -> list[dict[str, Any]]:
         return [json.loads(record) for record in found]
 
 
-def _read(directory: Path, query: str) -> list[str]:
+def read_plan(directory: Path) -> bytes | None:
+    """Return the run plan, encoded, that a run's directory was made for; None where no run has begun there."""
+    found = _read(directory, "SELECT value FROM facts WHERE name = 'plan'")
+    return found[0] if found else None
+
+
+def _read(directory: Path, query: str) -> list[Any]:
     """Return the first column of what ``query`` finds in a run's database that another process may be writing.
 
     Raises:
@@ -40,7 +46,7 @@ def _read(directory: Path, query: str) -> list[str]:
         return []
     with (
         readable(directory),
-        closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)) as reader,
+        closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as reader,
     ):
         try:
             reader.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")

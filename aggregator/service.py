@@ -31,7 +31,7 @@ from aggregator.events import (
     Stored,
 )
 from aggregator.intake import Intake, Opened, RefusedUploadError
-from aggregator.lines import report, waiting_for
+from aggregator.lines import reason_of, report, waiting_for
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import Backend
 from aggregator.owner_mail import OwnerMail
@@ -60,7 +60,7 @@ class RunService:
     """Drives one run to its end.
 
     Attributes:
-        finished: the final round is closed and recorded.
+        finished: the final round is closed and recorded. What devices still send for it is answered all the same.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class RunService:
         self._roster_sent = membership.roster_bytes
 
     def start(self, now_s: float) -> None:
-        """Subscribe, and begin the run or take it up where the store left it."""
+        """Subscribe, and begin the run or take it up where the store left it, also where that is behind its end."""
         self._mail.subscribe(self._transport)
         for topic_filter in (self._topics.all_up, self._topics.all_state):
             self._transport.subscribe(topic_filter)
@@ -117,6 +117,11 @@ class RunService:
         if snapshot is not None:
             self._take_up(snapshot.standing)
         self._publisher.roster(self._roster_sent)
+        if snapshot is not None and self._store.over():
+            received = {c.device: (c.phase, digest) for c, digest in self._store.uploads(snapshot.round)}
+            self._state = self._engine.over(devices, snapshot.round, snapshot.standing, received)
+            self._end()
+            return
         self._publisher.run(self._package)
         self._publisher.epoch(self._store.epoch())
         if snapshot is None:
@@ -175,7 +180,7 @@ class RunService:
                     self._on_message(topic, payload, now_s)
                 except ShoalError as error:
                     self._intake.count(error)
-                    LOG.warning("refused", extra={"kv": {"topic": topic, "reason": _reason(error)}})
+                    LOG.warning("refused", extra={"kv": {"topic": topic, "reason": reason_of(error)}})
             case Connected():
                 self._publisher.republish()
             case Disconnected(reason):
@@ -346,13 +351,18 @@ class RunService:
                     self._deadline_s = now_s + self._run.deadline_s
                 case RunFinished():
                     self.finished = True
-                    self._deadline_s = None
                 case _:
                     raise AssertionError(action)
         if closed is not None:
             self._store.record(*closed)
         if self.finished:
-            self._store.erase()
+            self._end()
+
+    def _end(self) -> None:
+        """Hold on to nothing but what answers the devices that are not done."""
+        self.finished, self._deadline_s = True, None
+        self._state = dataclasses.replace(self._state, strategy=None)
+        self._store.erase()
 
     def _open(self, opened: OpenRound, closed: tuple[int, dict[str, Any]] | None) -> None:
         plan, run = opened.plan, self._state.run
@@ -386,8 +396,3 @@ class RunService:
     def close(self) -> None:
         """Close the store; what is retained on the broker stays there."""
         self._store.close()
-
-
-def _reason(error: ShoalError) -> str:
-    cause = error.__cause__
-    return f"{error}: {cause}" if cause is not None else str(error)

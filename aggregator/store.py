@@ -347,6 +347,12 @@ class Store:
         """Return the closed rounds in order."""
         return [json.loads(r) for (r,) in self._db.execute("SELECT record FROM rounds ORDER BY round")]
 
+    @reads
+    def over(self) -> bool:
+        """Whether the final round is recorded."""
+        last = self._db.execute("SELECT record FROM rounds ORDER BY round DESC LIMIT 1").fetchone()
+        return last is not None and bool(json.loads(last[0])["final"])
+
     def erase(self) -> None:
         """End the run: erase every update that devices sent; offsets and records stay."""
         self._updates.release()

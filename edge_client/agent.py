@@ -39,6 +39,7 @@ class AgentState:
         announcement, order: the round that it is in, and its part.
         models: topic label -> transfer id of the models at hand.
         transfer: id of its sealed upload; sent: of which round; attempt: resends so far.
+        answered: that upload need not be sent again, also after a restart: it was a final round's, and was answered.
         done: the upload of the announced round was answered.
     """
 
@@ -53,17 +54,22 @@ class AgentState:
     models: Mapping[str, bytes] = field(default_factory=dict)
     transfer: bytes = b""
     sent: tuple[int, int, bytes] | None = None
+    answered: bool = False
     attempt: int = 0
     done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A run plan of the owner's was accepted, or its next mask epoch: ``since`` and ``generation`` as in `package.Run`."""
+    """A run plan of the owner's was accepted, or its next mask epoch: ``since`` and ``generation`` as in `package.Run`.
+
+    ``lost``: the final model that an upload from before a restart stands for is not on the disk.
+    """
 
     plan: RunPlan
     since: int = 0
     generation: int = 0
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +166,7 @@ class ClearTimer:
 
 @dataclass(frozen=True, slots=True)
 class RunDone:
-    """The device's part in the run is over."""
+    """The device's part in the run is over: its last upload was answered, and is not sent again after a restart either."""
 
     plan: RunPlan
 
@@ -213,6 +219,7 @@ def _planned(state: AgentState, planned: Planned) -> Transition:
         order=None,
         stage=Stage.IDLE,
         models={},
+        sent=None if planned.lost else state.sent,
         done=False,
     )
     return state, (CancelWork(), ClearTimer(), Follow(()))
@@ -240,6 +247,9 @@ def _announced(state: AgentState, announcement: Announcement) -> Transition:
         # Whoever sits out would still be sent every model that it follows.
         return dataclasses.replace(state, models={}), (*stop, Follow(()))
     if state.sent == (announcement.run, announcement.round, announcement.nonce):
+        if state.answered:
+            assert state.plan is not None
+            return dataclasses.replace(state, done=True), (*stop, RunDone(state.plan))
         # Sealed before a restart: the same bytes go out again.
         state = dataclasses.replace(state, stage=Stage.SENDING)
         return state, (*stop, Send(state.transfer), _timer(0))
@@ -278,6 +288,7 @@ def _work_done(state: AgentState, work: WorkDone) -> Transition:
     if state.stage is not Stage.WORKING or (work.run, work.round, work.nonce) != current:
         return state, ()
     state = dataclasses.replace(state, stage=Stage.SENDING, transfer=work.transfer, sent=current, attempt=0)
+    state = dataclasses.replace(state, answered=False)
     return state, (Send(work.transfer), _timer(0))
 
 
@@ -287,9 +298,9 @@ def _answered(state: AgentState, control: Control) -> Transition:
     if control.action == Action.NACK:
         return dataclasses.replace(state, attempt=0), (Send(state.transfer, control.missing), _timer(0))
     state = dataclasses.replace(state, stage=Stage.IDLE, done=True)
-    ended = state.announcement is not None and state.announcement.finished and state.plan is not None
-    finish: tuple[Do, ...] = (RunDone(state.plan),) if ended and state.plan is not None else ()
-    return state, (ClearTimer(), *finish)
+    if state.announcement is None or not state.announcement.finished or state.plan is None:
+        return state, (ClearTimer(),)
+    return dataclasses.replace(state, answered=True), (ClearTimer(), RunDone(state.plan))
 
 
 def _timer(attempt: int) -> SetTimer:

@@ -149,8 +149,28 @@ def status(directory: Directory, json: AsJson = False) -> None:
     if json:
         say_json(data)
         return
+    for line in status_lines(data):
+        say(line)
+
+
+def status_lines(data: dict[str, Any]) -> list[str]:
+    """Return a status as lines for people: a figure each, and one for every run that has ended."""
+    lines = []
     for name, value in data.items():
-        say(f"{name.replace('_', ' ')}: {value}")
+        if name != "ended" or not isinstance(value, dict):
+            lines.append(f"{name.replace('_', ' ')}: {_readable(value)}")
+            continue
+        for run, figures in value.items():
+            pairs = figures.items() if isinstance(figures, dict) else ()
+            told = ", ".join(f"{k.replace('_', ' ')} {_readable(v)}" for k, v in pairs if k not in ("run", "finished"))
+            lines.append(f"ended run {run}: {told}")
+    return lines
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_readable, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @app.command()

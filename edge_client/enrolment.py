@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from crypto.seal.envelope import GroupKey, read_head
 from crypto.seal.grants import DEVICE_ROLE
@@ -17,6 +17,9 @@ from wire.errors import NotEnrolledError, UntrustedError
 
 if TYPE_CHECKING:
     from crypto.mask.secret import MaskSecret
+
+
+REVOKED_HINT: Final = "ask the owner to add it again"
 
 
 class DeviceMembership(Membership[DeviceGrant]):
@@ -55,7 +58,12 @@ class DeviceMembership(Membership[DeviceGrant]):
         for index, member in enumerate(self.roster.devices):
             if member == self.identity.member and self.name not in self.roster.revoked:
                 return index
-        raise UntrustedError(f"{self.name} is not in the fleet's roster any more", hint="ask the owner to add it again")
+        raise UntrustedError(f"{self.name} is not in the fleet's roster any more", hint=REVOKED_HINT)
+
+    @property
+    def listed(self) -> bool:
+        """Whether the newest roster has this device in the fleet."""
+        return self.roster.device(self.name) == self.identity.member
 
     def open_broadcast(self, payload: memoryview, signed: bytes) -> tuple[str, memoryview]:
         """Return (purpose, plaintext) of what the aggregator told the fleet.

@@ -107,6 +107,8 @@ class Enrolling:
             case Message(topic, payload) if payload and not self.granted:
                 try:
                     self._on_message(topic, payload, now_s)
+                except ConfigError:
+                    raise  # not the answer is off, but what we would store it in
                 except ShoalError as error:
                     self._complain(f"refused an answer: {error}")
             case _:
@@ -148,6 +150,7 @@ def enrol(
     """Ask, and return when the owner has approved.
 
     Raises:
+        ConfigError: the grant can't be stored: the disk is full, or another program is at work in ``directory``.
         BrokerUnreachableError: nobody answers at the line's address.
         NotEnrolledError: no grant came in ``timeout_s`` seconds; asking again with the same line goes on.
     """

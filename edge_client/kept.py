@@ -57,7 +57,13 @@ def replace(directory: Path, models: Iterable[OwnModel]) -> None:
 
 def above(directory: Path, own: OwnModel) -> list[OwnModel]:
     """Return the kept models of the run and round of ``own``, in order of their ids, which grow from the root."""
-    found = [read_model(path) for path in sorted(directory.glob(FILES))]
+    found = []
+    for path in sorted(directory.glob(FILES)):
+        try:
+            found.append(read_model(path))
+        except ConfigError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise  # but for a running program that has begun to keep another run's
     return [m for m in found if (m.run_id, m.round) == (own.run_id, own.round)]
 
 

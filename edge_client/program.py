@@ -70,8 +70,7 @@ def serve(config: EdgeConfig) -> None:
         ConfigError: another program serves this directory.
         UntrustedError: another device uses this device's name.
     """
-    if not config.dir.is_dir():
-        DeviceMembership(config.dir)  # says what is missing
+    DeviceMembership(config.dir)  # whoever is no device leaves no trace in a directory that may be anybody's
     with exclusive(config.dir, wait_s=TAKE_OVER_S, hint="one `shoal-edge run` serves a device; end the other first"):
         remove_unfinished(config.dir)
         _serve(config)

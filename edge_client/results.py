@@ -28,6 +28,14 @@ SAVE_MODEL_EVERY_S: Final = 30.0
 RUNS_REMEMBERED: Final = 16
 
 
+def _ended_before(files: DeviceState) -> dict[str, dict[str, Any]]:
+    """Return the figures of runs that ended before a restart, by number, as far as they can be read."""
+    ended = (files.load_status() or {}).get("ended")
+    if not isinstance(ended, dict):
+        return {}
+    return {run: figures for run, figures in ended.items() if isinstance(figures, dict)}
+
+
 class Results:
     """The results of the run that is followed, and figures of those before."""
 
@@ -38,7 +46,7 @@ class Results:
         self._own: OwnModel | None = None
         self._saved_model_s = self._saved_status_s = -math.inf
         self._figures: dict[str, Any] = {}
-        self._ended: dict[str, dict[str, Any]] = {}
+        self._ended: dict[str, dict[str, Any]] = _ended_before(files)
         self._base = (0, 0)
 
     def begin(self, run: Run, *, again: bool) -> None:
@@ -46,7 +54,8 @@ class Results:
         plan = run.plan
         if not again:
             self._base = (self._transport.bytes_sent, self._transport.bytes_received)
-            self._figures = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": 0}
+            ended = self._ended.get(str(plan.run), {})
+            self._figures = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": 0, **ended}
         self._figures["mask_epoch"] = plan.epoch
 
     def note(

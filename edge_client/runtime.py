@@ -90,8 +90,9 @@ class DeviceRuntime:
         self._files = DeviceState(membership.directory)
         self._chunks = Reassembler()
         pending = self._files.load_pending()
-        sent = (pending.mark.run, pending.mark.round, pending.mark.nonce) if pending.sealed else None
-        self._state = AgentState(membership.index, pending.mark, transfer=pending.transfer, sent=sent)
+        at, answered = pending.mark, pending.answered
+        sent = (at.run, at.round, at.nonce) if pending.sealed or answered else None
+        self._state = AgentState(membership.index, at, transfer=pending.transfer, sent=sent, answered=answered)
         self._sealed = pending.sealed
         self._run: Run | None = None
         self._following = Following(membership, self._files)
@@ -159,8 +160,7 @@ class DeviceRuntime:
     def _dispatch(self, parsed: ParsedTopic, transfer: bytes, purpose: str, plain: memoryview) -> None:
         match parsed.kind, purpose:
             case TopicKind.ROSTER, "roster":
-                if self._membership.adopt(bytes(plain)):
-                    LOG.info("new roster", extra={"kv": {"sequence": self._membership.roster.sequence}})
+                self._following.take_roster(bytes(plain))
             case TopicKind.PLAN, "run":
                 self._on_run(bytes(plain))
             case TopicKind.CHECKPOINT, "epoch":
@@ -235,7 +235,8 @@ class DeviceRuntime:
         facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "epoch": run.plan.epoch}
         what = "mask epoch" if again else "following run"
         LOG.info(what, extra={"kv": {**facts, "samples": len(self._shares[1].train)}})
-        self._step(agent.Planned(run.plan, run.since, run.generation))
+        lost = self._state.sent is not None and self._files.lacks_final_model(self._state.mark, run.plan)
+        self._step(agent.Planned(run.plan, run.since, run.generation, lost))
 
     def _announce_held(self) -> None:
         held, self._held = self._held, None
@@ -274,21 +275,21 @@ class DeviceRuntime:
     ) -> None:
         """Take what the worker made of an order from ``models``; newer ones may have come meanwhile."""
         if isinstance(result, ShoalError):
-            LOG.error(
-                "round skipped", extra={"kv": {"round": announcement.round, "reason": result, "hint": result.hint}}
-            )
+            facts = {"round": announcement.round, "reason": result, "hint": result.hint}
+            LOG.error("round skipped", extra={"kv": facts})
             self._step(agent.WorkFailed(announcement.nonce))
             return
         current = (self._state.mark.run, self._state.mark.round, self._state.mark.nonce)
         if current != (announcement.run, announcement.round, announcement.nonce):
             return
         transfer, sealed = result.parcel.transfer_id, result.parcel.payload
+        if not announcement.step:
+            # Before the upload: behind its answer nobody sends the final model again.
+            self._results.note(announcement, order, result, models, self._now_s)
         self._files.save_pending(self._state.mark, transfer, sealed)
         self._sealed = sealed
         if result.objection:
             LOG.warning("checkpoint not signed", extra={"kv": {"reason": result.objection}})
-        if not announcement.step:
-            self._results.note(announcement, order, result, models, self._now_s)
         self._step(agent.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer))
 
     def tick(self, now_s: float) -> None:
@@ -308,10 +309,8 @@ class DeviceRuntime:
         patience_s = WAITING_S if self._following.early and not fetching else REFETCH_S
         if (fetching or self._held is not None) and now_s - self._fetching_s > patience_s:
             self._fetching_s = now_s
-            missing = (
-                map(self._topics.model, self._labels) if fetching else (self._topics.plan, self._topics.checkpoint)
-            )
-            self._look_again(*missing)
+            models = map(self._topics.model, self._labels)
+            self._look_again(*(models if fetching else (self._topics.plan, self._topics.checkpoint)))
         self._chunks.expire(now_s)
         self._results.keep_up(now_s)
 
@@ -337,6 +336,9 @@ class DeviceRuntime:
             case agent.RunDone(plan):
                 self.runs_done += 1
                 self._results.finish(plan, self._state.stage, self._now_s)
+                if self._sealed:
+                    self._sealed = b""
+                    self._files.save_pending(self._state.mark, self._state.transfer, b"")
 
     def _follow(self, labels: tuple[str, ...]) -> None:
         for label in set(self._labels) - set(labels):

@@ -1,9 +1,10 @@
 """What a device keeps across restarts and power cuts, in its private directory.
 
 ``pending.0.bin`` and ``pending.1.bin`` hold in turn the high-water mark and the sealed upload of its round, durable before
-the first byte is sent, so that a restart sends the same bytes. ``run.package`` is the run that it follows, ``run.epoch`` what
-its mask epoch began with if it is not the first, ``own-*.bin`` updates kept for later epochs, ``model.bin`` the
-newest model of its own cluster, ``above-*.bin`` those above it in cfl's tree, ``status.json`` figures for people.
+the first byte is sent, so that a restart sends the same bytes; of a final round's upload that was answered only the name.
+``run.package`` is the run that it follows, ``run.epoch`` what its mask epoch began with if it is not the first, ``own-*.bin``
+updates kept for later epochs, ``model.bin`` the newest model of its own cluster, ``above-*.bin`` those above it in cfl's tree,
+``status.json`` figures for people.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from wire.frame import Fingerprint
 from wire.types import DIGEST_BYTES
 
 if TYPE_CHECKING:
+    from wire.documents import RunPlan
     from wire.types import Float32Vector
 
 LOG = logging.getLogger("shoal.edge")
@@ -37,7 +39,10 @@ STATUS_FILE: Final = "status.json"
 @message(64)
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The head of a pending slot; its sha256 and the sealed upload follow. ``transfer`` is all zero where there is none."""
+    """The head of a pending slot; its sha256 and the sealed upload follow.
+
+    ``transfer`` is all zero where there is no upload, ``length`` alone where it was answered and is not needed again.
+    """
 
     roster: U32
     run: U32
@@ -67,6 +72,11 @@ class Pending:
     mark: HighWater
     transfer: bytes
     sealed: bytes
+
+    @property
+    def answered(self) -> bool:
+        """Whether there was an upload that need not be sent again."""
+        return any(self.transfer) and not self.sealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +112,14 @@ def read_model(path: Path) -> OwnModel:
     return OwnModel(head.run, head.run_id, head.round, head.cluster, theta)
 
 
+def _read_if_there(path: Path) -> bytes | None:
+    """Return what a file holds that a running program may remove at any moment; None where it has."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
 class DeviceState:
     """The files of one device."""
 
@@ -119,9 +137,22 @@ class DeviceState:
         nonce, name = mark.nonce.ljust(16, b"\0"), transfer.ljust(16, b"\0")
         head = encode(Mark(mark.roster, mark.run, mark.round, nonce, name, len(sealed), mark.step))
         path = self._slots[self._next_slot]
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE_FILE_MODE)
-        new = os.fstat(handle).st_size == 0
         try:
+            new = self._write_slot(path, head, sealed)
+        except OSError as error:
+            raise ConfigError(
+                f"can't write {path}: {error.strerror}", hint="check the folder, its permissions and the space left"
+            ) from error
+        if new:
+            sync_directory(self.directory)
+        self._next_slot = 1 - self._next_slot
+
+    @staticmethod
+    def _write_slot(path: str, head: bytes, sealed: bytes) -> bool:
+        """Write over a slot, durably; return whether it is new."""
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE_FILE_MODE)
+        try:
+            new = os.fstat(handle).st_size == 0
             at = 0
             for piece in (head, hashlib.sha256(head).digest(), sealed):
                 view = memoryview(piece)
@@ -129,15 +160,9 @@ class DeviceState:
                     written = os.pwrite(handle, view, at)
                     view, at = view[written:], at + written
             os.fdatasync(handle)
-        except OSError as error:
-            raise ConfigError(
-                f"can't write {path}: {error.strerror}", hint="check the space left on the disk"
-            ) from error
         finally:
             os.close(handle)
-        if new:
-            sync_directory(self.directory)
-        self._next_slot = 1 - self._next_slot
+        return new
 
     def load_pending(self) -> Pending:
         """Return what was kept last; a device that never took part gets an empty mark.
@@ -155,7 +180,7 @@ class DeviceState:
                 f"{self.directory}: both of {' and '.join(PENDING_FILES)} are damaged",
                 hint="remove them only if the fleet is trusted: they guard against replayed announcements",
             )
-        slot, newest = max(whole, key=lambda item: item[1].mark.place)
+        slot, newest = max(whole, key=lambda item: (item[1].mark.place, item[1].answered))
         self._next_slot = 1 - slot
         return newest
 
@@ -188,13 +213,11 @@ class DeviceState:
 
     def load_epoch(self) -> bytes | None:
         """Return what the run's mask epoch began with, or None for the first."""
-        path = self.directory / EPOCH_FILE
-        return path.read_bytes() if path.exists() else None
+        return _read_if_there(self.directory / EPOCH_FILE)
 
     def load_run(self) -> bytes | None:
         """Return the run package, or None where no run was ever followed."""
-        path = self.directory / RUN_FILE
-        return path.read_bytes() if path.exists() else None
+        return _read_if_there(self.directory / RUN_FILE)
 
     def save_model(self, model: OwnModel, *, durable: bool) -> None:
         """Keep the model of the device's own cluster."""
@@ -212,6 +235,17 @@ class DeviceState:
                 f"{path} does not exist: this device has no model yet", hint="let it take part in a run"
             )
         return read_model(path)
+
+    def lacks_final_model(self, mark: HighWater, plan: RunPlan) -> bool:
+        """Whether a device whose mark is in the final round of ``plan`` does not hold the model that it ended with, whole."""
+        final = plan.rounds + 1
+        if (mark.run, mark.round) != (plan.run, final):
+            return False
+        try:
+            model = self.load_model()
+        except (ConfigError, IntegrityError):
+            return True
+        return (model.run_id, model.round) != (plan.run_id, final)
 
     def save_status(self, status: dict[str, Any]) -> None:
         """Publish figures for people and programs; nothing depends on them."""

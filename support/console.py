@@ -12,12 +12,13 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
-from wire.errors import ShoalError
+from wire.errors import ShoalError, UsageError
 
 SCHEMA: Final = 1
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
-_LEVELS: Final = {"DEBUG": "36", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "31"}
+LEVELS: Final = ("debug", "info", "warning", "error")
+_COLOURS: Final = {"DEBUG": "36", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "31"}
 
 
 def say(text: str = "") -> None:
@@ -57,7 +58,7 @@ class LogfmtFormatter(logging.Formatter):
         if record.exc_info:
             message += f": {record.exc_info[1]}"
         if self.terminal:
-            return f"\x1b[{_LEVELS.get(record.levelname, '0')}m{record.levelname.lower():7}\x1b[0m {message}{tail}"
+            return f"\x1b[{_COLOURS.get(record.levelname, '0')}m{record.levelname.lower():7}\x1b[0m {message}{tail}"
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         return f"ts={stamp}Z level={record.levelname.lower()} logger={record.name} msg={json.dumps(message)}{tail}"
 
@@ -70,7 +71,13 @@ def _value(value: Any) -> str:
 
 
 def setup_logging(level: str) -> None:
-    """Send the root logger to stderr at ``level`` (debug, info, warning, error)."""
+    """Send the root logger to stderr at ``level``, one of LEVELS.
+
+    Raises:
+        UsageError: it is another.
+    """
+    if level.lower() not in LEVELS:
+        raise UsageError(f"there is no log level {level!r}", hint=f"one of {', '.join(LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogfmtFormatter(terminal=colour_wanted(sys.stderr)))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +17,8 @@ PRIVATE_DIR_MODE: Final = 0o700
 UNFINISHED_AFTER_S: Final = 60.0
 """A file that was not finished in this time never will be."""
 
-_UNFINISHED: Final = ".new"
+_UNFINISHED: Final = re.compile(r"\..+\.(\d+)\.new", re.ASCII)
+"""A name that `write_atomic` makes; the number is the writer's process id."""
 
 
 def write_atomic(
@@ -29,7 +32,7 @@ def write_atomic(
     Raises:
         ConfigError: it can't be written; what was there stays as it is.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{_UNFINISHED}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         try:
@@ -43,7 +46,8 @@ def write_atomic(
             os.close(handle)
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise ConfigError(
             f"can't write {path}: {error.strerror}", hint="check the folder, its permissions and the space left"
         ) from error
@@ -54,16 +58,22 @@ def write_atomic(
 def remove_unfinished(directory: Path) -> None:
     """Remove what `write_atomic` left below ``directory`` when its program was killed, or the power failed: it may be secret.
 
-    A file that a living program may still be writing stays.
+    A file that a living program may still be writing stays, and so does one that can't be removed. ``directory`` belongs to a
+    program of ours: the caller has made sure of that.
     """
-    for path in directory.rglob(f".*{_UNFINISHED}"):
-        writer = path.name.removesuffix(_UNFINISHED).rpartition(".")[2]
-        try:
-            fresh = time.time() - path.stat().st_mtime < UNFINISHED_AFTER_S
-        except FileNotFoundError:
-            continue
-        if not (fresh and writer != str(os.getpid()) and Path("/proc", writer).exists()):
-            path.unlink(missing_ok=True)
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            named = _UNFINISHED.fullmatch(name)
+            if named is not None:
+                with suppress(OSError):
+                    _remove_unless_alive(Path(folder, name), named[1])
+
+
+def _remove_unless_alive(path: Path, writer: str) -> None:
+    found = path.lstat()
+    fresh = time.time() - found.st_mtime < UNFINISHED_AFTER_S
+    if stat.S_ISREG(found.st_mode) and not (fresh and writer != str(os.getpid()) and Path("/proc", writer).exists()):
+        path.unlink()
 
 
 def sync_directory(path: Path) -> None:
@@ -91,13 +101,25 @@ def read_private(path: Path) -> bytes:
         mode = stat.S_IMODE(path.stat().st_mode)
         data = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"can't read {path}: {error.strerror}") from error
+        raise ConfigError(
+            f"can't read {path}: {error.strerror}", hint="check that it is there, and whose it is"
+        ) from error
     if mode & 0o077:
         raise ConfigError(f"{path} is readable by others (mode {mode:04o})", hint=f"chmod 600 {path}")
     return data
 
 
 def private_directory(path: Path) -> Path:
-    """Make ``path`` with mode 0700 where it is missing, and return it."""
-    path.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)
+    """Make ``path`` with mode 0700 where it is missing, and return it.
+
+    Raises:
+        ConfigError: it can't be made, or is no directory.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)
+    except OSError as error:
+        raise ConfigError(
+            f"can't make the directory {path}: {error.strerror}",
+            hint="check that nothing else has this name, and the permissions of the folder that it is to lie in",
+        ) from error
     return path

@@ -296,7 +296,8 @@ class MqttTransport:
                 if not self._ever_online:
                     self._failure = reason
                     self._first_outcome.set()
-                _log.info("not connected to %s: %s", self.address, reason)
+                if not self._closing:
+                    _log.info("not connected to %s: %s", self.address, reason)
                 self._pause(backoff_s(attempt, *self._reconnect_s, _uniform))
                 attempt += 1
         finally:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
@@ -11,10 +13,12 @@ from crypto.seal.envelope import GroupKey, SealError, open_from_group
 from crypto.seal.grants import make_card, open_grant, open_renewal
 from crypto.seal.identity import Identity
 from crypto.seal.roster import open_roster
-from support.files import private_directory, read_private, write_private
+from crypto.seal.signed import open_document
+from support.files import private_directory, read_private, write_atomic, write_private
+from support.locks import exclusive
 from wire.codec import decode, encode
 from wire.documents import AggregatorGrant, DeviceGrant, Roster
-from wire.errors import ConfigError, NotEnrolledError, UntrustedError
+from wire.errors import ConfigError, IntegrityError, NotEnrolledError, ShoalError, UntrustedError, WireError
 from wire.messages import Sealed
 
 KEY_FILE: Final = "identity.key"
@@ -25,6 +29,17 @@ MOST_LATER: Final = 8
 """Grants with newer secrets that are kept; of more the oldest go."""
 
 ROSTER_FILE: Final = "roster.signed"
+LEAST_FILE: Final = "roster.least"
+"""The highest sequence of a roster that was ever in force, in decimal digits: an older one that is copied here is refused."""
+MOST_DIGITS: Final = 10
+"""Of a sequence, which is 32 bits wide on the wire."""
+CARD_MODE: Final = 0o644
+"""A card holds public keys, and is carried."""
+WAIT_S: Final = 2.0
+"""How long another program that works in the directory may take to end."""
+BUSY_HINT: Final = "end `shoal-edge run` or `shoal-aggregator serve` there first"
+
+_WAITING: Final = re.compile(re.escape(NEXT_FILE) + r"\.(\d{10})", re.ASCII)
 
 G = TypeVar("G", AggregatorGrant, DeviceGrant)
 
@@ -32,16 +47,24 @@ G = TypeVar("G", AggregatorGrant, DeviceGrant)
 def make_identity(directory: Path, name: str, role: str) -> Path:
     """Make a party's keys where they belong; return the card to carry to the owner.
 
+    Where a crash has left keys of this name without their card, it is written anew.
+
     Raises:
-        ConfigError: there are keys already.
+        ConfigError: there are keys already, or another program is at work there.
     """
-    if (directory / KEY_FILE).exists():
-        raise ConfigError(f"{directory} holds keys already", hint="use another directory, or remove this one first")
-    private_directory(directory)
     identity = Identity.generate(name)
-    identity.save(directory / KEY_FILE)
-    card = directory / f"{name}.card"
-    card.write_bytes(make_card(identity, role))
+    private_directory(directory)
+    with exclusive(directory, wait_s=WAIT_S, hint=BUSY_HINT):
+        card = directory / f"{name}.card"
+        if (directory / KEY_FILE).exists():
+            identity = Identity.load(directory / KEY_FILE)
+            if identity.name != name or card.exists():
+                raise ConfigError(
+                    f"{directory} holds keys already", hint="use another directory, or remove this one first"
+                )
+        else:
+            identity.save(directory / KEY_FILE)
+        write_atomic(card, make_card(identity, role), mode=CARD_MODE)
     return card
 
 
@@ -51,6 +74,7 @@ def accept_grant(directory: Path, grant_file: bytes, kind: type[G], owner_finger
     Raises:
         NotEnrolledError: there are no keys yet.
         UntrustedError: the grant is another owner's, or for somebody else.
+        as `store_grant`
     """
     if not (directory / KEY_FILE).exists():
         raise NotEnrolledError(f"{directory} holds no keys yet", hint="run init there first")
@@ -61,7 +85,9 @@ def store_grant(directory: Path, grant: AggregatorGrant | DeviceGrant) -> None:
     """Store an opened grant as the one in force; the membership file, written last, is what makes a member.
 
     Raises:
-        UntrustedError: its roster is not the owner's, has expired, or is not the one that its keys were drawn for.
+        UntrustedError: its roster is not the owner's, has expired, is older than one that was in force, or is not the one
+            that its keys were drawn for.
+        ConfigError: the directory belongs to another fleet, or a program that would write over the grant runs there.
     """
     if not grant.roster:
         raise UntrustedError(
@@ -72,10 +98,73 @@ def store_grant(directory: Path, grant: AggregatorGrant | DeviceGrant) -> None:
     roster = open_roster(grant.roster, owner_key=grant.owner_key, fleet=grant.fleet, least_sequence=0, now_s=now_s)
     if roster.keys_since != grant.keys_since:
         raise UntrustedError(f"a grant with keys of roster {grant.keys_since} and a roster of keys {roster.keys_since}")
-    write_private(directory / ROSTER_FILE, grant.roster)
-    write_private(directory / GRANT_FILE, _kept(grant))
-    for path in directory.glob(f"{NEXT_FILE}.[0-9]*"):
-        path.unlink()
+    with exclusive(directory, wait_s=WAIT_S, hint=BUSY_HINT):
+        _check_follows(directory, grant, roster)
+        write_private(directory / ROSTER_FILE, grant.roster)
+        _raise_least(directory, roster.sequence)
+        write_private(directory / GRANT_FILE, _kept(grant))
+        for since, path in _waiting(directory):
+            if since <= grant.keys_since:
+                path.unlink()
+
+
+def _check_follows(directory: Path, grant: AggregatorGrant | DeviceGrant, roster: Roster) -> None:
+    """Return if a grant may take the place of the one in ``directory``; arguments as in `store_grant`.
+
+    What is kept there beside it, a device's high-water mark above all, is of one fleet.
+    """
+    least = max(_least(directory), _sequence(directory / ROSTER_FILE, grant.owner_key))
+    if (directory / GRANT_FILE).exists():
+        try:
+            held = decode(read_private(directory / GRANT_FILE), type(grant))
+        except WireError:
+            held = grant  # damaged: joining again is how it is repaired
+        if (held.fleet, held.owner_key) != (grant.fleet, grant.owner_key):
+            raise ConfigError(
+                f"{directory} belongs to fleet {held.fleet!r}, and this grant is of another fleet or owner",
+                hint="use another directory: init there, and have the owner add the new card",
+            )
+        least = max(least, held.keys_since)
+    if roster.sequence < least:
+        raise UntrustedError(
+            f"a grant with roster {roster.sequence} after roster {least}: refused as a rollback",
+            hint="join with the newest grant, which lies in the owner's grants folder",
+        )
+
+
+def _sequence(path: Path, owner_key: bytes) -> int:
+    """Return the sequence of a roster file, expired or not; 0 where there is none that the owner signed."""
+    try:
+        return open_document(read_private(path), Roster, owner_key).sequence
+    except ShoalError:
+        return 0
+
+
+def _least(directory: Path) -> int:
+    """Return the highest sequence of a roster that was ever in force; 0 where none was.
+
+    Raises:
+        IntegrityError: the file that says so is damaged.
+    """
+    path = directory / LEAST_FILE
+    if not path.exists():
+        return 0
+    text = read_private(path)
+    if not (text.isdigit() and len(text) <= MOST_DIGITS):
+        raise IntegrityError(
+            f"{path} is damaged", hint=f"remove it only if {ROSTER_FILE} there is the owner's newest roster"
+        )
+    return int(text)
+
+
+def _raise_least(directory: Path, sequence: int) -> None:
+    write_private(directory / LEAST_FILE, str(sequence).encode())
+
+
+def _waiting(directory: Path) -> list[tuple[int, Path]]:
+    """Return the files of grants with newer secrets, and the roster sequence of each, oldest first."""
+    named = ((_WAITING.fullmatch(path.name), path) for path in directory.glob(f"{NEXT_FILE}.*"))
+    return sorted((int(match[1]), path) for match, path in named if match is not None)
 
 
 def _kept(grant: AggregatorGrant | DeviceGrant) -> bytes:
@@ -98,7 +187,7 @@ class Membership(Generic[G]):
 
         Raises:
             NotEnrolledError: nobody has joined there.
-            UntrustedError: the roster is not the owner's, or has expired.
+            UntrustedError: the roster is not the owner's, older than one that was in force before, or has expired.
         """
         if not (directory / GRANT_FILE).exists():
             raise NotEnrolledError(f"{directory} belongs to no fleet", hint="run init there, then join with a grant")
@@ -106,12 +195,22 @@ class Membership(Generic[G]):
         self.identity = Identity.load(directory / KEY_FILE)
         self._kind: type[G] = kind
         self.grant: G
-        self._use(decode(read_private(directory / GRANT_FILE), kind))
-        held = self.grant.keys_since
-        waiting = sorted((int(p.suffix[1:]), p) for p in directory.glob(f"{NEXT_FILE}.[0-9]*"))
-        self.later: list[G] = [decode(read_private(p), kind) for since, p in waiting if since > held]
+        self.later: list[G]
+        try:
+            self._read_grants()
+        except ConfigError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            self._read_grants()  # a running program has put the next grant in force meanwhile
+        self._least = _least(directory)
         self.roster_bytes = read_private(directory / ROSTER_FILE)
-        self.roster = self._open(self.roster_bytes, 0)
+        self.roster = self._open(self.roster_bytes, self._least)
+
+    def _read_grants(self) -> None:
+        self._use(decode(read_private(self.directory / GRANT_FILE), self._kind))
+        held = self.grant.keys_since
+        waiting = _waiting(self.directory)
+        self.later = [decode(read_private(path), self._kind) for since, path in waiting if since > held]
 
     def _use(self, grant: G) -> None:
         self.grant = grant
@@ -147,24 +246,38 @@ class Membership(Generic[G]):
         return self.grant.owner_key
 
     def reload(self) -> bool:
-        """Read the roster file again; return whether it holds another roster, which is then in force."""
+        """Read the roster file again; return whether it holds another roster, which is then in force.
+
+        Raises:
+            UntrustedError: not the owner's, rolled back, or expired. It will not be in force after a restart either.
+        """
         data = read_private(self.directory / ROSTER_FILE)
         if data == self.roster_bytes:
+            self._keep_least()
             return False
         self.roster, self.roster_bytes = self._open(data, self.roster.sequence), data
+        self._keep_least()
         return True
 
+    def _keep_least(self) -> None:
+        if self.roster.sequence > self._least:
+            _raise_least(self.directory, self.roster.sequence)
+            self._least = self.roster.sequence
+
     def adopt(self, data: bytes) -> bool:
-        """Take up a roster from the network; return whether it is newer than ours.
+        """Take up a roster from the network; return whether it is newer than ours, and than one that was carried here by hand.
 
         Raises:
             UntrustedError: not the owner's, rolled back, or expired.
         """
+        with suppress(ShoalError):
+            self.reload()
         roster = self._open(data, self.roster.sequence)
         if roster.sequence == self.roster.sequence:
             return False
         write_private(self.directory / ROSTER_FILE, data)
         self.roster, self.roster_bytes = roster, data
+        self._keep_least()
         return True
 
     def take_grant(self, data: bytes) -> bool:

@@ -24,7 +24,10 @@ def open_roster(data: bytes | memoryview, *, owner_key: bytes, fleet: str, least
     if roster.fleet != fleet:
         raise UntrustedError(f"a roster of fleet {roster.fleet!r}, not {fleet!r}")
     if roster.sequence < least_sequence:
-        raise UntrustedError(f"a roster of sequence {roster.sequence} after {least_sequence}: refused as a rollback")
+        raise UntrustedError(
+            f"a roster of sequence {roster.sequence} after {least_sequence}: refused as a rollback",
+            hint="the owner's newest is roster.signed in the fleet's directory",
+        )
     if now_s > roster.expires_at_s:
         raise UntrustedError(
             "the roster has expired", hint="have the owner sign a new one: `shoal-fleet renew`, then hand it out"

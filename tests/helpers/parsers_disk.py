@@ -238,6 +238,7 @@ def _aggregators(disk):
     return [
         disk.replaced("server", "membership.bin", joined),
         disk.replaced("server", "roster.signed", joined),
+        disk.replaced("server", "roster.least", joined),
         disk.replaced("server", "runs/000001.run", joined),
         disk.replaced("server", "retained.json", ledger),
         disk.replaced("server", f"{run}/run.sqlite", database),

@@ -81,6 +81,7 @@ NAMES_OF = [
     "device's birth",
     "server's membership.bin",
     "server's roster.signed",
+    "server's roster.least",
     "server's runs/000001.run",
     "server's retained.json",
     "server's run-000001/run.sqlite",

@@ -98,6 +98,8 @@ def test_a_run_rolls_over_to_fresh_secrets(tmp_path, restart, change, caplog):
             assert "dev-03" not in records[-1]["norms"]
             assert len(uploads_of(fleet, tap, "dev-03")) <= sent + 1
             assert not fleet.devices["dev-03"].runtime._membership.next
+        told = [r.kv["hint"] for r in caplog.records if r.getMessage() == "the owner has revoked this device"]
+        assert told == (["ask the owner to add it again"] if change == "revoke" else [])
 
 
 @pytest.mark.parametrize(

@@ -117,9 +117,10 @@ def test_inter_group_aggregation_adds_whole_models_over_the_wire(tmp_path):
     ends = []
     for mode in ("permutation", "none"):
         with make_fleet(tmp_path / mode, grouped_data(6, 2), mode=mode, **{**FEDGROUP, "settings": settings}) as fleet:
+            fleet.run_until(lambda f=fleet: len(f.records()) == f.plan.rounds, 20)
+            slots = fleet.service._state.strategy.slots
             records = fleet.run(20)
             assert same_partition(records[-1]["clusters"], truth_of(6, 2))
-            slots = fleet.service._state.strategy.slots
             origin = draw_origins(fleet.bundle.manifest, 1, 1)[0]
             clear = clear_offsets(fleet)
             assert all(s.scale > 1 for s in slots)

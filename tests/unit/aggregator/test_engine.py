@@ -436,3 +436,20 @@ def test_a_stored_upload_counts_once_even_if_it_is_told_twice():
     once, _ = engine.handle(state, event)
     twice, _ = engine.handle(once, event)
     assert twice.contributions == once.contributions
+
+
+def test_a_run_that_is_over_knows_what_came_last():
+    """Also in an aggregator that was started again: the same bytes are acknowledged, anything else comes too late."""
+    devices = DEVICES[:3]
+    engine, state = opened(devices=devices, rounds=1)
+    state, _ = give(engine, state, *devices)
+    state, _ = give(engine, state, "dev-1", "dev-2")
+    last, late = (upload_of(engine, state, device) for device in ("dev-1", "dev-3"))
+    received, standing = dict(state.received), state.standing
+    state, actions = engine.handle(state, DeadlinePassed(2))
+    assert kinds(actions) == ["RoundClosed", "RunFinished"]
+    for over in (state, engine.over(devices, 2, standing, received)):
+        assert engine.judge(over, last[0], digest_of(*last)) == (Verdict.DUPLICATE, "")
+        assert engine.judge(over, last[0], DIGEST) == (Verdict.REFUSE, "the run is over")
+        assert engine.judge(over, late[0], digest_of(*late)) == (Verdict.REFUSE, "the run is over")
+        assert engine.handle(over, CameOnline("dev-3")) == (over, ())

@@ -63,11 +63,13 @@ def test_a_run_with_newer_keys_waits_for_them_and_puts_them_in_force(fleet, serv
         server.obstacle(old)
 
 
-def test_keys_bring_their_roster_along(fleet, server):
-    """One message is enough."""
+def test_keys_say_which_roster_goes_with_them(fleet, server):
+    """It comes by itself, and nobody works on under the older secrets until it has."""
+    before = server.roster
     fleet.revoke("dev-2")
     server.take_grant(keys(fleet))
-    assert server.roster == fleet.roster
+    assert server.roster == before
+    assert server.keys_since == fleet.roster.keys_since > before.keys_since
     assert aggregators.AggregatorMembership(server.directory).next == server.next
 
 

@@ -292,3 +292,27 @@ def test_an_announcement_beyond_the_plan_changes_nothing(bad):
     with pytest.raises(UntrustedError):
         step(state, Announced(bad))
     assert after(ARRIVED, state=state)[0].stage is Stage.WORKING
+
+
+def test_an_answer_of_the_final_round_outlives_a_restart():
+    """The announcement is retained for as long as no other run begins: nothing is sent, and the run is over."""
+    sent = (1, 6, b"\6" * 16)
+    mark = HighWater(3, 1, 6, b"\6" * 16)
+    state, _ = step(AgentState(0, mark, transfer=ID, sent=sent, answered=True), Planned(PLAN))
+    state, actions = step(state, Announced(FINAL))
+    assert actions == (RunDone(PLAN),)
+    assert (state.stage, state.done) == (Stage.IDLE, True)
+    assert step(state, Announced(FINAL)) == (state, ())
+
+
+def test_a_final_upload_whose_model_is_lost_is_worked_for_again():
+    sent = (1, 6, b"\6" * 16)
+    mark = HighWater(3, 1, 6, b"\6" * 16)
+    for answered in (False, True):
+        before = AgentState(0, mark, transfer=ID, sent=sent, answered=answered)
+        state, _ = step(before, Planned(PLAN, lost=True))
+        state, actions = step(state, Announced(FINAL))
+        assert actions == (Follow(()), Work(FINAL, REPORT))
+        state, actions = step(state, WorkDone(1, 6, b"\6" * 16, ID))
+        assert actions[0] == Send(ID)
+        assert not state.answered

@@ -2,13 +2,16 @@
 
 import dataclasses
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from crypto.seal.replay import HighWater
+from edge_client import kept
 from edge_client.state import PENDING_FILES, DeviceState, OwnModel, Pending
 from support.files import private_directory, write_private
+from tests.helpers.plans import run_plan
 from wire.errors import ConfigError, IntegrityError
 from wire.frame import transfer_id
 
@@ -86,6 +89,31 @@ def test_two_damaged_slots_are_refused_not_forgotten(state, damage):
     assert "replayed" in caught.value.hint
 
 
+def test_an_upload_that_was_answered_is_known_by_its_name(state):
+    """In whichever slot it lies beside the upload itself."""
+    for rounds in range(3):
+        state.save_pending(later(rounds), transfer_id(b"sealed"), b"sealed")
+        assert not state.load_pending().answered
+        state.save_pending(later(rounds), transfer_id(b"sealed"), b"")
+        again = DeviceState(state.directory).load_pending()
+        assert again == Pending(later(rounds), transfer_id(b"sealed"), b"")
+        assert again.answered
+    assert not Pending(HighWater(0, 0, 0, bytes(16)), bytes(16), b"").answered
+
+
+def test_the_final_model_is_of_the_run_and_round(state):
+    plan = run_plan(rounds=6)
+    assert not state.lacks_final_model(dataclasses.replace(MARK, round=6), plan)
+    assert state.lacks_final_model(MARK, plan)
+    for run_id, round_ in ((plan.run_id, 6), (b"x" * 16, 7)):
+        state.save_model(OwnModel(1, run_id, round_, 0, THETA), durable=True)
+        assert state.lacks_final_model(MARK, plan)
+    state.save_model(OwnModel(1, plan.run_id, 7, 0, THETA), durable=True)
+    assert not state.lacks_final_model(MARK, plan)
+    write_private(state.directory / "model.bin", b"junk")
+    assert state.lacks_final_model(MARK, plan)
+
+
 def test_a_mark_that_others_could_read_is_refused(state):
     state.save_pending(MARK, transfer_id(b"sealed"), b"sealed")
     (state.directory / PENDING_FILES[0]).chmod(0o644)
@@ -126,6 +154,38 @@ def test_run_and_status_come_back(state):
     for junk in (b"{half", b"5", b"[]", b"\xff", b"[" * 10**5):
         (state.directory / "status.json").write_bytes(junk)
         assert state.load_status() is None
+
+
+def test_what_a_running_program_removes_meanwhile_is_not_there(state, monkeypatch):
+    """`shoal-edge predict` beside `shoal-edge run`: a file goes between looking and reading."""
+    state.save_epoch(b"epoch")
+    monkeypatch.setattr(Path, "exists", lambda _: True)
+    assert state.load_epoch() == b"epoch"
+    state.save_run(b"package")
+    assert state.load_epoch() is None
+
+
+def test_a_model_above_that_goes_while_it_is_looked_for_is_passed_over(state, monkeypatch):
+    own = OwnModel(1, b"r" * 16, 7, 9, THETA)
+    kept.replace(state.directory, [OwnModel(1, b"r" * 16, 7, m, THETA) for m in (0, 3, 5)])
+    real = kept.read_model
+
+    def read(path):
+        (state.directory / "above-00003.bin").unlink(missing_ok=True)
+        return real(path)
+
+    monkeypatch.setattr(kept, "read_model", read)
+    assert [m.cluster for m in kept.above(state.directory, own)] == [0, 5]
+    (state.directory / "above-00005.bin").chmod(0o644)
+    with pytest.raises(ConfigError, match="readable by others"):
+        kept.above(state.directory, own)
+
+
+def test_a_slot_that_can_t_be_opened_is_told(state):
+    (state.directory / PENDING_FILES[0]).mkdir()
+    with pytest.raises(ConfigError, match="can't write") as caught:
+        state.save_pending(MARK, b"t" * 16, b"")
+    assert "permissions" in caught.value.hint
 
 
 def test_every_file_is_private(state):

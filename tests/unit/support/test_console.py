@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from support.console import LogfmtFormatter, colour_wanted, note, run_program, say, say_json
+from support.console import LogfmtFormatter, colour_wanted, note, run_program, say, say_json, setup_logging
 from tests.helpers.trees import ROOT, python
-from wire.errors import BrokerUnreachableError, ConfigError, ShoalError, UntrustedError
+from wire.errors import BrokerUnreachableError, ConfigError, ShoalError, UntrustedError, UsageError
 
 
 def record(message="done", level=logging.INFO, **pairs):
@@ -71,6 +71,12 @@ class Terminal(io.StringIO):
 def test_colour_is_for_terminals_whose_person_wants_it(monkeypatch, stream, no_colour, wanted):
     monkeypatch.setenv("NO_COLOR", no_colour)
     assert colour_wanted(stream) is wanted
+
+
+def test_a_log_level_that_there_is_not_is_told():
+    with pytest.raises(UsageError, match="no log level 'foo'") as caught:
+        setup_logging("foo")
+    assert caught.value.hint == "one of debug, info, warning, error"
 
 
 def run(monkeypatch, app, *arguments):

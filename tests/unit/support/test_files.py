@@ -104,8 +104,9 @@ def test_a_secret_that_others_can_reach_is_refused(tmp_path, wide):
 
 
 def test_a_missing_secret_says_what_is_wrong(tmp_path):
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(ConfigError, match="No such file") as caught:
         read_private(tmp_path / "nowhere")
+    assert "check that it is there" in caught.value.hint
 
 
 def test_an_existing_directory_stays_as_it_is(tmp_path):
@@ -139,3 +140,51 @@ def test_what_a_killed_program_left_half_written_goes(tmp_path):
     remove_unfinished(tmp_path)
     assert not any(path.exists() for path in gone)
     assert all(path.exists() for path in kept)
+
+
+@pytest.mark.parametrize("name", [".thesis.tex.new", ".x.12a.new", ".12.new", ".x.12.newer", "x.12.new"])
+def test_what_is_not_ours_stays(tmp_path, name):
+    """Only names that a write makes, however old the file is."""
+    path = tmp_path / name
+    path.write_text("a draft")
+    os.utime(path, (0, 0))
+    remove_unfinished(tmp_path)
+    assert path.read_text() == "a draft"
+
+
+def test_only_files_go(tmp_path):
+    """Neither a folder of that name, nor what a link points to, nor the link; what can't be removed stands in nobody's way."""
+    folder, link, mine = tmp_path / ".plans.12.new", tmp_path / ".link.12.new", tmp_path / "mine"
+    folder.mkdir()
+    mine.write_text("mine")
+    link.symlink_to(mine)
+    os.utime(mine, (0, 0))
+    remove_unfinished(tmp_path)
+    assert folder.is_dir()
+    assert link.is_symlink()
+    remove_unfinished(tmp_path / "nowhere")
+
+
+def test_a_file_that_can_t_be_removed_is_no_reason_to_end(tmp_path, monkeypatch):
+    """The disk has gone read-only."""
+    path = unfinished(tmp_path, os.getpid(), old=True)
+
+    def read_only(*_arguments, **_options):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "unlink", read_only)
+    remove_unfinished(tmp_path)
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(ConfigError, match=r"can't write .*: Read-only file system"):
+        write_atomic(tmp_path / "file", b"new")
+    assert path.exists()
+
+
+def test_a_file_where_a_directory_belongs_is_told(tmp_path):
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match="can't make the directory") as caught:
+            private_directory(path)
+        assert "has this name" in caught.value.hint
+    with pytest.raises(ConfigError, match="Not a directory"):
+        write_atomic(tmp_path / "file" / "below", b"new")

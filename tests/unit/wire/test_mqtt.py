@@ -315,6 +315,16 @@ def test_a_sink_may_publish_and_close() -> None:
     one.close()
 
 
+def test_a_clean_end_looks_like_none_that_failed(caplog: pytest.LogCaptureFixture) -> None:
+    one = ScriptedBroker(lambda connection, _: (connection.sendall(ACCEPT_V5), hold(connection))[1])
+    transport = MqttTransport(one.url, "client-1", lambda _: None)
+    with caplog.at_level("INFO"):
+        transport.start(require=True)
+        transport.close()
+    assert [r.getMessage() for r in caplog.records if r.name == "wire.mqtt"] == []
+    one.close()
+
+
 def test_the_backoff_doubles_to_its_bound_with_full_jitter() -> None:
     def highest(low: float, high: float) -> float:
         assert low == 0.0

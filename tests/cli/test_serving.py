@@ -1,0 +1,60 @@
+"""The serving programs called wrongly, or in the wrong place, and what a device says of its runs."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from edge_client.cli import status_lines
+
+SERVING = {"shoal-edge": ["run", "--data", "d.npz"], "shoal-aggregator": ["serve"]}
+
+
+@pytest.fixture
+def data(call):
+    np.savez(call.home / "d.npz", x=np.zeros((9, 4), np.float32), y=np.zeros(9, np.int64))
+
+
+@pytest.mark.parametrize("program", SERVING)
+def test_a_directory_that_is_nobody_s_is_left_alone(call, data, program):
+    """Status 4. Whatever looks like something of ours stays, also further down, and no lock is made."""
+    (call.home / "mine/below").mkdir(parents=True)
+    for name in (".thesis.tex.new", ".secret.12.new"):
+        (call.home / "mine/below" / name).write_text("a draft")
+    made = call(program, *SERVING[program], "mine", status=4)
+    assert "error: mine belongs to no fleet" in made.err
+    left = sorted(str(p.relative_to(call.home / "mine")) for p in (call.home / "mine").rglob("*"))
+    assert left == ["below", "below/.secret.12.new", "below/.thesis.tex.new"]
+
+
+@pytest.mark.parametrize(("program", "directory"), [("shoal-edge", "dev-1"), ("shoal-aggregator", "server")])
+def test_a_log_level_that_there_is_not(call, fleet, data, program, directory):
+    """Status 2, with the levels that there are."""
+    made = call(program, *SERVING[program], directory, "--log", "foo", status=2)
+    assert "error: there is no log level 'foo'" in made.err
+    assert "hint: one of debug, info, warning, error" in made.err
+
+
+@pytest.mark.parametrize("program", SERVING)
+def test_a_file_where_a_directory_belongs(call, program):
+    """Status 3."""
+    (call.home / "file").write_text("x")
+    name = ["--name", "dev-1"] if program == "shoal-edge" else []
+    assert "can't make the directory file: File exists" in call(program, "init", "file", *name, status=3).err
+
+
+def test_a_device_tells_of_its_runs_in_words(call, fleet):
+    """One line a run; programs read the same from the JSON."""
+    ended = {"1": {"run": 1, "algorithm": "cfl", "rounds": 3, "loss": 0.123456789, "path": [0, 2], "finished": True}}
+    (call.home / "dev-1/status.json").write_text(json.dumps({"stage": "idle", "torch_loaded": False, "ended": ended}))
+    lines = call("shoal-edge", "status", "dev-1").out.splitlines()
+    assert "stage: idle" in lines
+    assert lines[-1] == "ended run 1: algorithm cfl, rounds 3, loss 0.1235, path 0 2"
+    assert call("shoal-edge", "status", "dev-1", "--json").data["ended"] == ended
+
+
+@pytest.mark.parametrize("ended", [5, ["x"], {"1": 5}, {"1": {"path": {"a": 1}}}])
+def test_figures_that_somebody_has_damaged_are_no_reason_to_end(ended):
+    assert status_lines({"stage": "idle", "ended": ended})[0] == "stage: idle"

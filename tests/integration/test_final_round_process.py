@@ -1,0 +1,63 @@
+"""The daemon behind a run's end: whoever was not answered before is answered then, also by one that was started again."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from benchmarks.stage import Stage
+from edge_client.manifest import LocalTraining
+from fleet.run import RunOptions
+from tests.helpers.tasks import logistic_bundle, samples
+from wire.broker import find_mosquitto, start_broker
+
+pytestmark = [pytest.mark.broker, pytest.mark.process, pytest.mark.timeout(180)]
+NAMES = ("dev-0", "dev-1", "dev-2")
+WAIT_S = 60.0
+
+
+def until(condition, what):
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.005)
+
+
+@pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
+@pytest.mark.parametrize("again", [False, True])
+def test_a_straggler_of_the_final_round_ends_with_the_others(tmp_path, again):
+    """Every program was started with --once: the aggregator ends too, some time after the run."""
+    bundle = logistic_bundle()
+    options = RunOptions(
+        "fedavg",
+        rounds=4,
+        local=LocalTraining(epochs=1, batch_size=16, lr=0.2),
+        min_contributors=1,
+        quorum=0.6,
+        deadline_s=3.0,
+        seed=1,
+    )
+    (tmp_path / "broker").mkdir()
+    with start_broker("mosquitto", tmp_path / "broker") as broker, Stage(tmp_path / "s", broker.url, NAMES) as stage:
+        run = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), options).run
+        programs = {"aggregator": stage.start_aggregator("--once")}
+        for seed, name in enumerate(NAMES):
+            x, y = samples(60, seed=seed)
+            np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+            programs[name] = stage.start_device(name, tmp_path / f"{name}.npz", "--once")
+        until(lambda: len(stage.records(run)) >= 2, "round 2")
+        programs["dev-2"].process.send_signal(signal.SIGSTOP)
+        until(lambda: stage.finished(run), "the final round")
+        records = stage.records(run)
+        assert records[-1]["missing"] == ["dev-2"]
+        if again:
+            stage.stop("aggregator", signal.SIGKILL)
+            programs["aggregator"] = stage.start_aggregator("--once")
+        programs["dev-2"].process.send_signal(signal.SIGCONT)
+        for program in programs.values():
+            until(lambda p=program: p.process.poll() is not None, program.name)
+            assert program.process.returncode == 0, program.tail()
+        assert stage.records(run) == records

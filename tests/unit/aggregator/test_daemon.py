@@ -1,0 +1,198 @@
+"""Which run the daemon serves next: nothing that lies in its directory ends it, and each oddity is told once."""
+
+import dataclasses
+import logging
+import shutil
+import sqlite3
+
+import numpy as np
+import pytest
+
+from aggregator import membership as aggregators
+from aggregator.config import AggregatorConfig
+from aggregator.daemon import Daemon, find_runs, is_finished
+from aggregator.run_directory import read_plan, read_records
+from aggregator.store import Store
+from edge_client import enrolment
+from fleet.directory import FleetDirectory
+from fleet.run import RunOptions, make_plan, write_run
+from tests.helpers.fleets import FULL_BATCH
+from tests.helpers.plans import run_plan
+from tests.helpers.tasks import logistic_bundle
+from wire.codec import encode
+from wire.errors import UntrustedError
+
+BUNDLE = logistic_bundle()
+
+
+class Place:
+    """An owner's and an aggregator's directory."""
+
+    def __init__(self, root):
+        self.owner = FleetDirectory.create(root / "owner", "reef", "mqtt://127.0.0.1:1")
+        self.server = root / "server"
+        card = aggregators.init(self.server)
+        self.owner.add_aggregator(card.read_bytes())
+        self.owner.add_device(enrolment.init(root / "dev-1", "dev-1").read_bytes())
+        grant = self.owner.add_aggregator(card.read_bytes())
+        self.member = aggregators.join(self.server, grant.read_bytes(), self.owner.fingerprint)
+
+    def sign(self, **changes):
+        """Let the owner sign a run and carry it here."""
+        plan = make_plan(self.owner, BUNDLE, RunOptions("fedavg", rounds=2, local=FULL_BATCH, min_contributors=1))
+        plan = dataclasses.replace(plan, **changes)
+        path = write_run(self.owner, plan, BUNDLE, np.zeros((1, plan.length), np.float32))
+        shutil.copy(path, self.server / "runs")
+        return plan
+
+    def finish(self, plan):
+        store = Store(self.directory(plan), plan)
+        store.record(plan.rounds + 1, {"round": plan.rounds + 1, "final": True, "missing": []})
+        store.close()
+
+    def directory(self, plan):
+        return self.server / f"run-{plan.run:06d}"
+
+    def daemon(self):
+        return Daemon(AggregatorConfig(self.server))
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+def told(caplog):
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_runs_come_in_order(place):
+    first, second = place.sign(), place.sign()
+    daemon = place.daemon()
+    assert daemon._next_run().plan == first
+    place.finish(first)
+    assert is_finished(place.member, first)
+    assert daemon._next_run().plan == second
+    place.finish(second)
+    assert daemon._next_run() is None
+    assert daemon._over.plan == second
+
+
+@pytest.mark.parametrize("what", ["a link to nowhere", "a folder", "junk", "a run of another owner's", "unreadable"])
+def test_what_is_no_run_is_told_once_and_passed_over(place, tmp_path, caplog, monkeypatch, what):
+    plan = place.sign()
+    odd = place.server / "runs" / "000000.run"
+    if what == "a link to nowhere":
+        odd.symlink_to("/nowhere")
+    elif what == "a folder":
+        odd.mkdir()
+    elif what == "a run of another owner's":
+        (tmp_path / "other").mkdir()
+        other = Place(tmp_path / "other")
+        other.sign()
+        shutil.copy(other.server / "runs" / "000001.run", odd)
+    else:
+        odd.write_bytes(b"junk")
+    if what == "unreadable":
+        real = type(odd).read_bytes
+        refused = PermissionError(13, "Permission denied")
+
+        def read(path):
+            if path == odd:
+                raise refused
+            return real(path)
+
+        monkeypatch.setattr(type(odd), "read_bytes", read)
+    daemon = place.daemon()
+    for _ in range(3):
+        assert daemon._next_run().plan == plan
+    assert told(caplog) == ["run file refused"]
+    assert [r.plan for r in find_runs(place.member)] == [plan]
+
+
+def test_a_damaged_run_does_not_keep_the_others_waiting(place, caplog):
+    first, second = place.sign(), place.sign()
+    place.finish(first)
+    (place.directory(first) / "run.sqlite").write_bytes(b"not a database at all, but long enough for a header" * 9)
+    daemon = place.daemon()
+    for _ in range(3):
+        assert daemon._next_run().plan == second
+    (line,) = told(caplog)
+    assert line.startswith("passed over: ")
+    assert "can't be read" in line
+    assert "restore it from a backup" in caplog.records[-1].kv["hint"]
+    assert daemon._damage is not None
+
+
+def test_a_number_that_another_run_has_used_is_told(place, caplog):
+    """The owner's own files were moved away, and it counted from one again."""
+    first = place.sign()
+    place.finish(first)
+    next((place.owner.path / "runs").glob("*.run")).unlink()
+    again = place.sign(run=first.run)
+    assert again.run_id != first.run_id
+    with pytest.raises(UntrustedError, match="another one than the run 1 that was begun here before") as caught:
+        is_finished(place.member, again)
+    assert "sign it anew" in caught.value.hint
+    daemon = place.daemon()
+    for _ in range(3):
+        assert daemon._next_run() is None
+    (line,) = told(caplog)
+    assert line.startswith("passed over: run 1 is another one")
+
+
+def test_what_the_daemon_waits_for_comes_with_what_to_do(place, caplog):
+    place.owner.renew()
+    place.sign()
+    daemon = place.daemon()
+    for _ in range(3):
+        assert daemon._next_run() is None
+    (record,) = [r for r in caplog.records if "waiting for the owner's roster and keys" in r.getMessage()]
+    assert "shoal-fleet publish" in record.kv["hint"]
+    assert "roster.signed" in record.kv["hint"]
+
+
+@pytest.mark.parametrize("document", ["{half", '{"available": [], "state": {}, "vectors": {}, "standing": {}}', None])
+def test_a_run_that_is_over_and_damaged_is_answered_for_by_nobody(place, caplog, document):
+    """Its records are whole and the rest is not: told once, and the daemon goes on."""
+    plan = place.sign()
+    place.finish(plan)
+    database = sqlite3.connect(place.directory(plan) / "run.sqlite", isolation_level=None)
+    if document is not None:
+        database.execute("INSERT INTO snapshot VALUES (1, 3, ?)", (document,))
+    else:
+        database.execute("DELETE FROM facts WHERE name = 'seed'")
+    database.close()
+    daemon = place.daemon()
+    for _ in range(3):
+        assert daemon._next_run() is None
+        daemon._look_back()
+    assert daemon._service is None
+    (line,) = told(caplog)
+    assert line.startswith(("nobody is answered for run 1: ", "passed over: "))
+
+
+def test_a_record_that_is_none_is_passed_over(place, caplog):
+    plan = place.sign()
+    store = Store(place.directory(plan), plan)
+    store.record(1, {"round": 1})
+    store.close()
+    daemon = place.daemon()
+    for _ in range(3):
+        assert daemon._next_run() is None
+    (line,) = told(caplog)
+    assert "KeyError: 'final'" in line
+
+
+@pytest.mark.parametrize("name", ["srv#1", "srv?1", "srv%41", "srv 1", "süd"])
+def test_a_directory_may_have_any_name(tmp_path, monkeypatch, name):
+    """What reads the database names it by a URI; also where the path is relative."""
+    plan = run_plan()
+    store = Store(tmp_path / name / "run-000001", plan)
+    store.record(1, {"round": 1, "final": True})
+    store.close()
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path / name, type(tmp_path)(name)):
+        assert read_records(folder / "run-000001") == [{"round": 1, "final": True}]
+        assert read_plan(folder / "run-000001") == encode(plan)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
