@@ -28,10 +28,7 @@ def ask(*, twice: bool = False) -> Lock:
         try:
             return Lock(read_private(Path(named)).rstrip(b"\r\n"))
         except ConfigError as error:
-            hint = (
-                error.hint or f"{FILE_VARIABLE} names a file of mode 0600 that holds the passphrase of the owner's key"
-            )
-            raise ConfigError(f"{FILE_VARIABLE}: {error}", hint=hint) from error
+            raise ConfigError(f"{FILE_VARIABLE}: {error}", hint=error.hint) from error
     if not sys.stdin.isatty():
         raise ConfigError(
             "the owner's key is under a passphrase, and there is no terminal to ask at",

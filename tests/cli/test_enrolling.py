@@ -154,7 +154,8 @@ def test_a_passphrase_guards_the_owners_keys(call):
     assert "passphrase is wrong" in wrong.err
     missing = call("shoal-fleet", "show", "owner", status=3, SHOAL_PASSPHRASE_FILE="nothing")
     assert "SHOAL_PASSPHRASE_FILE: can't read nothing" in missing.err
-    assert "hint: SHOAL_PASSPHRASE_FILE names a file" in missing.err
+    assert "error: SHOAL_PASSPHRASE_FILE: can't read nothing" in missing.err
+    assert "hint: check that it is there" in missing.err
     (call.home / "pass").chmod(0o644)
     call("shoal-fleet", "show", "owner", status=3, SHOAL_PASSPHRASE_FILE="pass")
     assert PASSPHRASE not in "\n".join(call.seen)

@@ -15,7 +15,7 @@ from tests.helpers.fleets import (
     truth_of,
     uploads_of,
 )
-from wire.errors import ConfigError, WireError
+from wire.errors import ConfigError
 from wire.limits import MAX_NORM_BLUR
 
 QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
@@ -97,7 +97,7 @@ def test_blurred_norms_lead_to_the_same_groups(tmp_path, name):
 
 @pytest.mark.parametrize("blur", [-0.01, MAX_NORM_BLUR + 0.01, float("nan")])
 def test_the_owner_signs_no_blur_beyond_its_bounds(tmp_path, blur):
-    with pytest.raises(WireError, match="norm blur"):
+    with pytest.raises(ConfigError, match="norm blur"):
         make_fleet(tmp_path, norm_blur=blur)
 
 
