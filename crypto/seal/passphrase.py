@@ -43,7 +43,7 @@ class Lock:
             ConfigError: it is shorter than MIN_CHARS bytes.
         """
         if len(passphrase) < MIN_CHARS:
-            raise ConfigError(f"a passphrase has at least {MIN_CHARS} characters")
+            raise ConfigError(f"a passphrase has at least {MIN_CHARS} characters", hint="choose a longer one")
         self._passphrase = passphrase
         self._salt = os.urandom(SALT_BYTES)
         self._keys: dict[bytes, AESGCM] = {}
