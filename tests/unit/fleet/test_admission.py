@@ -20,6 +20,7 @@ from fleet.admission import Registrar
 from fleet.directory import FleetDirectory
 from fleet.tokens import FORGOTTEN_AFTER_S
 from tests.helpers.enrolments import NOW_S, TOPICS, Scene
+from wire import limits
 from wire.codec import decode, encode
 from wire.documents import Card, DeviceGrant
 from wire.enrolment import EnrolRequest, EnrolStatement, Token
@@ -88,6 +89,8 @@ def test_a_roster_that_is_not_the_owners_is_refused(scene):
 
 class Recorder:
     """A transport that keeps what is published last on each topic."""
+
+    chunk_bytes = limits.CHUNK_BYTES
 
     def __init__(self):
         self.sent = {}
