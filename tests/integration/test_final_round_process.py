@@ -37,7 +37,7 @@ def test_a_straggler_of_the_final_round_ends_with_the_others(tmp_path, again):
         local=LocalTraining(epochs=1, batch_size=16, lr=0.2),
         min_contributors=1,
         quorum=0.6,
-        deadline_s=3.0,
+        deadline_s=1.0,
         seed=1,
     )
     (tmp_path / "broker").mkdir()
@@ -48,7 +48,7 @@ def test_a_straggler_of_the_final_round_ends_with_the_others(tmp_path, again):
             x, y = samples(60, seed=seed)
             np.savez(tmp_path / f"{name}.npz", x=x, y=y)
             programs[name] = stage.start_device(name, tmp_path / f"{name}.npz", "--once")
-        until(lambda: len(stage.records(run)) >= 2, "round 2")
+        until(lambda: len(stage.records(run)) >= 3, "round 3")
         programs["dev-2"].process.send_signal(signal.SIGSTOP)
         until(lambda: stage.finished(run), "the final round")
         records = stage.records(run)
