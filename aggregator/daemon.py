@@ -21,9 +21,8 @@ from aggregator.service import RunService
 from aggregator.store import erase_updates
 from aggregator.syncer import ThreadSyncer
 from crypto.seal.signed import open_document
-from support.files import remove_unfinished
 from support.lean import settle
-from support.locks import exclusive
+from support.locks import serving
 from wire import limits
 from wire.address import BrokerAddress
 from wire.codec import decode, encode
@@ -35,8 +34,6 @@ from wire.transport import Message, TakenOver, TransportEvent
 LOG = logging.getLogger("shoal.aggregator")
 POLL_S: Final = 0.25
 """How often deadlines, stalled transfers and new run files are looked for when nothing arrives."""
-TAKE_OVER_S: Final = 5.0
-"""How long a program that is being replaced may take to end."""
 BATCH_EVENTS: Final = 512
 """Most events between two group commits."""
 LAST_ANSWERS_S: Final = 15.0
@@ -115,10 +112,7 @@ def serve(config: AggregatorConfig) -> None:
         UntrustedError: another aggregator uses the same client id.
     """
     AggregatorMembership(config.dir)  # whoever is no aggregator leaves no trace in a directory that may be anybody's
-    with exclusive(
-        config.dir, wait_s=TAKE_OVER_S, hint="one `shoal-aggregator serve` serves a fleet; end the other first"
-    ):
-        remove_unfinished(config.dir)
+    with serving(config.dir, hint="one `shoal-aggregator serve` serves a fleet; end the other first"):
         Daemon(config).serve()
 
 

@@ -7,7 +7,6 @@ from typing import Final
 
 from aggregator.engine_state import EngineState
 from aggregator.events import RoundRecord
-from wire.errors import ShoalError
 
 LOG = logging.getLogger("shoal.aggregator")
 NAMES_SHOWN: Final = 5
@@ -52,12 +51,6 @@ def report(run: int, record: RoundRecord, seconds: float, bytes_up: int) -> None
     LOG.info("round closed", extra={"kv": pairs})
     for event in r.events:
         LOG.info(str(event["kind"]), extra={"kv": {k: v for k, v in event.items() if k not in ("kind",)}})
-
-
-def reason_of(error: ShoalError) -> str:
-    """Return why something was refused, with what lies behind it."""
-    cause = error.__cause__
-    return f"{error}: {cause}" if cause is not None else str(error)
 
 
 def _names(devices: list[str]) -> str:

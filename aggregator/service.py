@@ -31,7 +31,7 @@ from aggregator.events import (
     Stored,
 )
 from aggregator.intake import Intake, Opened, RefusedUploadError
-from aggregator.lines import reason_of, report, waiting_for
+from aggregator.lines import report, waiting_for
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import Backend
 from aggregator.owner_mail import OwnerMail
@@ -45,7 +45,7 @@ from crypto.seal.envelope import GroupKey
 from wire.codec import decode, encode
 from wire.documents import RunPackage, RunPlan
 from wire.epochs import Epoch
-from wire.errors import ShoalError, UntrustedError
+from wire.errors import ShoalError, UntrustedError, reason_of
 from wire.messages import Action, Phase
 from wire.reassembly import Reassembler, Transfer
 from wire.topics import TopicKind, Topics

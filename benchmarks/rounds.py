@@ -30,6 +30,7 @@ from fleet.task.builtin import build
 from fleet.task.compile import compile_task
 from fleet.task.origin import make_origins
 from wire.broker import start_broker
+from wire.types import Float32Vector
 
 SAMPLES: Final = 1000
 """Of which a device trains on 60%: 600."""
@@ -94,7 +95,8 @@ def measure(devices: int, broker_kind: str = "auto", rounds: int = MEASURED_ROUN
         root = Path(folder)
         (root / "broker").mkdir()
         data = [_write_data(root / f"data-{i}.npz", i) for i in range(devices)]
-        training_s = training_seconds(bundle, data[0])
+        origins = make_origins("mlp", 1, 0, manifest=bundle.manifest, **_SIZES)
+        training_s = training_seconds(bundle, origins[0], data[0])
         with (
             start_broker(broker_kind, root / "broker") as broker,
             Stage(root / "fleet", broker.url, names) as stage,
@@ -102,7 +104,7 @@ def measure(devices: int, broker_kind: str = "auto", rounds: int = MEASURED_ROUN
             options = RunOptions(
                 "fedavg", rounds=WARM_UP_ROUNDS + rounds, local=LOCAL, min_contributors=1, quorum=1.0, seed=0
             )
-            plan = stage.add_run(bundle, make_origins("mlp", 1, 0, manifest=bundle.manifest, **_SIZES), options)
+            plan = stage.add_run(bundle, origins, options)
             stage.start_aggregator("--log", "warning")
             for name, source in zip(names, data, strict=True):
                 stage.start_device(name, source, "--log", "warning")
@@ -123,12 +125,16 @@ def measure(devices: int, broker_kind: str = "auto", rounds: int = MEASURED_ROUN
             )
 
 
-def training_seconds(bundle: TaskBundle, source: Path) -> float:
-    """Return the CPU seconds of one local training on a device's file, as the median of TRAININGS on one thread."""
-    manifest = bundle.manifest
-    batch = device_data.split(device_data.load(source, manifest), b"bound").train
+def training_seconds(bundle: TaskBundle, theta: Float32Vector, source: Path) -> float:
+    """Return the CPU seconds of one local training on a device's file, as the median of TRAININGS on one thread.
+
+    Args:
+        bundle: the task.
+        theta: shape (d,), float32, where each training begins.
+        source: the device's samples.
+    """
+    batch = device_data.split(device_data.load(source, bundle.manifest), b"bound").train
     backend, rng = OrtModel(bundle), np.random.default_rng(0)
-    theta = make_origins("mlp", 1, 0, manifest=manifest, **_SIZES)[0]
     took = []
     for number in range(TRAININGS + 1):
         began = time.thread_time()

@@ -97,11 +97,6 @@ class DeviceMembership(Membership[DeviceGrant]):
         if grant is not None:
             self.promote(grant)
 
-    @property
-    def newest_generation(self) -> int:
-        """Roster sequence at which the newest secrets that we hold were drawn."""
-        return (self.next or self.grant).keys_since
-
     def grant_of(self, generation: int) -> DeviceGrant:
         """Return the grant whose secrets were drawn at roster ``generation``.
 

@@ -17,9 +17,9 @@ from edge_client.enrolment import DeviceMembership
 from edge_client.presence import presence
 from edge_client.runtime import DeviceRuntime
 from edge_client.worker import ThreadWorker
-from support.files import remove_unfinished, write_atomic
+from support.files import write_atomic
 from support.lean import settle
-from support.locks import exclusive
+from support.locks import serving
 from wire.address import BrokerAddress
 from wire.errors import UntrustedError
 from wire.mqtt import MqttTransport
@@ -27,8 +27,6 @@ from wire.transport import TakenOver, TransportEvent
 
 LOG = logging.getLogger("shoal.edge")
 POLL_S: Final = 0.5
-TAKE_OVER_S: Final = 5.0
-"""How long a program that is being replaced may take to end."""
 BIRTH_FILE: Final = "birth"
 MOST_BIRTHS: Final = (1 << 64) - 1
 """Births are 64 bits wide on the wire."""
@@ -71,8 +69,7 @@ def serve(config: EdgeConfig) -> None:
         UntrustedError: another device uses this device's name.
     """
     DeviceMembership(config.dir)  # whoever is no device leaves no trace in a directory that may be anybody's
-    with exclusive(config.dir, wait_s=TAKE_OVER_S, hint="one `shoal-edge run` serves a device; end the other first"):
-        remove_unfinished(config.dir)
+    with serving(config.dir, hint="one `shoal-edge run` serves a device; end the other first"):
         _serve(config)
 
 

@@ -29,7 +29,7 @@ from edge_client.update import Workshop, carry_out
 from edge_client.worker import Job, Result, Worker
 from wire import limits
 from wire.codec import decode
-from wire.errors import ShoalError, UntrustedError
+from wire.errors import ShoalError, UntrustedError, reason_of
 from wire.frame import ChunkKind
 from wire.frame import split as split_chunks
 from wire.messages import Action, Announcement, Control, Order, Phase
@@ -133,8 +133,8 @@ class DeviceRuntime:
                 try:
                     self._on_message(topic, payload)
                 except ShoalError as error:
-                    reason = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
-                    LOG.warning("refused", extra={"kv": {"topic": topic, "reason": reason, "hint": error.hint}})
+                    facts = {"topic": topic, "reason": reason_of(error), "hint": error.hint}
+                    LOG.warning("refused", extra={"kv": facts})
                 self._follow_group()
             case Connected():
                 self._announce_presence()

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from support.files import PRIVATE_FILE_MODE
+from support.files import PRIVATE_FILE_MODE, remove_unfinished
 from wire.errors import ConfigError
 
 LOCK_FILE: Final = ".lock"
 POLL_S: Final = 0.02
+TAKE_OVER_S: Final = 5.0
+"""How long a program that is being replaced may take to end."""
 
 
 @contextmanager
@@ -41,6 +43,18 @@ def exclusive(directory: Path, *, wait_s: float, hint: str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def serving(directory: Path, *, hint: str) -> Iterator[None]:
+    """Keep ``directory`` for a program that serves it, free of what killed ones have left half written; see `exclusive`.
+
+    Raises:
+        ConfigError: another program serves it for TAKE_OVER_S more.
+    """
+    with exclusive(directory, wait_s=TAKE_OVER_S, hint=hint):
+        remove_unfinished(directory)
+        yield
 
 
 def _take(handle: int, directory: Path, end_s: float, hint: str) -> None:

@@ -72,3 +72,9 @@ class TaskError(ShoalError):
 
 class DataError(TaskError):
     """A data file is missing, malformed or does not fit the task."""
+
+
+def reason_of(error: ShoalError) -> str:
+    """Return why something was refused, with what lies behind it."""
+    cause = error.__cause__
+    return f"{error}: {cause}" if cause is not None else str(error)

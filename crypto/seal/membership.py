@@ -226,9 +226,14 @@ class Membership(Generic[G]):
         return self.later[-1] if self.later else None
 
     @property
+    def newest_generation(self) -> int:
+        """Roster sequence at which the newest secrets that we hold were drawn."""
+        return (self.next or self.grant).keys_since
+
+    @property
     def keys_since(self) -> int:
         """Roster sequence at which the owner last drew secrets, as far as we know: by the newest roster, or the newest keys."""
-        return max(self.roster.keys_since, (self.next or self.grant).keys_since)
+        return max(self.roster.keys_since, self.newest_generation)
 
     @property
     def fleet(self) -> str:
@@ -291,7 +296,7 @@ class Membership(Generic[G]):
         grant = open_renewal(self.identity, data, self._kind, self.owner_key)
         if grant.fleet != self.fleet:
             raise UntrustedError(f"keys of fleet {grant.fleet!r}")
-        if grant.keys_since <= (self.next or self.grant).keys_since:
+        if grant.keys_since <= self.newest_generation:
             return False
         write_private(self._file_of(grant), _kept(grant))
         self.later.append(dataclasses.replace(grant, roster=b""))

@@ -60,13 +60,19 @@ def clear(scene, token):
     scene.leave(TOPICS.grant(token_id(token.secret)), b"")
 
 
-def test_a_revoked_device_gets_nothing_from_a_program_that_was_open_before(scene):
-    """`devices --watch` in one terminal, `revoke` in another: the device's old request is refused, not answered anew."""
+def approved(scene):
+    """Let dev-1 ask and be approved, and its grant leave the broker; return its token."""
     token = scene.token()
     scene.ask(token)
     scene.sit().approve(scene.print_of(), NOW_S)
     scene.broker.pump()
     clear(scene, token)
+    return token
+
+
+def test_a_revoked_device_gets_nothing_from_a_program_that_was_open_before(scene):
+    """`devices --watch` in one terminal, `revoke` in another: the device's old request is refused, not answered anew."""
+    token = approved(scene)
     watching = scene.sit(fleet=another(scene))
     another(scene).revoke("dev-1")
     scene.leave_request(token, make_request(identity(scene), token, NOW_S))
@@ -126,11 +132,7 @@ def test_an_approval_that_was_cut_short_after_signing_is_finished_by_the_next_co
 
 def test_approving_twice_publishes_grant_and_roster_again(scene):
     """Though the request is gone: the broker may have lost both."""
-    token = scene.token()
-    scene.ask(token)
-    scene.sit().approve(scene.print_of(), NOW_S)
-    scene.broker.pump()
-    clear(scene, token)
+    token = approved(scene)
     scene.leave(TOPICS.owner_roster, b"")
     scene.sit(fleet=another(scene)).approve(scene.print_of().upper(), NOW_S + 10**6)
     scene.broker.pump()
