@@ -124,7 +124,8 @@ def revoke(
     A new roster without it, and new broadcast, content and mask secrets, sealed to each remaining party. As soon as the
     aggregator has them, it hears nothing from the device, closes the open round of a run that is going on and rolls that
     run over to the new secrets: the device can read nothing that is broadcast from then on. What it has read before, it
-    keeps. A run that was signed before and has not begun must be signed anew.
+    keeps. A run that was signed before and begins later rolls over at once; it must be signed anew only where a later run has
+    begun already.
     """
     from fleet.unlock import open_fleet
 
@@ -146,7 +147,8 @@ def rotate(
 ) -> None:
     """Draw new broadcast, content and mask secrets though nobody leaves; a run that is going on rolls over to them.
 
-    A run that was signed before and has not begun must be signed anew.
+    A run that was signed before and begins later rolls over at once; it must be signed anew only where a later run has begun
+    already.
     """
     from fleet.unlock import open_fleet
 
