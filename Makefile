@@ -11,8 +11,9 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/shoal demo
 
+# Files of tests are shared out among as many processes as there are cores, four at most.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check

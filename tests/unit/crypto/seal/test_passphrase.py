@@ -49,7 +49,9 @@ def test_impossible_work_is_refused_before_it_begins(numbers):
         LOCK.open("owner.key", b"SHP1" + struct.pack("<III", *numbers) + LOCKED[16:])
 
 
-@pytest.mark.parametrize("data", [b"", b"SHP1", LOCKED[:59], b"x" + LOCKED])
+@pytest.mark.parametrize(
+    "data", [b"", b"SHP1", LOCKED[:59], b"x" + LOCKED], ids=["nothing", "mark alone", "short", "shifted"]
+)
 def test_what_is_not_a_locked_file_is_refused(data):
     with pytest.raises(IntegrityError, match="not a file"):
         LOCK.open("owner.key", data)
