@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from aggregator.config import AggregatorConfig
 from support.config import load, shown
 from support.console import note, run_program, say, say_json, setup_logging
+from wire.errors import IntegrityError
+
+if TYPE_CHECKING:
+    from aggregator.membership import AggregatorMembership
+    from wire.documents import RunPlan
 
 app = typer.Typer(
     help="Group devices and average their masked updates, without being able to read them.",
@@ -82,37 +87,48 @@ def serve(
 @app.command()
 def status(directory: Directory, json: AsJson = False) -> None:
     """Print every run's last closed round."""
-    from aggregator.daemon import find_runs
     from aggregator.membership import AggregatorMembership
-    from aggregator.run_directory import read_records
+    from aggregator.run_files import RunFiles
 
     member = AggregatorMembership(directory)
-    runs = []
-    for run in find_runs(member):
-        records = read_records(directory / f"run-{run.plan.run:06d}")
-        last = records[-1] if records else None
-        runs.append(
-            {
-                "run": run.plan.run,
-                "algorithm": run.plan.algorithm,
-                "mode": run.plan.mode,
-                "rounds": run.plan.rounds,
-                "closed": last["round"] if last else 0,
-                "finished": bool(last and last["final"]),
-                "loss": last["loss"] if last else None,
-                "accuracy": last["correct"] / last["tested"] if last and last["tested"] else None,
-                "clusters": len(set(last["clusters"].values())) if last else None,
-                "missing": last["missing"] if last else [],
-            }
-        )
+    runs = [_standing(member, run.plan) for run in RunFiles(member).all()]
     if json:
         say_json({"fleet": member.fleet, "devices": len(member.roster.active()), "runs": runs})
         return
     say(f"fleet {member.fleet}, {len(member.roster.active())} devices, {len(runs)} runs")
     for r in runs:
+        if r["damage"]:
+            say(f"run {r['run']}: {r['algorithm']}, mask {r['mode']}, {r['damage']}")
+            continue
         state = "finished" if r["finished"] else f"{r['closed']} of {r['rounds']} rounds closed"
         accuracy = f", accuracy {100 * r['accuracy']:.1f}%" if r["accuracy"] is not None else ""
         say(f"run {r['run']}: {r['algorithm']}, mask {r['mode']}, {state}, {r['clusters'] or 0} clusters{accuracy}")
+
+
+def _standing(member: AggregatorMembership, plan: RunPlan) -> dict[str, Any]:
+    """Return how a run stands by its last closed round; "damage" says why that can't be told."""
+    from aggregator.run_directory import read_records
+    from aggregator.run_files import directory_of
+
+    damage, records = "", []
+    try:
+        records = read_records(directory_of(member, plan.run))
+    except IntegrityError as error:
+        damage = f"{error} ({error.hint})"
+    last = records[-1] if records else None
+    return {
+        "run": plan.run,
+        "algorithm": plan.algorithm,
+        "mode": plan.mode,
+        "rounds": plan.rounds,
+        "closed": last["round"] if last else 0,
+        "finished": bool(last and last["final"]),
+        "loss": last["loss"] if last else None,
+        "accuracy": last["correct"] / last["tested"] if last and last["tested"] else None,
+        "clusters": len(set(last["clusters"].values())) if last else None,
+        "missing": last["missing"] if last else [],
+        "damage": damage,
+    }
 
 
 @app.command("config")

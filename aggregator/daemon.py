@@ -7,8 +7,6 @@ import queue
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from aggregator.config import AggregatorConfig
@@ -16,17 +14,15 @@ from aggregator.damage import readable
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.numerics.backend import Backend, select
 from aggregator.owner_mail import OwnerMail
-from aggregator.run_directory import read_generation, read_plan, read_records
+from aggregator.run_directory import read_generation, read_records
+from aggregator.run_files import RunFile, RunFiles, directory_of, log_refused
 from aggregator.service import RunService
 from aggregator.store import erase_updates
 from aggregator.syncer import ThreadSyncer
-from crypto.seal.signed import open_document
 from support.lean import settle
 from support.locks import serving
 from wire import limits
 from wire.address import BrokerAddress
-from wire.codec import decode, encode
-from wire.documents import RunPackage, RunPlan
 from wire.errors import IntegrityError, ShoalError, UntrustedError
 from wire.mqtt import MqttTransport
 from wire.transport import Message, TakenOver, TransportEvent
@@ -40,66 +36,8 @@ LAST_ANSWERS_S: Final = 15.0
 """How long ``once`` goes on to answer after the last run: a device that has not been heard sends again with growing pauses."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunFile:
-    """A run that the owner signed, as it lies in the runs directory."""
-
-    path: Path
-    plan: RunPlan
-    package: bytes
-
-
 class _Stop(Exception):  # noqa: N818 - a wish, not a fault
     """SIGTERM or SIGINT: end cleanly."""
-
-
-def _log_refused(name: str, reason: str) -> None:
-    LOG.warning("run file refused", extra={"kv": {"file": name, "reason": reason}})
-
-
-def find_runs(membership: AggregatorMembership, complain: Callable[[str, str], None] = _log_refused) -> list[RunFile]:
-    """Return the owner's runs by number; what is not a run of the owner's is left alone.
-
-    Args:
-        membership: whose directory it is.
-        complain: is told the file's name and the reason.
-    """
-    found = []
-    for path in sorted((membership.directory / RUNS_DIRECTORY).glob("*.run")):
-        try:
-            package = path.read_bytes()
-            plan = open_document(decode(package, RunPackage).plan, RunPlan, membership.owner_key)
-            if plan.fleet != membership.fleet:
-                raise UntrustedError(f"a run of fleet {plan.fleet!r}")
-        except (OSError, ShoalError) as error:
-            complain(path.name, str(error))
-            continue
-        found.append(RunFile(path, plan, package))
-    return sorted(found, key=lambda r: r.plan.run)
-
-
-def directory_of(membership: AggregatorMembership, run: int) -> Path:
-    """Return where everything about a run lies."""
-    return membership.directory / f"run-{run:06d}"
-
-
-def is_finished(membership: AggregatorMembership, plan: RunPlan) -> bool:
-    """Whether the final round of a run is recorded.
-
-    Raises:
-        UntrustedError: its number belongs to another run, which was begun or finished before.
-        IntegrityError: the run's directory is damaged.
-    """
-    directory = directory_of(membership, plan.run)
-    held = read_plan(directory)
-    if held is not None and held != encode(plan):
-        raise UntrustedError(
-            f"run {plan.run} is another one than the run {plan.run} that was begun here before",
-            hint=f"have the owner sign it anew, under a number of its own: shoal-fleet run. {directory} holds the other",
-        )
-    records = read_records(directory)
-    with readable(directory):
-        return bool(records) and bool(records[-1]["final"])
 
 
 def serve(config: AggregatorConfig) -> None:
@@ -123,6 +61,7 @@ class Daemon:
         self._config = config
         self._membership = AggregatorMembership(config.dir)
         self._mail = OwnerMail(self._membership)
+        self._runs = RunFiles(self._membership, self._refuse_once)
         self._held_back = ""
         self._damage: IntegrityError | None = None
         self._over: RunFile | None = None
@@ -132,6 +71,7 @@ class Daemon:
         self._end_s: float | None = None
         self._unreadable = b""
         self._said: set[str] = set()
+        self._erased: set[bytes] = set()
         self._events: queue.SimpleQueue[TransportEvent | Callable[[], None] | None] = queue.SimpleQueue()
         address = BrokerAddress.parse(
             config.broker or self._membership.broker, ca_file=config.ca, cert_file=config.cert, key_file=config.key
@@ -188,12 +128,14 @@ class Daemon:
     def _next_run(self) -> RunFile | None:
         self._reload_roster()
         self._damage = self._over = None
-        for run in find_runs(self._membership, self._refuse_once):
+        for run in self._runs.all():
             directory = directory_of(self._membership, run.plan.run)
             try:
-                if is_finished(self._membership, run.plan):
-                    erase_updates(directory)
+                if self._runs.is_over(run.plan):
                     self._over = run
+                    if run.plan.run_id not in self._erased:
+                        erase_updates(directory)
+                        self._erased.add(run.plan.run_id)
                     continue
                 obstacle = self._membership.obstacle(run.plan, read_generation(directory))
             except (UntrustedError, IntegrityError) as error:
@@ -209,7 +151,7 @@ class Daemon:
         self._held_back = ""
         return None
 
-    def _pass_over(self, error: UntrustedError | IntegrityError) -> None:
+    def _pass_over(self, error: ShoalError) -> None:
         """Go on with the other runs."""
         if isinstance(error, IntegrityError):
             self._damage = error
@@ -218,7 +160,7 @@ class Daemon:
     def _refuse_once(self, name: str, reason: str) -> None:
         if f"{name}: {reason}" not in self._said:
             self._said.add(f"{name}: {reason}")
-            _log_refused(name, reason)
+            log_refused(name, reason)
 
     def _say_once(self, text: str, *, hint: str = "") -> None:
         if text not in self._said:
@@ -242,8 +184,8 @@ class Daemon:
             return
         try:
             with readable(directory_of(self._membership, over.plan.run)):
-                self._begin(over, None)
-        except IntegrityError as error:
+                self._begin(over, self._runs.package(over), None)
+        except ShoalError as error:
             self._let_go()
             self._unreadable = over.plan.run_id
             self._say_once(f"nobody is answered for run {over.plan.run}: {error}", hint=error.hint)
@@ -266,7 +208,7 @@ class Daemon:
             self._service.close()
         self._service = self._syncer = None
 
-    def _begin(self, run: RunFile, backend: Backend | None) -> RunService:
+    def _begin(self, run: RunFile, package: bytes, backend: Backend | None) -> RunService:
         """Let go of the run before and take this one up."""
         self._let_go()
         self._all_answered, self._end_s = False, None
@@ -274,7 +216,7 @@ class Daemon:
         self._service = RunService(
             self._membership,
             run.plan,
-            run.package,
+            package,
             self._transport,
             self._membership.directory,
             backend=backend,
@@ -284,11 +226,17 @@ class Daemon:
         return self._service
 
     def _serve_run(self, run: RunFile) -> None:
+        """Serve a run to its end, unless its file was taken away since it was found."""
+        try:
+            package = self._runs.package(run)
+        except ShoalError as error:
+            self._pass_over(error)
+            return
         plan = run.plan
         facts = {"algorithm": plan.algorithm, "rounds": plan.rounds, "mode": plan.mode, "d": plan.length}
         LOG.info("run", extra={"kv": {"run": plan.run, **facts}})
         work = 2.0 * len(self._membership.roster.active()) ** 2 * plan.length
-        service = self._begin(run, select(self._config.device, work_flops=work))
+        service = self._begin(run, package, select(self._config.device, work_flops=work))
         settle()
         looked_s = time.monotonic()
         while not service.finished:

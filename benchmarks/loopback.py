@@ -18,9 +18,9 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.daemon import find_runs
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import Backend
+from aggregator.run_files import RunFiles
 from aggregator.service import RunService
 from benchmarks.stage import Stage
 from edge_client.data import Batch
@@ -244,14 +244,17 @@ class LoopbackFleet:
         if self.service is not None:
             raise UsageError("the aggregator is alive")
         membership = AggregatorMembership(self.stage.aggregator_dir)
-        run = next(r for r in find_runs(membership) if r.plan.run == self.plan.run)
+        runs = RunFiles(membership)
+        run = next(r for r in runs.all() if r.plan.run == self.plan.run)
 
         def sink(event: TransportEvent) -> None:
             if self.service is service:
                 service.on_event(event, self.now_s)
 
         transport = LoopbackTransport(self.broker, self.client_id("aggregator"), sink)
-        service = RunService(membership, run.plan, run.package, transport, membership.directory, backend=self._backend)
+        service = RunService(
+            membership, run.plan, runs.package(run), transport, membership.directory, backend=self._backend
+        )
         self.service = service
         service.start(self.now_s)
         transport.start()

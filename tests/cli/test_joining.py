@@ -97,6 +97,24 @@ def test_the_aggregators_status_and_log_say_the_mask(call, fleet, task):
     assert "run 1: fedavg, mask rotation, " in call("shoal-aggregator", "status", "server").out
 
 
+def test_the_aggregators_status_goes_past_a_damaged_run(call, fleet, task):
+    owner = FleetDirectory(call.home / "owner")
+    bundle, _ = read_signed(call.home / task, owner.owner)
+    for _ in range(2):
+        plan = make_plan(owner, bundle, RunOptions("fedavg", rounds=7))
+        shutil.copy(write_run(owner, plan, bundle, np.zeros((1, bundle.length), np.float32)), call.home / "server/runs")
+    database = call.home / "server/run-000001/run.sqlite"
+    database.parent.mkdir()
+    database.write_bytes(b"no database, and long enough for a header" * 9)
+    broken, sound = call("shoal-aggregator", "status", "server", "--json").data["runs"]
+    assert "run-000001 can't be read" in broken["damage"]
+    assert (broken["closed"], sound["damage"]) == (0, "")
+    lines = call("shoal-aggregator", "status", "server").out.splitlines()
+    assert lines[1].startswith("run 1: fedavg, mask permutation, server/run-000001 can't be read")
+    assert "restore it from a backup" in lines[1]
+    assert lines[2].startswith("run 2: fedavg, mask permutation, 0 of 7 rounds closed")
+
+
 def test_a_devices_status_before_its_first_round(call, fleet):
     """Who it is and where it belongs."""
     data = call("shoal-edge", "status", "dev-1", "--json").data

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.daemon import find_runs
 from aggregator.damage import readable
 from aggregator.membership import AggregatorMembership
 from aggregator.publisher import Publisher
 from aggregator.run_directory import read_records
+from aggregator.run_files import RunFiles
 from aggregator.store import Store
 from aggregator.strategies.registry import make_strategy
 from crypto.seal import passphrase
@@ -220,7 +220,7 @@ def _devices(disk):
 def _aggregators(disk):
     def joined(directory):
         member = AggregatorMembership(directory)
-        return member.group.aead(), member.obstacle(disk.plan), find_runs(member)
+        return member.group.aead(), member.obstacle(disk.plan), RunFiles(member).all()
 
     def ledger(directory):
         member = AggregatorMembership(directory)

@@ -1,65 +1,29 @@
 """Which run the daemon serves next: nothing that lies in its directory ends it, and each oddity is told once."""
 
-import dataclasses
 import logging
 import shutil
 import sqlite3
 
-import numpy as np
 import pytest
 
-from aggregator import membership as aggregators
 from aggregator.config import AggregatorConfig
-from aggregator.daemon import Daemon, find_runs, is_finished
+from aggregator.daemon import Daemon
 from aggregator.run_directory import read_plan, read_records
+from aggregator.run_files import RunFiles, is_finished
 from aggregator.store import Store
-from edge_client import enrolment
-from fleet.directory import FleetDirectory
-from fleet.run import RunOptions, make_plan, write_run
-from tests.helpers.fleets import FULL_BATCH
 from tests.helpers.plans import run_plan
-from tests.helpers.tasks import logistic_bundle
+from tests.helpers.run_places import RunPlace
 from wire.codec import encode
 from wire.errors import UntrustedError
 
-BUNDLE = logistic_bundle()
 
-
-class Place:
-    """An owner's and an aggregator's directory."""
-
-    def __init__(self, root):
-        self.owner = FleetDirectory.create(root / "owner", "reef", "mqtt://127.0.0.1:1")
-        self.server = root / "server"
-        card = aggregators.init(self.server)
-        self.owner.add_aggregator(card.read_bytes())
-        self.owner.add_device(enrolment.init(root / "dev-1", "dev-1").read_bytes())
-        grant = self.owner.add_aggregator(card.read_bytes())
-        self.member = aggregators.join(self.server, grant.read_bytes(), self.owner.fingerprint)
-
-    def sign(self, **changes):
-        """Let the owner sign a run and carry it here."""
-        plan = make_plan(self.owner, BUNDLE, RunOptions("fedavg", rounds=2, local=FULL_BATCH, min_contributors=1))
-        plan = dataclasses.replace(plan, **changes)
-        path = write_run(self.owner, plan, BUNDLE, np.zeros((1, plan.length), np.float32))
-        shutil.copy(path, self.server / "runs")
-        return plan
-
-    def finish(self, plan):
-        store = Store(self.directory(plan), plan)
-        store.record(plan.rounds + 1, {"round": plan.rounds + 1, "final": True, "missing": []})
-        store.close()
-
-    def directory(self, plan):
-        return self.server / f"run-{plan.run:06d}"
-
-    def daemon(self):
-        return Daemon(AggregatorConfig(self.server))
+def daemon_of(place):
+    return Daemon(AggregatorConfig(place.server))
 
 
 @pytest.fixture
 def place(tmp_path):
-    return Place(tmp_path)
+    return RunPlace(tmp_path)
 
 
 def told(caplog):
@@ -68,7 +32,7 @@ def told(caplog):
 
 def test_runs_come_in_order(place):
     first, second = place.sign(), place.sign()
-    daemon = place.daemon()
+    daemon = daemon_of(place)
     assert daemon._next_run().plan == first
     place.finish(first)
     assert is_finished(place.member, first)
@@ -88,7 +52,7 @@ def test_what_is_no_run_is_told_once_and_passed_over(place, tmp_path, caplog, mo
         odd.mkdir()
     elif what == "a run of another owner's":
         (tmp_path / "other").mkdir()
-        other = Place(tmp_path / "other")
+        other = RunPlace(tmp_path / "other")
         other.sign()
         shutil.copy(other.server / "runs" / "000001.run", odd)
     else:
@@ -103,18 +67,18 @@ def test_what_is_no_run_is_told_once_and_passed_over(place, tmp_path, caplog, mo
             return real(path)
 
         monkeypatch.setattr(type(odd), "read_bytes", read)
-    daemon = place.daemon()
+    daemon = daemon_of(place)
     for _ in range(3):
         assert daemon._next_run().plan == plan
     assert told(caplog) == ["run file refused"]
-    assert [r.plan for r in find_runs(place.member)] == [plan]
+    assert [r.plan for r in RunFiles(place.member).all()] == [plan]
 
 
 def test_a_damaged_run_does_not_keep_the_others_waiting(place, caplog):
     first, second = place.sign(), place.sign()
     place.finish(first)
     (place.directory(first) / "run.sqlite").write_bytes(b"not a database at all, but long enough for a header" * 9)
-    daemon = place.daemon()
+    daemon = daemon_of(place)
     for _ in range(3):
         assert daemon._next_run().plan == second
     (line,) = told(caplog)
@@ -134,7 +98,7 @@ def test_a_number_that_another_run_has_used_is_told(place, caplog):
     with pytest.raises(UntrustedError, match="another one than the run 1 that was begun here before") as caught:
         is_finished(place.member, again)
     assert "sign it anew" in caught.value.hint
-    daemon = place.daemon()
+    daemon = daemon_of(place)
     for _ in range(3):
         assert daemon._next_run() is None
     (line,) = told(caplog)
@@ -144,7 +108,7 @@ def test_a_number_that_another_run_has_used_is_told(place, caplog):
 def test_what_the_daemon_waits_for_comes_with_what_to_do(place, caplog):
     place.owner.renew()
     place.sign()
-    daemon = place.daemon()
+    daemon = daemon_of(place)
     for _ in range(3):
         assert daemon._next_run() is None
     (record,) = [r for r in caplog.records if "waiting for the owner's roster and keys" in r.getMessage()]
@@ -163,7 +127,7 @@ def test_a_run_that_is_over_and_damaged_is_answered_for_by_nobody(place, caplog,
     else:
         database.execute("DELETE FROM facts WHERE name = 'seed'")
     database.close()
-    daemon = place.daemon()
+    daemon = daemon_of(place)
     for _ in range(3):
         assert daemon._next_run() is None
         daemon._look_back()
@@ -177,7 +141,7 @@ def test_a_record_that_is_none_is_passed_over(place, caplog):
     store = Store(place.directory(plan), plan)
     store.record(1, {"round": 1})
     store.close()
-    daemon = place.daemon()
+    daemon = daemon_of(place)
     for _ in range(3):
         assert daemon._next_run() is None
     (line,) = told(caplog)
@@ -196,3 +160,13 @@ def test_a_directory_may_have_any_name(tmp_path, monkeypatch, name):
         assert read_records(folder / "run-000001") == [{"round": 1, "final": True}]
         assert read_plan(folder / "run-000001") == encode(plan)
     assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_a_run_file_that_is_taken_away_before_its_run_begins(place, caplog):
+    place.sign()
+    daemon = daemon_of(place)
+    run = daemon._next_run()
+    run.path.unlink()
+    daemon._serve_run(run)
+    assert told(caplog) == ["passed over: 000001.run can't be read: No such file or directory"]
+    assert daemon._next_run() is None

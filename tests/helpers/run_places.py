@@ -1,0 +1,45 @@
+"""An owner's directory and an aggregator's, with runs between them, without a broker."""
+
+import dataclasses
+import shutil
+
+import numpy as np
+
+from aggregator import membership as aggregators
+from aggregator.store import Store
+from edge_client import enrolment
+from fleet.directory import FleetDirectory
+from fleet.run import RunOptions, make_plan, write_run
+from tests.helpers.fleets import FULL_BATCH
+from tests.helpers.tasks import logistic_bundle
+
+BUNDLE = logistic_bundle()
+
+
+class RunPlace:
+    """An owner's and an aggregator's directory."""
+
+    def __init__(self, root):
+        self.owner = FleetDirectory.create(root / "owner", "reef", "mqtt://127.0.0.1:1")
+        self.server = root / "server"
+        card = aggregators.init(self.server)
+        self.owner.add_aggregator(card.read_bytes())
+        self.owner.add_device(enrolment.init(root / "dev-1", "dev-1").read_bytes())
+        grant = self.owner.add_aggregator(card.read_bytes())
+        self.member = aggregators.join(self.server, grant.read_bytes(), self.owner.fingerprint)
+
+    def sign(self, **changes):
+        """Let the owner sign a run and carry it here."""
+        plan = make_plan(self.owner, BUNDLE, RunOptions("fedavg", rounds=2, local=FULL_BATCH, min_contributors=1))
+        plan = dataclasses.replace(plan, **changes)
+        path = write_run(self.owner, plan, BUNDLE, np.zeros((1, plan.length), np.float32))
+        shutil.copy(path, self.server / "runs")
+        return plan
+
+    def finish(self, plan):
+        store = Store(self.directory(plan), plan)
+        store.record(plan.rounds + 1, {"round": plan.rounds + 1, "final": True, "missing": []})
+        store.close()
+
+    def directory(self, plan):
+        return self.server / f"run-{plan.run:06d}"
