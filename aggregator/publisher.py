@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Collection
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -13,9 +14,11 @@ from aggregator.events import OpenRound
 from aggregator.strategies.base import Slot
 from crypto.seal.envelope import GroupKey, parcel_for_group
 from crypto.seal.identity import Identity
+from crypto.seal.roster_change import roster_change
 from support.files import write_atomic
-from wire.codec import encode
-from wire.documents import Member, Roster, RunPlan
+from wire.codec import decode, encode
+from wire.documents import Member, Roster, RosterChange, RunPlan
+from wire.errors import WireError
 from wire.frame import ChunkKind, split
 from wire.messages import (
     NO_ORDER,
@@ -35,6 +38,7 @@ from wire.topics import Topics
 from wire.transport import Transport
 
 FLEET = "*"
+TOLD_FILE: Final = "roster.told"
 LOG = logging.getLogger("shoal.aggregator")
 
 
@@ -45,12 +49,13 @@ class Publisher:
         self._identity = identity
         self._group = group
         self._plan = b""
-        self._signed = b""
+        self._roster: tuple[bytes, RosterChange] | None = None
         self._epoch = b""
         self._transport = transport
         self._retained = RetainedPublisher(transport)
         self._topics = Topics(group.fleet)
         self._ledger = ledger
+        self._told_file = ledger.with_name(TOLD_FILE)
         self._listed: set[str] = set()
         self._sent: dict[str, tuple[bytes, int, int, bytes]] = {}
         if ledger.exists():
@@ -58,10 +63,23 @@ class Publisher:
             for topic in self._listed:
                 self._retained.adopt(topic)
 
-    def roster(self, signed: bytes) -> None:
-        """Publish the owner-signed roster."""
-        self._signed = signed
-        self._publish_group(self._topics.roster, "roster", signed, ChunkKind.ROSTER)
+    def roster(self, signed: bytes, roster: Roster) -> None:
+        """Publish the newest roster: as a change to the one that was told before, and whole for whoever missed that.
+
+        Args:
+            signed: as the owner signed it.
+            roster: the same, opened.
+        """
+        before = _read_told(self._told_file)
+        self._roster = signed, roster_change(before, roster, signed)
+        self._tell_roster()
+        write_atomic(self._told_file, encode(roster))
+
+    def _tell_roster(self) -> None:
+        if self._roster is not None:
+            signed, change = self._roster
+            self._publish_group(self._topics.roster, "roster", signed, ChunkKind.ROSTER)
+            self._publish_group(self._topics.roster_change, "roster change", encode(change), ChunkKind.ROSTER)
 
     def run(self, package: bytes) -> None:
         """Publish the owner's run package; the models of an earlier run are cleared."""
@@ -83,7 +101,7 @@ class Publisher:
         self._group = group
         self._sent.clear()
         if self._plan:
-            self.roster(self._signed)
+            self._tell_roster()
             self.run(self._plan)
             self.epoch(self._epoch)
 
@@ -199,6 +217,14 @@ class Publisher:
         if topics != self._listed:
             self._listed = topics
             write_atomic(self._ledger, json.dumps(sorted(topics)).encode())
+
+
+def _read_told(file: Path) -> Roster | None:
+    """Return the roster that the fleet was told last; None where that can't be said: whoever has an older one asks for it all."""
+    try:
+        return decode(file.read_bytes(), Roster)
+    except (OSError, WireError):
+        return None
 
 
 def _read_ledger(ledger: Path) -> set[str]:

@@ -116,7 +116,7 @@ class RunService:
         snapshot = self._store.restore()
         if snapshot is not None:
             self._take_up(snapshot.standing)
-        self._publisher.roster(self._roster_sent)
+        self._publisher.roster(self._roster_sent, member.roster)
         if snapshot is not None and self._store.over():
             received = {c.device: (c.phase, digest) for c, digest in self._store.uploads(snapshot.round)}
             self._state = self._engine.over(devices, snapshot.round, snapshot.standing, received)
@@ -291,7 +291,7 @@ class RunService:
         if self._membership.roster_bytes == self._roster_sent:
             return
         self._roster_sent = self._membership.roster_bytes
-        self._publisher.roster(self._roster_sent)
+        self._publisher.roster(self._roster_sent, self._membership.roster)
         LOG.info("new roster", extra={"kv": {"sequence": self._membership.roster.sequence}})
         self._feed(Rostered(self._membership.roster, self._roster_sent), now_s)
         self._drop_revoked(now_s)

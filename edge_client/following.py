@@ -9,7 +9,6 @@ import hashlib
 import logging
 from typing import TYPE_CHECKING
 
-from edge_client.enrolment import REVOKED_HINT
 from edge_client.package import Run, open_epoch, open_plan, open_run, reopen, starts_later
 from wire.codec import decode
 from wire.epochs import Epoch
@@ -34,19 +33,6 @@ class Following:
         self._files = files
         self._known = b""
         self.early = b""
-
-    def take_roster(self, signed: bytes) -> None:
-        """Take up the owner's roster if it is newer, and say so once where it has no place for this device any more.
-
-        Raises:
-            UntrustedError: not the owner's, rolled back, or expired.
-        """
-        member = self._membership
-        listed = member.listed
-        if member.adopt(signed):
-            LOG.info("new roster", extra={"kv": {"sequence": member.roster.sequence}})
-        if listed and not member.listed:
-            LOG.warning("the owner has revoked this device", extra={"kv": {"hint": REVOKED_HINT}})
 
     def resumed(self) -> Run | None:
         """Return the run that was followed before a restart, if there was one and it can be opened."""

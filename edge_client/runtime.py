@@ -24,11 +24,13 @@ from edge_client.own_updates import OwnUpdates
 from edge_client.package import Run
 from edge_client.presence import presence
 from edge_client.results import Results
+from edge_client.roster_feed import RosterFeed
 from edge_client.state import DeviceState
 from edge_client.update import Workshop, carry_out
 from edge_client.worker import Job, Result, Worker
 from wire import limits
 from wire.codec import decode
+from wire.documents import RosterChange
 from wire.errors import ShoalError, UntrustedError, reason_of
 from wire.frame import ChunkKind
 from wire.frame import split as split_chunks
@@ -96,6 +98,7 @@ class DeviceRuntime:
         self._sealed = pending.sealed
         self._run: Run | None = None
         self._following = Following(membership, self._files)
+        self._rosters = RosterFeed(membership, transport, self._topics)
         self._told = membership.group
         self._proposal = (b"", b"")
         self._workshop: Workshop | None = None
@@ -118,7 +121,8 @@ class DeviceRuntime:
     def start(self) -> None:
         """Say what to receive; take up the run that was followed before."""
         topics = self._topics
-        for base in (topics.keys(self._membership.name), topics.roster, topics.plan, topics.checkpoint, topics.round):
+        self._rosters.start()
+        for base in (topics.keys(self._membership.name), topics.plan, topics.checkpoint, topics.round):
             self._transport.subscribe(f"{base}/#")
         self._transport.subscribe(topics.ctl(self._membership.name))
         run = self._following.resumed()
@@ -160,7 +164,9 @@ class DeviceRuntime:
     def _dispatch(self, parsed: ParsedTopic, transfer: bytes, purpose: str, plain: memoryview) -> None:
         match parsed.kind, purpose:
             case TopicKind.ROSTER, "roster":
-                self._following.take_roster(bytes(plain))
+                self._rosters.on_whole(bytes(plain))
+            case TopicKind.ROSTER_CHANGE, "roster change":
+                self._rosters.on_change(decode(plain, RosterChange), self._now_s)
             case TopicKind.PLAN, "run":
                 self._on_run(bytes(plain))
             case TopicKind.CHECKPOINT, "epoch":
@@ -189,7 +195,8 @@ class DeviceRuntime:
         if self._membership.take_grant(grant):
             LOG.info("newer keys", extra={"kv": {"roster": self._membership.newest_generation}})
             topics = self._topics
-            self._look_again(topics.roster, topics.plan, topics.checkpoint, topics.round)
+            self._rosters.look_again()
+            self._look_again(topics.plan, topics.checkpoint, topics.round)
 
     def _look_again(self, *bases: str) -> None:
         for base in bases:
@@ -311,6 +318,7 @@ class DeviceRuntime:
             self._fetching_s = now_s
             models = map(self._topics.model, self._labels)
             self._look_again(*(models if fetching else (self._topics.plan, self._topics.checkpoint)))
+        self._rosters.tick(now_s)
         self._chunks.expire(now_s)
         self._results.keep_up(now_s)
 
@@ -378,16 +386,9 @@ class DeviceRuntime:
         return rollover.job(shop, announcement, order, thetas, carried, self._proposal, self._membership)
 
     def _send(self, indices: tuple[int, ...] | None) -> None:
-        round_, name = self._state.mark.round, self._state.transfer
-        chunks = split_chunks(
-            self._sealed,
-            kind=ChunkKind.UPLOAD,
-            round=round_,
-            chunk_bytes=self._transport.chunk_bytes,
-            indices=indices,
-            name=name,
-        )
-        for chunk in chunks:
+        kind, round_, name = ChunkKind.UPLOAD, self._state.mark.round, self._state.transfer
+        size = self._transport.chunk_bytes
+        for chunk in split_chunks(self._sealed, kind=kind, round=round_, chunk_bytes=size, indices=indices, name=name):
             self._transport.publish(self._topics.up(self._membership.name), chunk)
 
     def close(self) -> None:

@@ -48,7 +48,14 @@ class Written:
 def acl(fleet: FleetDirectory, devices: tuple[str, ...]) -> str:
     """Return mosquitto's access list: whoever is not named may do nothing."""
     topics = Topics(fleet.name)
-    shared = (topics.roster, topics.plan, topics.round, topics.checkpoint, f"{topics.root}/s/model")
+    shared = (
+        topics.roster,
+        topics.roster_change,
+        topics.plan,
+        topics.round,
+        topics.checkpoint,
+        f"{topics.root}/s/model",
+    )
     aggregator = fleet.roster.aggregator
     lines = [
         f"# Fleet {fleet.name}. Made by `shoal-fleet broker-config`: make it again after each approve and revoke.",

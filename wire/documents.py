@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from wire import limits
-from wire.codec import U16, U32, U64, Fixed16, Fixed32, message
+from wire.codec import U16, U32, U64, ArrayU32, Fixed16, Fixed32, Fixed64, message
 from wire.errors import ConfigError, WireError
 from wire.types import Segment, check_name
 
@@ -77,6 +77,43 @@ class Roster:
         """Return the names of all devices that are not revoked, in roster order."""
         gone = set(self.revoked)
         return tuple(d.name for d in self.devices if d.name not in gone)
+
+
+@message(23)
+@dataclass(frozen=True, slots=True)
+class RosterChange:
+    """What turns one roster into the newest, and the owner's signature over that.
+
+    Attributes:
+        after: sequence of the roster that this follows; that of the newest itself where it only says which is newest.
+        signature: over the newest Roster.
+        fleet, sequence, issued_at_s, expires_at_s, aggregator, keys_since: as in Roster.
+        devices: how many the newest lists.
+        places, members: what stands in it elsewhere than before: ``members[i]`` at ``places[i]``.
+        revoked_stay: so many of the names that were revoked before stand first;
+        revoked: these after them.
+    """
+
+    after: U32
+    signature: Fixed64
+    fleet: str
+    sequence: U32
+    issued_at_s: U64
+    expires_at_s: U64
+    aggregator: Member | None
+    devices: U32
+    places: ArrayU32
+    members: tuple[Member, ...]
+    revoked_stay: U32
+    revoked: tuple[str, ...]
+    keys_since: U32
+
+    def __post_init__(self) -> None:
+        require_name(self.fleet, "fleet name")
+        if self.after > self.sequence:
+            raise WireError(f"a change from roster {self.after} to {self.sequence}")
+        if self.devices > limits.MAX_DEVICES:
+            raise WireError(f"a roster of {self.devices} devices is over {limits.MAX_DEVICES}")
 
 
 @message(3)

@@ -2,7 +2,8 @@
 
 A topic names the fleet, who writes there and what it is about:
 
-    shoal/v1/{fleet}/s/...         shared and retained: round, plan, roster, checkpoint, model/{label}, keys/{device}
+    shoal/v1/{fleet}/s/...         shared and retained: round, plan, roster, roster-change, checkpoint, model/{label},
+                                   keys/{device}
     shoal/v1/{fleet}/d/{device}/.. up (device to aggregator), ctl (aggregator to device), state (retained presence)
     shoal/v1/{fleet}/e/{token}     enrolment: a request, and under /grant the owner's answer
     shoal/v1/{fleet}/o/roster      the newest roster, from the owner to the aggregator
@@ -34,6 +35,7 @@ class TopicKind(Enum):
     ROUND = "round"
     PLAN = "plan"
     ROSTER = "roster"
+    ROSTER_CHANGE = "roster-change"
     CHECKPOINT = "checkpoint"
     MODEL = "model"
     KEYS = "keys"
@@ -46,7 +48,8 @@ class TopicKind(Enum):
 
 
 _SHARED: Final = {
-    kind.value: kind for kind in (TopicKind.ROUND, TopicKind.PLAN, TopicKind.ROSTER, TopicKind.CHECKPOINT)
+    kind.value: kind
+    for kind in (TopicKind.ROUND, TopicKind.PLAN, TopicKind.ROSTER, TopicKind.ROSTER_CHANGE, TopicKind.CHECKPOINT)
 }
 _DEVICE: Final = {kind.value: kind for kind in (TopicKind.UP, TopicKind.CTL, TopicKind.STATE)}
 
@@ -102,6 +105,11 @@ class Topics:
     def roster(self) -> str:
         """Retained roster, signed by the owner."""
         return f"{self.root}/s/roster"
+
+    @property
+    def roster_change(self) -> str:
+        """Retained change that gives the newest roster, which the owner signed."""
+        return f"{self.root}/s/roster-change"
 
     @property
     def checkpoint(self) -> str:

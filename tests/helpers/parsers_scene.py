@@ -9,6 +9,7 @@ from aggregator.membership import AggregatorMembership
 from crypto.seal.envelope import open_from_group, read_head
 from crypto.seal.grants import make_card
 from crypto.seal.identity import Identity
+from crypto.seal.roster_change import roster_change
 from crypto.seal.tokens import make_request
 from edge_client.enrolment import DeviceMembership
 from edge_client.state import Mark, ModelFile
@@ -17,7 +18,17 @@ from fleet.vault import Change, FleetSecrets
 from tests.helpers import fleets
 from wire import codec
 from wire.codec import decode, decode_prefix, encode
-from wire.documents import AggregatorGrant, Card, DeviceGrant, GrantFile, Member, Roster, RunPackage, RunPlan
+from wire.documents import (
+    AggregatorGrant,
+    Card,
+    DeviceGrant,
+    GrantFile,
+    Member,
+    Roster,
+    RosterChange,
+    RunPackage,
+    RunPlan,
+)
 from wire.enrolment import EnrolRequest, EnrolStatement, Token
 from wire.epochs import Certificate, Checkpoint, Endorsement, Epoch, Origins, Proposal, SignedBy
 from wire.faults import Hop
@@ -109,6 +120,7 @@ class Scene:
             Upload: [encode(u) for u in uploads],
             Presence: self.plains(sender=DEVICE, ending="/state"),
             Roster: [self.owner.roster_bytes[64:]],
+            RosterChange: [encode(roster_change(None, self.owner.roster, self.owner.roster_bytes))],
             Card: [self.card[64:]],
             Member: [encode(self.device.member)],
             RunPlan: [package.plan[64:]],

@@ -17,6 +17,7 @@ from crypto.seal.envelope import open_from_group, open_from_member, read_head, s
 from crypto.seal.grants import OWNER_NAME, make_card, open_card, open_grant, open_renewal
 from crypto.seal.identity import Identity
 from crypto.seal.roster import open_roster
+from crypto.seal.roster_change import apply_change, roster_change
 from crypto.seal.tokens import PURPOSE, _key, _prove, make_request, open_request, token_id
 from edge_client import agent
 from edge_client.inventory import Inventory
@@ -28,7 +29,7 @@ from tests.helpers.parsers_scene import DEVICE, Silent
 from tests.helpers.plans import FULL_BATCH, engine_of, run_plan, upload_of
 from wire.address import BrokerAddress
 from wire.codec import decode, encode
-from wire.documents import DeviceGrant, Roster, Setting
+from wire.documents import DeviceGrant, Roster, RosterChange, Setting
 from wire.enrolment import EnrolRequest, EnrolStatement, Token
 from wire.errors import ShoalError, UntrustedError
 from wire.faults import Hop
@@ -223,8 +224,22 @@ def _devices(scene):
         Parser("run package", (scene.package,), lambda d: open_run(d, scene.membership)),
         Parser("keys for a device", (grant,), scene.membership.take_grant),
         Parser("roster for a device", (scene.owner.roster_bytes,), scene.membership.adopt),
+        _changes(scene),
         Parser("device", tuple(parcelled(t.encode(), p) for t, p in heard), whole),
     ]
+
+
+def _changes(scene):
+    """A device of an older roster hears of the newest."""
+    owner, newest = scene.owner, scene.owner.roster
+    older = dataclasses.replace(newest, sequence=newest.sequence - 1, devices=newest.devices[:1])
+    key, seed = owner.owner.member.sign_key, encode(roster_change(older, newest, owner.roster_bytes))
+
+    def apply(data):
+        signed = apply_change(older, decode(data, RosterChange))
+        return open_roster(signed, owner_key=key, fleet="demo", least_sequence=0, now_s=0)
+
+    return Parser("change of a device's roster", (seed,), apply)
 
 
 def _aggregators(scene):

@@ -44,6 +44,7 @@ NAMES_OF = [
     "run package",
     "keys for a device",
     "roster for a device",
+    "change of a device's roster",
     "device",
     "owner's letter to the aggregator",
     "aggregator",

@@ -1,7 +1,8 @@
 """Hostile messages of every kind on every channel: each cell is refused or does nothing, and the run ends with the same bits.
 
-Messages to the aggregator (upload, presence, the owner's letter) and to devices (announcement, model, run, roster, control,
-keys), each of them forged, truncated, oversized, replayed, reordered, for another fleet, self-signed, and under another mode.
+Messages to the aggregator (upload, presence, the owner's letter) and to devices (announcement, model, run, roster and its
+change, control, keys), each of them forged, truncated, oversized, replayed, reordered, for another fleet, self-signed, and
+under another mode.
 What reaches the owner's desk: test_hostile_requests.py. Finer variants: test_hostile_uploads.py, test_rogue_aggregator.py,
 test_revocation.py.
 """
@@ -15,6 +16,7 @@ from crypto.mask.keys import key_id
 from crypto.seal.envelope import open_from_group, read_head, seal_to_group, seal_to_member
 from crypto.seal.grants import seal_grant
 from crypto.seal.identity import Identity
+from crypto.seal.roster_change import roster_change
 from crypto.seal.signed import sign_document
 from fleet.admission import Registrar
 from tests.helpers.fleets import (
@@ -63,6 +65,7 @@ class Scene:
             registrar.publish_keys()
             self.fleet.broker.pump()
         self.fleet.run_until(lambda: len(self.fleet.records()) == 1, 10)
+        self.want_whole_rosters()
         self.rule = self.tap.lose(client=self.fleet.client_id(VICTIM), ending="/up")
         self.fleet.settle()
         assert self.service._state.round == 2
@@ -71,6 +74,12 @@ class Scene:
         self.announced = announcements(self.fleet, self.tap)[-1]
         self.answered = answers(self.fleet, self.tap, VICTIM)[-1]
         self.clear = self.key_id(dataclasses.replace(mask_key(self.fleet).context, mode="none"))
+
+    def want_whole_rosters(self):
+        """Have the victim ask for whole rosters, as if it had missed a change, for as long as the scene lasts."""
+        feed = self.runtime._rosters
+        feed._wanted = 1 << 31
+        feed._ask(self.fleet.now_s)
 
     @property
     def service(self):
@@ -210,6 +219,13 @@ def roster(scene, signer, fleet, _):
     return told(scene, None, fleet, "roster", sign_document(author, newer(scene, fleet)))
 
 
+def change(scene, signer, fleet, _):
+    """The same roster as a change of the one before, handed on by the true aggregator."""
+    after = newer(scene, fleet)
+    document = sign_document(scene.owner.owner if fleet != "demo" else signer or scene.aggregator, after)
+    return told(scene, None, fleet, "roster change", encode(roster_change(scene.owner.roster, after, document)))
+
+
 def control(scene, signer, fleet, _):
     """An answer by which the victim would take its upload for counted."""
     transfer = scene.runtime._state.transfer
@@ -234,6 +250,7 @@ CHANNELS = {
     "model": Channel(lambda s: TOPICS.model(s.runtime._labels[0]), ChunkKind.MODEL, model),
     "run": Channel(lambda _: TOPICS.plan, ChunkKind.PLAN, run),
     "roster": Channel(lambda _: TOPICS.roster, ChunkKind.ROSTER, roster),
+    "change": Channel(lambda _: TOPICS.roster_change, ChunkKind.ROSTER, change),
     "control": Channel(lambda _: TOPICS.ctl(VICTIM), ChunkKind.CONTROL, control),
     "keys": Channel(lambda _: TOPICS.keys(VICTIM), ChunkKind.GRANT, keys),
 }
@@ -328,7 +345,7 @@ EXPECTED = {
     "reordered": dict.fromkeys(CHANNELS, NOTHING_SAID)
     | {"letter": GOES_BACK, "announcement": "an announcement under roster", "roster": "refused as a rollback"},
 }
-NO_MODE = {"presence", "letter", "roster", "control", "keys"}
+NO_MODE = {"presence", "letter", "roster", "change", "control", "keys"}
 """Nothing in these depends on the mode."""
 
 
@@ -370,8 +387,8 @@ def test_what_is_true_on_a_channel_is_believed(tmp_path, caplog, channel):
     scene = Scene(tmp_path / "fleet")
     with scene.fleet:
         before = scene.standing()
-        if channel == "roster":  # the aggregator hands on what the owner has signed
-            payload = told(scene, None, "demo", "roster", sign_document(scene.owner.owner, newer(scene, "demo")))
+        if channel in ("roster", "change"):  # the aggregator hands on what the owner has signed
+            payload = CHANNELS[channel].seal(scene, scene.owner.owner, "demo", False)
         else:
             payload = CHANNELS[channel].seal(scene, None, "demo", False)
         if channel == "model":

@@ -16,6 +16,7 @@ TOPICS = Topics("farm-7")
         (TOPICS.roster, "shoal/v1/farm-7/s/roster", ParsedTopic(TopicKind.ROSTER, "farm-7")),
         (TOPICS.checkpoint, "shoal/v1/farm-7/s/checkpoint", ParsedTopic(TopicKind.CHECKPOINT, "farm-7")),
         (TOPICS.plan_chunk(0), "shoal/v1/farm-7/s/plan/0", ParsedTopic(TopicKind.PLAN, "farm-7", index=0)),
+        (TOPICS.roster_change, "shoal/v1/farm-7/s/roster-change", ParsedTopic(TopicKind.ROSTER_CHANGE, "farm-7")),
         (TOPICS.roster_chunk(12), "shoal/v1/farm-7/s/roster/12", ParsedTopic(TopicKind.ROSTER, "farm-7", index=12)),
         (TOPICS.round_chunk(1), "shoal/v1/farm-7/s/round/1", ParsedTopic(TopicKind.ROUND, "farm-7", index=1)),
         (
