@@ -59,7 +59,7 @@ def devices(
     if watch and json:
         raise UsageError("--watch prints lines, --json one object: choose one")
     fleet = open_fleet(directory)
-    with Desk(fleet, Tls(ca, cert, key), note) as desk:
+    with Desk(fleet, Tls(ca, cert, key), note, beside=not clear) as desk:
         desk.listen(wait)
         data = _listing(fleet, desk.registrar)
         if clear:

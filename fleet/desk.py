@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,13 +47,16 @@ class Tls:
 class Desk:
     """A `Registrar` on a connection of its own; a context manager."""
 
-    def __init__(self, fleet: FleetDirectory, tls: Tls, complain: Callable[[str], None]) -> None:
+    def __init__(
+        self, fleet: FleetDirectory, tls: Tls, complain: Callable[[str], None], *, beside: bool = False
+    ) -> None:
         """Connect.
 
         Args:
             fleet: the owner's directory.
             tls: for mqtts.
             complain: told about messages that are not even requests.
+            beside: for a program that only looks on: it takes over from none of the owner's others, nor they from it.
 
         Raises:
             BrokerUnreachableError: nobody answers, or the owner's user is refused.
@@ -65,7 +69,8 @@ class Desk:
         self._complain = complain
         self._fleet = fleet
         self._taken_over = threading.Event()
-        self._transport = MqttTransport(address, f"shoal-{fleet.name}-owner", self._on_event, session_expiry_s=0)
+        client = f"shoal-{fleet.name}-owner" + (f"-{secrets.token_hex(4)}" if beside else "")
+        self._transport = MqttTransport(address, client, self._on_event, session_expiry_s=0)
         self.registrar = Registrar(fleet, self._transport, complain, self._drain)
         self.registrar.start(int(time.time()))
         self._transport.start(require=True)

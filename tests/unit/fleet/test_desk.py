@@ -172,6 +172,18 @@ def test_a_program_that_another_took_over_from_says_so(fleet):
         second.publish()
 
 
+def test_who_looks_on_disturbs_nobody(fleet):
+    """`devices --watch` in one window, `approve` in another."""
+    with (
+        Desk(fleet, Tls(), pytest.fail, beside=True) as one,
+        Desk(fleet, Tls(), pytest.fail, beside=True) as other,
+        Desk(fleet, Tls(), pytest.fail) as at_work,
+    ):
+        for desk in (one, other, at_work):
+            desk.listen(0.5)
+        at_work.publish()
+
+
 def test_watching_prints_a_request_once(tmp_path, fleet, broker):
     """Those that wait already, and those that come; a second device with the same line is another request."""
     first, second = (TokenStore(fleet).issue(600, int(time.time())) for _ in range(2))
