@@ -9,7 +9,7 @@ import typer
 
 from aggregator.config import AggregatorConfig
 from support.config import load, shown
-from support.console import note, run_program, say, say_json, setup_logging
+from support.console import add_version, note, run_program, say, say_json, setup_logging
 from wire.errors import IntegrityError
 
 if TYPE_CHECKING:
@@ -144,4 +144,5 @@ def show_config(
 
 def main() -> None:
     """Run the program."""
+    add_version(app, prog="shoal-aggregator")
     run_program(app, prog="shoal-aggregator")

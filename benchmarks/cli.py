@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks import data_cli, simulate_cli
-from support.console import forbid_inspection, run_program, say, say_json
+from support.console import add_version, forbid_inspection, run_program, say, say_json
 from wire.errors import UsageError
 
 app = typer.Typer(
@@ -172,4 +172,5 @@ def _stop_cleanly() -> None:
 
 def main() -> None:
     """Run the program."""
+    add_version(app, prog="shoal")
     run_program(app, prog="shoal")

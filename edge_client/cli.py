@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from support.console import note, run_program, say, say_json
+from support.console import add_version, note, run_program, say, say_json
 
 app = typer.Typer(
     help="Train on this device's own data; upload only masked, sealed updates.",
@@ -209,4 +209,5 @@ def export(
 
 def main() -> None:
     """Run the program."""
+    add_version(app, prog="shoal-edge")
     run_program(app, prog="shoal-edge", secret=True)

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from fleet import admission_cli
-from support.console import note, run_program, say, say_json
+from support.console import add_version, note, run_program, say, say_json
 from wire import limits
 from wire.errors import TaskError, UsageError
 
@@ -299,4 +299,5 @@ def _local(defaults: Any, pairs: dict[str, str], kind: type[Any]) -> Any:
 
 def main() -> None:
     """Run the program."""
+    add_version(app, prog="shoal-fleet")
     run_program(app, prog="shoal-fleet", secret=True)

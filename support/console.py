@@ -10,10 +10,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from wire.errors import ShoalError, UsageError
 
+if TYPE_CHECKING:
+    from typer import Typer
+
+DISTRIBUTION: Final = "shoal"
 SCHEMA: Final = 1
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
@@ -95,6 +99,26 @@ def forbid_inspection() -> None:
     pr_set_dumpable = 4
     if ctypes.CDLL(None).prctl(pr_set_dumpable, 0, 0, 0, 0):
         raise OSError("this system can't keep other processes from reading our memory")
+
+
+def add_version(app: Typer, *, prog: str) -> None:
+    """Give a typer application the option --version."""
+    from typer import Exit, Option
+
+    def show(wanted: bool) -> None:
+        if wanted:
+            from importlib.metadata import PackageNotFoundError, version
+
+            try:
+                say(f"{prog} {version(DISTRIBUTION)}")
+            except PackageNotFoundError:
+                say(f"{prog}, run from its source without being installed")
+            raise Exit
+
+    @app.callback()
+    def root(
+        version: bool = Option(False, "--version", help="Print the version.", is_eager=True, callback=show),
+    ) -> None: ...
 
 
 def run_program(app: Callable[..., Any], *, prog: str, secret: bool = False) -> NoReturn:

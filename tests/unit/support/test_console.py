@@ -1,5 +1,7 @@
 """How programs speak: data on stdout, the rest on stderr, one JSON object, exit codes by class of error."""
 
+import importlib
+import importlib.metadata
 import io
 import json
 import logging
@@ -8,8 +10,9 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
-from support.console import LogfmtFormatter, colour_wanted, note, run_program, say, say_json, setup_logging
+from support.console import LogfmtFormatter, add_version, colour_wanted, note, run_program, say, say_json, setup_logging
 from tests.helpers.trees import ROOT, python
 from wire.errors import BrokerUnreachableError, ConfigError, ShoalError, UntrustedError, UsageError
 
@@ -204,3 +207,35 @@ def app(**_):
 run_program(app, prog="prog")
 """)
     assert (done.returncode, done.stdout, done.stderr) == (0, "connection lost\nstill here\n", "")
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_version_is_that_of_the_installed_package(monkeypatch, capsys, installed):
+    def version(name):
+        if not installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return {"shoal": "1.2.3"}[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    app = typer.Typer()
+
+    @app.command()
+    def work():
+        raise AssertionError
+
+    add_version(app, prog="shoal-x")
+    assert run(monkeypatch, app, "--version") == 0
+    assert capsys.readouterr().out == (
+        "shoal-x 1.2.3\n" if installed else "shoal-x, run from its source without being installed\n"
+    )
+
+
+def test_every_program_tells_its_version(monkeypatch, capsys):
+    for program in ("edge_client", "aggregator", "fleet", "benchmarks"):
+        monkeypatch.setattr(sys, "argv", ["prog", "--version"])
+        monkeypatch.setattr("support.console.no_core_dumps", lambda: None)
+        monkeypatch.setattr("support.console.forbid_inspection", lambda: None)
+        with pytest.raises(SystemExit) as caught:
+            importlib.import_module(f"{program}.cli").main()
+        assert not caught.value.code
+        assert capsys.readouterr().out.startswith("shoal")
