@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final
 
-from aggregator.engine_state import EngineState, Transition, forsaken, opened, record_of, without
+from aggregator.engine_state import EngineState, Transition, bereft, forsaken, opened, record_of, without
 from aggregator.events import (
     CameOnline,
     DeadlinePassed,
@@ -248,12 +248,14 @@ class Engine:
             case CameOnline(device):
                 if device not in state.devices:
                     state = dataclasses.replace(state, devices=(*state.devices, device))
-                state = dataclasses.replace(state, online=state.online | {device}, gone=state.gone - {device})
+                here = {device}
+                state = dataclasses.replace(
+                    state, online=state.online | here, gone=state.gone - here, lost=state.lost - here
+                )
             case WentOffline(device):
                 state = without(state, device)
             case Left(device):
-                staying = tuple(d for d in state.devices if d != device)
-                state = dataclasses.replace(without(state, device), devices=staying)
+                state = bereft(state, device)
             case Stored(contribution, digest):
                 state = self._receive(state, contribution, digest)
             case DeadlinePassed(round_, step):
@@ -278,6 +280,7 @@ class Engine:
             received={**state.received, contribution.device: (contribution.phase, digest)},
             contributions=(*state.contributions, contribution),
             gone=state.gone - {contribution.device},
+            lost=state.lost - {contribution.device},
         )
 
     def _advance(self, state: EngineState) -> Transition:
@@ -288,11 +291,10 @@ class Engine:
         if state.newest > state.generation and not state.plan.final:
             return self._close(state)  # whoever was revoked still reads what is open
         # Whoever was revoked can't answer, so that the quorum is of those who still can.
-        asked = sum(d in state.devices or d in state.received for d in state.plan.orders)
-        needed = max(1, math.ceil(self.run.quorum * asked))
+        needed = max(1, math.ceil(self.run.quorum * state.asked))
         if len(state.received) < needed:
             return self._close(state) if forsaken(state) else (state, ())
-        if set(state.waiting) - state.gone and not state.overtime:
+        if state.awaited and not state.overtime:
             return state, ()
         return self._close(state)
 
@@ -302,15 +304,15 @@ class Engine:
         The first round waits for all devices, later ones for the quorum's share of them; once the deadline has passed,
         ``min_contributors`` are enough.
         """
-        present = tuple(d for d in sorted(state.devices) if d in state.online)
         if self._is_due(state):
-            return self._turnover.fold(state, present)
-        if len(present) < max(1, min(self.run.min_contributors, len(state.devices))):
+            return self._turnover.fold(state, state.present)
+        there = len(state.online.intersection(state.devices))
+        if there < max(1, min(self.run.min_contributors, len(state.devices))):
             return state, ()
         share = 1.0 if state.round == 0 else self.run.quorum
-        if len(present) < math.ceil(share * len(state.devices)) and not state.overtime:
+        if there < math.ceil(share * len(state.devices)) and not state.overtime:
             return state, ()
-        return self._open(state, state.round + 1, present)
+        return self._open(state, state.round + 1, state.present)
 
     def _open(self, state: EngineState, round_: int, available: tuple[str, ...]) -> Transition:
         before, strategy = state.strategy, self.strategy_in(state.run)

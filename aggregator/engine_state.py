@@ -26,7 +26,7 @@ class EngineState:
         round: the open round or the last one, 0 before the first; step: of the rollover after it, 0 where there is none.
         plan: the open round's or step's, None while gathering.
         received: device -> (phase, digest) of its durable upload of the open round.
-        gone: ordered devices that went offline and have not uploaded.
+        gone: ordered devices that went offline and have not uploaded; lost: those that left the fleet instead.
         overtime: the deadline of the open round, or of the gathering, has passed.
         since: the round after which the mask epoch began.
         generation: roster sequence of the secrets in force; newest: of the newest at hand.
@@ -45,6 +45,7 @@ class EngineState:
     received: Mapping[str, tuple[Phase, bytes]] = field(default_factory=dict)
     contributions: tuple[Contribution, ...] = ()
     gone: frozenset[str] = frozenset()
+    lost: frozenset[str] = frozenset()
     overtime: bool = False
     finished: bool = False
     since: int = 0
@@ -59,6 +60,21 @@ class EngineState:
     def waiting(self) -> tuple[str, ...]:
         """Ordered devices that have not uploaded, in name order."""
         return () if self.plan is None else tuple(sorted(d for d in self.plan.orders if d not in self.received))
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Devices of the fleet that are there, in name order."""
+        return tuple(d for d in sorted(self.devices) if d in self.online)
+
+    @property
+    def awaited(self) -> int:
+        """How many ordered devices are there and have not uploaded; in a time that does not grow with the fleet."""
+        return 0 if self.plan is None else len(self.plan.orders) - len(self.received) - len(self.gone)
+
+    @property
+    def asked(self) -> int:
+        """How many ordered devices have uploaded or still can; likewise."""
+        return 0 if self.plan is None else len(self.plan.orders) - len(self.lost)
 
     @property
     def standing(self) -> dict[str, Any]:
@@ -90,7 +106,8 @@ def opened(state: EngineState, plan: RoundPlan) -> EngineState:
         plan=plan,
         received={},
         contributions=(),
-        gone=frozenset(d for d in plan.orders if d not in state.online),
+        gone=frozenset(plan.orders.keys() - state.online),
+        lost=frozenset(plan.orders.keys() - set(state.devices)),
         overtime=False,
     )
 
@@ -102,9 +119,19 @@ def noted(state: EngineState, kind: str, detail: Mapping[str, Any]) -> EngineSta
 
 def without(state: EngineState, device: str) -> EngineState:
     """Return the state in which the device is not there: the open round does not wait for it."""
-    ordered = state.plan is not None and device in state.plan.orders
-    gone = state.gone | {device} if ordered else state.gone
+    gone = state.gone | {device} if _owes(state, device) else state.gone
     return dataclasses.replace(state, online=state.online - {device}, gone=gone)
+
+
+def bereft(state: EngineState, device: str) -> EngineState:
+    """Return the state in which the device belongs to the fleet no more: nothing counts on it."""
+    lost = state.lost | {device} if _owes(state, device) else state.lost
+    staying = tuple(d for d in state.devices if d != device)
+    return dataclasses.replace(without(state, device), devices=staying, lost=lost)
+
+
+def _owes(state: EngineState, device: str) -> bool:
+    return state.plan is not None and device in state.plan.orders and device not in state.received
 
 
 def forsaken(state: EngineState) -> bool:
@@ -115,7 +142,7 @@ def forsaken(state: EngineState) -> bool:
     plan = state.plan
     if plan is None or plan.final or state.received or not state.overtime:
         return False
-    return not set(state.waiting) - state.gone and bool(state.online - plan.orders.keys())
+    return not state.awaited and bool(state.online - plan.orders.keys())
 
 
 def record_of(state: EngineState, plan: RoundPlan, outcome: Outcome) -> RoundRecord:

@@ -94,8 +94,8 @@ class RunService:
         self._chunks = Reassembler()
         self._mail = OwnerMail(membership)
         self._presences = Presences(membership)
-        self._appended: list[Opened] = []
-        self._syncing: list[Opened] = []
+        self._appended: dict[str, Opened] = {}
+        self._syncing: dict[str, Opened] = {}
         self._deferred: list[Event] = []
         self._opened_at_s = 0.0
         self._status_at_s = 0.0
@@ -215,13 +215,13 @@ class RunService:
             self._answers.reply(device, refusal.upload.round, transfer.transfer_id, Action.REFUSED, str(refusal))
             raise
         verdict, reason = self._engine.judge(self._state, opened.upload, opened.digest)
-        queued = next((o for o in (*self._syncing, *self._appended) if o.upload.device == device), None)
+        queued = self._syncing.get(device) or self._appended.get(device)
         if verdict is Verdict.STORE and queued is not None:
             same = queued.digest == opened.digest
             verdict, reason = (Verdict.DUPLICATE, "") if same else (Verdict.REFUSE, "another upload came before")
         if verdict is Verdict.STORE:
             self._store.append(opened.upload, opened.body, opened.norm, opened.digest)
-            self._appended.append(opened)
+            self._appended[device] = opened
         elif verdict is Verdict.DUPLICATE:
             if queued is None:
                 self._answers.give(opened, Action.ACK)
@@ -233,7 +233,7 @@ class RunService:
         """Begin to make what arrived durable, unless that is under way for what came before."""
         if self._syncing or not self._appended:
             return
-        self._syncing, self._appended = self._appended, []
+        self._syncing, self._appended = self._appended, {}
         self._now_s = now_s
         self._syncer.submit(self._store.prepare(), self._on_synced)
 
@@ -247,7 +247,7 @@ class RunService:
         The round that may open comes before the acknowledgements of the one that closes: devices wait for the former only.
         """
         contributions = self._store.commit()
-        done, self._syncing = self._syncing, []
+        done, self._syncing = list(self._syncing.values()), {}
         for opened, contribution in zip(done, contributions, strict=True):
             self._handle(Stored(contribution, opened.digest), self._now_s)
         for opened in done:
@@ -302,12 +302,10 @@ class RunService:
 
     def _turn_away(self) -> None:
         """Refuse what came for a round that has closed before it could be made durable."""
-        appended, self._appended = self._appended, []
-        for opened in appended:
+        for device, opened in tuple(self._appended.items()):
             verdict, reason = self._engine.judge(self._state, opened.upload, opened.digest)
-            if verdict is Verdict.STORE:
-                self._appended.append(opened)
-            else:
+            if verdict is not Verdict.STORE:
+                del self._appended[device]
                 self._store.withdraw(opened.digest)
                 self._answers.give(opened, Action.REFUSED, reason)
 

@@ -92,8 +92,8 @@ class Turnover:
             return self._fail(state, "the owner has drawn newer secrets")
         if r.proposal is None and state.contributions:
             state = dataclasses.replace(state, rollover=dataclasses.replace(r, proposal=state.contributions[0]))
-            return self.sign(state, tuple(d for d in sorted(state.devices) if d in state.online))
-        if set(state.waiting) - state.gone and not state.overtime:
+            return self.sign(state, state.present)
+        if state.awaited and not state.overtime:
             return state, ()
         return self._fail(state, f"{r.folder} did not fold") if r.proposal is None else self._conclude(state, r)
 

@@ -108,6 +108,35 @@ def bench_round(
     )
 
 
+@bench_app.command("aggregator")
+def bench_aggregator(
+    devices: Annotated[list[int] | None, typer.Option(help="Fleet size; may be given again.", min=1)] = None,
+    algorithm: Annotated[str, typer.Option(help="fedavg, ifca, cfl, fedgroup, ...")] = "fedavg",
+    save: SaveFile = None,
+    json: AsJson = False,
+) -> None:
+    """What a round costs the aggregator, for fleets of several sizes; no device runs, and a model of 7850 coordinates."""
+    from benchmarks import record
+    from benchmarks.aggregator_load import SIZES, measure
+
+    forbid_inspection()
+    loads = [measure(n, algorithm).data() for n in devices or SIZES]
+    data = {"algorithm": algorithm, "loads": loads}
+    if save is not None:
+        record.save(save, data)
+    if json:
+        say_json(data)
+        return
+    say(
+        f"{'devices':>7} {'CPU s a round':>14} {'CPU ms an upload':>17} {'CPU ms a presence':>18} {'bytes published':>16}"
+    )
+    for d in loads:
+        say(
+            f"{d['devices']:7} {d['cpu_seconds_per_round']:14.3f} {d['cpu_ms_per_upload']:17.2f} "
+            f"{d['cpu_ms_per_presence']:18.2f} {d['published_bytes_per_round']:16}"
+        )
+
+
 @bench_app.command("numerics")
 def bench_numerics(
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes.")] = False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from wire import limits
 from wire.codec import U16, U32, U64, ArrayU32, Fixed16, Fixed32, Fixed64, message
@@ -37,7 +38,7 @@ class Member:
 
 
 @message(2)
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Roster:
     """Who belongs to the fleet, signed by the owner. A device's index is its place in ``devices``, which only grows.
 
@@ -67,16 +68,18 @@ class Roster:
         if self.keys_since > self.sequence:
             raise WireError(f"a roster of sequence {self.sequence} with keys of {self.keys_since}")
 
+    @cached_property
+    def _active(self) -> dict[str, Member]:
+        gone = set(self.revoked)
+        return {d.name: d for d in self.devices if d.name not in gone}
+
     def device(self, name: str) -> Member | None:
         """Return the member called ``name`` unless it is unknown or revoked."""
-        if name in self.revoked:
-            return None
-        return next((d for d in self.devices if d.name == name), None)
+        return self._active.get(name)
 
     def active(self) -> tuple[str, ...]:
         """Return the names of all devices that are not revoked, in roster order."""
-        gone = set(self.revoked)
-        return tuple(d.name for d in self.devices if d.name not in gone)
+        return tuple(self._active)
 
 
 @message(23)

@@ -102,7 +102,7 @@ def test_an_upload_that_is_not_durable_when_its_round_closes_is_refused(tmp_path
         closing = fleet.service._state.plan
         disk.done()
         assert fleet.service._state.plan is not closing
-        assert fleet.service._appended == []
+        assert fleet.service._appended == {}
         fleet.broker.pump()
         assert answers(fleet, tap, late)[-1].action == Action.REFUSED
         fleet.service._syncer = InlineSyncer()
