@@ -37,6 +37,17 @@ def _broker(name: str) -> Any:
     return name
 
 
+def _given(data: dict[str, Any], save: Path | None, json: bool) -> bool:
+    """Save the figures where that is asked for, and print them as one JSON object; return whether that was asked for."""
+    if save is not None:
+        from benchmarks import record
+
+        record.save(save, data)
+    if json:
+        say_json(data)
+    return json
+
+
 @app.command()
 def demo(
     devices: Annotated[int, typer.Option(help="Device processes.", min=8, max=60)] = 20,
@@ -49,7 +60,6 @@ def demo(
     json: AsJson = False,
 ) -> None:
     """Find hidden groups with real processes: a broker, an aggregator and 20 devices run FedAvg, CFL and IFCA."""
-    from benchmarks import record
     from benchmarks.demo import run_demo
     from benchmarks.demo_report import ConsoleProgress, report
 
@@ -65,11 +75,7 @@ def demo(
             broker=_broker(broker),
             progress=progress,
         )
-    if save is not None:
-        record.save(save, result.data())
-    if json:
-        say_json(result.data())
-    else:
+    if not _given(result.data(), save, json):
         report(result)
 
 
@@ -82,16 +88,12 @@ def bench_round(
     json: AsJson = False,
 ) -> None:
     """Seconds of a warm round: persistent device processes, a real broker, MLP 784-200-10, 600 samples each."""
-    from benchmarks import record
     from benchmarks.rounds import measure
 
     forbid_inspection()
     _stop_cleanly()
     data = measure(devices, _broker(broker), rounds).data()
-    if save is not None:
-        record.save(save, data)
-    if json:
-        say_json(data)
+    if _given(data, save, json):
         return
     say(
         f"{data['seconds_per_round_median']:.3f} s a round (median of {data['rounds']}, "
@@ -116,16 +118,12 @@ def bench_aggregator(
     json: AsJson = False,
 ) -> None:
     """What a round costs the aggregator, for fleets of several sizes; no device runs, and a model of 7850 coordinates."""
-    from benchmarks import record
     from benchmarks.aggregator_load import SIZES, measure
 
     forbid_inspection()
     loads = [measure(n, algorithm).data() for n in devices or SIZES]
     data = {"algorithm": algorithm, "loads": loads}
-    if save is not None:
-        record.save(save, data)
-    if json:
-        say_json(data)
+    if _given(data, save, json):
         return
     say(
         f"{'devices':>7} {'CPU s a round':>14} {'CPU ms an upload':>17} {'CPU ms a presence':>18} {'bytes published':>16}"
@@ -146,15 +144,11 @@ def bench_numerics(
     """Each numeric kernel against its ceiling and its naive form, one thread, CPU time."""
     import dataclasses
 
-    from benchmarks import record
     from benchmarks.numerics import measure
 
     results = measure(quick)
     data = {"kernels": [dataclasses.asdict(r) for r in results]}
-    if save is not None:
-        record.save(save, data)
-    if json:
-        say_json(data)
+    if _given(data, save, json):
         return
     say(f"{'kernel':24} {'n':>7} {'d':>9} {'CPU s':>10}  {'ceiling x':>9}  {'naive x':>8}")
     for r in results:
@@ -171,7 +165,6 @@ def bench_privacy(
     json: AsJson = False,
 ) -> None:
     """What each mask mode costs, what the aggregator can still compute, and what each attack gets beside chance."""
-    from benchmarks import record
     from benchmarks.privacy import measure
     from benchmarks.privacy_page import page
     from benchmarks.privacy_table import lines
@@ -179,12 +172,9 @@ def bench_privacy(
     from support.files import write_atomic
 
     report = measure(mode or (), quick=quick, data_dir=data_dir, progress=note)
-    if save is not None:
-        record.save(save, report.data())
     if html is not None:
         write_atomic(html, page(report).encode(), mode=0o644)
-    if json:
-        say_json(report.data())
+    if _given(report.data(), save, json):
         return
     for line in lines(report):
         say(line)
