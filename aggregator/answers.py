@@ -15,12 +15,17 @@ ANSWERS_REMEMBERED: Final = 4096
 
 
 class Answers:
-    """Answers uploads of one run; remembers the latest."""
+    """Answers uploads of one run; remembers the latest.
+
+    Attributes:
+        owed: devices that the run ended without, and that have not been told; None where that is not known.
+    """
 
     def __init__(self, publisher: Publisher, membership: AggregatorMembership, run: RunPlan) -> None:
         self._publisher = publisher
         self._membership = membership
         self._run = run
+        self.owed: set[str] | None = None
         self._given: dict[tuple[str, bytes], Action] = {}
 
     def give(self, opened: Opened, action: Action, reason: str = "") -> None:
@@ -35,6 +40,8 @@ class Answers:
         if len(self._given) >= ANSWERS_REMEMBERED:
             self._given.pop(next(iter(self._given)))
         self._given[device, transfer] = action
+        if self.owed is not None:
+            self.owed.discard(device)
         self._publisher.answer(member, self._run, round_, transfer, action, reason)
 
     def repeat(self, device: str, chunk: bytes) -> bool:

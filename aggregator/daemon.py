@@ -33,7 +33,8 @@ POLL_S: Final = 0.25
 BATCH_EVENTS: Final = 512
 """Most events between two group commits."""
 LAST_ANSWERS_S: Final = 15.0
-"""How long ``once`` goes on to answer after the last run: a device that has not been heard sends again with growing pauses."""
+"""How long ``once`` goes on after the last run, for devices that were not heard: they send again with growing pauses. An
+aggregator that was started again does not know who was, and waits for all of it."""
 
 
 class _Stop(Exception):  # noqa: N818 - a wish, not a fault
@@ -67,7 +68,6 @@ class Daemon:
         self._over: RunFile | None = None
         self._service: RunService | None = None
         self._syncer: ThreadSyncer | None = None
-        self._all_answered = False
         self._end_s: float | None = None
         self._unreadable = b""
         self._said: set[str] = set()
@@ -194,7 +194,7 @@ class Daemon:
         """Whether no run is left, and whoever may not have been answered for the last one has had the time to ask again."""
         if self._held_back:
             return False
-        if self._service is None or self._all_answered:
+        if self._service is None or self._service.answers.owed == set():
             return True
         if self._end_s is None:
             self._end_s = time.monotonic() + LAST_ANSWERS_S
@@ -211,7 +211,7 @@ class Daemon:
     def _begin(self, run: RunFile, package: bytes, backend: Backend | None) -> RunService:
         """Let go of the run before and take this one up."""
         self._let_go()
-        self._all_answered, self._end_s = False, None
+        self._end_s = None
         self._syncer = ThreadSyncer(self._events.put)
         self._service = RunService(
             self._membership,
@@ -245,7 +245,7 @@ class Daemon:
                 looked_s = time.monotonic()
                 self._reload_roster()
         last = read_records(directory_of(self._membership, plan.run))[-1]
-        self._all_answered = not last["missing"]
+        service.answers.owed = set(last["missing"])
         LOG.info("run finished", extra={"kv": {"run": plan.run}})
 
     def _read_mail(self, message: Message) -> None:

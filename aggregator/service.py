@@ -61,6 +61,7 @@ class RunService:
 
     Attributes:
         finished: the final round is closed and recorded. What devices still send for it is answered all the same.
+        answers: what devices are told about their uploads.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class RunService:
         )
         self._intake = Intake(membership.identity, run)
         self._publisher = Publisher(membership.identity, membership.group, transport, directory / "retained.json")
-        self._answers = Answers(self._publisher, membership, run)
+        self.answers = Answers(self._publisher, membership, run)
         self._chunks = Reassembler()
         self._mail = OwnerMail(membership)
         self._presences = Presences(membership)
@@ -202,7 +203,7 @@ class RunService:
                 self._feed(event, now_s)
         elif parsed.kind is TopicKind.UP:
             self._bytes_up += len(payload)
-            if self._answers.repeat(parsed.device, payload):
+            if self.answers.repeat(parsed.device, payload):
                 return
             transfer = self._chunks.add(parsed.device, payload, now_s)
             if transfer is not None:
@@ -212,7 +213,7 @@ class RunService:
         try:
             opened = self._intake.open(device, transfer, self._membership.roster)
         except RefusedUploadError as refusal:
-            self._answers.reply(device, refusal.upload.round, transfer.transfer_id, Action.REFUSED, str(refusal))
+            self.answers.reply(device, refusal.upload.round, transfer.transfer_id, Action.REFUSED, str(refusal))
             raise
         verdict, reason = self._engine.judge(self._state, opened.upload, opened.digest)
         queued = self._syncing.get(device) or self._appended.get(device)
@@ -224,9 +225,9 @@ class RunService:
             self._appended[device] = opened
         elif verdict is Verdict.DUPLICATE:
             if queued is None:
-                self._answers.give(opened, Action.ACK)
+                self.answers.give(opened, Action.ACK)
         else:
-            self._answers.give(opened, Action.REFUSED, reason)
+            self.answers.give(opened, Action.REFUSED, reason)
             raise UntrustedError(f"upload of {device} for round {opened.upload.round}: {reason}")
 
     def flush(self, now_s: float) -> None:
@@ -251,7 +252,7 @@ class RunService:
         for opened, contribution in zip(done, contributions, strict=True):
             self._handle(Stored(contribution, opened.digest), self._now_s)
         for opened in done:
-            self._answers.give(opened, Action.ACK)
+            self.answers.give(opened, Action.ACK)
         self._turn_away()
         deferred, self._deferred = self._deferred, []
         for event in deferred:
@@ -307,7 +308,7 @@ class RunService:
             if verdict is not Verdict.STORE:
                 del self._appended[device]
                 self._store.withdraw(opened.digest)
-                self._answers.give(opened, Action.REFUSED, reason)
+                self.answers.give(opened, Action.REFUSED, reason)
 
     def _feed(self, event: Event, now_s: float) -> None:
         """Let the engine see an event; none may close the round while uploads of it are on their way to the disk."""
