@@ -107,27 +107,28 @@ def status(directory: Directory, json: AsJson = False) -> None:
 
 def _standing(member: AggregatorMembership, plan: RunPlan) -> dict[str, Any]:
     """Return how a run stands by its last closed round; "damage" says why that can't be told."""
+    from aggregator.damage import readable
     from aggregator.run_directory import read_records
     from aggregator.run_files import directory_of
 
-    damage, records = "", []
+    run = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": plan.rounds}
+    directory = directory_of(member, plan.run)
     try:
-        records = read_records(directory_of(member, plan.run))
+        records = read_records(directory)
+        with readable(directory):
+            return {**run, **_figures(records[-1] if records else None), "damage": ""}
     except IntegrityError as error:
-        damage = f"{error} ({error.hint})"
-    last = records[-1] if records else None
+        return {**run, **_figures(None), "damage": f"{error} ({error.hint})"}
+
+
+def _figures(last: dict[str, Any] | None) -> dict[str, Any]:
     return {
-        "run": plan.run,
-        "algorithm": plan.algorithm,
-        "mode": plan.mode,
-        "rounds": plan.rounds,
         "closed": last["round"] if last else 0,
         "finished": bool(last and last["final"]),
         "loss": last["loss"] if last else None,
         "accuracy": last["correct"] / last["tested"] if last and last["tested"] else None,
         "clusters": len(set(last["clusters"].values())) if last else None,
         "missing": last["missing"] if last else [],
-        "damage": damage,
     }
 
 

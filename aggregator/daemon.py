@@ -187,7 +187,8 @@ class Daemon:
                 self._begin(over, self._runs.package(over), None)
         except ShoalError as error:
             self._let_go()
-            self._unreadable = over.plan.run_id
+            if isinstance(error, IntegrityError):
+                self._unreadable = over.plan.run_id
             self._say_once(f"nobody is answered for run {over.plan.run}: {error}", hint=error.hint)
 
     def _may_end(self) -> bool:

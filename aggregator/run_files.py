@@ -56,8 +56,8 @@ class RunFiles:
         """
         self._membership = membership
         self._complain = complain
-        self._known: dict[Path, tuple[Stamp, RunFile | ShoalError]] = {}
-        self._over: dict[bytes, int] = {}
+        self._known: dict[Path, tuple[Stamp, RunFile | str]] = {}
+        self._over: dict[bytes, Stamp] = {}
 
     def all(self) -> list[RunFile]:
         """Return the owner's runs by number; what is not a run of the owner's is complained of and left alone."""
@@ -67,23 +67,24 @@ class RunFiles:
         for path in paths:
             try:
                 run = self._look(path)
-            except (OSError, ShoalError) as error:
-                self._complain(path.name, str(error))
-                continue
-            found.append(run)
+            except OSError as error:
+                run = str(error)
+            if isinstance(run, str):
+                self._complain(path.name, run)
+            else:
+                found.append(run)
         return sorted(found, key=lambda r: r.plan.run)
 
-    def _look(self, path: Path) -> RunFile:
+    def _look(self, path: Path) -> RunFile | str:
+        """Return the run in a file, or the reason why it is none of the owner's."""
         stamp = _stamp(path)
         known = self._known.get(path)
         if known is None or known[0] != stamp:
             try:
                 known = stamp, self._read(path)
             except ShoalError as error:
-                known = stamp, error
+                known = stamp, str(error)  # not the error: it would hold on to every frame that it is raised through
             self._known[path] = known
-        if isinstance(known[1], ShoalError):
-            raise known[1]
         return known[1]
 
     def _read(self, path: Path) -> RunFile:
@@ -114,20 +115,20 @@ class RunFiles:
         return package
 
     def is_over(self, plan: RunPlan) -> bool:
-        """Whether the final round of a run is recorded; asked again, it looks into the database only if that is another file.
+        """Whether the final round of a run is recorded; asked again, it looks into the database only if that was touched.
 
         Raises:
             as `is_finished`
         """
         try:
-            inode = (directory_of(self._membership, plan.run) / DATABASE).stat().st_ino
+            stamp = _stamp(directory_of(self._membership, plan.run) / DATABASE)
         except OSError:
             return is_finished(self._membership, plan)
-        if self._over.get(plan.run_id) == inode:
+        if self._over.get(plan.run_id) == stamp:
             return True
         if not is_finished(self._membership, plan):
             return False
-        self._over[plan.run_id] = inode
+        self._over[plan.run_id] = stamp
         return True
 
 

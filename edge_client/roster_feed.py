@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("shoal.edge")
 WHOLE_AGAIN_S: Final = 60.0
-"""A device that has waited this long for the whole roster subscribes anew: it is large, and others may ask for it too."""
+"""A device that has waited this long for the whole roster subscribes anew, and each time waits twice as long: it is large."""
+MOST_TRIES: Final = 5
+"""So often it asks, half an hour in all. What comes to nothing is then forgotten, and the next change counts."""
 
 
 class RosterFeed:
@@ -30,6 +32,7 @@ class RosterFeed:
         self._changes = f"{topics.roster_change}/#"
         self._wanted = 0
         self._asked_s = 0.0
+        self._tries = 0
 
     def start(self) -> None:
         """Follow the changes; an earlier life's session may still hold a subscription to whole rosters."""
@@ -38,8 +41,9 @@ class RosterFeed:
 
     def look_again(self) -> None:
         """Have the newest change sent once more: it may have come before it could be read."""
-        self._transport.unsubscribe(self._changes)
-        self._transport.subscribe(self._changes)
+        for topics in (self._changes, *([self._whole] if self._wanted else [])):
+            self._transport.unsubscribe(topics)
+            self._transport.subscribe(topics)
 
     def on_change(self, change: RosterChange, now_s: float) -> None:
         """Take up a change; where it does not follow our roster, or does not give one that the owner signed, ask for it all."""
@@ -52,14 +56,12 @@ class RosterFeed:
             except ShoalError as error:
                 facts = {"sequence": change.sequence, "reason": reason_of(error)}
                 LOG.warning("change of the roster refused", extra={"kv": facts})
-            else:
-                return
-        if change.sequence > self._wanted:
-            self._wanted = change.sequence
+        if change.sequence > max(self._wanted, self._membership.roster.sequence):
+            self._wanted, self._tries = change.sequence, 0
             self._ask(now_s)
 
     def on_whole(self, signed: bytes) -> None:
-        """Take up a whole roster, and ask for no more of them once the newest that we know of is there.
+        """Take up a whole roster, and ask for no more of them once the newest that we have heard of is there.
 
         Raises:
             UntrustedError: not the owner's, rolled back, or expired.
@@ -69,20 +71,32 @@ class RosterFeed:
     def _take(self, signed: bytes) -> None:
         member = self._membership
         listed = member.listed
-        if member.adopt(signed):
-            LOG.info("new roster", extra={"kv": {"sequence": member.roster.sequence}})
-        if self._wanted and member.roster.sequence >= self._wanted:
-            self._wanted = 0
-            self._transport.unsubscribe(self._whole)
+        try:
+            if member.adopt(signed):
+                LOG.info("new roster", extra={"kv": {"sequence": member.roster.sequence}})
+        finally:  # one that is refused may come behind a newer one that was carried here by hand
+            if member.roster.sequence >= self._wanted:
+                self._want_no_more()
         if listed and not member.listed:
             LOG.warning("the owner has revoked this device", extra={"kv": {"hint": REVOKED_HINT}})
 
+    def _want_no_more(self) -> None:
+        if self._wanted:
+            self._wanted = 0
+            self._transport.unsubscribe(self._whole)
+
     def _ask(self, now_s: float) -> None:
         self._asked_s = now_s
+        self._tries += 1
         self._transport.unsubscribe(self._whole)
         self._transport.subscribe(self._whole)
 
     def tick(self, now_s: float) -> None:
-        """Ask once more for a whole roster that does not come."""
-        if self._wanted and now_s - self._asked_s > WHOLE_AGAIN_S:
+        """Ask once more for a whole roster that does not come, or stop asking."""
+        if not self._wanted or now_s - self._asked_s <= WHOLE_AGAIN_S * 2 ** (self._tries - 1):
+            return
+        if self._tries < MOST_TRIES:
             self._ask(now_s)
+        else:
+            LOG.warning("the whole roster does not come", extra={"kv": {"sequence": self._wanted}})
+            self._want_no_more()

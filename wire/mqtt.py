@@ -77,7 +77,8 @@ class MqttTransport:
         client_id: unique among the broker's clients; the session's name.
         sink: receives every event on the network thread: put it on a queue and return.
         will: topic and payload that the broker retains when the connection is lost.
-        session_expiry_s: how long the broker keeps the session of a lost connection (MQTT 5; over 3.1.1 it decides).
+        session_expiry_s: how long the broker keeps the session of a lost connection (over 3.1.1: 0 not at
+            all, else as long as it likes).
         max_queued_bytes: payload bytes that may wait for their acknowledgement before ``publish`` refuses.
         reconnect_min_s: bound of the random wait before the first reconnection.
         reconnect_max_s: bound of every later one; it doubles in between.

@@ -64,7 +64,7 @@ class LinkOptions:
         tls: context for a TLS connection, None without.
         client_id: name of the session.
         will: topic and payload of the retained will.
-        session_expiry_s: how long the broker keeps the session of a lost connection (MQTT 5).
+        session_expiry_s: how long the broker keeps the session of a lost connection; over 3.1.1 only whether it keeps it.
         protocol: the MQTT version to speak.
     """
 
@@ -235,7 +235,7 @@ class Link:
         client = Client(
             CallbackAPIVersion.VERSION2,
             client_id=options.client_id,
-            clean_session=None if self._is_v5 else False,
+            clean_session=None if self._is_v5 else options.session_expiry_s == 0,
             protocol=options.protocol,
             reconnect_on_failure=False,
         )

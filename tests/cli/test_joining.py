@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
+from aggregator.store import Store
 from fleet.directory import FleetDirectory
 from fleet.run import RunOptions, make_plan, write_run
 from fleet.task.signed import read_signed
@@ -113,6 +114,18 @@ def test_the_aggregators_status_goes_past_a_damaged_run(call, fleet, task):
     assert lines[1].startswith("run 1: fedavg, mask permutation, server/run-000001 can't be read")
     assert "restore it from a backup" in lines[1]
     assert lines[2].startswith("run 2: fedavg, mask permutation, 0 of 7 rounds closed")
+
+
+def test_the_aggregators_status_goes_past_a_record_that_is_none(call, fleet, task):
+    owner = FleetDirectory(call.home / "owner")
+    bundle, _ = read_signed(call.home / task, owner.owner)
+    plan = make_plan(owner, bundle, RunOptions("fedavg", rounds=7))
+    shutil.copy(write_run(owner, plan, bundle, np.zeros((1, bundle.length), np.float32)), call.home / "server/runs")
+    store = Store(call.home / "server/run-000001", plan)
+    store.record(1, {"round": 1})
+    store.close()
+    (run,) = call("shoal-aggregator", "status", "server", "--json").data["runs"]
+    assert "can't be read: KeyError" in run["damage"]
 
 
 def test_a_devices_status_before_its_first_round(call, fleet):

@@ -170,3 +170,17 @@ def test_a_run_file_that_is_taken_away_before_its_run_begins(place, caplog):
     daemon._serve_run(run)
     assert told(caplog) == ["passed over: 000001.run can't be read: No such file or directory"]
     assert daemon._next_run() is None
+
+
+def test_a_run_that_is_over_is_answered_for_once_its_file_is_back(place, caplog):
+    plan = place.sign()
+    place.finish(plan)
+    daemon = daemon_of(place)
+    assert daemon._next_run() is None
+    path = place.server / "runs/000001.run"
+    path.rename(path.with_suffix(".aside"))
+    daemon._look_back()
+    assert daemon._service is None
+    path.with_suffix(".aside").rename(path)
+    assert daemon._next_run() is None
+    assert not daemon._unreadable

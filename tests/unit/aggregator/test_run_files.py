@@ -1,5 +1,6 @@
 """A run's file is read once, and again when it was touched; a run that is over is not asked again."""
 
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from aggregator import run_files
 from aggregator.run_files import RunFiles
+from aggregator.store import DATABASE, Store
 from tests.helpers.run_places import RunPlace
 from wire.errors import ConfigError, UntrustedError, WireError
 
@@ -91,3 +93,26 @@ def test_a_run_that_is_over_is_looked_up_once(place, monkeypatch):
     assert looked == [1, 2, 2]
     shutil.move(place.directory(first), place.server / "aside")
     assert not files.is_over(first)
+
+
+def test_a_database_that_is_written_over_is_looked_up_again(place):
+    plan = place.sign()
+    Store(place.directory(plan), plan).close()
+    begun = (place.directory(plan) / DATABASE).read_bytes()
+    place.finish(plan)
+    files = RunFiles(place.member)
+    assert files.is_over(plan)
+    (place.directory(plan) / DATABASE).write_bytes(begun)
+    assert not files.is_over(plan)
+
+
+def test_a_file_that_is_no_run_costs_nothing_more_at_each_look(place):
+    (place.server / "runs/junk.run").write_bytes(b"junk")
+    files = RunFiles(place.member, lambda *_: None)
+    files.all()
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(200):
+        files.all()
+    gc.collect()
+    assert len(gc.get_objects()) - before < 100

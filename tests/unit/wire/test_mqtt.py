@@ -27,6 +27,7 @@ class ScriptedBroker:
 
     def __init__(self, script: Script) -> None:
         self.versions: list[int] = []
+        self.clean: list[bool] = []
         self._script = script
         self._server = socket.create_server(("127.0.0.1", 0))
         self.url = f"mqtt://127.0.0.1:{self._server.getsockname()[1]}"
@@ -45,6 +46,7 @@ class ScriptedBroker:
             greeting = connection.recv(65536)
             if len(greeting) > 8:
                 self.versions.append(greeting[8])
+                self.clean.append(bool(greeting[9] & 2))
                 self._script(connection, greeting[8])
 
     def close(self) -> None:
@@ -125,6 +127,17 @@ def test_a_broker_without_mqtt_5_is_met_with_3_1_1(
     assert one.versions == [V5, V3]
     assert transport.protocol_version == "3.1.1"
     assert events.get(timeout=1) == Connected(session_present=False)
+
+
+@pytest.mark.parametrize("expiry_s", [0, 60])
+def test_over_3_1_1_a_session_is_kept_or_not(
+    expiry_s: int, broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
+) -> None:
+    """Whoever comes once, under a name that never comes again, leaves nothing behind."""
+    one = broker(refuse_version)
+    transport, _ = connect(one.url, session_expiry_s=expiry_s)
+    transport.start(require=True)
+    assert one.clean[-1] is (expiry_s == 0)
 
 
 def test_a_clear_refusal_is_not_tried_again_with_another_version(
