@@ -1,0 +1,106 @@
+"""TLS with client certificates, against a real broker."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.mqtt_clients import Client, settle
+from wire.address import BrokerAddress
+from wire.broker import find_mosquitto, free_port
+from wire.errors import BrokerUnreachableError
+from wire.transport import Connected
+
+pytestmark = pytest.mark.broker
+
+
+class Authority:
+    """A certificate authority for one test."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = name
+        self.file = folder / f"{name}-ca.pem"
+        self._write(self.file, self._certificate(name, self._key.public_key(), ca=True))
+
+    def issue(self, name: str, *, server: bool = False) -> None:
+        """Write ``name``.pem and ``name``.key; a server's certificate is for localhost."""
+        from cryptography.hazmat.primitives import serialization as form
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = self._certificate("localhost" if server else name, key.public_key(), ca=False, server=server)
+        self._write(self._folder / f"{name}.pem", certificate)
+        pem = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+        (self._folder / f"{name}.key").write_bytes(pem)
+
+    def _write(self, file: Path, certificate: object) -> None:
+        from cryptography.hazmat.primitives import serialization as form
+
+        file.write_bytes(certificate.public_bytes(form.Encoding.PEM))  # type: ignore[attr-defined]
+
+    def _certificate(self, name: str, public: object, *, ca: bool, server: bool = False) -> object:
+        import datetime
+
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.x509.oid import NameOID
+
+        now = datetime.datetime.now(datetime.UTC)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, self._name)]))
+            .public_key(public)  # type: ignore[arg-type]
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(minutes=5))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)  # type: ignore[arg-type]
+        )
+        if ca:
+            usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
+            builder = builder.add_extension(usage, critical=True)
+        if server:
+            builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        return builder.sign(self._key, hashes.SHA256())
+
+
+@pytest.mark.filterwarnings("ignore:.*ssl.SSLSocket:pytest.PytestUnraisableExceptionWarning")
+def test_tls_with_client_certificates(tmp_path: Path, client: Callable[..., Client]) -> None:
+    """A broker that demands certificates accepts ours; ours refuses a broker that another authority signed.
+
+    The filter: paho 2.2 leaves the socket of a failed handshake to the garbage collector.
+    """
+    if find_mosquitto() is None:
+        pytest.skip("mosquitto is not installed")
+    authority, stranger = Authority(tmp_path, "ours"), Authority(tmp_path, "other")
+    authority.issue("server", server=True)
+    authority.issue("device")
+    port = free_port()
+    config = tmp_path / "tls.conf"
+    config.write_text(
+        f"listener {port} 127.0.0.1\ncafile {authority.file}\ncertfile {tmp_path}/server.pem\n"
+        f"keyfile {tmp_path}/server.key\nrequire_certificate true\nuse_identity_as_username true\nuser root\n"
+    )
+    with (tmp_path / "tls.log").open("wb") as log:
+        broker = subprocess.Popen([str(find_mosquitto()), "-c", str(config)], stderr=log, stdout=log)
+    try:
+        ours = {"cert_file": tmp_path / "device.pem", "key_file": tmp_path / "device.key"}
+        url = f"mqtts://localhost:{port}"
+        good = client(BrokerAddress.parse(url, ca_file=authority.file, **ours), "tls", "tls", start=False)
+        good.transport.start()
+        good.until(Connected)
+        settle(good, "tls")
+        good.transport.publish("tls", bytes(500_000))
+        assert len(good.message().payload) == 500_000
+        with pytest.raises(BrokerUnreachableError, match=r"(?i)certificate"):
+            client(BrokerAddress.parse(url, ca_file=stranger.file, **ours), "tls-2")
+    finally:
+        broker.terminate()
+        broker.wait()
