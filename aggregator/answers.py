@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from aggregator.intake import Opened
@@ -15,18 +16,23 @@ ANSWERS_REMEMBERED: Final = 4096
 
 
 class Answers:
-    """Answers uploads of one run; remembers the latest.
-
-    Attributes:
-        owed: devices that the run ended without, and that have not been told; None where that is not known.
-    """
+    """Answers uploads of one run; remembers the latest."""
 
     def __init__(self, publisher: Publisher, membership: AggregatorMembership, run: RunPlan) -> None:
         self._publisher = publisher
         self._membership = membership
         self._run = run
-        self.owed: set[str] | None = None
+        self._owed: set[tuple[str, int]] | None = None
         self._given: dict[tuple[str, bytes], Action] = {}
+
+    def end(self, round_: int, missing: Iterable[str]) -> None:
+        """Take note that the run ended with this round, and without these devices."""
+        self._owed = {(device, round_) for device in missing}
+
+    @property
+    def all_given(self) -> bool:
+        """Whether the run has ended here and every device was told what became of its part in the final round."""
+        return self._owed == set()
 
     def give(self, opened: Opened, action: Action, reason: str = "") -> None:
         """Answer an upload that was opened."""
@@ -40,8 +46,8 @@ class Answers:
         if len(self._given) >= ANSWERS_REMEMBERED:
             self._given.pop(next(iter(self._given)))
         self._given[device, transfer] = action
-        if self.owed is not None:
-            self.owed.discard(device)
+        if self._owed is not None:
+            self._owed.discard((device, round_))
         self._publisher.answer(member, self._run, round_, transfer, action, reason)
 
     def repeat(self, device: str, chunk: bytes) -> bool:

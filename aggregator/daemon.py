@@ -195,7 +195,7 @@ class Daemon:
         """Whether no run is left, and whoever may not have been answered for the last one has had the time to ask again."""
         if self._held_back:
             return False
-        if self._service is None or self._service.answers.owed == set():
+        if self._service is None or self._service.answers.all_given:
             return True
         if self._end_s is None:
             self._end_s = time.monotonic() + LAST_ANSWERS_S
@@ -246,7 +246,7 @@ class Daemon:
                 looked_s = time.monotonic()
                 self._reload_roster()
         last = read_records(directory_of(self._membership, plan.run))[-1]
-        service.answers.owed = set(last["missing"])
+        service.answers.end(last["round"], last["missing"])
         LOG.info("run finished", extra={"kv": {"run": plan.run}})
 
     def _read_mail(self, message: Message) -> None:

@@ -73,6 +73,11 @@ def messages(kind):
         return st.integers(0, 2**32 - 1).flatmap(
             lambda last: st.builds(kind, **fields | {"sequence": st.just(last), "keys_since": st.integers(0, last)})
         )
+    if kind.__name__ == "RosterChange":
+        fields["devices"] = st.integers(0, limits.MAX_DEVICES)
+        return st.integers(0, 2**32 - 1).flatmap(
+            lambda last: st.builds(kind, **fields | {"sequence": st.just(last), "after": st.integers(0, last)})
+        )
     if kind.__name__ == "Checkpoint":
         fields["origins"] = st.integers(1, 4096)
         return st.integers(0, 2**32 - 2).flatmap(

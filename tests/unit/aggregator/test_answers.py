@@ -1,0 +1,37 @@
+"""Whom a run that has ended still owes an answer."""
+
+import pytest
+
+from aggregator import membership as aggregators
+from aggregator.answers import Answers
+from aggregator.publisher import Publisher
+from tests.helpers.crews import Crew
+from wire.loopback import LoopbackBroker, LoopbackTransport
+from wire.messages import Action
+
+LAST = 7
+
+
+@pytest.fixture
+def answers(tmp_path):
+    crew = Crew(tmp_path)
+    server = aggregators.AggregatorMembership(tmp_path / "server")
+    transport = LoopbackTransport(LoopbackBroker(), "aggregator", lambda _event: None)
+    publisher = Publisher(server.identity, server.group, transport, tmp_path / "server" / "retained.json")
+    return Answers(publisher, server, crew.plan)
+
+
+def test_all_is_said_when_everybody_was_told_of_the_final_round(answers):
+    assert not answers.all_given
+    answers.end(LAST, ["dev-1", "dev-2"])
+    answers.reply("dev-1", LAST, bytes(16), Action.REFUSED, "the run is over")
+    assert not answers.all_given
+    answers.reply("dev-2", LAST - 1, bytes(16), Action.REFUSED, "the round is not open")
+    assert not answers.all_given  # it has yet to hear of the final round, and will ask
+    answers.reply("dev-2", LAST, bytes(16), Action.REFUSED, "the run is over")
+    assert answers.all_given
+
+
+def test_a_run_without_stragglers_owes_nothing(answers):
+    answers.end(LAST, [])
+    assert answers.all_given
