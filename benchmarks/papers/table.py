@@ -89,6 +89,8 @@ def _ours(data: Mapping[str, Any]) -> str:
     if data["accuracy"] is not None:
         last = data.get("accuracy_last")
         return f"{data['accuracy']:.2f}" + (f" (last {last:.2f})" if last is not None else "")
+    if CASES_AT_THE_END.keys() <= data.keys():
+        return "; ".join(f"{case}: {_norms(data[name])}" for name, case in CASES_AT_THE_END.items())
     found = next((say(data[name]) for name, say in SAYS.items() if name in data), None)
     return found or "see file"
 
@@ -102,6 +104,13 @@ def _success(curves: Mapping[str, Any]) -> str:
 def _classes(classes: Mapping[str, Mapping[str, float]]) -> str:
     return ", ".join(f"{c} {found['max']:.1f} / {found['median']:.1f}" for c, found in classes.items())
 
+
+def _norms(end: Mapping[str, float]) -> str:
+    return f"mean {end['mean_updates']:.1g}, largest {end['largest_updates']:.1g}"
+
+
+CASES_AT_THE_END: Final = {"at_the_end_congruent": "congruent", "at_the_end_incongruent": "incongruent"}
+"""Norms of updates in the last rounds of cfl-congruence."""
 
 SAYS: Final[Mapping[str, Callable[[Any], str]]] = {
     "success": _success,
