@@ -62,7 +62,7 @@ class RunFiles:
     def all(self) -> list[RunFile]:
         """Return the owner's runs by number; what is not a run of the owner's is complained of and left alone."""
         paths = sorted((self._membership.directory / RUNS_DIRECTORY).glob("*.run"))
-        self._known = {path: known for path, known in self._known.items() if path in set(paths)}
+        self._known = {path: self._known[path] for path in paths if path in self._known}
         found = []
         for path in paths:
             try:
