@@ -33,10 +33,11 @@ from fleet.task.builtin import build
 from fleet.task.compile import compile_task
 from wire.codec import decode, encode
 from wire.errors import UsageError
-from wire.frame import ChunkKind, parse, split
+from wire.frame import ChunkKind, split
 from wire.loopback import LoopbackBroker, LoopbackTransport
 from wire.messages import NO_ORDER, Announcement, Order, Presence, Sealed, Upload
-from wire.topics import Topics
+from wire.reassembly import Reassembler
+from wire.topics import Topics, matches
 from wire.transport import Message
 
 ROUNDS: Final = 4
@@ -44,8 +45,6 @@ ROUNDS: Final = 4
 SIZES: Final = (100, 1000, 5000)
 STEP_S: Final = 1e-3
 """By how much the service's clock goes on with each message."""
-MOST_CHUNKS: Final = 64
-"""Of an announcement."""
 INPUTS: Final = 784
 CLASSES: Final = 10
 
@@ -174,12 +173,11 @@ class Crowd:
         Raises:
             UsageError: there is none.
         """
-        chunks = self._broker.retained
-        topics = (self._topics.round, *(self._topics.round_chunk(i) for i in range(MOST_CHUNKS)))
-        found = [parse(chunks[topic])[1] for topic in topics if chunks.get(topic)]
-        if not found:
+        chunks = Reassembler()
+        held = (p for topic, p in self._broker.retained.items() if p and matches(f"{self._topics.round}/#", topic))
+        sealed = next((t.payload for p in held if (t := chunks.add("round", p, 0.0)) is not None), None)
+        if sealed is None:
             raise UsageError("no round was announced")
-        sealed = b"".join(found)
         head, at = read_head(sealed)
         key = self._member.identity.member.sign_key
         return decode(open_from_group(self._member.group, sealed, head, at, key), Announcement)

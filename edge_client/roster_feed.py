@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from crypto.seal.roster_change import apply_change
 from edge_client.enrolment import REVOKED_HINT
 from wire.errors import ShoalError, reason_of
+from wire.transport import resubscribe
 
 if TYPE_CHECKING:
     from edge_client.enrolment import DeviceMembership
@@ -41,9 +42,9 @@ class RosterFeed:
 
     def look_again(self) -> None:
         """Have the newest change sent once more: it may have come before it could be read."""
-        for topics in (self._changes, *([self._whole] if self._wanted else [])):
-            self._transport.unsubscribe(topics)
-            self._transport.subscribe(topics)
+        resubscribe(self._transport, self._changes)
+        if self._wanted:
+            resubscribe(self._transport, self._whole)
 
     def on_change(self, change: RosterChange, now_s: float) -> None:
         """Take up a change; where it does not follow our roster, or does not give one that the owner signed, ask for it all."""
@@ -88,8 +89,7 @@ class RosterFeed:
     def _ask(self, now_s: float) -> None:
         self._asked_s = now_s
         self._tries += 1
-        self._transport.unsubscribe(self._whole)
-        self._transport.subscribe(self._whole)
+        resubscribe(self._transport, self._whole)
 
     def tick(self, now_s: float) -> None:
         """Ask once more for a whole roster that does not come, or stop asking."""

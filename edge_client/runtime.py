@@ -37,7 +37,7 @@ from wire.frame import split as split_chunks
 from wire.messages import Action, Announcement, Control, Order, Phase
 from wire.reassembly import Reassembler
 from wire.topics import ParsedTopic, TopicKind, Topics
-from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent
+from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent, resubscribe
 from wire.types import Float32Vector
 
 LOG = logging.getLogger("shoal.edge")
@@ -200,8 +200,7 @@ class DeviceRuntime:
 
     def _look_again(self, *bases: str) -> None:
         for base in bases:
-            self._transport.unsubscribe(f"{base}/#")
-            self._transport.subscribe(f"{base}/#")
+            resubscribe(self._transport, f"{base}/#")
 
     def _announce_presence(self) -> None:
         self._told = self._membership.group

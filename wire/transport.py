@@ -97,6 +97,12 @@ class Transport(Protocol):
         """Flush what is queued for a bounded time, say goodbye (no will is published) and release everything."""
 
 
+def resubscribe(transport: Transport, topic_filter: str) -> None:
+    """Have the broker send once more what it retains for ``topic_filter``."""
+    transport.unsubscribe(topic_filter)
+    transport.subscribe(topic_filter)
+
+
 def packet_bytes(topic: str, payload: bytes) -> int:
     """Return an upper bound of the PUBLISH packet's size."""
     return len(topic.encode()) + len(payload) + PACKET_OVERHEAD_BYTES
