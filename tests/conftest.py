@@ -1,10 +1,14 @@
 """What every test directory shares."""
 
 import functools
+import signal
 
 import pytest
 
 from tests.helpers.tasks import logistic_bundle
+
+# A shell starts background jobs with SIGINT ignored, and programs under test would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
