@@ -37,7 +37,7 @@ from aggregator.strategies.base import (
 from aggregator.strategies.cfl_cut import Cut, Norms, find_cut, settled
 from aggregator.strategies.cfl_state import ROOT, CflSettings, CflState, Cluster, Step
 from aggregator.strategies.cfl_tree import Node
-from aggregator.strategies.cfl_trial import Half, Trial, judge, settle, trial_order
+from aggregator.strategies.cfl_trial import Half, Trial, judge, trial_order
 from aggregator.strategies.renewal import Inherited, Renewal
 from wire.documents import RunPlan
 from wire.messages import Order, Phase
@@ -221,9 +221,6 @@ class Cfl:
         }
         if not all(self.settings.convinces(v) for v in verdicts):
             return self._end_trial(state, trial, detail, round_)
-        trial, moved = settle(trial, {c.device: c.margins[1] for m in mine for c in m}, self.least_side)
-        if moved:
-            detail["moved"] = list(moved)
         trials = {k: t for k, t in state.trials.items() if k != trial.cluster}
         parent = state.clusters[trial.cluster]
         state = dataclasses.replace(state, trials=trials)

@@ -3,14 +3,11 @@
 The norm tests of Alg. 5 can't tell a true group from a device's own over-fitting. So both halves of a candidate
 bipartition train from the parent for a few rounds, then every device scores both halves' models on its validation
 share, the same scoring as IFCA's, and reports how much worse the other half's model is. The split stands only if each
-side clearly prefers its own: the CFL paper's "always greater or equal" (section II-A), made a test. Where it stands, a
-device that prefers the other half's model goes there, as in IFCA's identity step: cosines err for single devices long
-before they err for a side.
+side clearly prefers its own: the CFL paper's "always greater or equal" (section II-A), made a test.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -70,31 +67,6 @@ def trial_order(trial: Trial, own: Half, other: Half, trial_rounds: int) -> Orde
     return Order(
         int(Phase.SCORE), (own.model, other.model), int(Share.VALIDATION), train=False, evaluate=False, margins=True
     )
-
-
-def settle(trial: Trial, margins: Mapping[str, float], least_side: int) -> tuple[Trial, tuple[str, ...]]:
-    """Return a confirmed trial with every device on the side whose model it prefers, and who changed sides.
-
-    The updates of those who did leave the evidence: they would lead newcomers astray too.
-
-    Args:
-        trial: as the cut made it.
-        margins: by device, loss of the other half's model less that of its own; whoever is missing stays.
-        least_side: fewest devices of a half; were one left with fewer, nobody would move.
-    """
-    moved = tuple(d for h in (trial.left, trial.right) for d in h.members if margins.get(d, 0.0) < 0)
-    sides = [
-        (*(d for d in own.members if d not in moved), *(d for d in other.members if d in moved))
-        for own, other in ((trial.left, trial.right), (trial.right, trial.left))
-    ]
-    if not moved or min(map(len, sides)) < least_side:
-        return trial, ()
-    left, right = (
-        dataclasses.replace(h, members=tuple(sorted(side)))
-        for h, side in zip((trial.left, trial.right), sides, strict=True)
-    )
-    evidence = tuple(c for c in trial.evidence if c.device not in moved)
-    return dataclasses.replace(trial, left=left, right=right, evidence=evidence), moved
 
 
 def judge(margins: Sequence[float]) -> Verdict:

@@ -8,8 +8,7 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from aggregator.strategies import cfl_tree
-from aggregator.strategies.base import Slot
-from aggregator.strategies.cfl_trial import Half, Trial, judge, paired_t_p_value, settle
+from aggregator.strategies.cfl_trial import judge, paired_t_p_value
 from tests.helpers.plans import KEY_ID, Rounds, contribution, run_plan
 from tests.helpers.quadratics import (
     ALG_5,
@@ -209,48 +208,6 @@ def test_a_split_stands_only_if_both_sides_prefer_it():
     run_until_quiet(rounds, OneSided(rounds), most=5)
     assert rounds.events[-1].kind == "split-refused"
     assert sorted(rounds.events[-1].detail["prefer"]) == [0.0, 1.0]
-
-
-class Misled(Quadratic):
-    """One device of group a sends an update that looks like group b's until the trial; its losses tell the truth."""
-
-    def __call__(self, device, order, round_):
-        if device == "dev-90" and order.phase == Phase.TRAIN and not self.rounds.state.tree:
-            vector = GOAL["b"] + NOISE[device] - self.theta(order.candidates[0])
-            return contribution(device, vector, round=round_, model=order.candidates[0])
-        return super().__call__(device, order, round_)
-
-
-def test_a_device_on_the_wrong_side_goes_where_its_loss_is_lower():
-    rounds = cfl(**TRIED)
-    run_until_quiet(rounds, Misled(rounds), most=40)
-    opened, split = (next(e for e in rounds.events if e.kind == k) for k in ("trial-opened", "split"))
-    assert (sorted(opened.detail["sizes"]), sorted(split.detail["sizes"])) == ([2, 10], [3, 9])
-    assert split.detail["moved"] == ["dev-90"]
-    assert partition(rounds) == TRUTH
-    evidence = [c.device for edge in rounds.state.tree[0].edges for c in edge]
-    assert sorted(evidence) == sorted(set(DEVICES) - {"dev-90"}), "what misled the cut places no newcomer"
-
-
-@pytest.mark.parametrize(
-    ("margins", "least_side", "left", "moved"),
-    [
-        ({}, 1, "ab", ""),
-        ({"a": 0.3, "b": -0.1, "c": 0.2, "d": 0.1, "e": 0.1}, 1, "a", "b"),
-        ({"a": 0.3, "b": 0.2, "c": -0.2, "d": -0.1, "e": 0.1}, 1, "abcd", "cd"),
-        ({"a": 0.3, "b": -0.1, "c": -0.2, "d": 0.1, "e": 0.1}, 2, "ac", "bc"),
-        ({"a": 0.3, "b": -0.1, "c": 0.2, "d": 0.1, "e": 0.1}, 2, "ab", ""),
-        ({"a": 0.0, "b": 0.0, "c": 0.0}, 1, "ab", ""),
-    ],
-)
-def test_devices_change_sides_unless_one_becomes_too_small(margins, least_side, left, moved):
-    """Whoever has no margin, or one of zero, stays."""
-    halves = Half(1, ("a", "b"), Slot()), Half(2, ("c", "d", "e"), Slot())
-    evidence = tuple(contribution(d, np.ones(3), round=1, model=0) for d in "abcde")
-    trial, gone = settle(Trial(0, *halves, evidence, {}), margins, least_side)
-    assert ("".join(trial.left.members), "".join(gone)) == (left, moved)
-    assert sorted(trial.left.members + trial.right.members) == list("abcde")
-    assert {c.device for c in trial.evidence} == set("abcde") - set(moved)
 
 
 def test_a_trial_waits_for_absent_devices_and_gives_up_in_the_end():
