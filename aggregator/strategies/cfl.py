@@ -2,8 +2,9 @@
 
 Every cluster averages its own devices' masked updates. Where the mean update has become small while single updates
 have not (Eqs 32 and 33), the cluster is cut in two by the optimal bipartition of the updates' cosines (Alg. 1),
-subject to gamma_max (Eq. 39): cfl_cut.py. By default such a candidate is first put on trial (cfl_trial.py), and a
-split that stops paying is taken back (cfl_merge.py). Clusters are sets of device ids throughout, never positions.
+subject to gamma_max (Eq. 39): cfl_cut.py. By default such a candidate is first put on trial (cfl_trial.py), a split
+that stops paying is taken back (cfl_merge.py), and devices may change clusters (cfl_moves.py). Clusters are sets of
+device ids throughout, never positions.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aggregator.numerics.backend import Backend
-from aggregator.strategies import cfl_merge, cfl_newcomers, cfl_renewal, cfl_state, cfl_tree
+from aggregator.strategies import cfl_merge, cfl_moves, cfl_newcomers, cfl_renewal, cfl_state, cfl_tree
 from aggregator.strategies.base import (
     Average,
     Contribution,
@@ -83,6 +84,7 @@ class Cfl:
         models: dict[int, Slot] = {}
         orders: dict[str, Order] = {}
         checked = {c: node for node in cfl_merge.due(state, self.settings, round_) for c in node.children}
+        looked = cfl_moves.look_due(state, self.settings, round_)
         for cluster in state.clusters.values():
             models[cluster.id] = cluster.slot
             node, trial = checked.get(cluster.id), state.trials.get(cluster.id)
@@ -97,7 +99,8 @@ class Cfl:
                 order = cfl_merge.check_order(cluster.id, node.id)
                 orders.update({d: order for d in cluster.members if d in there})
             else:
-                order = train_order((cluster.id,), evaluate=evaluate)
+                offered = cfl_moves.offered(state, cluster.id) if looked else (cluster.id,)
+                order = train_order(offered, evaluate=evaluate)
                 orders.update({d: order for d in cluster.members if d in present})
         orders |= cfl_newcomers.orders(state, there)
         for at in sorted({m for o in orders.values() for m in o.candidates} - models.keys()):
@@ -127,8 +130,11 @@ class Cfl:
         if plan.round <= self.settings.early_rounds:
             largest = max((c.norm for c in given), default=0.0)
             state = dataclasses.replace(state, early_norm=max(state.early_norm, largest))
+        events: list[Event] = []
         state, news = cfl_newcomers.join(state, given, plan.round)
-        events = list(news)
+        events.extend(news)
+        state, news = cfl_moves.move(state, given, self.least_side, plan.round)
+        events.extend(news)
         due = cfl_merge.due(state, self.settings, plan.round)
         checked = {child for node in due for child in node.children}
         for cluster in tuple(c for c in state.clusters.values() if c.id not in checked):

@@ -15,6 +15,7 @@ import dataclasses
 from typing import Any
 
 from aggregator.strategies.base import Contribution, Event
+from aggregator.strategies.cfl_moves import look_due
 from aggregator.strategies.cfl_state import CflSettings, CflState, Cluster, Step
 from aggregator.strategies.cfl_tree import Node
 from aggregator.strategies.cfl_trial import Verdict, judge
@@ -22,8 +23,11 @@ from wire.messages import Order, Phase, Share
 
 
 def due(state: CflState, settings: CflSettings, round_: int) -> tuple[Node, ...]:
-    """Return the nodes whose two children are checked in round ``round_``: both leaves, neither on trial."""
-    if settings.check_every == 0:
+    """Return the nodes whose two children are checked in round ``round_``: both leaves, neither on trial.
+
+    A round in which devices are offered other leaves' models (cfl_moves.py) puts checks off by one.
+    """
+    if settings.check_every == 0 or look_due(state, settings, round_):
         return ()
     return tuple(
         node

@@ -42,6 +42,9 @@ class CflSettings:
         patience: checks in a row that a split must fail to be taken back.
         merge_p_value: a check fails where a leaf, or both together, prefer the model before the cut: more than
             ``prefer`` of the devices, with a paired t-test below this.
+        look_every: in every so many rounds devices are offered the models of other leaves and may change clusters
+            (cfl_moves.py); 0 never offers, -1 stands for 20, but for 0 where ``validate`` is off: Alg. 5 alone knows no
+            way back. Costs these rounds the download of the other models.
         path: in the final round devices keep every model from their leaf to the root (section V-C).
         trace: report each cluster's norms of Eqs 32 and 33 in every round.
     """
@@ -65,6 +68,7 @@ class CflSettings:
     merge_every: int = -1
     patience: int = 2
     merge_p_value: float = 0.05
+    look_every: int = -1
     path: bool = False
     trace: bool = False
 
@@ -82,6 +86,7 @@ class CflSettings:
             "merge_every is -1 for the default, 0 for never, or at least 2",
             hint="checked in every round, a cluster would never train",
         )
+        require(self.look_every >= -1, "look_every is -1 for the default, 0 for never, or at least 1")
         require(0 < self.merge_p_value <= 1, "merge_p_value is a share")
 
     @property
@@ -89,6 +94,13 @@ class CflSettings:
         """Rounds between two checks of a split; 0 where splits are never checked."""
         if self.merge_every >= 0:
             return self.merge_every
+        return 20 if self.validate else 0
+
+    @property
+    def look_rounds(self) -> int:
+        """Rounds between two offers of other leaves' models; 0 where there are none."""
+        if self.look_every >= 0:
+            return self.look_every
         return 20 if self.validate else 0
 
     def convinces(self, verdict: Verdict) -> bool:

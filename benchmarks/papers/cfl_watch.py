@@ -40,6 +40,7 @@ class CflWatch:
         self.splits: list[dict[str, Any]] = []
         self.refused: list[dict[str, Any]] = []
         self.merges: list[dict[str, Any]] = []
+        self.moves: list[dict[str, Any]] = []
         self._strategy: Strategy | None = None
         self._seen: list[tuple[int, dict[str, float]]] = []
         self._opened: dict[int, int] = {}
@@ -95,6 +96,10 @@ class CflWatch:
             self.refused.append({"round": event.round, "impure": len(there) > 1, **detail})
         elif event.kind == "merge":
             self.merges.append({"round": event.round, **detail})
+        elif event.kind == "moved":
+            home = group_of[detail["device"]]
+            others = [group_of[name] for name in members[detail["cluster"]] if name != detail["device"]]
+            self.moves.append({"round": event.round, **detail, "right": others.count(home) * 2 > len(others)})
         elif event.kind == "split":
             sides = [members[child] for child in detail["children"]]
             truth = [{group_of[name] for name in side} for side in sides]
@@ -137,6 +142,9 @@ class CflWatch:
             "trials_refused": len(self.refused),
             "trials_refused_of_impure_clusters": sum(r["impure"] for r in self.refused),
             "merges": self.merges,
+            "moves": self.moves,
+            "devices_moved": len(self.moves),
+            "wrong_moves": sum(not m["right"] for m in self.moves),
             "pure_clusters_split": sum(s["of_pure_cluster"] for s in self.splits),
             "wrong_splits": sum(not s["right"] and not s["of_pure_cluster"] for s in self.splits),
             "true_partition": found is not None,

@@ -57,6 +57,7 @@ class Quadratic:
         self.orders.append((round_, device, order))
         model, margins, vector = order.candidates[0], (), None
         if order.train:
+            model = min(order.candidates, key=lambda m: self.loss(device, m))
             vector = self.goals[device] + NOISE.get(device, 0.0) - self.theta(model)
         if order.margins:
             margins = tuple(self.loss(device, m) - self.loss(device, model) for m in order.candidates)

@@ -94,6 +94,9 @@ def test_splits_are_judged_and_their_devices_followed() -> None:
     watch._note(
         Event(5, "split", {"cluster": 2, "children": [5, 6], "sizes": [2, 2]}), group_of, {5: ["a", "c"], 6: ["b", "d"]}
     )
+    moved = {"from": 5, "cluster": 6, "device": "a"}
+    watch._note(Event(5, "moved", moved), group_of, {5: ["c"], 6: ["a", "b", "d"]})
+    watch._note(Event(5, "moved", {**moved, "device": "c"}), group_of, {5: ["a"], 6: ["c", "d"]})
     watch._note(Event(6, "split-refused", {"cluster": 7, "sizes": [1, 1]}), group_of, {7: ["a", "c"]})
     right, pure, wrong = watch.split_report()
     assert right["right"]
@@ -111,4 +114,6 @@ def test_splits_are_judged_and_their_devices_followed() -> None:
     report = watch.report()
     assert (report["pure_clusters_split"], report["wrong_splits"]) == (1, 1)
     assert (report["trials_refused"], report["trials_refused_of_impure_clusters"]) == (1, 1)
+    assert [(m["device"], m["right"]) for m in report["moves"]] == [("a", False), ("c", True)]
+    assert (report["devices_moved"], report["wrong_moves"]) == (2, 1)
     assert report["split_log"][0] == "round 5: 2 + 2 devices (right), 20.0 % before, 75.0 % after, 90.0 % later"
