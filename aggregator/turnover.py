@@ -125,10 +125,11 @@ class Turnover:
         run = state.run.in_epoch(c.next_epoch, c.key_id)
         origins = {model: i for i, model in enumerate(sorted(inherited.models))}
         renewal = Renewal(state.round, origins, folded.carried, own)
+        strategy = self._strategy(run)
         state = dataclasses.replace(
             state,
             run=run,
-            strategy=self._strategy(run).renewed(state.strategy, renewal),
+            strategy=strategy.retain(strategy.renewed(state.strategy, renewal), frozenset(roster.active())),
             since=state.round,
             generation=c.generation,
             plan=None,

@@ -220,6 +220,9 @@ class Strategy(Protocol):
     def renewed(self, state: Any, renewal: Renewal) -> Any:
         """Return the state in the next mask epoch; what ``renewal`` does not bring is forgotten."""
 
+    def retain(self, state: Any, active: frozenset[str]) -> Any:
+        """Return the state, just renewed, without devices that are not ``active``: they were revoked."""
+
     def dump(self, state: Any) -> Dump:
         """Return the state between rounds (nothing gathered) as the store keeps it."""
 

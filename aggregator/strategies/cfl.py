@@ -293,6 +293,10 @@ class Cfl:
         """Return the state in the next mask epoch."""
         return cfl_renewal.renewed(state, renewal, self.run.key_id)
 
+    def retain(self, state: CflState, active: frozenset[str]) -> CflState:
+        """Return the state without devices that are not ``active``."""
+        return cfl_renewal.retain(state, active)
+
     def dump(self, state: CflState) -> Dump:
         """Return the state as the store keeps it."""
         return cfl_state.dump(state)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from aggregator.strategies.base import Contribution
 from aggregator.strategies.cfl_state import CflState
-from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot
+from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot, retained
 from wire.errors import KeyMismatchError
 from wire.messages import Order
 
@@ -56,6 +56,20 @@ def renewed(state: CflState, renewal: Renewal, key_id: bytes) -> CflState:
         left, right = (dataclasses.replace(h, slot=fresh_slot(renewal, h.model)) for h in (trial.left, trial.right))
         trials[cluster] = dataclasses.replace(trial, left=left, right=right, evidence=known(trial.evidence))
     return dataclasses.replace(state, clusters=clusters, tree=tree, trials=trials, newest={}, gathered={})
+
+
+def retain(state: CflState, active: frozenset[str]) -> CflState:
+    """Return the state without devices that are not ``active``; what they brought has not come through the rollover."""
+
+    def left(members: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(d for d in members if d in active)
+
+    clusters = {k: dataclasses.replace(c, members=left(c.members)) for k, c in state.clusters.items()}
+    trials = {}
+    for cluster, trial in state.trials.items():
+        halves = (dataclasses.replace(h, members=left(h.members)) for h in (trial.left, trial.right))
+        trials[cluster] = dataclasses.replace(trial, left=next(halves), right=next(halves))
+    return dataclasses.replace(state, clusters=clusters, trials=trials, unplaced=retained(state.unplaced, active))
 
 
 def keeping(state: CflState, orders: Mapping[str, Order]) -> dict[str, Order]:

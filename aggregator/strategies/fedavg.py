@@ -111,6 +111,10 @@ class FedAvg:
         """Return the state in the next mask epoch."""
         return dataclasses.replace(state, slot=fresh_slot(renewal, MODEL), gathered={})
 
+    def retain(self, state: FedAvgState, active: frozenset[str]) -> FedAvgState:
+        """Return the state without devices that are not ``active``."""
+        return dataclasses.replace(state, devices=tuple(d for d in state.devices if d in active))
+
     def dump(self, state: FedAvgState) -> Dump:
         """Return the state as the store keeps it."""
         vectors: dict[str, Float32Vector] = {}

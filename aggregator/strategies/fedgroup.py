@@ -48,7 +48,7 @@ from aggregator.strategies.base import (
 from aggregator.strategies.cold_start import fewest_updates, group_updates, nearest_directions, random_centres
 from aggregator.strategies.discrepancy import discrepancy
 from aggregator.strategies.fedgroup_state import FedGroupSettings, FedGroupState
-from aggregator.strategies.renewal import Inherited, Renewal
+from aggregator.strategies.renewal import Inherited, Renewal, retained
 from wire.documents import RunPlan
 from wire.messages import Order, Phase
 from wire.types import Float32Vector
@@ -226,6 +226,11 @@ class FedGroup:
         """Return the state in the next mask epoch: groups with origins of their own, and no inter-group aggregation."""
         s = self.settings
         return fedgroup_state.renewed(state, renewal, s.groups, directions=not s.rac, adds=s.eta_g > 0)
+
+    def retain(self, state: FedGroupState, active: frozenset[str]) -> FedGroupState:
+        """Return the state without devices that are not ``active``."""
+        cohort = tuple(d for d in state.cohort if d in active)
+        return dataclasses.replace(state, assignment=retained(state.assignment, active), cohort=cohort)
 
     def dump(self, state: FedGroupState) -> Dump:
         """Return the state as the store keeps it."""

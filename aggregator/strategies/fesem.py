@@ -50,7 +50,7 @@ from aggregator.strategies.base import (
     train_order,
 )
 from aggregator.strategies.discrepancy import discrepancy
-from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot, news_dump, news_load
+from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot, news_dump, news_load, retained
 from wire import limits
 from wire.documents import RunPlan
 from wire.types import Float32Vector
@@ -210,6 +210,10 @@ class Fesem:
         slots = tuple(fresh_slot(renewal, j) for j in range(len(state.slots)))
         told = () if state.frozen else (Event(renewal.round, "assignment-frozen", {}),)
         return FesemState(slots, state.assignment, frozen=True, news=(*state.news, *told))
+
+    def retain(self, state: FesemState, active: frozenset[str]) -> FesemState:
+        """Return the state without devices that are not ``active``."""
+        return dataclasses.replace(state, assignment=retained(state.assignment, active))
 
     def dump(self, state: FesemState) -> Dump:
         """Return the state as the store keeps it."""

@@ -215,6 +215,10 @@ class Ifca:
         """Return the state in the next mask epoch; model ids are origin numbers again."""
         return ifca_renewal.renewed(state, renewal)
 
+    def retain(self, state: IfcaState, active: frozenset[str]) -> IfcaState:
+        """Return the state without devices that are not ``active``: Alg. 1's m counts those that are."""
+        return ifca_renewal.retain(state, active)
+
     def dump(self, state: IfcaState) -> Dump:
         """Return the state as the store keeps it."""
         return dump_state(state)

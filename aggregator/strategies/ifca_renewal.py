@@ -15,7 +15,7 @@ import dataclasses
 
 from aggregator.strategies.base import Event, Slot
 from aggregator.strategies.ifca_state import INFINITE, IfcaState
-from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot
+from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot, retained
 
 
 def inherited(state: IfcaState, starts: int) -> Inherited:
@@ -46,6 +46,17 @@ def renewed(state: IfcaState, renewal: Renewal) -> IfcaState:
         best=tuple(fresh_slot(renewal, s.origin) for s in kept.best),
         news=news,
         gathered={},
+    )
+
+
+def retain(state: IfcaState, active: frozenset[str]) -> IfcaState:
+    """Return the state without devices that are not ``active``."""
+    return dataclasses.replace(
+        state,
+        devices=tuple(d for d in state.devices if d in active),
+        choice=retained(state.choice, active),
+        best_choice=retained(state.best_choice, active),
+        broadcast=dataclasses.replace(state.broadcast, confirmed=state.broadcast.confirmed & active),
     )
 
 

@@ -122,6 +122,11 @@ class Local:
         *slots, untrained = (fresh_slot(renewal, i) for i in range(len(state.slots) + 1))
         return LocalState(state.devices, tuple(slots), untrained)
 
+    def retain(self, state: LocalState, active: frozenset[str]) -> LocalState:
+        """Return the state without the models of devices that are not ``active``; the others' ids close up."""
+        kept = [(d, s) for d, s in zip(state.devices, state.slots, strict=True) if d in active]
+        return dataclasses.replace(state, devices=tuple(d for d, _ in kept), slots=tuple(s for _, s in kept))
+
     def dump(self, state: LocalState) -> Dump:
         """Return the state as the store keeps it."""
         vectors: dict[str, Float32Vector] = {}

@@ -55,6 +55,7 @@ from aggregator.strategies.renewal import (
     news_dump,
     news_load,
     renewed_rows,
+    retained,
 )
 from wire import limits
 from wire.documents import RunPlan
@@ -222,6 +223,10 @@ class OneShot:
             state.assignment,
             (*state.news, Event(renewal.round, "centroids-lost", {})) if lost else state.news,
         )
+
+    def retain(self, state: OneShotState, active: frozenset[str]) -> OneShotState:
+        """Return the state without devices that are not ``active``."""
+        return dataclasses.replace(state, assignment=retained(state.assignment, active))
 
     def dump(self, state: OneShotState) -> Dump:
         """Return the state as the store keeps it."""

@@ -76,6 +76,11 @@ def renewed_rows(renewal: Renewal, names: Sequence[str]) -> tuple[Float32Vector,
     return tuple(renewal.carried[name] for name in names)
 
 
+def retained(of_device: Mapping[str, int], active: frozenset[str]) -> dict[str, int]:
+    """Return where devices are, without those that are not ``active``."""
+    return {device: at for device, at in of_device.items() if device in active}
+
+
 def news_dump(news: Iterable[Event]) -> list[dict[str, Any]]:
     """Return events that the next round's outcome tells as JSON."""
     return [{"round": e.round, "kind": e.kind, "detail": dict(e.detail)} for e in news]

@@ -96,6 +96,9 @@ def test_a_run_rolls_over_to_fresh_secrets(tmp_path, restart, change, caplog):
         if change == "revoke":
             assert not any(readable(fleet, "dev-03", m) for m in after)
             assert "dev-03" not in records[-1]["norms"]
+            trained = [r for r in records if not r["final"]]
+            assert "dev-03" in trained[0]["clusters"]
+            assert "dev-03" not in trained[-1]["clusters"]
             assert len(uploads_of(fleet, tap, "dev-03")) <= sent + 1
             assert not fleet.devices["dev-03"].runtime._membership.next
         told = [r.kv["hint"] for r in caplog.records if r.getMessage() == "the owner has revoked this device"]

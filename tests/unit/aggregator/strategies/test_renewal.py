@@ -1,6 +1,8 @@
 """Every strategy through rollovers: as if there had been none, and nothing of an old key is left."""
 
 import dataclasses
+import itertools
+import json
 
 import numpy as np
 import pytest
@@ -106,6 +108,41 @@ def test_dump_and_load_in_a_later_epoch_change_nothing(case):
     mine, theirs = plain.strategy.dump(plain.state), kept.strategy.dump(kept.state)
     assert mine.document == theirs.document
     assert {k: v.tobytes() for k, v in mine.vectors.items()} == {k: v.tobytes() for k, v in theirs.vectors.items()}
+
+
+@pytest.mark.parametrize("after", [2, 5, 8])
+@pytest.mark.parametrize("case", CASES)
+def test_a_revoked_device_is_forgotten_and_nobody_else(case, after):
+    """For the others it is as if it had only stayed away, also after a restart."""
+    away, revoked = fleet(case).run_to(after), fleet(case).run_to(after)
+    for rounds in (away, revoked):
+        rounds.rollover(gone=("dev-04",))
+    others = tuple(d for d in DEVICES if d != "dev-04")
+    revoked.state = revoked.strategy.retain(revoked.state, frozenset(others))
+    assert "dev-04" not in json.dumps(revoked.strategy.dump(revoked.state).document)
+    revoked.reload()
+    for _ in range(6):
+        expected, found = away.step(others).clusters, revoked.step(others).clusters
+        assert "dev-04" not in found
+        pairs = list(itertools.combinations(sorted(found.keys() & expected.keys()), 2))
+        assert [found[a] == found[b] for a, b in pairs] == [expected[a] == expected[b] for a, b in pairs]
+    assert set(revoked.strategy.final(revoked.state, 40, others).orders) == set(others)
+
+
+@pytest.mark.parametrize(("revoked", "machines"), [((), 12), (("dev-03", "dev-07"), 10)])
+def test_the_machines_of_ifca_are_those_that_are_left(revoked, machines):
+    """Alg. 1 divides the sum by m: a revoked device is none of the m machines."""
+    plan = {"segments": WHOLE, "rounds": 20, "epoch_rounds": 6, "participation": 0.5}
+    run = run_plan("ifca", {"k": 1, "normalise": "machines"}, **plan)
+    rounds = Fleet(run, DEVICES, GOALS, origins=[np.zeros(D)]).run_to(1)
+    rounds.rollover(gone=revoked)
+    rounds.state = rounds.strategy.retain(rounds.state, frozenset(DEVICES) - set(revoked))
+    before = rounds.theta(rounds.state.slots[0])
+    rounds.step([d for d in DEVICES if d not in revoked])
+    moved = rounds.theta(rounds.state.slots[0]) - before
+    answers = [raw for round_, raw in rounds.last.values() if round_ == rounds.round]
+    assert 0 < len(answers) < machines
+    np.testing.assert_allclose(moved, np.sum(answers, axis=0) / machines, atol=1e-5)
 
 
 def test_a_model_that_did_not_come_through_is_missed():
