@@ -29,8 +29,8 @@ from wire.types import check_name
 
 GRANTS: Final = "grants"
 CHANGE_WAIT_S: Final = 120.0
-"""How long one of the owner's programs waits while another changes the fleet: writing new grants for 5000 devices takes some
-20 s, and what was signed is on its way to the broker for at most `desk.FLUSH_S`."""
+"""How long one of the owner's programs waits while another changes the fleet: writing new grants for 5000 devices that
+joined by file takes some 20 s, and what was signed is on its way to the broker for at most `desk.FLUSH_S`."""
 LOCKED_HINT: Final = "wait for the other shoal-fleet to end"
 ROSTER_LIFE_S: Final = 365 * 24 * 3600
 """A roster that is not renewed for a year ends the fleet."""
@@ -250,7 +250,7 @@ class FleetDirectory:
     def revoke(self, name: str) -> None:
         """Take a device out of the roster, and draw new secrets; a run in progress rolls over to them.
 
-        The grants of everybody who stays are written anew.
+        Grant files of those who stay are written anew; who joined through the broker has none and hears of it there.
 
         Raises:
             ConfigError: no such device, or it is revoked already.
@@ -262,7 +262,7 @@ class FleetDirectory:
             self._draw_secrets(revoked=(*self.roster.revoked, name))
 
     def rotate(self) -> None:
-        """Draw new secrets though nobody leaves; a run in progress rolls over to them. Grants are written anew."""
+        """Draw new secrets though nobody leaves; a run in progress rolls over to them; see `revoke`."""
         with self.changing():
             self._draw_secrets()
 
@@ -286,7 +286,8 @@ class FleetDirectory:
         for name in self.roster.revoked:
             self._grant_path(name).unlink(missing_ok=True)
         private_directory(self.path / GRANTS)
-        for card in self.cards():
+        kept = [card for card in self.cards() if self._grant_path(card.member.name).exists()]
+        for card in kept:
             write_atomic(self._grant_path(card.member.name), self.grant_for(card), sync_name=False)
         sync_directory(self.path / GRANTS)
         self._vault.end_change()

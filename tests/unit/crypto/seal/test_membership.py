@@ -236,6 +236,14 @@ def test_new_keys_for_those_who_belong_bring_no_roster(fleet, device, tmp_path):
     assert AggregatorMembership(tmp_path / "aggregator").take_grant(renewals["aggregator"])
 
 
+def test_only_those_who_joined_by_file_get_files_again(fleet, device):
+    """A grant holds the whole roster: n of them would be gigabytes on the owner's disk, for devices that hear by the broker."""
+    (fleet.path / "grants" / "aggregator.grant").unlink()
+    fleet.rotate()
+    assert [p.name for p in (fleet.path / "grants").iterdir()] == ["dev-1.grant"]
+    assert device.take_grant(grant_of(fleet))
+
+
 def test_nobody_joins_with_keys_alone(fleet, device):
     with fleet.changing():
         renewal = fleet.grant_for(fleet.cards()[-1], renewal=True)
