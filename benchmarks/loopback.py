@@ -184,14 +184,20 @@ class LoopbackFleet:
         del self.devices[name]
         self._cut(name)
 
-    def revive_device(self, name: str) -> None:
+    def revive_device(self, name: str, batch: Batch | None = None) -> None:
         """Start a device from its directory.
+
+        Args:
+            name: whose.
+            batch: its data from now on; as before when absent.
 
         Raises:
             UsageError: it is alive.
         """
         if name in self.devices:
             raise UsageError(f"{name} is alive")
+        if batch is not None:
+            self._data[name] = batch
         membership = DeviceMembership(self.stage.device_dir(name))
         birth = next_birth(membership)
         worker, random = InlineWorker(), Random(f"{self.plan.seed}/{name}/{self.now_s}")  # noqa: S311 - jitter
@@ -217,11 +223,10 @@ class LoopbackFleet:
 
     def add_device(self, name: str, batch: Batch) -> None:
         """Let the owner admit a new device while the run goes on, and start it."""
-        self._data[name] = batch
         self.stage.add_device(name)
         if self.service is not None:
             self.service.reload_roster()
-        self.revive_device(name)
+        self.revive_device(name, batch)
 
     def kill_aggregator(self) -> None:
         """End the aggregator as a crash does: what it had not committed is gone.
