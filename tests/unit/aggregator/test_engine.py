@@ -1,4 +1,4 @@
-"""The aggregator's rules: when rounds open and close, and which uploads may be stored."""
+"""The aggregator's rules: when rounds open and close."""
 
 import dataclasses
 
@@ -10,47 +10,11 @@ from aggregator.engine import (
     DeadlinePassed,
     Left,
     OpenRound,
-    Stored,
-    Verdict,
     WentOffline,
 )
-from tests.helpers.plans import digest_of, engine_of, run_plan, stored, upload_of
+from tests.helpers.engines import DEVICES, give, kinds, online, opened
+from tests.helpers.plans import engine_of, run_plan
 from wire.messages import Phase, Share
-
-DEVICES = ("dev-1", "dev-2", "dev-3", "dev-4", "dev-5")
-DIGEST = b"d" * 32
-
-
-def kinds(actions):
-    return [type(a).__name__ for a in actions]
-
-
-def online(engine, state, *devices):
-    actions = ()
-    for device in devices:
-        state, more = engine.handle(state, CameOnline(device))
-        actions += more
-    return state, actions
-
-
-def opened(devices=DEVICES, **changes):
-    """Return (engine, state) with round 1 open for all devices."""
-    engine = engine_of(run_plan(**changes))
-    state, actions = engine.begin(devices)
-    assert kinds(actions) == ["Gather"]
-    state, actions = online(engine, state, *devices)
-    assert kinds(actions) == ["OpenRound"]
-    return engine, state
-
-
-def give(engine, state, *devices, **changes):
-    actions = ()
-    for device in devices:
-        upload, body = upload_of(engine, state, device, **changes)
-        assert engine.judge(state, upload, digest_of(upload, body)) == (Verdict.STORE, "")
-        state, more = engine.handle(state, Stored(stored(upload, body), digest_of(upload, body)))
-        actions += more
-    return state, actions
 
 
 # ---------------------------------------------------------------------------------------------------- rounds
@@ -347,109 +311,3 @@ def test_nonces_depend_on_round_and_seed():
     nonces = [engine_of(run, seed).nonce(r) for seed in (bytes(16), b"s" * 16) for r in (1, 2)]
     assert len(set(nonces)) == 4
     assert all(len(n) == 16 for n in nonces)
-
-
-# ---------------------------------------------------------------------------------------------------- judge
-
-REFUSALS = {
-    "another run": ({"run_id": bytes(16)}, "of another run"),
-    "another epoch": ({"epoch": 2}, "of another run, epoch or task"),
-    "another task": ({"task_digest": bytes(32)}, "epoch or task"),
-    "another mode": ({"mode": "none"}, "another key or mode"),
-    "another key": ({"key_id": bytes(16)}, "another key or mode"),
-    "a past round": ({"round": 0}, "not open"),
-    "a later round": ({"round": 2}, "not open"),
-    "another nonce": ({"nonce": bytes(16)}, "not open"),
-    "another phase": ({"phase": int(Phase.TRIAL)}, "not asked for"),
-    "a device without an order": ({"device": "dev-9"}, "not asked for"),
-    "a model that was not offered": ({"model": 3}, "not offered"),
-    "no vector": ({"length": 0}, "length 0"),
-    "too long": ({"length": 7}, "length 7"),
-    "margins": ({"margins": (0.0, 1.0)}, "2 margins"),
-    "more hits than tries": ({"correct": 1}, "impossible"),
-    "hits that nobody asked for": ({"correct": 3, "tested": 4}, "impossible"),
-    "tries that nobody asked for": ({"tested": 4}, "impossible"),
-    "no samples": ({"samples": 0}, "impossible"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSALS)
-def test_judge_refuses(case):
-    changes, expected = REFUSALS[case]
-    engine, state = opened()
-    upload, _ = upload_of(engine, state, "dev-1")
-    verdict, reason = engine.judge(state, dataclasses.replace(upload, **changes), DIGEST)
-    assert verdict is Verdict.REFUSE
-    assert expected in reason
-
-
-def test_judge_refuses_everything_between_rounds():
-    engine, state = opened(devices=("dev-1",))
-    upload, _ = upload_of(engine, state, "dev-1")
-    closed = dataclasses.replace(state, plan=None)
-    assert engine.judge(closed, upload, DIGEST) == (Verdict.REFUSE, "the round is not open")
-
-
-def test_judge_tells_a_resend_from_a_second_upload():
-    """Exactly once: the same bytes are a duplicate, other bytes are refused."""
-    engine, state = opened()
-    state, _ = give(engine, state, "dev-1")
-    again = upload_of(engine, state, "dev-1")
-    other = upload_of(engine, state, "dev-1", values=np.zeros(6))
-    assert engine.judge(state, again[0], digest_of(*again)) == (Verdict.DUPLICATE, "")
-    assert engine.judge(state, other[0], digest_of(*other)) == (Verdict.REFUSE, "another upload was stored before")
-
-
-def test_judge_wants_no_vector_where_none_was_ordered():
-    engine, state = opened(devices=("dev-1",), rounds=1)
-    state, _ = give(engine, state, "dev-1")
-    assert state.plan.final
-    report, _ = upload_of(engine, state, "dev-1")
-    assert engine.judge(state, report, DIGEST) == (Verdict.STORE, "")
-    assert engine.judge(state, dataclasses.replace(report, length=6), DIGEST)[1] == "a vector of length 6"
-
-
-def test_judge_wants_counts_exactly_where_the_order_asks_to_evaluate():
-    """Counts that were not asked for tell about a device's data; missing ones would falsify the accuracy."""
-    engine, state = opened(devices=("dev-1",), evaluate_every=1)
-    assert state.plan.orders["dev-1"].evaluate
-    upload, _ = upload_of(engine, state, "dev-1")
-    assert engine.judge(state, upload, DIGEST) == (Verdict.STORE, "")
-    for counts in ({"correct": 0, "tested": 0}, {"correct": 5, "tested": 4}):
-        changed = dataclasses.replace(upload, **counts)
-        assert engine.judge(state, changed, DIGEST) == (Verdict.REFUSE, "impossible counts")
-
-
-def test_judge_wants_as_many_margins_as_candidates():
-    engine, state = opened(devices=("dev-1",))
-    order = dataclasses.replace(state.plan.orders["dev-1"], candidates=(0, 1), train=False, margins=True)
-    state = dataclasses.replace(state, plan=dataclasses.replace(state.plan, orders={"dev-1": order}))
-    upload, _ = upload_of(engine, state, "dev-1")
-    assert engine.judge(state, upload, DIGEST) == (Verdict.STORE, "")
-    assert engine.judge(state, dataclasses.replace(upload, margins=()), DIGEST)[1] == "0 margins"
-
-
-def test_a_stored_upload_counts_once_even_if_it_is_told_twice():
-    engine, state = opened()
-    upload, body = upload_of(engine, state, "dev-1")
-    event = Stored(stored(upload, body), digest_of(upload, body))
-    once, _ = engine.handle(state, event)
-    twice, _ = engine.handle(once, event)
-    assert twice.contributions == once.contributions
-
-
-def test_a_run_that_is_over_knows_what_came_last():
-    """Also in an aggregator that was started again: the same bytes are acknowledged, anything else comes too late."""
-    devices = DEVICES[:3]
-    engine, state = opened(devices=devices, rounds=1)
-    state, _ = give(engine, state, *devices)
-    state, _ = give(engine, state, "dev-1", "dev-2")
-    last, late = (upload_of(engine, state, device) for device in ("dev-1", "dev-3"))
-    received, standing = dict(state.received), state.standing
-    state, actions = engine.handle(state, DeadlinePassed(2))
-    assert kinds(actions) == ["RoundClosed", "RunFinished"]
-    for over in (state, engine.over(devices, 2, standing, received)):
-        assert engine.judge(over, last[0], digest_of(*last)) == (Verdict.DUPLICATE, "")
-        assert engine.judge(over, last[0], DIGEST) == (Verdict.REFUSE, "the run is over")
-        assert engine.judge(over, late[0], digest_of(*late)) == (Verdict.REFUSE, "the run is over")
-        assert engine.handle(over, CameOnline("dev-3")) == (over, ())

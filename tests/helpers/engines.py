@@ -1,0 +1,42 @@
+"""An engine with devices that come, answer and go."""
+
+from aggregator.engine import (
+    CameOnline,
+    Stored,
+    Verdict,
+)
+from tests.helpers.plans import digest_of, engine_of, run_plan, stored, upload_of
+
+DEVICES = ("dev-1", "dev-2", "dev-3", "dev-4", "dev-5")
+
+
+def kinds(actions):
+    return [type(a).__name__ for a in actions]
+
+
+def online(engine, state, *devices):
+    actions = ()
+    for device in devices:
+        state, more = engine.handle(state, CameOnline(device))
+        actions += more
+    return state, actions
+
+
+def opened(devices=DEVICES, **changes):
+    """Return (engine, state) with round 1 open for all devices."""
+    engine = engine_of(run_plan(**changes))
+    state, actions = engine.begin(devices)
+    assert kinds(actions) == ["Gather"]
+    state, actions = online(engine, state, *devices)
+    assert kinds(actions) == ["OpenRound"]
+    return engine, state
+
+
+def give(engine, state, *devices, **changes):
+    actions = ()
+    for device in devices:
+        upload, body = upload_of(engine, state, device, **changes)
+        assert engine.judge(state, upload, digest_of(upload, body)) == (Verdict.STORE, "")
+        state, more = engine.handle(state, Stored(stored(upload, body), digest_of(upload, body)))
+        actions += more
+    return state, actions
