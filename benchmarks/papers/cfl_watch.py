@@ -98,8 +98,8 @@ class CflWatch:
             self.merges.append({"round": event.round, **detail})
         elif event.kind == "moved":
             home = group_of[detail["device"]]
-            others = [group_of[name] for name in members[detail["cluster"]] if name != detail["device"]]
-            self.moves.append({"round": event.round, **detail, "right": others.count(home) * 2 > len(others)})
+            kin = [sum(group_of[name] == home for name in members[detail[key]]) for key in ("from", "cluster")]
+            self.moves.append({"round": event.round, **detail, "right": kin[1] - 1 > kin[0]})  # itself is there now
         elif event.kind == "split":
             sides = [members[child] for child in detail["children"]]
             truth = [{group_of[name] for name in side} for side in sides]

@@ -16,7 +16,6 @@ from tests.helpers.engines import DEVICES, give, kinds, online, opened
 from tests.helpers.plans import engine_of, run_plan
 from wire.messages import Phase, Share
 
-
 # ---------------------------------------------------------------------------------------------------- rounds
 
 

@@ -95,8 +95,8 @@ def test_splits_are_judged_and_their_devices_followed() -> None:
         Event(5, "split", {"cluster": 2, "children": [5, 6], "sizes": [2, 2]}), group_of, {5: ["a", "c"], 6: ["b", "d"]}
     )
     moved = {"from": 5, "cluster": 6, "device": "a"}
-    watch._note(Event(5, "moved", moved), group_of, {5: ["c"], 6: ["a", "b", "d"]})
-    watch._note(Event(5, "moved", {**moved, "device": "c"}), group_of, {5: ["a"], 6: ["c", "d"]})
+    watch._note(Event(5, "moved", moved), group_of, {5: ["b", "c"], 6: ["a", "d"]})
+    watch._note(Event(5, "moved", {**moved, "device": "c"}), group_of, {5: ["a", "b"], 6: ["c", "d"]})
     watch._note(Event(6, "split-refused", {"cluster": 7, "sizes": [1, 1]}), group_of, {7: ["a", "c"]})
     right, pure, wrong = watch.split_report()
     assert right["right"]
