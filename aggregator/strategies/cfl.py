@@ -85,6 +85,7 @@ class Cfl:
         orders: dict[str, Order] = {}
         checked = {c: node for node in cfl_merge.due(state, self.settings, round_) for c in node.children}
         looked = cfl_moves.look_due(state, self.settings, round_)
+        offers = cfl_moves.offers(state, round_ // self.settings.look_rounds) if looked else {}
         for cluster in state.clusters.values():
             models[cluster.id] = cluster.slot
             node, trial = checked.get(cluster.id), state.trials.get(cluster.id)
@@ -99,8 +100,7 @@ class Cfl:
                 order = cfl_merge.check_order(cluster.id, node.id)
                 orders.update({d: order for d in cluster.members if d in there})
             else:
-                offered = cfl_moves.offered(state, cluster.id) if looked else (cluster.id,)
-                order = train_order(offered, evaluate=evaluate)
+                order = train_order(offers.get(cluster.id, (cluster.id,)), evaluate=evaluate)
                 orders.update({d: order for d in cluster.members if d in present})
         orders |= cfl_newcomers.orders(state, there)
         for at in sorted({m for o in orders.values() for m in o.candidates} - models.keys()):
@@ -133,8 +133,10 @@ class Cfl:
         events: list[Event] = []
         state, news = cfl_newcomers.join(state, given, plan.round)
         events.extend(news)
-        state, news = cfl_moves.move(state, given, self.least_side, plan.round)
-        events.extend(news)
+        if cfl_moves.look_due(state, self.settings, plan.round):
+            turn = plan.round // self.settings.look_rounds
+            state, news = cfl_moves.move(state, given, self.least_side, plan.round, turn)
+            events.extend(news)
         due = cfl_merge.due(state, self.settings, plan.round)
         checked = {child for node in due for child in node.children}
         for cluster in tuple(c for c in state.clusters.values() if c.id not in checked):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from aggregator.strategies.base import Contribution, Event, train_order
+from aggregator.strategies.cfl_moves import trusted
 from aggregator.strategies.cfl_state import ROOT, CflState, Step
 from aggregator.strategies.cfl_tree import follow, leaves
 from wire.messages import Order, Phase
@@ -63,7 +64,7 @@ def place(state: CflState, given: list[Contribution], round_: int) -> Step:
         at = state.unplaced.get(update.device)
         if at is None or update.model != at or update.vector is None:
             continue
-        child = follow(state.tree[at], update)
+        child = follow(trusted(state, state.tree[at]), update)
         if child in state.tree:
             state = dataclasses.replace(state, unplaced={**state.unplaced, update.device: child})
         elif child not in state.trials:

@@ -42,9 +42,10 @@ class CflSettings:
         patience: checks in a row that a split must fail to be taken back.
         merge_p_value: a check fails where a leaf, or both together, prefer the model before the cut: more than
             ``prefer`` of the devices, with a paired t-test below this.
-        look_every: in every so many rounds devices are offered the models of other leaves and may change clusters
-            (cfl_moves.py); 0 never offers, -1 stands for 20, but for 0 where ``validate`` is off: Alg. 5 alone knows no
-            way back. Costs these rounds the download of the other models.
+        look_every: in every so many rounds devices that train are offered the models of up to four other leaves and may
+            change clusters (cfl_moves.py); 0 never offers, -1 stands for 20, but for 0 where ``validate`` is off: Alg. 5
+            alone knows no way back. A device fetches, scores and holds these models then; the loss that it reports is
+            that before training.
         path: in the final round devices keep every model from their leaf to the root (section V-C).
         trace: report each cluster's norms of Eqs 32 and 33 in every round.
     """
@@ -86,7 +87,11 @@ class CflSettings:
             "merge_every is -1 for the default, 0 for never, or at least 2",
             hint="checked in every round, a cluster would never train",
         )
-        require(self.look_every >= -1, "look_every is -1 for the default, 0 for never, or at least 1")
+        require(
+            self.look_every >= -1 and self.look_every != 1,
+            "look_every is -1 for the default, 0 for never, or at least 2",
+            hint="a round in which devices may move is no round to check splits in",
+        )
         require(0 < self.merge_p_value <= 1, "merge_p_value is a share")
 
     @property

@@ -29,8 +29,8 @@ class Node:
         id: the cluster's id, which is also its model's.
         slot: its model when it was split.
         children: ids of the two clusters it became.
-        edges: for each child, its devices' pre-split masked updates (Eq. 47), but for those that a rollover has lost;
-            each carries its key_id.
+        edges: for each child, the pre-split masked updates of the devices that were its own then (Eq. 47), but for those
+            that a rollover has lost; each carries its key_id.
         check_at: round from which it is asked again whether the cut pays; strikes: times in a row that it did not.
     """
 
@@ -45,9 +45,14 @@ class Node:
 Tree = Mapping[int, Node]
 
 
+def parents(tree: Tree) -> dict[int, int]:
+    """Return the id of the node above each node and leaf but the root."""
+    return {child: node.id for node in tree.values() for child in node.children}
+
+
 def path(tree: Tree, leaf: int) -> tuple[int, ...]:
     """Return the ids from the root to ``leaf``: the models a device of that cluster may use, general to special."""
-    parent = {child: node.id for node in tree.values() for child in node.children}
+    parent = parents(tree)
     ids = [leaf]
     while ids[-1] in parent:
         ids.append(parent[ids[-1]])
