@@ -10,7 +10,7 @@ import typer
 from aggregator.config import AggregatorConfig
 from support.config import load, shown
 from support.console import add_version, note, run_program, say, say_json, setup_logging
-from wire.errors import IntegrityError
+from wire.errors import IntegrityError, ShoalError
 
 if TYPE_CHECKING:
     from aggregator.membership import AggregatorMembership
@@ -86,23 +86,38 @@ def serve(
 
 @app.command()
 def status(directory: Directory, json: AsJson = False) -> None:
-    """Print every run's last closed round."""
+    """Print whether the aggregator is at work, and every run's last closed round."""
     from aggregator.membership import AggregatorMembership
     from aggregator.run_files import RunFiles
+    from support.locks import in_use
 
     member = AggregatorMembership(directory)
-    runs = [_standing(member, run.plan) for run in RunFiles(member).all()]
+    refused: dict[str, str] = {}
+    runs = [_standing(member, run.plan) for run in RunFiles(member, refused.__setitem__).all()]
+    serving, devices = in_use(directory), len(member.roster.active())
     if json:
-        say_json({"fleet": member.fleet, "devices": len(member.roster.active()), "runs": runs})
+        say_json({"fleet": member.fleet, "devices": devices, "serving": serving, "runs": runs, "refused": refused})
         return
-    say(f"fleet {member.fleet}, {len(member.roster.active())} devices, {len(runs)} runs")
+    say(f"fleet {member.fleet}, devices: {devices}, runs: {len(runs)}, {'serving' if serving else 'not serving'}")
+    for name, reason in refused.items():
+        say(f"{name} is no run of this fleet: {reason}")
     for r in runs:
         if r["damage"]:
             say(f"run {r['run']}: {r['algorithm']}, mask {r['mode']}, {r['damage']}")
             continue
         state = "finished" if r["finished"] else f"{r['closed']} of {r['rounds']} rounds closed"
         accuracy = f", accuracy {100 * r['accuracy']:.1f}%" if r["accuracy"] is not None else ""
-        say(f"run {r['run']}: {r['algorithm']}, mask {r['mode']}, {state}, {r['clusters'] or 0} clusters{accuracy}")
+        say(f"run {r['run']}: {r['algorithm']}, mask {r['mode']}, {state}{_clusters(r)}{accuracy}{_obstacle(r)}")
+
+
+def _clusters(r: dict[str, Any]) -> str:
+    return f", clusters: {'+'.join(map(str, r['cluster_sizes']))} devices" if r["cluster_sizes"] else ""
+
+
+def _obstacle(r: dict[str, Any]) -> str:
+    if r["older"]:
+        return f"; {r['older']}"
+    return f"; too small to be averaged: {r['too_small']}" if r["too_small"] else ""
 
 
 def _standing(member: AggregatorMembership, plan: RunPlan) -> dict[str, Any]:
@@ -112,22 +127,44 @@ def _standing(member: AggregatorMembership, plan: RunPlan) -> dict[str, Any]:
     from aggregator.run_files import directory_of
 
     run = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": plan.rounds}
+    run["older"] = _older(member, plan)
     directory = directory_of(member, plan.run)
     try:
         records = read_records(directory)
         with readable(directory):
-            return {**run, **_figures(records[-1] if records else None), "damage": ""}
+            return {**run, **_figures(records, plan), "damage": ""}
     except IntegrityError as error:
-        return {**run, **_figures(None), "damage": f"{error} ({error.hint})"}
+        return {**run, **_figures([], plan), "damage": f"{error} ({error.hint})"}
 
 
-def _figures(last: dict[str, Any] | None) -> dict[str, Any]:
+def _older(member: AggregatorMembership, plan: RunPlan) -> str:
+    """Return why a run can't be served any more though it has not ended; nothing where it can, or has."""
+    from aggregator.run_files import check_order, is_finished
+
+    try:
+        if not is_finished(member, plan):
+            check_order(member, plan)
+    except ShoalError as error:
+        return str(error)
+    return ""
+
+
+def _figures(records: list[dict[str, Any]], plan: RunPlan) -> dict[str, Any]:
+    from collections import Counter
+
+    from aggregator.lines import too_small
+
+    last = records[-1] if records else None
+    grouped: dict[str, int] = next((r["clusters"] for r in reversed(records) if r["clusters"]), {})
+    sizes = sorted(Counter(grouped.values()).values(), reverse=True)
     return {
         "closed": last["round"] if last else 0,
         "finished": bool(last and last["final"]),
         "loss": last["loss"] if last else None,
         "accuracy": last["correct"] / last["tested"] if last and last["tested"] else None,
-        "clusters": len(set(last["clusters"].values())) if last else None,
+        "clusters": len(sizes) if last else None,
+        "cluster_sizes": sizes,
+        "too_small": len(too_small(grouped, plan.min_contributors)),
         "missing": last["missing"] if last else [],
     }
 

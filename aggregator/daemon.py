@@ -15,7 +15,7 @@ from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.numerics.backend import Backend, select
 from aggregator.owner_mail import OwnerMail
 from aggregator.run_directory import read_generation, read_records
-from aggregator.run_files import RunFile, RunFiles, directory_of, log_refused
+from aggregator.run_files import RunFile, RunFiles, check_order, directory_of, log_refused
 from aggregator.service import RunService
 from aggregator.store import erase_updates
 from aggregator.syncer import ThreadSyncer
@@ -30,6 +30,8 @@ from wire.transport import Message, TakenOver, TransportEvent
 LOG = logging.getLogger("shoal.aggregator")
 POLL_S: Final = 0.25
 """How often deadlines, stalled transfers and new run files are looked for when nothing arrives."""
+LOOK_AFTER_S: Final = 1.0
+"""How often a run that is served looks for a roster that was carried here, and whether its own file is still there."""
 BATCH_EVENTS: Final = 512
 """Most events between two group commits."""
 LAST_ANSWERS_S: Final = 15.0
@@ -114,6 +116,8 @@ class Daemon:
                 if self._config.once and self._may_end():
                     if self._damage is not None:
                         raise self._damage
+                    if not self._runs.all():
+                        LOG.info("nothing to do: no run file in %s", self._membership.directory / RUNS_DIRECTORY)
                     return
                 if not told_idle and not self._held_back and not self._config.once:
                     LOG.info("idle: waiting for a run file in %s", self._membership.directory / RUNS_DIRECTORY)
@@ -137,6 +141,7 @@ class Daemon:
                         erase_updates(directory)
                         self._erased.add(run.plan.run_id)
                     continue
+                check_order(self._membership, run.plan)
                 obstacle = self._membership.obstacle(run.plan, read_generation(directory))
             except (UntrustedError, IntegrityError) as error:
                 self._pass_over(error)
@@ -227,7 +232,7 @@ class Daemon:
         return self._service
 
     def _serve_run(self, run: RunFile) -> None:
-        """Serve a run to its end, unless its file was taken away since it was found."""
+        """Serve a run to its end, or until its file is taken away."""
         try:
             package = self._runs.package(run)
         except ShoalError as error:
@@ -242,9 +247,16 @@ class Daemon:
         looked_s = time.monotonic()
         while not service.finished:
             self._take(service)
-            if time.monotonic() - looked_s > 1.0:
+            if time.monotonic() - looked_s > LOOK_AFTER_S:
                 looked_s = time.monotonic()
                 self._reload_roster()
+                if not run.path.exists():
+                    LOG.warning(
+                        "run stopped: its file was taken away",
+                        extra={"kv": {"run": plan.run, "hint": "put it back to go on, unless a later run has begun"}},
+                    )
+                    self._let_go()
+                    return
         last = read_records(directory_of(self._membership, plan.run))[-1]
         service.answers.end(last["round"], last["missing"])
         LOG.info("run finished", extra={"kv": {"run": plan.run}})

@@ -3,13 +3,68 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 from aggregator.engine_state import EngineState
 from aggregator.events import RoundRecord
+from wire.documents import RunPlan
 
 LOG = logging.getLogger("shoal.aggregator")
 NAMES_SHOWN: Final = 5
+STATUS_AFTER_S: Final = 3.0
+"""A round open for this long says what it is waiting for; it is asked again as often."""
+MOST_PAUSE_S: Final = 60.0
+"""The same line comes again after pauses that double up to this."""
+SMALL_ROUNDS: Final = 3
+"""Rounds in a row after which a cluster of too few devices is worth a warning."""
+
+
+class Lines:
+    """What the log says of a run as it goes: what is new at once, and the same again more and more seldom."""
+
+    def __init__(self, run: RunPlan) -> None:
+        self._run = run
+        self._asked_s = self._again_s = self._pause_s = 0.0
+        self._said = ""
+        self._small: frozenset[int] = frozenset()
+        self._small_rounds = 0
+
+    def opened(self, now_s: float) -> None:
+        """Begin with a round that has just opened."""
+        self._asked_s, self._said = now_s, ""
+
+    def waiting(self, state: EngineState, now_s: float) -> None:
+        """Say what the run is waiting for, if that is due."""
+        if now_s - self._asked_s < STATUS_AFTER_S:
+            return
+        self._asked_s = now_s
+        line = waiting_for(state)
+        if line == self._said and now_s < self._again_s:
+            return
+        self._pause_s = STATUS_AFTER_S if line != self._said else min(2 * self._pause_s, MOST_PAUSE_S)
+        self._said, self._again_s = line, now_s + self._pause_s
+        LOG.info(line)
+
+    def closed(self, record: RoundRecord, seconds: float, bytes_up: int) -> None:
+        """Say what a round brought, and which clusters go on as they are because too few devices are in them."""
+        report(self._run.run, record, seconds, bytes_up)
+        sizes = Counter(record.clusters.values())
+        small = frozenset(too_small(record.clusters, self._run.min_contributors))
+        self._small_rounds = self._small_rounds + 1 if small == self._small else 1
+        self._small = small
+        if small and self._small_rounds == SMALL_ROUNDS:
+            shown = ", ".join(f"{c} (devices: {sizes[c]})" for c in sorted(small))
+            hint = (
+                f"a mean of fewer than {self._run.min_contributors} could be read: shoal-fleet run --min-contributors"
+            )
+            LOG.warning("clusters of too few devices learn nothing", extra={"kv": {"clusters": shown, "hint": hint}})
+
+
+def too_small(clusters: Mapping[str, int], least: int) -> tuple[int, ...]:
+    """Return the clusters of fewer than ``least`` devices: no mean of theirs is sent to anybody, so they stay as they are."""
+    return tuple(sorted(c for c, n in Counter(clusters.values()).items() if n < least))
 
 
 def waiting_for(state: EngineState) -> str:
@@ -28,6 +83,8 @@ def waiting_for(state: EngineState) -> str:
         return f"gathering: {there} of {len(state.devices)} devices are here{_names(absent)}"
     done, total = len(state.received), len(state.plan.orders)
     what = f"round {state.round}"
+    if state.overtime and not done and state.rollover is None:
+        return f"{what}: nobody of {total} has answered; what a device refuses stands in its own log{_names(list(state.waiting))}"
     if state.rollover is not None:
         what = f"{what}, {'folding' if state.rollover.proposal is None else 'signing'} the next mask epoch"
     return f"{what}: {done} of {total}{_names(list(state.waiting))}"

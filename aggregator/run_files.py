@@ -137,6 +137,21 @@ def directory_of(membership: AggregatorMembership, run: int) -> Path:
     return membership.directory / f"run-{run:06d}"
 
 
+def check_order(membership: AggregatorMembership, plan: RunPlan) -> None:
+    """Return if no later run was begun here: devices take part in runs of rising numbers only.
+
+    Raises:
+        UntrustedError: one was.
+    """
+    numbers = (p.parent.name.removeprefix("run-") for p in membership.directory.glob(f"run-*/{DATABASE}"))
+    newest = max((int(number) for number in numbers if number.isdecimal()), default=0)
+    if plan.run < newest:
+        raise UntrustedError(
+            f"run {plan.run} is older than run {newest}, which was begun here, and devices refuse it",
+            hint="have the owner sign it anew: shoal-fleet run",
+        )
+
+
 def is_finished(membership: AggregatorMembership, plan: RunPlan) -> bool:
     """Whether the final round of a run is recorded.
 

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from aggregator.answers import Answers
 from aggregator.damage import readable
@@ -31,7 +31,7 @@ from aggregator.events import (
     Stored,
 )
 from aggregator.intake import Intake, Opened, RefusedUploadError
-from aggregator.lines import report, waiting_for
+from aggregator.lines import Lines, waiting_for
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import Backend
 from aggregator.owner_mail import OwnerMail
@@ -52,8 +52,6 @@ from wire.topics import TopicKind, Topics
 from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent
 
 LOG = logging.getLogger("shoal.aggregator")
-STATUS_AFTER_S: Final = 3.0
-"""A round open for this long says what it is waiting for, and again each time this has passed."""
 
 
 class RunService:
@@ -99,7 +97,7 @@ class RunService:
         self._syncing: dict[str, Opened] = {}
         self._deferred: list[Event] = []
         self._opened_at_s = 0.0
-        self._status_at_s = 0.0
+        self._lines = Lines(run)
         self._deadline_s: float | None = None
         self._bytes_up = 0
         self._now_s = 0.0
@@ -112,6 +110,7 @@ class RunService:
         for topic_filter in (self._topics.all_up, self._topics.all_state):
             self._transport.subscribe(topic_filter)
         self._opened_at_s = now_s
+        self._lines.opened(now_s)
         member = self._membership
         devices, known = member.roster.active(), (member.roster, member.roster_bytes)
         snapshot = self._store.restore()
@@ -270,9 +269,8 @@ class RunService:
             if member is not None:
                 self._publisher.ask_again(member, self._run, stalled.round, stalled.transfer_id, stalled.missing)
         self._chunks.expire(now_s)
-        if now_s - max(self._opened_at_s, self._status_at_s) >= STATUS_AFTER_S and not self.finished:
-            self._status_at_s = now_s
-            LOG.info(self.status())
+        if not self.finished:
+            self._lines.waiting(self._state, now_s)
 
     def status(self) -> str:
         """Return one line: what the run is waiting for."""
@@ -334,11 +332,12 @@ class RunService:
                     seconds = now_s - self._opened_at_s
                     figures = {**dataclasses.asdict(record), "seconds": seconds, "bytes_up": self._bytes_up}
                     closed = (record.round, figures)
-                    report(self._run.run, record, seconds, self._bytes_up)
+                    self._lines.closed(record, seconds, self._bytes_up)
                 case OpenRound():
                     self._open(action, closed)
                     closed = None
                     self._opened_at_s, self._bytes_up = now_s, 0
+                    self._lines.opened(now_s)
                     self._deadline_s = now_s + self._run.deadline_s
                 case Renewed():
                     self._renew(action, closed)

@@ -57,6 +57,21 @@ def serving(directory: Path, *, hint: str) -> Iterator[None]:
         yield
 
 
+def in_use(directory: Path) -> bool:
+    """Whether a program serves ``directory`` at the moment; one that can't be told counts as none."""
+    try:
+        handle = os.open(directory / LOCK_FILE, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
 def _take(handle: int, directory: Path, end_s: float, hint: str) -> None:
     while True:
         try:

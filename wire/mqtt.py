@@ -122,7 +122,7 @@ class MqttTransport:
 
         # Written by the network thread alone.
         self._silent = False
-        self._ever_online = False
+        self._ever_online = self._told_offline = False
         self._online_since_s = 0.0
         self._short_lives = 0
         self._bytes_sent = 0
@@ -226,6 +226,9 @@ class MqttTransport:
             known = [topic_filter for topic_filter in self._filters if topic_filter not in requests]
             self._requests.clear()
         self._online_since_s = time.monotonic()
+        if self._told_offline:
+            self._told_offline = False
+            _log.info("connected to %s again", self.address)
         self._emit(Connected(session_present=session_present))
         self._link.subscribe(known, only_new=self._ever_online)
         for topic_filter, wanted in requests.items():
@@ -298,6 +301,7 @@ class MqttTransport:
                     self._failure = reason
                     self._first_outcome.set()
                 if not self._closing:
+                    self._told_offline = True
                     _log.info("not connected to %s: %s", self.address, reason)
                 self._pause(backoff_s(attempt, *self._reconnect_s, _uniform))
                 attempt += 1

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from edge_client.cli import status_lines
+from support.locks import exclusive
 
 SERVING = {"shoal-edge": ["run", "--data", "d.npz"], "shoal-aggregator": ["serve"]}
 
@@ -58,3 +59,16 @@ def test_a_device_tells_of_its_runs_in_words(call, fleet):
 @pytest.mark.parametrize("ended", [5, ["x"], {"1": 5}, {"1": {"path": {"a": 1}}}])
 def test_figures_that_somebody_has_damaged_are_no_reason_to_end(ended):
     assert status_lines({"stage": "idle", "ended": ended})[0] == "stage: idle"
+
+
+def test_the_aggregators_status_names_what_stands_in_the_way(call, fleet):
+    """Whether it serves, files that are no runs, and runs that come too late."""
+    (call.home / "server/runs/000009.run").write_bytes(b"junk")
+    lines = call("shoal-aggregator", "status", "server").out.splitlines()
+    assert lines[0].endswith("not serving")
+    assert lines[1].startswith("000009.run is no run of this fleet: ")
+    data = call("shoal-aggregator", "status", "server", "--json").data
+    assert data["serving"] is False
+    assert list(data["refused"]) == ["000009.run"]
+    with exclusive(call.home / "server", wait_s=0, hint=""):
+        assert call("shoal-aggregator", "status", "server", "--json").data["serving"] is True

@@ -184,3 +184,42 @@ def test_a_run_that_is_over_is_answered_for_once_its_file_is_back(place, caplog)
     path.with_suffix(".aside").rename(path)
     assert daemon._next_run() is None
     assert not daemon._unreadable
+
+
+def test_a_run_older_than_one_that_was_begun_is_passed_over(place, caplog):
+    """Devices refuse it, so that the fleet would wait for ever."""
+    late, done, next_ = place.sign(), place.sign(), place.sign()
+    path = place.server / "runs/000001.run"
+    path.rename(path.with_suffix(".aside"))
+    place.finish(done)
+    path.with_suffix(".aside").rename(path)
+    daemon = daemon_of(place)
+    for _ in range(3):
+        assert daemon._next_run().plan == next_
+    (line,) = told(caplog)
+    assert (
+        line == f"passed over: run {late.run} is older than run {done.run}, which was begun here, and devices refuse it"
+    )
+    assert "sign it anew" in caplog.records[-1].kv["hint"]
+
+
+def test_a_run_ends_when_its_file_is_taken_away(place, caplog, monkeypatch):
+    """The way to give one up that devices refuse; the next begins."""
+    place.sign()
+    second = place.sign()
+    daemon = daemon_of(place)
+    first = daemon._next_run()
+    taken = []
+
+    def take(service):
+        if not taken:
+            first.path.rename(first.path.with_suffix(".aside"))
+        taken.append(service)
+        assert len(taken) < 100
+
+    monkeypatch.setattr(daemon, "_take", take)
+    monkeypatch.setattr("aggregator.daemon.LOOK_AFTER_S", 0.0)
+    daemon._serve_run(first)
+    assert told(caplog) == ["run stopped: its file was taken away"]
+    assert daemon._service is None
+    assert daemon._next_run().plan == second

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from support.locks import exclusive
+from support.locks import exclusive, in_use
 from wire.errors import ConfigError
 
 HINT = "end the other one"
@@ -59,3 +59,14 @@ def test_it_is_free_again_after_an_error(tmp_path):
 def test_a_directory_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="can't write"), exclusive(tmp_path / "no", wait_s=0, hint=HINT):
         pass
+
+
+def test_who_looks_sees_whether_somebody_is_at_work(tmp_path, holder):
+    (tmp_path / "free").mkdir()
+    assert in_use(tmp_path)
+    assert not in_use(tmp_path / "free")
+    assert not in_use(tmp_path / "none")
+    with exclusive(tmp_path / "free", wait_s=0, hint=HINT):
+        assert in_use(tmp_path / "free")
+    assert not in_use(tmp_path / "free")
+    assert [p.name for p in (tmp_path / "free").iterdir()] == [".lock"], "looking leaves no trace of its own"

@@ -1,0 +1,90 @@
+"""What the log says of a run: new things at once, the same ever more seldom, and clusters that learn nothing."""
+
+import logging
+
+import pytest
+
+from aggregator.events import DeadlinePassed, RoundRecord
+from aggregator.lines import MOST_PAUSE_S, Lines, too_small, waiting_for
+from tests.helpers.engines import DEVICES, give, opened
+from tests.helpers.plans import run_plan
+
+
+@pytest.fixture(autouse=True)
+def everything(caplog):
+    caplog.set_level(logging.INFO, "shoal.aggregator")
+
+
+def test_the_same_line_comes_after_pauses_that_double(caplog):
+    _, state = opened()
+    lines, said = Lines(run_plan()), []
+    for tick in range(4 * 400):
+        before = len(caplog.records)
+        lines.waiting(state, tick / 4)
+        if len(caplog.records) > before:
+            said.append(tick / 4)
+    assert said == [3, 6, 12, 24, 48, 96, 156, 216, 276, 336, 396]
+    assert MOST_PAUSE_S == 60
+
+
+def test_another_line_comes_at_once(caplog):
+    engine, state = opened()
+    lines = Lines(run_plan())
+    for second in range(100):
+        lines.waiting(state, second)
+    state, _ = give(engine, state, "dev-1")
+    caplog.clear()
+    for second in range(100, 104):
+        lines.waiting(state, second)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("round 1: 1 of 5")
+
+
+def test_a_round_that_has_just_opened_says_nothing_yet(caplog):
+    _, state = opened()
+    lines = Lines(run_plan())
+    for second in range(50):
+        lines.opened(second)
+        lines.waiting(state, second + 2.9)
+    assert not caplog.records
+
+
+def closed(round_, clusters):
+    return RoundRecord(round_, False, 5, 5, (), 1.0, 0, 0, {}, clusters, (), {})
+
+
+def warned(caplog):
+    return [r.kv for r in caplog.records if r.levelno == logging.WARNING]
+
+
+def test_clusters_of_too_few_devices_are_told_once(caplog):
+    lines = Lines(run_plan(min_contributors=3))
+    clusters = dict(zip(DEVICES, (0, 0, 0, 1, 1), strict=True))
+    for round_ in range(1, 20):
+        lines.closed(closed(round_, clusters), 1.0, 10)
+    (warning,) = warned(caplog)
+    assert warning["clusters"] == "1 (devices: 2)"
+    assert "--min-contributors" in warning["hint"]
+
+
+def test_clusters_that_are_still_forming_are_not(caplog):
+    lines = Lines(run_plan(min_contributors=3))
+    for round_ in range(1, 20):
+        lines.closed(closed(round_, dict(zip(DEVICES, (0, 0, 0, 1, round_), strict=True))), 1.0, 10)
+        lines.closed(closed(round_, dict.fromkeys(DEVICES, 0)), 1.0, 10)
+    assert not warned(caplog)
+
+
+@pytest.mark.parametrize(("least", "expected"), [(1, ()), (2, (7,)), (3, (1, 7)), (9, (0, 1, 7))])
+def test_which_clusters_are_too_small(least, expected):
+    assert too_small(dict(zip("abcdef", (0, 0, 0, 1, 1, 7), strict=True)), least) == expected
+
+
+def test_where_nobody_answers_by_the_deadline_the_line_says_where_to_look():
+    engine, state = opened()
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    assert waiting_for(state).startswith(
+        "round 1: nobody of 5 has answered; what a device refuses stands in its own log"
+    )
+    state, _ = give(engine, state, "dev-1")
+    assert waiting_for(state).startswith("round 1: 1 of 5")
