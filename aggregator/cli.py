@@ -10,6 +10,7 @@ import typer
 from aggregator.config import AggregatorConfig
 from support.config import load, shown
 from support.console import add_version, note, run_program, say, say_json, setup_logging
+from support.files import named
 from wire.errors import IntegrityError, ShoalError
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ def join(
     """Accept the owner's grant."""
     from aggregator import membership
 
-    member = membership.join(directory, grant.read_bytes(), owner)
+    data = grant.read_bytes()
+    with named(grant, "a grant is what shoal-fleet add-aggregator prints the path of"):
+        member = membership.join(directory, data, owner)
     say(f"joined fleet {member.fleet}; put the owner's run files into {directory / membership.RUNS_DIRECTORY}")
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from support.console import add_version, note, run_program, say, say_json
+from support.files import named
 
 app = typer.Typer(
     help="Train on this device's own data; upload only masked, sealed updates.",
@@ -45,7 +46,9 @@ def join(
     """Accept the owner's grant."""
     from edge_client import enrolment
 
-    member = enrolment.join(directory, grant.read_bytes(), owner)
+    data = grant.read_bytes()
+    with named(grant, "a grant is what shoal-fleet add-device prints the path of"):
+        member = enrolment.join(directory, data, owner)
     say(f"joined fleet {member.fleet} as {member.name}")
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from crypto.seal.replay import HighWater
-from support.files import PRIVATE_FILE_MODE, read_private, sync_directory, write_atomic
+from support.files import PRIVATE_FILE_MODE, read_private, sync_directory, write_atomic, write_failed
 from wire.codec import U16, U32, Fixed16, decode_prefix, encode, message
 from wire.errors import ConfigError, IntegrityError, WireError
 from wire.frame import Fingerprint
@@ -140,9 +140,7 @@ class DeviceState:
         try:
             new = self._write_slot(path, head, sealed)
         except OSError as error:
-            raise ConfigError(
-                f"can't write {path}: {error.strerror}", hint="check the folder, its permissions and the space left"
-            ) from error
+            raise write_failed(Path(path), error) from error
         if new:
             sync_directory(self.directory)
         self._next_slot = 1 - self._next_slot

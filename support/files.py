@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from wire.errors import ConfigError
+from wire.errors import ConfigError, IntegrityError, StorageError, WireError
 
 PRIVATE_FILE_MODE: Final = 0o600
 PRIVATE_DIR_MODE: Final = 0o700
 UNFINISHED_AFTER_S: Final = 60.0
 """A file that was not finished in this time never will be."""
+
+_PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE})
 
 _UNFINISHED: Final = re.compile(r"\..+\.(\d+)\.new", re.ASCII)
 """A name that `write_atomic` makes; the number is the writer's process id."""
@@ -48,9 +52,7 @@ def write_atomic(
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise ConfigError(
-            f"can't write {path}: {error.strerror}", hint="check the folder, its permissions and the space left"
-        ) from error
+        raise write_failed(path, error) from error
     if durable and sync_name:
         sync_directory(path.parent)
 
@@ -89,6 +91,25 @@ def write_private(path: Path, data: bytes) -> None:
     """Write a secret: mode 0600 in a directory of mode 0700."""
     private_directory(path.parent)
     write_atomic(path, data)
+
+
+@contextmanager
+def named(path: Path, hint: str) -> Iterator[None]:
+    """Let an error in the bytes of a file name the file.
+
+    Raises:
+        IntegrityError: the bytes are malformed.
+    """
+    try:
+        yield
+    except WireError as error:
+        raise IntegrityError(f"{path} is damaged, or not what belongs there: {error}", hint=hint) from error
+
+
+def write_failed(path: Path, error: OSError) -> ConfigError:
+    """Return the error to raise where ``path`` could not be written."""
+    kind = StorageError if error.errno in _PASSING else ConfigError
+    return kind(f"can't write {path}: {error.strerror}", hint="check the folder, its permissions and the space left")
 
 
 def read_private(path: Path) -> bytes:

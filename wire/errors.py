@@ -32,6 +32,12 @@ class ConfigError(ShoalError):
     exit_code = 3
 
 
+class StorageError(ConfigError):
+    """The disk is full or fails: nothing to change in a file, and it may pass."""
+
+    exit_code = 9
+
+
 class NotEnrolledError(ShoalError):
     """The device or the aggregator holds no membership of a fleet yet."""
 

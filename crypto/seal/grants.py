@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, TypeVar
 
-from crypto.seal.envelope import open_from_member, read_head, seal_to_member
+from crypto.seal.envelope import SealError, open_from_member, read_head, seal_to_member
 from crypto.seal.identity import Identity, check_seal_key, fingerprint
 from crypto.seal.signed import open_document, peek_document, sign_document
 from wire.codec import decode, encode
@@ -79,7 +79,13 @@ def open_renewal(identity: Identity, data: bytes, kind: type[G], owner_key: byte
 
 def _open(identity: Identity, file: GrantFile, kind: type[G]) -> G:
     head, at = read_head(file.sealed)
-    signed, _ = open_from_member(identity, file.sealed, head, at, file.owner.sign_key)
+    try:
+        signed, _ = open_from_member(identity, file.sealed, head, at, file.owner.sign_key)
+    except SealError as error:
+        raise UntrustedError(
+            f"this grant is not for the keys of {identity.name!r} here",
+            hint=f"it is for {head.recipient!r}, or for keys made before these; add-device or add-aggregator makes another",
+        ) from error
     role = DEVICE_ROLE if kind is DeviceGrant else AGGREGATOR_ROLE
     if (head.recipient, head.purpose) != (identity.name, f"grant/{role}"):
         raise UntrustedError(f"this grant is for {head.recipient!r} as {head.purpose.removeprefix('grant/')}")

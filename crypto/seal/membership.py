@@ -14,7 +14,7 @@ from crypto.seal.grants import make_card, open_grant, open_renewal
 from crypto.seal.identity import Identity
 from crypto.seal.roster import open_roster
 from crypto.seal.signed import open_document
-from support.files import private_directory, read_private, write_atomic, write_private
+from support.files import named, private_directory, read_private, write_atomic, write_private
 from support.locks import exclusive
 from wire.codec import decode, encode
 from wire.documents import AggregatorGrant, DeviceGrant, Roster
@@ -38,6 +38,10 @@ CARD_MODE: Final = 0o644
 WAIT_S: Final = 2.0
 """How long another program that works in the directory may take to end."""
 BUSY_HINT: Final = "end `shoal-edge run` or `shoal-aggregator serve` there first"
+
+DAMAGED_HINT: Final = (
+    "is it this program's directory? Else join again with a grant from the owner: shoal-fleet add-device"
+)
 
 _WAITING: Final = re.compile(re.escape(NEXT_FILE) + r"\.(\d{10})", re.ASCII)
 
@@ -204,13 +208,19 @@ class Membership(Generic[G]):
             self._read_grants()  # a running program has put the next grant in force meanwhile
         self._least = _least(directory)
         self.roster_bytes = read_private(directory / ROSTER_FILE)
-        self.roster = self._open(self.roster_bytes, self._least)
+        with named(directory / ROSTER_FILE, DAMAGED_HINT):
+            self.roster = self._open(self.roster_bytes, self._least)
 
     def _read_grants(self) -> None:
-        self._use(decode(read_private(self.directory / GRANT_FILE), self._kind))
+        self._use(self._grant_in(self.directory / GRANT_FILE))
         held = self.grant.keys_since
         waiting = _waiting(self.directory)
-        self.later = [decode(read_private(path), self._kind) for since, path in waiting if since > held]
+        self.later = [self._grant_in(path) for since, path in waiting if since > held]
+
+    def _grant_in(self, path: Path) -> G:
+        data = read_private(path)
+        with named(path, DAMAGED_HINT):
+            return decode(data, self._kind)
 
     def _use(self, grant: G) -> None:
         self.grant = grant
@@ -260,7 +270,9 @@ class Membership(Generic[G]):
         if data == self.roster_bytes:
             self._keep_least()
             return False
-        self.roster, self.roster_bytes = self._open(data, self.roster.sequence), data
+        with named(self.directory / ROSTER_FILE, DAMAGED_HINT):
+            roster = self._open(data, self.roster.sequence)
+        self.roster, self.roster_bytes = roster, data
         self._keep_least()
         return True
 

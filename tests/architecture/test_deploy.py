@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.helpers.trees import ROOT
 from wire.address import BrokerAddress
 from wire.broker import find_mosquitto, free_port
-from wire.errors import BrokerUnreachableError
+from wire.errors import BrokerUnreachableError, StorageError
 from wire.mqtt import MqttTransport
 from wire.topics import Topics
 from wire.transport import Message
@@ -165,3 +165,11 @@ def test_the_units_are_valid(tmp_path, unit):
     done = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True, check=False)
     complaints = [line for line in done.stderr.splitlines() if Path(file).name in line]
     assert (done.returncode, complaints) == (0, [])
+
+
+@pytest.mark.parametrize("unit", ["shoal-aggregator", "shoal-edge"])
+def test_a_service_that_a_full_disk_has_ended_is_started_again(unit):
+    text = (ROOT / f"deploy/systemd/{unit}.service").read_text()
+    (never,) = [line for line in text.splitlines() if line.startswith("RestartPreventExitStatus=")]
+    assert str(StorageError.exit_code) not in never.split("=")[1].split()
+    assert "Restart=on-failure" in text

@@ -138,7 +138,7 @@ def test_a_devices_status_before_its_first_round(call, fleet):
 def test_the_aggregators_status_before_its_first_run(call, fleet):
     """It knows the fleet, and that there is nothing to do."""
     data = call("shoal-aggregator", "status", "server", "--json").data
-    assert data == {"fleet": "reef", "devices": 1, "runs": []}
+    assert data == {"fleet": "reef", "devices": 1, "serving": False, "runs": [], "refused": {}}
 
 
 def test_a_task_is_compiled_and_a_run_signed_and_listed(call, fleet):
@@ -184,3 +184,39 @@ def test_secrets_lie_in_private_files(call, fleet):
     paths = [path for party in parties for path in (party, *party.rglob("*")) if path.suffix != ".card"]
     assert len(paths) > 12
     assert [path for path in paths if path.stat().st_mode & 0o077] == []
+
+
+@pytest.mark.parametrize(
+    ("program", "directory", "file"),
+    [
+        ("shoal-edge", "dev-1", "membership.bin"),
+        ("shoal-edge", "dev-1", "roster.signed"),
+        ("shoal-aggregator", "server", "membership.bin"),
+        ("shoal-aggregator", "server", "roster.signed"),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_to_do(call, fleet, program, directory, file):
+    path = call.home / directory / file
+    write_private(path, path.read_bytes()[:10])
+    failed = call(program, "status", directory, status=7)
+    assert f"{directory}/{file} is damaged, or not what belongs there: " in failed.err
+    assert "join again with a grant" in failed.err
+
+
+def test_another_programs_directory_is_told(call, fleet):
+    for program, directory in (("shoal-edge", "server"), ("shoal-aggregator", "dev-1")):
+        failed = call(program, "status", directory, status=7)
+        assert f"{directory}/membership.bin is damaged, or not what belongs there" in failed.err
+        assert "is it this program's directory?" in failed.err
+
+
+def test_a_grant_for_another_device_or_no_grant_at_all(call, fleet):
+    owner = FleetDirectory(call.home / "owner")
+    call("shoal-edge", "init", "dev-2", "--name", "dev-2")
+    owner.add_device((call.home / "dev-2/dev-2.card").read_bytes())
+    failed = call("shoal-edge", "join", "dev-2", "owner/grants/dev-1.grant", "--owner", fleet, status=6)
+    assert "this grant is not for the keys of 'dev-2' here" in failed.err
+    assert "it is for 'dev-1'" in failed.err
+    failed = call("shoal-edge", "join", "dev-2", "owner/roster.signed", "--owner", fleet, status=7)
+    assert "owner/roster.signed is damaged, or not what belongs there" in failed.err
+    assert "shoal-fleet add-device" in failed.err

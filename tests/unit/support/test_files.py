@@ -1,19 +1,23 @@
 """Files that survive: old bytes or new ones, private from the first moment, and no litter."""
 
+import errno
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
 from support.files import (
+    named,
     private_directory,
     read_private,
     remove_unfinished,
     sync_directory,
     write_atomic,
+    write_failed,
     write_private,
 )
-from wire.errors import ConfigError
+from wire.errors import ConfigError, IntegrityError, StorageError, UntrustedError, WireError
 
 
 def mode(path):
@@ -188,3 +192,24 @@ def test_a_file_where_a_directory_belongs_is_told(tmp_path):
         assert "has this name" in caught.value.hint
     with pytest.raises(ConfigError, match="Not a directory"):
         write_atomic(tmp_path / "file" / "below", b"new")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "status"),
+    [(errno.ENOSPC, StorageError, 9), (errno.EIO, StorageError, 9), (errno.EACCES, ConfigError, 3)],
+)
+def test_a_full_disk_is_no_wrong_configuration(number, kind, status):
+    """A service that ends for it is worth starting again; one that may not write there is not."""
+    error = write_failed(Path("file"), OSError(number, os.strerror(number)))
+    assert (type(error), error.exit_code) == (kind, status)
+    assert str(error) == f"can't write file: {os.strerror(number)}"
+
+
+def test_damage_is_told_with_the_files_name(tmp_path):
+    damaged = pytest.raises(IntegrityError, match="file is damaged, or not what belongs there: too short")
+    with damaged as caught, named(tmp_path / "file", "take another"):
+        raise WireError("too short")
+    assert caught.value.hint == "take another"
+    with pytest.raises(UntrustedError) as other, named(tmp_path / "file", "take another"):
+        raise UntrustedError("expired")
+    assert str(other.value) == "expired"

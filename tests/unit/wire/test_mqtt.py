@@ -1,6 +1,7 @@
 """The MQTT transport against brokers that behave badly: each test scripts one on a socket."""
 
 import contextlib
+import logging
 import queue
 import socket
 import threading
@@ -273,7 +274,9 @@ def test_the_brokers_own_limits_are_kept(
 
 
 def test_only_what_was_asked_for_anew_is_sent_anew_after_a_reconnection(
-    broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
+    broker: Callable[..., ScriptedBroker],
+    connect: Callable[..., tuple[MqttTransport, queue.Queue]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A kept subscription asks for retained messages only if the session lost it; one made offline always does."""
     ready, done = threading.Event(), threading.Event()
@@ -290,6 +293,7 @@ def test_only_what_was_asked_for_anew_is_sent_anew_after_a_reconnection(
         done.set()
         hold(connection)
 
+    caplog.set_level(logging.INFO, "wire.mqtt")
     one = broker(script)
     transport, events = connect(one.url)
     for topic_filter in ("kept", "anew", "gone"):
@@ -305,6 +309,8 @@ def test_only_what_was_asked_for_anew_is_sent_anew_after_a_reconnection(
     assert b"\0\4kept" + bytes([0x11]) in received
     assert b"\0\4anew" + bytes([0x01]) in received
     assert received[received.index(b"gone") - 7] == 0xA2
+    told = [r.getMessage() for r in caplog.records]
+    assert [("not connected" in line, line.endswith("again")) for line in told] == [(True, False), (False, True)]
 
 
 def test_a_sink_may_publish_and_close() -> None:
