@@ -21,6 +21,7 @@ from aggregator.store import erase_updates
 from aggregator.syncer import ThreadSyncer
 from support.lean import settle
 from support.locks import serving
+from support.refusals import Refusals
 from wire import limits
 from wire.address import BrokerAddress
 from wire.errors import IntegrityError, ShoalError, UntrustedError
@@ -74,6 +75,7 @@ class Daemon:
         self._unreadable = b""
         self._said: set[str] = set()
         self._erased: set[bytes] = set()
+        self._refusals = Refusals(LOG)
         self._events: queue.SimpleQueue[TransportEvent | Callable[[], None] | None] = queue.SimpleQueue()
         address = BrokerAddress.parse(
             config.broker or self._membership.broker, ca_file=config.ca, cert_file=config.cert, key_file=config.key
@@ -265,7 +267,7 @@ class Daemon:
         try:
             self._mail.take(message.topic, message.payload, time.monotonic())
         except ShoalError as error:
-            LOG.warning("refused", extra={"kv": {"topic": message.topic, "reason": str(error)}})
+            self._refusals.tell(message.topic, str(error), error.hint, time.monotonic())
 
     def _take(self, service: RunService | None) -> None:
         """Hand over everything that has arrived, waiting a little for the first; then commit, acknowledge, tick."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aggregator.membership import UNKNOWN_HINT
 from aggregator.strategies.base import norm_of
 from crypto.seal.envelope import open_from_member, read_head
 from crypto.seal.identity import Identity
@@ -60,7 +61,7 @@ class Intake:
         """
         member = roster.device(device)
         if member is None:
-            raise UntrustedError(f"{device} is not in the roster")
+            raise UntrustedError(f"{device} is not in the roster", hint=UNKNOWN_HINT)
         head, at = read_head(transfer.payload)
         if (head.fleet, head.purpose, head.sender) != (roster.fleet, UPLOAD_PURPOSE, device):
             raise UntrustedError(f"an upload of {head.sender!r} to {head.fleet!r} on {device}'s topic")

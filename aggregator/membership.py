@@ -13,6 +13,7 @@ from support.files import private_directory
 from wire.documents import AggregatorGrant, Member, RunPlan
 from wire.errors import UntrustedError
 
+UNKNOWN_HINT: Final = "if the owner has added it: shoal-fleet publish; if the owner has revoked it, switch it off"
 RUNS_DIRECTORY: Final = "runs"
 PRESENCE_PURPOSE: Final = "presence"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aggregator.events import CameOnline, WentOffline
-from aggregator.membership import AggregatorMembership
+from aggregator.membership import UNKNOWN_HINT, AggregatorMembership
 from crypto.seal.envelope import SealError
 from wire.codec import decode
 from wire.errors import UntrustedError
@@ -30,7 +30,7 @@ class Presences:
         """
         member = self._membership.roster.device(device)
         if member is None:
-            raise UntrustedError(f"{device} is not in the roster")
+            raise UntrustedError(f"{device} is not in the roster", hint=UNKNOWN_HINT)
         try:
             plain = self._membership.open_from_device(member, transfer.payload, transfer.signed)
         except SealError:

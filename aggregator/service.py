@@ -42,6 +42,7 @@ from aggregator.store import Store
 from aggregator.strategies.registry import make_strategy
 from aggregator.syncer import InlineSyncer, Syncer
 from crypto.seal.envelope import GroupKey
+from support.refusals import Refusals
 from wire.codec import decode, encode
 from wire.documents import RunPackage, RunPlan
 from wire.epochs import Epoch
@@ -98,6 +99,7 @@ class RunService:
         self._deferred: list[Event] = []
         self._opened_at_s = 0.0
         self._lines = Lines(run)
+        self._refusals = Refusals(LOG)
         self._deadline_s: float | None = None
         self._bytes_up = 0
         self._now_s = 0.0
@@ -180,7 +182,7 @@ class RunService:
                     self._on_message(topic, payload, now_s)
                 except ShoalError as error:
                     self._intake.count(error)
-                    LOG.warning("refused", extra={"kv": {"topic": topic, "reason": reason_of(error)}})
+                    self._refusals.tell(topic, reason_of(error), error.hint, now_s)
             case Connected():
                 self._publisher.republish()
             case Disconnected(reason):

@@ -62,7 +62,14 @@ def open_grant(identity: Identity, data: bytes, kind: type[G], owner_fingerprint
             f"this grant is from owner {fingerprint(file.owner)}, not {owner_fingerprint}",
             hint="compare the fingerprint that `shoal-fleet show` prints on the owner's machine",
         )
-    return _open(identity, file, kind)
+    try:
+        return _open(identity, file, kind)
+    except SealError as error:
+        recipient = read_head(file.sealed)[0].recipient
+        raise UntrustedError(
+            f"this grant is not for the keys of {identity.name!r} here",
+            hint=f"it is for {recipient!r}, or for keys made before these; add-device or add-aggregator makes another",
+        ) from error
 
 
 def open_renewal(identity: Identity, data: bytes, kind: type[G], owner_key: bytes) -> G:
@@ -79,13 +86,7 @@ def open_renewal(identity: Identity, data: bytes, kind: type[G], owner_key: byte
 
 def _open(identity: Identity, file: GrantFile, kind: type[G]) -> G:
     head, at = read_head(file.sealed)
-    try:
-        signed, _ = open_from_member(identity, file.sealed, head, at, file.owner.sign_key)
-    except SealError as error:
-        raise UntrustedError(
-            f"this grant is not for the keys of {identity.name!r} here",
-            hint=f"it is for {head.recipient!r}, or for keys made before these; add-device or add-aggregator makes another",
-        ) from error
+    signed, _ = open_from_member(identity, file.sealed, head, at, file.owner.sign_key)
     role = DEVICE_ROLE if kind is DeviceGrant else AGGREGATOR_ROLE
     if (head.recipient, head.purpose) != (identity.name, f"grant/{role}"):
         raise UntrustedError(f"this grant is for {head.recipient!r} as {head.purpose.removeprefix('grant/')}")
