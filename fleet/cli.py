@@ -227,6 +227,7 @@ def run(
     """Sign a run: what the aggregator may do, the sealed task and the sealed origins; prints the run file."""
     from edge_client.manifest import LocalTraining
     from fleet.run import RunOptions, draft_plan, make_plan, write_run
+    from fleet.run_checks import check_devices, doubts
     from fleet.task.signed import read_signed
     from fleet.unlock import open_fleet
 
@@ -252,6 +253,10 @@ def run(
         epoch_rounds=epoch_rounds,
     )
     draft = draft_plan(fleet, bundle, options)
+    devices = fleet.roster.active()
+    check_devices(draft, devices)
+    for doubt in doubts(draft, devices):
+        note(f"warning: {doubt}")
     from fleet.task.origin import make_origins  # torch: only for options that make sense
 
     origins = make_origins(source.spec, draft.origins, seed, manifest=bundle.manifest, **source.options)

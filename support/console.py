@@ -37,6 +37,11 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
+def counted(number: int, thing: str) -> str:
+    """Return "1 round", "2 rounds"."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def say_json(data: Any) -> None:
     """Print the one JSON object of a ``--json`` call: {"schema", "ok", "data"}."""
     say(json.dumps({"schema": SCHEMA, "ok": True, "data": data}, allow_nan=False))

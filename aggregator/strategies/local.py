@@ -72,8 +72,9 @@ class Local:
         self.settings: LocalSettings = parse_settings(LocalSettings, run)
         require(
             run.min_contributors == 1,
-            f"local training gives each device its own model, but means of at least {run.min_contributors} are wanted",
-            "set min_contributors to 1; every device of the fleet can then unmask every other's model",
+            "local training gives each device its own model, but --min-contributors wants means of at least "
+            f"{run.min_contributors}",
+            "give --min-contributors 1; every device of the fleet can then unmask every other's model",
         )
 
     @staticmethod

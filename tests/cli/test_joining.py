@@ -149,7 +149,7 @@ def test_a_task_is_compiled_and_a_run_signed_and_listed(call, fleet):
     )  # fmt: skip
     assert compiled.out.startswith("task: 15 coordinates, ")
     made = call(
-        "shoal-fleet", "run", "owner", "--task", "task", "--algorithm", "ifca", "--set", "k=2", "--rounds", "4",
+        "shoal-fleet", "run", "owner", "--task", "task", "--algorithm", "ifca", "--set", "k=1", "--rounds", "4",
         "--min-contributors", "1", "--seed", "3",
     )  # fmt: skip
     assert made.out == "owner/runs/000001.run\n"

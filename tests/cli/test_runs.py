@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from crypto.seal.grants import DEVICE_ROLE, make_card
+from crypto.seal.identity import Identity
 from crypto.seal.signed import open_document
 from fleet.directory import FleetDirectory
 from fleet.task.signed import Source, write_signed
@@ -11,6 +13,15 @@ from support.locks import exclusive
 from tests.helpers.tasks import logistic_bundle
 from wire.codec import decode
 from wire.documents import RunPackage, RunPlan, Setting
+
+RUN = ("shoal-fleet", "run", "owner", "--task", "task")
+
+
+def grow(call, devices):
+    """Add devices to the roster until it has so many."""
+    owner = FleetDirectory(call.home / "owner")
+    for n in range(len(owner.roster.active()) + 1, devices + 1):
+        owner.add_device(make_card(Identity.generate(f"dev-{n}"), DEVICE_ROLE))
 
 
 def test_the_help_lists_every_algorithm_with_its_settings(call):
@@ -33,10 +44,12 @@ def test_pretraining_starts_from_local_training_and_differs_where_told(call, fle
     call("shoal-fleet", "task", "compile", "owner", "logistic", "--out", "task", "--option", "inputs=4")
     extra = ["--local", "lr=0.3", "--local", "epochs=20", "--pretrain", "epochs=0", "--pretrain", "steps=50"]
     extra += ["--norm-blur", "0.01"]
-    settings = ["--set", "groups=2", "--set", "measure=madc"]
-    path = call("shoal-fleet", "run", "owner", "--task", "task", "--algorithm", "fedgroup", *settings, *extra).last
+    settings = ["--set", "groups=2", "--set", "measure=madc", "--min-contributors", "2"]
+    grow(call, 2)
+    made = call(*RUN, "--algorithm", "fedgroup", *settings, *extra)
+    assert "warning: 2 devices for 2 clusters are fewer than --min-contributors 2 for each: " in made.err
     owner = FleetDirectory(call.home / "owner").owner
-    package = decode((call.home / path).read_bytes(), RunPackage)
+    package = decode((call.home / made.last).read_bytes(), RunPackage)
     plan = open_document(package.plan, RunPlan, owner.member.sign_key)
     assert plan.settings == (Setting("groups", "2"), Setting("measure", "madc"))
     assert (plan.local.lr, plan.local.epochs, plan.local.steps) == (0.3, 20, 0)
@@ -64,5 +77,39 @@ def test_the_origins_are_drawn_before_the_fleet_is_locked(call, fleet):
     write_signed(logistic_bundle(), Source("model.py:make", {}), owner.owner, call.home / "task")
     (call.home / "model.py").write_text("def make():\n    raise OSError('the model is being built')\n")
     with exclusive(owner.path, wait_s=0, hint="-"):
-        told = call("shoal-fleet", "run", "owner", "--task", "task", "--algorithm", "fedavg", status=8)
+        told = call(*RUN, "--algorithm", "fedavg", "--min-contributors", "1", status=8)
     assert "the model is being built" in told.err
+
+
+@pytest.mark.parametrize(
+    ("extra", "error", "hint"),
+    [
+        (
+            ["fedavg"],
+            "--min-contributors 3 wants 3 devices behind each mean, and the roster has 2",
+            "--min-contributors N",
+        ),
+        (
+            ["fedavg", "--min-contributors", "2", "--participation", "0.5"],
+            "--participation 0.5 draws 1 of 2",
+            "raise --part",
+        ),
+        (
+            ["ifca", "--min-contributors", "1", "--set", "k=3"],
+            "k=3 wants 3 clusters, and the roster has 2",
+            "lower it with --set k=N",
+        ),
+        (["fedgroup", "--min-contributors", "1"], "groups=3 wants 3 clusters", "lower it with --set groups=N"),
+        (
+            ["local"],
+            "local training gives each device its own model, but --min-contributors",
+            "give --min-contributors 1",
+        ),
+    ],
+)
+def test_a_run_that_could_change_no_model_is_refused(call, fleet, task, extra, error, hint):
+    grow(call, 2)
+    made = call(*RUN, "--algorithm", *extra, status=3)
+    assert f"error: {error}" in made.err
+    assert f"hint: {hint}" in made.err
+    assert list((call.home / "owner/runs").iterdir()) == []

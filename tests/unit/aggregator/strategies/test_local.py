@@ -77,4 +77,4 @@ def test_a_newcomer_starts_at_w_0_in_a_later_epoch_too():
 def test_a_mean_of_one_must_be_allowed():
     with pytest.raises(ConfigError, match="at least 3") as caught:
         Rounds(run_plan("local", min_contributors=3), DEVICES)
-    assert "min_contributors to 1" in caught.value.hint
+    assert "--min-contributors 1" in caught.value.hint

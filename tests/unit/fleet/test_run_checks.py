@@ -1,0 +1,61 @@
+"""Which runs of which rosters are refused, and of which the owner is warned."""
+
+import pytest
+
+from fleet.run_checks import check_devices, doubts
+from tests.helpers.plans import run_plan
+from wire.errors import ConfigError
+
+
+def roster(count):
+    return tuple(f"dev-{n}" for n in range(count))
+
+
+def told(algorithm, count, settings=None, **changes):
+    plan = run_plan(algorithm, settings, **{"min_contributors": 3, **changes})
+    check_devices(plan, roster(count))
+    return list(doubts(plan, roster(count)))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "count", "settings"),
+    [
+        ("fedavg", 3, {}),
+        ("ifca", 6, {"k": 2}),
+        ("one-shot", 6, {"k": 2}),
+        ("fesem", 6, {}),
+        ("fedgroup", 9, {}),
+        ("cfl", 6, {}),
+    ],
+)
+def test_as_many_devices_as_each_cluster_needs_are_enough(algorithm, count, settings):
+    """With one fewer, the owner is told what it costs; a single model of fewer never changes."""
+    assert told(algorithm, count, settings) == []
+    if algorithm == "fedavg":
+        with pytest.raises(ConfigError, match=r"--min-contributors 3 wants 3 devices .* the roster has 2"):
+            told(algorithm, 2)
+        return
+    (doubt,) = told(algorithm, count - 1, settings)
+    assert "a cluster of fewer devices than --min-contributors keeps its starting model" in doubt
+    assert "--min-contributors N lowers it, at the price that devices can read means of so few" in doubt
+
+
+def test_what_cfl_can_not_split_is_told():
+    assert "CFL can't split 5 devices: each side needs --min-contributors, 3 of them" in told("cfl", 5)[0]
+
+
+def test_devices_drawn_for_a_round_are_what_counts():
+    assert told("ifca", 12, {"k": 2}, participation=0.5) == []
+    assert "5 devices a round for 2 clusters" in told("ifca", 10, {"k": 2}, participation=0.5)[0]
+    with pytest.raises(ConfigError, match="draws 2 of 10 devices for a round"):
+        told("fedavg", 10, participation=0.2)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "setting"), [("ifca", "k"), ("one-shot", "k"), ("fesem", "k"), ("fedgroup", "groups")]
+)
+def test_more_clusters_than_devices_are_refused(algorithm, setting):
+    assert told(algorithm, 4, {setting: 4}, min_contributors=1) == []
+    with pytest.raises(ConfigError, match=f"{setting}=5 wants 5 clusters, and the roster has 4 devices") as caught:
+        told(algorithm, 4, {setting: 5}, min_contributors=1)
+    assert f"--set {setting}=N" in caught.value.hint
