@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 
 from fleet import admission_cli
 from support.console import add_version, note, run_program, say, say_json
+from support.wanted import wanted
 from wire import limits
 from wire.errors import TaskError, UsageError
 
@@ -281,7 +282,7 @@ def _whole(text: str, name: str) -> int:
     try:
         return int(text)
     except ValueError as error:
-        raise UsageError(f"{name}={text!r} is not a whole number") from error
+        raise UsageError(f"{name} is {wanted(int)}, not {text!r}") from error
 
 
 def _local(defaults: Any, pairs: dict[str, str], kind: type[Any]) -> Any:
@@ -295,11 +296,18 @@ def _local(defaults: Any, pairs: dict[str, str], kind: type[Any]) -> Any:
         try:
             changes[name] = number(text)
         except ValueError as error:
-            raise UsageError(f"{name}={text!r} is not a {number.__name__}") from error
+            raise UsageError(f"{name} is {wanted(number)}, not {text!r}") from error
     try:
-        return dataclasses.replace(defaults, **changes)
+        local = dataclasses.replace(defaults, **changes)
     except TaskError as error:
         raise UsageError(str(error), hint=error.hint) from error
+    if not local.steps and not local.batch_size:
+        raise UsageError(
+            "local training of batch_size=0 and steps=0 trains nothing", hint="with batch_size=0, give steps"
+        )
+    if not local.steps and not local.epochs:
+        raise UsageError("local training of epochs=0 and steps=0 trains nothing", hint="give epochs or steps")
+    return local
 
 
 def main() -> None:

@@ -80,14 +80,22 @@ def origins_needed(options: RunOptions) -> int:
     """Return how many origins the run ships: k for each restart of IFCA, else one.
 
     Raises:
-        ConfigError: k or restarts is not a number.
+        ConfigError: k or restarts is not a whole number of at least 1.
     """
     if options.algorithm != "ifca":
         return 1
+    return _at_least_one(options.settings, "k", "2") * _at_least_one(options.settings, "restarts", "1")
+
+
+def _at_least_one(settings: Mapping[str, str], name: str, default: str) -> int:
+    text = settings.get(name, default)
     try:
-        return int(options.settings.get("k", "2")) * int(options.settings.get("restarts", "1"))
-    except ValueError as error:
-        raise ConfigError(f"k and restarts are whole numbers: {error}") from error
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ConfigError(f"{name} is a whole number of at least 1, not {text!r}", hint=f"--set {name}={default}")
+    return number
 
 
 def make_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> RunPlan:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from support.wanted import wanted
 from wire.address import BrokerAddress
 from wire.errors import ConfigError
 
@@ -116,4 +117,5 @@ def _parse(value: Any, hint: Any, where: str) -> Any:
             raise ValueError(value)
         return kind(value)
     except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{where}: {value!r} is not a {kind.__name__}") from error
+        what = "true or false" if kind is bool else wanted(kind)
+        raise ConfigError(f"{where} is {what}, not {value!r}") from error

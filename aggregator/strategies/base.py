@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from aggregator.numerics.averaging import weighted_mean
+from support.wanted import wanted
 from wire.documents import RunPlan
 from wire.errors import ConfigError, IntegrityError, KeyMismatchError
 from wire.messages import Order, Phase, Share, Upload
@@ -365,7 +366,9 @@ def _value(text: str, kind: type[Any], name: str) -> Any:
     try:
         return {"true": True, "on": True, "false": False, "off": False}[text.lower()] if kind is bool else kind(text)
     except (ValueError, KeyError) as error:
-        raise ConfigError(f"setting {name}: {text!r} is not a {kind.__name__}") from error
+        raise ConfigError(
+            f"setting {name} is {wanted(kind)}, not {text!r}", hint="`shoal-fleet run --help` says what each takes"
+        ) from error
 
 
 def require(condition: bool, message: str, hint: str = "") -> None:

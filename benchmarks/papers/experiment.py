@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
+from support.wanted import wanted
 from wire.errors import UsageError
 
 Knob = TypeVar("Knob", bool, int, float, str)
@@ -60,7 +61,7 @@ class Options:
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError
         except ValueError:
-            raise UsageError(f"--set {name}={text}: it takes {_kind_name(default)}") from None
+            raise UsageError(f"--set {name}={text}: it takes {wanted(kind)}") from None
         return kind(value)
 
     def strategy_settings(self, *knobs: str) -> dict[str, str]:
@@ -74,12 +75,6 @@ def _switch(text: str) -> bool:
     if text.lower() in _FALSE:
         return False
     raise ValueError(text)
-
-
-def _kind_name(default: object) -> str:
-    if isinstance(default, bool):
-        return "on or off"
-    return {int: "a whole number", float: "a number"}.get(type(default), "text")
 
 
 class Progress(Protocol):

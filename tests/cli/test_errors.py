@@ -35,15 +35,43 @@ def test_usage_local_training_out_of_range(call, fleet, task):
 
 
 @pytest.mark.parametrize(
+    ("extra", "error"),
+    [
+        (["--local", "epochs=0"], "local training of epochs=0 and steps=0 trains nothing"),
+        (["--local", "batch_size=0"], "local training of batch_size=0 and steps=0 trains nothing"),
+        (["--pretrain", "epochs=0"], "local training of epochs=0 and steps=0 trains nothing"),
+        (["--local", "epochs=1.5"], "epochs is a whole number, not '1.5'"),
+        (["--pretrain", "lr=fast"], "lr is a number, not 'fast'"),
+    ],
+)
+def test_usage_local_training_that_is_none(call, fleet, task, extra, error):
+    """Status 2: fifty rounds of nothing would say that they finished."""
+    asked = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", *extra, status=2)
+    assert f"error: {error}\n" in asked.err
+
+
+@pytest.mark.parametrize(
     ("extra", "error", "hint"),
     [
         (["--algorithm", "fedsum"], "no algorithm 'fedsum'", "there are cfl, fedavg, fedgroup, fedgrouprox, "),
         (["--algorithm", "cfl", "--set", "epsilon=1"], "cfl has no setting 'epsilon'", "it has "),
+        (
+            ["--algorithm", "fedgroup", "--set", "groups=x"],
+            "setting groups is a whole number, not 'x'",
+            "`shoal-fleet run",
+        ),
+        (["--algorithm", "fedgroup", "--set", "rcc=x"], "setting rcc is on or off, not 'x'", "`shoal-fleet run"),
         (["--algorithm", "fedavg", "--mask", "rot13"], "mask mode 'rot13' is not known", "use one of: "),
         (["--algorithm", "fedavg", "--quorum", "2"], "quorum and participation are shares", "`shoal-fleet run --help`"),
         (["--algorithm", "fedavg", "--weighting", "foo"], "weighting 'foo' is neither", "`shoal-fleet run --help`"),
         (["--algorithm", "fedavg", "--norm-limit", "-1"], "deadline, norm limit, rounds", "`shoal-fleet run --help`"),
-        (["--algorithm", "ifca", "--set", "k=0"], "a run plan with 0 origins", "`shoal-fleet run --help`"),
+        (["--algorithm", "ifca", "--set", "k=0"], "k is a whole number of at least 1, not '0'", "--set k="),
+        (["--algorithm", "ifca", "--set", "k=two"], "k is a whole number of at least 1, not 'two'", "--set k="),
+        (
+            ["--algorithm", "ifca", "--set", "restarts=x"],
+            "restarts is a whole number of at least 1, not 'x'",
+            "--set rest",
+        ),
     ],
 )
 def test_config_a_run_that_makes_no_sense(call, fleet, task, extra, error, hint):

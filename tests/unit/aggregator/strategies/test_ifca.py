@@ -242,7 +242,7 @@ def test_settings_that_make_no_sense_are_refused(settings, match):
         ifca(**settings)
 
 
-@pytest.mark.parametrize(("k", "match"), [(0, "at least 1"), ("two", "not a int")])
+@pytest.mark.parametrize(("k", "match"), [(0, "at least 1"), ("two", "a whole number, not .two.")])
 def test_k_is_a_number_of_clusters(k, match):
     with pytest.raises(ConfigError, match=match):
         Rounds(run_plan("ifca", {"k": k}), DEVICES)
