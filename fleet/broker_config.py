@@ -20,6 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from crypto.seal.grants import OWNER_NAME
 from fleet.broker_users import ENROL_USER
 from fleet.directory import FleetDirectory
+from fleet.outputs import check_output
 from support.files import private_directory, read_private, write_private
 from wire import limits
 from wire.address import BrokerAddress
@@ -30,6 +31,8 @@ CA_FILE: Final = "broker-ca.crt"
 CA_KEY_FILE: Final = "broker-ca.key"
 CA_HINT: Final = "take both from a backup, or remove both: a new CA is made, whose ca.crt everybody needs"
 CLIENTS: Final = "clients"
+CONFIG_FILE: Final = "shoal.conf"
+WRITTEN: Final = ("passwords", "shoal.acl", CONFIG_FILE, CLIENTS, "server.key", "server.crt", "ca.crt")
 CA_LIFE: Final = datetime.timedelta(days=3650)
 SERVER_LIFE: Final = datetime.timedelta(days=825)
 _SLACK: Final = datetime.timedelta(hours=1)
@@ -128,8 +131,10 @@ def write_broker_config(
         expected: devices that are not enrolled yet but already get a user.
 
     Raises:
-        ConfigError: the fleet has no aggregator yet, an expected name is not one for a device, or the CA's files don't fit.
+        ConfigError: the fleet has no aggregator yet, an expected name is not one for a device, the CA's files don't fit, or
+            the folder is the owner's or holds other things.
     """
+    check_output(fleet.path, folder, ours=WRITTEN, last=CONFIG_FILE)
     with fleet.changing():
         return _write(fleet, folder, (installed or folder).absolute(), expected)
 
@@ -147,7 +152,7 @@ def _write(fleet: FleetDirectory, folder: Path, place: Path, expected: tuple[str
     private_directory(folder)
     write_private(folder / "passwords", "".join(f"{fleet.users.hashed(u)}\n" for u in users).encode())
     write_private(folder / "shoal.acl", acl(fleet, devices).encode())
-    write_private(folder / "shoal.conf", config(address, place).encode())
+    write_private(folder / CONFIG_FILE, config(address, place).encode())
     for name in (aggregator.name, *devices):
         write_private(folder / CLIENTS / f"{name}.url", f"{fleet.broker_for(name)}\n".encode())
     if address.tls:

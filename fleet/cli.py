@@ -136,12 +136,14 @@ def compile_(
     name: Annotated[str, typer.Option(help="The task's name; default: the source's.")] = "",
 ) -> None:
     """Compile a torch model and its loss to ONNX, check it against torch, and sign it."""
+    from fleet.outputs import check_output
     from fleet.task.builtin import build, load_user
     from fleet.task.compile import compile_task
-    from fleet.task.signed import Source, write_signed
+    from fleet.task.signed import SIGNATURE_FILE, TASK_FILES, Source, write_signed
     from fleet.unlock import open_fleet
 
     fleet = open_fleet(directory)
+    check_output(fleet.path, out, ours=TASK_FILES, last=SIGNATURE_FILE)
     options = {k: _whole(v, k) for k, v in _pairs(option or []).items()}
     made = load_user(source) if ":" in source else build(source, **options)
     bundle = compile_task(

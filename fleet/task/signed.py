@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from crypto.seal.identity import Identity, verify
+from edge_client.manifest import GRAPH_NAMES
 from edge_client.task import TaskBundle
 from support.files import write_atomic
 from wire.errors import TaskError, UntrustedError
@@ -15,6 +16,8 @@ from wire.errors import TaskError, UntrustedError
 SIGNATURE_FILE: Final = "task.sig"
 SOURCE_FILE: Final = "source.json"
 PURPOSE: Final = "task-bundle"
+TASK_FILES: Final = ("task.toml", *(f"{name}.onnx" for name in GRAPH_NAMES), SOURCE_FILE, SIGNATURE_FILE)
+"""What `write_signed` writes, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
