@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleet.reminders import broker_users
 from support.console import note, say, say_json
 from wire.errors import ShoalError, UsageError
 
@@ -95,7 +96,8 @@ def approve(
     from fleet.unlock import open_fleet
 
     wanted = fingerprint.strip().lower()
-    with Desk(open_fleet(directory), Tls(ca, cert, key), note) as desk:
+    fleet = open_fleet(directory)
+    with Desk(fleet, Tls(ca, cert, key), note) as desk:
         registrar = desk.registrar
         desk.listen(wait, lambda: wanted in registrar.pending or registrar.listed(wanted))
         for refused in registrar.refused.values():
@@ -109,6 +111,7 @@ def approve(
                 )
             raise
     say(f"{member.name} {wanted}")
+    broker_users(fleet, f"lets {member.name} in, unless --device named it before")
 
 
 def revoke(
@@ -132,6 +135,7 @@ def revoke(
     fleet = open_fleet(directory)
     fleet.revoke(device)
     say(f"{device} revoked by roster {fleet.roster.sequence}")
+    broker_users(fleet, f"shuts {device} out")
     if offline:
         note(f"next: shoal-fleet publish {directory}, or carry roster.signed and grants/ to the others")
         return

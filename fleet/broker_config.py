@@ -89,6 +89,14 @@ def acl(fleet: FleetDirectory, devices: tuple[str, ...]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is reached from its own machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def config(address: BrokerAddress, installed: Path) -> str:
     """Return mosquitto's configuration, with the files lying in ``installed`` on the broker's host."""
     lines = [
@@ -97,7 +105,7 @@ def config(address: BrokerAddress, installed: Path) -> str:
         f"password_file {installed}/passwords",
         f"acl_file {installed}/shoal.acl",
         "",
-        f"listener {address.port}",
+        f"listener {address.port}{f' {address.host}' if is_loopback(address.host) else ''}",
     ]
     if address.tls:
         lines += [f"certfile {installed}/server.crt", f"keyfile {installed}/server.key", "tls_version tlsv1.2"]

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from fleet import admission_cli
+from fleet.reminders import broker_users
 from support.console import add_version, note, run_program, say, say_json
 from support.wanted import wanted
 from wire import limits
@@ -99,10 +100,12 @@ def add_device(directory: Directory, card: CardFile, fingerprint: Expected = "")
     from fleet.unlock import open_fleet
 
     fleet = open_fleet(directory)
-    say(str(fleet.add_device(card.read_bytes(), fingerprint)))
+    grant = fleet.add_device(card.read_bytes(), fingerprint)
+    say(str(grant))
     note(f"owner {fleet.fingerprint}")
     note(f"next: shoal-edge join DIR GRANT --owner {fleet.fingerprint}")
     note(f"hand {directory / 'roster.signed'} to the aggregator, into its directory")
+    broker_users(fleet, f"lets {grant.stem} in, unless --device named it before")
 
 
 @app.command("add-aggregator")

@@ -137,6 +137,21 @@ def test_broker_config_says_what_it_made_and_no_password(call, fleet):
     assert shown.data["broker"] == BROKER
 
 
+def test_who_comes_and_who_goes_is_for_the_broker_to_learn(call, fleet):
+    """Once it has users, it lets in whom its files name, and nobody else."""
+    call("shoal-edge", "init", "dev-2", "--name", "dev-2")
+    added = ("shoal-fleet", "add-device", "owner", "dev-2/dev-2.card")
+    assert "broker-config" not in call(*added).err
+    for _ in range(2):
+        call("shoal-fleet", "broker-config", "owner", "--out", "broker")
+    assert "listener 1 127.0.0.1" in (call.home / "broker/shoal.conf").read_text()
+    step = (
+        "next: shoal-fleet broker-config owner --out FOLDER again, then send mosquitto a SIGHUP: only then the broker"
+    )
+    assert f"{step} lets dev-2 in" in call(*added).err
+    assert f"{step} shuts dev-2 out" in call("shoal-fleet", "revoke", "owner", "dev-2", "--offline").err
+
+
 def test_a_passphrase_guards_the_owners_keys(call):
     """From a private file; without it, or with another, nothing opens; it shows nowhere."""
     write_private(call.home / "pass", PASSPHRASE.encode() + b"\n")

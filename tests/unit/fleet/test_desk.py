@@ -93,19 +93,24 @@ def lying(broker, base):
     return bytes(found[-1].payload)
 
 
-def test_a_newcomer_gets_no_secret_from_before_the_epoch_that_the_fleet_has_certified(tmp_path, broker):
-    """`approve` looks at what lies on the broker, whatever comes first, before it seals the grant."""
+def test_a_newcomer_gets_no_secret_from_before_the_epoch_that_the_fleet_has_certified(tmp_path, broker, capsys):
+    """`approve` looks at what lies on the broker, whatever comes first, before it seals the grant.
+
+    And says how the newcomer becomes a user of a broker that has users.
+    """
     run = make_fleet(tmp_path / "fleet", rounds=6, epoch_rounds=2)
     run.run(1e5)
     owner = FleetDirectory(run.stage.fleet.path)
     topics, newcomer = Topics(owner.name), Identity.generate("newcomer")
     with owner.changing():
         owner._store_secrets(dataclasses.replace(owner.secrets, broker=broker.url))
+        owner.users.make()
     before = owner.secrets.mask_epoch
     token = TokenStore(owner).issue(600, int(time.time()))
     leave(broker, request(newcomer, token))
     leave(broker, {t: m for t, m in run.broker.retained.items() if t.startswith(topics.checkpoint)})
     admission_cli.approve(owner.path, fingerprint(newcomer.member))
+    assert "then send mosquitto a SIGHUP: only then the broker lets newcomer in" in capsys.readouterr().err
     data = lying(broker, topics.grant(token_id(token.secret)))
     grant = open_grant(newcomer, data, DeviceGrant, owner.fingerprint)
     assert grant.mask_epoch == FleetDirectory(owner.path).secrets.mask_epoch > before
