@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from benchmarks import data_cli, simulate_cli
-from support.console import add_version, forbid_inspection, run_program, say, say_json
-from wire.errors import UsageError
+from support.console import add_version, forbid_inspection, note_error, run_program, say, say_json
+from wire.errors import ShoalError, UsageError
+
+if TYPE_CHECKING:
+    from benchmarks.numerics import KernelResult
 
 app = typer.Typer(
     help="Clustered federated learning with an aggregator that works blind: try it, and measure it.",
@@ -24,9 +28,24 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(data_cli.app, name="data")
 app.command("simulate")(simulate_cli.simulate)
 
+
+def _writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
+    from benchmarks import record
+
+    if path is not None:
+        record.check_place(path, option.opts[0])
+    return path
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 SaveFile = Annotated[
-    Path | None, typer.Option(help="Also write the figures there, with command, commit and machine.", dir_okay=False)
+    Path | None,
+    typer.Option(
+        help="Also write the figures there, with command, commit and machine.", dir_okay=False, callback=_writable
+    ),
+]
+HtmlFile = Annotated[
+    Path | None, typer.Option(help="Also write a page with pictures there.", dir_okay=False, callback=_writable)
 ]
 BrokerName = Annotated[str, typer.Option(help="auto, mosquitto or amqtt.")]
 
@@ -37,15 +56,27 @@ def _broker(name: str) -> Any:
     return name
 
 
-def _given(data: dict[str, Any], save: Path | None, json: bool) -> bool:
-    """Save the figures where that is asked for, and print them as one JSON object; return whether that was asked for."""
-    if save is not None:
-        from benchmarks import record
+def _deliver(
+    data: dict[str, Any], json: bool, show: Callable[[], None], save: Path | None, *writes: Callable[[], None]
+) -> None:
+    """Write and save the figures, and print them, as one JSON object or as ``show`` does, though they can't be saved."""
+    from benchmarks import record
 
-        record.save(save, data)
+    failure = None
+    try:
+        for write in writes:
+            write()
+        if save is not None:
+            record.save(save, data)
+    except ShoalError as error:
+        failure = error
     if json:
         say_json(data)
-    return json
+    else:
+        show()
+    if failure is not None:
+        note_error(failure)
+        raise typer.Exit(failure.exit_code)
 
 
 @app.command()
@@ -75,8 +106,7 @@ def demo(
             broker=_broker(broker),
             progress=progress,
         )
-    if not _given(result.data(), save, json):
-        report(result)
+    _deliver(result.data(), json, lambda: report(result), save)
 
 
 @bench_app.command("round")
@@ -93,8 +123,10 @@ def bench_round(
     forbid_inspection()
     _stop_cleanly()
     data = measure(devices, _broker(broker), rounds).data()
-    if _given(data, save, json):
-        return
+    _deliver(data, json, lambda: _show_round(data), save)
+
+
+def _show_round(data: dict[str, Any]) -> None:
     say(
         f"{data['seconds_per_round_median']:.3f} s a round (median of {data['rounds']}, "
         f"{data['seconds_per_round_min']:.3f} to {data['seconds_per_round_max']:.3f}), "
@@ -123,8 +155,10 @@ def bench_aggregator(
     forbid_inspection()
     loads = [measure(n, algorithm).data() for n in devices or SIZES]
     data = {"algorithm": algorithm, "loads": loads}
-    if _given(data, save, json):
-        return
+    _deliver(data, json, lambda: _show_loads(loads), save)
+
+
+def _show_loads(loads: list[dict[str, Any]]) -> None:
     say(
         f"{'devices':>7} {'CPU s a round':>14} {'CPU ms an upload':>17} {'CPU ms a presence':>18} {'bytes published':>16}"
     )
@@ -148,8 +182,10 @@ def bench_numerics(
 
     results = measure(quick)
     data = {"kernels": [dataclasses.asdict(r) for r in results]}
-    if _given(data, save, json):
-        return
+    _deliver(data, json, lambda: _show_kernels(results), save)
+
+
+def _show_kernels(results: list[KernelResult]) -> None:
     say(f"{'kernel':24} {'n':>7} {'d':>9} {'CPU s':>10}  {'ceiling x':>9}  {'naive x':>8}")
     for r in results:
         say(f"{r.name:24} {r.n:7} {r.d:9} {r.seconds:10.4f}  {r.ceiling_ratio:9.2f}  {r.naive_ratio:8.1f}")
@@ -160,7 +196,7 @@ def bench_privacy(
     mode: Annotated[list[str] | None, typer.Option(help="Mask mode; may be given again. All by default.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer trials, no CNN, no d = 1e7.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Attack MNIST, whose files are there.", file_okay=False)] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write a page with pictures there.", dir_okay=False)] = None,
+    html: HtmlFile = None,
     save: SaveFile = None,
     json: AsJson = False,
 ) -> None:
@@ -172,12 +208,16 @@ def bench_privacy(
     from support.files import write_atomic
 
     report = measure(mode or (), quick=quick, data_dir=data_dir, progress=note)
-    if html is not None:
-        write_atomic(html, page(report).encode(), mode=0o644)
-    if _given(report.data(), save, json):
-        return
-    for line in lines(report):
-        say(line)
+
+    def show() -> None:
+        for line in lines(report):
+            say(line)
+
+    def write_page() -> None:
+        if html is not None:
+            write_atomic(html, page(report).encode(), mode=0o644)
+
+    _deliver(report.data(), json, show, save, write_page)
 
 
 def _stop_cleanly() -> None:

@@ -7,11 +7,32 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from support.files import write_atomic
+from wire.errors import UsageError
+
+
+def check_place(path: Path, option: str) -> None:
+    """Return if a file can be written at ``path``: asked before the work whose figures go there.
+
+    Raises:
+        UsageError: there is no such folder, or it can't be written; ``option`` is what named it.
+    """
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder} for {option}", hint="make it, or name another file")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UsageError(
+            f"can't write {option} {path}: {error.strerror}", hint="name a file in another folder"
+        ) from error
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a folder", hint="name a file")
 
 
 def save(path: Path, data: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from support.console import say, say_json
+from support.console import note_error, say, say_json
 from wire.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -80,34 +80,52 @@ def simulate(
         device,
         checkpoint,
     )
-    results = _run(chosen, algorithms, options, save)
+    results, kept = _run(chosen, algorithms, options, save)
     if plot is not None:
         from benchmarks.papers.plot import plot as draw
 
         draw(results, plot, chosen.figure)
     if json:
         say_json(_document(chosen, results, algorithm == ALL))
-        return
-    from benchmarks.simulate_report import report
+    else:
+        from benchmarks.simulate_report import report
 
-    report(f"{chosen.id}: {chosen.title} ({chosen.paper}); seed {seed}, mask {mask}", results)
+        report(f"{chosen.id}: {chosen.title} ({chosen.paper}); seed {seed}, mask {mask}", results)
+    if not kept:
+        raise typer.Exit(ConfigError.exit_code)
 
 
-def _run(chosen: Experiment, algorithms: tuple[str, ...], options: Options, save: Path | None) -> list[dict[str, Any]]:
-    """Run the algorithms in turn; what is done is saved after each, so that an interruption costs one of them."""
+def _run(
+    chosen: Experiment, algorithms: tuple[str, ...], options: Options, save: Path | None
+) -> tuple[list[dict[str, Any]], bool]:
+    """Run the algorithms in turn; what is done is saved after each, so that an interruption costs one of them.
+
+    Where it can't be saved that is told, and the run goes on; return the results, and whether all of them were saved.
+    """
     import dataclasses
 
-    from benchmarks import record
     from benchmarks.simulate_report import TerminalProgress
 
     results: list[dict[str, Any]] = []
+    kept = True
     with TerminalProgress() as progress:
         for name in algorithms:
             result = chosen.run(dataclasses.replace(options, algorithm=name), progress)
             results.append(result.data())
             if save is not None:
-                record.save(save, _document(chosen, results, len(algorithms) > 1))
-    return results
+                kept = _saved(save, _document(chosen, results, len(algorithms) > 1))
+    return results, kept
+
+
+def _saved(path: Path, document: dict[str, Any]) -> bool:
+    from benchmarks import record
+
+    try:
+        record.save(path, document)
+    except ConfigError as error:
+        note_error(error)
+        return False
+    return True
 
 
 def _document(chosen: Experiment, results: list[dict[str, Any]], several: bool) -> dict[str, Any]:
@@ -144,8 +162,10 @@ def _settings(items: list[str]) -> dict[str, str]:
 
 def _check_outputs(device: str, save: Path | None, plot: Path | None) -> None:
     """Refuse before a long run what would fail after it."""
-    if save is not None and not save.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {save.absolute().parent} for --save")
+    from benchmarks.record import check_place
+
+    if save is not None:
+        check_place(save, "--save")
     if plot is not None:
         from benchmarks.papers.plot import check
 

@@ -37,6 +37,13 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
+def note_error(error: ShoalError) -> None:
+    """Print an error and its hint to stderr."""
+    note(f"error: {error}")
+    if error.hint:
+        note(f"hint: {error.hint}")
+
+
 def counted(number: int, thing: str) -> str:
     """Return "1 round", "2 rounds"."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
@@ -180,6 +187,4 @@ def _report(error: ShoalError, *, as_json: bool) -> None:
     if as_json:
         failure = {"type": type(error).__name__, "message": str(error), "hint": error.hint}
         say(json.dumps({"schema": SCHEMA, "ok": False, "error": failure}))
-    note(f"error: {error}")
-    if error.hint:
-        note(f"hint: {error.hint}")
+    note_error(error)

@@ -1,0 +1,55 @@
+"""`--save` and `--html`: refused before the work where nothing can be written, and no reason to lose the figures after it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import typer
+
+from benchmarks.cli import _deliver
+from support.console import say
+from tests.cli.test_simulate import MAIN, SCRIPT, data_of, shoal
+from tests.helpers.trees import python
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("demo", "--save"),
+        *(("bench", name, "--save") for name in ("round", "aggregator", "numerics", "privacy")),
+        ("bench", "privacy", "--html"),
+        ("simulate", "toy", "--save"),
+    ],
+)
+def test_a_file_in_no_folder_is_refused_before_the_work(tmp_path, command):
+    done = shoal(*command, tmp_path / "none" / "x.json", status=2)
+    assert done.stdout == ""
+    assert f"error: there is no folder {tmp_path}/none for {command[-1]}\nhint: " in done.stderr
+
+
+def test_a_folder_that_can_not_be_written_is_refused_before_the_work():
+    assert (
+        "error: can't write --save /proc/x.json" in shoal("simulate", "toy", "--save", "/proc/x.json", status=2).stderr
+    )
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_figures_that_can_not_be_saved_are_printed_all_the_same(tmp_path, capsys, as_json):
+    with pytest.raises(typer.Exit) as caught:
+        _deliver({"a": 1}, as_json, lambda: say("figures"), tmp_path / "none" / "x.json")
+    out, err = capsys.readouterr()
+    assert caught.value.exit_code == 3
+    assert (json.loads(out)["data"] == {"a": 1}) if as_json else (out == "figures\n")
+    assert "error: can't write" in err
+
+
+def test_a_simulation_whose_folder_goes_away_is_printed_all_the_same(tmp_path):
+    (tmp_path / "out").mkdir()
+    script = SCRIPT.replace(
+        "rounds, history =", f"__import__('os').rmdir({str(tmp_path / 'out')!r})\n    rounds, history ="
+    )
+    done = python(script + MAIN, "simulate", "toy", "--save", tmp_path / "out" / "x.json", "--json")
+    assert done.returncode == 3
+    assert data_of(done)["accuracy"] == 53.0
+    assert "error: can't write" in done.stderr
