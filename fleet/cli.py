@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,9 +59,9 @@ def init(
 
 @app.command()
 def show(directory: Directory, json: AsJson = False) -> None:
-    """Print the owner's fingerprint, who belongs to the fleet, and each run with its mask mode."""
+    """Print the owner's fingerprint, until when the roster holds, who belongs to it, and each run with its mask mode."""
     from crypto.seal.identity import fingerprint
-    from fleet.runs import signed_plans, summary
+    from fleet.runs import day, signed_plans, summary
     from fleet.unlock import open_fleet
     from fleet.vault import is_under_passphrase
 
@@ -72,6 +73,8 @@ def show(directory: Directory, json: AsJson = False) -> None:
         "owner": fleet.fingerprint,
         "broker": fleet.broker,
         "roster": roster.sequence,
+        "expires": day(roster.expires_at_s),
+        "expires_at_s": roster.expires_at_s,
         "aggregator": fingerprint(roster.aggregator) if roster.aggregator else None,
         "passphrase": is_under_passphrase(directory),
         "devices": [
@@ -82,7 +85,8 @@ def show(directory: Directory, json: AsJson = False) -> None:
     if json:
         say_json(data)
         return
-    say(f"fleet {data['fleet']}, roster {data['roster']}")
+    ends = "expired" if time.time() > roster.expires_at_s else "expires"
+    say(f"fleet {data['fleet']}, roster {data['roster']}, {ends} {data['expires']}")
     say(f"owner {data['owner']}")
     say(f"aggregator {data['aggregator'] or '-'}")
     for device in roster.devices:
@@ -233,11 +237,13 @@ def run(
     """Sign a run: what the aggregator may do, the sealed task and the sealed origins; prints the run file."""
     from edge_client.manifest import LocalTraining
     from fleet.run import RunOptions, draft_plan, make_plan, write_run
-    from fleet.run_checks import check_devices, doubts
+    from fleet.run_checks import check_devices, check_roster, doubts, roster_doubts
     from fleet.task.signed import read_signed
     from fleet.unlock import open_fleet
 
     fleet = open_fleet(directory)
+    now_s = int(time.time())
+    check_roster(fleet.roster, now_s)
     bundle, source = read_signed(task, fleet.owner)
     training = _local(bundle.manifest.hyper, _pairs(local or []), LocalTraining)
     options = RunOptions(
@@ -261,7 +267,7 @@ def run(
     draft = draft_plan(fleet, bundle, options)
     devices = fleet.roster.active()
     check_devices(draft, devices)
-    for doubt in doubts(draft, devices):
+    for doubt in (*doubts(draft, devices), *roster_doubts(fleet.roster, now_s)):
         note(f"warning: {doubt}")
     from fleet.task.origin import make_origins  # torch: only for options that make sense
 

@@ -7,8 +7,9 @@ from typing import Final
 
 from aggregator.strategies.base import drawn, parse_settings
 from aggregator.strategies.registry import SETTINGS
+from fleet.runs import day
 from support.console import counted
-from wire.documents import RunPlan
+from wire.documents import Roster, RunPlan
 from wire.errors import ConfigError
 
 LOWER_HINT: Final = (
@@ -18,6 +19,25 @@ KEEPS: Final = (
     "a cluster of fewer devices than --min-contributors keeps its starting model; --min-contributors N lowers it, at "
     "the price that devices can read means of so few"
 )
+
+EXPIRES_SOON_S: Final = 30 * 24 * 3600
+RENEW: Final = "shoal-fleet renew, then shoal-fleet publish"
+
+
+def check_roster(roster: Roster, now_s: int) -> None:
+    """Return if the roster still holds: nobody takes orders under another.
+
+    Raises:
+        ConfigError: it has expired.
+    """
+    if now_s > roster.expires_at_s:
+        raise ConfigError(f"the roster expired on {day(roster.expires_at_s)}: nobody would follow the run", hint=RENEW)
+
+
+def roster_doubts(roster: Roster, now_s: int) -> Iterator[str]:
+    """Yield that the roster expires within EXPIRES_SOON_S."""
+    if now_s + EXPIRES_SOON_S > roster.expires_at_s:
+        yield f"the roster expires on {day(roster.expires_at_s)}, and ends the run then: {RENEW}"
 
 
 def check_devices(plan: RunPlan, devices: tuple[str, ...]) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import pytest
 
 from crypto.seal.grants import DEVICE_ROLE, make_card
 from crypto.seal.identity import Identity
-from crypto.seal.signed import open_document
+from crypto.seal.signed import open_document, sign_document
 from fleet.directory import FleetDirectory
 from fleet.task.signed import Source, write_signed
+from fleet.vault import ROSTER_FILE
+from support.files import write_private
 from support.locks import exclusive
 from tests.helpers.tasks import logistic_bundle
 from wire.codec import decode
@@ -113,3 +118,17 @@ def test_a_run_that_could_change_no_model_is_refused(call, fleet, task, extra, e
     assert f"error: {error}" in made.err
     assert f"hint: {hint}" in made.err
     assert list((call.home / "owner/runs").iterdir()) == []
+
+
+def test_no_run_is_signed_under_a_roster_that_has_expired(call, fleet, task):
+    """Nobody would follow it; `show` says so beforehand."""
+    owner = FleetDirectory(call.home / "owner")
+    past = dataclasses.replace(owner.roster, sequence=9, issued_at_s=1_600_000_000, expires_at_s=1_700_000_000)
+    write_private(owner.path / ROSTER_FILE, sign_document(owner.owner, past))
+    made = call(*RUN, "--algorithm", "fedavg", "--min-contributors", "1", status=3)
+    assert "error: the roster expired on 2023-11-14" in made.err
+    assert "hint: shoal-fleet renew, then shoal-fleet publish" in made.err
+    assert call("shoal-fleet", "show", "owner").out.startswith("fleet reef, roster 9, expired 2023-11-14\n")
+    assert call("shoal-fleet", "show", "owner", "--json").data["expires_at_s"] == 1_700_000_000
+    call("shoal-fleet", "renew", "owner")
+    assert re.match(r"fleet reef, roster 10, expires 2\d{3}-", call("shoal-fleet", "show", "owner").out)

@@ -2,8 +2,9 @@
 
 import pytest
 
-from fleet.run_checks import check_devices, doubts
+from fleet.run_checks import EXPIRES_SOON_S, check_devices, check_roster, doubts, roster_doubts
 from tests.helpers.plans import run_plan
+from wire.documents import Roster
 from wire.errors import ConfigError
 
 
@@ -59,3 +60,16 @@ def test_more_clusters_than_devices_are_refused(algorithm, setting):
     with pytest.raises(ConfigError, match=f"{setting}=5 wants 5 clusters, and the roster has 4 devices") as caught:
         told(algorithm, 4, {setting: 5}, min_contributors=1)
     assert f"--set {setting}=N" in caught.value.hint
+
+
+def test_a_roster_that_ends_soon_is_told_and_one_that_has_ended_is_refused():
+    """1 700 000 000 is the 14th of November 2023."""
+    ends_s = 1_700_000_000
+    held = Roster("reef", 1, ends_s - 10**7, ends_s, None, (), ())
+    check_roster(held, ends_s)
+    assert list(roster_doubts(held, ends_s - EXPIRES_SOON_S)) == []
+    (doubt,) = roster_doubts(held, ends_s - EXPIRES_SOON_S + 1)
+    assert doubt.startswith("the roster expires on 2023-11-14")
+    with pytest.raises(ConfigError, match="expired on 2023-11-14") as caught:
+        check_roster(held, ends_s + 1)
+    assert caught.value.hint == "shoal-fleet renew, then shoal-fleet publish"
