@@ -6,35 +6,31 @@ fleet with virtual time and an inline worker.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from crypto.seal.roster import aggregator_of
 from edge_client import agent
 from edge_client.agent import AgentState
-from edge_client.data import Batch, Shares, split
+from edge_client.data import Batch
 from edge_client.enrolment import DeviceMembership
 from edge_client.following import Following
 from edge_client.inventory import Inventory
 from edge_client.manifest import TaskManifest
-from edge_client.model import OrtModel
-from edge_client.own_updates import OwnUpdates
 from edge_client.package import Run
 from edge_client.presence import presence
 from edge_client.results import Results
 from edge_client.roster_feed import RosterFeed
 from edge_client.state import DeviceState
-from edge_client.update import Workshop, carry_out
-from edge_client.worker import Job, Result, Worker
+from edge_client.worker import Result, Worker
+from edge_client.workplace import Workplace
 from wire import limits
 from wire.codec import decode
 from wire.documents import RosterChange
 from wire.errors import ShoalError, UntrustedError, reason_of
 from wire.frame import ChunkKind
 from wire.frame import split as split_chunks
-from wire.messages import Action, Announcement, Control, Order, Phase
+from wire.messages import Action, Announcement, Control, Order
 from wire.reassembly import Reassembler
 from wire.topics import ParsedTopic, TopicKind, Topics
 from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent, resubscribe
@@ -83,11 +79,10 @@ class DeviceRuntime:
         self._membership = membership
         self._transport = transport
         self._worker = worker
-        self._load_data = load_data
+        self._workplace = Workplace(membership, load_data, threads=threads)
         self._birth = birth
         self._hand_back = results
         self._uniform = uniform
-        self._threads = threads
         self._topics = Topics(membership.fleet)
         self._files = DeviceState(membership.directory)
         self._chunks = Reassembler()
@@ -100,9 +95,6 @@ class DeviceRuntime:
         self._following = Following(membership, self._files)
         self._rosters = RosterFeed(membership, transport, self._topics)
         self._told = membership.group
-        self._proposal = (b"", b"")
-        self._workshop: Workshop | None = None
-        self._shares: tuple[bytes, Shares] | None = None
         self._held: Announcement | None = None
         self._models: Inventory | None = None
         self._labels: tuple[str, ...] = ()
@@ -224,23 +216,14 @@ class DeviceRuntime:
 
     def _take_run(self, run: Run) -> None:
         """Follow a run, or go on with it in another mask epoch."""
-        digest = run.plan.task_digest
         again = self._run is not None and self._run.plan.run_id == run.plan.run_id
-        if self._shares is None or self._shares[0] != digest:
-            seed = f"{self._membership.fleet}/{self._membership.name}".encode()
-            self._shares = (digest, split(self._load_data(run.bundle.manifest), seed))
-        if again and self._workshop is not None:
-            self._workshop = dataclasses.replace(self._workshop, run=run)
-        else:
-            member, backend = self._membership, OrtModel(run.bundle, threads=self._threads)
-            aggregator, own = aggregator_of(member.roster), OwnUpdates(member.directory, run.plan)
-            self._workshop = Workshop(run, member.identity, aggregator, backend, self._shares[1], own)
-        self._run, self._proposal = run, (b"", b"")
+        samples = self._workplace.follow(run, again=again)
+        self._run = run
         self._models = Inventory(run, self._membership.group)
         self._results.begin(run, again=again)
         facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "epoch": run.plan.epoch}
         what = "mask epoch" if again else "following run"
-        LOG.info(what, extra={"kv": {**facts, "samples": len(self._shares[1].train)}})
+        LOG.info(what, extra={"kv": {**facts, "samples": samples}})
         lost = self._state.sent is not None and self._files.lacks_final_model(self._state.mark, run.plan)
         self._step(agent.Planned(run.plan, run.since, run.generation, lost))
 
@@ -263,7 +246,7 @@ class DeviceRuntime:
         if self._models is None or label not in self._labels:
             return
         if purpose == "proposal":
-            self._proposal = (transfer, bytes(plain))
+            self._workplace.proposal = (transfer, bytes(plain))
         elif not self._models.take(label, transfer, plain):
             return
         self._step(agent.ModelArrived(label, transfer))
@@ -359,12 +342,10 @@ class DeviceRuntime:
         self._fetching_s = self._now_s
 
     def _work(self, announcement: Announcement, order: Order) -> None:
-        assert self._workshop is not None
         assert self._models is not None
-        shop = self._workshop
         try:
             thetas = self._models.thetas(announcement, order)
-            job = self._job(shop, announcement, order, thetas)
+            job = self._workplace.job(announcement, order, thetas, self._models)
         except UntrustedError as error:
             LOG.warning("round refused", extra={"kv": {"round": announcement.round, "reason": error}})
             self._step(agent.WorkFailed(announcement.nonce))
@@ -372,17 +353,6 @@ class DeviceRuntime:
         self._worker.submit(
             job, lambda result: self._hand_back(lambda: self.on_result(announcement, order, result, thetas))
         )
-
-    def _job(
-        self, shop: Workshop, announcement: Announcement, order: Order, thetas: Mapping[int, Float32Vector]
-    ) -> Job:
-        if not announcement.step:
-            return lambda cancelled: carry_out(shop, announcement, order, thetas, cancelled)
-        from edge_client import rollover  # rare, and a small device's memory is dear
-
-        assert self._models is not None
-        carried = self._models.carried(announcement) if order.phase == Phase.CHECKPOINT else {}
-        return rollover.job(shop, announcement, order, thetas, carried, self._proposal, self._membership)
 
     def _send(self, indices: tuple[int, ...] | None) -> None:
         kind, round_, name = ChunkKind.UPLOAD, self._state.mark.round, self._state.transfer

@@ -286,7 +286,7 @@ def test_no_device_holds_on_to_the_epoch_before(tmp_path, mode, change):
         gc.collect()
         assert masks_of(reachable(device)) == {device.runtime._run.key.key_id}
         assert holding(reachable(device), old) == []
-        assert device.runtime._proposal == (b"", b""), "nor what was folded: it is as large as all models"
+        assert device.runtime._workplace.proposal == (b"", b""), "nor what was folded: it is as large as all models"
         files = [p for p in fleet.stage.device_dir("dev-00").iterdir() if p.is_file()]
         assert [p.name for p in files if any(secret in p.read_bytes() for secret in old)] == []
 

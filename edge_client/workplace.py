@@ -1,0 +1,79 @@
+"""What a device carries its orders out with: its samples, the run's graphs, and the job that an order makes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from crypto.seal.roster import aggregator_of
+from edge_client.data import Batch, Shares, split
+from edge_client.model import OrtModel
+from edge_client.own_updates import OwnUpdates
+from edge_client.update import Workshop, carry_out
+from wire.messages import Phase
+
+if TYPE_CHECKING:
+    from edge_client.enrolment import DeviceMembership
+    from edge_client.inventory import Inventory
+    from edge_client.manifest import TaskManifest
+    from edge_client.package import Run
+    from edge_client.worker import Job
+    from wire.messages import Announcement, Order
+    from wire.types import Float32Vector
+
+
+class Workplace:
+    """One device's samples, and its workshop for the run that it follows.
+
+    Attributes:
+        proposal: (transfer id, payload) of the newest checkpoint that another device proposed; empty where none was.
+    """
+
+    def __init__(
+        self, membership: DeviceMembership, load_data: Callable[[TaskManifest], Batch], *, threads: int
+    ) -> None:
+        """Take whose it is, what gives its samples in a task's shapes, and how many threads ONNX Runtime may use."""
+        self._membership = membership
+        self._load_data = load_data
+        self._threads = threads
+        self._workshop: Workshop | None = None
+        self._shares: tuple[bytes, Shares] | None = None
+        self.proposal = (b"", b"")
+
+    def follow(self, run: Run, *, again: bool) -> int:
+        """Set up for a run, or ``again`` for its next mask epoch; return the number of samples to train on.
+
+        Raises:
+            DataError: the samples do not fit the task.
+        """
+        digest = run.plan.task_digest
+        if self._shares is None or self._shares[0] != digest:
+            seed = f"{self._membership.fleet}/{self._membership.name}".encode()
+            self._shares = (digest, split(self._load_data(run.bundle.manifest), seed))
+        shares = self._shares[1]
+        if again and self._workshop is not None:
+            self._workshop = dataclasses.replace(self._workshop, run=run)
+        else:
+            member, backend = self._membership, OrtModel(run.bundle, threads=self._threads)
+            aggregator, own = aggregator_of(member.roster), OwnUpdates(member.directory, run.plan)
+            self._workshop = Workshop(run, member.identity, aggregator, backend, shares, own)
+        self.proposal = (b"", b"")
+        return len(shares.train)
+
+    def job(
+        self, announcement: Announcement, order: Order, thetas: Mapping[int, Float32Vector], models: Inventory
+    ) -> Job:
+        """Return what a worker does for an order of the run; ``thetas`` are (d,) float32 by id, as ``models`` gave them.
+
+        Raises:
+            UntrustedError: the checkpoint at hand, or what is to be folded, is not what was announced.
+        """
+        assert self._workshop is not None
+        shop = self._workshop
+        if not announcement.step:
+            return lambda cancelled: carry_out(shop, announcement, order, thetas, cancelled)
+        from edge_client import rollover  # rare, and a small device's memory is dear
+
+        carried = models.carried(announcement) if order.phase == Phase.CHECKPOINT else {}
+        return rollover.job(shop, announcement, order, thetas, carried, self.proposal, self._membership)
