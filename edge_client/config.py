@@ -16,7 +16,7 @@ class EdgeConfig:
         broker: mqtt:// or mqtts:// address; empty takes the one of the owner's grant. It may hold a password.
         ca, cert, key: PEM files for mqtts.
         threads: of ONNX Runtime.
-        once: end after one run, instead of waiting for the next.
+        once: end after one run, instead of waiting for the next; a run whose end an earlier `run` has told does not count.
         log: debug, info, warning or error.
     """
 

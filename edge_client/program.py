@@ -31,6 +31,9 @@ BIRTH_FILE: Final = "birth"
 MOST_BIRTHS: Final = (1 << 64) - 1
 """Births are 64 bits wide on the wire."""
 
+Inbox = queue.SimpleQueue[TransportEvent | Callable[[], None] | None]
+"""What happens to a device, in order; None asks it to end."""
+
 
 def next_birth(membership: DeviceMembership) -> int:
     """Return a number that grows with every start, also where the clock is wrong."""
@@ -60,7 +63,7 @@ def _uniform() -> float:
 
 
 def serve(config: EdgeConfig) -> None:
-    """Take part in the fleet's runs until stopped, or with ``once`` until one run is done.
+    """Take part in the fleet's runs until stopped, or with ``once`` until a run is done whose end was not told before.
 
     Raises:
         NotEnrolledError: the device belongs to no fleet.
@@ -75,7 +78,7 @@ def serve(config: EdgeConfig) -> None:
 
 def _serve(config: EdgeConfig) -> None:
     membership = DeviceMembership(config.dir)
-    inbox: queue.SimpleQueue[TransportEvent | Callable[[], None] | None] = queue.SimpleQueue()
+    inbox: Inbox = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: inbox.put(None))
     birth = next_birth(membership)
@@ -100,31 +103,42 @@ def _serve(config: EdgeConfig) -> None:
     )
     runtime.start()
     transport.start(require=True)
-    settled = None
     LOG.info("connected", extra={"kv": {"device": membership.name, "fleet": membership.fleet}})
     try:
-        while not (config.once and runtime.runs_done):
-            try:
-                event = inbox.get(timeout=POLL_S)
-                while True:
-                    if event is None:
-                        LOG.info("stopping")
-                        return
-                    if isinstance(event, TakenOver):
-                        raise UntrustedError(
-                            f"another device connected as {membership.name}",
-                            hint="each device needs its own directory: was this one copied?",
-                        )
-                    if callable(event):
-                        event()
-                    else:
-                        runtime.on_event(event, time.monotonic())
-                    event = inbox.get_nowait()
-            except queue.Empty:
-                pass
-            runtime.tick(time.monotonic())
-            if runtime.following != settled:
-                settled = runtime.following
-                settle()
+        _loop(config, runtime, inbox, membership.name)
     finally:
         runtime.close()
+    runtime.remember_end()
+
+
+def _loop(config: EdgeConfig, runtime: DeviceRuntime, inbox: Inbox, name: str) -> None:
+    """Feed the runtime until stopped, or with ``once`` until a run is done, which is remembered only behind the goodbye.
+
+    Whoever is killed before that ends at once when it is started again.
+    """
+    settled = None
+    while not (config.once and runtime.runs_done):
+        try:
+            event = inbox.get(timeout=POLL_S)
+            while True:
+                if event is None:
+                    LOG.info("stopping")
+                    return
+                if isinstance(event, TakenOver):
+                    raise UntrustedError(
+                        f"another device connected as {name}",
+                        hint="each device needs its own directory: was this one copied?",
+                    )
+                if callable(event):
+                    event()
+                else:
+                    runtime.on_event(event, time.monotonic())
+                event = inbox.get_nowait()
+        except queue.Empty:
+            pass
+        runtime.tick(time.monotonic())
+        if not config.once:
+            runtime.remember_end()
+        if runtime.following != settled:
+            settled = runtime.following
+            settle()

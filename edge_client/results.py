@@ -93,9 +93,11 @@ class Results:
             self._own = None if durable else self._own
 
     def finish(self, plan: RunPlan, stage: Stage, now_s: float) -> None:
-        """Close the figures of a run."""
-        self._figures["finished"] = True
+        """Close the figures of a run; those that an earlier life has closed stay as they are."""
+        if self._figures.get("finished"):
+            return
         self._count_bytes()
+        self._figures["finished"] = True
         earlier = list(self._ended.items())[1 - RUNS_REMEMBERED :]
         self._ended = {**dict(earlier), str(plan.run): dict(self._figures)}
         self.publish(stage, now_s, force=True)
@@ -119,5 +121,7 @@ class Results:
         )
 
     def _count_bytes(self) -> None:
+        if self._figures.get("finished"):
+            return
         sent, received = self._transport.bytes_sent - self._base[0], self._transport.bytes_received - self._base[1]
         self._figures.update(bytes_up=sent, bytes_down=received)

@@ -49,7 +49,7 @@ class DeviceRuntime:
     """Drives one device.
 
     Attributes:
-        runs_done: how many runs the device has seen to their end.
+        runs_done: how many runs the device has seen to their end, those not counted whose end was told in an earlier life.
     """
 
     def __init__(
@@ -103,6 +103,7 @@ class DeviceRuntime:
         self._fetching_s = 0.0
         self._results = Results(membership, self._files, transport)
         self._now_s = 0.0
+        self._untold = b""
         self.runs_done = 0
 
     @property
@@ -324,7 +325,10 @@ class DeviceRuntime:
             case agent.ClearTimer():
                 self._timer_s = None
             case agent.RunDone(plan):
-                self.runs_done += 1
+                if self._files.was_told(plan.run_id):
+                    LOG.info("waiting for the next run", extra={"kv": {"after": plan.run}})
+                else:
+                    self.runs_done, self._untold = self.runs_done + 1, plan.run_id
                 self._results.finish(plan, self._state.stage, self._now_s)
                 if self._sealed:
                     self._sealed = b""
@@ -359,6 +363,12 @@ class DeviceRuntime:
         size = self._transport.chunk_bytes
         for chunk in split_chunks(self._sealed, kind=kind, round=round_, chunk_bytes=size, indices=indices, name=name):
             self._transport.publish(self._topics.up(self._membership.name), chunk)
+
+    def remember_end(self) -> None:
+        """Keep that the end of the run, if it has come, was told: it counts in no later life of the device."""
+        if self._untold:
+            self._files.save_told(self._untold)
+            self._untold = b""
 
     def close(self) -> None:
         """Keep what is worth keeping and say goodbye."""

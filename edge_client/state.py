@@ -4,7 +4,7 @@
 the first byte is sent, so that a restart sends the same bytes; of a final round's upload that was answered only the name.
 ``run.package`` is the run that it follows, ``run.epoch`` what its mask epoch began with if it is not the first, ``own-*.bin``
 updates kept for later epochs, ``model.bin`` the newest model of its own cluster, ``above-*.bin`` those above it in cfl's tree,
-``status.json`` figures for people.
+``status.json`` figures for people, ``run.told`` the id of the last run whose end was told.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ RUN_FILE: Final = "run.package"
 EPOCH_FILE: Final = "run.epoch"
 MODEL_FILE: Final = "model.bin"
 STATUS_FILE: Final = "status.json"
+TOLD_FILE: Final = "run.told"
 
 
 @message(64)
@@ -216,6 +217,14 @@ class DeviceState:
     def load_run(self) -> bytes | None:
         """Return the run package, or None where no run was ever followed."""
         return _read_if_there(self.directory / RUN_FILE)
+
+    def save_told(self, run_id: bytes) -> None:
+        """Keep, durably, that whoever waits for a run's end knows of this one's."""
+        write_atomic(self.directory / TOLD_FILE, run_id.hex().encode())
+
+    def was_told(self, run_id: bytes) -> bool:
+        """Whether this run is the last of those whose end was told; a device follows none older."""
+        return _read_if_there(self.directory / TOLD_FILE) == run_id.hex().encode()
 
     def save_model(self, model: OwnModel, *, durable: bool) -> None:
         """Keep the model of the device's own cluster."""

@@ -81,7 +81,32 @@ def test_an_answered_device_that_restarts_after_the_end_sends_nothing(tmp_path):
         assert len(uploads_of(fleet, tap, "dev-01")) == sent
         assert stage_of(fleet, "dev-01") is Stage.IDLE
         again = DeviceState(fleet.stage.device_dir("dev-01")).load_status()["ended"]["1"]
-        assert (again["rounds"], again["accuracy"]) == (figures["rounds"], figures["accuracy"])
+        assert again == figures
+
+
+def test_an_end_that_was_told_counts_in_no_later_life(tmp_path, caplog):
+    """Else `run --once` would end at once in every later run: the broker retains the announcement that ended this one."""
+    with make_fleet(tmp_path / "fleet") as fleet:
+        fleet.run(100)
+        fleet.settle()
+        told, untold = "dev-01", "dev-02"
+        files = {name: DeviceState(fleet.stage.device_dir(name)) for name in (told, untold)}
+        before = {name: files[name].load_status() for name in files}
+        fleet.devices[told].runtime.remember_end()
+        caplog.clear()
+        caplog.set_level("INFO")
+        for _ in range(2):
+            for name in files:
+                fleet.kill_device(name)
+                fleet.revive_device(name)
+            until_done(fleet, untold)
+            for _ in range(100):
+                fleet.step()
+            assert fleet.devices[told].runtime.following == fleet.plan.run
+            assert not fleet.devices[told].runtime.runs_done
+        assert {name: files[name].load_status() for name in files} == before
+        assert "run finished" not in caplog.text
+        assert caplog.text.count("waiting for the next run") == 2
 
 
 def cut(fleet, name, method, when):

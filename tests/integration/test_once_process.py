@@ -1,0 +1,65 @@
+"""`shoal-edge run --once` over several runs of one fleet, and two programs that use one device's name, on a real broker."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from benchmarks.stage import Stage
+from edge_client.manifest import LocalTraining
+from fleet.run import RunOptions
+from tests.helpers.tasks import logistic_bundle, samples
+from wire.broker import find_mosquitto, start_broker
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.process,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed"),
+]
+NAMES = ("dev-0", "dev-1")
+LOCAL = LocalTraining(epochs=1, batch_size=16, lr=0.2)
+OPTIONS = RunOptions("fedavg", rounds=2, local=LOCAL, min_contributors=1, quorum=1.0, deadline_s=30.0, seed=1)
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def stage(tmp_path):
+    """A fleet at a broker, with data for each device."""
+    for seed, name in enumerate(NAMES):
+        x, y = samples(60, seed=seed)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+    (tmp_path / "broker").mkdir()
+    with start_broker("mosquitto", tmp_path / "broker") as broker, Stage(tmp_path / "s", broker.url, NAMES) as made:
+        yield made
+
+
+def sign(stage):
+    bundle = logistic_bundle()
+    return stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), OPTIONS).run
+
+
+def until(condition, what):
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+def test_every_run_of_a_fleet_gets_its_devices(stage, tmp_path):
+    """A device that comes before the second run's plan finds the first run's on the broker, and waits."""
+    stage.start_aggregator()
+    for number in (1, 2):
+        programs = [stage.start_device(name, tmp_path / f"{name}.npz", "--once") for name in NAMES]
+        for program in programs:
+            ready = "waiting for the next run" if number == 2 else "connected"
+            until(lambda p=program, ready=ready: ready in p.log.read_text(), ready)
+        run = sign(stage)
+        for program in programs:
+            until(lambda p=program: p.process.poll() is not None, program.name)
+            assert stage.stop(program.name) == 0, program.tail()
+            assert program.log.read_text().count("run finished") == number
+        until(lambda run=run: stage.finished(run), "the final round")
+        assert stage.records(run)[0]["contributed"] == len(NAMES)
