@@ -8,6 +8,7 @@ import queue
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +22,7 @@ from support.files import write_atomic
 from support.lean import settle
 from support.locks import serving
 from wire.address import BrokerAddress
-from wire.errors import UntrustedError
+from wire.errors import ShoalError, UntrustedError
 from wire.mqtt import MqttTransport
 from wire.transport import TakenOver, TransportEvent
 
@@ -106,8 +107,11 @@ def _serve(config: EdgeConfig) -> None:
     LOG.info("connected", extra={"kv": {"device": membership.name, "fleet": membership.fleet}})
     try:
         _loop(config, runtime, inbox, membership.name)
-    finally:
-        runtime.close()
+    except BaseException:
+        with suppress(ShoalError):  # what ended it is what a person must hear of
+            runtime.close()
+        raise
+    runtime.close()
     runtime.remember_end()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 from edge_client import agent
@@ -27,7 +28,7 @@ from edge_client.workplace import Workplace
 from wire import limits
 from wire.codec import decode
 from wire.documents import RosterChange
-from wire.errors import ShoalError, UntrustedError, reason_of
+from wire.errors import ShoalError, UntrustedError, WireError, reason_of
 from wire.frame import ChunkKind
 from wire.frame import split as split_chunks
 from wire.messages import Action, Announcement, Control, Order
@@ -371,8 +372,17 @@ class DeviceRuntime:
             self._untold = b""
 
     def close(self) -> None:
-        """Keep what is worth keeping and say goodbye."""
+        """Keep what is worth keeping and say goodbye, if anybody can still be told.
+
+        Raises:
+            ConfigError: the newest model can't be written.
+        """
         self._worker.close()
-        self._results.save_model(self._now_s, durable=True)
-        self._transport.publish(*presence(self._membership, self._birth, online=False), retain=True)
-        self._transport.close()
+        try:
+            self._results.save_model(self._now_s, durable=True)
+        finally:
+            with suppress(
+                WireError
+            ):  # closed by whoever took our name over, or too much waits: the rest goes all the same
+                self._transport.publish(*presence(self._membership, self._birth, online=False), retain=True)
+            self._transport.close()

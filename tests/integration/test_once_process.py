@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 
 import numpy as np
@@ -63,3 +64,18 @@ def test_every_run_of_a_fleet_gets_its_devices(stage, tmp_path):
             assert program.log.read_text().count("run finished") == number
         until(lambda run=run: stage.finished(run), "the final round")
         assert stage.records(run)[0]["contributed"] == len(NAMES)
+
+
+def test_a_copied_directory_ends_with_what_is_wrong(stage, tmp_path):
+    """The first program hears that it was taken over; nothing that it does on its way out hides that."""
+    first = stage.start_device("dev-0", tmp_path / "dev-0.npz")
+    until(lambda: "connected" in first.log.read_text(), "the first")
+    copy = tmp_path / "s" / "devices" / "copy"
+    shutil.copytree(stage.device_dir("dev-0"), copy)
+    second = stage.start_device("copy", tmp_path / "dev-0.npz")
+    until(lambda: first.process.poll() is not None, "the end of the first")
+    assert second.process.poll() is None
+    assert first.process.returncode == 6
+    told = first.log.read_text()
+    assert "error: another device connected as dev-0" in told
+    assert "hint: each device needs its own directory: was this one copied?" in told
