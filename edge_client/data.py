@@ -120,25 +120,40 @@ def permutation(n: int, seed: bytes) -> NDArray[np.int64]:
     return (words & np.uint64((1 << int(bits)) - 1)).astype(np.int64)
 
 
-def _read(source: Path, *, labelled: bool = True) -> Sequence[Raw]:
-    if source.is_dir():
-        archives = sorted(source.glob("*.npz"), key=lambda path: path.name)
-        if archives:
-            return [read_npz(path, labelled=labelled) for path in archives]
-        images = sorted(source.glob("*images*idx*"), key=lambda path: (not path.name.startswith("train"), path.name))
-        if images:
-            return [read_idx(images[0])]
-        raise DataError(f"{source} holds no data file of a known format", hint=_FORMATS_HINT)
-    if not source.exists():
-        raise DataError(f"{source} does not exist", hint=_FORMATS_HINT)
+def files_of(source: Path) -> Sequence[Path]:
+    """Return the files that hold the samples of ``source``, without a look inside.
+
+    Raises:
+        DataError: there are none, or none of a known format.
+    """
+    try:
+        if source.is_dir():
+            archives = sorted(source.glob("*.npz"), key=lambda path: path.name)
+            if archives:
+                return archives
+            found = sorted(source.glob("*images*idx*"), key=lambda path: (not path.name.startswith("train"), path.name))
+            if found:
+                return found[:1]
+            raise DataError(f"{source} holds no data file of a known format", hint=_FORMATS_HINT)
+        if not source.exists():
+            raise DataError(f"{source} does not exist", hint=_FORMATS_HINT)
+    except OSError as error:
+        raise DataError(f"{source} can't be read: {error.strerror}", hint="check its permissions") from error
     name = source.name.lower()
+    if not (name.endswith((".npz", ".csv")) or "idx" in name):
+        raise DataError(f"{source} is of no known format", hint=_FORMATS_HINT)
+    return [source]
+
+
+def _read(source: Path, *, labelled: bool = True) -> Sequence[Raw]:
+    return [_read_file(path, labelled=labelled) for path in files_of(source)]
+
+
+def _read_file(path: Path, *, labelled: bool) -> Raw:
+    name = path.name.lower()
     if name.endswith(".npz"):
-        return [read_npz(source, labelled=labelled)]
-    if name.endswith(".csv"):
-        return [read_csv(source)]
-    if "idx" in name:
-        return [read_idx(source)]
-    raise DataError(f"{source} is of no known format", hint=_FORMATS_HINT)
+        return read_npz(path, labelled=labelled)
+    return read_csv(path) if name.endswith(".csv") else read_idx(path)
 
 
 def _conform(raw: Raw, manifest: TaskManifest) -> Batch:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from edge_client.config import EdgeConfig
-from edge_client.data import load
+from edge_client.data import files_of, load
 from edge_client.enrolment import DeviceMembership
 from edge_client.presence import presence
 from edge_client.runtime import DeviceRuntime
@@ -71,8 +71,10 @@ def serve(config: EdgeConfig) -> None:
         BrokerUnreachableError: the first connection failed.
         ConfigError: another program serves this directory.
         UntrustedError: another device uses this device's name.
+        DataError: its data are missing or of no known format.
     """
     DeviceMembership(config.dir)  # whoever is no device leaves no trace in a directory that may be anybody's
+    files_of(config.data)
     with serving(config.dir, hint="one `shoal-edge run` serves a device; end the other first"):
         _serve(config)
 

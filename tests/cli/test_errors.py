@@ -208,6 +208,21 @@ def test_task_a_directory_without_one(call, fleet):
     assert "error: " in made.err
 
 
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        ("missing.npz", "missing.npz does not exist"),
+        ("notes.txt", "notes.txt is of no known format"),
+        ("empty", "empty holds no data file of a known format"),
+    ],
+)
+def test_data_that_no_task_could_use(call, fleet, source, error):
+    """Status 8 at once, and not 5: nobody is asked for a run that could not be trained in."""
+    (call.home / "notes.txt").write_text("1,2\n")
+    (call.home / "empty").mkdir()
+    complaint(call("shoal-edge", "run", "dev-1", "--data", source, status=8), error, "give an .npz with x and y")
+
+
 def test_task_another_owners(call, fleet, task):
     """Status 6: a task that this owner did not sign is not run."""
     path = call.home / task / "task.sig"
