@@ -148,6 +148,7 @@ def status(directory: Directory, json: AsJson = False) -> None:
         "fingerprint": fingerprint(member.identity.member),
         "roster": member.roster.sequence,
         **figures,
+        **({} if member.listed else {"stage": "revoked"}),
     }
     if json:
         say_json(data)

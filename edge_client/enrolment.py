@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from crypto.mask.secret import MaskSecret
 
 
-REVOKED_HINT: Final = "ask the owner to add it again"
+REVOKED_HINT: Final = "this name and its keys are never taken again: init or enrol a new directory under another name"
 
 
 class DeviceMembership(Membership[DeviceGrant]):

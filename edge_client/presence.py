@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
 from crypto.seal.envelope import seal_to_group
 from edge_client.enrolment import DeviceMembership
 from wire.codec import encode
+from wire.errors import WireError
 from wire.frame import ChunkKind, split
 from wire.messages import Presence, Sealed
 from wire.topics import Topics
-from wire.transport import Will
+from wire.transport import Transport, Will
+
+PRESENCE_AGAIN_S: Final = 4.0
+"""A device says once more that it is there: a broker may lose what is retained while another client subscribes to it."""
 
 
 def presence(membership: DeviceMembership, birth: int, *, online: bool) -> Will:
@@ -24,3 +32,44 @@ def presence(membership: DeviceMembership, birth: int, *, online: bool) -> Will:
     sealed = seal_to_group(membership.identity, membership.group, head, message)
     (chunk,) = split(sealed, kind=ChunkKind.STATE, round=0)
     return Topics(membership.fleet).state(membership.name), chunk
+
+
+class Attendance:
+    """Says on a transport that a device is there, under the broadcast key in use, and goodbye."""
+
+    def __init__(
+        self, membership: DeviceMembership, transport: Transport, birth: int, uniform: Callable[[], float]
+    ) -> None:
+        """Take who it is, where it says so, the ``birth`` of this life, and a draw from [0, 1) for jitter."""
+        self._membership = membership
+        self._transport = transport
+        self._birth = birth
+        self._uniform = uniform
+        self._told = membership.group
+        self._repeat_s: float | None = None
+
+    @property
+    def stale(self) -> bool:
+        """Whether another broadcast key is in use than what was said last is sealed under."""
+        return self._membership.group != self._told
+
+    def announce(self) -> None:
+        """Say that the device is there."""
+        self._told = self._membership.group
+        self._transport.publish(*presence(self._membership, self._birth, online=True), retain=True)
+
+    def connected(self, now_s: float) -> None:
+        """Say so now, and once more in a while."""
+        self.announce()
+        self._repeat_s = now_s + PRESENCE_AGAIN_S * (0.5 + 0.5 * self._uniform())
+
+    def tick(self, now_s: float) -> None:
+        """Say it once more where that is due."""
+        if self._repeat_s is not None and now_s >= self._repeat_s:
+            self._repeat_s = None
+            self.announce()
+
+    def leave(self) -> None:
+        """Say goodbye, if anybody can still be told."""
+        with suppress(WireError):  # closed by whoever took our name over, or too much waits
+            self._transport.publish(*presence(self._membership, self._birth, online=False), retain=True)

@@ -14,7 +14,7 @@ from typing import Final
 
 from edge_client.config import EdgeConfig
 from edge_client.data import files_of, load
-from edge_client.enrolment import DeviceMembership
+from edge_client.enrolment import REVOKED_HINT, DeviceMembership
 from edge_client.presence import presence
 from edge_client.runtime import DeviceRuntime
 from edge_client.worker import ThreadWorker
@@ -70,7 +70,7 @@ def serve(config: EdgeConfig) -> None:
         NotEnrolledError: the device belongs to no fleet.
         BrokerUnreachableError: the first connection failed.
         ConfigError: another program serves this directory.
-        UntrustedError: another device uses this device's name.
+        UntrustedError: another device uses this device's name, or the owner has revoked it.
         DataError: its data are missing or of no known format.
     """
     DeviceMembership(config.dir)  # whoever is no device leaves no trace in a directory that may be anybody's
@@ -142,6 +142,8 @@ def _loop(config: EdgeConfig, runtime: DeviceRuntime, inbox: Inbox, name: str) -
                 event = inbox.get_nowait()
         except queue.Empty:
             pass
+        if runtime.revoked:
+            raise UntrustedError("the owner has revoked this device", hint=REVOKED_HINT)
         runtime.tick(time.monotonic())
         if not config.once:
             runtime.remember_end()

@@ -6,7 +6,6 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from crypto.seal.roster_change import apply_change
-from edge_client.enrolment import REVOKED_HINT
 from wire.errors import ShoalError, reason_of
 from wire.transport import resubscribe
 
@@ -24,13 +23,18 @@ MOST_TRIES: Final = 5
 
 
 class RosterFeed:
-    """One device's subscription to the fleet's roster."""
+    """One device's subscription to the fleet's roster.
+
+    Attributes:
+        revoked: a roster that the owner signed does not list this device any more.
+    """
 
     def __init__(self, membership: DeviceMembership, transport: Transport, topics: Topics) -> None:
         self._membership = membership
         self._transport = transport
         self._whole = f"{topics.roster}/#"
         self._changes = f"{topics.roster_change}/#"
+        self.revoked = False
         self._wanted = 0
         self._asked_s = 0.0
         self._tries = 0
@@ -71,15 +75,13 @@ class RosterFeed:
 
     def _take(self, signed: bytes) -> None:
         member = self._membership
-        listed = member.listed
         try:
             if member.adopt(signed):
                 LOG.info("new roster", extra={"kv": {"sequence": member.roster.sequence}})
         finally:  # one that is refused may come behind a newer one that was carried here by hand
             if member.roster.sequence >= self._wanted:
                 self._want_no_more()
-        if listed and not member.listed:
-            LOG.warning("the owner has revoked this device", extra={"kv": {"hint": REVOKED_HINT}})
+            self.revoked = not member.listed
 
     def _want_no_more(self) -> None:
         if self._wanted:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Final
 
 from edge_client import agent
@@ -19,7 +18,7 @@ from edge_client.following import Following
 from edge_client.inventory import Inventory
 from edge_client.manifest import TaskManifest
 from edge_client.package import Run
-from edge_client.presence import presence
+from edge_client.presence import Attendance
 from edge_client.results import Results
 from edge_client.roster_feed import RosterFeed
 from edge_client.state import DeviceState
@@ -28,7 +27,7 @@ from edge_client.workplace import Workplace
 from wire import limits
 from wire.codec import decode
 from wire.documents import RosterChange
-from wire.errors import ShoalError, UntrustedError, WireError, reason_of
+from wire.errors import ShoalError, UntrustedError, reason_of
 from wire.frame import ChunkKind
 from wire.frame import split as split_chunks
 from wire.messages import Action, Announcement, Control, Order
@@ -38,8 +37,6 @@ from wire.transport import Connected, Disconnected, Message, Transport, Transpor
 from wire.types import Float32Vector
 
 LOG = logging.getLogger("shoal.edge")
-PRESENCE_AGAIN_S: Final = 4.0
-"""A device says once more that it is there: a broker may lose what is retained while another client subscribes to it."""
 REFETCH_S: Final = 5.0
 """A device that has waited this long for a model subscribes anew: the broker then sends what it retains."""
 WAITING_S: Final = 60.0
@@ -81,7 +78,7 @@ class DeviceRuntime:
         self._transport = transport
         self._worker = worker
         self._workplace = Workplace(membership, load_data, threads=threads)
-        self._birth = birth
+        self._attendance = Attendance(membership, transport, birth, uniform)
         self._hand_back = results
         self._uniform = uniform
         self._topics = Topics(membership.fleet)
@@ -95,17 +92,20 @@ class DeviceRuntime:
         self._run: Run | None = None
         self._following = Following(membership, self._files)
         self._rosters = RosterFeed(membership, transport, self._topics)
-        self._told = membership.group
         self._held: Announcement | None = None
         self._models: Inventory | None = None
         self._labels: tuple[str, ...] = ()
         self._timer_s: float | None = None
-        self._repeat_s: float | None = None
         self._fetching_s = 0.0
         self._results = Results(membership, self._files, transport)
         self._now_s = 0.0
         self._untold = b""
         self.runs_done = 0
+
+    @property
+    def revoked(self) -> bool:
+        """Whether the owner has taken this device out of the fleet: it listens to nothing and says nothing any more."""
+        return self._rosters.revoked
 
     @property
     def following(self) -> int | None:
@@ -126,20 +126,27 @@ class DeviceRuntime:
     def on_event(self, event: TransportEvent, now_s: float) -> None:
         """Take one event of the transport."""
         self._now_s = now_s
+        if self.revoked:
+            return
         match event:
             case Message(topic, payload):
-                try:
-                    self._on_message(topic, payload)
-                except ShoalError as error:
-                    facts = {"topic": topic, "reason": reason_of(error), "hint": error.hint}
-                    LOG.warning("refused", extra={"kv": facts})
-                self._follow_group()
+                self._on_chunk(topic, payload)
             case Connected():
-                self._announce_presence()
-                self._repeat_s = now_s + PRESENCE_AGAIN_S * (0.5 + 0.5 * self._uniform())
+                self._attendance.connected(now_s)
                 self._step(agent.Reconnected())
             case Disconnected(reason):
                 LOG.warning("broker connection lost", extra={"kv": {"reason": reason}})
+
+    def _on_chunk(self, topic: str, payload: bytes) -> None:
+        try:
+            self._on_message(topic, payload)
+        except ShoalError as error:
+            facts = {"topic": topic, "reason": reason_of(error), "hint": error.hint}
+            LOG.warning("refused", extra={"kv": facts})
+        if self.revoked:
+            self._worker.cancel()
+        else:
+            self._follow_group()
 
     def _on_message(self, topic: str, payload: bytes) -> None:
         parsed = self._topics.parse(topic)
@@ -176,12 +183,12 @@ class DeviceRuntime:
 
     def _follow_group(self) -> None:
         """Where another broadcast key is in force than we have answered under: answer under it, look for what was said."""
-        if self._membership.group == self._told:
+        if not self._attendance.stale:
             return
         LOG.info("new broadcast key", extra={"kv": {"roster": self._membership.roster.sequence}})
         if self._models is not None:
             self._models.regroup(self._membership.group)
-        self._announce_presence()
+        self._attendance.announce()
         self._look_again(self._topics.round)
 
     def _on_keys(self, grant: bytes) -> None:
@@ -195,10 +202,6 @@ class DeviceRuntime:
     def _look_again(self, *bases: str) -> None:
         for base in bases:
             resubscribe(self._transport, f"{base}/#")
-
-    def _announce_presence(self) -> None:
-        self._told = self._membership.group
-        self._transport.publish(*presence(self._membership, self._birth, online=True), retain=True)
 
     def _on_run(self, package: bytes) -> None:
         run = self._following.begun(package, self._run, self._state.mark.run)
@@ -265,6 +268,8 @@ class DeviceRuntime:
         self, announcement: Announcement, order: Order, result: Result, models: Mapping[int, Float32Vector]
     ) -> None:
         """Take what the worker made of an order from ``models``; newer ones may have come meanwhile."""
+        if self.revoked:
+            return
         if isinstance(result, ShoalError):
             facts = {"round": announcement.round, "reason": result, "hint": result.hint}
             LOG.error("round skipped", extra={"kv": facts})
@@ -286,6 +291,8 @@ class DeviceRuntime:
     def tick(self, now_s: float) -> None:
         """Do what is due: resends, models that do not come, figures."""
         self._now_s = now_s
+        if self.revoked:
+            return
         if self._timer_s is not None and now_s >= self._timer_s:
             self._timer_s = None
             # A slow link is still busy with what it has: sending again would only add to it.
@@ -293,9 +300,7 @@ class DeviceRuntime:
                 self._carry_out(agent.SetTimer(limits.RESEND_BASE_S))
             else:
                 self._step(agent.TimerFired())
-        if self._repeat_s is not None and now_s >= self._repeat_s:
-            self._repeat_s = None
-            self._announce_presence()
+        self._attendance.tick(now_s)
         fetching = self._state.stage is agent.Stage.FETCHING
         patience_s = WAITING_S if self._following.early and not fetching else REFETCH_S
         if (fetching or self._held is not None) and now_s - self._fetching_s > patience_s:
@@ -381,8 +386,5 @@ class DeviceRuntime:
         try:
             self._results.save_model(self._now_s, durable=True)
         finally:
-            with suppress(
-                WireError
-            ):  # closed by whoever took our name over, or too much waits: the rest goes all the same
-                self._transport.publish(*presence(self._membership, self._birth, online=False), retain=True)
+            self._attendance.leave()
             self._transport.close()

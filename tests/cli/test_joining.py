@@ -220,3 +220,14 @@ def test_a_grant_for_another_device_or_no_grant_at_all(call, fleet):
     failed = call("shoal-edge", "join", "dev-2", "owner/roster.signed", "--owner", fleet, status=7)
     assert "owner/roster.signed is damaged, or not what belongs there" in failed.err
     assert "shoal-fleet add-device" in failed.err
+
+
+def test_a_revoked_device_says_so(call, fleet):
+    """Status shows it; a start ends with 6, which systemd's unit does not take for a failure to be tried again."""
+    call("shoal-fleet", "revoke", "owner", "dev-1", "--offline")
+    write_private(call.home / "dev-1/roster.signed", FleetDirectory(call.home / "owner").roster_bytes)
+    assert "stage: revoked" in call("shoal-edge", "status", "dev-1").out
+    np.savez(call.home / "d.npz", x=np.zeros((9, 4), np.float32), y=np.zeros(9, np.int64))
+    told = call("shoal-edge", "run", "dev-1", "--data", "d.npz", status=6).err
+    assert "error: dev-1 is not in the fleet's roster any more" in told
+    assert "init or enrol a new directory under another name" in told

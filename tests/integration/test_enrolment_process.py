@@ -91,6 +91,9 @@ def test_enrol_train_revoke_train_on(place, tmp_path):
 
         told = place.call("revoke", "shoal-fleet", "revoke", "owner", "dev-3")
         assert "dev-3 revoked by roster" in told
+        gone = place.running["dev-3"]
+        assert gone.wait(WAIT_S) == 6, place.log("dev-3")
+        assert place.log("dev-3").count("the owner has revoked this device") == 1
         second = sign_run(home, rounds=2)
         place.until(lambda: done(home, second.run), "server")
         records, who = contributors(home, second.run)

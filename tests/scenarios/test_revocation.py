@@ -101,8 +101,10 @@ def test_a_run_rolls_over_to_fresh_secrets(tmp_path, restart, change, caplog):
             assert "dev-03" not in trained[-1]["clusters"]
             assert len(uploads_of(fleet, tap, "dev-03")) <= sent + 1
             assert not fleet.devices["dev-03"].runtime._membership.next
-        told = [r.kv["hint"] for r in caplog.records if r.getMessage() == "the owner has revoked this device"]
-        assert told == (["ask the owner to add it again"] if change == "revoke" else [])
+        gone = [name for name, device in fleet.devices.items() if device.runtime.revoked]
+        assert gone == (["dev-03"] if change == "revoke" else [])
+        refused = [r for r in caplog.records if r.getMessage() == "refused" and r.name == "shoal.edge"]
+        assert refused == [], "nobody listens to what it can't read any more"
 
 
 @pytest.mark.parametrize(
