@@ -17,6 +17,7 @@ from edge_client.enrolment import DeviceMembership
 from edge_client.following import Following
 from edge_client.inventory import Inventory
 from edge_client.manifest import TaskManifest
+from edge_client.outbox import Outbox
 from edge_client.package import Run
 from edge_client.presence import Attendance
 from edge_client.results import Results
@@ -28,8 +29,6 @@ from wire import limits
 from wire.codec import decode
 from wire.documents import RosterChange
 from wire.errors import ShoalError, UntrustedError, reason_of
-from wire.frame import ChunkKind
-from wire.frame import split as split_chunks
 from wire.messages import Action, Announcement, Control, Order
 from wire.reassembly import Reassembler
 from wire.topics import ParsedTopic, TopicKind, Topics
@@ -88,7 +87,7 @@ class DeviceRuntime:
         at, answered = pending.mark, pending.answered
         sent = (at.run, at.round, at.nonce) if pending.sealed or answered else None
         self._state = AgentState(membership.index, at, transfer=pending.transfer, sent=sent, answered=answered)
-        self._sealed = pending.sealed
+        self._outbox = Outbox(self._files, transport, self._topics.up(membership.name), pending.sealed)
         self._run: Run | None = None
         self._following = Following(membership, self._files)
         self._rosters = RosterFeed(membership, transport, self._topics)
@@ -282,8 +281,7 @@ class DeviceRuntime:
         if not announcement.step:
             # Before the upload: behind its answer nobody sends the final model again.
             self._results.note(announcement, order, result, models, self._now_s)
-        self._files.save_pending(self._state.mark, transfer, sealed)
-        self._sealed = sealed
+        self._outbox.keep(self._state.mark, transfer, sealed)
         if result.objection:
             LOG.warning("checkpoint not signed", extra={"kv": {"reason": result.objection}})
         self._step(agent.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer))
@@ -325,7 +323,7 @@ class DeviceRuntime:
             case agent.CancelWork():
                 self._worker.cancel()
             case agent.Send(_, chunks):
-                self._send(chunks)
+                self._outbox.send(self._state.mark, self._state.transfer, chunks)
             case agent.SetTimer(within_s):
                 self._timer_s = self._now_s + within_s * (0.5 + 0.5 * self._uniform())
             case agent.ClearTimer():
@@ -336,9 +334,7 @@ class DeviceRuntime:
                 else:
                     self.runs_done, self._untold = self.runs_done + 1, plan.run_id
                 self._results.finish(plan, self._state.stage, self._now_s)
-                if self._sealed:
-                    self._sealed = b""
-                    self._files.save_pending(self._state.mark, self._state.transfer, b"")
+                self._outbox.forget(self._state.mark, self._state.transfer)
 
     def _follow(self, labels: tuple[str, ...]) -> None:
         for label in set(self._labels) - set(labels):
@@ -363,12 +359,6 @@ class DeviceRuntime:
         self._worker.submit(
             job, lambda result: self._hand_back(lambda: self.on_result(announcement, order, result, thetas))
         )
-
-    def _send(self, indices: tuple[int, ...] | None) -> None:
-        kind, round_, name = ChunkKind.UPLOAD, self._state.mark.round, self._state.transfer
-        size = self._transport.chunk_bytes
-        for chunk in split_chunks(self._sealed, kind=kind, round=round_, chunk_bytes=size, indices=indices, name=name):
-            self._transport.publish(self._topics.up(self._membership.name), chunk)
 
     def remember_end(self) -> None:
         """Keep that the end of the run, if it has come, was told: it counts in no later life of the device."""

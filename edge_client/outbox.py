@@ -1,0 +1,41 @@
+"""The sealed upload of the round that a device is in: on the disk before its first byte is sent, the same bytes ever after."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wire.frame import ChunkKind, split
+
+if TYPE_CHECKING:
+    from crypto.seal.replay import HighWater
+    from edge_client.state import DeviceState
+    from wire.transport import Transport
+
+
+class Outbox:
+    """One device's upload, sent to ``topic`` as often as it takes."""
+
+    def __init__(self, files: DeviceState, transport: Transport, topic: str, sealed: bytes) -> None:
+        """Take up what an earlier life has ``sealed``; empty where it has not."""
+        self._files = files
+        self._transport = transport
+        self._topic = topic
+        self._sealed = sealed
+
+    def keep(self, mark: HighWater, transfer: bytes, sealed: bytes) -> None:
+        """Keep an upload, durably."""
+        self._files.save_pending(mark, transfer, sealed)
+        self._sealed = sealed
+
+    def forget(self, mark: HighWater, transfer: bytes) -> None:
+        """Keep of an upload that was answered only that there was one."""
+        if self._sealed:
+            self.keep(mark, transfer, b"")
+
+    def send(self, mark: HighWater, transfer: bytes, indices: tuple[int, ...] | None) -> None:
+        """Send the upload, or only these chunks of it."""
+        size = self._transport.chunk_bytes
+        for chunk in split(
+            self._sealed, kind=ChunkKind.UPLOAD, round=mark.round, chunk_bytes=size, indices=indices, name=transfer
+        ):
+            self._transport.publish(self._topic, chunk)
