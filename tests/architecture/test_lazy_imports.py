@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from crypto.seal.grants import DEVICE_ROLE
@@ -98,7 +99,7 @@ SERVING = """
 import atexit, json, os, sys
 unused = sys.argv[1].split(",")
 handle = os.memfd_create("config", 0)
-os.write(handle, json.dumps({"dir": sys.argv[2], "data": "d.npz", "broker": "mqtt://127.0.0.1:1"}).encode())
+os.write(handle, json.dumps({"dir": sys.argv[2], "data": sys.argv[3], "broker": "mqtt://127.0.0.1:1"}).encode())
 os.lseek(handle, 0, os.SEEK_SET)
 sys.argv = ["serving.py", sys.argv[2], str(handle)]
 def loaded(name):
@@ -118,7 +119,8 @@ def test_a_serving_device_leaves_unloaded_what_it_never_uses(tmp_path, fleet, me
         grant = fleet.add_device(enrolment.init(tmp_path / "d", "dev-1").read_bytes())
         enrolment.join(tmp_path / "d", grant.read_bytes(), fleet.fingerprint)
         status = 5
-    done = python(SERVING, SERVING_UNUSED, tmp_path / "d")
+    np.savez(tmp_path / "d.npz", x=np.zeros((9, 4), np.float32), y=np.zeros(9, np.int64))
+    done = python(SERVING, SERVING_UNUSED, tmp_path / "d", tmp_path / "d.npz")
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode == status, done.stderr
     assert done.stdout.splitlines()[-1] == "loaded: paho.mqtt.client edge_client.program"

@@ -252,7 +252,7 @@ def forged_grants(scene, token):
         "another owner's": (other.grant_for(card), "from owner"),
         "another fleet's": (seal_grant(owner.owner, card, dataclasses.replace(good, fleet="rock")), "for fleet 'rock'"),
         "without this device": (seal_grant(owner.owner, card, good), "does not list this device"),
-        "sealed to somebody else": (seal_grant(owner.owner, foreign, good), "was refused"),
+        "sealed to somebody else": (seal_grant(owner.owner, foreign, good), "is not for the keys"),
         "with another's roster": (
             seal_grant(owner.owner, card, dataclasses.replace(good, roster=other.roster_bytes)),
             "signature",
