@@ -152,6 +152,10 @@ def compile_(
     fleet = open_fleet(directory)
     check_output(fleet.path, out, ours=TASK_FILES, last=SIGNATURE_FILE)
     options = {k: _whole(v, k) for k, v in _pairs(option or []).items()}
+    if options and ":" in source:
+        raise UsageError(
+            f"--option is for built-ins, and {source} is not one", hint="write the sizes into the function"
+        )
     made = load_user(source) if ":" in source else build(source, **options)
     bundle = compile_task(
         made.model,

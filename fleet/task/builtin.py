@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -227,10 +228,10 @@ def _source(made: Any, spec: str) -> TaskSource:
     model, loss, example, kind, *rest = made
     hyper = (rest[0] if rest else None) or LocalTraining()
     if isinstance(hyper, Mapping):
-        try:
-            hyper = LocalTraining(**hyper)
-        except TypeError as error:
-            raise TaskError(f"{spec}: hyper: {error}") from None
+        known = [f.name for f in dataclasses.fields(LocalTraining)]
+        if strange := sorted(set(map(str, hyper)) - set(known)):
+            raise TaskError(f"{spec}: hyper has no {strange[0]!r}", hint=f"it has {', '.join(known)}")
+        hyper = LocalTraining(**hyper)
     if not isinstance(model, nn.Module) or not callable(loss) or not callable(example):
         raise TaskError(f"{spec} must return an nn.Module, a loss function and an example function")
     if kind not in KINDS or not isinstance(hyper, LocalTraining):

@@ -73,6 +73,7 @@ def compile_task(
             predict_digest=_EMPTY,
         )
         _check_outputs(outputs, y, kind)
+        _check_loss(loss, outputs, y)
         refuse_random(model, x)
         return _build(model, loss, example, manifest, (x, y))
 
@@ -176,3 +177,15 @@ def _check_outputs(outputs: Tensor, y: Tensor, kind: Kind) -> None:
         raise TaskError(f"example draws label {int(y.max())}, the model has {outputs.shape[-1]} classes")
     if not math.isfinite(float(np.sum(outputs.numpy(), dtype=np.float64))):
         raise TaskError("the model's outputs on its own example are not finite")
+
+
+def _check_loss(loss: Loss, outputs: Tensor, y: Tensor) -> None:
+    try:
+        value = loss(outputs, y)
+    except Exception as error:  # any failure of the user's own loss
+        raise TaskError(f"the loss fails on the model's own example: {str(error)[:300]}") from error
+    if not isinstance(value, Tensor) or value.ndim:
+        found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise TaskError(
+            f"the loss must return one number, the mean over the samples, not {found}", hint="use reduction='mean'"
+        )

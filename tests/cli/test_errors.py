@@ -249,3 +249,11 @@ def test_config_an_output_among_other_files(call, fleet, command, out, error):
     before = sorted(p.name for p in (call.home / "owner").iterdir())
     complaint(call("shoal-fleet", *command, "--out", out, status=3), error, "give a folder of its own")
     assert sorted(p.name for p in (call.home / "owner").iterdir()) == before
+
+
+@pytest.mark.torch
+def test_usage_sizes_for_a_model_of_ones_own(call, fleet):
+    """Status 2: nothing would take them."""
+    pytest.importorskip("torch")
+    made = call("shoal-fleet", "task", "compile", "owner", "m.py:f", "--out", "task", "--option", "inputs=3", status=2)
+    complaint(made, "--option is for built-ins, and m.py:f is not one", "write the sizes into the function")

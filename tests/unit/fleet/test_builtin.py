@@ -108,13 +108,19 @@ def test_user_task_as_tuple_and_dict(file):
         ("wrong_kind", "kind must be one of"),
         ("wrong_model", "must return an nn.Module"),
         ("wrong_key", "unknown key 'optimizer'"),
-        ("wrong_hyper", "learning_rate"),
+        ("wrong_hyper", "hyper has no 'learning_rate'"),
         ("missing", "returned no 'loss'"),
     ],
 )
 def test_user_mistakes_are_explained(file, function, message):
     with pytest.raises(TaskError, match=message):
         load_user(f"{file}:{function}")
+
+
+def test_a_wrong_name_in_hyper_is_answered_with_the_right_ones(file):
+    with pytest.raises(TaskError) as caught:
+        load_user(f"{file}:wrong_hyper")
+    assert caught.value.hint == "it has epochs, steps, batch_size, lr, momentum, lr_decay, clip, prox_mu"
 
 
 def test_files_that_are_missing_or_broken_are_explained(tmp_path):

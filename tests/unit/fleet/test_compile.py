@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -230,6 +231,22 @@ def test_a_loss_that_is_a_sum_is_refused():
 
     with pytest.raises(TaskError, match="mean over samples"):
         classify(nn.Linear(4, 3), 4, loss=total)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (
+            partial(functional.cross_entropy, reduction="none"),
+            r"one number, the mean over the samples, not shape \(8,\)",
+        ),
+        (lambda _outputs, _y: 0.5, "one number, the mean over the samples, not float"),
+        (lambda outputs, _y: outputs @ outputs, "the loss fails on the model's own example"),
+    ],
+)
+def test_a_loss_that_is_no_number_is_refused(loss, message):
+    with pytest.raises(TaskError, match=message):
+        classify(nn.Linear(4, 3), 4, loss=loss)
 
 
 def test_selfcheck_names_the_layer_with_the_worst_gradient(compiled):
