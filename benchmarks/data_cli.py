@@ -30,7 +30,7 @@ def list_data(
             {
                 "name": name,
                 "folder": None if where is None else str(where),
-                "obtain": datasets.source(name).obtain,
+                "obtain": datasets.obtain(name, data_dir),
                 "places": [str(place) for place in datasets.places(name, data_dir)],
             }
         )
@@ -62,7 +62,7 @@ def fetch(
     from benchmarks.papers.download import fetch_mnist
 
     if name != "mnist":
-        raise UsageError(f"{name} can't be fetched", hint=datasets.source(name).obtain)
+        raise UsageError(f"{name} can't be fetched", hint=datasets.obtain(name, to))
     made = fetch_mnist(to, folder=folder, origin=origin, say=note)
     if json:
         say_json({"name": name, "folder": str(made.folder), "files": dict(made.origins)})

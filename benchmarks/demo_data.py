@@ -20,6 +20,7 @@ MNIST_SAMPLES: Final = 300
 CLASSES: Final = 10
 SKEWS: Final = ("labels", "rotation")
 DIGIT_LEVELS: Final = 16.0
+FETCH_HINT: Final = "shoal data fetch mnist --to DIR, then --data-dir DIR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +61,10 @@ def load_images(name: str, data_dir: Path | None) -> tuple[NDArray[np.float32], 
     if name != "mnist":
         raise UsageError(f"no data {name!r}", hint="use digits or mnist")
     if data_dir is None:
-        raise UsageError("MNIST needs its files", hint="--data-dir DIR with train-images-idx3-ubyte.gz and its labels")
+        raise UsageError("MNIST needs its files", hint=FETCH_HINT)
     images = sorted(data_dir.glob("train-images*idx3-ubyte*"))
     if not images:
-        raise DataError(
-            f"{data_dir} holds no train-images-idx3-ubyte[.gz]", hint="put MNIST's four official files there"
-        )
+        raise DataError(f"{data_dir} holds no train-images-idx3-ubyte[.gz]", hint=FETCH_HINT)
     raw = read_idx(images[0])
     return raw.x.reshape(len(raw.x), -1).astype(np.float32), raw.y.astype(np.int64), MNIST_SIDE
 

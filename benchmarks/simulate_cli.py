@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from benchmarks.papers.experiment import Experiment, Options
 
 DEVICES: Final = ("cpu", "cuda")
+GRIDS: Final = ("default", "paper")
 ALL: Final = "all"
 
 
@@ -62,6 +63,7 @@ def simulate(
         raise UsageError("which experiment?", hint="shoal simulate --list names them")
     _one_of("mask", mask, tuple(MODES))
     _one_of("device", device, DEVICES)
+    _one_of("grid", grid, GRIDS)
     chosen = registry.find(experiment)
     algorithms = _algorithms(chosen, algorithm)
     _check_outputs(device, save, plot)

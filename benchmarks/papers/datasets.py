@@ -71,7 +71,7 @@ class Source:
     Attributes:
         files: names, relative to its folder; of each, NAME or NAME.gz, and a name ending in "/*.json" is a folder of them.
         inside: folders of its archive in which the files may still lie.
-        obtain: what a person does to get it.
+        obtain: what a person does to get it, with {folder} for where it is to lie.
         system: where a package of the system puts it.
     """
 
@@ -85,27 +85,27 @@ SOURCES: Final = {
     "mnist": Source(IDX_FILES, "shoal data fetch mnist"),
     "fashion-mnist": Source(
         IDX_FILES,
-        "apt-get install dataset-fashion-mnist, or put the four files of github.com/zalandoresearch/fashion-mnist there",
+        "apt-get install dataset-fashion-mnist, or put the four files of github.com/zalandoresearch/fashion-mnist in {folder}",
         system=(Path("/usr/share/datasets/fashion-mnist"),),
     ),
     "cifar10": Source(
         CIFAR_FILES,
-        "unpack cifar-10-binary.tar.gz (the binary version, www.cs.toronto.edu/~kriz/cifar.html) there",
+        "unpack cifar-10-binary.tar.gz (the binary version, www.cs.toronto.edu/~kriz/cifar.html) in {folder}",
         inside=(".", "cifar-10-batches-bin"),
     ),
     "femnist": Source(
         ("train/*.json", "test/*.json"),
-        "run LEAF's data/femnist/preprocess.sh (github.com/TalwalkarLab/leaf) and put its data/train and data/test there",
+        "run LEAF's data/femnist/preprocess.sh (github.com/TalwalkarLab/leaf) and put its data/train and data/test in {folder}",
         inside=(".", "data"),
     ),
     "sent140": Source(
         ("train/*.json", "test/*.json"),
-        "run LEAF's data/sent140/preprocess.sh (github.com/TalwalkarLab/leaf) and put its data/train and data/test there",
+        "run LEAF's data/sent140/preprocess.sh (github.com/TalwalkarLab/leaf) and put its data/train and data/test in {folder}",
         inside=(".", "data"),
     ),
     "ag-news": Source(
         ("train.csv", "test.csv"),
-        "put train.csv and test.csv of the AG-News topic classification set (class, title, description) there",
+        "put train.csv and test.csv of the AG-News topic classification set (class, title, description) in {folder}",
         inside=(".", "ag_news_csv"),
     ),
 }
@@ -143,6 +143,15 @@ def source(name: str) -> Source:
     return SOURCES[name]
 
 
+def obtain(name: str, data_dir: Path | None = None) -> str:
+    """Return what a person does to get data set ``name``, with the first folder where it is looked for.
+
+    Raises:
+        UsageError: there is no such set.
+    """
+    return source(name).obtain.format(folder=places(name, data_dir)[0])
+
+
 def locate(name: str, data_dir: Path | None = None) -> dict[str, list[Path]]:
     """Return the paths of data set ``name``, by the file's name in its `Source`, from the first place that has them all.
 
@@ -161,7 +170,7 @@ def locate(name: str, data_dir: Path | None = None) -> dict[str, list[Path]]:
             nearest = len(missing), f"{folder / missing[0]}"
     raise MissingDataError(
         f"data set {name} is not here: {nearest[1]} is missing (looked in {', '.join(map(str, searched))})",
-        hint=f"{where.obtain}; any of these folders will do, or name another with --data-dir",
+        hint=f"{obtain(name, data_dir)}; any of the folders above will do, or name another with --data-dir",
     )
 
 

@@ -46,6 +46,9 @@ def test_the_list_says_where_each_is_or_how_to_get_it(shoal, tmp_path):
     assert str(tmp_path / "cache/shoal/cifar10") in found["cifar10"]["places"]
     lines = shoal("data", "list").stdout.splitlines()
     assert lines[0] == "mnist          not here: shoal data fetch mnist"
+    for name, line in zip(("cifar10", "femnist", "sent140", "ag-news"), lines[2:], strict=True):
+        assert line.endswith(f" in {tmp_path}/cache/shoal/{name}"), line
+    assert found["cifar10"]["obtain"].endswith(f" in {tmp_path}/sets/cifar10")
 
 
 def test_files_that_are_not_mnists_are_refused(shoal, tmp_path):
@@ -72,3 +75,7 @@ def test_only_mnist_is_fetched(shoal, name, error, hint):
     done = shoal("data", "fetch", name, status=2)
     assert f"error: {error}" in done.stderr
     assert hint in done.stderr
+
+
+def test_where_a_set_that_is_not_fetched_belongs_is_told(shoal, tmp_path):
+    assert f" in {tmp_path}/cache/shoal/cifar10\n" in shoal("data", "fetch", "cifar10", status=2).stderr

@@ -155,6 +155,7 @@ def test_the_list_says_what_each_needs(tmp_path, no_data):
         (["nothing"], "no experiment 'nothing'", "there are ifca-synthetic, "),
         (["toy", "--algorithm", "sgd"], "toy has no algorithm 'sgd'", "it has ifca, fedavg, or all"),
         (["toy", "--mask", "rot13"], "no mask 'rot13'", "use none or permutation or "),
+        (["toy", "--grid", "huge"], "no grid 'huge'", "use default or paper"),
         (["toy", "--device", "tpu"], "no device 'tpu'", "use cpu or cuda"),
         (["toy", "--plot", "toy.gif"], "toy.gif names no kind of picture", "end it in .png"),
     ],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.demo_data import Hidden, hide_groups, load_images
-from wire.errors import DataError, UsageError
+from wire.errors import DataError, ShoalError, UsageError
 
 SIDE, N = 3, 240
 
@@ -105,3 +105,10 @@ def test_what_is_not_there_is_said(images, tmp_path):
         load_images("mnist", None)
     with pytest.raises(DataError, match="holds no train-images"):
         load_images("mnist", tmp_path)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_who_lacks_mnist_is_told_how_it_is_fetched(tmp_path, given):
+    with pytest.raises(ShoalError) as caught:
+        load_images("mnist", tmp_path if given else None)
+    assert caught.value.hint == "shoal data fetch mnist --to DIR, then --data-dir DIR"
