@@ -10,9 +10,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 
-from wire.errors import ShoalError, UsageError
+from wire.errors import ConfigError, ShoalError, UsageError
 
 if TYPE_CHECKING:
     from typer import Typer
@@ -25,10 +25,31 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 _COLOURS: Final = {"DEBUG": "36", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "31"}
 
 
+class OutputError(ConfigError):
+    """What the program has to say can't be written."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"can't write the output: {reason}", hint="check where the output goes, and the space left there"
+        )
+
+
 def say(text: str = "") -> None:
-    """Print a line of data to stdout."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    """Print a line of data to stdout.
+
+    Raises:
+        OutputError: it can't be written; BrokenPipeError where nobody reads it any more.
+    """
+    out: TextIO | None = sys.stdout  # None where the program was started with a closed one
+    if out is None:
+        raise OutputError("stdout is closed")
+    try:
+        out.write(text + "\n")
+        out.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(error.strerror or str(error)) from error
 
 
 def note(text: str) -> None:
@@ -169,22 +190,47 @@ def run_program(app: Callable[..., Any], *, prog: str, secret: bool = False) -> 
     except BrokenPipeError:
         _leave_quietly()
     except Exception as error:
+        if isinstance(error, OSError) and _was_printing(error):
+            unwritten = OutputError(error.strerror or str(error))
+            _report(unwritten, as_json=False)
+            sys.exit(unwritten.exit_code)
         if debug:
             raise
-        note(f"error: unexpected {type(error).__name__}: {error}")
-        note("hint: this is a bug; run again with --debug to see where")
+        _report_bug(error)
         sys.exit(1)
     sys.exit(0)
 
 
+def _was_printing(error: OSError) -> bool:
+    """Whether it came from typer's ``echo``, which prints the help by itself."""
+    return [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)][-1:] == ["echo"]
+
+
+def _report_bug(error: Exception) -> None:
+    note(f"error: unexpected {type(error).__name__}: {error}")
+    note("hint: this is a bug; run again with --debug to see where")
+
+
+def _forget_output() -> None:
+    """Keep the interpreter from trying to write, at its end, what can't be written."""
+    out: TextIO | None = sys.stdout
+    if out is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+
+
 def _leave_quietly() -> NoReturn:
     """End because whoever read our output has gone. SIGPIPE itself stays ignored: a dead broker must not end a daemon."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _forget_output()
     sys.exit(EXIT_BROKEN_PIPE)
 
 
 def _report(error: ShoalError, *, as_json: bool) -> None:
     if as_json:
         failure = {"type": type(error).__name__, "message": str(error), "hint": error.hint}
-        say(json.dumps({"schema": SCHEMA, "ok": False, "error": failure}))
+        try:
+            say(json.dumps({"schema": SCHEMA, "ok": False, "error": failure}))
+        except (OutputError, BrokenPipeError):
+            _forget_output()  # what went wrong first is the news, and stderr has it
+    if isinstance(error, OutputError):
+        _forget_output()
     note_error(error)

@@ -189,6 +189,56 @@ def test_a_reader_that_has_gone_ends_the_program_quietly(script, arguments):
     assert (done.returncode, done.stderr) == (141, "")
 
 
+FAILING = """
+from support.console import run_program
+from wire.errors import UsageError
+
+def app(**_):
+    raise UsageError("no such thing")
+
+run_program(app, prog="prog")
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "status", "error"),
+    [
+        (PLAIN, [], 3, "can't write the output: "),
+        (COMMAND, [], 3, "can't write the output: "),
+        (PLAIN, ["--json"], 3, "can't write the output: "),
+        (FAILING, ["--json"], 2, "no such thing\n"),
+    ],
+)
+@pytest.mark.parametrize("where", ["> /dev/full", ">&-"])
+def test_an_output_that_can_not_be_written_is_no_bug(script, arguments, status, error, where):
+    done = shell(where, script, *arguments)
+    assert done.returncode == status
+    assert done.stderr.startswith(f"error: {error}")
+    assert len(done.stderr.splitlines()) <= 2
+
+
+def test_a_help_that_can_not_be_written_says_why():
+    done = shell("> /dev/full", HELP, "--help")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        3,
+        "error: can't write the output: No space left on device",
+    )
+
+
+def shell(redirection, script, *arguments):
+    """Run a script with its stdout redirected by a shell, and return the finished process."""
+    return subprocess.run(
+        ["/bin/sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-c", script, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
 def test_a_dead_peer_does_not_end_the_program():
     """A broker that dies while we write costs the connection, not the process: SIGPIPE stays ignored."""
     done = python("""
