@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from benchmarks import data_cli, simulate_cli
-from support.console import add_version, forbid_inspection, note_error, run_program, say, say_json
+from support.console import add_version, counted, forbid_inspection, note_error, run_program, say, say_json
 from wire.errors import ShoalError, UsageError
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _show_round(data: dict[str, Any]) -> None:
     say(
         f"{data['seconds_per_round_median']:.3f} s a round (median of {data['rounds']}, "
         f"{data['seconds_per_round_min']:.3f} to {data['seconds_per_round_max']:.3f}), "
-        f"{data['devices']} devices on {data['broker']}, mask {data['mode']}"
+        f"{counted(data['devices'], 'device')} on {data['broker']}, mask {data['mode']}"
     )
     say(
         f"{data['bound_ratio']:.1f} times what the gradient steps alone take here: {data['devices']} x "
@@ -144,7 +144,9 @@ def _show_round(data: dict[str, Any]) -> None:
 
 @bench_app.command("aggregator")
 def bench_aggregator(
-    devices: Annotated[list[int] | None, typer.Option(help="Fleet size; may be given again.", min=1)] = None,
+    devices: Annotated[
+        list[int] | None, typer.Option(help="Fleet size; may be given again; default: 100, 1000 and 5000.", min=1)
+    ] = None,
     algorithm: Annotated[str, typer.Option(help="fedavg, ifca, cfl, fedgroup, ...")] = "fedavg",
     save: SaveFile = None,
     json: AsJson = False,

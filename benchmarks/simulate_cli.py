@@ -157,7 +157,7 @@ def _settings(items: list[str]) -> dict[str, str]:
     for item in items:
         name, sign, value = item.partition("=")
         if not sign or not name.strip():
-            raise UsageError(f"{item!r} is not NAME=VALUE")
+            raise UsageError(f"{item!r} is not NAME=VALUE", hint=f"write {name.strip() or 'NAME'}=VALUE")
         chosen[name.strip()] = value.strip()
     return chosen
 

@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 from fleet import admission_cli
 from fleet.reminders import broker_users
-from support.console import add_version, note, run_program, say, say_json
+from support.console import add_version, counted, note, run_program, say, say_json
 from support.wanted import wanted
 from wire import limits
 from wire.errors import TaskError, UsageError
@@ -93,9 +93,8 @@ def show(directory: Directory, json: AsJson = False) -> None:
         say(f"{device.name} {fingerprint(device)}{' revoked' if device.name in roster.revoked else ''}")
     for r in runs:
         blur = f", norms blurred by {r['norm_blur']:g}" if r["norm_blur"] else ""
-        say(
-            f"run {r['run']}: {r['algorithm']}, mask {r['mode']}, {r['rounds']} rounds, weighting {r['weighting']}{blur}"
-        )
+        what = f"{r['algorithm']}, mask {r['mode']}, {counted(r['rounds'], 'round')}"
+        say(f"run {r['run']}: {what}, weighting {r['weighting']}{blur}")
 
 
 @app.command("add-device")
@@ -233,7 +232,9 @@ def run(
     evaluate_every: Annotated[
         int, typer.Option(help="Rounds between accuracy reports; 0: at the end only.", min=0)
     ] = 0,
-    seed: Annotated[int | None, typer.Option(help="Of origins, participation and batch order.", min=0)] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of origins, participation and batch order; default: drawn anew.", min=0)
+    ] = None,
     epoch_rounds: Annotated[
         int, typer.Option(help="Rounds after which devices take a new mask; 0: one mask for the run.", min=0)
     ] = 0,
@@ -288,7 +289,7 @@ def _pairs(items: list[str]) -> dict[str, str]:
     for item in items:
         name, equals, value = item.partition("=")
         if not equals or not name or not value:
-            raise UsageError(f"{item!r} is not NAME=VALUE")
+            raise UsageError(f"{item!r} is not NAME=VALUE", hint=f"write {name or 'NAME'}=VALUE")
         pairs[name] = value
     return pairs
 

@@ -31,6 +31,7 @@ GRANTS: Final = "grants"
 CHANGE_WAIT_S: Final = 120.0
 """How long one of the owner's programs waits while another changes the fleet: writing new grants for 5000 devices that
 joined by file takes some 20 s, and what was signed is on its way to the broker for at most `desk.FLUSH_S`."""
+ROLES_HINT: Final = "add-device takes a device's card, add-aggregator the aggregator's"
 LOCKED_HINT: Final = "wait for the other shoal-fleet to end"
 ROSTER_LIFE_S: Final = 365 * 24 * 3600
 """A roster that is not renewed for a year ends the fleet."""
@@ -356,7 +357,7 @@ class FleetDirectory:
     def _checked(self, data: bytes, role: str, expected: str) -> Card:
         card = open_card(data)
         if card.role != role:
-            raise UntrustedError(f"this card asks to be {card.role!r}, not {role!r}")
+            raise UntrustedError(f"this card asks to be {card.role!r}, not {role!r}", hint=ROLES_HINT)
         if expected and fingerprint(card.member) != expected.strip().lower():
             raise UntrustedError(f"this card has fingerprint {fingerprint(card.member)}, not {expected}")
         return card

@@ -12,12 +12,13 @@ from crypto.seal.envelope import KEY_BYTES
 from crypto.seal.passphrase import Lock, is_locked
 from support.files import read_private, sync_directory, write_private
 from wire.codec import U32, decode, encode, message
-from wire.errors import ConfigError, IntegrityError
+from wire.errors import ConfigError, IntegrityError, UntrustedError
 
 OWNER_FILE: Final = "owner.key"
 SECRETS_FILE: Final = "secrets.bin"
 ROSTER_FILE: Final = "roster.signed"
 CHANGE_FILE: Final = "change.journal"
+WRONG_LOCK_HINT: Final = "give it again; where it is right, take the whole directory from a backup"
 BACKUP_HINT: Final = "take the whole directory from a backup"
 
 
@@ -84,6 +85,8 @@ class Vault:
             )
         try:
             return self._lock.open(file, data)
+        except UntrustedError as error:
+            raise UntrustedError(f"{self._path / file}: {error}", hint=WRONG_LOCK_HINT) from error
         except IntegrityError as error:
             raise IntegrityError(f"{self._path / file} is damaged: {error}", hint=BACKUP_HINT) from error
 

@@ -236,7 +236,7 @@ def gap_rounds(options: Options, progress: Progress) -> Result:
 def _trials(options: Options) -> int:
     trials = options.knob("trials", TRIALS)
     if trials < 1:
-        raise UsageError(f"{trials} trials")
+        raise UsageError(f"trials is a whole number of at least 1, not {trials}")
     return trials
 
 

@@ -11,6 +11,7 @@ from benchmarks.simulator.data import Population
 from benchmarks.simulator.networks import Network
 from benchmarks.simulator.simulate import SimOptions, SimResult, SimRound, simulate
 from edge_client.manifest import LocalTraining
+from support.console import counted
 
 
 def watched(
@@ -42,7 +43,9 @@ def watched(
     def told(closed: SimRound) -> None:
         progress.round(algorithm, closed.round, rounds, watch.rows[-1] if watch.rows else None)
 
-    progress.stage(f"{algorithm}: {len(population)} devices, {rounds} rounds, {network.length} coordinates")
+    progress.stage(
+        f"{algorithm}: {counted(len(population), 'device')}, {counted(rounds, 'round')}, {network.length} coordinates"
+    )
     sim_options = SimOptions(
         rounds=rounds,
         local=local,

@@ -26,6 +26,7 @@ from benchmarks.simulator.evaluation import Evaluation, evaluate
 from benchmarks.simulator.networks import Network
 from benchmarks.simulator.simulate import Observation, SimOptions, SimResult, SimRound, simulate
 from edge_client.manifest import LocalTraining
+from support.console import counted
 from wire.errors import UsageError
 from wire.messages import Phase
 
@@ -209,7 +210,7 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: tuple[s
         record = {"accuracy": last.get("accuracy"), "loss": closed.loss, "clusters": closed.clusters}
         progress.round(name, closed.round, rounds, record)
 
-    progress.stage(f"{name}: {devices} devices, {rounds} rounds")
+    progress.stage(f"{name}: {counted(devices, 'device')}, {counted(rounds, 'round')}")
     done = simulate(method.strategy, settings, setup.population, setup.network, sim_options, told, watch=watch)
     parameters = {
         "devices": devices,

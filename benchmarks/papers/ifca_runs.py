@@ -16,6 +16,7 @@ from benchmarks.simulator.metrics import adjusted_rand, purity
 from benchmarks.simulator.networks import Network
 from benchmarks.simulator.simulate import SimOptions, SimResult, SimRound, simulate
 from edge_client.manifest import LocalTraining
+from support.console import counted
 from wire.errors import UsageError
 
 RESTART_ROUNDS: Final = 10
@@ -130,7 +131,7 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: Sequenc
     def told(closed: SimRound) -> None:
         progress.round(algorithm, closed.round, setup.rounds, closed.as_dict() | {"clusters": closed.clusters})
 
-    progress.stage(f"{algorithm}: {len(setup.population)} devices, {setup.rounds} rounds")
+    progress.stage(f"{algorithm}: {counted(len(setup.population), 'device')}, {counted(setup.rounds, 'round')}")
     done = simulate(STRATEGY_OF[algorithm], settings, setup.population, setup.network, sim_options, told)
     return _result(setup, options, algorithm, done, Starts(done.events), settings)
 
@@ -176,7 +177,7 @@ def _result(
 def _alone(setup: Setup, options: Options, progress: Progress) -> Result:
     rounds = setup.alone_rounds or setup.rounds
     count = len(setup.population)
-    progress.stage(f"local: {count} devices, {rounds} rounds each")
+    progress.stage(f"local: {counted(count, 'device')}, {counted(rounds, 'round')} each")
 
     def told(devices: int) -> None:
         progress.round("local", devices, count, None)

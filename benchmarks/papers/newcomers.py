@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.papers.experiment import Options, Progress, Result, Study
 from edge_client.manifest import LocalTraining
+from support.console import counted
 from wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -239,7 +240,9 @@ def run(options: Options, progress: Progress) -> Result:
         record = {**closed.as_dict(), "clusters": closed.clusters}
         progress.round(algorithm, closed.round, rounds, record)
 
-    progress.stage(f"{algorithm}: {founders} founders for {alone} rounds, then {count} newcomers")
+    progress.stage(
+        f"{algorithm}: {counted(founders, 'founder')} for {counted(alone, 'round')}, then {counted(count, 'newcomer')}"
+    )
     sim_options = SimOptions(
         rounds=rounds,
         local=local,

@@ -167,6 +167,7 @@ def test_a_passphrase_guards_the_owners_keys(call):
     assert "SHOAL_PASSPHRASE_FILE" in refused.err
     wrong = call("shoal-fleet", "show", "owner", status=6, SHOAL_PASSPHRASE_FILE="other")
     assert "passphrase is wrong" in wrong.err
+    assert "hint: give it again; " in wrong.err
     missing = call("shoal-fleet", "show", "owner", status=3, SHOAL_PASSPHRASE_FILE="nothing")
     assert "SHOAL_PASSPHRASE_FILE: can't read nothing" in missing.err
     assert "error: SHOAL_PASSPHRASE_FILE: can't read nothing" in missing.err

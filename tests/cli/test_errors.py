@@ -25,7 +25,7 @@ def test_usage_an_unknown_command(call):
 def test_usage_a_setting_without_a_value(call, fleet, task):
     """Status 2 from us."""
     asked = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "cfl", "--set", "eps1", status=2)
-    assert "error: 'eps1' is not NAME=VALUE" in asked.err
+    complaint(asked, "'eps1' is not NAME=VALUE", "write eps1=VALUE")
 
 
 def test_usage_local_training_out_of_range(call, fleet, task):
@@ -172,7 +172,7 @@ def test_untrusted_another_card(call, fleet):
 def test_untrusted_the_wrong_role(call, fleet):
     """Status 6: a device's card can't make an aggregator."""
     made = call("shoal-fleet", "add-aggregator", "owner", "dev-1/dev-1.card", status=6)
-    assert "error: this card asks to be 'device', not 'aggregator'" in made.err
+    complaint(made, "this card asks to be 'device', not 'aggregator'", "add-device takes a device's card")
 
 
 def test_integrity_a_damaged_grant(call, fleet):

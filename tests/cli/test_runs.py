@@ -31,6 +31,7 @@ def grow(call, devices):
 
 def test_the_help_lists_every_algorithm_with_its_settings(call):
     told = call("shoal-fleet", "run", "--help").out
+    assert "default: drawn anew" in " ".join(told.split())
     for words in (
         "fedgroup: FedGroup",
         "groups=3 alpha=20 measure=edc",

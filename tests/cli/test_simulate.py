@@ -171,7 +171,7 @@ def test_usage_errors(arguments, error, hint):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["--set", "eps1"], "'eps1' is not NAME=VALUE"),
+        (["--set", "eps1"], "'eps1' is not NAME=VALUE\nhint: write eps1=VALUE"),
         (["--set", "pause_s=x"], "--set pause_s=x: it takes a number"),
         (["--save", "/no/such/folder/x.json"], "there is no folder /no/such/folder for --save"),
         (["--devices", "0"], "--devices"),

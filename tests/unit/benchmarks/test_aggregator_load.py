@@ -6,7 +6,8 @@ import pytest
 
 from aggregator.run_directory import read_records
 from benchmarks import aggregator_load
-from benchmarks.aggregator_load import Crowd, measure
+from benchmarks.aggregator_load import SIZES, Crowd, measure
+from tests.helpers.trees import python
 
 pytestmark = pytest.mark.torch
 DEVICES = 12
@@ -32,3 +33,9 @@ def test_its_figures(monkeypatch):
     assert data["update_bytes"] == 4 * 7850
     assert data["published_bytes_per_round"] > data["update_bytes"]
     assert data["cpu_seconds_per_round"] == pytest.approx(1e-3 * DEVICES * data["cpu_ms_per_upload"])
+
+
+def test_the_help_names_the_sizes_that_it_takes_by_default():
+    told = " ".join(python("from benchmarks.cli import main; main()", "bench", "aggregator", "--help").stdout.split())
+    first, second, third = SIZES
+    assert f"default: {first}, {second} and {third}." in told

@@ -12,7 +12,17 @@ import sys
 import pytest
 import typer
 
-from support.console import LogfmtFormatter, add_version, colour_wanted, note, run_program, say, say_json, setup_logging
+from support.console import (
+    LogfmtFormatter,
+    add_version,
+    colour_wanted,
+    counted,
+    note,
+    run_program,
+    say,
+    say_json,
+    setup_logging,
+)
 from tests.helpers.trees import ROOT, python
 from wire.errors import BrokerUnreachableError, ConfigError, ShoalError, UntrustedError, UsageError
 
@@ -28,6 +38,10 @@ def test_data_and_notes_go_their_own_ways(capsys):
     say("data")
     note("talk")
     assert capsys.readouterr() == ("data\n", "talk\n")
+
+
+def test_one_thing_is_no_plural():
+    assert [counted(n, "round") for n in range(3)] == ["0 rounds", "1 round", "2 rounds"]
 
 
 def test_json_is_one_object_with_its_schema(capsys):

@@ -128,7 +128,7 @@ def test_the_gap_experiments_refuse_what_they_do_not_know(mnist: Path) -> None:
     """No strategy settings, no empty sweeps."""
     with pytest.raises(UsageError, match="no setting 'eps1'"):
         cfl_gap.gap_rounds(options(mnist, settings={"eps1": "1"}), Quiet())
-    with pytest.raises(UsageError, match="0 trials"):
+    with pytest.raises(UsageError, match="trials is a whole number of at least 1, not 0"):
         cfl_gap.gap_samples(options(mnist, settings={"trials": "0"}), Quiet())
 
 
