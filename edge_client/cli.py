@@ -137,6 +137,7 @@ def show_config(
 def status(directory: Directory, json: AsJson = False) -> None:
     """Print what this device is doing and how it fares."""
     from crypto.seal.identity import fingerprint
+    from crypto.seal.roster import expiry_of
     from edge_client.enrolment import DeviceMembership
     from edge_client.state import DeviceState
 
@@ -148,6 +149,7 @@ def status(directory: Directory, json: AsJson = False) -> None:
         "fingerprint": fingerprint(member.identity.member),
         "roster": member.roster.sequence,
         **figures,
+        **({"roster_expired": expiry_of(member.roster)} if member.expired else {}),
         **({} if member.listed else {"stage": "revoked"}),
     }
     if json:

@@ -34,9 +34,10 @@ class DeviceMembership(Membership[DeviceGrant]):
 
         Raises:
             NotEnrolledError: nobody has joined there.
-            UntrustedError: the roster is not the owner's, expired, or does not list this device.
+            UntrustedError: the roster is not the owner's, or older than one that was in force before. One that has expired
+                is taken up: how else would a newer one be heard of? See `expired`.
         """
-        super().__init__(directory, DeviceGrant)
+        super().__init__(directory, DeviceGrant, expired=True)
 
     @property
     def content(self) -> GroupKey:
@@ -84,7 +85,7 @@ class DeviceMembership(Membership[DeviceGrant]):
         if (head.fleet, head.sender) != (self.fleet, sender.name):
             raise UntrustedError(f"a message of {head.sender!r} in {head.fleet!r}")
         group, plain = self.open_under_any(payload, head, at, sender.sign_key, signed)
-        if group.secret != self.grant.broadcast_key and head.purpose == "run":
+        if group.secret != self.grant.broadcast_key and head.purpose == "run" and not self.expired:
             self._put_in_force(plain)
         if group != self.group:
             self.group = group

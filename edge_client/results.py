@@ -48,6 +48,7 @@ class Results:
         self._figures: dict[str, Any] = {}
         self._ended: dict[str, dict[str, Any]] = _ended_before(files)
         self._base = (0, 0)
+        self._untold = b""
 
     def begin(self, run: Run, *, again: bool) -> None:
         """Start the figures of a run, or ``again`` go on with them in another mask epoch."""
@@ -92,10 +93,24 @@ class Results:
             self._saved_model_s = now_s
             self._own = None if durable else self._own
 
-    def finish(self, plan: RunPlan, stage: Stage, now_s: float) -> None:
-        """Close the figures of a run; those that an earlier life has closed stay as they are."""
-        if self._figures.get("finished"):
-            return
+    def finish(self, plan: RunPlan, stage: Stage, now_s: float) -> bool:
+        """Close the figures of a run, unless an earlier life has; return whether its end was told in none."""
+        told = self._files.was_told(plan.run_id)
+        if told:
+            LOG.info("waiting for the next run", extra={"kv": {"after": plan.run}})
+        else:
+            self._untold = plan.run_id
+        if not self._figures.get("finished"):
+            self._close(plan, stage, now_s)
+        return not told
+
+    def remember_end(self) -> None:
+        """Keep, durably, that the end of the run was told, if it has come."""
+        if self._untold:
+            self._files.save_told(self._untold)
+            self._untold = b""
+
+    def _close(self, plan: RunPlan, stage: Stage, now_s: float) -> None:
         self._count_bytes()
         self._figures["finished"] = True
         earlier = list(self._ended.items())[1 - RUNS_REMEMBERED :]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from crypto.seal.roster import EXPIRED_HINT, expiry_of
 from crypto.seal.roster_change import apply_change
 from wire.errors import ShoalError, reason_of
+from wire.topics import TopicKind
 from wire.transport import resubscribe
 
 if TYPE_CHECKING:
@@ -21,12 +23,16 @@ WHOLE_AGAIN_S: Final = 60.0
 MOST_TRIES: Final = 5
 """So often it asks, half an hour in all. What comes to nothing is then forgotten, and the next change counts."""
 
+HEARD_LAPSED: Final = (TopicKind.ROSTER, TopicKind.ROSTER_CHANGE, TopicKind.KEYS)
+"""All that a device listens to whose roster has expired. Keys are the owner's own, and may be what opens a newer roster."""
+
 
 class RosterFeed:
     """One device's subscription to the fleet's roster.
 
     Attributes:
         revoked: a roster that the owner signed does not list this device any more.
+        lapsed: our roster has expired, as `look` found it: until a newer one comes, nothing else is believed.
     """
 
     def __init__(self, membership: DeviceMembership, transport: Transport, topics: Topics) -> None:
@@ -34,7 +40,7 @@ class RosterFeed:
         self._transport = transport
         self._whole = f"{topics.roster}/#"
         self._changes = f"{topics.roster_change}/#"
-        self.revoked = False
+        self.revoked = self.lapsed = False
         self._wanted = 0
         self._asked_s = 0.0
         self._tries = 0
@@ -43,6 +49,21 @@ class RosterFeed:
         """Follow the changes; an earlier life's session may still hold a subscription to whole rosters."""
         self._transport.unsubscribe(self._whole)
         self._transport.subscribe(self._changes)
+
+    def look(self) -> bool:
+        """Look whether our roster holds, and say so where that has changed; return whether it has."""
+        member = self._membership
+        if member.expired == self.lapsed:
+            return False
+        self.lapsed = not self.lapsed
+        facts = {"sequence": member.roster.sequence, "until": expiry_of(member.roster)}
+        if self.lapsed:
+            LOG.warning(
+                "the roster has expired: waiting for a newer one", extra={"kv": {**facts, "hint": EXPIRED_HINT}}
+            )
+        else:
+            LOG.info("the roster holds", extra={"kv": facts})
+        return True
 
     def look_again(self) -> None:
         """Have the newest change sent once more: it may have come before it could be read."""

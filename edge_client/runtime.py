@@ -21,7 +21,7 @@ from edge_client.outbox import Outbox
 from edge_client.package import Run
 from edge_client.presence import Attendance
 from edge_client.results import Results
-from edge_client.roster_feed import RosterFeed
+from edge_client.roster_feed import HEARD_LAPSED, RosterFeed
 from edge_client.state import DeviceState
 from edge_client.worker import Result, Worker
 from edge_client.workplace import Workplace
@@ -98,7 +98,6 @@ class DeviceRuntime:
         self._fetching_s = 0.0
         self._results = Results(membership, self._files, transport)
         self._now_s = 0.0
-        self._untold = b""
         self.runs_done = 0
 
     @property
@@ -118,9 +117,29 @@ class DeviceRuntime:
         for base in (topics.keys(self._membership.name), topics.plan, topics.checkpoint, topics.round):
             self._transport.subscribe(f"{base}/#")
         self._transport.subscribe(topics.ctl(self._membership.name))
+        if not self._mind_expiry():
+            self._resume()
+
+    def _resume(self) -> None:
         run = self._following.resumed()
         if run is not None:
             self._take_run(run)
+
+    def _mind_expiry(self) -> bool:
+        """Return whether the roster has expired: stop what is under way when it does, and begin again when a newer one comes."""
+        if not self._rosters.look():
+            return self._rosters.lapsed
+        if self._rosters.lapsed:
+            self._worker.cancel()
+            self._step(agent.WorkFailed(self._state.mark.nonce))
+            return True
+        self._follow_group()
+        self._attendance.connected(self._now_s)
+        if self._run is None:
+            self._resume()
+        self._step(agent.Reconnected())
+        self._look_again(self._topics.plan, self._topics.checkpoint, self._topics.round)
+        return False
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
         """Take one event of the transport."""
@@ -131,8 +150,9 @@ class DeviceRuntime:
             case Message(topic, payload):
                 self._on_chunk(topic, payload)
             case Connected():
-                self._attendance.connected(now_s)
-                self._step(agent.Reconnected())
+                if not self._mind_expiry():
+                    self._attendance.connected(now_s)
+                    self._step(agent.Reconnected())
             case Disconnected(reason):
                 LOG.warning("broker connection lost", extra={"kv": {"reason": reason}})
 
@@ -144,12 +164,12 @@ class DeviceRuntime:
             LOG.warning("refused", extra={"kv": facts})
         if self.revoked:
             self._worker.cancel()
-        else:
+        elif not self._mind_expiry():
             self._follow_group()
 
     def _on_message(self, topic: str, payload: bytes) -> None:
         parsed = self._topics.parse(topic)
-        if not payload:
+        if not payload or (self._mind_expiry() and parsed.kind not in HEARD_LAPSED):
             return
         transfer = self._chunks.add(f"{parsed.kind.name}/{parsed.label}", payload, self._now_s)
         if transfer is None:
@@ -182,7 +202,7 @@ class DeviceRuntime:
 
     def _follow_group(self) -> None:
         """Where another broadcast key is in force than we have answered under: answer under it, look for what was said."""
-        if not self._attendance.stale:
+        if not self._attendance.stale or self._rosters.lapsed:
             return
         LOG.info("new broadcast key", extra={"kv": {"roster": self._membership.roster.sequence}})
         if self._models is not None:
@@ -267,7 +287,7 @@ class DeviceRuntime:
         self, announcement: Announcement, order: Order, result: Result, models: Mapping[int, Float32Vector]
     ) -> None:
         """Take what the worker made of an order from ``models``; newer ones may have come meanwhile."""
-        if self.revoked:
+        if self.revoked or self._rosters.lapsed:
             return
         if isinstance(result, ShoalError):
             facts = {"round": announcement.round, "reason": result, "hint": result.hint}
@@ -289,7 +309,9 @@ class DeviceRuntime:
     def tick(self, now_s: float) -> None:
         """Do what is due: resends, models that do not come, figures."""
         self._now_s = now_s
-        if self.revoked:
+        self._rosters.tick(now_s)
+        self._chunks.expire(now_s)
+        if self.revoked or self._mind_expiry():
             return
         if self._timer_s is not None and now_s >= self._timer_s:
             self._timer_s = None
@@ -305,8 +327,6 @@ class DeviceRuntime:
             self._fetching_s = now_s
             models = map(self._topics.model, self._labels)
             self._look_again(*(models if fetching else (self._topics.plan, self._topics.checkpoint)))
-        self._rosters.tick(now_s)
-        self._chunks.expire(now_s)
         self._results.keep_up(now_s)
 
     def _step(self, event: agent.Event) -> None:
@@ -329,11 +349,7 @@ class DeviceRuntime:
             case agent.ClearTimer():
                 self._timer_s = None
             case agent.RunDone(plan):
-                if self._files.was_told(plan.run_id):
-                    LOG.info("waiting for the next run", extra={"kv": {"after": plan.run}})
-                else:
-                    self.runs_done, self._untold = self.runs_done + 1, plan.run_id
-                self._results.finish(plan, self._state.stage, self._now_s)
+                self.runs_done += self._results.finish(plan, self._state.stage, self._now_s)
                 self._outbox.forget(self._state.mark, self._state.transfer)
 
     def _follow(self, labels: tuple[str, ...]) -> None:
@@ -362,9 +378,7 @@ class DeviceRuntime:
 
     def remember_end(self) -> None:
         """Keep that the end of the run, if it has come, was told: it counts in no later life of the device."""
-        if self._untold:
-            self._files.save_told(self._untold)
-            self._untold = b""
+        self._results.remember_end()
 
     def close(self) -> None:
         """Keep what is worth keeping and say goodbye, if anybody can still be told.

@@ -186,8 +186,13 @@ class Membership(Generic[G]):
             twice in a row may go through the secrets in between.
     """
 
-    def __init__(self, directory: Path, kind: type[G]) -> None:
+    def __init__(self, directory: Path, kind: type[G], *, expired: bool = False) -> None:
         """Load what `accept_grant` left in ``directory``.
+
+        Args:
+            directory: the party's.
+            kind: of its grant.
+            expired: take up an expired roster as well; nothing but a newer one may then be believed, see `expired`.
 
         Raises:
             NotEnrolledError: nobody has joined there.
@@ -209,7 +214,7 @@ class Membership(Generic[G]):
         self._least = _least(directory)
         self.roster_bytes = read_private(directory / ROSTER_FILE)
         with named(directory / ROSTER_FILE, DAMAGED_HINT):
-            self.roster = self._open(self.roster_bytes, self._least)
+            self.roster = self._open(self.roster_bytes, self._least, expired=expired)
 
     def _read_grants(self) -> None:
         self._use(self._grant_in(self.directory / GRANT_FILE))
@@ -244,6 +249,11 @@ class Membership(Generic[G]):
     def keys_since(self) -> int:
         """Roster sequence at which the owner last drew secrets, as far as we know: by the newest roster, or the newest keys."""
         return max(self.roster.keys_since, self.newest_generation)
+
+    @property
+    def expired(self) -> bool:
+        """Whether the roster has expired, by this machine's clock."""
+        return int(time.time()) > self.roster.expires_at_s
 
     @property
     def fleet(self) -> str:
@@ -361,11 +371,11 @@ class Membership(Generic[G]):
     def _file_of(self, grant: G) -> Path:
         return self.directory / f"{NEXT_FILE}.{grant.keys_since:010d}"
 
-    def _open(self, data: bytes, least_sequence: int) -> Roster:
+    def _open(self, data: bytes, least_sequence: int, *, expired: bool = False) -> Roster:
         return open_roster(
             data,
             owner_key=self.grant.owner_key,
             fleet=self.grant.fleet,
             least_sequence=least_sequence,
-            now_s=int(time.time()),
+            now_s=0 if expired else int(time.time()),
         )

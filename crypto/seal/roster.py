@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from crypto.seal.signed import open_document
+from support.times import utc
 from wire.documents import Member, Roster
 from wire.errors import UntrustedError
+
+EXPIRED_HINT: Final = (
+    "is this machine's clock right? if so, the owner runs `shoal-fleet renew` and `shoal-fleet publish`"
+)
 
 
 def open_roster(data: bytes | memoryview, *, owner_key: bytes, fleet: str, least_sequence: int, now_s: int) -> Roster:
@@ -30,9 +37,15 @@ def open_roster(data: bytes | memoryview, *, owner_key: bytes, fleet: str, least
         )
     if now_s > roster.expires_at_s:
         raise UntrustedError(
-            "the roster has expired", hint="have the owner sign a new one: `shoal-fleet renew`, then hand it out"
+            f"the roster has expired: it held until {expiry_of(roster)}",
+            hint="is this machine's clock right? if so, have the owner sign a new one, `shoal-fleet renew`, and hand it out",
         )
     return roster
+
+
+def expiry_of(roster: Roster) -> str:
+    """Return until when a roster holds, for people: UTC."""
+    return utc(roster.expires_at_s)
 
 
 def aggregator_of(roster: Roster) -> Member:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from aggregator.store import Store
+from crypto.seal.signed import sign_document
 from fleet.directory import FleetDirectory
 from fleet.run import RunOptions, make_plan, write_run
 from fleet.task.signed import read_signed
@@ -231,3 +233,17 @@ def test_a_revoked_device_says_so(call, fleet):
     told = call("shoal-edge", "run", "dev-1", "--data", "d.npz", status=6).err
     assert "error: dev-1 is not in the fleet's roster any more" in told
     assert "init or enrol a new directory under another name" in told
+
+
+def test_a_device_whose_roster_has_expired_connects_and_says_what_it_waits_for(call, fleet):
+    """Else the newer one could not reach it; status and predict do not ask anybody at all."""
+    owner = FleetDirectory(call.home / "owner")
+    old = dataclasses.replace(owner.roster, sequence=owner.roster.sequence + 1, expires_at_s=10**9)
+    write_private(call.home / "dev-1/roster.signed", sign_document(owner.owner, old))
+    np.savez(call.home / "d.npz", x=np.zeros((9, 4), np.float32), y=np.zeros(9, np.int64))
+    told = call("shoal-edge", "run", "dev-1", "--data", "d.npz", status=5).err
+    assert "the roster has expired: waiting for a newer one" in told
+    assert "2001-09-09 01:46 UTC" in told
+    assert "shoal-fleet renew" in told
+    assert "roster expired: 2001-09-09 01:46 UTC" in call("shoal-edge", "status", "dev-1").out
+    assert "model.bin does not exist" in call("shoal-edge", "predict", "dev-1", "--data", "d.npz", status=7).err

@@ -1,6 +1,7 @@
 """Small fleets on the loopback driver, a wiretap on their network, and the means to forge what they send."""
 
 import dataclasses
+import time
 from collections import defaultdict
 
 import numpy as np
@@ -15,12 +16,14 @@ from crypto.seal.identity import Identity
 from crypto.seal.membership import KEY_FILE
 from edge_client.data import Batch
 from edge_client.manifest import LocalTraining
+from fleet.admission import Registrar
 from fleet.run import RunOptions
 from tests.helpers.tasks import logistic_bundle
 from wire import limits
 from wire.codec import decode, encode
 from wire.faults import Hop
 from wire.frame import ChunkKind, parse, split
+from wire.loopback import LoopbackTransport
 from wire.messages import Announcement, Control, Sealed, Upload
 from wire.reassembly import Reassembler
 from wire.retained import RetainedPublisher
@@ -67,6 +70,18 @@ def make_fleet(root, data=None, *, bundle=None, faults=None, count=3, **options)
     settings = {"algorithm": "fedavg", "rounds": 3, "local": FULL_BATCH, "seed": 1, "min_contributors": 1, **options}
     data = grouped_data(count) if data is None else data
     return LoopbackFleet(root, bundle or logistic_bundle(INPUTS, CLASSES), data, RunOptions(**settings), faults)
+
+
+def publish(fleet):
+    """Let the owner connect, see what is there, and leave what is new."""
+    transport = LoopbackTransport(fleet.broker, "owner", lambda event: registrar.on_event(event, int(time.time())))
+    registrar = Registrar(fleet.stage.fleet, transport)
+    registrar.start(int(time.time()))
+    transport.start()
+    fleet.broker.pump()
+    registrar.publish_roster()
+    registrar.publish_keys()
+    fleet.broker.pump()
 
 
 def thetas(fleet):

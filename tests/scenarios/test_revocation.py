@@ -1,38 +1,23 @@
 """A device is revoked in the middle of a run: the others go on without it, and nobody listens to it any more."""
 
-import time
-
 import pytest
 
 from aggregator.membership import AggregatorMembership
 from benchmarks.loopback import LoopbackError
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from edge_client.enrolment import DeviceMembership
-from fleet.admission import Registrar
 from tests.helpers.fleets import (
     Wiretap,
     aggregator_identity,
     grouped_data,
     make_fleet,
+    publish,
     same_partition,
     truth_of,
     uploads_of,
 )
 from wire.faults import FaultRule, Hop, RuledFaults
-from wire.loopback import LoopbackTransport
 from wire.reassembly import Reassembler
-
-
-def publish(fleet):
-    """Let the owner connect, see what is there, and leave what is new."""
-    transport = LoopbackTransport(fleet.broker, "owner", lambda event: registrar.on_event(event, int(time.time())))
-    registrar = Registrar(fleet.stage.fleet, transport)
-    registrar.start(int(time.time()))
-    transport.start()
-    fleet.broker.pump()
-    registrar.publish_roster()
-    registrar.publish_keys()
-    fleet.broker.pump()
 
 
 def broadcasts(passages):

@@ -140,6 +140,17 @@ def test_a_roster_from_the_network_is_checked(fleet, device, changes, match):
     assert DeviceMembership(device.directory).roster == before
 
 
+def test_only_who_asks_for_it_gets_a_membership_with_an_expired_roster(fleet, device, tmp_path):
+    """A device does, to hear of a newer one; the aggregator stops."""
+    for party in (device.directory, tmp_path / "aggregator"):
+        write_private(party / ROSTER_FILE, signed_roster(fleet, sequence=9, expires_at_s=10**9))
+    assert DeviceMembership(device.directory).expired
+    with pytest.raises(UntrustedError, match="has expired: it held until 2001-09-09 01:46 UTC") as caught:
+        AggregatorMembership(tmp_path / "aggregator")
+    assert "clock" in caught.value.hint
+    assert not device.expired
+
+
 def test_a_roster_of_the_aggregator_is_no_roster(device, tmp_path):
     server = AggregatorMembership(tmp_path / "aggregator")
     forged = sign_document(server.identity, dataclasses.replace(device.roster, sequence=99))

@@ -1,0 +1,13 @@
+"""Times as people read them."""
+
+from __future__ import annotations
+
+import time
+
+
+def utc(at_s: int) -> str:
+    """Return unix seconds as date and minute in UTC; a year that no calendar here has as the number itself."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at_s))
+    except (OverflowError, OSError, ValueError):
+        return f"second {at_s}"
