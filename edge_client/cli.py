@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -127,9 +128,15 @@ def show_config(
 ) -> None:
     """Print every value that run would use, and where it comes from."""
     from edge_client.config import EdgeConfig
-    from support.config import load, shown
+    from edge_client.enrolment import DeviceMembership
+    from support.config import gather, lines
+    from wire.errors import NotEnrolledError
 
-    for line in shown(load(EdgeConfig, section="edge", file=config, flags={"dir": directory, "data": data})):
+    values, origins = gather(EdgeConfig, section="edge", file=config, flags={"dir": directory, "data": data})
+    if not values["broker"] and "dir" in values:
+        with suppress(NotEnrolledError):
+            values["broker"], origins["broker"] = DeviceMembership(values["dir"]).broker, "the grant"
+    for line in lines(EdgeConfig, values, origins):
         say(line)
 
 

@@ -28,11 +28,20 @@ class Loaded(Generic[C]):
 
 def shown(loaded: Loaded[C]) -> Iterator[str]:
     """Yield a line for each value and where it came from; of an address that may hold a password only the broker's place."""
-    for field in dataclasses.fields(loaded.values):  # type: ignore[arg-type]
-        value = getattr(loaded.values, field.name)
+    values = {f.name: getattr(loaded.values, f.name) for f in dataclasses.fields(loaded.values)}  # type: ignore[arg-type]
+    return lines(type(loaded.values), values, loaded.origins)
+
+
+def lines(kind: type[Any], values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
+    """Yield what `shown` does for the fields of ``kind``, also where values are missing, as `gather` returns them."""
+    for field in dataclasses.fields(kind):
+        if field.name not in values:
+            yield f"{field.name} = (not set)"
+            continue
+        value = values[field.name]
         if value and not field.repr:
             value = BrokerAddress.parse(value)
-        yield f"{field.name} = {value}  # {loaded.origins[field.name]}"
+        yield f"{field.name} = {value}  # {origins[field.name]}"
 
 
 def load(
@@ -55,8 +64,31 @@ def load(
     Raises:
         ConfigError: an unknown key, a value of the wrong type, or a file that can't be read.
     """
+    values, origins = gather(kind, section=section, file=file, flags=flags, environment=environment)
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.name not in values:
+            variable = _variable(section, field.name)
+            raise ConfigError(
+                f"{field.name} is not set",
+                hint=f"give it on the command line, as {variable}, or as {field.name} in [{section}] of a TOML file",
+            )
+    return Loaded(kind(**values), origins)
+
+
+def gather(
+    kind: type[Any],
+    *,
+    section: str,
+    file: Path | None,
+    flags: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values that the layers give, and where each came from; arguments and errors as for `load`.
+
+    What has no default and was not given is in neither.
+    """
     environment = os.environ if environment is None else environment
-    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = {f.name: f for f in dataclasses.fields(kind)}
     hints = typing.get_type_hints(kind)
     table = _table(file, section)
     unknown = sorted(set(table) - set(fields))
@@ -67,7 +99,7 @@ def load(
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for name, field in fields.items():
-        variable = f"SHOAL_{section}_{name}".upper()
+        variable = _variable(section, name)
         if flags.get(name) is not None:
             values[name], origins[name] = flags[name], "flag"
         elif variable in environment:
@@ -76,12 +108,11 @@ def load(
             values[name], origins[name] = _parse(table[name], hints[name], f"{file}: {name}"), str(file)
         elif field.default is not dataclasses.MISSING:
             values[name], origins[name] = field.default, "default"
-        else:
-            raise ConfigError(
-                f"{name} is not set",
-                hint=f"give it on the command line, as {variable}, or as {name} in [{section}] of a TOML file",
-            )
-    return Loaded(kind(**values), origins)
+    return values, origins
+
+
+def _variable(section: str, name: str) -> str:
+    return f"SHOAL_{section}_{name}".upper()
 
 
 def _table(file: Path | None, section: str) -> dict[str, Any]:

@@ -170,6 +170,18 @@ def test_config_says_where_each_value_comes_from(call, fleet):
     assert "once = False  # default\n" in shown
 
 
+def test_a_devices_config_shows_what_is_not_set_and_the_grants_broker(call, fleet):
+    """To be looked at while it is being written; before a device has joined there is no broker."""
+    told = call("shoal-edge", "config", "dev-1").out.splitlines()
+    assert "data = (not set)" in told
+    assert f"broker = {BROKER}  # the grant" in told
+    assert "data = x.npz  # SHOAL_EDGE_DATA" in call("shoal-edge", "config", "dev-1", SHOAL_EDGE_DATA="x.npz").out
+    told = call("shoal-edge", "config").out.splitlines()
+    assert "dir = (not set)" in told
+    assert "broker =   # default" in told
+    assert "broker =   # default" in call("shoal-edge", "config", "nowhere").out.splitlines()
+
+
 @pytest.mark.parametrize("program", ["shoal-aggregator", "shoal-edge"])
 def test_config_shows_no_password(call, fleet, program):
     """Of an address only where the broker is."""
