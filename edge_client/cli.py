@@ -65,7 +65,9 @@ def enrol(
         ),
     ] = "",
     name: Annotated[str, typer.Option(help="The device's name in the fleet; default: the directory's name.")] = "",
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the owner's approval.", min=1)] = 86400.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait for approval, while the line holds.", min=1)
+    ] = 86400.0,
     ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
     cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
     key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
@@ -74,10 +76,13 @@ def enrol(
 
     The owner and the aggregator that the line names are the only ones it will ever believe.
     """
+    from time import time
+
     from crypto.seal.identity import fingerprint
     from edge_client import joining
 
     token = joining.read_line(line)
+    joining.require_fresh(directory, token, int(time()))
     identity = joining.prepare(directory, name or directory.absolute().name)
     mine = fingerprint(identity.member)
     note(f"fingerprint {mine}")

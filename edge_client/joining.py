@@ -19,6 +19,7 @@ from crypto.seal.membership import GRANT_FILE, KEY_FILE, make_identity, store_gr
 from crypto.seal.roster import aggregator_of, open_roster
 from crypto.seal.tokens import make_request, token_id
 from edge_client.enrolment import DeviceMembership
+from support.times import utc
 from wire import limits
 from wire.address import BrokerAddress
 from wire.documents import DeviceGrant
@@ -31,6 +32,8 @@ from wire.topics import TopicKind, Topics
 from wire.transport import Connected, Message, TakenOver, Transport, TransportEvent
 
 POLL_S: Final = 0.5
+LATE_S: Final = 30.0
+"""How long behind a line's expiry an answer may still come: none is given then, but one given before may lie at the broker."""
 
 
 def read_line(source: str) -> Token:
@@ -57,6 +60,16 @@ def read_line(source: str) -> Token:
         ) from error
 
 
+def require_fresh(directory: Path, token: Token, now_s: int) -> None:
+    """Refuse a line that expired before ``now_s`` (unix seconds), unless an earlier try in ``directory`` may have been answered.
+
+    Raises:
+        NotEnrolledError: it has.
+    """
+    if now_s > token.expires_at_s and not (directory / KEY_FILE).exists():
+        raise expired(token)
+
+
 def prepare(directory: Path, name: str) -> Identity:
     """Return the device's keys, made now unless an earlier try has left them.
 
@@ -71,6 +84,14 @@ def prepare(directory: Path, name: str) -> Identity:
     if identity.name != name:
         raise ConfigError(f"{directory} holds the keys of {identity.name!r}, not of {name!r}", hint="see --name")
     return identity
+
+
+def expired(token: Token) -> NotEnrolledError:
+    """Return what there is to say about a line that has expired."""
+    return NotEnrolledError(
+        f"this enrolment line expired on {utc(token.expires_at_s)}",
+        hint="ask the owner for a new one: `shoal-fleet token`; or is this machine's clock wrong?",
+    )
 
 
 class Enrolling:
@@ -152,7 +173,8 @@ def enrol(
     Raises:
         ConfigError: the grant can't be stored: the disk is full, or another program is at work in ``directory``.
         BrokerUnreachableError: nobody answers at the line's address.
-        NotEnrolledError: no grant came in ``timeout_s`` seconds; asking again with the same line goes on.
+        NotEnrolledError: no grant came in ``timeout_s`` seconds, and asking again with the same line goes on; or the line
+            has expired.
     """
     inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
     address = BrokerAddress.parse(token.broker, ca_file=ca, cert_file=cert, key_file=key)
@@ -160,13 +182,16 @@ def enrol(
     enrolling = Enrolling(directory, token, transport, complain)
     enrolling.start(int(time.time()))
     transport.start(require=True)
-    end_s = time.monotonic() + timeout_s
+    begun_s, left_s = time.monotonic(), max(0.0, token.expires_at_s - time.time()) + LATE_S
     try:
         while not enrolling.granted:
-            if time.monotonic() > end_s:
+            waited_s = time.monotonic() - begun_s
+            if waited_s > left_s:
+                raise expired(token)
+            if waited_s > timeout_s:
                 raise NotEnrolledError(
                     "the owner has not approved this device yet",
-                    hint="run the same command again to go on waiting; a token that has expired needs a new line",
+                    hint="run the same command again to go on waiting",
                 )
             try:
                 event = inbox.get(timeout=POLL_S)

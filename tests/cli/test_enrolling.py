@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from fleet.directory import FleetDirectory
+from fleet.tokens import TokenStore
 from support.files import write_private
 from tests.cli.conftest import BROKER
 from tests.helpers.trees import ONE_THREAD, ROOT
@@ -66,6 +67,16 @@ def test_a_cut_line_is_refused(call, line):
     """The checksum notices."""
     made = call("shoal-edge", "enrol", "dev-9", line[:-3], status=3)
     assert "damaged or cut off" in made.err
+
+
+def test_an_expired_line_is_refused_at_once(call, fleet):
+    """Status 4, and no keys are made; the line's secret is not repeated."""
+    old = TokenStore(FleetDirectory(call.home / "owner")).issue(600, 10**9).to_line()
+    made = call("shoal-edge", "enrol", "dev-9", old, status=4)
+    assert "error: this enrolment line expired on 2001-09-09 01:56 UTC" in made.err
+    assert "hint: ask the owner for a new one: `shoal-fleet token`" in made.err
+    assert not (call.home / "dev-9").exists()
+    assert old not in made.err
 
 
 def test_who_has_joined_can_not_enrol(call, line):

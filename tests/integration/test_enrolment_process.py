@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import shutil
+import time
 
 import numpy as np
 import pytest
 
 from aggregator import membership as aggregator_membership
 from aggregator.run_directory import read_records
+from edge_client import joining
 from edge_client.enrolment import DeviceMembership
 from edge_client.manifest import LocalTraining
 from fleet.directory import FleetDirectory
 from fleet.run import RunOptions, make_plan, write_run
+from fleet.tokens import TokenStore
 from tests.helpers.places import WAIT_S, Place
 from tests.helpers.tasks import logistic_bundle, samples
 from wire.broker import find_mosquitto, start_broker
+from wire.errors import NotEnrolledError
 
 pytestmark = [pytest.mark.broker, pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -112,3 +116,19 @@ def test_enrol_train_revoke_train_on(place, tmp_path):
     assert "Traceback" not in "".join(place.log(n) for n in place.running)
     for secret in (secrets.mask_secret, secrets.content_key, secrets.broadcast_key):
         assert not any(secret.hex() in place.log(n) for n in place.running)
+
+
+def test_a_line_that_expires_ends_the_wait(tmp_path, monkeypatch):
+    """Nobody will answer it any more; one that was answered before would have been by now."""
+    if find_mosquitto() is None:
+        pytest.skip("mosquitto is not installed")
+    monkeypatch.setattr(joining, "LATE_S", 0.5)
+    with start_broker("mosquitto", tmp_path) as broker:
+        owner = FleetDirectory.create(tmp_path / "owner", "reef", broker.url)
+        owner.add_aggregator(aggregator_membership.init(tmp_path / "server").read_bytes())
+        token = TokenStore(owner).issue(1, int(time.time()))
+        joining.prepare(tmp_path / "dev-1", "dev-1")
+        with pytest.raises(NotEnrolledError, match="this enrolment line expired on "):
+            joining.enrol(
+                tmp_path / "dev-1", token, ca=None, cert=None, key=None, timeout_s=WAIT_S, complain=pytest.fail
+            )
