@@ -100,9 +100,11 @@ def run(
     ca: Annotated[Path | None, typer.Option(help="CA certificates for mqtts.")] = None,
     cert: Annotated[Path | None, typer.Option(help="Client certificate.")] = None,
     key: Annotated[Path | None, typer.Option(help="Client certificate's key.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of ONNX Runtime.")] = None,
-    once: Annotated[bool | None, typer.Option("--once/--forever", help="End after one run.")] = None,
-    log: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of ONNX Runtime.", min=1, show_default="1")] = None,
+    once: Annotated[
+        bool | None, typer.Option("--once/--forever", help="End after one run.", show_default="forever")
+    ] = None,
+    log: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with an [edge] table.")] = None,
 ) -> None:
     """Take part in the fleet's runs; resumes where it was."""

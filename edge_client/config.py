@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from wire.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class EdgeConfig:
@@ -15,7 +17,7 @@ class EdgeConfig:
         data: .npz, a directory of .npz, .csv, or IDX files.
         broker: mqtt:// or mqtts:// address; empty takes the one of the owner's grant. It may hold a password.
         ca, cert, key: PEM files for mqtts.
-        threads: of ONNX Runtime.
+        threads: of ONNX Runtime, at least 1.
         once: end after one run, instead of waiting for the next; a run whose end an earlier `run` has told does not count.
         log: debug, info, warning or error.
     """
@@ -29,3 +31,7 @@ class EdgeConfig:
     threads: int = 1
     once: bool = False
     log: str = "info"
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ConfigError(f"threads must be at least 1, not {self.threads}")

@@ -102,6 +102,18 @@ def test_config_an_unknown_key(call, fleet):
     complaint(made, "e.toml: unknown key 'mask_secret' in [edge]", "known keys: ")
 
 
+def test_threads_that_are_none(call, fleet):
+    """Status 2 for a flag, 3 for a variable; the help says how many there are by default."""
+    for count in ("0", "-3"):
+        assert "--threads" in call("shoal-edge", "run", "dev-1", "--threads", count, status=2).err
+        made = call("shoal-edge", "run", "dev-1", "--data", "d.npz", status=3, SHOAL_EDGE_THREADS=count)
+        assert f"error: threads must be at least 1, not {count}" in made.err
+    told = call("shoal-edge", "run", "--help").out
+    for name, default in (("--threads", "1"), ("--once", "forever"), ("--log", "info")):
+        (line,) = [text for text in told.splitlines() if text.lstrip().startswith(name)]
+        assert f"({default})" in line, line
+
+
 def test_config_a_secret_that_others_can_read(call, fleet):
     """Status 3, and the command that mends it."""
     (call.home / "dev-1/membership.bin").chmod(0o644)
