@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -18,6 +18,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+LABELS: Final = {"rounds": "rounds taken part in", "round": "last round taken part in"}
+"""Of figures whose name alone says too little."""
 
 Directory = Annotated[Path, typer.Argument(help="Keys, membership and state of this device.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -178,13 +181,18 @@ def status_lines(data: dict[str, Any]) -> list[str]:
     lines = []
     for name, value in data.items():
         if name != "ended" or not isinstance(value, dict):
-            lines.append(f"{name.replace('_', ' ')}: {_readable(value)}")
+            lines.append(f"{_label(name)}: {_readable(value)}")
             continue
         for run, figures in value.items():
             pairs = figures.items() if isinstance(figures, dict) else ()
-            told = ", ".join(f"{k.replace('_', ' ')} {_readable(v)}" for k, v in pairs if k not in ("run", "finished"))
+            told = ", ".join(f"{_label(k)} {_readable(v)}" for k, v in pairs if k not in ("run", "finished"))
             lines.append(f"ended run {run}: {told}")
     return lines
+
+
+def _label(name: str) -> str:
+    """Return what people read for a figure's name in the JSON."""
+    return LABELS.get(name, name.replace("_", " "))
 
 
 def _readable(value: Any) -> str:

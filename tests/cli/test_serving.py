@@ -49,11 +49,15 @@ def test_a_file_where_a_directory_belongs(call, program):
 def test_a_device_tells_of_its_runs_in_words(call, fleet):
     """One line a run; programs read the same from the JSON."""
     ended = {"1": {"run": 1, "algorithm": "cfl", "rounds": 3, "loss": 0.123456789, "path": [0, 2], "finished": True}}
-    (call.home / "dev-1/status.json").write_text(json.dumps({"stage": "idle", "torch_loaded": False, "ended": ended}))
+    figures = {"stage": "idle", "torch_loaded": False, "rounds": 1869, "round": 2001, "ended": ended}
+    (call.home / "dev-1/status.json").write_text(json.dumps(figures))
     lines = call("shoal-edge", "status", "dev-1").out.splitlines()
     assert "stage: idle" in lines
-    assert lines[-1] == "ended run 1: algorithm cfl, rounds 3, loss 0.1235, path 0 2"
-    assert call("shoal-edge", "status", "dev-1", "--json").data["ended"] == ended
+    assert "rounds taken part in: 1869" in lines
+    assert "last round taken part in: 2001" in lines
+    assert lines[-1] == "ended run 1: algorithm cfl, rounds taken part in 3, loss 0.1235, path 0 2"
+    told = call("shoal-edge", "status", "dev-1", "--json").data
+    assert (told["ended"], told["rounds"], told["round"]) == (ended, 1869, 2001)
 
 
 @pytest.mark.parametrize("ended", [5, ["x"], {"1": 5}, {"1": {"path": {"a": 1}}}])
