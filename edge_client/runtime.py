@@ -25,6 +25,7 @@ from edge_client.roster_feed import HEARD_LAPSED, RosterFeed
 from edge_client.state import DeviceState
 from edge_client.worker import Result, Worker
 from edge_client.workplace import Workplace
+from support.refusals import Refusals
 from wire import limits
 from wire.codec import decode
 from wire.documents import RosterChange
@@ -98,6 +99,7 @@ class DeviceRuntime:
         self._fetching_s = 0.0
         self._results = Results(membership, self._files, transport)
         self._now_s = 0.0
+        self._refusals = Refusals(LOG)
         self.runs_done = 0
 
     @property
@@ -160,8 +162,7 @@ class DeviceRuntime:
         try:
             self._on_message(topic, payload)
         except ShoalError as error:
-            facts = {"topic": topic, "reason": reason_of(error), "hint": error.hint}
-            LOG.warning("refused", extra={"kv": facts})
+            self._refusals.tell(topic, reason_of(error), error.hint, self._now_s)
         if self.revoked:
             self._worker.cancel()
         elif not self._mind_expiry():

@@ -61,9 +61,10 @@ def init(
 def show(directory: Directory, json: AsJson = False) -> None:
     """Print the owner's fingerprint, until when the roster holds, who belongs to it, and each run with its mask mode."""
     from crypto.seal.identity import fingerprint
-    from fleet.runs import day, signed_plans, summary
+    from fleet.runs import signed_plans, summary
     from fleet.unlock import open_fleet
     from fleet.vault import is_under_passphrase
+    from support.times import day
 
     fleet = open_fleet(directory)
     roster = fleet.roster

@@ -7,8 +7,8 @@ from typing import Final
 
 from aggregator.strategies.base import drawn, parse_settings
 from aggregator.strategies.registry import SETTINGS
-from fleet.runs import day
 from support.console import counted
+from support.times import day
 from wire.documents import Roster, RunPlan
 from wire.errors import ConfigError
 

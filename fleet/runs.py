@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,11 +18,6 @@ if TYPE_CHECKING:
 
 RUNS: Final = "runs"
 _NUMBERED: Final = re.compile(r"([0-9]{6})\.run")
-
-
-def day(at_s: int) -> str:
-    """Return the date of a unix time in seconds, UTC: 2026-11-22."""
-    return time.strftime("%Y-%m-%d", time.gmtime(at_s))
 
 
 def run_file(path: Path, run: int) -> Path:

@@ -5,6 +5,11 @@ from __future__ import annotations
 import time
 
 
+def day(at_s: int) -> str:
+    """Return the date of a unix time in seconds, UTC: 2026-11-22."""
+    return time.strftime("%Y-%m-%d", time.gmtime(at_s))
+
+
 def utc(at_s: int) -> str:
     """Return unix seconds as date and minute in UTC; a year that no calendar here has as the number itself."""
     try:

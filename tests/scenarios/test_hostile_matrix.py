@@ -368,7 +368,8 @@ def test_nothing_hostile_on_a_channel_is_believed(tmp_path, caplog, undisturbed,
                 continue
             before = scene.standing()
             caplog.clear()
-            scene.fleet.service._refusals._known.clear()  # else a reason that another kind has had is told later
+            for party in (scene.fleet.service, *(d.runtime for d in scene.fleet.devices.values())):
+                party._refusals._known.clear()  # else a reason that another kind has had is told later
             KINDS[kind](scene, channel)
             found = reasons(caplog)
             if row[channel]:
