@@ -16,7 +16,8 @@ from wire.topics import Topics
 from wire.transport import Transport, Will
 
 PRESENCE_AGAIN_S: Final = 4.0
-"""A device says once more that it is there: a broker may lose what is retained while another client subscribes to it."""
+"""A device says once more that it is there, and looks once more at what it was told: a broker may lose what is retained while
+another client subscribes to it."""
 
 
 def presence(membership: DeviceMembership, birth: int, *, online: bool) -> Will:
@@ -63,11 +64,13 @@ class Attendance:
         self.announce()
         self._repeat_s = now_s + PRESENCE_AGAIN_S * (0.5 + 0.5 * self._uniform())
 
-    def tick(self, now_s: float) -> None:
-        """Say it once more where that is due."""
-        if self._repeat_s is not None and now_s >= self._repeat_s:
-            self._repeat_s = None
-            self.announce()
+    def tick(self, now_s: float) -> bool:
+        """Say it once more where that is due; return whether it was."""
+        if self._repeat_s is None or now_s < self._repeat_s:
+            return False
+        self._repeat_s = None
+        self.announce()
+        return True
 
     def leave(self) -> None:
         """Say goodbye, if anybody can still be told."""

@@ -321,7 +321,8 @@ class DeviceRuntime:
                 self._carry_out(agent.SetTimer(limits.RESEND_BASE_S))
             else:
                 self._step(agent.TimerFired())
-        self._attendance.tick(now_s)
+        if self._attendance.tick(now_s):
+            self._look_again(self._topics.plan if self._run is None else self._topics.round)
         fetching = self._state.stage is agent.Stage.FETCHING
         patience_s = WAITING_S if self._following.early and not fetching else REFETCH_S
         if (fetching or self._held is not None) and now_s - self._fetching_s > patience_s:

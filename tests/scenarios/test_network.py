@@ -209,3 +209,20 @@ def test_a_presence_that_a_broker_loses_is_said_again(tmp_path):
     with make_fleet(tmp_path / "fleet", faults=tap, deadline_s=60.0) as fleet:
         records = fleet.run(20)
         assert [r["contributed"] for r in records] == [3] * len(records)
+
+
+@pytest.mark.parametrize("what", ["/s/round", "/s/plan"])
+def test_what_a_broker_does_not_hand_out_at_first_is_looked_for_once_more(tmp_path, undisturbed, what):
+    """The retained round, or plan, misses a device that has just connected; nobody says it again before the deadline."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0, deadline_s=600.0) as fleet:
+        client, until_s = fleet.client_id("dev-01"), 1.5
+
+        def rule(passage):
+            hit = what in passage.topic and passage.client == client and passage.hop is Hop.DOWN
+            return () if hit and fleet.now_s < until_s else None
+
+        tap.rules.append(rule)
+        records = fleet.run(60)
+        assert [r["contributed"] for r in records] == [3] * len(records)
+        assert thetas(fleet) == undisturbed
