@@ -21,6 +21,7 @@ from wire.transport import Message
 PACKET_BYTES = 64 * 1024
 PAYLOAD = os.urandom(300_000)
 WAIT_S = 20.0
+PROBE = b"is anybody there?"
 
 pytestmark = [
     pytest.mark.broker,
@@ -69,18 +70,33 @@ def received(inbox, topic_prefix):
     chunks, end_s = Reassembler(), time.monotonic() + WAIT_S
     while True:
         event = inbox.get(timeout=max(0.01, end_s - time.monotonic()))
-        if isinstance(event, Message) and event.topic.startswith(topic_prefix):
+        if isinstance(event, Message) and event.topic.startswith(topic_prefix) and event.payload != PROBE:
             assert len(event.payload) < PACKET_BYTES
             transfer = chunks.add("peer", event.payload, 0.0)
             if transfer is not None:
                 return bytes(transfer.payload)
 
 
+def subscribed(reader, inbox, topic):
+    """Subscribe, and return when the broker hands messages on."""
+    reader.subscribe(topic)
+    end_s = time.monotonic() + WAIT_S
+    while time.monotonic() < end_s:
+        reader.publish(topic, PROBE)
+        try:
+            while not isinstance(inbox.get(timeout=0.2), Message):
+                pass
+        except queue.Empty:
+            continue
+        return
+    raise AssertionError("no subscription")
+
+
 def test_long_transfers_pass_a_broker_of_small_packets(connect):
     """An upload, and a model that is retained for whoever comes later."""
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     reader = connect("reader", inbox.put)
-    reader.subscribe("up")
+    subscribed(reader, inbox, "up")
     writer = connect("writer")
     assert writer.chunk_bytes == PACKET_BYTES - PACKET_ROOM_BYTES < CHUNK_BYTES
     for chunk in split(PAYLOAD, kind=ChunkKind.UPLOAD, round=1, chunk_bytes=writer.chunk_bytes):
