@@ -153,13 +153,11 @@ def _older(member: AggregatorMembership, plan: RunPlan) -> str:
 
 
 def _figures(records: list[dict[str, Any]], plan: RunPlan) -> dict[str, Any]:
-    from collections import Counter
-
-    from aggregator.lines import too_small
+    from aggregator.lines import cluster_sizes, too_small
 
     last = records[-1] if records else None
     grouped: dict[str, int] = next((r["clusters"] for r in reversed(records) if r["clusters"]), {})
-    sizes = sorted(Counter(grouped.values()).values(), reverse=True)
+    sizes = cluster_sizes(grouped)
     return {
         "closed": last["round"] if last else 0,
         "finished": bool(last and last["final"]),

@@ -62,6 +62,11 @@ class Lines:
             LOG.warning("clusters of too few devices learn nothing", extra={"kv": {"clusters": shown, "hint": hint}})
 
 
+def cluster_sizes(clusters: Mapping[str, int]) -> list[int]:
+    """Return how many devices are in each cluster, the largest first."""
+    return sorted(Counter(clusters.values()).values(), reverse=True)
+
+
 def too_small(clusters: Mapping[str, int], least: int) -> tuple[int, ...]:
     """Return the clusters of fewer than ``least`` devices: no mean of theirs is sent to anybody, so they stay as they are."""
     return tuple(sorted(c for c, n in Counter(clusters.values()).items() if n < least))
@@ -93,13 +98,12 @@ def waiting_for(state: EngineState) -> str:
 def report(run: int, record: RoundRecord, seconds: float, bytes_up: int) -> None:
     """Log a round that closed and what happened in it."""
     r = record
-    sizes = sorted((list(r.clusters.values()).count(c) for c in set(r.clusters.values())), reverse=True)
     pairs = {
         "run": run,
         "round": r.round,
         "devices": f"{r.contributed}/{r.ordered}",
         "loss": r.loss,
-        "cluster_sizes": "+".join(map(str, sizes)),
+        "cluster_sizes": "+".join(map(str, cluster_sizes(r.clusters))),
         "dur_s": seconds,
         "bytes": bytes_up,
     }

@@ -7,6 +7,7 @@ from typing import Final
 
 from aggregator.strategies.base import drawn, parse_settings
 from aggregator.strategies.registry import SETTINGS
+from crypto.seal.roster import has_expired
 from support.console import counted
 from support.times import day
 from wire.documents import Roster, RunPlan
@@ -30,13 +31,13 @@ def check_roster(roster: Roster, now_s: int) -> None:
     Raises:
         ConfigError: it has expired.
     """
-    if now_s > roster.expires_at_s:
+    if has_expired(roster, now_s):
         raise ConfigError(f"the roster expired on {day(roster.expires_at_s)}: nobody would follow the run", hint=RENEW)
 
 
 def roster_doubts(roster: Roster, now_s: int) -> Iterator[str]:
     """Yield that the roster expires within EXPIRES_SOON_S."""
-    if now_s + EXPIRES_SOON_S > roster.expires_at_s:
+    if has_expired(roster, now_s + EXPIRES_SOON_S):
         yield f"the roster expires on {day(roster.expires_at_s)}, and ends the run then: {RENEW}"
 
 

@@ -97,15 +97,16 @@ class CflSettings:
     @property
     def check_every(self) -> int:
         """Rounds between two checks of a split; 0 where splits are never checked."""
-        if self.merge_every >= 0:
-            return self.merge_every
-        return 20 if self.validate else 0
+        return self._rounds(self.merge_every)
 
     @property
     def look_rounds(self) -> int:
         """Rounds between two offers of other leaves' models; 0 where there are none."""
-        if self.look_every >= 0:
-            return self.look_every
+        return self._rounds(self.look_every)
+
+    def _rounds(self, given: int) -> int:
+        if given >= 0:
+            return given
         return 20 if self.validate else 0
 
     def convinces(self, verdict: Verdict) -> bool:

@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 from crypto.seal.envelope import GroupKey, SealError, open_from_group
 from crypto.seal.grants import make_card, open_grant, open_renewal
 from crypto.seal.identity import Identity
-from crypto.seal.roster import open_roster
+from crypto.seal.roster import has_expired, open_roster
 from crypto.seal.signed import open_document
 from support.files import named, private_directory, read_private, write_atomic, write_private
 from support.locks import exclusive
@@ -253,7 +253,7 @@ class Membership(Generic[G]):
     @property
     def expired(self) -> bool:
         """Whether the roster has expired, by this machine's clock."""
-        return int(time.time()) > self.roster.expires_at_s
+        return has_expired(self.roster, int(time.time()))
 
     @property
     def fleet(self) -> str:

@@ -35,12 +35,17 @@ def open_roster(data: bytes | memoryview, *, owner_key: bytes, fleet: str, least
             f"a roster of sequence {roster.sequence} after {least_sequence}: refused as a rollback",
             hint="the owner's newest is roster.signed in the fleet's directory",
         )
-    if now_s > roster.expires_at_s:
+    if has_expired(roster, now_s):
         raise UntrustedError(
             f"the roster has expired: it held until {expiry_of(roster)}",
             hint="is this machine's clock right? if so, have the owner sign a new one, `shoal-fleet renew`, and hand it out",
         )
     return roster
+
+
+def has_expired(roster: Roster, now_s: int) -> bool:
+    """Whether a roster holds no more at ``now_s``, unix seconds."""
+    return now_s > roster.expires_at_s
 
 
 def expiry_of(roster: Roster) -> str:
