@@ -39,6 +39,9 @@ LOG_TAIL_CHARS: Final = 2000
 
 _SYSTEM_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")
 
+_HEAP: Final = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
+"""Bytes. By default glibc hands every model that the broker has passed on back to the system and asks for it again."""
+
 _LAUNCH: Final = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); "
     "os.getppid() == int(sys.argv[1]) or sys.exit('the parent is gone already'); os.execv(sys.argv[2], sys.argv[2:])"
@@ -207,7 +210,12 @@ class BrokerProcess:
             try:
                 with self.log_file.open("ab") as log:
                     process = subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                        env={**os.environ, **_HEAP},
                     )
             except OSError as error:
                 born.set_exception(error)
