@@ -120,7 +120,8 @@ def _clusters(r: dict[str, Any]) -> str:
 def _obstacle(r: dict[str, Any]) -> str:
     if r["older"]:
         return f"; {r['older']}"
-    return f"; too small to be averaged: {r['too_small']}" if r["too_small"] else ""
+    declined = f"; could not do their part: {', '.join(sorted(r['declined']))}" if r["declined"] else ""
+    return declined + (f"; too small to be averaged: {r['too_small']}" if r["too_small"] else "")
 
 
 def _standing(member: AggregatorMembership, plan: RunPlan) -> dict[str, Any]:
@@ -167,6 +168,7 @@ def _figures(records: list[dict[str, Any]], plan: RunPlan) -> dict[str, Any]:
         "cluster_sizes": sizes,
         "too_small": len(too_small(grouped, plan.min_contributors)),
         "missing": last["missing"] if last else [],
+        "declined": last.get("declined", {}) if last else {},
     }
 
 

@@ -19,7 +19,7 @@ from aggregator.run_files import RunFile, RunFiles, check_order, directory_of, l
 from aggregator.service import RunService
 from aggregator.store import erase_updates
 from aggregator.syncer import ThreadSyncer
-from support.lean import settle
+from support.lean import keep_heap, settle
 from support.locks import serving
 from support.refusals import Refusals
 from wire import limits
@@ -55,6 +55,7 @@ def serve(config: AggregatorConfig) -> None:
     """
     AggregatorMembership(config.dir)  # whoever is no aggregator leaves no trace in a directory that may be anybody's
     with serving(config.dir, hint="one `shoal-aggregator serve` serves a fleet; end the other first"):
+        keep_heap()
         Daemon(config).serve()
 
 
@@ -260,7 +261,7 @@ class Daemon:
                     self._let_go()
                     return
         last = read_records(directory_of(self._membership, plan.run))[-1]
-        service.answers.end(last["round"], last["missing"])
+        service.answers.end(last["round"], set(last["missing"]) - set(last.get("declined", ())))
         LOG.info("run finished", extra={"kv": {"run": plan.run}})
 
     def _read_mail(self, message: Message) -> None:

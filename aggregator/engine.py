@@ -13,10 +13,21 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final
 
-from aggregator.engine_state import EngineState, Transition, bereft, forsaken, opened, record_of, without
+from aggregator.engine_state import (
+    EngineState,
+    Transition,
+    bereft,
+    declining,
+    forsaken,
+    opened,
+    record_of,
+    returned,
+    without,
+)
 from aggregator.events import (
     CameOnline,
     DeadlinePassed,
+    Declined,
     Event,
     Gather,
     KeysHeld,
@@ -246,16 +257,14 @@ class Engine:
             return state, ()
         match event:
             case CameOnline(device):
-                if device not in state.devices:
-                    state = dataclasses.replace(state, devices=(*state.devices, device))
-                here = {device}
-                state = dataclasses.replace(
-                    state, online=state.online | here, gone=state.gone - here, lost=state.lost - here
-                )
+                state = returned(state, device)
             case WentOffline(device):
                 state = without(state, device)
             case Left(device):
                 state = bereft(state, device)
+            case Declined(device, nonce, obstacle):
+                if state.plan is not None and nonce == self.nonce(state.round, state.plan.step):
+                    state = declining(state, device, obstacle)
             case Stored(contribution, digest):
                 state = self._receive(state, contribution, digest)
             case DeadlinePassed(round_, step):
@@ -281,6 +290,7 @@ class Engine:
             contributions=(*state.contributions, contribution),
             gone=state.gone - {contribution.device},
             lost=state.lost - {contribution.device},
+            declined={d: why for d, why in state.declined.items() if d != contribution.device},
         )
 
     def _advance(self, state: EngineState) -> Transition:

@@ -11,7 +11,7 @@ from aggregator.events import Action, RoundRecord
 from aggregator.rollover import Rollover
 from aggregator.strategies.base import Contribution, Event, Outcome, RoundPlan
 from wire.documents import Roster, RunPlan
-from wire.messages import Phase
+from wire.messages import Obstacle, Phase
 
 NEWS_KEPT: Final = 64
 """A rollover may fail for days, and all of this lies in every snapshot."""
@@ -26,7 +26,8 @@ class EngineState:
         round: the open round or the last one, 0 before the first; step: of the rollover after it, 0 where there is none.
         plan: the open round's or step's, None while gathering.
         received: device -> (phase, digest) of its durable upload of the open round.
-        gone: ordered devices that went offline and have not uploaded; lost: those that left the fleet instead.
+        gone: ordered devices that went offline, or said that they can't, and have not uploaded; lost: those that left the
+            fleet instead; declined: why, for those that said so.
         overtime: the deadline of the open round, or of the gathering, has passed.
         since: the round after which the mask epoch began.
         generation: roster sequence of the secrets in force; newest: of the newest at hand.
@@ -46,6 +47,7 @@ class EngineState:
     contributions: tuple[Contribution, ...] = ()
     gone: frozenset[str] = frozenset()
     lost: frozenset[str] = frozenset()
+    declined: Mapping[str, Obstacle] = field(default_factory=dict)
     overtime: bool = False
     finished: bool = False
     since: int = 0
@@ -108,6 +110,7 @@ def opened(state: EngineState, plan: RoundPlan) -> EngineState:
         contributions=(),
         gone=frozenset(plan.orders.keys() - state.online),
         lost=frozenset(plan.orders.keys() - set(state.devices)),
+        declined={},
         overtime=False,
     )
 
@@ -123,6 +126,21 @@ def without(state: EngineState, device: str) -> EngineState:
     return dataclasses.replace(state, online=state.online - {device}, gone=gone)
 
 
+def returned(state: EngineState, device: str) -> EngineState:
+    """Return the state in which the device is there; one that has declined the open round is not waited for all the same."""
+    here = {device}
+    devices = state.devices if device in state.devices else (*state.devices, device)
+    gone = state.gone if device in state.declined else state.gone - here
+    return dataclasses.replace(state, devices=devices, online=state.online | here, gone=gone, lost=state.lost - here)
+
+
+def declining(state: EngineState, device: str, obstacle: Obstacle) -> EngineState:
+    """Return the state in which nothing is expected of the device in the open round; it may be asked in the next."""
+    if not _owes(state, device):
+        return state
+    return dataclasses.replace(state, gone=state.gone | {device}, declined={**state.declined, device: obstacle})
+
+
 def bereft(state: EngineState, device: str) -> EngineState:
     """Return the state in which the device belongs to the fleet no more: nothing counts on it."""
     lost = state.lost | {device} if _owes(state, device) else state.lost
@@ -135,12 +153,14 @@ def _owes(state: EngineState, device: str) -> bool:
 
 
 def forsaken(state: EngineState) -> bool:
-    """Whether the deadline has passed, all that the open round asked went away without an answer, and others are there.
+    """Whether all that the open round asked went away, past its deadline, or declined, and others are there.
 
     A round may ask very few, a newcomer's cold start one device: the fleet does not wait for these to come back.
     """
     plan = state.plan
-    if plan is None or plan.final or state.received or not state.overtime:
+    if plan is None or plan.final or state.received:
+        return False
+    if not state.overtime and len(state.declined) < len(plan.orders):
         return False
     return not state.awaited and bool(state.online - plan.orders.keys())
 
@@ -162,4 +182,5 @@ def record_of(state: EngineState, plan: RoundPlan, outcome: Outcome) -> RoundRec
         clusters=outcome.clusters,
         events=tuple({"round": e.round, "kind": e.kind, **e.detail} for e in (*state.news, *outcome.events)),
         device_accuracy={c.device: (c.correct, c.tested) for c in given if c.tested},
+        declined={device: obstacle.name.lower() for device, obstacle in sorted(state.declined.items())},
     )

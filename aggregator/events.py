@@ -9,6 +9,7 @@ from typing import Any
 from aggregator.strategies.base import Contribution, RoundPlan, UploadKey
 from wire.documents import Roster
 from wire.epochs import Certificate
+from wire.messages import Obstacle
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,15 @@ class Left:
     """The owner revoked a device: nobody waits for it any more."""
 
     device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """A device says that it can't do its part in the round, or the step of a rollover, that was announced with ``nonce``."""
+
+    device: str
+    nonce: bytes
+    obstacle: Obstacle
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +73,7 @@ class KeysHeld:
     generation: int
 
 
-Event = CameOnline | WentOffline | Left | Stored | DeadlinePassed | Rostered | KeysHeld
+Event = CameOnline | WentOffline | Left | Declined | Stored | DeadlinePassed | Rostered | KeysHeld
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +146,8 @@ class RoundRecord:
     """A closed round in figures.
 
     Attributes:
-        ordered, contributed: devices that were asked and that answered; missing: those that did not.
+        ordered, contributed: devices that were asked and that answered; missing: those that did not; declined: why, for
+            those of them that said so.
         loss: mean of the devices' losses on the scored share, weighted by samples.
         correct, tested: over the devices' test shares; 0 of 0 where nobody was asked.
         norms: each contributor's update norm; clusters: every device's cluster after the round.
@@ -155,3 +166,4 @@ class RoundRecord:
     clusters: Mapping[str, int]
     events: tuple[Mapping[str, Any], ...]
     device_accuracy: Mapping[str, tuple[int, int]]
+    declined: Mapping[str, str] = field(default_factory=dict)

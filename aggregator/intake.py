@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
+from aggregator.events import Declined
 from aggregator.membership import UNKNOWN_HINT
 from aggregator.strategies.base import norm_of
 from crypto.seal.envelope import open_from_member, read_head
 from crypto.seal.identity import Identity
 from wire.codec import decode
-from wire.documents import Member, Roster, RunPlan
+from wire.documents import Roster, RunPlan
 from wire.errors import ShoalError, UntrustedError, WireError
-from wire.messages import Upload
+from wire.messages import Decline, Obstacle, Upload
 from wire.reassembly import Transfer
 
-UPLOAD_PURPOSE = "upload"
+UPLOAD_PURPOSE: Final = "upload"
+DECLINE_PURPOSE: Final = "decline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +62,36 @@ class Intake:
         Raises:
             ShoalError: unknown device, not sealed to us, forged, malformed, not finite or above the norm limit.
         """
+        message, body = self._open(device, transfer, roster, UPLOAD_PURPOSE)
+        upload = decode(message, Upload)
+        self._check(upload, body, device)
+        return Opened(upload, body, self._norm(upload, body), transfer.transfer_id, transfer.signed)
+
+    def declined(self, device: str, transfer: Transfer, roster: Roster) -> Declined:
+        """Return what ``device`` says instead of an upload; arguments are those of `open`.
+
+        Raises:
+            ShoalError: unknown device, not sealed to us, forged, malformed, or of another run.
+        """
+        message, _ = self._open(device, transfer, roster, DECLINE_PURPOSE)
+        decline = decode(message, Decline)
+        if (decline.fleet, decline.device) != (self._run.fleet, device):
+            raise UntrustedError(f"{decline.device!r} of {decline.fleet!r} declines on {device}'s topic")
+        if decline.run_id != self._run.run_id:
+            raise UntrustedError("a device declines a round of another run")
+        return Declined(device, decline.nonce, Obstacle(decline.obstacle))
+
+    def _open(self, device: str, transfer: Transfer, roster: Roster, purpose: str) -> tuple[memoryview, memoryview]:
         member = roster.device(device)
         if member is None:
             raise UntrustedError(f"{device} is not in the roster", hint=UNKNOWN_HINT)
         head, at = read_head(transfer.payload)
-        if (head.fleet, head.purpose, head.sender) != (roster.fleet, UPLOAD_PURPOSE, device):
-            raise UntrustedError(f"an upload of {head.sender!r} to {head.fleet!r} on {device}'s topic")
-        message, body = open_from_member(self._identity, transfer.payload, head, at, member.sign_key, transfer.signed)
-        upload = decode(message, Upload)
-        self._check(upload, body, member)
-        return Opened(upload, body, self._norm(upload, body), transfer.transfer_id, transfer.signed)
+        if (head.fleet, head.purpose, head.sender) != (roster.fleet, purpose, device):
+            raise UntrustedError(f"{head.purpose!r} of {head.sender!r} to {head.fleet!r} on {device}'s topic")
+        return open_from_member(self._identity, transfer.payload, head, at, member.sign_key, transfer.signed)
 
-    def _check(self, upload: Upload, body: memoryview, member: Member) -> None:
-        if (upload.fleet, upload.device) != (self._run.fleet, member.name):
+    def _check(self, upload: Upload, body: memoryview, device: str) -> None:
+        if (upload.fleet, upload.device) != (self._run.fleet, device):
             raise UntrustedError(f"an upload for {upload.fleet!r} by {upload.device!r}")
         if upload.recipient != self._identity.member.seal_key:
             raise UntrustedError("an upload for another aggregator")

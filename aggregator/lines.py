@@ -10,6 +10,7 @@ from typing import Final
 from aggregator.engine_state import EngineState
 from aggregator.events import RoundRecord
 from wire.documents import RunPlan
+from wire.messages import Obstacle
 
 LOG = logging.getLogger("shoal.aggregator")
 NAMES_SHOWN: Final = 5
@@ -19,6 +20,13 @@ MOST_PAUSE_S: Final = 60.0
 """The same line comes again after pauses that double up to this."""
 SMALL_ROUNDS: Final = 3
 """Rounds in a row after which a cluster of too few devices is worth a warning."""
+
+OBSTACLES: Final = {
+    Obstacle.DATA: "data do not fit the task",
+    Obstacle.TASK: "training failed",
+    Obstacle.REFUSED: "refused by the device",
+    Obstacle.OTHER: "not possible on the device",
+}
 
 
 class Lines:
@@ -30,6 +38,7 @@ class Lines:
         self._said = ""
         self._small: frozenset[int] = frozenset()
         self._small_rounds = 0
+        self._declined: Mapping[str, str] = {}
 
     def opened(self, now_s: float) -> None:
         """Begin with a round that has just opened."""
@@ -50,6 +59,11 @@ class Lines:
     def closed(self, record: RoundRecord, seconds: float, bytes_up: int) -> None:
         """Say what a round brought, and which clusters go on as they are because too few devices are in them."""
         report(self._run.run, record, seconds, bytes_up)
+        if record.declined and record.declined != self._declined:
+            said = declined_by({device: Obstacle[why.upper()] for device, why in record.declined.items()})
+            hint = "shoal-edge prints the reason on the device"
+            LOG.warning("devices can't do their part", extra={"kv": {"devices": said.lstrip("; "), "hint": hint}})
+        self._declined = record.declined
         sizes = Counter(record.clusters.values())
         small = frozenset(too_small(record.clusters, self._run.min_contributors))
         self._small_rounds = self._small_rounds + 1 if small == self._small else 1
@@ -88,11 +102,18 @@ def waiting_for(state: EngineState) -> str:
         return f"gathering: {there} of {len(state.devices)} devices are here{_names(absent)}"
     done, total = len(state.received), len(state.plan.orders)
     what = f"round {state.round}"
-    if state.overtime and not done and state.rollover is None:
-        return f"{what}: nobody of {total} has answered; what a device refuses stands in its own log{_names(list(state.waiting))}"
+    named = _names([d for d in state.waiting if d not in state.declined]) + declined_by(state.declined)
+    if state.overtime and not done and not state.declined and state.rollover is None:
+        return f"{what}: nobody of {total} has answered; what a device refuses stands in its own log{named}"
     if state.rollover is not None:
         what = f"{what}, {'folding' if state.rollover.proposal is None else 'signing'} the next mask epoch"
-    return f"{what}: {done} of {total}{_names(list(state.waiting))}"
+    return f"{what}: {done} of {total}{named}"
+
+
+def declined_by(declined: Mapping[str, Obstacle]) -> str:
+    """Return which devices can't do their part, by what stands in the way; each one's log has the rest."""
+    by = {obstacle: sorted(d for d, why in declined.items() if why is obstacle) for obstacle in Obstacle}
+    return "".join(f"; {OBSTACLES[obstacle]}: {_shown(names)}" for obstacle, names in by.items() if names)
 
 
 def report(run: int, record: RoundRecord, seconds: float, bytes_up: int) -> None:
@@ -115,8 +136,9 @@ def report(run: int, record: RoundRecord, seconds: float, bytes_up: int) -> None
 
 
 def _names(devices: list[str]) -> str:
-    if not devices:
-        return ""
+    return f", waiting for {_shown(devices)}" if devices else ""
+
+
+def _shown(devices: list[str]) -> str:
     shown = ", ".join(devices[:NAMES_SHOWN])
-    more = f" and {len(devices) - NAMES_SHOWN} more" if len(devices) > NAMES_SHOWN else ""
-    return f", waiting for {shown}{more}"
+    return f"{shown} and {len(devices) - NAMES_SHOWN} more" if len(devices) > NAMES_SHOWN else shown

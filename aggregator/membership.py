@@ -35,6 +35,12 @@ class AggregatorMembership(Membership[AggregatorGrant]):
                 hint="shoal-fleet add-aggregator FLEET_DIR CARD, then join with the new grant",
             )
 
+    def turn_to(self, generation: int) -> None:
+        """Speak under the broadcast key of the grant with the secrets of ``generation``, if it is newer than the one in force."""
+        grant = self.newer(generation)
+        if grant is not None:
+            self.group = self._broadcast(grant)
+
     def open_from_device(self, member: Member, payload: memoryview, signed: bytes) -> memoryview:
         """Return the plaintext of what a device told the fleet, under the broadcast key in force or the next.
 

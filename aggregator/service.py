@@ -41,12 +41,12 @@ from aggregator.rollover import stored_proposal
 from aggregator.store import Store
 from aggregator.strategies.registry import make_strategy
 from aggregator.syncer import InlineSyncer, Syncer
-from crypto.seal.envelope import GroupKey
 from support.refusals import Refusals
 from wire.codec import decode, encode
 from wire.documents import RunPackage, RunPlan
 from wire.epochs import Epoch
 from wire.errors import ShoalError, UntrustedError, reason_of
+from wire.frame import ChunkKind
 from wire.messages import Action, Phase
 from wire.reassembly import Reassembler, Transfer
 from wire.topics import TopicKind, Topics
@@ -160,13 +160,8 @@ class RunService:
 
     def _turn_to(self, generation: int) -> None:
         """Speak under the broadcast key that goes with the secrets of ``generation``, from a rollover on."""
-        member = self._membership
-        grant = member.newer(generation)
-        if grant is not None:
-            group = GroupKey(member.fleet, "broadcast", grant.broadcast_key)
-            if group != member.group:
-                member.group = group
-                self._publisher.regroup(group)
+        self._membership.turn_to(generation)
+        self._publisher.regroup(self._membership.group)
 
     def _hold_keys(self, now_s: float) -> None:
         """Let the engine know of secrets that are newer than the run's."""
@@ -207,7 +202,9 @@ class RunService:
             if self.answers.repeat(parsed.device, payload):
                 return
             transfer = self._chunks.add(parsed.device, payload, now_s)
-            if transfer is not None:
+            if transfer is not None and transfer.kind is ChunkKind.DECLINE:
+                self._feed(self._intake.declined(parsed.device, transfer, self._membership.roster), now_s)
+            elif transfer is not None:
                 self._on_upload(parsed.device, transfer)
 
     def _on_upload(self, device: str, transfer: Transfer) -> None:

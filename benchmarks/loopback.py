@@ -33,7 +33,7 @@ from edge_client.state import DeviceState, OwnModel
 from edge_client.task import TaskBundle
 from edge_client.worker import InlineWorker
 from fleet.run import RunOptions, origins_needed
-from wire.errors import ShoalError, UsageError
+from wire.errors import DataError, ShoalError, UsageError
 from wire.faults import Faults
 from wire.loopback import LoopbackBroker, LoopbackTransport
 from wire.transport import TransportEvent
@@ -272,7 +272,7 @@ class LoopbackFleet:
     def _samples(self, name: str, manifest: TaskManifest) -> Batch:
         batch = self._data[name]
         if batch.x.shape[1:] != manifest.input.shape:
-            raise UsageError(f"samples of shape {batch.x.shape[1:]} for a task that takes {manifest.input.shape}")
+            raise DataError(f"samples of shape {batch.x.shape[1:]} for a task that takes {manifest.input.shape}")
         return batch
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import hashlib
 import logging
 from typing import TYPE_CHECKING
 
-from edge_client.package import Run, open_epoch, open_plan, open_run, reopen, starts_later
+from edge_client.package import Run, open_epoch, open_plan, open_run, owners_plan, reopen, starts_later
 from wire.codec import decode
 from wire.epochs import Epoch
 from wire.errors import IntegrityError, NotEnrolledError, UntrustedError
@@ -26,6 +26,7 @@ class Following:
 
     Attributes:
         early: a run that this device can only begin in a later mask epoch, which it has not seen yet; else empty.
+        newest: id of the run that was to be begun last, also where it could not be; empty where it was older than another.
     """
 
     def __init__(self, membership: DeviceMembership, files: DeviceState) -> None:
@@ -33,6 +34,7 @@ class Following:
         self._files = files
         self._known = b""
         self.early = b""
+        self.newest = b""
 
     def resumed(self) -> Run | None:
         """Return the run that was followed before a restart, if there was one and it can be opened."""
@@ -62,9 +64,12 @@ class Following:
         """
         if hashlib.sha256(package).digest() == self._known:
             return None
-        plan = open_plan(package, self._membership)
+        self.newest = b""
+        plan = owners_plan(package, self._membership)
         if plan.run < least_run or (current is not None and plan.run <= current.plan.run):
             raise UntrustedError(f"run {plan.run} after run {max(least_run, plan.run)}")
+        self.newest = plan.run_id
+        open_plan(package, self._membership)
         if starts_later(plan, self._membership):
             self.early = package
             return None

@@ -63,6 +63,16 @@ def origins_purpose(run_id: bytes) -> str:
     return f"origins/{run_id.hex()}"
 
 
+def owners_plan(package: bytes, membership: DeviceMembership) -> RunPlan:
+    """Return the plan of a package, if it is the owner's, whether this device can follow it or not.
+
+    Raises:
+        UntrustedError: it is not.
+        WireError: the bytes are not a run package.
+    """
+    return open_document(decode(package, RunPackage).plan, RunPlan, membership.owner_key)
+
+
 def open_plan(package: bytes, membership: DeviceMembership) -> RunPlan:
     """Return the plan of a package, if it is the owner's and one that this device can follow.
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final
 
 from edge_client import agent
 from edge_client.agent import AgentState
 from edge_client.data import Batch
+from edge_client.declining import Declining
 from edge_client.enrolment import DeviceMembership
 from edge_client.following import Following
 from edge_client.inventory import Inventory
 from edge_client.manifest import TaskManifest
+from edge_client.model_feed import REFETCH_S, WAITING_S, ModelFeed
 from edge_client.outbox import Outbox
 from edge_client.package import Run
 from edge_client.presence import Attendance
@@ -37,10 +38,6 @@ from wire.transport import Connected, Disconnected, Message, Transport, Transpor
 from wire.types import Float32Vector
 
 LOG = logging.getLogger("shoal.edge")
-REFETCH_S: Final = 5.0
-"""A device that has waited this long for a model subscribes anew: the broker then sends what it retains."""
-WAITING_S: Final = 60.0
-"""The same for one that waits for a mask epoch that may not have begun, which can take any time."""
 
 
 class DeviceRuntime:
@@ -89,14 +86,14 @@ class DeviceRuntime:
         sent = (at.run, at.round, at.nonce) if pending.sealed or answered else None
         self._state = AgentState(membership.index, at, transfer=pending.transfer, sent=sent, answered=answered)
         self._outbox = Outbox(self._files, transport, self._topics.up(membership.name), pending.sealed)
+        self._declining = Declining(membership, transport, self._topics.up(membership.name))
         self._run: Run | None = None
         self._following = Following(membership, self._files)
         self._rosters = RosterFeed(membership, transport, self._topics)
         self._held: Announcement | None = None
         self._models: Inventory | None = None
-        self._labels: tuple[str, ...] = ()
+        self._feed = ModelFeed(transport, self._topics)
         self._timer_s: float | None = None
-        self._fetching_s = 0.0
         self._results = Results(membership, self._files, transport)
         self._now_s = 0.0
         self._refusals = Refusals(LOG)
@@ -224,9 +221,15 @@ class DeviceRuntime:
             resubscribe(self._transport, f"{base}/#")
 
     def _on_run(self, package: bytes) -> None:
-        run = self._following.begun(package, self._run, self._state.mark.run)
+        try:
+            run = self._following.begun(package, self._run, self._state.mark.run)
+            if run is not None:
+                self._take_run(run)
+        except ShoalError as error:
+            self._declining.run_refused(self._following.newest, error)
+            self._announce_held()
+            raise
         if run is not None:
-            self._take_run(run)
             self._following.keep(run, package)
             self._announce_held()
         elif self._following.early:
@@ -261,14 +264,20 @@ class DeviceRuntime:
         run = self._run
         if run is None or announcement.run_id != run.plan.run_id or announcement.epoch > run.plan.epoch:
             self._held = announcement
+            self._declining.unfollowed(announcement)
             return
         if not announcement.step and not announcement.finished and self._membership.keys_since > run.generation:
             LOG.info("no round under keys that the owner has replaced", extra={"kv": {"round": announcement.round}})
             return
-        self._step(agent.Announced(announcement))
+        try:
+            self._step(agent.Announced(announcement))
+        except UntrustedError as error:
+            self._declining.decline(announcement, error)
+            raise
+        self._declining.again(announcement)
 
     def _on_model(self, label: str, transfer: bytes, purpose: str, plain: memoryview) -> None:
-        if self._models is None or label not in self._labels:
+        if self._models is None or label not in self._feed.labels:
             return
         if purpose == "proposal":
             self._workplace.proposal = (transfer, bytes(plain))
@@ -291,9 +300,7 @@ class DeviceRuntime:
         if self.revoked or self._rosters.lapsed:
             return
         if isinstance(result, ShoalError):
-            facts = {"round": announcement.round, "reason": result, "hint": result.hint}
-            LOG.error("round skipped", extra={"kv": facts})
-            self._step(agent.WorkFailed(announcement.nonce))
+            self._skip(announcement, result)
             return
         current = (self._state.mark.run, self._state.mark.round, self._state.mark.nonce)
         if current != (announcement.run, announcement.round, announcement.nonce):
@@ -306,6 +313,12 @@ class DeviceRuntime:
         if result.objection:
             LOG.warning("checkpoint not signed", extra={"kv": {"reason": result.objection}})
         self._step(agent.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer))
+
+    def _skip(self, announcement: Announcement, error: ShoalError) -> None:
+        facts = {"round": announcement.round, "reason": error, "hint": error.hint}
+        LOG.error("round skipped", extra={"kv": facts})
+        self._declining.decline(announcement, error)
+        self._step(agent.WorkFailed(announcement.nonce))
 
     def tick(self, now_s: float) -> None:
         """Do what is due: resends, models that do not come, figures."""
@@ -325,9 +338,8 @@ class DeviceRuntime:
             self._look_again(self._topics.plan if self._run is None else self._topics.round)
         fetching = self._state.stage is agent.Stage.FETCHING
         patience_s = WAITING_S if self._following.early and not fetching else REFETCH_S
-        if (fetching or self._held is not None) and now_s - self._fetching_s > patience_s:
-            self._fetching_s = now_s
-            models = map(self._topics.model, self._labels)
+        if (fetching or self._held is not None) and self._feed.overdue(now_s, patience_s):
+            models = map(self._topics.model, self._feed.labels)
             self._look_again(*(models if fetching else (self._topics.plan, self._topics.checkpoint)))
         self._results.keep_up(now_s)
 
@@ -339,7 +351,7 @@ class DeviceRuntime:
     def _carry_out(self, action: agent.Do) -> None:
         match action:
             case agent.Follow(labels):
-                self._follow(labels)
+                self._feed.follow(labels, self._models, self._now_s)
             case agent.Work(announcement, order):
                 self._work(announcement, order)
             case agent.CancelWork():
@@ -354,25 +366,13 @@ class DeviceRuntime:
                 self.runs_done += self._results.finish(plan, self._state.stage, self._now_s)
                 self._outbox.forget(self._state.mark, self._state.transfer)
 
-    def _follow(self, labels: tuple[str, ...]) -> None:
-        for label in set(self._labels) - set(labels):
-            self._transport.unsubscribe(f"{self._topics.model(label)}/#")
-            if self._models is not None:
-                self._models.drop(label)
-        for label in labels:
-            if label not in self._labels:
-                self._transport.subscribe(f"{self._topics.model(label)}/#")
-        self._labels = labels
-        self._fetching_s = self._now_s
-
     def _work(self, announcement: Announcement, order: Order) -> None:
         assert self._models is not None
         try:
             thetas = self._models.thetas(announcement, order)
             job = self._workplace.job(announcement, order, thetas, self._models)
         except UntrustedError as error:
-            LOG.warning("round refused", extra={"kv": {"round": announcement.round, "reason": error}})
-            self._step(agent.WorkFailed(announcement.nonce))
+            self._skip(announcement, error)
             return
         self._worker.submit(
             job, lambda result: self._hand_back(lambda: self.on_result(announcement, order, result, thetas))

@@ -57,6 +57,7 @@ class ChunkKind(IntEnum):
     ENROL = 8
     GRANT = 9
     EPOCH = 10
+    DECLINE = 11
 
 
 _KINDS: Final = frozenset(int(kind) for kind in ChunkKind)

@@ -52,6 +52,19 @@ class Action(IntEnum):
     REFUSED = 3
 
 
+class Obstacle(IntEnum):
+    """Why a device can't do its part: all that the aggregator learns of it, the rest stands in the device's own log.
+
+    DATA: its samples are missing or don't fit the task. TASK: training diverged, or its graphs can't run. REFUSED: what it was
+    sent is not what it may follow. OTHER: anything else.
+    """
+
+    DATA = 1
+    TASK = 2
+    REFUSED = 3
+    OTHER = 4
+
+
 def _known(kind: type[IntEnum], value: int) -> None:
     if value not in {int(k) for k in kind}:
         raise WireError(f"{value} is not a {kind.__name__}")
@@ -264,3 +277,18 @@ class Sealed:
     purpose: str
     sender: str
     recipient: str
+
+
+@message(24)
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """A device tells the aggregator that no upload of its own will come for what was announced with ``nonce``."""
+
+    fleet: str
+    device: str
+    run_id: Fixed16
+    nonce: Fixed16
+    obstacle: U8
+
+    def __post_init__(self) -> None:
+        _known(Obstacle, self.obstacle)

@@ -32,7 +32,7 @@ from wire.documents import (
 from wire.enrolment import EnrolRequest, EnrolStatement, Token
 from wire.epochs import Certificate, Checkpoint, Endorsement, Epoch, Origins, Proposal, SignedBy
 from wire.faults import Hop
-from wire.messages import Announcement, Control, ModelHeader, Presence, Sealed, Upload
+from wire.messages import Announcement, Control, Decline, ModelHeader, Obstacle, Presence, Sealed, Upload
 
 DEVICE = "dev-00"
 
@@ -118,6 +118,7 @@ class Scene:
             ModelHeader: [encode(decode_prefix(m, ModelHeader)[0]) for m in models],
             Control: self.plains(ending=f"/{DEVICE}/ctl"),
             Upload: [encode(u) for u in uploads],
+            Decline: [encode(Decline("demo", DEVICE, bytes(16), bytes(16), int(Obstacle.DATA)))],
             Presence: self.plains(sender=DEVICE, ending="/state"),
             Roster: [self.owner.roster_bytes[64:]],
             RosterChange: [encode(roster_change(None, self.owner.roster, self.owner.roster_bytes))],

@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aggregator.intake import UPLOAD_PURPOSE, Intake, RefusedUploadError
+from aggregator.events import Declined
+from aggregator.intake import DECLINE_PURPOSE, UPLOAD_PURPOSE, Intake, RefusedUploadError
 from crypto.seal.envelope import SealError, seal_to_member
 from crypto.seal.identity import Identity
 from tests.helpers.plans import D, engine_of, run_plan, upload_of
@@ -13,7 +14,7 @@ from wire.codec import encode
 from wire.documents import Roster
 from wire.errors import ShoalError, UntrustedError, WireError
 from wire.frame import ChunkKind, split
-from wire.messages import Sealed
+from wire.messages import Decline, Obstacle, Sealed
 from wire.reassembly import Reassembler
 
 DEVICE, OTHER, SERVER = (Identity.generate(n) for n in ("dev-1", "dev-2", "aggregator"))
@@ -138,3 +139,34 @@ def test_refusals_are_counted_by_class():
     for error in (WireError("a"), UntrustedError("b"), UntrustedError("c"), SealError(), refused):
         intake.count(error)
     assert intake.refused == {"WireError": 1, "UntrustedError": 2, "SealError": 1, "RefusedUploadError": 1}
+
+
+DECLINE = Decline("demo", "dev-1", RUN.run_id, b"n" * 16, int(Obstacle.TASK))
+SAID = dataclasses.replace(HEAD, purpose=DECLINE_PURPOSE)
+
+
+def test_a_device_may_decline_for_itself():
+    found = Intake(SERVER, RUN).declined("dev-1", transfer(DECLINE, b"", head=SAID), ROSTER)
+    assert found == Declined("dev-1", b"n" * 16, Obstacle.TASK)
+
+
+@pytest.mark.parametrize(
+    ("decline", "options"),
+    [
+        (dataclasses.replace(DECLINE, device="dev-2"), {"head": SAID}),
+        (dataclasses.replace(DECLINE, fleet="reef"), {"head": SAID}),
+        (dataclasses.replace(DECLINE, run_id=b"x" * 16), {"head": SAID}),
+        (DECLINE, {"head": HEAD}),
+        (DECLINE, {"head": SAID, "signer": OTHER}),
+        (DECLINE, {"head": dataclasses.replace(SAID, sender="dev-2"), "signer": OTHER}),
+    ],
+)
+def test_nobody_else_may(decline, options):
+    with pytest.raises(ShoalError):
+        Intake(SERVER, RUN).declined("dev-1", transfer(decline, b"", **options), ROSTER)
+
+
+def test_an_upload_is_no_decline():
+    header, body = upload()
+    with pytest.raises(ShoalError):
+        Intake(SERVER, RUN).declined("dev-1", transfer(header, body, head=SAID), ROSTER)

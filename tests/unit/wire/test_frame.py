@@ -106,7 +106,7 @@ def test_split_refuses_what_the_format_can_not_say(arguments: dict[str, object])
         (forge(magic=b"MQTT"), "SHL1"),
         (forge(version=2), "format 2"),
         (forge(kind=0), "kind 0"),
-        (forge(kind=11), "kind 11"),
+        (forge(kind=12), "kind 12"),
         (forge(flags=1), "flags"),
         (forge(size=0), "transfer of 0"),
         (forge(size=limits.MAX_TRANSFER_BYTES + 1), "transfer of"),

@@ -14,6 +14,7 @@ from wire.messages import (
     NO_ORDER,
     Announcement,
     Control,
+    Decline,
     ModelRef,
     Order,
     Phase,
@@ -74,6 +75,7 @@ def test_a_roster_finds_who_is_not_revoked():
         lambda: dataclasses.replace(ORDER, share=0),
         lambda: dataclasses.replace(ORDER, candidates=()),
         lambda: Control("demo", "a", 7, 1, 1, bytes(16), (), ""),
+        lambda: Decline("demo", "a", bytes(16), bytes(16), 0),
     ],
 )
 def test_what_makes_no_sense_is_refused(make):

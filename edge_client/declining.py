@@ -1,0 +1,73 @@
+"""What a device says instead of an upload: that none will come, so that nobody waits for it, and in one word why.
+
+The word is all that leaves the device. What exactly does not fit stands in its own log: an error's text may name files and
+values.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from crypto.seal.envelope import parcel_for_member
+from crypto.seal.roster import aggregator_of
+from wire.codec import encode
+from wire.errors import DataError, IntegrityError, TaskError, UntrustedError
+from wire.frame import ChunkKind, split
+from wire.messages import Decline, Obstacle, Sealed
+
+if TYPE_CHECKING:
+    from edge_client.enrolment import DeviceMembership
+    from wire.errors import ShoalError
+    from wire.messages import Announcement
+    from wire.transport import Transport
+
+
+def obstacle_of(error: ShoalError) -> Obstacle:
+    """Return the word for an error."""
+    match error:
+        case DataError():
+            return Obstacle.DATA
+        case TaskError():
+            return Obstacle.TASK
+        case UntrustedError() | IntegrityError():
+            return Obstacle.REFUSED
+        case _:
+            return Obstacle.OTHER
+
+
+class Declining:
+    """Tells the aggregator on ``topic`` that a device can't do its part, once for each time that it is asked."""
+
+    def __init__(self, membership: DeviceMembership, transport: Transport, topic: str) -> None:
+        self._membership = membership
+        self._transport = transport
+        self._topic = topic
+        self._refused: tuple[bytes, ShoalError] | None = None
+        self._last: tuple[bytes, ShoalError] | None = None
+
+    def run_refused(self, run_id: bytes, error: ShoalError) -> None:
+        """Note why a run can't be followed."""
+        self._refused = run_id, error
+
+    def unfollowed(self, announcement: Announcement) -> None:
+        """Take an announcement of a run that is not followed: decline it if that is because the run can't be."""
+        if self._refused is not None and self._refused[0] == announcement.run_id:
+            self.decline(announcement, self._refused[1])
+
+    def again(self, announcement: Announcement) -> None:
+        """Take an announcement of the run: decline it again if it was declined, for an aggregator that was started again."""
+        if self._last is not None and self._last[0] == announcement.nonce:
+            self.decline(announcement, self._last[1])
+
+    def decline(self, announcement: Announcement, error: ShoalError) -> None:
+        """Say that no upload will come for an announcement, unless none was asked for."""
+        if announcement.order_for(self._membership.index) is None:
+            return
+        member = self._membership
+        aggregator = aggregator_of(member.roster)
+        self._last = announcement.nonce, error
+        said = Decline(member.fleet, member.name, announcement.run_id, announcement.nonce, int(obstacle_of(error)))
+        head = Sealed(member.fleet, "decline", member.name, aggregator.name)
+        parcel = parcel_for_member(member.identity, aggregator.seal_key, head, encode(said))
+        for chunk in split(parcel.payload, kind=ChunkKind.DECLINE, round=announcement.round, name=parcel.transfer_id):
+            self._transport.publish(self._topic, chunk)
