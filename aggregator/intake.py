@@ -87,7 +87,7 @@ class Intake:
             raise UntrustedError(f"{device} is not in the roster", hint=UNKNOWN_HINT)
         head, at = read_head(transfer.payload)
         if (head.fleet, head.purpose, head.sender) != (roster.fleet, purpose, device):
-            raise UntrustedError(f"{head.purpose!r} of {head.sender!r} to {head.fleet!r} on {device}'s topic")
+            raise UntrustedError(f"a sealed {head.purpose} of {head.sender!r} to {head.fleet!r} on {device}'s topic")
         return open_from_member(self._identity, transfer.payload, head, at, member.sign_key, transfer.signed)
 
     def _check(self, upload: Upload, body: memoryview, device: str) -> None:

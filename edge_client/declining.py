@@ -16,6 +16,7 @@ from wire.frame import ChunkKind, split
 from wire.messages import Decline, Obstacle, Sealed
 
 if TYPE_CHECKING:
+    from crypto.seal.replay import HighWater
     from edge_client.enrolment import DeviceMembership
     from wire.errors import ShoalError
     from wire.messages import Announcement
@@ -53,6 +54,11 @@ class Declining:
         """Take an announcement of a run that is not followed: decline it if that is because the run can't be."""
         if self._refused is not None and self._refused[0] == announcement.run_id:
             self.decline(announcement, self._refused[1])
+
+    def refused(self, announcement: Announcement, error: ShoalError, mark: HighWater) -> None:
+        """Take an announcement that was refused: decline it, unless it is an old one, beyond which the device's ``mark`` is."""
+        if (announcement.run, announcement.round, announcement.step) > mark.place:
+            self.decline(announcement, error)
 
     def again(self, announcement: Announcement) -> None:
         """Take an announcement of the run: decline it again if it was declined, for an aggregator that was started again."""

@@ -272,7 +272,7 @@ class DeviceRuntime:
         try:
             self._step(agent.Announced(announcement))
         except UntrustedError as error:
-            self._declining.decline(announcement, error)
+            self._declining.refused(announcement, error, self._state.mark)
             raise
         self._declining.again(announcement)
 

@@ -165,7 +165,8 @@ def whole(chunks, source="x"):
 
 def uploads_of(fleet, tap, name):
     """Return the sealed uploads that a device has sent, in order."""
-    return whole([p.payload for p in tap.sent(client=fleet.client_id(name), ending="/up")])
+    chunks = [p.payload for p in tap.sent(client=fleet.client_id(name), ending="/up")]
+    return whole([c for c in chunks if parse(c)[0].kind is ChunkKind.UPLOAD])
 
 
 def aggregator_identity(fleet):

@@ -17,7 +17,7 @@ from wire import codec, limits
 from wire.codec import decode, decode_prefix, encode
 from wire.documents import Member, RunPlan, SegmentSpec
 from wire.errors import WireError
-from wire.messages import Action, Phase, Share
+from wire.messages import Action, Obstacle, Phase, Share
 
 assert edge_client.state
 assert fleet.directory
@@ -30,6 +30,7 @@ SPECIAL = {  # fields whose values are narrower than their types
     "phase": st.sampled_from([int(p) for p in Phase]),
     "share": st.sampled_from([int(s) for s in Share]),
     "action": st.sampled_from([int(a) for a in Action]),
+    "obstacle": st.sampled_from([int(o) for o in Obstacle]),
     "candidates": st.lists(st.integers(0, 65535), min_size=1, max_size=4).map(tuple),
     "fleet": names,
     "device": names,

@@ -247,7 +247,7 @@ CHANNELS = {
     "presence": Channel(lambda _: TOPICS.state(VICTIM), ChunkKind.STATE, gone),
     "letter": Channel(lambda _: TOPICS.owner_roster, ChunkKind.ROSTER, letter),
     "announcement": Channel(lambda _: TOPICS.round, ChunkKind.ROUND, announcement),
-    "model": Channel(lambda s: TOPICS.model(s.runtime._labels[0]), ChunkKind.MODEL, model),
+    "model": Channel(lambda s: TOPICS.model(s.runtime._feed.labels[0]), ChunkKind.MODEL, model),
     "run": Channel(lambda _: TOPICS.plan, ChunkKind.PLAN, run),
     "roster": Channel(lambda _: TOPICS.roster, ChunkKind.ROSTER, roster),
     "change": Channel(lambda _: TOPICS.roster_change, ChunkKind.ROSTER, change),
@@ -394,7 +394,7 @@ def test_what_is_true_on_a_channel_is_believed(tmp_path, caplog, channel):
         else:
             payload = CHANNELS[channel].seal(scene, None, "demo", False)
         if channel == "model":
-            assert scene.runtime._models.take(scene.runtime._labels[0], bytes(16), opened(scene, payload))
+            assert scene.runtime._models.take(scene.runtime._feed.labels[0], bytes(16), opened(scene, payload))
             return
         scene.publish(channel, payload)
         assert scene.standing() != before, reasons(caplog)

@@ -221,7 +221,7 @@ def test_a_model_that_comes_while_a_device_works_does_not_disturb_it(tmp_path):
         runtime._hand_back = handed_back.append
         assert worker.work()
         runtime._hand_back = results
-        (label,) = runtime._labels
+        (label,) = runtime._feed.labels
         part = parts[label]
         parts[label] = dataclasses.replace(part, transfer=b"another transfer", theta=part.theta + 1)
         handed_back.pop()()
