@@ -37,9 +37,10 @@ from tests.helpers.fleets import (
 from wire import limits
 from wire.codec import decode, decode_prefix, encode
 from wire.documents import Card, RunPackage
-from wire.frame import HEADER, HEADER_BYTES, MAGIC, VERSION, ChunkKind, split
+from wire.errors import DataError
+from wire.frame import HEADER, HEADER_BYTES, MAGIC, VERSION, ChunkKind, parse, split
 from wire.loopback import LoopbackTransport
-from wire.messages import ModelHeader, Presence, Sealed
+from wire.messages import Decline, ModelHeader, Obstacle, Presence, Sealed
 from wire.topics import Topics
 from wire.transport import Message
 
@@ -65,6 +66,9 @@ class Scene:
             registrar.publish_keys()
             self.fleet.broker.pump()
         self.fleet.run_until(lambda: len(self.fleet.records()) == 1, 10)
+        self.runtime._declining.decline(
+            announcements(self.fleet, self.tap)[0], DataError("too late to change anything")
+        )
         self.want_whole_rosters()
         self.rule = self.tap.lose(client=self.fleet.client_id(VICTIM), ending="/up")
         self.fleet.settle()
@@ -105,7 +109,7 @@ class Scene:
         """Return every payload that its rightful sender left on a channel, oldest first."""
         topic = CHANNELS[channel].topic(self)
         sent = [p for p in self.tap.sent() if p.topic == topic and p.payload and p.client != ATTACKER]
-        return whole([p.payload for p in sent])
+        return whole([p.payload for p in sent if parse(p.payload)[0].kind is CHANNELS[channel].kind])
 
     def publish(self, channel, payload):
         """Leave a payload where the channel's messages lie, as anybody at the broker could."""
@@ -123,6 +127,7 @@ class Scene:
         server, member = service._membership, runtime._membership
         return (
             (service._state.round, dict(service._state.received), service._state.devices, service._state.online),
+            dict(service._state.declined),
             (server.roster_bytes, server.grant, server.next),
             (runtime._state.mark, runtime._state.plan, runtime._following._known, runtime._state.stage),
             (member.roster_bytes, member.grant, member.next),
@@ -150,6 +155,13 @@ def upload(scene, signer, fleet, downgraded):
     return seal_upload(
         scene.fleet, VICTIM, header, body, signer=signer, head=Sealed(fleet, "upload", VICTIM, "aggregator")
     )
+
+
+def decline(scene, signer, fleet, _):
+    """The victim can't take part in the round that waits for it."""
+    said = Decline(fleet, VICTIM, scene.fleet.plan.run_id, scene.announced.nonce, int(Obstacle.DATA))
+    head = Sealed(fleet, "decline", VICTIM, "aggregator")
+    return seal_to_member(signer or scene.device, scene.aggregator.member.seal_key, head, encode(said))
 
 
 def gone(scene, signer, fleet, _):
@@ -244,6 +256,7 @@ def keys(scene, signer, fleet, _):
 
 CHANNELS = {
     "upload": Channel(lambda _: TOPICS.up(VICTIM), ChunkKind.UPLOAD, upload),
+    "decline": Channel(lambda _: TOPICS.up(VICTIM), ChunkKind.DECLINE, decline),
     "presence": Channel(lambda _: TOPICS.state(VICTIM), ChunkKind.STATE, gone),
     "letter": Channel(lambda _: TOPICS.owner_roster, ChunkKind.ROSTER, letter),
     "announcement": Channel(lambda _: TOPICS.round, ChunkKind.ROUND, announcement),
@@ -295,7 +308,7 @@ def wrong_fleet(scene, channel):
 
 def self_signed(scene, channel):
     """By somebody of the right name, with keys of his own."""
-    names = {"upload": VICTIM, "presence": VICTIM, "letter": "owner", "keys": "owner"}
+    names = {"upload": VICTIM, "decline": VICTIM, "presence": VICTIM, "letter": "owner", "keys": "owner"}
     stranger = Identity.generate(names.get(channel, "aggregator"))
     scene.publish(channel, CHANNELS[channel].seal(scene, stranger, "demo", False))
 
@@ -331,6 +344,7 @@ EXPECTED = {
     "wrong fleet": dict.fromkeys(CHANNELS, ELSEWHERE)
     | {
         "upload": "to 'other' on",
+        "decline": "to 'other' on",
         "presence": "the presence of 'dev-02' on",
         "letter": "where the owner's roster belongs",
         "keys": "keys of fleet 'other'",
@@ -345,7 +359,7 @@ EXPECTED = {
     "reordered": dict.fromkeys(CHANNELS, NOTHING_SAID)
     | {"letter": GOES_BACK, "announcement": "an announcement under roster", "roster": "refused as a rollback"},
 }
-NO_MODE = {"presence", "letter", "roster", "change", "control", "keys"}
+NO_MODE = {"decline", "presence", "letter", "roster", "change", "control", "keys"}
 """Nothing in these depends on the mode."""
 
 
