@@ -118,10 +118,12 @@ def _clusters(r: dict[str, Any]) -> str:
 
 
 def _obstacle(r: dict[str, Any]) -> str:
+    from aggregator.lines import declined_by
+
     if r["older"]:
         return f"; {r['older']}"
-    declined = f"; could not do their part: {', '.join(sorted(r['declined']))}" if r["declined"] else ""
-    return declined + (f"; too small to be averaged: {r['too_small']}" if r["too_small"] else "")
+    told = [f"too small to be averaged: {r['too_small']}"] if r["too_small"] else []
+    return "".join(f"; {obstacle}" for obstacle in (declined_by(r["declined"]), *told) if obstacle)
 
 
 def _standing(member: AggregatorMembership, plan: RunPlan) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from aggregator.engine_state import (
     record_of,
     returned,
     without,
+    without_key,
 )
 from aggregator.events import (
     CameOnline,
@@ -290,7 +291,7 @@ class Engine:
             contributions=(*state.contributions, contribution),
             gone=state.gone - {contribution.device},
             lost=state.lost - {contribution.device},
-            declined={d: why for d, why in state.declined.items() if d != contribution.device},
+            declined=without_key(state.declined, contribution.device),
         )
 
     def _advance(self, state: EngineState) -> Transition:

@@ -26,8 +26,8 @@ class EngineState:
         round: the open round or the last one, 0 before the first; step: of the rollover after it, 0 where there is none.
         plan: the open round's or step's, None while gathering.
         received: device -> (phase, digest) of its durable upload of the open round.
-        gone: ordered devices that went offline, or said that they can't, and have not uploaded; lost: those that left the
-            fleet instead; declined: why, for those that said so.
+        gone: ordered devices that are not waited for, since they went offline or can't, and have not uploaded; lost: those that
+            left the fleet instead; declined: why, for those that can't.
         overtime: the deadline of the open round, or of the gathering, has passed.
         since: the round after which the mask epoch began.
         generation: roster sequence of the secrets in force; newest: of the newest at hand.
@@ -141,6 +141,11 @@ def declining(state: EngineState, device: str, obstacle: Obstacle) -> EngineStat
     return dataclasses.replace(state, gone=state.gone | {device}, declined={**state.declined, device: obstacle})
 
 
+def without_key(declined: Mapping[str, Obstacle], device: str) -> Mapping[str, Obstacle]:
+    """Return who can't, but for the device: its upload came after all."""
+    return {d: why for d, why in declined.items() if d != device} if device in declined else declined
+
+
 def bereft(state: EngineState, device: str) -> EngineState:
     """Return the state in which the device belongs to the fleet no more: nothing counts on it."""
     lost = state.lost | {device} if _owes(state, device) else state.lost
@@ -153,14 +158,12 @@ def _owes(state: EngineState, device: str) -> bool:
 
 
 def forsaken(state: EngineState) -> bool:
-    """Whether all that the open round asked went away, past its deadline, or declined, and others are there.
+    """Whether the deadline has passed, all that the open round asked went away or declined, and others are there.
 
     A round may ask very few, a newcomer's cold start one device: the fleet does not wait for these to come back.
     """
     plan = state.plan
-    if plan is None or plan.final or state.received:
-        return False
-    if not state.overtime and len(state.declined) < len(plan.orders):
+    if plan is None or plan.final or state.received or not state.overtime:
         return False
     return not state.awaited and bool(state.online - plan.orders.keys())
 

@@ -73,7 +73,9 @@ class Intake:
         Raises:
             ShoalError: unknown device, not sealed to us, forged, malformed, or of another run.
         """
-        message, _ = self._open(device, transfer, roster, DECLINE_PURPOSE)
+        message, body = self._open(device, transfer, roster, DECLINE_PURPOSE)
+        if body:
+            raise WireError(f"{len(body)} bytes behind a decline")
         decline = decode(message, Decline)
         if (decline.fleet, decline.device) != (self._run.fleet, device):
             raise UntrustedError(f"{decline.device!r} of {decline.fleet!r} declines on {device}'s topic")

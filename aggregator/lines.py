@@ -26,6 +26,7 @@ OBSTACLES: Final = {
     Obstacle.TASK: "training failed",
     Obstacle.REFUSED: "refused by the device",
     Obstacle.OTHER: "not possible on the device",
+    Obstacle.UPLOAD: "upload refused",
 }
 
 
@@ -38,7 +39,7 @@ class Lines:
         self._said = ""
         self._small: frozenset[int] = frozenset()
         self._small_rounds = 0
-        self._declined: Mapping[str, str] = {}
+        self._declined: dict[str, str] = {}
 
     def opened(self, now_s: float) -> None:
         """Begin with a round that has just opened."""
@@ -59,11 +60,10 @@ class Lines:
     def closed(self, record: RoundRecord, seconds: float, bytes_up: int) -> None:
         """Say what a round brought, and which clusters go on as they are because too few devices are in them."""
         report(self._run.run, record, seconds, bytes_up)
-        if record.declined and record.declined != self._declined:
-            said = declined_by({device: Obstacle[why.upper()] for device, why in record.declined.items()})
-            hint = "shoal-edge prints the reason on the device"
-            LOG.warning("devices can't do their part", extra={"kv": {"devices": said.lstrip("; "), "hint": hint}})
-        self._declined = record.declined
+        if not record.declined.items() <= self._declined.items():
+            facts = {"devices": declined_by(record.declined), "hint": "shoal-edge prints the reason on the device"}
+            LOG.warning("devices can't do their part", extra={"kv": facts})
+        self._declined |= record.declined
         sizes = Counter(record.clusters.values())
         small = frozenset(too_small(record.clusters, self._run.min_contributors))
         self._small_rounds = self._small_rounds + 1 if small == self._small else 1
@@ -102,7 +102,8 @@ def waiting_for(state: EngineState) -> str:
         return f"gathering: {there} of {len(state.devices)} devices are here{_names(absent)}"
     done, total = len(state.received), len(state.plan.orders)
     what = f"round {state.round}"
-    named = _names([d for d in state.waiting if d not in state.declined]) + declined_by(state.declined)
+    can_not = declined_by({device: obstacle.name.lower() for device, obstacle in state.declined.items()})
+    named = _names([d for d in state.waiting if d not in state.declined]) + (f"; {can_not}" if can_not else "")
     if state.overtime and not done and not state.declined and state.rollover is None:
         return f"{what}: nobody of {total} has answered; what a device refuses stands in its own log{named}"
     if state.rollover is not None:
@@ -110,10 +111,10 @@ def waiting_for(state: EngineState) -> str:
     return f"{what}: {done} of {total}{named}"
 
 
-def declined_by(declined: Mapping[str, Obstacle]) -> str:
-    """Return which devices can't do their part, by what stands in the way; each one's log has the rest."""
-    by = {obstacle: sorted(d for d, why in declined.items() if why is obstacle) for obstacle in Obstacle}
-    return "".join(f"; {OBSTACLES[obstacle]}: {_shown(names)}" for obstacle, names in by.items() if names)
+def declined_by(declined: Mapping[str, str]) -> str:
+    """Return which devices can't do their part, by what stands in the way as a `RoundRecord` has it; nothing where all can."""
+    by = {obstacle: sorted(d for d, why in declined.items() if why == obstacle.name.lower()) for obstacle in Obstacle}
+    return "; ".join(f"{OBSTACLES[obstacle]}: {_shown(names)}" for obstacle, names in by.items() if names)
 
 
 def report(run: int, record: RoundRecord, seconds: float, bytes_up: int) -> None:

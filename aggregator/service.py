@@ -18,6 +18,7 @@ from aggregator.damage import readable
 from aggregator.engine import Engine, Verdict
 from aggregator.events import (
     DeadlinePassed,
+    Declined,
     Event,
     Gather,
     KeysHeld,
@@ -47,7 +48,7 @@ from wire.documents import RunPackage, RunPlan
 from wire.epochs import Epoch
 from wire.errors import ShoalError, UntrustedError, reason_of
 from wire.frame import ChunkKind
-from wire.messages import Action, Phase
+from wire.messages import Action, Obstacle, Phase
 from wire.reassembly import Reassembler, Transfer
 from wire.topics import TopicKind, Topics
 from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent
@@ -212,6 +213,7 @@ class RunService:
             opened = self._intake.open(device, transfer, self._membership.roster)
         except RefusedUploadError as refusal:
             self.answers.reply(device, refusal.upload.round, transfer.transfer_id, Action.REFUSED, str(refusal))
+            self._feed(Declined(device, refusal.upload.nonce, Obstacle.UPLOAD), self._now_s)
             raise
         verdict, reason = self._engine.judge(self._state, opened.upload, opened.digest)
         queued = self._syncing.get(device) or self._appended.get(device)
@@ -226,6 +228,7 @@ class RunService:
                 self.answers.give(opened, Action.ACK)
         else:
             self.answers.give(opened, Action.REFUSED, reason)
+            self._feed(Declined(device, opened.upload.nonce, Obstacle.UPLOAD), self._now_s)
             raise UntrustedError(f"upload of {device} for round {opened.upload.round}: {reason}")
 
     def flush(self, now_s: float) -> None:

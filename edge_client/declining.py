@@ -6,19 +6,22 @@ values.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from crypto.seal.envelope import parcel_for_member
 from crypto.seal.roster import aggregator_of
 from wire.codec import encode
-from wire.errors import DataError, IntegrityError, TaskError, UntrustedError
+from wire.errors import DataError, IntegrityError, ShoalError, TaskError, UntrustedError
 from wire.frame import ChunkKind, split
 from wire.messages import Decline, Obstacle, Sealed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from crypto.seal.replay import HighWater
     from edge_client.enrolment import DeviceMembership
-    from wire.errors import ShoalError
+    from edge_client.following import Following
     from wire.messages import Announcement
     from wire.transport import Transport
 
@@ -46,9 +49,22 @@ class Declining:
         self._refused: tuple[bytes, ShoalError] | None = None
         self._last: tuple[bytes, ShoalError] | None = None
 
-    def run_refused(self, run_id: bytes, error: ShoalError) -> None:
-        """Note why a run can't be followed."""
-        self._refused = run_id, error
+    @contextmanager
+    def unless_followed(self, following: Following, announced: Callable[[], None]) -> Iterator[None]:
+        """Note why the run that ``following`` opens in the body can't be followed, if so, and look at what was ``announced``."""
+        try:
+            yield
+        except ShoalError as error:
+            new = self._refused is None or self._refused[0] != following.newest
+            if following.newest:
+                self._refused = following.newest, error
+                if new:
+                    announced()
+            raise
+
+    def followed(self) -> None:
+        """Forget what stood in the way: a run is followed."""
+        self._refused = self._last = None
 
     def unfollowed(self, announcement: Announcement) -> None:
         """Take an announcement of a run that is not followed: decline it if that is because the run can't be."""

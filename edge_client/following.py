@@ -9,7 +9,9 @@ import hashlib
 import logging
 from typing import TYPE_CHECKING
 
-from edge_client.package import Run, open_epoch, open_plan, open_run, owners_plan, reopen, starts_later
+from crypto.mask.modes.registry import MODES
+from edge_client.package import Run, open_epoch, open_run, owners_plan, reopen, starts_later
+from edge_client.policy import check_plan
 from wire.codec import decode
 from wire.epochs import Epoch
 from wire.errors import IntegrityError, NotEnrolledError, UntrustedError
@@ -26,7 +28,8 @@ class Following:
 
     Attributes:
         early: a run that this device can only begin in a later mask epoch, which it has not seen yet; else empty.
-        newest: id of the run that was to be begun last, also where it could not be; empty where it was older than another.
+        newest: id of the run that was to be begun last, also where it could not be; empty where that was not the owner's, or
+            older than another.
     """
 
     def __init__(self, membership: DeviceMembership, files: DeviceState) -> None:
@@ -69,11 +72,16 @@ class Following:
         if plan.run < least_run or (current is not None and plan.run <= current.plan.run):
             raise UntrustedError(f"run {plan.run} after run {max(least_run, plan.run)}")
         self.newest = plan.run_id
-        open_plan(package, self._membership)
+        check_plan(plan, fleet=self._membership.fleet, modes=tuple(MODES))
         if starts_later(plan, self._membership):
             self.early = package
             return None
         return open_run(package, self._membership)
+
+    def caught_up(self) -> None:
+        """Take note that the run which `renewed` gave is followed; until then one that began early is looked at again."""
+        if self.early:
+            self._known, self.early = hashlib.sha256(self.early).digest(), b""
 
     def keep(self, run: Run, package: bytes) -> None:
         """Keep a run that was begun, and let go of the secrets before its own."""
@@ -106,6 +114,5 @@ class Following:
             self._files.save_run(package)
         self._files.save_epoch(data)
         self._membership.enter(run.generation, run.plan.epoch)
-        self._known = hashlib.sha256(package).digest()
-        self.early = b""
+        self.newest = run.plan.run_id
         return run

@@ -221,14 +221,10 @@ class DeviceRuntime:
             resubscribe(self._transport, f"{base}/#")
 
     def _on_run(self, package: bytes) -> None:
-        try:
+        with self._declining.unless_followed(self._following, self._announce_held):
             run = self._following.begun(package, self._run, self._state.mark.run)
             if run is not None:
                 self._take_run(run)
-        except ShoalError as error:
-            self._declining.run_refused(self._following.newest, error)
-            self._announce_held()
-            raise
         if run is not None:
             self._following.keep(run, package)
             self._announce_held()
@@ -239,7 +235,9 @@ class DeviceRuntime:
         """Go on to a later mask epoch of the run."""
         run = self._following.renewed(data, self._run, self._state.mark.roster)
         if run is not None:
-            self._take_run(run)
+            with self._declining.unless_followed(self._following, self._announce_held):
+                self._take_run(run)
+            self._following.caught_up()
             self._announce_held()
 
     def _take_run(self, run: Run) -> None:
@@ -247,6 +245,7 @@ class DeviceRuntime:
         again = self._run is not None and self._run.plan.run_id == run.plan.run_id
         samples = self._workplace.follow(run, again=again)
         self._run = run
+        self._declining.followed()
         self._models = Inventory(run, self._membership.group)
         self._results.begin(run, again=again)
         facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "epoch": run.plan.epoch}
@@ -299,11 +298,11 @@ class DeviceRuntime:
         """Take what the worker made of an order from ``models``; newer ones may have come meanwhile."""
         if self.revoked or self._rosters.lapsed:
             return
-        if isinstance(result, ShoalError):
-            self._skip(announcement, result)
-            return
         current = (self._state.mark.run, self._state.mark.round, self._state.mark.nonce)
         if current != (announcement.run, announcement.round, announcement.nonce):
+            return
+        if isinstance(result, ShoalError):
+            self._skip(announcement, result)
             return
         transfer, sealed = result.parcel.transfer_id, result.parcel.payload
         if not announcement.step:

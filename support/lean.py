@@ -6,6 +6,7 @@ import ctypes
 import gc
 import importlib
 import importlib.util
+import os
 import sys
 from types import ModuleType
 from typing import Any, Final
@@ -14,7 +15,7 @@ YOUNG_OBJECTS: Final = 5_000
 """Containers made before the collector looks at the young ones; Python's own 700 cost a device 8% of its processor time."""
 
 HEAP_PIECE_BYTES: Final = 32 << 20
-"""Up to this size memory comes from the heap, glibc's own most: a fresh mapping pays a page fault for every 4 KiB."""
+"""Up to this size memory comes from the heap, glibc's most on 64 bits: a fresh mapping pays a page fault for every 4 KiB."""
 HEAP_KEPT_BYTES: Final = 64 << 20
 """Free bytes at the heap's end that a program keeps for its next round instead of handing them back and asking again."""
 _M_TRIM_THRESHOLD: Final = -1
@@ -64,9 +65,12 @@ def keep_heap() -> bool:
     """Keep freed memory for a server that takes and frees the same megabytes every round (glibc only).
 
     Returns:
-        False where the C library has no such setting: everything works, at more processor time.
+        False where the C library takes no such setting, or the environment has its own (MALLOC_...): everything works, at
+        more processor time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
+    if mallopt is None or any(name.startswith("MALLOC_") for name in os.environ):
         return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, HEAP_PIECE_BYTES)) and bool(mallopt(_M_TRIM_THRESHOLD, HEAP_KEPT_BYTES))
+    settings = ((_M_MMAP_THRESHOLD, HEAP_PIECE_BYTES), (_M_TRIM_THRESHOLD, HEAP_KEPT_BYTES))
+    taken = [bool(mallopt(*setting)) for setting in settings]
+    return all(taken)

@@ -215,7 +215,7 @@ class BrokerProcess:
                         stdout=log,
                         stderr=log,
                         start_new_session=True,
-                        env={**os.environ, **_HEAP},
+                        env={**_HEAP, **os.environ},
                     )
             except OSError as error:
                 born.set_exception(error)

@@ -56,13 +56,15 @@ class Obstacle(IntEnum):
     """Why a device can't do its part: all that the aggregator learns of it, the rest stands in the device's own log.
 
     DATA: its samples are missing or don't fit the task. TASK: training diverged, or its graphs can't run. REFUSED: what it was
-    sent is not what it may follow. OTHER: anything else.
+    sent is not what it may follow. OTHER: anything else. UPLOAD: what the aggregator itself notes where it has refused the
+    device's upload; no device says so.
     """
 
     DATA = 1
     TASK = 2
     REFUSED = 3
     OTHER = 4
+    UPLOAD = 5
 
 
 def _known(kind: type[IntEnum], value: int) -> None:
@@ -292,3 +294,5 @@ class Decline:
 
     def __post_init__(self) -> None:
         _known(Obstacle, self.obstacle)
+        if self.obstacle == Obstacle.UPLOAD:
+            raise WireError("no device says that its upload was refused")

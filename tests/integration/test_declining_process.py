@@ -60,6 +60,6 @@ def test_rounds_do_not_wait_for_it(tmp_path):
         told = server.log.read_text()
         assert "data do not fit the task: dev-odd" in told
         assert "dev-odd.npz" not in told
-        assert "could not do their part: dev-odd" in status(stage.aggregator_dir)
+        assert "data do not fit the task: dev-odd" in status(stage.aggregator_dir)
         as_json = json.loads(status(stage.aggregator_dir, "--json"))
         assert as_json["data"]["runs"][0]["declined"] == {"dev-odd": "data"}

@@ -30,7 +30,7 @@ SPECIAL = {  # fields whose values are narrower than their types
     "phase": st.sampled_from([int(p) for p in Phase]),
     "share": st.sampled_from([int(s) for s in Share]),
     "action": st.sampled_from([int(a) for a in Action]),
-    "obstacle": st.sampled_from([int(o) for o in Obstacle]),
+    "obstacle": st.sampled_from([int(o) for o in Obstacle if o is not Obstacle.UPLOAD]),
     "candidates": st.lists(st.integers(0, 65535), min_size=1, max_size=4).map(tuple),
     "fleet": names,
     "device": names,

@@ -170,3 +170,8 @@ def test_an_upload_is_no_decline():
     header, body = upload()
     with pytest.raises(ShoalError):
         Intake(SERVER, RUN).declined("dev-1", transfer(header, body, head=SAID), ROSTER)
+
+
+def test_nothing_goes_with_a_decline():
+    with pytest.raises(WireError, match="4 bytes behind a decline"):
+        Intake(SERVER, RUN).declined("dev-1", transfer(DECLINE, bytes(4), head=SAID), ROSTER)

@@ -16,6 +16,7 @@ from wire.messages import (
     Control,
     Decline,
     ModelRef,
+    Obstacle,
     Order,
     Phase,
     Share,
@@ -76,6 +77,7 @@ def test_a_roster_finds_who_is_not_revoked():
         lambda: dataclasses.replace(ORDER, candidates=()),
         lambda: Control("demo", "a", 7, 1, 1, bytes(16), (), ""),
         lambda: Decline("demo", "a", bytes(16), bytes(16), 0),
+        lambda: Decline("demo", "a", bytes(16), bytes(16), int(Obstacle.UPLOAD)),
     ],
 )
 def test_what_makes_no_sense_is_refused(make):
