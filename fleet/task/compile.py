@@ -17,7 +17,7 @@ from fleet.task.quiet import quiet
 from wire.errors import TaskError
 
 if TYPE_CHECKING:
-    from fleet.task.graphs import FlatModel, Loss
+    from fleet.task.flat import FlatModel, Loss
     from fleet.task.selfcheck import Example
 
 _PERTURBATION = 0.01
@@ -111,7 +111,8 @@ def layout(model: nn.Module, shared: Sequence[str] = ()) -> tuple[Parameter, ...
 def _build(
     model: nn.Module, loss: Loss, example: Example, manifest: TaskManifest, sample: tuple[Tensor, Tensor]
 ) -> TaskBundle:
-    from fleet.task.graphs import FlatModel, extract, flatten, lower, trace
+    from fleet.task.flat import FlatModel, flatten
+    from fleet.task.graphs import extract, lower, trace
     from fleet.task.selfcheck import check
 
     flat: FlatModel = FlatModel(model, loss, manifest.parameters, counts=manifest.kind != "regression")

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fleet.task.builtin import TaskSource, build, user_factory
 from fleet.task.compile import layout
-from fleet.task.graphs import flatten
+from fleet.task.flat import flatten
 from wire.errors import TaskError
 
 if TYPE_CHECKING:

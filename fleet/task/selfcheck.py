@@ -10,7 +10,7 @@ from torch import Tensor
 
 from edge_client.model import OrtModel
 from edge_client.task import TaskBundle
-from fleet.task.graphs import FlatModel
+from fleet.task.flat import FlatModel
 from wire.errors import TaskError
 from wire.types import Float32Vector
 

@@ -390,7 +390,9 @@ def test_nothing_hostile_on_a_channel_is_believed(tmp_path, caplog, undisturbed,
                 assert any(row[channel] in reason for reason in found), (kind, found)
             else:
                 assert found == [], kind
-            if (kind, channel) != ("reordered", "upload"):  # among those is the one that is waited for
+            if (kind, channel) == ("downgraded mode", "upload"):  # its own device's: no other is waited for
+                assert scene.service._state.declined == {VICTIM: Obstacle.UPLOAD}
+            elif (kind, channel) != ("reordered", "upload"):  # among those is the one that is waited for
                 assert scene.standing() == before, kind
         scene.tap.forgive(scene.rule)
         assert [r["contributed"] for r in scene.fleet.run(60)] == [3, 3, 3, 3]

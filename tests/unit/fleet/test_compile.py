@@ -20,7 +20,7 @@ from edge_client.task import TaskBundle
 from fleet.task import selfcheck
 from fleet.task.builtin import cross_entropy, squared_error
 from fleet.task.compile import compile_task, layout
-from fleet.task.graphs import FlatModel, flatten
+from fleet.task.flat import FlatModel, flatten
 from fleet.task.quiet import quiet
 from wire.errors import TaskError
 
