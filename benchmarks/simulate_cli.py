@@ -83,18 +83,28 @@ def simulate(
         checkpoint,
     )
     results, kept = _run(chosen, algorithms, options, save)
-    if plot is not None:
-        from benchmarks.papers.plot import plot as draw
-
-        draw(results, plot, chosen.figure)
     if json:
         say_json(_document(chosen, results, algorithm == ALL))
     else:
         from benchmarks.simulate_report import report
 
         report(f"{chosen.id}: {chosen.title} ({chosen.paper}); seed {seed}, mask {mask}", results)
+    if plot is not None:
+        kept = _drawn(results, plot, chosen.figure) and kept
     if not kept:
         raise typer.Exit(ConfigError.exit_code)
+
+
+def _drawn(results: list[dict[str, Any]], plot: Path, figure: str) -> bool:
+    """Draw results that are printed already; return whether it could be done, and say so where not."""
+    from benchmarks.papers.plot import plot as draw
+
+    try:
+        draw(results, plot, figure)
+    except (UsageError, ConfigError) as error:
+        note_error(error)
+        return False
+    return True
 
 
 def _run(
@@ -172,6 +182,7 @@ def _check_outputs(device: str, save: Path | None, plot: Path | None) -> None:
         from benchmarks.papers.plot import check
 
         check(plot)
+        check_place(plot, "--plot")
     if device == "cuda":
         import torch
 

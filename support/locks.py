@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from support.files import PRIVATE_FILE_MODE, remove_unfinished
+from support.files import PRIVATE_FILE_MODE, remove_unfinished, write_failed
 from wire.errors import ConfigError
 
 LOCK_FILE: Final = ".lock"
@@ -35,9 +35,7 @@ def exclusive(directory: Path, *, wait_s: float, hint: str) -> Iterator[None]:
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE_MODE)
     except OSError as error:
-        raise ConfigError(
-            f"can't write {path}: {error.strerror}", hint="check the folder and its permissions"
-        ) from error
+        raise write_failed(path, error) from error
     try:
         _take(handle, directory, time.monotonic() + wait_s, hint)
         yield

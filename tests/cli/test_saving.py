@@ -53,3 +53,20 @@ def test_a_simulation_whose_folder_goes_away_is_printed_all_the_same(tmp_path):
     assert done.returncode == 3
     assert data_of(done)["accuracy"] == 53.0
     assert "error: can't write" in done.stderr
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_figure_that_can_not_be_drawn_costs_no_results(tmp_path, form):
+    (tmp_path / "out").mkdir()
+    script = SCRIPT.replace(
+        "rounds, history =", f"__import__('os').rmdir({str(tmp_path / 'out')!r})\n    rounds, history ="
+    )
+    done = python(script + MAIN, "simulate", "toy", "--plot", tmp_path / "out" / "x.png", *form)
+    assert done.returncode == 3
+    assert (data_of(done)["accuracy"] == 53.0) if form else ("53.0" in done.stdout)
+    assert "error: there is no folder" in done.stderr
+
+
+def test_a_figure_where_nothing_can_be_written_is_refused_before_the_work():
+    done = shoal("simulate", "toy", "--plot", "/proc/x.png", status=2)
+    assert (done.stdout, "error: can't write --plot /proc/x.png" in done.stderr) == ("", True)
