@@ -157,8 +157,8 @@ def freeze_in_a_round(fleet: Fleet, plan: RunPlan, name: str) -> int:
 def test_aggregator_killed_after_it_stored_some_updates(fleet: Fleet, undisturbed: np.ndarray) -> None:
     """The durable updates of the open round are not asked for again, and not lost."""
     plan = fleet.add_run()
-    round_ = freeze_in_a_round(fleet, plan, "dev-1")
-    until(lambda: {"dev-0", "dev-2"} <= fleet.stored(plan.run, round_), "two durable updates")
+    freeze_in_a_round(fleet, plan, "dev-1")
+    until(lambda: {"dev-0", "dev-2"} <= fleet.stored(plan.run, fleet.open_round(plan.run)), "two durable updates")
     fleet.kill("aggregator")
     fleet.signal("dev-1", signal.SIGCONT)
     fleet.stage.start_aggregator()
