@@ -23,7 +23,6 @@ from aggregator.engine_state import (
     record_of,
     returned,
     without,
-    without_key,
 )
 from aggregator.events import (
     CameOnline,
@@ -291,7 +290,6 @@ class Engine:
             contributions=(*state.contributions, contribution),
             gone=state.gone - {contribution.device},
             lost=state.lost - {contribution.device},
-            declined=without_key(state.declined, contribution.device),
         )
 
     def _advance(self, state: EngineState) -> Transition:

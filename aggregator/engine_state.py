@@ -27,7 +27,7 @@ class EngineState:
         plan: the open round's or step's, None while gathering.
         received: device -> (phase, digest) of its durable upload of the open round.
         gone: ordered devices that are not waited for, since they went offline or can't, and have not uploaded; lost: those that
-            left the fleet instead; declined: why, for those that can't.
+            left the fleet instead; declined: why, for those that have said so in the open round, see `unable`.
         overtime: the deadline of the open round, or of the gathering, has passed.
         since: the round after which the mask epoch began.
         generation: roster sequence of the secrets in force; newest: of the newest at hand.
@@ -62,6 +62,11 @@ class EngineState:
     def waiting(self) -> tuple[str, ...]:
         """Ordered devices that have not uploaded, in name order."""
         return () if self.plan is None else tuple(sorted(d for d in self.plan.orders if d not in self.received))
+
+    @property
+    def unable(self) -> dict[str, str]:
+        """What stands in the way of each ordered device that can't upload and has not done so after all, in name order."""
+        return {d: self.declined[d].name.lower() for d in self.waiting if d in self.declined}
 
     @property
     def present(self) -> tuple[str, ...]:
@@ -141,11 +146,6 @@ def declining(state: EngineState, device: str, obstacle: Obstacle) -> EngineStat
     return dataclasses.replace(state, gone=state.gone | {device}, declined={**state.declined, device: obstacle})
 
 
-def without_key(declined: Mapping[str, Obstacle], device: str) -> Mapping[str, Obstacle]:
-    """Return who can't, but for the device: its upload came after all."""
-    return {d: why for d, why in declined.items() if d != device} if device in declined else declined
-
-
 def bereft(state: EngineState, device: str) -> EngineState:
     """Return the state in which the device belongs to the fleet no more: nothing counts on it."""
     lost = state.lost | {device} if _owes(state, device) else state.lost
@@ -185,5 +185,5 @@ def record_of(state: EngineState, plan: RoundPlan, outcome: Outcome) -> RoundRec
         clusters=outcome.clusters,
         events=tuple({"round": e.round, "kind": e.kind, **e.detail} for e in (*state.news, *outcome.events)),
         device_accuracy={c.device: (c.correct, c.tested) for c in given if c.tested},
-        declined={device: obstacle.name.lower() for device, obstacle in sorted(state.declined.items())},
+        declined=state.unable,
     )

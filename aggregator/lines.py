@@ -102,9 +102,9 @@ def waiting_for(state: EngineState) -> str:
         return f"gathering: {there} of {len(state.devices)} devices are here{_names(absent)}"
     done, total = len(state.received), len(state.plan.orders)
     what = f"round {state.round}"
-    can_not = declined_by({device: obstacle.name.lower() for device, obstacle in state.declined.items()})
-    named = _names([d for d in state.waiting if d not in state.declined]) + (f"; {can_not}" if can_not else "")
-    if state.overtime and not done and not state.declined and state.rollover is None:
+    unable = state.unable
+    named = _names([d for d in state.waiting if d not in unable]) + (f"; {declined_by(unable)}" if unable else "")
+    if state.overtime and not done and not unable and state.rollover is None:
         return f"{what}: nobody of {total} has answered; what a device refuses stands in its own log{named}"
     if state.rollover is not None:
         what = f"{what}, {'folding' if state.rollover.proposal is None else 'signing'} the next mask epoch"

@@ -206,14 +206,14 @@ class RunService:
             if transfer is not None and transfer.kind is ChunkKind.DECLINE:
                 self._feed(self._intake.declined(parsed.device, transfer, self._membership.roster), now_s)
             elif transfer is not None:
-                self._on_upload(parsed.device, transfer)
+                self._on_upload(parsed.device, transfer, now_s)
 
-    def _on_upload(self, device: str, transfer: Transfer) -> None:
+    def _on_upload(self, device: str, transfer: Transfer, now_s: float) -> None:
         try:
             opened = self._intake.open(device, transfer, self._membership.roster)
         except RefusedUploadError as refusal:
             self.answers.reply(device, refusal.upload.round, transfer.transfer_id, Action.REFUSED, str(refusal))
-            self._feed(Declined(device, refusal.upload.nonce, Obstacle.UPLOAD), self._now_s)
+            self._feed(Declined(device, refusal.upload.nonce, Obstacle.UPLOAD), now_s)
             raise
         verdict, reason = self._engine.judge(self._state, opened.upload, opened.digest)
         queued = self._syncing.get(device) or self._appended.get(device)
@@ -228,7 +228,7 @@ class RunService:
                 self.answers.give(opened, Action.ACK)
         else:
             self.answers.give(opened, Action.REFUSED, reason)
-            self._feed(Declined(device, opened.upload.nonce, Obstacle.UPLOAD), self._now_s)
+            self._feed(Declined(device, opened.upload.nonce, Obstacle.UPLOAD), now_s)
             raise UntrustedError(f"upload of {device} for round {opened.upload.round}: {reason}")
 
     def flush(self, now_s: float) -> None:

@@ -73,7 +73,7 @@ class Declining:
 
     def refused(self, announcement: Announcement, error: ShoalError, mark: HighWater) -> None:
         """Take an announcement that was refused: decline it, unless it is an old one, beyond which the device's ``mark`` is."""
-        if (announcement.run, announcement.round, announcement.step) > mark.place:
+        if announcement.place > mark.place:
             self.decline(announcement, error)
 
     def again(self, announcement: Announcement) -> None:

@@ -9,9 +9,7 @@ import hashlib
 import logging
 from typing import TYPE_CHECKING
 
-from crypto.mask.modes.registry import MODES
-from edge_client.package import Run, open_epoch, open_run, owners_plan, reopen, starts_later
-from edge_client.policy import check_plan
+from edge_client.package import Run, check_followable, open_epoch, open_run, owners_plan, reopen, starts_later
 from wire.codec import decode
 from wire.epochs import Epoch
 from wire.errors import IntegrityError, NotEnrolledError, UntrustedError
@@ -72,7 +70,7 @@ class Following:
         if plan.run < least_run or (current is not None and plan.run <= current.plan.run):
             raise UntrustedError(f"run {plan.run} after run {max(least_run, plan.run)}")
         self.newest = plan.run_id
-        check_plan(plan, fleet=self._membership.fleet, modes=tuple(MODES))
+        check_followable(plan, self._membership)
         if starts_later(plan, self._membership):
             self.early = package
             return None

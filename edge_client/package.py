@@ -73,6 +73,15 @@ def owners_plan(package: bytes, membership: DeviceMembership) -> RunPlan:
     return open_document(decode(package, RunPackage).plan, RunPlan, membership.owner_key)
 
 
+def check_followable(plan: RunPlan, membership: DeviceMembership) -> None:
+    """Return if this device can follow a plan.
+
+    Raises:
+        UntrustedError: as `check_plan`.
+    """
+    check_plan(plan, fleet=membership.fleet, modes=tuple(MODES))
+
+
 def open_plan(package: bytes, membership: DeviceMembership) -> RunPlan:
     """Return the plan of a package, if it is the owner's and one that this device can follow.
 
@@ -255,7 +264,7 @@ def segment_keys(key: MaskKey) -> dict[str, MaskKey]:
 
 def _plan(parts: RunPackage, membership: DeviceMembership) -> RunPlan:
     plan = open_document(parts.plan, RunPlan, membership.owner_key)
-    check_plan(plan, fleet=membership.fleet, modes=tuple(MODES))
+    check_followable(plan, membership)
     return plan
 
 

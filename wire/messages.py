@@ -160,6 +160,11 @@ class Announcement:
     generation: U32 = 0
     proposal: ModelRef | None = None
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Run, round and step, which only grow."""
+        return (self.run, self.round, self.step)
+
     def order_for(self, index: int) -> Order | None:
         """Return the order of the device at ``index`` in the roster, or None where it has none this round."""
         if index >= len(self.order_of) or self.order_of[index] == NO_ORDER:

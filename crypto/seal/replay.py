@@ -36,11 +36,10 @@ class HighWater:
             UntrustedError: an older roster, run or round, or another round under the same number.
         """
         a = announcement
-        place = (a.run, a.round, a.step)
         if a.roster_sequence < self.roster:
             raise UntrustedError(f"an announcement under roster {a.roster_sequence} after {self.roster}")
-        if place < self.place:
+        if a.place < self.place:
             raise UntrustedError(f"run {a.run} round {a.round} announced after run {self.run} round {self.round}")
-        if place == self.place and a.nonce != self.nonce:
+        if a.place == self.place and a.nonce != self.nonce:
             raise UntrustedError(f"run {a.run} round {a.round} announced twice, differently")
         return HighWater(a.roster_sequence, a.run, a.round, a.nonce, a.step)
