@@ -1,0 +1,256 @@
+"""Every channel of a fleet with a message that its rightful sender could leave there, and a round that waits for one upload."""
+
+import dataclasses
+import time
+
+from crypto.mask.keys import key_id
+from crypto.seal.envelope import open_from_group, read_head, seal_to_group, seal_to_member
+from crypto.seal.grants import seal_grant
+from crypto.seal.roster_change import roster_change
+from crypto.seal.signed import sign_document
+from fleet.admission import Registrar
+from tests.helpers.fleets import (
+    Wiretap,
+    aggregator_identity,
+    announcements,
+    answers,
+    device_identity,
+    group_key,
+    make_fleet,
+    mask_key,
+    open_upload,
+    seal_upload,
+    whole,
+)
+from wire.codec import decode, decode_prefix, encode
+from wire.documents import Card, RunPackage
+from wire.errors import DataError
+from wire.frame import ChunkKind, parse, split
+from wire.loopback import LoopbackTransport
+from wire.messages import Decline, ModelHeader, Obstacle, Presence, Sealed
+from wire.topics import Topics
+from wire.transport import Message
+
+VICTIM = "dev-02"
+ATTACKER = "attacker"
+TOPICS = Topics("demo")
+
+
+class Scene:
+    """Round 2 of three waits for the victim's upload, which is known and withheld; the roster was renewed before."""
+
+    def __init__(self, root):
+        self.tap = Wiretap()
+        self.fleet = make_fleet(root, faults=self.tap, quorum=1.0)
+        self.owner = self.fleet.stage.fleet
+        transport = LoopbackTransport(self.fleet.broker, "owner", lambda _event: None)
+        registrar = Registrar(self.owner, transport)
+        registrar.start(int(time.time()))
+        transport.start()
+        for _ in range(2):
+            self.owner.renew()
+            registrar.publish_roster()
+            registrar.publish_keys()
+            self.fleet.broker.pump()
+        self.fleet.run_until(lambda: len(self.fleet.records()) == 1, 10)
+        self.runtime._declining.decline(
+            announcements(self.fleet, self.tap)[0], DataError("too late to change anything")
+        )
+        self.want_whole_rosters()
+        self.rule = self.tap.lose(client=self.fleet.client_id(VICTIM), ending="/up")
+        self.fleet.settle()
+        assert self.service._state.round == 2
+        self.aggregator, self.device = aggregator_identity(self.fleet), device_identity(self.fleet, VICTIM)
+        self.group = group_key(self.fleet)
+        self.announced = announcements(self.fleet, self.tap)[-1]
+        self.answered = answers(self.fleet, self.tap, VICTIM)[-1]
+        self.clear = self.key_id(dataclasses.replace(mask_key(self.fleet).context, mode="none"))
+
+    def want_whole_rosters(self):
+        """Have the victim ask for whole rosters, as if it had missed a change, for as long as the scene lasts."""
+        feed = self.runtime._rosters
+        feed._wanted = 1 << 31
+        feed._ask(self.fleet.now_s)
+
+    @property
+    def service(self):
+        return self.fleet.service
+
+    def key_id(self, context):
+        """Return the name of the mask that the fleet's devices have in a context."""
+        return key_id(self.owner.secret_at(context.epoch), context)
+
+    @property
+    def runtime(self):
+        return self.fleet.devices[VICTIM].runtime
+
+    def grant(self, **changes):
+        """Return the victim's GrantFile with other contents."""
+        card = Card("device", device_identity(self.fleet, VICTIM).member)
+        if not changes:
+            return self.owner.grant_for(card)
+        signer = changes.pop("signer", self.owner.owner)
+        return seal_grant(signer, card, dataclasses.replace(self.runtime._membership.grant, **changes))
+
+    def true(self, channel):
+        """Return every payload that its rightful sender left on a channel, oldest first."""
+        topic = CHANNELS[channel].topic(self)
+        sent = [p for p in self.tap.sent() if p.topic == topic and p.payload and p.client != ATTACKER]
+        return whole([p.payload for p in sent if parse(p.payload)[0].kind is CHANNELS[channel].kind])
+
+    def publish(self, channel, payload):
+        """Leave a payload where the channel's messages lie, as anybody at the broker could."""
+        kind = CHANNELS[channel].kind
+        self.deliver(channel, split(payload, kind=kind, round=2))
+
+    def deliver(self, channel, chunks):
+        for chunk in chunks:
+            self.fleet.broker.submit(ATTACKER, Message(CHANNELS[channel].topic(self), chunk), lambda: None)
+        self.fleet.settle()
+
+    def standing(self):
+        """Return all by which either side would show that it has believed something."""
+        service, runtime = self.service, self.runtime
+        server, member = service._membership, runtime._membership
+        return (
+            (service._state.round, dict(service._state.received), service._state.devices, service._state.online),
+            dict(service._state.declined),
+            (server.roster_bytes, server.grant, server.next),
+            (runtime._state.mark, runtime._state.plan, runtime._following._known, runtime._state.stage),
+            (member.roster_bytes, member.grant, member.next),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Channel:
+    """Where a kind of message travels.
+
+    Attributes:
+        topic: of the scene; kind: of its chunks.
+        seal: (scene, signer or None, fleet, downgraded) -> a payload whose sender holds every key that is shared.
+    """
+
+    topic: object
+    kind: ChunkKind
+    seal: object
+
+
+def upload(scene, signer, fleet, downgraded):
+    header, body = open_upload(scene.fleet, VICTIM, scene.true("upload")[-1])
+    changes = {"mode": "none", "key_id": scene.clear} if downgraded else {}
+    header = dataclasses.replace(header, fleet=fleet, **changes)
+    return seal_upload(
+        scene.fleet, VICTIM, header, body, signer=signer, head=Sealed(fleet, "upload", VICTIM, "aggregator")
+    )
+
+
+def decline(scene, signer, fleet, _):
+    """The victim can't take part in the round that waits for it."""
+    said = Decline(fleet, VICTIM, scene.fleet.plan.run_id, scene.announced.nonce, int(Obstacle.DATA))
+    head = Sealed(fleet, "decline", VICTIM, "aggregator")
+    return seal_to_member(signer or scene.device, scene.aggregator.member.seal_key, head, encode(said))
+
+
+def gone(scene, signer, fleet, _):
+    """A presence that says the victim has left."""
+    birth = scene.service._presences._births[VICTIM] + 1
+    head = Sealed(fleet, "presence", VICTIM, "*")
+    return seal_to_group(
+        signer or scene.device, scene.group, head, encode(Presence(fleet, VICTIM, birth, online=False))
+    )
+
+
+def letter(scene, signer, fleet, _):
+    """A newer roster, without the victim, to the aggregator."""
+    document = sign_document(signer or scene.owner.owner, newer(scene, fleet))
+    head = Sealed(fleet, "roster", "owner", "aggregator")
+    return seal_to_member(signer or scene.owner.owner, scene.aggregator.member.seal_key, head, document)
+
+
+def newer(scene, fleet):
+    roster = scene.owner.roster
+    return dataclasses.replace(roster, fleet=fleet, sequence=roster.sequence + 1, revoked=(VICTIM,))
+
+
+def told(scene, signer, fleet, purpose, plain):
+    return seal_to_group(signer or scene.aggregator, scene.group, Sealed(fleet, purpose, "aggregator", "*"), plain)
+
+
+def announcement(scene, signer, fleet, downgraded):
+    changes = {"key_id": scene.clear} if downgraded else {}
+    after = dataclasses.replace(scene.announced, fleet=fleet, round=3, nonce=b"\7" * 16, **changes)
+    return told(scene, signer, fleet, "announcement", encode(after))
+
+
+def model(scene, signer, fleet, downgraded):
+    plain = bytes(opened(scene, scene.true("model")[-1]))
+    header, body = decode_prefix(plain, ModelHeader)
+    changes = {"key_id": scene.clear} if downgraded else {}
+    header = dataclasses.replace(header, fleet=fleet, **changes)
+    return told(scene, signer, fleet, "model", encode(header) + bytes(body))
+
+
+def opened(scene, sealed):
+    head, at = read_head(sealed)
+    return open_from_group(scene.group, sealed, head, at, scene.aggregator.member.sign_key)
+
+
+def run(scene, signer, fleet, downgraded):
+    """A later run of the same task; under another mode, its plan is the aggregator's own."""
+    package = decode(bytes(opened(scene, scene.true("run")[-1])), RunPackage)
+    old, new = scene.fleet.plan.run_id, b"\7" * 16
+    context = dataclasses.replace(mask_key(scene.fleet).context, run_id=new)
+    changes = {"mode": "none", "key_id": scene.clear} if downgraded else {}
+    changes = {"key_id": scene.key_id(context), **changes}
+    plan = dataclasses.replace(scene.fleet.plan, fleet=fleet, run=2, run_id=new, **changes)
+    head, at = read_head(package.origins)
+    content, owner = scene.owner.content, scene.owner.owner
+    raw = bytes(open_from_group(content, package.origins, head, at, owner.member.sign_key))
+    purpose = head.purpose.replace(old.hex(), new.hex())
+    origins = seal_to_group(owner, content, dataclasses.replace(head, purpose=purpose), raw)
+    document = sign_document(scene.aggregator if downgraded else owner, plan)
+    return told(scene, signer, fleet, "run", encode(RunPackage(document, package.task, origins)))
+
+
+def roster(scene, signer, fleet, _):
+    """A newer roster without the victim, signed by the aggregator or a stranger, or by the owner for another fleet."""
+    author = scene.owner.owner if fleet != "demo" else signer or scene.aggregator
+    return told(scene, None, fleet, "roster", sign_document(author, newer(scene, fleet)))
+
+
+def change(scene, signer, fleet, _):
+    """The same roster as a change of the one before, handed on by the true aggregator."""
+    after = newer(scene, fleet)
+    document = sign_document(scene.owner.owner if fleet != "demo" else signer or scene.aggregator, after)
+    return told(scene, None, fleet, "roster change", encode(roster_change(scene.owner.roster, after, document)))
+
+
+def control(scene, signer, fleet, _):
+    """An answer by which the victim would take its upload for counted."""
+    transfer = scene.runtime._state.transfer
+    last = dataclasses.replace(scene.answered, fleet=fleet, round=2, transfer=transfer)
+    head = Sealed(fleet, "control", "aggregator", VICTIM)
+    return seal_to_group(signer or scene.aggregator, scene.group, head, encode(last))
+
+
+def keys(scene, signer, fleet, _):
+    """A grant with other secrets, drawn later."""
+    changes = {"fleet": fleet, "mask_secret": bytes(32), "keys_since": scene.owner.roster.sequence + 1}
+    if signer is not None:
+        changes |= {"signer": signer, "owner_key": signer.member.sign_key}
+    return scene.grant(**changes)
+
+
+CHANNELS = {
+    "upload": Channel(lambda _: TOPICS.up(VICTIM), ChunkKind.UPLOAD, upload),
+    "decline": Channel(lambda _: TOPICS.up(VICTIM), ChunkKind.DECLINE, decline),
+    "presence": Channel(lambda _: TOPICS.state(VICTIM), ChunkKind.STATE, gone),
+    "letter": Channel(lambda _: TOPICS.owner_roster, ChunkKind.ROSTER, letter),
+    "announcement": Channel(lambda _: TOPICS.round, ChunkKind.ROUND, announcement),
+    "model": Channel(lambda s: TOPICS.model(s.runtime._feed.labels[0]), ChunkKind.MODEL, model),
+    "run": Channel(lambda _: TOPICS.plan, ChunkKind.PLAN, run),
+    "roster": Channel(lambda _: TOPICS.roster, ChunkKind.ROSTER, roster),
+    "change": Channel(lambda _: TOPICS.roster_change, ChunkKind.ROSTER, change),
+    "control": Channel(lambda _: TOPICS.ctl(VICTIM), ChunkKind.CONTROL, control),
+    "keys": Channel(lambda _: TOPICS.keys(VICTIM), ChunkKind.GRANT, keys),
+}
