@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 
 
 class Outbox:
-    """One device's upload, sent to ``topic`` as often as it takes."""
+    """One device's upload, sent to ``topic`` as often as it takes.
+
+    The broker's acknowledgement of a chunk tells nothing of the aggregator, and costs both of them as much as a small
+    message. So the first sending asks for that of its last chunk alone, which stands for those before it; only what is
+    sent again is also kept by the broker for an aggregator that is away, chunk by chunk (docs/adr/0018).
+    """
 
     def __init__(self, files: DeviceState, transport: Transport, topic: str, sealed: bytes) -> None:
         """Take up what an earlier life has ``sealed``; empty where it has not."""
@@ -21,6 +26,7 @@ class Outbox:
         self._transport = transport
         self._topic = topic
         self._sealed = sealed
+        self._tried = b""
 
     def keep(self, mark: HighWater, transfer: bytes, sealed: bytes) -> None:
         """Keep an upload, durably."""
@@ -34,8 +40,10 @@ class Outbox:
 
     def send(self, mark: HighWater, transfer: bytes, indices: tuple[int, ...] | None) -> None:
         """Send the upload, or only these chunks of it."""
+        again, self._tried = self._tried == transfer, transfer
         size = self._transport.chunk_bytes
-        for chunk in split(
+        chunks = split(
             self._sealed, kind=ChunkKind.UPLOAD, round=mark.round, chunk_bytes=size, indices=indices, name=transfer
-        ):
-            self._transport.publish(self._topic, chunk)
+        )
+        for i, chunk in enumerate(chunks):
+            self._transport.publish(self._topic, chunk, qos=1 if again or i == len(chunks) - 1 else 0)

@@ -8,7 +8,7 @@ one connection a client id.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,7 +17,7 @@ from wire import limits
 from wire.errors import UsageError, WireError
 from wire.faults import Faults, Hop, Passage
 from wire.topics import matches
-from wire.transport import Connected, Disconnected, Message, Sink, TakenOver, TransportEvent, Will, check_publish
+from wire.transport import Connected, Disconnected, Message, Qos, Sink, TakenOver, TransportEvent, Will, check_publish
 
 MAX_STEPS: Final = 10_000_000
 """A pump that takes more steps than this has two peers that answer each other without end."""
@@ -53,6 +53,7 @@ class LoopbackBroker:
         self.delivered = 0
         self._queue_offline = queue_offline
         self._sessions: dict[str, _Session] = {}
+        self._losses: Counter[str] = Counter()
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
 
@@ -117,6 +118,7 @@ class LoopbackBroker:
         online = [session for session in self._sessions.values() if session.online]
         for session in self._sessions.values():
             session.online = False
+            self._losses[session.transport.client_id] += 1
             if not keep:
                 session.filters.clear()
                 session.backlog.clear()
@@ -171,12 +173,18 @@ class LoopbackBroker:
         """End a subscription of ``client``."""
         self._sessions[client].filters.pop(topic_filter, None)
 
-    def submit(self, client: str, message: Message, acknowledged: Callable[[], None]) -> None:
+    def submit(self, client: str, message: Message, settled: Callable[[], None], qos: Qos = 1) -> None:
         """Take a publish of ``client`` (``retained`` asks to retain it) on its way through the network to the broker."""
+        losses = self._losses[client]
+
+        def arrive() -> None:
+            if qos == 1 or self._losses[client] == losses:
+                self._arrive(message, qos)
+
         delays = self._fate(Hop.UP, client, message)
         for delay_s in delays:
-            self.schedule(delay_s, lambda: self._arrive(message))
-        self.schedule(max(delays, default=0.0), acknowledged)
+            self.schedule(delay_s, arrive)
+        self.schedule(max(delays, default=0.0), settled)
 
     def leave(self, transport: LoopbackTransport) -> None:
         """Say goodbye for ``transport``, without its will."""
@@ -186,12 +194,13 @@ class LoopbackBroker:
 
     def _part(self, session: _Session, *, graceful: bool) -> None:
         session.online = False
+        self._losses[session.transport.client_id] += not graceful
         will = session.transport.will
         if will is not None and not graceful:
             last_words = Message(will[0], will[1], retained=True)
-            self.schedule(0.0, lambda: self._arrive(last_words))
+            self.schedule(0.0, lambda: self._arrive(last_words, 1))
 
-    def _arrive(self, message: Message) -> None:
+    def _arrive(self, message: Message, qos: Qos) -> None:
         if message.retained:
             if message.payload:
                 self.retained[message.topic] = message.payload
@@ -200,18 +209,18 @@ class LoopbackBroker:
         live = Message(message.topic, message.payload)
         for client, session in self._sessions.items():
             if any(matches(topic_filter, message.topic) for topic_filter in session.filters):
-                self._send(client, live)
+                self._send(client, live, qos)
 
-    def _send(self, client: str, message: Message) -> None:
+    def _send(self, client: str, message: Message, qos: Qos = 1) -> None:
         for delay_s in self._fate(Hop.DOWN, client, message):
-            self.schedule(delay_s, lambda: self._hand_over(client, message))
+            self.schedule(delay_s, lambda: self._hand_over(client, message, qos))
 
-    def _hand_over(self, client: str, message: Message) -> None:
+    def _hand_over(self, client: str, message: Message, qos: Qos) -> None:
         session = self._sessions[client]
         if session.online:
             self.delivered += 1
             session.transport.report(message)
-        elif self._queue_offline and not message.retained:
+        elif self._queue_offline and qos == 1 and not message.retained:
             session.backlog.append(message)
 
     def _fate(self, hop: Hop, client: str, message: Message) -> tuple[float, ...]:
@@ -237,8 +246,8 @@ class LoopbackTransport:
         self.asked_offline: dict[str, None] = {}
         self._broker = broker
         self._sink = sink
-        self._queue: deque[Message] = deque()
-        self._unacknowledged = 0
+        self._queue: deque[tuple[Message, Qos]] = deque()
+        self._unsettled = 0
         self._online = False
         self._closed = False
         self._bytes_sent = 0
@@ -265,7 +274,7 @@ class LoopbackTransport:
             raise UsageError(f"transport {self.client_id!r} is closed")
         self._broker.schedule(0.0, lambda: None if self._closed else self._broker.accept(self))
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False, qos: Qos = 1) -> None:
         """Queue a message; it moves with the next ``pump`` after the connection stands.
 
         Raises:
@@ -274,7 +283,7 @@ class LoopbackTransport:
         if self._closed:
             raise WireError("the transport is closed")
         check_publish(topic, payload)
-        self._queue.append(Message(topic, payload, retained=retain))
+        self._queue.append((Message(topic, payload, retained=retain), qos))
         if self._online:
             self.flush()
 
@@ -295,8 +304,8 @@ class LoopbackTransport:
             self.asked_offline[topic_filter] = None
 
     def pending(self) -> int:
-        """Return how many publishes the broker has not acknowledged."""
-        return len(self._queue) + self._unacknowledged
+        """Return how many publishes the broker has not acknowledged or, at QoS 0, the network has not taken."""
+        return len(self._queue) + self._unsettled
 
     def close(self) -> None:
         """Say goodbye; what was published while connected still arrives."""
@@ -308,10 +317,10 @@ class LoopbackTransport:
     def flush(self) -> None:
         """Hand everything queued to the broker; the broker calls this when the connection stands."""
         while self._queue:
-            message = self._queue.popleft()
-            self._unacknowledged += 1
+            message, qos = self._queue.popleft()
+            self._unsettled += 1
             self._bytes_sent += len(message.payload)
-            self._broker.submit(self.client_id, message, self._acknowledged)
+            self._broker.submit(self.client_id, message, self._settled, qos)
 
     def report(self, event: TransportEvent) -> None:
         """Take an event from the broker and pass it to the sink."""
@@ -327,5 +336,5 @@ class LoopbackTransport:
                 self._bytes_received += len(event.payload)
         self._sink(event)
 
-    def _acknowledged(self) -> None:
-        self._unacknowledged -= 1
+    def _settled(self) -> None:
+        self._unsettled -= 1

@@ -23,9 +23,9 @@ from wire import limits
 from wire.address import BrokerAddress
 from wire.errors import BrokerUnreachableError, UsageError, WireError
 from wire.frame import chunk_bytes_within
-from wire.mqtt_link import Link, LinkOptions
+from wire.mqtt_link import Link, LinkOptions, Publish
 from wire.topics import matches
-from wire.transport import Connected, Disconnected, Message, Sink, TakenOver, TransportEvent, Will, check_publish
+from wire.transport import Connected, Disconnected, Message, Qos, Sink, TakenOver, TransportEvent, Will, check_publish
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class MqttTransport:
         will: topic and payload that the broker retains when the connection is lost.
         session_expiry_s: how long the broker keeps the session of a lost connection (over 3.1.1: 0 not at
             all, else as long as it likes).
-        max_queued_bytes: payload bytes that may wait for their acknowledgement before ``publish`` refuses.
+        max_queued_bytes: payload bytes that may wait for the broker before ``publish`` refuses.
         reconnect_min_s: bound of the random wait before the first reconnection.
         reconnect_max_s: bound of every later one; it doubles in between.
     """
@@ -113,7 +113,7 @@ class MqttTransport:
 
         self._lock = threading.Lock()
         self._wake_fd = -1
-        self._queue: deque[tuple[str, bytes, bool]] = deque()
+        self._queue: deque[Publish] = deque()
         self._waiting_bytes = 0
         self._requests: deque[tuple[str, bool]] = deque()
         self._filters: tuple[str, ...] = ()
@@ -176,8 +176,8 @@ class MqttTransport:
         """Payload bytes of a chunk that the broker takes: it tells its limit when it accepts us (MQTT 5 only)."""
         return chunk_bytes_within(self._link.max_packet_bytes)
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """Queue a message for at-least-once delivery to the broker; never blocks, works offline.
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False, qos: Qos = 1) -> None:
+        """Queue a message for the broker; never blocks, works offline.
 
         Raises:
             WireError: the packet is above MAX_PACKET_BYTES or what the broker takes, the topic is not publishable, the
@@ -192,7 +192,7 @@ class MqttTransport:
                     f"{self._waiting_bytes} bytes already wait for the broker", hint="look at pending() before a resend"
                 )
             self._waiting_bytes += len(payload)
-            self._queue.append((topic, payload, retain))
+            self._queue.append(Publish(topic, payload, retain, qos))
             self._wake()
 
     def subscribe(self, topic_filter: str) -> None:
@@ -204,7 +204,7 @@ class MqttTransport:
         self._request(topic_filter, wanted=False)
 
     def pending(self) -> int:
-        """Return how many publishes the broker has not acknowledged."""
+        """Return how many publishes the broker has not acknowledged or, at QoS 0, the network has not taken."""
         with self._lock:
             return len(self._queue) + self._link.inflight
 
@@ -254,8 +254,8 @@ class MqttTransport:
         self._bytes_received += len(message.payload)
         self._emit(Message(topic, bytes(message.payload), message.retain))
 
-    def on_acknowledged(self, size: int) -> None:
-        """Free the bytes of a publish that the broker has: the link calls this inside a step."""
+    def on_settled(self, size: int) -> None:
+        """Free the bytes of a publish that needs nothing more: the link calls this on the network thread."""
         with self._lock:
             self._waiting_bytes -= size
 
@@ -352,15 +352,16 @@ class MqttTransport:
             with self._lock:
                 if not self._queue:
                     return
-                topic, payload, retain = self._queue.popleft()
-                if link.takes(topic, payload):
-                    if not link.publish(topic, payload, retain=retain):
-                        self._queue.appendleft((topic, payload, retain))
+                message = self._queue.popleft()
+                size = len(message.payload)
+                if link.takes(message):
+                    if not link.publish(message):
+                        self._queue.appendleft(message)
                         return
-                    self._bytes_sent += len(payload)
+                    self._bytes_sent += size
                 else:
-                    self._waiting_bytes -= len(payload)
-                    _log.error("dropped %d bytes for %s: queued before the broker told its limit", len(payload), topic)
+                    self._waiting_bytes -= size
+                    _log.error("dropped %d bytes for %s: queued before the broker told its limit", size, message.topic)
 
     def _finished(self) -> bool:
         """Whether we are closing and there is nothing left to send, or no time left to send it."""

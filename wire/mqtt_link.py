@@ -14,7 +14,7 @@ import ssl
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
@@ -25,7 +25,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from wire import limits
 from wire.address import BrokerAddress
-from wire.transport import Will, packet_bytes
+from wire.transport import Qos, Will, packet_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +42,15 @@ _BROKEN_STREAM: Final = (ValueError, IndexError, KeyError, struct.error)
 """What paho raises when the bytes are no MQTT."""
 
 
+class Publish(NamedTuple):
+    """A message on its way to the broker."""
+
+    topic: str
+    payload: bytes
+    retain: bool
+    qos: Qos
+
+
 class LinkEvents(Protocol):
     """Who is told what happens on a link; called on the thread that steps it."""
 
@@ -51,8 +60,8 @@ class LinkEvents(Protocol):
     def on_message(self, message: MQTTMessage) -> None:
         """A publish arrived."""
 
-    def on_acknowledged(self, size: int) -> None:
-        """The broker acknowledged a publish of ``size`` payload bytes."""
+    def on_settled(self, size: int) -> None:
+        """A publish of ``size`` payload bytes needs nothing more: acknowledged, or sent or lost at QoS 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +108,7 @@ class Link:
         self._events = events
         self._window = WINDOW
         self._inflight: dict[int, int] = {}
+        self._unassured: set[int] = set()
         self._opened_before = False
         self._client = self._make_client()
 
@@ -109,7 +119,7 @@ class Link:
 
     @property
     def inflight(self) -> int:
-        """Publishes that the broker has not acknowledged."""
+        """Publishes that the broker has not acknowledged or, at QoS 0, the network has not taken."""
         return len(self._inflight)
 
     @property
@@ -125,6 +135,8 @@ class Link:
         """
         self.online = self.was_online = self.greeted = False
         self.reason, self.reason_code = "", None
+        for mid in tuple(self._unassured):
+            self._settle(mid)
         if not self._opened_before:
             self._opened_before = True
             address = self._options.address
@@ -182,16 +194,18 @@ class Link:
         if corks and still is sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
 
-    def takes(self, topic: str, payload: bytes) -> bool:
+    def takes(self, message: Publish) -> bool:
         """Whether the broker accepts a publish of this size."""
-        return packet_bytes(topic, payload) <= self.max_packet_bytes
+        return packet_bytes(message.topic, message.payload) <= self.max_packet_bytes
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool) -> bool:
-        """Hand a QoS 1 publish over; False when paho has no packet id free for it."""
-        info = self._client.publish(topic, payload, qos=1, retain=retain)
+    def publish(self, message: Publish) -> bool:
+        """Hand a publish over; False when paho has no packet id free for it."""
+        info = self._client.publish(message.topic, message.payload, qos=message.qos, retain=message.retain)
         if info.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
             return False
-        self._inflight[info.mid] = len(payload)
+        self._inflight[info.mid] = len(message.payload)
+        if message.qos == 0:
+            self._unassured.add(info.mid)
         return True
 
     def subscribe(self, filters: Iterable[str], *, only_new: bool = False) -> None:
@@ -284,9 +298,13 @@ class Link:
     def _on_publish(self, _client: Client, _data: Any, mid: int, code: ReasonCode, _properties: Properties) -> None:
         if code.is_failure:
             _log.error("the broker refused a publish: %s", code)
+        self._settle(mid)
+
+    def _settle(self, mid: int) -> None:
+        self._unassured.discard(mid)
         size = self._inflight.pop(mid, None)
         if size is not None:
-            self._events.on_acknowledged(size)
+            self._events.on_settled(size)
 
     def _on_subscribe(
         self, _client: Client, _data: Any, _mid: int, codes: list[ReasonCode], _properties: Properties | None

@@ -1,7 +1,7 @@
 """The one seam between the protocol and the network: what a transport does, and the events it reports.
 
 Implementations are wire/mqtt.py (a real broker) and wire/loopback.py (in memory, virtual time). Both promise at-least-once
-delivery to the broker and nothing more: an acknowledged publish is not a delivered one, so the protocol above acknowledges
+delivery to the broker at most: an acknowledged publish is not a delivered one, so the protocol above acknowledges
 on its own and removes duplicates.
 """
 
@@ -9,13 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from wire import limits
 from wire.errors import WireError
 
 PACKET_OVERHEAD_BYTES: Final = 16
 """At most this many bytes of a PUBLISH are neither topic nor payload: 5 fixed header, 2 lengths, 2 packet id, properties."""
+
+Qos = Literal[0, 1]
+"""MQTT's quality of service: 1 is sent until the broker has acknowledged it; 0 is sent once, and lost with the connection.
+
+A message at 0 also passes by a subscriber that is away. Both arrive in the order of publishing where nothing is lost, so
+the acknowledgement of one at 1 tells that the broker has been through all that went before it on that connection.
+"""
 
 Will = tuple[str, bytes]
 """Topic and payload that the broker publishes, retained, when the connection dies without a goodbye."""
@@ -76,8 +83,8 @@ class Transport(Protocol):
             BrokerUnreachableError: only with ``require``: the first connection failed or took CONNECT_TIMEOUT_S.
         """
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """Queue a message for at-least-once delivery to the broker; never blocks, works offline.
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False, qos: Qos = 1) -> None:
+        """Queue a message for the broker; never blocks, works offline.
 
         Raises:
             WireError: the packet is above MAX_PACKET_BYTES, the topic is not publishable, the queue is full, or the
@@ -91,7 +98,7 @@ class Transport(Protocol):
         """No longer receive ``topic_filter``."""
 
     def pending(self) -> int:
-        """Return how many publishes the broker has not acknowledged."""
+        """Return how many publishes the broker has not acknowledged or, at QoS 0, the network has not taken."""
 
     def close(self) -> None:
         """Flush what is queued for a bounded time, say goodbye (no will is published) and release everything."""

@@ -244,9 +244,9 @@ class _ToBroker:
     def __init__(self, fleet):
         self.fleet = fleet
 
-    def publish(self, topic, payload, *, retain=False):
+    def publish(self, topic, payload, *, retain=False, qos=1):
         message = Message(topic, payload, retained=retain)
-        self.fleet.broker.submit(self.fleet.client_id("aggregator"), message, lambda: None)
+        self.fleet.broker.submit(self.fleet.client_id("aggregator"), message, lambda: None, qos)
 
 
 def tell(fleet, base, purpose, plain, kind, *, round_=0, signer=None):

@@ -53,7 +53,7 @@ class Silent:
 
     unsubscribe = subscribe
 
-    def publish(self, topic, payload, *, retain=False):
+    def publish(self, topic, payload, *, retain=False, qos=1):
         """Do nothing."""
 
     def pending(self):

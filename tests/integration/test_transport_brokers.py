@@ -97,6 +97,17 @@ def test_five_megabytes_pass_in_chunks(shared: BrokerProcess, client: Callable[.
     wait_for(lambda: writer.transport.pending() == 0)
 
 
+def test_what_is_sent_once_arrives_too(shared: BrokerProcess, client: Callable[..., Client]) -> None:
+    """At QoS 0, before the one message that is acknowledged for all of them."""
+    reader, writer = client(shared.url, "once-reader", "once"), client(shared.url, "once-writer")
+    settle(reader, "once")
+    for number in range(50):
+        writer.transport.publish("once", b"%d" % number * 1000, qos=0 if number < 49 else 1)
+    heard = [reader.message().payload for _ in range(50)]
+    assert sorted(heard) == sorted(b"%d" % number * 1000 for number in range(50))
+    wait_for(lambda: writer.transport.pending() == 0)
+
+
 def test_an_oversized_publish_is_refused_and_harms_nothing(
     shared: BrokerProcess, client: Callable[..., Client]
 ) -> None:

@@ -68,6 +68,52 @@ def test_a_missing_chunk_is_asked_for_alone(tmp_path, wide, wide_result):
         assert thetas(fleet) == wide_result
 
 
+def test_an_aggregator_that_is_away_during_the_first_sending_gets_it_all_again(tmp_path, wide, wide_result):
+    """The broker keeps only what was sent at QoS 1 for it: the last chunk, and then what is sent again."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
+        fleet.broker.pump()
+        aggregator = fleet.client_id("aggregator")
+        fleet.broker.disconnect(aggregator)
+        fleet.run_until(lambda: all(len(uploads_of(fleet, tap, name)) >= 3 for name in names(2)), 10)
+        heard = tap.sent(client=aggregator, ending="/up", hop=Hop.DOWN)
+        assert heard
+        fleet.broker.reconnect(aggregator)
+        fleet.broker.pump()
+        assert not fleet.records()
+        assert [r["contributed"] for r in fleet.run(100)] == [2] * 3
+        assert thetas(fleet) == wide_result
+
+
+def test_what_a_breaking_connection_takes_with_it_is_sent_again(tmp_path, wide, wide_result):
+    """Two chunks of three are under way at QoS 0 when the connection of their device breaks."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
+        client = fleet.client_id("dev-01")
+        tap.rules.append(lambda passage: (0.5,) if concerns(passage, client, "/up", Hop.UP) else None)
+        fleet.run_until(lambda: tap.sent(client=client, ending="/up"), 5)
+        fleet.broker.disconnect(client)
+        tap.rules.clear()
+        fleet.run_until(lambda: fleet.now_s > 1, 5)
+        reached = tap.sent(client=fleet.client_id("aggregator"), ending="/up", hop=Hop.DOWN)
+        folder = tap.sent(client=client, ending="/up")[0].topic
+        assert [parse(p.payload)[0].index for p in reached if p.topic == folder] == [2]
+        fleet.broker.reconnect(client)
+        assert [r["contributed"] for r in fleet.run(100)] == [2] * 3
+        assert thetas(fleet) == wide_result
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["sessions kept", "everything forgotten"])
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_a_broker_restart_in_a_wide_run_changes_no_bit(tmp_path, wide, wide_result, keep, steps):
+    with make_fleet(tmp_path / "fleet", **wide) as fleet:
+        for _ in range(steps):
+            fleet.step()
+        fleet.broker.restart(keep=keep)
+        assert [r["contributed"] for r in fleet.run(100)] == [2] * 3
+        assert thetas(fleet) == wide_result
+
+
 def test_chunks_out_of_order_and_doubled_are_put_together(tmp_path, wide, wide_result):
     faults = RuledFaults([FaultRule(duplicate=0.5, reorder=0.8, reorder_s=0.5)], seed=3)
     with make_fleet(tmp_path / "fleet", faults=faults, **wide) as fleet:

@@ -80,7 +80,7 @@ class Recorder:
     def __init__(self):
         self.sent = {}
 
-    def publish(self, topic, payload, *, retain=False):
+    def publish(self, topic, payload, *, retain=False, qos=1):  # noqa: ARG002 - a transport's signature
         assert retain
         self.sent[topic] = payload
 

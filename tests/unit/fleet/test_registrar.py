@@ -180,7 +180,7 @@ def test_old_tokens_are_kept_until_the_broker_has_cleared_their_topics(scene):
         def subscribe(self, topic_filter):
             pass
 
-        def publish(self, topic, payload, *, retain=False):
+        def publish(self, topic, payload, *, retain=False, qos=1):
             pass
 
     def drain():

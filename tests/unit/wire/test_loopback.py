@@ -109,6 +109,40 @@ def test_without_offline_queues_it_is_lost() -> None:
     assert reader.messages() == []
 
 
+def test_at_qos_0_a_message_passes_by_a_client_that_is_away() -> None:
+    broker = LoopbackBroker()
+    reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
+    writer.transport.publish("t", b"here", qos=0)
+    broker.pump()
+    assert reader.messages() == [Message("t", b"here")]
+    broker.disconnect("r")
+    writer.transport.publish("t", b"passed by", qos=0)
+    writer.transport.publish("t", b"kept")
+    broker.pump()
+    assert writer.transport.pending() == 0
+    broker.reconnect("r")
+    broker.pump()
+    assert reader.messages() == [Message("t", b"kept")]
+
+
+@pytest.mark.parametrize("loss", ["lost", "goodbye", "restart"])
+def test_at_qos_0_a_lost_connection_takes_with_it_what_is_under_way(loss: str) -> None:
+    """A goodbye does not: it goes the same way behind it."""
+    broker = LoopbackBroker(RuledFaults([FaultRule(hop=Hop.UP, delay_s=(1.0, 1.0))], seed=0))
+    reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
+    writer.transport.publish("t", b"once", qos=0)
+    writer.transport.publish("t", b"assured")
+    broker.advance(0.5)
+    if loss == "restart":
+        broker.restart()
+    else:
+        broker.disconnect("w", graceful=loss == "goodbye")
+    broker.advance(2.0)
+    expected = [b"once", b"assured"] if loss == "goodbye" else [b"assured"]
+    assert [message.payload for message in reader.messages()] == expected
+    assert writer.transport.pending() == 0
+
+
 def test_publishes_of_a_disconnected_client_wait_for_it() -> None:
     broker = LoopbackBroker()
     reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")

@@ -273,6 +273,70 @@ def test_the_brokers_own_limits_are_kept(
         transport.publish("t", bytes(100))
 
 
+def test_at_qos_0_nothing_is_waited_for(
+    broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
+) -> None:
+    """Neither the window nor the queue counts what the network has taken, and no packet id is spent."""
+    received = bytearray()
+    everything = threading.Event()
+
+    def script(connection: socket.socket, version: int) -> None:
+        connection.sendall(ACCEPT_V5)
+        while received.count(publish) < 100:
+            received.extend(connection.recv(65536))
+        everything.set()
+        hold(connection)
+
+    publish = bytes([0x30, 8, 0, 1]) + b"t" + bytes([0]) + b"once"
+    transport, events = connect(broker(script).url, max_queued_bytes=400)
+    transport.start()
+    assert isinstance(events.get(timeout=5), Connected)
+    for _ in range(100):
+        transport.publish("t", b"once", qos=0)
+    assert everything.wait(5)
+    until_s = time.monotonic() + 5
+    while transport.pending() and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert transport.pending() == 0
+    transport.publish("t", bytes(400))
+
+
+def test_what_a_lost_connection_had_not_taken_at_qos_0_is_given_up(
+    broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
+) -> None:
+    """It is not sent again, its bytes are free for others, and what was to be acknowledged still comes."""
+    full, received = threading.Event(), bytearray()
+
+    def script(connection: socket.socket, version: int) -> None:
+        if len(one.versions) == 1:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.sendall(ACCEPT_V5)
+            assert full.wait(5)
+            return
+        connection.sendall(ACCEPT_V5)
+        while b"assured" not in received:
+            received.extend(connection.recv(65536))
+        received.extend(b"end")
+        hold(connection)
+
+    one = broker(script)
+    transport, events = connect(one.url, max_queued_bytes=32 << 20)
+    transport.start()
+    assert isinstance(events.get(timeout=5), Connected)
+    for _ in range(31):
+        transport.publish("t", b"once" * (1 << 17), qos=0)
+    transport.publish("t", b"assured")
+    time.sleep(0.2)
+    assert transport.pending() > 1
+    full.set()
+    until_s = time.monotonic() + 10
+    while not received.endswith(b"end") and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert b"once" not in received
+    assert transport.pending() == 1
+    transport.publish("t", bytes(1 << 19))
+
+
 def test_only_what_was_asked_for_anew_is_sent_anew_after_a_reconnection(
     broker: Callable[..., ScriptedBroker],
     connect: Callable[..., tuple[MqttTransport, queue.Queue]],
