@@ -89,17 +89,21 @@ def serve(
 
 @app.command()
 def status(directory: Directory, json: AsJson = False) -> None:
-    """Print whether the aggregator is at work, and every run's last closed round."""
+    """Print whether the aggregator is at work, every run's last closed round, and what the open one has long waited for."""
     from aggregator.membership import AggregatorMembership
-    from aggregator.run_files import RunFiles
+    from aggregator.run_directory import read_waiting
+    from aggregator.run_files import RunFiles, directory_of
     from support.locks import in_use
 
     member = AggregatorMembership(directory)
     refused: dict[str, str] = {}
     runs = [_standing(member, run.plan) for run in RunFiles(member, refused.__setitem__).all()]
     serving, devices = in_use(directory), len(member.roster.active())
+    at_work = serving and runs and not runs[-1]["finished"]
+    waiting = read_waiting(directory_of(member, runs[-1]["run"])) if at_work else ""
     if json:
-        say_json({"fleet": member.fleet, "devices": devices, "serving": serving, "runs": runs, "refused": refused})
+        facts = {"fleet": member.fleet, "devices": devices, "serving": serving}
+        say_json({**facts, "runs": runs, "waiting": waiting, "refused": refused})
         return
     say(f"fleet {member.fleet}, devices: {devices}, runs: {len(runs)}, {'serving' if serving else 'not serving'}")
     for name, reason in refused.items():
@@ -111,6 +115,8 @@ def status(directory: Directory, json: AsJson = False) -> None:
         state = "finished" if r["finished"] else f"{r['closed']} of {r['rounds']} rounds closed"
         accuracy = f", accuracy {100 * r['accuracy']:.1f}%" if r["accuracy"] is not None else ""
         say(f"run {r['run']}: {r['algorithm']}, mask {r['mode']}, {state}{_clusters(r)}{accuracy}{_obstacle(r)}")
+    if waiting:
+        say(waiting)
 
 
 def _clusters(r: dict[str, Any]) -> str:

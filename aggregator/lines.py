@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from aggregator.engine_state import EngineState
@@ -31,18 +31,26 @@ OBSTACLES: Final = {
 
 
 class Lines:
-    """What the log says of a run as it goes: what is new at once, and the same again more and more seldom."""
+    """What the log says of a run as it goes: what is new at once, and the same again more and more seldom.
 
-    def __init__(self, run: RunPlan) -> None:
+    Args:
+        run: the owner's plan.
+        keep: takes what the run waits for whenever that changes, and nothing when it goes on.
+    """
+
+    def __init__(self, run: RunPlan, keep: Callable[[str], None] = lambda _line: None) -> None:
         self._run = run
+        self._keep = keep
         self._asked_s = self._again_s = self._pause_s = 0.0
-        self._said = ""
+        self._said: str | None = None
         self._small: frozenset[int] = frozenset()
         self._small_rounds = 0
         self._declined: dict[str, str] = {}
 
     def opened(self, now_s: float) -> None:
         """Begin with a round that has just opened."""
+        if self._said != "":
+            self._keep("")
         self._asked_s, self._said = now_s, ""
 
     def waiting(self, state: EngineState, now_s: float) -> None:
@@ -54,6 +62,8 @@ class Lines:
         if line == self._said and now_s < self._again_s:
             return
         self._pause_s = STATUS_AFTER_S if line != self._said else min(2 * self._pause_s, MOST_PAUSE_S)
+        if line != self._said:
+            self._keep(line)
         self._said, self._again_s = line, now_s + self._pause_s
         LOG.info(line)
 

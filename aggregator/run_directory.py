@@ -6,10 +6,14 @@ import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from aggregator.damage import readable
 from aggregator.store import BUSY_TIMEOUT_MS, DATABASE
+from support.files import write_atomic
+
+WAITING_FILE: Final = "waiting.txt"
+"""What an open round waits for, there as long as it waits: no state, so that it need not survive a power cut."""
 
 
 def read_generation(directory: Path) -> int | None:
@@ -33,6 +37,27 @@ def read_plan(directory: Path) -> bytes | None:
     """Return the run plan, encoded, that a run's directory was made for; None where no run has begun there."""
     found = _read(directory, "SELECT value FROM facts WHERE name = 'plan'")
     return found[0] if found else None
+
+
+def keep_waiting(directory: Path, line: str) -> None:
+    """Leave ``line`` for whoever asks what the run waits for; nothing, where it goes on.
+
+    Raises:
+        ConfigError: it can't be written.
+    """
+    path = directory / WAITING_FILE
+    if line:
+        write_atomic(path, line.encode(), durable=False)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def read_waiting(directory: Path) -> str:
+    """Return what a run that is served waits for; empty where it goes on."""
+    try:
+        return (directory / WAITING_FILE).read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
 
 
 def _read(directory: Path, query: str) -> list[Any]:

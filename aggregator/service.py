@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from aggregator.owner_mail import OwnerMail
 from aggregator.presences import Presences
 from aggregator.publisher import Publisher
 from aggregator.rollover import stored_proposal
+from aggregator.run_directory import keep_waiting
 from aggregator.store import Store
 from aggregator.strategies.registry import make_strategy
 from aggregator.syncer import InlineSyncer, Syncer
@@ -99,7 +101,7 @@ class RunService:
         self._syncing: dict[str, Opened] = {}
         self._deferred: list[Event] = []
         self._opened_at_s = 0.0
-        self._lines = Lines(run)
+        self._lines = Lines(run, partial(keep_waiting, self._store.directory))
         self._refusals = Refusals(LOG)
         self._deadline_s: float | None = None
         self._bytes_up = 0

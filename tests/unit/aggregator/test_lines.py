@@ -49,6 +49,24 @@ def test_a_round_that_has_just_opened_says_nothing_yet(caplog):
     assert not caplog.records
 
 
+def test_what_is_waited_for_is_kept_while_it_lasts():
+    """Once for every change; what an earlier life may have left is cleared first."""
+    engine, state = opened()
+    kept = []
+    lines = Lines(run_plan(), kept.append)
+    lines.opened(0)
+    assert kept == [""]
+    for second in range(100):
+        lines.waiting(state, second)
+    state, _ = give(engine, state, "dev-1")
+    for second in range(100, 200):
+        lines.waiting(state, second)
+    assert [line[:15] for line in kept] == ["", "round 1: 0 of 5", "round 1: 1 of 5"]
+    lines.opened(200)
+    lines.opened(201)
+    assert kept[3:] == [""]
+
+
 def closed(round_, clusters):
     return RoundRecord(round_, False, 5, 5, (), 1.0, 0, 0, {}, clusters, (), {})
 

@@ -1,0 +1,74 @@
+"""What `shoal-aggregator status` tells of the round that is open."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from aggregator.cli import app
+from support.locks import exclusive
+from tests.helpers.fleets import Wiretap, make_fleet
+
+
+def status(fleet, *options):
+    with exclusive(fleet.stage.aggregator_dir, wait_s=0, hint=""):
+        told = CliRunner().invoke(app, ["status", str(fleet.stage.aggregator_dir), *options])
+    assert told.exit_code == 0, told.output
+    return told.output
+
+
+def waiting(fleet):
+    return json.loads(status(fleet, "--json"))["data"]["waiting"]
+
+
+@pytest.fixture
+def tap():
+    return Wiretap()
+
+
+@pytest.fixture
+def fleet(tmp_path, tap):
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0, deadline_s=1e6) as made:
+        yield made
+
+
+def test_a_round_that_waits_says_for_whom_until_it_goes_on(fleet, tap):
+    """Nothing at first: most rounds never wait. The last line is the log's."""
+    fleet.run_until(lambda: len(fleet.records()) == 1, 10)
+    hold = tap.lose(client=fleet.client_id("dev-02"), ending="/up")
+    fleet.run_until(lambda: "2 of 3" in fleet.service.status(), 10)
+    assert waiting(fleet) == ""
+    fleet.run_until(lambda: waiting(fleet), 10)
+    assert waiting(fleet) == "round 2: 2 of 3, waiting for dev-02"
+    assert status(fleet).splitlines()[-1] == "round 2: 2 of 3, waiting for dev-02"
+    tap.forgive(hold)
+    fleet.run_until(lambda: len(fleet.records()) == 2, 100)
+    assert waiting(fleet) == ""
+
+
+def test_before_the_first_round_it_says_who_is_here(fleet):
+    for name in fleet.stage.devices:
+        fleet.kill_device(name)
+    fleet.run_until(lambda: fleet.now_s > 5, 10)
+    assert waiting(fleet).startswith("gathering: 0 of 3 devices are here")
+    for name in fleet.stage.devices:
+        fleet.revive_device(name)
+    fleet.run(100)
+    assert waiting(fleet) == ""
+
+
+def test_what_a_killed_aggregator_left_is_gone_with_its_next_life(fleet, tap):
+    tap.lose(client=fleet.client_id("dev-02"), ending="/up")
+    fleet.run_until(lambda: fleet.now_s > 5, 10)
+    assert waiting(fleet)
+    fleet.kill_aggregator()
+    fleet.revive_aggregator()
+    assert waiting(fleet) == ""
+
+
+def test_nobody_waits_where_nobody_serves(fleet, tap):
+    tap.lose(client=fleet.client_id("dev-02"), ending="/up")
+    fleet.run_until(lambda: fleet.now_s > 5, 10)
+    told = CliRunner().invoke(app, ["status", str(fleet.stage.aggregator_dir)])
+    assert "not serving" in told.output
+    assert "waiting" not in told.output
