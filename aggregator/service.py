@@ -33,6 +33,7 @@ from aggregator.events import (
     Stored,
 )
 from aggregator.intake import Intake, Opened, RefusedUploadError
+from aggregator.landing import Landed, Landing
 from aggregator.lines import Lines, waiting_for
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import Backend
@@ -83,7 +84,7 @@ class RunService:
         self._transport = transport
         self._topics = Topics(run.fleet)
         self._store = store_factory(directory / f"run-{run.run:06d}", run)
-        self._syncer = syncer or InlineSyncer()
+        self._landing = Landing(self._store, syncer or InlineSyncer())
         self._engine = Engine(
             run,
             make_strategy(run, backend),
@@ -97,8 +98,6 @@ class RunService:
         self._chunks = Reassembler()
         self._mail = OwnerMail(membership)
         self._presences = Presences(membership)
-        self._appended: dict[str, Opened] = {}
-        self._syncing: dict[str, Opened] = {}
         self._deferred: list[Event] = []
         self._opened_at_s = 0.0
         self._lines = Lines(run, partial(keep_waiting, self._store.directory))
@@ -218,13 +217,12 @@ class RunService:
             self._feed(Declined(device, refusal.upload.nonce, Obstacle.UPLOAD), now_s)
             raise
         verdict, reason = self._engine.judge(self._state, opened.upload, opened.digest)
-        queued = self._syncing.get(device) or self._appended.get(device)
+        queued = self._landing.of(device)
         if verdict is Verdict.STORE and queued is not None:
             same = queued.digest == opened.digest
             verdict, reason = (Verdict.DUPLICATE, "") if same else (Verdict.REFUSE, "another upload came before")
         if verdict is Verdict.STORE:
-            self._store.append(opened.upload, opened.body, opened.norm, opened.digest)
-            self._appended[device] = opened
+            self._landing.append(opened)
         elif verdict is Verdict.DUPLICATE:
             if queued is None:
                 self.answers.give(opened, Action.ACK)
@@ -235,28 +233,25 @@ class RunService:
 
     def flush(self, now_s: float) -> None:
         """Begin to make what arrived durable, unless that is under way for what came before."""
-        if self._syncing or not self._appended:
-            return
-        self._syncing, self._appended = self._appended, {}
         self._now_s = now_s
-        self._syncer.submit(self._store.prepare(), self._on_synced)
+        self._landing.flush(self._on_landed)
 
     def at(self, now_s: float) -> None:
         """Tell the time before calling what the syncer has handed back."""
         self._now_s = now_s
 
-    def _on_synced(self) -> None:
-        """Commit what is durable, let the engine see it, and acknowledge it.
+    def _on_landed(self, landed: Landed) -> None:
+        """Let the engine see what is durable, and acknowledge it.
 
         The round that may open comes before the acknowledgements of the one that closes: devices wait for the former only.
+        What came for the one that closes, and is not on its way to the disk yet, is refused.
         """
-        contributions = self._store.commit()
-        done, self._syncing = list(self._syncing.values()), {}
-        for opened, contribution in zip(done, contributions, strict=True):
+        for opened, contribution in landed:
             self._handle(Stored(contribution, opened.digest), self._now_s)
-        for opened in done:
+        for opened, _ in landed:
             self.answers.give(opened, Action.ACK)
-        self._turn_away()
+        for opened, reason in self._landing.withdraw(self._objection):
+            self.answers.give(opened, Action.REFUSED, reason)
         deferred, self._deferred = self._deferred, []
         for event in deferred:
             self._feed(event, self._now_s)
@@ -303,18 +298,14 @@ class RunService:
         for device in self._membership.roster.revoked:
             self._feed(Left(device), now_s)
 
-    def _turn_away(self) -> None:
-        """Refuse what came for a round that has closed before it could be made durable."""
-        for device, opened in tuple(self._appended.items()):
-            verdict, reason = self._engine.judge(self._state, opened.upload, opened.digest)
-            if verdict is not Verdict.STORE:
-                del self._appended[device]
-                self._store.withdraw(opened.digest)
-                self.answers.give(opened, Action.REFUSED, reason)
+    def _objection(self, opened: Opened) -> str | None:
+        """Return why an upload is not stored any more; None where it still is."""
+        verdict, reason = self._engine.judge(self._state, opened.upload, opened.digest)
+        return None if verdict is Verdict.STORE else reason
 
     def _feed(self, event: Event, now_s: float) -> None:
         """Let the engine see an event; none may close the round while uploads of it are on their way to the disk."""
-        if self._syncing or self._appended:
+        if self._landing.busy:
             self._deferred.append(event)
         else:
             self._handle(event, now_s)

@@ -92,20 +92,20 @@ def test_an_upload_that_is_not_durable_when_its_round_closes_is_refused(tmp_path
         for device in (late, *more):
             fleet.kill_device(device)
         fleet.broker.pump()
-        disk = fleet.service._syncer = SlowDisk()
+        disk = fleet.service._landing._syncer = SlowDisk()
         work(fleet, *in_time)
         fleet.service.flush(fleet.now_s)
         for chunk in chunks:
             fleet.broker.submit("late", Message(chunk.topic, chunk.payload), lambda: None)
         fleet.broker.pump()
-        assert len(fleet.service._appended) == 1
+        assert fleet.service._landing.of(late) is not None
         closing = fleet.service._state.plan
         disk.done()
         assert fleet.service._state.plan is not closing
-        assert fleet.service._appended == {}
+        assert not fleet.service._landing.busy
         fleet.broker.pump()
         assert answers(fleet, tap, late)[-1].action == Action.REFUSED
-        fleet.service._syncer = InlineSyncer()
+        fleet.service._landing._syncer = InlineSyncer()
         for device in (late, *more):
             fleet.revive_device(device)
         records = fleet.run(100)
