@@ -108,6 +108,24 @@ def test_a_row_that_is_not_finite_is_named(bad: float) -> None:
         weighted_mean(updates, weights)
 
 
+@pytest.mark.parametrize("column", [0, BLOCK_COLUMNS - 1, BLOCK_COLUMNS, -1])
+def test_it_is_noticed_in_every_block(column: int) -> None:
+    updates = ROWS.copy()
+    updates[3, column] = np.nan
+    with pytest.raises(NumericsError, match=r"\[3\]"):
+        weighted_mean(updates, WEIGHTS)
+
+
+def test_weights_are_added_up_in_the_given_order() -> None:
+    """As a stream adds them, and not more exactly."""
+    rng = np.random.default_rng(3)
+    rows, weights = rng.standard_normal((200, 5)).astype(np.float32), rng.uniform(1e-12, 1e12, 200)
+    mean = StreamingMean(5)
+    for row, weight in zip(rows, weights, strict=True):
+        mean.add(row, weight)
+    assert weighted_mean(rows, weights).tobytes() == mean.result().tobytes()
+
+
 def test_a_sum_beyond_float32_is_refused() -> None:
     with pytest.raises(NumericsError, match="not finite"):
         weighted_mean(np.full((2, 3), 3e38, dtype=np.float32), np.ones(2))
