@@ -49,9 +49,13 @@ class Lines:
 
     def opened(self, now_s: float) -> None:
         """Begin with a round that has just opened."""
+        self._go_on()
+        self._asked_s = now_s
+
+    def _go_on(self) -> None:
         if self._said != "":
             self._keep("")
-        self._asked_s, self._said = now_s, ""
+        self._said = ""
 
     def waiting(self, state: EngineState, now_s: float) -> None:
         """Say what the run is waiting for, if that is due."""
@@ -69,6 +73,7 @@ class Lines:
 
     def closed(self, record: RoundRecord, seconds: float, bytes_up: int) -> None:
         """Say what a round brought, and which clusters go on as they are because too few devices are in them."""
+        self._go_on()
         report(self._run.run, record, seconds, bytes_up)
         if not record.declined.items() <= self._declined.items():
             facts = {"devices": declined_by(record.declined), "hint": "shoal-edge prints the reason on the device"}

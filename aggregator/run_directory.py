@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from aggregator.damage import readable
 from aggregator.store import BUSY_TIMEOUT_MS, DATABASE
-from support.files import write_atomic
+from support.files import write_atomic, write_failed
 
 WAITING_FILE: Final = "waiting.txt"
 """What an open round waits for, there as long as it waits: no state, so that it need not survive a power cut."""
@@ -43,13 +43,16 @@ def keep_waiting(directory: Path, line: str) -> None:
     """Leave ``line`` for whoever asks what the run waits for; nothing, where it goes on.
 
     Raises:
-        ConfigError: it can't be written.
+        ConfigError: it can't be written, or removed.
     """
     path = directory / WAITING_FILE
     if line:
         write_atomic(path, line.encode(), durable=False)
-    else:
+        return
+    try:
         path.unlink(missing_ok=True)
+    except OSError as error:
+        raise write_failed(path, error) from error
 
 
 def read_waiting(directory: Path) -> str:

@@ -1,8 +1,8 @@
 """The one seam between the protocol and the network: what a transport does, and the events it reports.
 
-Implementations are wire/mqtt.py (a real broker) and wire/loopback.py (in memory, virtual time). Both promise at-least-once
-delivery to the broker at most: an acknowledged publish is not a delivered one, so the protocol above acknowledges
-on its own and removes duplicates.
+Implementations are wire/mqtt.py (a real broker) and wire/loopback.py (in memory, virtual time). Both promise
+at-least-once delivery to the broker, or less at QoS 0, and nothing more: an acknowledged publish is not a delivered one, so
+the protocol above acknowledges on its own and removes duplicates.
 """
 
 from __future__ import annotations

@@ -57,6 +57,16 @@ def test_before_the_first_round_it_says_who_is_here(fleet):
     assert waiting(fleet) == ""
 
 
+def test_a_run_that_ends_leaves_nothing(fleet, tap):
+    """Also where its last round had to wait."""
+    fleet.run_until(lambda: len(fleet.records()) == 3, 10)
+    hold = tap.lose(client=fleet.client_id("dev-02"), ending="/up")
+    fleet.run_until(lambda: waiting(fleet), 10)
+    tap.forgive(hold)
+    fleet.run(100)
+    assert not list(fleet.stage.aggregator_dir.rglob("waiting.txt"))
+
+
 def test_what_a_killed_aggregator_left_is_gone_with_its_next_life(fleet, tap):
     tap.lose(client=fleet.client_id("dev-02"), ending="/up")
     fleet.run_until(lambda: fleet.now_s > 5, 10)
