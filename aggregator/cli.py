@@ -91,19 +91,15 @@ def serve(
 def status(directory: Directory, json: AsJson = False) -> None:
     """Print whether the aggregator is at work, every run's last closed round, and what the open one has long waited for."""
     from aggregator.membership import AggregatorMembership
-    from aggregator.run_directory import read_waiting
-    from aggregator.run_files import RunFiles, directory_of
+    from aggregator.run_files import RunFiles
     from support.locks import in_use
 
     member = AggregatorMembership(directory)
     refused: dict[str, str] = {}
-    runs = [_standing(member, run.plan) for run in RunFiles(member, refused.__setitem__).all()]
     serving, devices = in_use(directory), len(member.roster.active())
-    at_work = serving and runs and not runs[-1]["finished"]
-    waiting = read_waiting(directory_of(member, runs[-1]["run"])) if at_work else ""
+    runs = [_standing(member, run.plan, serving) for run in RunFiles(member, refused.__setitem__).all()]
     if json:
-        facts = {"fleet": member.fleet, "devices": devices, "serving": serving}
-        say_json({**facts, "runs": runs, "waiting": waiting, "refused": refused})
+        say_json({"fleet": member.fleet, "devices": devices, "serving": serving, "runs": runs, "refused": refused})
         return
     say(f"fleet {member.fleet}, devices: {devices}, runs: {len(runs)}, {'serving' if serving else 'not serving'}")
     for name, reason in refused.items():
@@ -115,8 +111,8 @@ def status(directory: Directory, json: AsJson = False) -> None:
         state = "finished" if r["finished"] else f"{r['closed']} of {r['rounds']} rounds closed"
         accuracy = f", accuracy {100 * r['accuracy']:.1f}%" if r["accuracy"] is not None else ""
         say(f"run {r['run']}: {r['algorithm']}, mask {r['mode']}, {state}{_clusters(r)}{accuracy}{_obstacle(r)}")
-    if waiting:
-        say(waiting)
+        if r["waiting"]:
+            say(f"run {r['run']} now: {r['waiting']}")
 
 
 def _clusters(r: dict[str, Any]) -> str:
@@ -132,15 +128,16 @@ def _obstacle(r: dict[str, Any]) -> str:
     return "".join(f"; {obstacle}" for obstacle in (declined_by(r["declined"]), *told) if obstacle)
 
 
-def _standing(member: AggregatorMembership, plan: RunPlan) -> dict[str, Any]:
+def _standing(member: AggregatorMembership, plan: RunPlan, serving: bool) -> dict[str, Any]:
     """Return how a run stands by its last closed round; "damage" says why that can't be told."""
     from aggregator.damage import readable
-    from aggregator.run_directory import read_records
+    from aggregator.run_directory import read_records, read_waiting
     from aggregator.run_files import directory_of
 
     run = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": plan.rounds}
     run["older"] = _older(member, plan)
     directory = directory_of(member, plan.run)
+    run["waiting"] = read_waiting(directory) if serving else ""
     try:
         records = read_records(directory)
         with readable(directory):

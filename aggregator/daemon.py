@@ -14,7 +14,7 @@ from aggregator.damage import readable
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.numerics.backend import Backend, select
 from aggregator.owner_mail import OwnerMail
-from aggregator.run_directory import read_generation, read_records
+from aggregator.run_directory import forget_waiting, read_generation, read_records
 from aggregator.run_files import RunFile, RunFiles, check_order, directory_of, log_refused
 from aggregator.service import RunService
 from aggregator.store import erase_updates
@@ -101,6 +101,7 @@ class Daemon:
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._events.put(None))
+        forget_waiting(self._membership.directory)
         self._mail.subscribe(self._transport)
         self._transport.start(require=True)
         LOG.info(

@@ -66,10 +66,10 @@ class Lines:
         if line == self._said and now_s < self._again_s:
             return
         self._pause_s = STATUS_AFTER_S if line != self._said else min(2 * self._pause_s, MOST_PAUSE_S)
+        LOG.info(line)
         if line != self._said:
             self._keep(line)
         self._said, self._again_s = line, now_s + self._pause_s
-        LOG.info(line)
 
     def closed(self, record: RoundRecord, seconds: float, bytes_up: int) -> None:
         """Say what a round brought, and which clusters go on as they are because too few devices are in them."""

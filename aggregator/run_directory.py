@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any, Final
 
 from aggregator.damage import readable
 from aggregator.store import BUSY_TIMEOUT_MS, DATABASE
-from support.files import write_atomic, write_failed
+from support.files import write_atomic
+from wire.errors import ConfigError
 
 WAITING_FILE: Final = "waiting.txt"
-"""What an open round waits for, there as long as it waits: no state, so that it need not survive a power cut."""
+"""What an open round waits for, there as long as it waits: for people only, so that nothing depends on it."""
+LOG = logging.getLogger("shoal.aggregator")
 
 
 def read_generation(directory: Path) -> int | None:
@@ -40,19 +43,21 @@ def read_plan(directory: Path) -> bytes | None:
 
 
 def keep_waiting(directory: Path, line: str) -> None:
-    """Leave ``line`` for whoever asks what the run waits for; nothing, where it goes on.
-
-    Raises:
-        ConfigError: it can't be written, or removed.
-    """
+    """Leave ``line`` for whoever asks what the run waits for; nothing, where it goes on. A full disk only keeps it back."""
     path = directory / WAITING_FILE
-    if line:
-        write_atomic(path, line.encode(), durable=False)
-        return
     try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise write_failed(path, error) from error
+        if line:
+            write_atomic(path, line.encode(), durable=False)
+        else:
+            path.unlink(missing_ok=True)
+    except (ConfigError, OSError) as error:
+        LOG.warning("status can't tell what the run waits for", extra={"kv": {"reason": error}})
+
+
+def forget_waiting(root: Path) -> None:
+    """Remove what an aggregator that was killed has left in the runs below its directory."""
+    for path in root.glob(f"run-*/{WAITING_FILE}"):
+        keep_waiting(path.parent, "")
 
 
 def read_waiting(directory: Path) -> str:
@@ -61,6 +66,8 @@ def read_waiting(directory: Path) -> str:
         return (directory / WAITING_FILE).read_text(errors="replace")
     except FileNotFoundError:
         return ""
+    except OSError as error:
+        return str(error)
 
 
 def _read(directory: Path, query: str) -> list[Any]:

@@ -388,4 +388,5 @@ class RunService:
 
     def close(self) -> None:
         """Close the store; what is retained on the broker stays there."""
+        keep_waiting(self._store.directory, "")
         self._store.close()

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from wire import limits
 from wire.frame import ChunkKind, split
 
 if TYPE_CHECKING:
     from crypto.seal.replay import HighWater
     from edge_client.state import DeviceState
-    from wire.transport import Transport
+    from wire.transport import Qos, Transport
 
 
 class Outbox:
     """One device's upload, sent to ``topic`` as often as it takes.
 
     The broker's acknowledgement of a chunk tells nothing of the aggregator, and costs both of them as much as a small
-    message. So the first sending asks for that of its last chunk alone, which stands for those before it; only what is
-    sent again is also kept by the broker for an aggregator that is away, chunk by chunk (docs/adr/0018).
+    message. So the first sending does without where all chunks of a fleet fit the aggregator's receive window: a broker
+    would hold none of them back at QoS 1 either. What is sent again is also kept for an aggregator that is away
+    (docs/adr/0018).
     """
 
     def __init__(self, files: DeviceState, transport: Transport, topic: str, sealed: bytes) -> None:
@@ -38,12 +40,13 @@ class Outbox:
         if self._sealed:
             self.keep(mark, transfer, b"")
 
-    def send(self, mark: HighWater, transfer: bytes, indices: tuple[int, ...] | None) -> None:
-        """Send the upload, or only these chunks of it."""
+    def send(self, mark: HighWater, transfer: bytes, indices: tuple[int, ...] | None, devices: int) -> None:
+        """Send the upload, or only these chunks of it, in a fleet of so many devices."""
         again, self._tried = self._tried == transfer, transfer
         size = self._transport.chunk_bytes
         chunks = split(
             self._sealed, kind=ChunkKind.UPLOAD, round=mark.round, chunk_bytes=size, indices=indices, name=transfer
         )
-        for i, chunk in enumerate(chunks):
-            self._transport.publish(self._topic, chunk, qos=1 if again or i == len(chunks) - 1 else 0)
+        qos: Qos = 1 if again or devices * len(chunks) > limits.RECEIVE_MAXIMUM else 0
+        for chunk in chunks:
+            self._transport.publish(self._topic, chunk, qos=qos)

@@ -356,7 +356,10 @@ class DeviceRuntime:
             case agent.CancelWork():
                 self._worker.cancel()
             case agent.Send(_, chunks):
-                self._outbox.send(self._state.mark, self._state.transfer, chunks)
+                # What the aggregator misses may still be on its way over a slow link.
+                if chunks is None or not self._transport.pending():
+                    devices = len(self._membership.roster.active())
+                    self._outbox.send(self._state.mark, self._state.transfer, chunks, devices)
             case agent.SetTimer(within_s):
                 self._timer_s = self._now_s + within_s * (0.5 + 0.5 * self._uniform())
             case agent.ClearTimer():

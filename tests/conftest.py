@@ -4,11 +4,16 @@ import functools
 import signal
 
 import pytest
+from hypothesis import settings
 
 from tests.helpers.tasks import logistic_bundle
 
 # A shell starts background jobs with SIGINT ignored, and programs under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes is the machine's matter.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

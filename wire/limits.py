@@ -66,6 +66,9 @@ RESEND_BASE_S: Final = 1.0
 
 RESEND_CAP_S: Final = 60.0
 
+RECEIVE_MAXIMUM: Final = 64
+"""Publishes at QoS 1 that a broker may send us ahead of our acknowledgements (MQTT 5 only); it holds back the rest."""
+
 RECONNECT_MIN_S: Final = 1
 RECONNECT_MAX_S: Final = 60
 

@@ -304,7 +304,7 @@ class LoopbackTransport:
             self.asked_offline[topic_filter] = None
 
     def pending(self) -> int:
-        """Return how many publishes the broker has not acknowledged or, at QoS 0, the network has not taken."""
+        """Return how many publishes the broker has not acknowledged; those at QoS 0 count until it has received them."""
         return len(self._queue) + self._unsettled
 
     def close(self) -> None:

@@ -204,7 +204,7 @@ class MqttTransport:
         self._request(topic_filter, wanted=False)
 
     def pending(self) -> int:
-        """Return how many publishes the broker has not acknowledged or, at QoS 0, the network has not taken."""
+        """Return how many publishes the broker has not acknowledged; those at QoS 0 count until its machine has received them."""
         with self._lock:
             return len(self._queue) + self._link.inflight
 

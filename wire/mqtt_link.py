@@ -6,12 +6,16 @@ its ``loop_read``, ``loop_write`` and ``loop_misc`` are meant for a loop like ou
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import select
 import socket
 import ssl
 import struct
+import sys
+import termios
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
@@ -31,9 +35,6 @@ _log = logging.getLogger(__name__)
 
 WINDOW: Final = 32
 """Publishes inside paho at a time: 4 MB of 120 KiB chunks, enough for 1 Gbit/s over 30 ms of delay."""
-
-RECEIVE_MAXIMUM: Final = 64
-"""Publishes the broker may send ahead of our acknowledgements (MQTT 5 only)."""
 
 TCP_TIMEOUT_S: Final = 5.0
 """TCP and TLS handshakes that take longer have failed."""
@@ -108,7 +109,8 @@ class Link:
         self._events = events
         self._window = WINDOW
         self._inflight: dict[int, int] = {}
-        self._unassured: set[int] = set()
+        self._once: deque[tuple[int, int]] = deque()
+        self._draining = False
         self._opened_before = False
         self._client = self._make_client()
 
@@ -119,13 +121,15 @@ class Link:
 
     @property
     def inflight(self) -> int:
-        """Publishes that the broker has not acknowledged or, at QoS 0, the network has not taken."""
-        return len(self._inflight)
+        """Publishes that the broker has not acknowledged; those at QoS 0 count until its machine has received them all."""
+        if self._draining and not _unreceived_bytes(self._client.socket()):
+            self._draining = False
+        return len(self._inflight) + len(self._once) + self._draining
 
     @property
     def has_room(self) -> bool:
         """Whether another publish may be handed over."""
-        return self.online and len(self._inflight) < self._window
+        return self.online and len(self._inflight) + len(self._once) < self._window
 
     def open(self) -> bool:
         """Connect the socket and send the greeting; what was in flight is resent once the broker accepts.
@@ -135,15 +139,16 @@ class Link:
         """
         self.online = self.was_online = self.greeted = False
         self.reason, self.reason_code = "", None
-        for mid in tuple(self._unassured):
-            self._settle(mid)
+        self._draining = False
+        while self._once:
+            self._events.on_settled(self._once.popleft()[1])
         if not self._opened_before:
             self._opened_before = True
             address = self._options.address
             if self._is_v5:
                 greeting = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
                 greeting.SessionExpiryInterval = self._options.session_expiry_s
-                greeting.ReceiveMaximum = RECEIVE_MAXIMUM
+                greeting.ReceiveMaximum = limits.RECEIVE_MAXIMUM
                 greeting.MaximumPacketSize = limits.MAX_PACKET_BYTES
                 self._client.connect_async(
                     address.host, address.port, limits.KEEPALIVE_S, clean_start=False, properties=greeting
@@ -203,9 +208,10 @@ class Link:
         info = self._client.publish(message.topic, message.payload, qos=message.qos, retain=message.retain)
         if info.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
             return False
-        self._inflight[info.mid] = len(message.payload)
         if message.qos == 0:
-            self._unassured.add(info.mid)
+            self._once.append((info.mid, len(message.payload)))
+        else:
+            self._inflight[info.mid] = len(message.payload)
         return True
 
     def subscribe(self, filters: Iterable[str], *, only_new: bool = False) -> None:
@@ -298,13 +304,11 @@ class Link:
     def _on_publish(self, _client: Client, _data: Any, mid: int, code: ReasonCode, _properties: Properties) -> None:
         if code.is_failure:
             _log.error("the broker refused a publish: %s", code)
-        self._settle(mid)
-
-    def _settle(self, mid: int) -> None:
-        self._unassured.discard(mid)
-        size = self._inflight.pop(mid, None)
-        if size is not None:
-            self._events.on_settled(size)
+        if self._once and self._once[0][0] == mid:
+            self._draining = True
+            self._events.on_settled(self._once.popleft()[1])
+        elif mid in self._inflight:
+            self._events.on_settled(self._inflight.pop(mid))
 
     def _on_subscribe(
         self, _client: Client, _data: Any, _mid: int, codes: list[ReasonCode], _properties: Properties | None
@@ -312,6 +316,16 @@ class Link:
         for code in codes:
             if code.is_failure:
                 _log.error("the broker refused a subscription: %s", code)
+
+
+def _unreceived_bytes(sock: Any) -> int:
+    """Return how many bytes the system holds that the other end's system has not acknowledged; none without a connection."""
+    count = bytearray(4)
+    try:
+        fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, count)
+    except (AttributeError, OSError, ValueError):
+        return 0
+    return int.from_bytes(count, sys.byteorder)
 
 
 def _no_delay(_client: Client, _data: Any, sock: Any) -> None:

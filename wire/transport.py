@@ -20,8 +20,7 @@ PACKET_OVERHEAD_BYTES: Final = 16
 Qos = Literal[0, 1]
 """MQTT's quality of service: 1 is sent until the broker has acknowledged it; 0 is sent once, and lost with the connection.
 
-A message at 0 also passes by a subscriber that is away. Both arrive in the order of publishing where nothing is lost, so
-the acknowledgement of one at 1 tells that the broker has been through all that went before it on that connection.
+A message at 0 also passes by a subscriber that is away, and overtakes those at 1 that a broker holds back for a busy one.
 """
 
 Will = tuple[str, bytes]
@@ -98,7 +97,7 @@ class Transport(Protocol):
         """No longer receive ``topic_filter``."""
 
     def pending(self) -> int:
-        """Return how many publishes the broker has not acknowledged or, at QoS 0, the network has not taken."""
+        """Return how many publishes the broker has not acknowledged; those at QoS 0 count until its machine has received them."""
 
     def close(self) -> None:
         """Flush what is queued for a bounded time, say goodbye (no will is published) and release everything."""

@@ -140,7 +140,7 @@ def test_a_devices_status_before_its_first_round(call, fleet):
 def test_the_aggregators_status_before_its_first_run(call, fleet):
     """It knows the fleet, and that there is nothing to do."""
     data = call("shoal-aggregator", "status", "server", "--json").data
-    assert data == {"fleet": "reef", "devices": 1, "serving": False, "runs": [], "waiting": "", "refused": {}}
+    assert data == {"fleet": "reef", "devices": 1, "serving": False, "runs": [], "refused": {}}
 
 
 def test_a_task_is_compiled_and_a_run_signed_and_listed(call, fleet):

@@ -2,10 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from aggregator.cli import app
+from aggregator.run_directory import WAITING_FILE, forget_waiting
+from fleet.run import RunOptions
 from support.locks import exclusive
 from tests.helpers.fleets import Wiretap, make_fleet
 
@@ -18,7 +21,7 @@ def status(fleet, *options):
 
 
 def waiting(fleet):
-    return json.loads(status(fleet, "--json"))["data"]["waiting"]
+    return json.loads(status(fleet, "--json"))["data"]["runs"][0]["waiting"]
 
 
 @pytest.fixture
@@ -40,7 +43,7 @@ def test_a_round_that_waits_says_for_whom_until_it_goes_on(fleet, tap):
     assert waiting(fleet) == ""
     fleet.run_until(lambda: waiting(fleet), 10)
     assert waiting(fleet) == "round 2: 2 of 3, waiting for dev-02"
-    assert status(fleet).splitlines()[-1] == "round 2: 2 of 3, waiting for dev-02"
+    assert status(fleet).splitlines()[-1] == "run 1 now: round 2: 2 of 3, waiting for dev-02"
     tap.forgive(hold)
     fleet.run_until(lambda: len(fleet.records()) == 2, 100)
     assert waiting(fleet) == ""
@@ -65,6 +68,33 @@ def test_a_run_that_ends_leaves_nothing(fleet, tap):
     tap.forgive(hold)
     fleet.run(100)
     assert not list(fleet.stage.aggregator_dir.rglob("waiting.txt"))
+
+
+def test_a_run_in_the_queue_hides_nothing(fleet, tap):
+    tap.lose(client=fleet.client_id("dev-02"), ending="/up")
+    fleet.run_until(lambda: waiting(fleet), 10)
+    fleet.stage.add_run(fleet.bundle, np.zeros((1, fleet.plan.length), np.float32), RunOptions("fedavg", rounds=2))
+    assert [line[:10] for line in status(fleet).splitlines()[1:]] == ["run 1: fed", "run 1 now:", "run 2: fed"]
+
+
+def test_what_cannot_be_written_is_no_reason_to_end(fleet, tap, caplog):
+    """A directory where the file belongs stands for whatever is in the way."""
+    (path,) = fleet.stage.aggregator_dir.glob("run-*")
+    (path / WAITING_FILE).mkdir()
+    hold = tap.lose(client=fleet.client_id("dev-02"), ending="/up")
+    fleet.run_until(lambda: fleet.now_s > 5, 10)
+    assert "Is a directory" in waiting(fleet)
+    assert {r.getMessage() for r in caplog.records} >= {"status can't tell what the run waits for"}
+    tap.forgive(hold)
+    fleet.run(100)
+
+
+def test_what_a_killed_aggregator_left_can_be_removed(fleet, tap):
+    """Also in runs that nobody will serve again."""
+    tap.lose(client=fleet.client_id("dev-02"), ending="/up")
+    fleet.run_until(lambda: waiting(fleet), 10)
+    forget_waiting(fleet.stage.aggregator_dir)
+    assert waiting(fleet) == ""
 
 
 def test_what_a_killed_aggregator_left_is_gone_with_its_next_life(fleet, tap):
