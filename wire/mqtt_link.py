@@ -110,7 +110,7 @@ class Link:
         self._window = WINDOW
         self._inflight: dict[int, int] = {}
         self._once: deque[tuple[int, int]] = deque()
-        self._draining = False
+        self._sent_once = False
         self._opened_before = False
         self._client = self._make_client()
 
@@ -122,9 +122,8 @@ class Link:
     @property
     def inflight(self) -> int:
         """Publishes that the broker has not acknowledged; those at QoS 0 count until its machine has received them all."""
-        if self._draining and not _unreceived_bytes(self._client.socket()):
-            self._draining = False
-        return len(self._inflight) + len(self._once) + self._draining
+        on_its_way = self._sent_once and _unreceived_bytes(self._client.socket()) > 0
+        return len(self._inflight) + len(self._once) + on_its_way
 
     @property
     def has_room(self) -> bool:
@@ -139,7 +138,7 @@ class Link:
         """
         self.online = self.was_online = self.greeted = False
         self.reason, self.reason_code = "", None
-        self._draining = False
+        self._sent_once = False
         while self._once:
             self._events.on_settled(self._once.popleft()[1])
         if not self._opened_before:
@@ -305,7 +304,7 @@ class Link:
         if code.is_failure:
             _log.error("the broker refused a publish: %s", code)
         if self._once and self._once[0][0] == mid:
-            self._draining = True
+            self._sent_once = True
             self._events.on_settled(self._once.popleft()[1])
         elif mid in self._inflight:
             self._events.on_settled(self._inflight.pop(mid))

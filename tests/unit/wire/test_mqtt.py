@@ -301,6 +301,34 @@ def test_at_qos_0_nothing_is_waited_for(
     transport.publish("t", bytes(400))
 
 
+def test_at_qos_0_a_publish_counts_until_the_brokers_machine_has_it(
+    broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
+) -> None:
+    """What has left the program may lie in the system's buffer for long: a slow link is not idle."""
+    read = threading.Event()
+
+    def script(connection: socket.socket, version: int) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(ACCEPT_V5)
+        assert read.wait(5)
+        hold(connection)
+
+    transport, events = connect(broker(script).url)
+    transport.start()
+    assert isinstance(events.get(timeout=5), Connected)
+    transport.publish("t", bytes(150_000), qos=0)
+    until_s = time.monotonic() + 5
+    while transport._link._once and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert not transport._link._once
+    time.sleep(0.1)
+    assert transport.pending() == 1
+    read.set()
+    while transport.pending() and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert transport.pending() == 0
+
+
 def test_what_a_lost_connection_had_not_taken_at_qos_0_is_given_up(
     broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
 ) -> None:
