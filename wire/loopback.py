@@ -8,7 +8,7 @@ one connection a client id.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -53,7 +53,7 @@ class LoopbackBroker:
         self.delivered = 0
         self._queue_offline = queue_offline
         self._sessions: dict[str, _Session] = {}
-        self._losses: Counter[str] = Counter()
+        self._lost_s: dict[str, float] = {}
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
 
@@ -118,7 +118,7 @@ class LoopbackBroker:
         online = [session for session in self._sessions.values() if session.online]
         for session in self._sessions.values():
             session.online = False
-            self._losses[session.transport.client_id] += 1
+            self._lost_s[session.transport.client_id] = self.now_s
             if not keep:
                 session.filters.clear()
                 session.backlog.clear()
@@ -175,10 +175,10 @@ class LoopbackBroker:
 
     def submit(self, client: str, message: Message, settled: Callable[[], None], qos: Qos = 1) -> None:
         """Take a publish of ``client`` (``retained`` asks to retain it) on its way through the network to the broker."""
-        losses = self._losses[client]
+        sent_s = self.now_s
 
         def arrive() -> None:
-            if qos == 1 or self._losses[client] == losses:
+            if qos == 1 or not sent_s <= self._lost_s.get(client, -1.0) < self.now_s:
                 self._arrive(message, qos)
 
         delays = self._fate(Hop.UP, client, message)
@@ -194,7 +194,8 @@ class LoopbackBroker:
 
     def _part(self, session: _Session, *, graceful: bool) -> None:
         session.online = False
-        self._losses[session.transport.client_id] += not graceful
+        if not graceful:
+            self._lost_s[session.transport.client_id] = self.now_s
         will = session.transport.will
         if will is not None and not graceful:
             last_words = Message(will[0], will[1], retained=True)

@@ -81,13 +81,20 @@ def regions(pid):
             yield int(low, 16), int(high, 16)
 
 
+def contents(path):
+    """Return what is in a file; nothing where it is none, or a program at work has just erased it."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, IsADirectoryError):
+        return b""
+
+
 def found_in_files(paths, needles):
     """Return (file, name) of every needle (name -> bytes) that lies in one of the files."""
     return {
         (str(path), name)
         for path in paths
-        if path.is_file()
-        for data in [path.read_bytes()]
+        for data in [contents(path)]
         for name, needle in needles.items()
         if needle in data
     }
