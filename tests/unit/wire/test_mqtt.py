@@ -1,100 +1,28 @@
 """The MQTT transport against brokers that behave badly: each test scripts one on a socket."""
 
-import contextlib
 import logging
 import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
+from tests.helpers.scripted_broker import (
+    ACCEPT_V3,
+    ACCEPT_V5,
+    NOT_AUTHORIZED_V5,
+    REFUSE_VERSION_V3,
+    V3,
+    V5,
+    Script,
+    ScriptedBroker,
+    hold,
+)
 from wire.errors import BrokerUnreachableError, WireError
 from wire.mqtt import SHORT_LIVES, MqttTransport, backoff_s
 from wire.transport import Connected, Disconnected, Message, TakenOver, TransportEvent
-
-ACCEPT_V3 = bytes([0x20, 2, 0, 0])
-ACCEPT_V5 = bytes([0x20, 3, 0, 0, 0])
-REFUSE_VERSION_V3 = bytes([0x20, 2, 0, 1])
-NOT_AUTHORIZED_V5 = bytes([0x20, 3, 0, 0x87, 0])
-V3, V5 = 4, 5
-
-Script = Callable[[socket.socket, int], None]
-
-
-class ScriptedBroker:
-    """Accepts connections, reads the greeting and hands the socket and the client's MQTT version to a script."""
-
-    def __init__(self, script: Script) -> None:
-        self.versions: list[int] = []
-        self.clean: list[bool] = []
-        self._script = script
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.url = f"mqtt://127.0.0.1:{self._server.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._server.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        with connection:
-            greeting = connection.recv(65536)
-            if len(greeting) > 8:
-                self.versions.append(greeting[8])
-                self.clean.append(bool(greeting[9] & 2))
-                self._script(connection, greeting[8])
-
-    def close(self) -> None:
-        self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-
-
-def hold(connection: socket.socket) -> None:
-    """Read until the client goes, in good order or not."""
-    with contextlib.suppress(ConnectionResetError):
-        while connection.recv(65536):
-            pass
-
-
-@pytest.fixture
-def broker() -> Iterator[Callable[[Script], ScriptedBroker]]:
-    made: list[ScriptedBroker] = []
-
-    def make(script: Script) -> ScriptedBroker:
-        made.append(ScriptedBroker(script))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-@pytest.fixture
-def connect() -> Iterator[Callable[..., tuple[MqttTransport, "queue.Queue[TransportEvent]"]]]:
-    made: list[MqttTransport] = []
-
-    def make(url: str, **options: object) -> tuple[MqttTransport, "queue.Queue[TransportEvent]"]:
-        events: queue.Queue[TransportEvent] = queue.Queue()
-        transport = MqttTransport(
-            url,
-            "client-1",
-            events.put,
-            reconnect_min_s=0.01,
-            reconnect_max_s=0.05,
-            **options,  # type: ignore[arg-type]
-        )
-        made.append(transport)
-        return transport, events
-
-    yield make
-    for transport in made:
-        transport.close()
 
 
 def hang_up(connection: socket.socket, version: int) -> None:
@@ -271,99 +199,6 @@ def test_the_brokers_own_limits_are_kept(
     assert transport.pending() == 5
     with pytest.raises(WireError, match="limit of 100"):
         transport.publish("t", bytes(100))
-
-
-def test_at_qos_0_nothing_is_waited_for(
-    broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
-) -> None:
-    """Neither the window nor the queue counts what the broker's machine has received."""
-    received = bytearray()
-    everything = threading.Event()
-
-    def script(connection: socket.socket, version: int) -> None:
-        connection.sendall(ACCEPT_V5)
-        while received.count(publish) < 100:
-            received.extend(connection.recv(65536))
-        everything.set()
-        hold(connection)
-
-    publish = bytes([0x30, 8, 0, 1]) + b"t" + bytes([0]) + b"once"
-    transport, events = connect(broker(script).url, max_queued_bytes=400)
-    transport.start()
-    assert isinstance(events.get(timeout=5), Connected)
-    for _ in range(100):
-        transport.publish("t", b"once", qos=0)
-    assert everything.wait(5)
-    until_s = time.monotonic() + 5
-    while transport.pending() and time.monotonic() < until_s:
-        time.sleep(0.01)
-    assert transport.pending() == 0
-    transport.publish("t", bytes(400))
-
-
-def test_at_qos_0_a_publish_counts_until_the_brokers_machine_has_it(
-    broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
-) -> None:
-    """What has left the program may lie in the system's buffer for long: a slow link is not idle."""
-    read = threading.Event()
-
-    def script(connection: socket.socket, version: int) -> None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.sendall(ACCEPT_V5)
-        assert read.wait(5)
-        hold(connection)
-
-    transport, events = connect(broker(script).url)
-    transport.start()
-    assert isinstance(events.get(timeout=5), Connected)
-    transport.publish("t", bytes(150_000), qos=0)
-    until_s = time.monotonic() + 5
-    while transport._link._once and time.monotonic() < until_s:
-        time.sleep(0.01)
-    assert not transport._link._once
-    time.sleep(0.1)
-    assert transport.pending() == 1
-    read.set()
-    while transport.pending() and time.monotonic() < until_s:
-        time.sleep(0.01)
-    assert transport.pending() == 0
-
-
-def test_what_a_lost_connection_had_not_taken_at_qos_0_is_given_up(
-    broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
-) -> None:
-    """It is not sent again, its bytes are free for others, and what was to be acknowledged still comes."""
-    full, received = threading.Event(), bytearray()
-
-    def script(connection: socket.socket, version: int) -> None:
-        if len(one.versions) == 1:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.sendall(ACCEPT_V5)
-            assert full.wait(5)
-            return
-        connection.sendall(ACCEPT_V5)
-        while b"assured" not in received:
-            received.extend(connection.recv(65536))
-        received.extend(b"end")
-        hold(connection)
-
-    one = broker(script)
-    transport, events = connect(one.url, max_queued_bytes=16 << 20)
-    transport.start()
-    assert isinstance(events.get(timeout=5), Connected)
-    for _ in range(31):
-        transport.publish("t", b"once" * (1 << 17), qos=0)
-    transport.publish("t", b"assured")
-    time.sleep(0.2)
-    assert transport.pending() > 1
-    full.set()
-    until_s = time.monotonic() + 10
-    while not received.endswith(b"end") and time.monotonic() < until_s:
-        time.sleep(0.01)
-    assert b"once" not in received
-    assert transport.pending() == 1
-    for _ in range(31):  # 15.5 MB of the 16 that may wait
-        transport.publish("t", bytes(1 << 19))
 
 
 def test_only_what_was_asked_for_anew_is_sent_anew_after_a_reconnection(
