@@ -1,0 +1,34 @@
+"""What a device gets when it installs Shoal: the packages, and nothing that is of use in the repository only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PACKAGES: Final = {"wire", "support", "crypto", "edge_client", "aggregator", "fleet", "benchmarks"}
+MAX_WHEEL_BYTES: Final = 3 << 20
+"""All files of the wheel before compression: an edge-only install has 195 MB, and other people's libraries take 190."""
+
+
+@pytest.fixture(scope="module")
+def shipped() -> dict[str, Path]:
+    """The wheel's files: where each is installed, and where it comes from."""
+    return {f.distribution_path: Path(f.path) for f in WheelBuilder(str(ROOT)).recurse_included_files()}
+
+
+def test_the_wheel_holds_every_module(shipped: dict[str, Path]) -> None:
+    modules = {str(p.relative_to(ROOT)) for package in PACKAGES for p in (ROOT / package).rglob("*.py")}
+    assert modules <= set(shipped)
+
+
+def test_the_wheel_holds_nothing_else_of_the_repository(shipped: dict[str, Path]) -> None:
+    assert {name.split("/")[0] for name in shipped} == PACKAGES
+    assert [name for name in shipped if name.startswith("benchmarks/results/")] == []
+
+
+def test_the_wheel_is_small(shipped: dict[str, Path]) -> None:
+    assert sum(path.stat().st_size for path in shipped.values()) < MAX_WHEEL_BYTES
