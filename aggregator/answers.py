@@ -12,7 +12,8 @@ from wire.documents import RunPlan
 from wire.frame import parse
 from wire.messages import Action
 
-ANSWERS_REMEMBERED: Final = 4096
+ANSWERS_REMEMBERED: Final = 16_384
+"""Some rounds of a large fleet: a device whose answer is forgotten has to send its upload again to get it."""
 
 
 class Answers:
@@ -50,6 +51,18 @@ class Answers:
             self._owed.discard((device, round_))
         self._publisher.answer(member, self._run, round_, transfer, action, reason)
 
+    def given(self, device: str, transfer: bytes) -> bool:
+        """Whether ``device`` was answered this transfer, as far as we remember."""
+        return (device, transfer) in self._given
+
+    def again(self, device: str, round_: int, transfer: bytes) -> bool:
+        """Answer again if ``transfer`` was answered; return whether it was."""
+        action = self._given.get((device, transfer))
+        member = self._membership.roster.device(device)
+        if action is not None and member is not None:
+            self._publisher.answer(member, self._run, round_, transfer, action)
+        return action is not None
+
     def repeat(self, device: str, chunk: bytes) -> bool:
         """Answer again if ``chunk`` is of what was answered, once for each time it is the first; return whether it is.
 
@@ -57,10 +70,8 @@ class Answers:
             WireError: it is not a chunk.
         """
         header, _ = parse(chunk)
-        action = self._given.get((device, header.transfer_id))
-        if action is None:
+        if not self.given(device, header.transfer_id):
             return False
-        member = self._membership.roster.device(device)
-        if header.index == 0 and member is not None:
-            self._publisher.answer(member, self._run, header.round, header.transfer_id, action)
+        if header.index == 0:
+            self.again(device, header.round, header.transfer_id)
         return True

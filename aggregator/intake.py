@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -17,11 +17,13 @@ from crypto.seal.identity import Identity
 from wire.codec import decode
 from wire.documents import Roster, RunPlan
 from wire.errors import ShoalError, UntrustedError, WireError
-from wire.messages import Decline, Obstacle, Upload
+from wire.messages import Decline, Obstacle, Reminder, Upload
 from wire.reassembly import Transfer
 
 UPLOAD_PURPOSE: Final = "upload"
 DECLINE_PURPOSE: Final = "decline"
+REMINDER_PURPOSE: Final = "reminder"
+N = TypeVar("N", Decline, Reminder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +75,23 @@ class Intake:
         Raises:
             ShoalError: unknown device, not sealed to us, forged, malformed, or of another run.
         """
-        message, body = self._open(device, transfer, roster, DECLINE_PURPOSE)
-        if body:
-            raise WireError(f"{len(body)} bytes behind a decline")
-        decline = decode(message, Decline)
-        if (decline.fleet, decline.device) != (self._run.fleet, device):
-            raise UntrustedError(f"{decline.device!r} of {decline.fleet!r} declines on {device}'s topic")
-        if decline.run_id != self._run.run_id:
-            raise UntrustedError("a device declines a round of another run")
+        decline = self._note(device, transfer, roster, DECLINE_PURPOSE, Decline)
         return Declined(device, decline.nonce, Obstacle(decline.obstacle))
+
+    def reminder(self, device: str, transfer: Transfer, roster: Roster) -> Reminder:
+        """Return the reminder that ``device`` sent; arguments and errors are those of `declined`."""
+        return self._note(device, transfer, roster, REMINDER_PURPOSE, Reminder)
+
+    def _note(self, device: str, transfer: Transfer, roster: Roster, purpose: str, kind: type[N]) -> N:
+        message, body = self._open(device, transfer, roster, purpose)
+        if body:
+            raise WireError(f"{len(body)} bytes behind a {purpose}")
+        note = decode(message, kind)
+        if (note.fleet, note.device) != (self._run.fleet, device):
+            raise UntrustedError(f"a {purpose} by {note.device!r} of {note.fleet!r} on {device}'s topic")
+        if note.run_id != self._run.run_id:
+            raise UntrustedError(f"a {purpose} for another run")
+        return note
 
     def _open(self, device: str, transfer: Transfer, roster: Roster, purpose: str) -> tuple[memoryview, memoryview]:
         member = roster.device(device)

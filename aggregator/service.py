@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.answers import Answers
+from aggregator.asking import Asking
 from aggregator.damage import readable
 from aggregator.engine import Engine, Verdict
 from aggregator.events import (
@@ -96,6 +97,7 @@ class RunService:
         self._publisher = Publisher(membership.identity, membership.group, transport, directory / "retained.json")
         self.answers = Answers(self._publisher, membership, run)
         self._chunks = Reassembler()
+        self._asking = Asking(self._chunks, self._landing, self.answers, self._publisher, membership, run)
         self._mail = OwnerMail(membership)
         self._presences = Presences(membership)
         self._deferred: list[Event] = []
@@ -206,6 +208,9 @@ class RunService:
             transfer = self._chunks.add(parsed.device, payload, now_s)
             if transfer is not None and transfer.kind is ChunkKind.DECLINE:
                 self._feed(self._intake.declined(parsed.device, transfer, self._membership.roster), now_s)
+            elif transfer is not None and transfer.kind is ChunkKind.REMINDER:
+                reminder = self._intake.reminder(parsed.device, transfer, self._membership.roster)
+                self._asking.remind(reminder, self._state.received, now_s)
             elif transfer is not None:
                 self._on_upload(parsed.device, transfer, now_s)
 
@@ -263,10 +268,7 @@ class RunService:
         if self._deadline_s is not None and now_s >= self._deadline_s:
             self._deadline_s = None
             self._feed(DeadlinePassed(self._state.round, self._state.step), now_s)
-        for stalled in self._chunks.stalled(now_s):
-            member = self._membership.roster.device(stalled.source)
-            if member is not None:
-                self._publisher.ask_again(member, self._run, stalled.round, stalled.transfer_id, stalled.missing)
+        self._asking.tick(now_s)
         self._chunks.expire(now_s)
         if not self.finished:
             self._lines.waiting(self._state, now_s)

@@ -38,7 +38,7 @@ class AgentState:
         generation: roster sequence of the secrets that the epoch is made with.
         announcement, order: the round that it is in, and its part.
         models: topic label -> transfer id of the models at hand.
-        transfer: id of its sealed upload; sent: of which round; attempt: resends so far.
+        transfer: id of its sealed upload; sent: of which round; attempt: reminders so far.
         answered: that upload need not be sent again, also after a restart: it was a final round's, and was answered.
         done: the upload of the announced round was answered.
     """
@@ -113,7 +113,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """The time to send again has come."""
+    """The upload has gone unanswered for long enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +146,18 @@ class CancelWork:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send the kept upload, or only these chunks of it."""
+    """Send the kept upload for the first time, or these chunks of it, which were asked for."""
 
     transfer: bytes
     chunks: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Remind:
+    """Make the aggregator answer the kept upload, or ask for what it misses of it."""
+
+    transfer: bytes
+    run_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +179,7 @@ class RunDone:
     plan: RunPlan
 
 
-Do = Follow | Work | CancelWork | Send | SetTimer | ClearTimer | RunDone
+Do = Follow | Work | CancelWork | Send | Remind | SetTimer | ClearTimer | RunDone
 Transition = tuple[AgentState, tuple[Do, ...]]
 
 
@@ -201,7 +209,7 @@ def step(state: AgentState, event: Event) -> Transition:
             if state.stage is not Stage.SENDING:
                 return state, ()
             attempt = 0 if isinstance(event, Reconnected) else state.attempt + 1
-            return dataclasses.replace(state, attempt=attempt), (Send(state.transfer), _timer(attempt))
+            return dataclasses.replace(state, attempt=attempt), (_remind(state), _timer(attempt))
 
 
 def _planned(state: AgentState, planned: Planned) -> Transition:
@@ -236,7 +244,7 @@ def _announced(state: AgentState, announcement: Announcement) -> Transition:
     if again and state.stage is Stage.SENDING:
         # The aggregator restarted: it may not have what we sent.
         state = dataclasses.replace(state, announcement=announcement, mark=mark, attempt=0)
-        return state, (Send(state.transfer), _timer(0))
+        return state, (_remind(state), _timer(0))
     if again and (state.stage is Stage.WORKING or state.done):
         return dataclasses.replace(state, announcement=announcement, mark=mark), ()
     stop: tuple[Do, ...] = () if state.stage is Stage.IDLE else (CancelWork(), ClearTimer())
@@ -250,9 +258,9 @@ def _announced(state: AgentState, announcement: Announcement) -> Transition:
         if state.answered:
             assert state.plan is not None
             return dataclasses.replace(state, done=True), (*stop, RunDone(state.plan))
-        # Sealed before a restart: the same bytes go out again.
+        # Sealed before a restart: the aggregator may have it.
         state = dataclasses.replace(state, stage=Stage.SENDING)
-        return state, (*stop, Send(state.transfer), _timer(0))
+        return state, (*stop, _remind(state), _timer(0))
     needed = tuple(sorted(ref.label for ref in needed_models(announcement, order)))
     kept = {label: t for label, t in state.models.items() if label in needed}
     state, do = _maybe_work(dataclasses.replace(state, stage=Stage.FETCHING, models=kept))
@@ -303,6 +311,12 @@ def _answered(state: AgentState, control: Control) -> Transition:
     return dataclasses.replace(state, answered=True), (ClearTimer(), RunDone(state.plan))
 
 
+def _remind(state: AgentState) -> Remind:
+    assert state.plan is not None
+    return Remind(state.transfer, state.plan.run_id)
+
+
 def _timer(attempt: int) -> SetTimer:
     """Full jitter: anywhere within a bound that doubles up to a cap."""
-    return SetTimer(min(limits.RESEND_CAP_S, limits.RESEND_BASE_S * 2.0 ** min(attempt + 1, 10)))
+    cap_s = limits.REMIND_CAP_S if attempt < limits.REMINDERS_SOON else limits.REMIND_LATE_CAP_S
+    return SetTimer(min(cap_s, limits.REMIND_BASE_S * 2.0 ** min(attempt + 1, 10)))

@@ -9,12 +9,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from crypto.seal.envelope import parcel_for_member
-from crypto.seal.roster import aggregator_of
-from wire.codec import encode
 from wire.errors import DataError, IntegrityError, ShoalError, TaskError, UntrustedError
-from wire.frame import ChunkKind, split
-from wire.messages import Decline, Obstacle, Sealed
+from wire.messages import Obstacle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,8 +18,8 @@ if TYPE_CHECKING:
     from crypto.seal.replay import HighWater
     from edge_client.enrolment import DeviceMembership
     from edge_client.following import Following
+    from edge_client.notes import Notes
     from wire.messages import Announcement
-    from wire.transport import Transport
 
 
 def obstacle_of(error: ShoalError) -> Obstacle:
@@ -40,12 +36,11 @@ def obstacle_of(error: ShoalError) -> Obstacle:
 
 
 class Declining:
-    """Tells the aggregator on ``topic`` that a device can't do its part, once for each time that it is asked."""
+    """Tells the aggregator that a device can't do its part, once for each time that it is asked."""
 
-    def __init__(self, membership: DeviceMembership, transport: Transport, topic: str) -> None:
+    def __init__(self, membership: DeviceMembership, notes: Notes) -> None:
         self._membership = membership
-        self._transport = transport
-        self._topic = topic
+        self._notes = notes
         self._refused: tuple[bytes, ShoalError] | None = None
         self._last: tuple[bytes, ShoalError] | None = None
 
@@ -85,11 +80,5 @@ class Declining:
         """Say that no upload will come for an announcement, unless none was asked for."""
         if announcement.order_for(self._membership.index) is None:
             return
-        member = self._membership
-        aggregator = aggregator_of(member.roster)
         self._last = announcement.nonce, error
-        said = Decline(member.fleet, member.name, announcement.run_id, announcement.nonce, int(obstacle_of(error)))
-        head = Sealed(member.fleet, "decline", member.name, aggregator.name)
-        parcel = parcel_for_member(member.identity, aggregator.seal_key, head, encode(said))
-        for chunk in split(parcel.payload, kind=ChunkKind.DECLINE, round=announcement.round, name=parcel.transfer_id):
-            self._transport.publish(self._topic, chunk)
+        self._notes.decline(announcement, obstacle_of(error))

@@ -5,30 +5,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wire import limits
-from wire.frame import ChunkKind, split
+from wire.frame import ChunkKind, Fingerprint, chunk_count, split
 
 if TYPE_CHECKING:
     from crypto.seal.replay import HighWater
+    from edge_client.notes import Notes
     from edge_client.state import DeviceState
     from wire.transport import Qos, Transport
 
 
 class Outbox:
-    """One device's upload, sent to ``topic`` as often as it takes.
+    """One device's upload: sent to ``topic`` once, and after that what the aggregator asks for.
 
     The broker's acknowledgement of a chunk tells nothing of the aggregator, and costs both of them as much as a small
     message. So the first sending does without where all chunks of a fleet fit the aggregator's receive window: a broker
-    would hold none of them back at QoS 1 either. What is sent again is also kept for an aggregator that is away
-    (docs/adr/0018).
+    would hold none of them back at QoS 1 either (docs/adr/0018). What is asked for is also kept for an aggregator that is
+    away.
+
+    Args:
+        files: keep the upload.
+        transport: takes its chunks.
+        notes: take the reminders of it.
+        topic: of the device's uploads.
+        sealed: what an earlier life has left; empty if nothing.
     """
 
-    def __init__(self, files: DeviceState, transport: Transport, topic: str, sealed: bytes) -> None:
-        """Take up what an earlier life has ``sealed``; empty where it has not."""
+    def __init__(self, files: DeviceState, transport: Transport, notes: Notes, topic: str, sealed: bytes) -> None:
         self._files = files
         self._transport = transport
+        self._notes = notes
         self._topic = topic
         self._sealed = sealed
-        self._tried = b""
+        self._handed = False
 
     def keep(self, mark: HighWater, transfer: bytes, sealed: bytes) -> None:
         """Keep an upload, durably."""
@@ -40,13 +48,27 @@ class Outbox:
         if self._sealed:
             self.keep(mark, transfer, b"")
 
-    def send(self, mark: HighWater, transfer: bytes, indices: tuple[int, ...] | None, devices: int) -> None:
-        """Send the upload, or only these chunks of it, in a fleet of so many devices."""
-        again, self._tried = self._tried == transfer, transfer
+    def send(self, mark: HighWater, transfer: bytes, asked: tuple[int, ...] | None, devices: int) -> None:
+        """Send the upload for the first time in a fleet of so many devices, or the chunks that were ``asked`` for.
+
+        Those may still be on their way over a slow link; then nothing is sent. After a reminder they are not: all that still waits
+        for the broker's acknowledgement then is the reminder.
+        """
+        if asked is not None and not self._handed and self._transport.pending():
+            return
+        self._handed = False
         size = self._transport.chunk_bytes
         chunks = split(
-            self._sealed, kind=ChunkKind.UPLOAD, round=mark.round, chunk_bytes=size, indices=indices, name=transfer
+            self._sealed, kind=ChunkKind.UPLOAD, round=mark.round, chunk_bytes=size, indices=asked, name=transfer
         )
-        qos: Qos = 1 if again or devices * len(chunks) > limits.RECEIVE_MAXIMUM else 0
+        qos: Qos = 0 if asked is None and devices * len(chunks) <= limits.RECEIVE_MAXIMUM else 1
         for chunk in chunks:
             self._transport.publish(self._topic, chunk, qos=qos)
+
+    def remind(self, mark: HighWater, transfer: bytes, run_id: bytes) -> None:
+        """Make the aggregator answer, or ask for what it misses; nothing while that is still on its way to the broker."""
+        if self._transport.pending():
+            return
+        self._handed = True
+        count = chunk_count(len(self._sealed), self._transport.chunk_bytes)
+        self._notes.remind(run_id, mark.round, transfer, Fingerprint.of(self._sealed).signed, count)

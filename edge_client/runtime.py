@@ -18,6 +18,7 @@ from edge_client.following import Following
 from edge_client.inventory import Inventory
 from edge_client.manifest import TaskManifest
 from edge_client.model_feed import REFETCH_S, WAITING_S, ModelFeed
+from edge_client.notes import Notes
 from edge_client.outbox import Outbox
 from edge_client.package import Run
 from edge_client.presence import Attendance
@@ -85,8 +86,10 @@ class DeviceRuntime:
         at, answered = pending.mark, pending.answered
         sent = (at.run, at.round, at.nonce) if pending.sealed or answered else None
         self._state = AgentState(membership.index, at, transfer=pending.transfer, sent=sent, answered=answered)
-        self._outbox = Outbox(self._files, transport, self._topics.up(membership.name), pending.sealed)
-        self._declining = Declining(membership, transport, self._topics.up(membership.name))
+        up = self._topics.up(membership.name)
+        notes = Notes(membership, transport, up)
+        self._outbox = Outbox(self._files, transport, notes, up, pending.sealed)
+        self._declining = Declining(membership, notes)
         self._run: Run | None = None
         self._following = Following(membership, self._files)
         self._rosters = RosterFeed(membership, transport, self._topics)
@@ -330,7 +333,7 @@ class DeviceRuntime:
             self._timer_s = None
             # A slow link is still busy with what it has: sending again would only add to it.
             if self._transport.pending():
-                self._carry_out(agent.SetTimer(limits.RESEND_BASE_S))
+                self._carry_out(agent.SetTimer(limits.REMIND_BASE_S))
             else:
                 self._step(agent.TimerFired())
         if self._attendance.tick(now_s):
@@ -355,11 +358,10 @@ class DeviceRuntime:
                 self._work(announcement, order)
             case agent.CancelWork():
                 self._worker.cancel()
-            case agent.Send(_, chunks):
-                # What the aggregator misses may still be on its way over a slow link.
-                if chunks is None or not self._transport.pending():
-                    devices = len(self._membership.roster.active())
-                    self._outbox.send(self._state.mark, self._state.transfer, chunks, devices)
+            case agent.Send(transfer, asked):
+                self._outbox.send(self._state.mark, transfer, asked, len(self._membership.roster.active()))
+            case agent.Remind(transfer, run_id):
+                self._outbox.remind(self._state.mark, transfer, run_id)
             case agent.SetTimer(within_s):
                 self._timer_s = self._now_s + within_s * (0.5 + 0.5 * self._uniform())
             case agent.ClearTimer():

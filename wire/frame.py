@@ -58,6 +58,7 @@ class ChunkKind(IntEnum):
     GRANT = 9
     EPOCH = 10
     DECLINE = 11
+    REMINDER = 12
 
 
 _KINDS: Final = frozenset(int(kind) for kind in ChunkKind)
@@ -116,6 +117,11 @@ def chunk_bytes_within(max_packet_bytes: int) -> int:
     return max(MIN_CHUNK_BYTES, min(limits.CHUNK_BYTES, max_packet_bytes - PACKET_ROOM_BYTES))
 
 
+def chunk_count(size: int, chunk_bytes: int) -> int:
+    """Return how many chunks of ``chunk_bytes`` a payload of ``size`` bytes is cut into."""
+    return -(-size // chunk_bytes)
+
+
 def transfer_id(payload: bytes | memoryview) -> bytes:
     """Return the 16 bytes that name ``payload``: the beginning of its SHA-256."""
     return hashlib.sha256(payload).digest()[:TRANSFER_ID_BYTES]
@@ -151,7 +157,7 @@ def split(
         raise WireError(f"chunks of {chunk_bytes} bytes are not between {MIN_CHUNK_BYTES} and {MAX_CHUNK_BYTES}")
     if not 0 <= round < _ROUND_LIMIT:
         raise WireError(f"round {round} does not fit 32 bits")
-    total = -(-size // chunk_bytes)
+    total = chunk_count(size, chunk_bytes)
     name = transfer_id(body) if name is None else name
     chunks = []
     for index in range(total) if indices is None else indices:

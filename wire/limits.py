@@ -26,7 +26,10 @@ REASSEMBLY_DEADLINE_S: Final = 600.0
 """A transfer that has not completed by then is dropped."""
 
 REASSEMBLY_QUIET_S: Final = 2.0
-"""A transfer without a new chunk for this long has its missing chunks asked for."""
+"""A transfer without a new chunk for this long has its missing chunks asked for, once nothing new of others comes either."""
+
+REASSEMBLY_BUSY_S: Final = 30.0
+"""As long as other transfers get on, missing chunks may wait behind theirs: they are asked for after this long."""
 
 MAX_EPOCHS_AHEAD: Final = 100_000
 """Furthest that a mask secret is ratcheted in one go: a second's work on a small device."""
@@ -61,10 +64,13 @@ MAX_NORM_BLUR: Final = 0.2
 MAX_MARGIN: Final = 5.0
 """Largest margin reported, in units of loss: beyond it the answer is clear and the figure would only tell about the data."""
 
-RESEND_BASE_S: Final = 1.0
-"""First resend of an unacknowledged upload; doubles up to RESEND_CAP_S, with full jitter."""
+REMIND_BASE_S: Final = 1.0
+"""Earliest reminder of an unanswered upload; the time to the next doubles up to a cap, with jitter."""
 
-RESEND_CAP_S: Final = 60.0
+REMIND_CAP_S: Final = 10.0
+REMINDERS_SOON: Final = 12
+REMIND_LATE_CAP_S: Final = 60.0
+"""The cap after REMINDERS_SOON reminders: a broker keeps them all for an aggregator that is away."""
 
 RECEIVE_MAXIMUM: Final = 64
 """Publishes at QoS 1 that a broker may send us ahead of our acknowledgements (MQTT 5 only); it holds back the rest."""

@@ -301,3 +301,25 @@ class Decline:
         _known(Obstacle, self.obstacle)
         if self.obstacle == Obstacle.UPLOAD:
             raise WireError("no device says that its upload was refused")
+
+
+@message(25)
+@dataclass(frozen=True, slots=True)
+class Reminder:
+    """A device reminds the aggregator of an upload that was not answered.
+
+    Attributes:
+        transfer: its name; digest: what its signature is over; chunks: how many it is cut into.
+    """
+
+    fleet: str
+    device: str
+    run_id: Fixed16
+    round: U32
+    transfer: Fixed16
+    digest: Fixed32
+    chunks: U32
+
+    def __post_init__(self) -> None:
+        if not self.chunks:
+            raise WireError("a reminder of no chunks")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections import Counter
 from collections.abc import Mapping
@@ -107,6 +108,7 @@ class Reassembler:
         self._sources: dict[str, dict[_Key, _Pending]] = {}
         self._held: Counter[str] = Counter()
         self._pending_bytes = 0
+        self._fed_s = -math.inf
         self._refused: Counter[str] = Counter()
 
     @property
@@ -154,7 +156,7 @@ class Reassembler:
         if pending.have[header.index]:
             self._refused["duplicate"] += 1
             return None
-        pending.touched_s = now_s
+        pending.touched_s = self._fed_s = now_s
         pending.buffer[header.offset : header.offset + len(body)] = body
         pending.have[header.index] = 1
         pending.left -= 1
@@ -164,14 +166,30 @@ class Reassembler:
         return self._complete(source, header, pending.buffer.toreadonly())
 
     def stalled(self, now_s: float, quiet_s: float = limits.REASSEMBLY_QUIET_S) -> list[Stalled]:
-        """Return the transfers without a new chunk for ``quiet_s`` seconds, each at most once in that time."""
+        """Return the transfers without a new chunk for a while, each at most once in that time.
+
+        That is ``quiet_s`` seconds; as long as others still get new chunks, `REASSEMBLY_BUSY_S`.
+        """
+        busy = now_s - self._fed_s < quiet_s
+        patience_s = max(quiet_s, limits.REASSEMBLY_BUSY_S) if busy else quiet_s
         found = []
         for source, transfers in self._sources.items():
             for (kind, round_, name), pending in transfers.items():
-                if now_s - max(pending.touched_s, pending.reported_s) >= quiet_s:
+                if now_s - max(pending.touched_s, pending.reported_s) >= patience_s:
                     pending.reported_s = now_s
                     found.append(Stalled(source, name, kind, round_, pending.missing()))
         return found
+
+    def missing(self, source: str, transfer_id: bytes, now_s: float) -> tuple[int, ...] | None:
+        """Return the first MAX_MISSING_LISTED chunks that a transfer lacks, None where nothing of it came.
+
+        `stalled` counts it as reported.
+        """
+        for (_, _, name), pending in self._sources.get(source, {}).items():
+            if name == transfer_id:
+                pending.reported_s = now_s
+                return pending.missing()
+        return None
 
     def expire(self, now_s: float) -> list[Stalled]:
         """Drop and return the transfers that began ``deadline_s`` seconds ago or earlier."""

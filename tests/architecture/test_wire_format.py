@@ -73,7 +73,9 @@ def test_the_page_gives_the_frame_header_in_full():
 def test_the_page_lists_every_chunk_kind():
     """Kind numbers of the frame."""
     listed = dict(
-        re.findall(r"(?<!\d)(\d+) (upload|model|plan|roster|round|control|state|enrol|grant|epoch|decline)\b", PAGE)
+        re.findall(
+            r"(?<!\d)(\d+) (upload|model|plan|roster|round|control|state|enrol|grant|epoch|decline|reminder)\b", PAGE
+        )
     )
     assert listed == {str(int(k)): k.name.lower() for k in frame.ChunkKind}
 

@@ -27,7 +27,7 @@ from wire.documents import Card, RunPackage
 from wire.errors import DataError
 from wire.frame import ChunkKind, parse, split
 from wire.loopback import LoopbackTransport
-from wire.messages import Decline, ModelHeader, Obstacle, Presence, Sealed
+from wire.messages import Decline, ModelHeader, Obstacle, Presence, Reminder, Sealed
 from wire.topics import Topics
 from wire.transport import Message
 
@@ -56,6 +56,8 @@ class Scene:
         self.runtime._declining.decline(
             announcements(self.fleet, self.tap)[0], DataError("too late to change anything")
         )
+        counted = answers(self.fleet, self.tap, VICTIM)[-1].transfer
+        self.runtime._outbox._notes.remind(self.fleet.plan.run_id, 1, counted, bytes(32), 1)
         self.want_whole_rosters()
         self.rule = self.tap.lose(client=self.fleet.client_id(VICTIM), ending="/up")
         self.fleet.settle()
@@ -148,6 +150,14 @@ def decline(scene, signer, fleet, _):
     """The victim can't take part in the round that waits for it."""
     said = Decline(fleet, VICTIM, scene.fleet.plan.run_id, scene.announced.nonce, int(Obstacle.DATA))
     head = Sealed(fleet, "decline", VICTIM, "aggregator")
+    return seal_to_member(signer or scene.device, scene.aggregator.member.seal_key, head, encode(said))
+
+
+def reminder(scene, signer, fleet, _):
+    """The victim asks what became of its upload."""
+    state = scene.runtime._state
+    said = Reminder(fleet, VICTIM, scene.fleet.plan.run_id, 2, state.transfer, bytes(32), 1)
+    head = Sealed(fleet, "reminder", VICTIM, "aggregator")
     return seal_to_member(signer or scene.device, scene.aggregator.member.seal_key, head, encode(said))
 
 
@@ -244,6 +254,7 @@ def keys(scene, signer, fleet, _):
 CHANNELS = {
     "upload": Channel(lambda _: TOPICS.up(VICTIM), ChunkKind.UPLOAD, upload),
     "decline": Channel(lambda _: TOPICS.up(VICTIM), ChunkKind.DECLINE, decline),
+    "reminder": Channel(lambda _: TOPICS.up(VICTIM), ChunkKind.REMINDER, reminder),
     "presence": Channel(lambda _: TOPICS.state(VICTIM), ChunkKind.STATE, gone),
     "letter": Channel(lambda _: TOPICS.owner_roster, ChunkKind.ROSTER, letter),
     "announcement": Channel(lambda _: TOPICS.round, ChunkKind.ROUND, announcement),

@@ -32,7 +32,7 @@ from wire.documents import (
 from wire.enrolment import EnrolRequest, EnrolStatement, Token
 from wire.epochs import Certificate, Checkpoint, Endorsement, Epoch, Origins, Proposal, SignedBy
 from wire.faults import Hop
-from wire.messages import Announcement, Control, Decline, ModelHeader, Obstacle, Presence, Sealed, Upload
+from wire.messages import Announcement, Control, Decline, ModelHeader, Obstacle, Presence, Reminder, Sealed, Upload
 
 DEVICE = "dev-00"
 
@@ -119,6 +119,7 @@ class Scene:
             Control: self.plains(ending=f"/{DEVICE}/ctl"),
             Upload: [encode(u) for u in uploads],
             Decline: [encode(Decline("demo", DEVICE, bytes(16), bytes(16), int(Obstacle.DATA)))],
+            Reminder: [encode(Reminder("demo", DEVICE, bytes(16), 1, bytes(16), bytes(32), 6))],
             Presence: self.plains(sender=DEVICE, ending="/state"),
             Roster: [self.owner.roster_bytes[64:]],
             RosterChange: [encode(roster_change(None, self.owner.roster, self.owner.roster_bytes))],

@@ -31,6 +31,7 @@ SPECIAL = {  # fields whose values are narrower than their types
     "share": st.sampled_from([int(s) for s in Share]),
     "action": st.sampled_from([int(a) for a in Action]),
     "obstacle": st.sampled_from([int(o) for o in Obstacle if o is not Obstacle.UPLOAD]),
+    "chunks": st.integers(1, 2**32 - 1),
     "candidates": st.lists(st.integers(0, 65535), min_size=1, max_size=4).map(tuple),
     "fleet": names,
     "device": names,

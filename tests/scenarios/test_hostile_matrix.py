@@ -1,8 +1,8 @@
 """Hostile messages of every kind on every channel: each cell is refused or does nothing, and the run ends with the same bits.
 
-Messages to the aggregator (upload, decline, presence, the owner's letter) and to devices (announcement, model, run, roster and
-its change, control, keys), each of them forged, truncated, oversized, replayed, reordered, for another fleet, self-signed, and
-under another mode.
+Messages to the aggregator (upload, decline, reminder, presence, the owner's letter) and to devices (announcement, model, run,
+roster and its change, control, keys), each of them forged, truncated, oversized, replayed, reordered, for another fleet,
+self-signed, and under another mode.
 What reaches the owner's desk: test_hostile_requests.py. Finer variants: test_hostile_uploads.py, test_rogue_aggregator.py,
 test_revocation.py.
 """
@@ -11,10 +11,10 @@ import pytest
 
 from crypto.seal.identity import Identity
 from tests.helpers.channels import CHANNELS, VICTIM, Scene, opened
-from tests.helpers.fleets import reasons, thetas
+from tests.helpers.fleets import answers, reasons, thetas
 from wire import limits
 from wire.frame import HEADER, HEADER_BYTES, MAGIC, VERSION
-from wire.messages import Obstacle
+from wire.messages import Action, Obstacle
 
 
 def forged(scene, channel):
@@ -56,7 +56,7 @@ def wrong_fleet(scene, channel):
 
 def self_signed(scene, channel):
     """By somebody of the right name, with keys of his own."""
-    names = {"upload": VICTIM, "decline": VICTIM, "presence": VICTIM, "letter": "owner", "keys": "owner"}
+    names = dict.fromkeys(("upload", "decline", "reminder", "presence"), VICTIM) | {"letter": "owner", "keys": "owner"}
     stranger = Identity.generate(names.get(channel, "aggregator"))
     scene.publish(channel, CHANNELS[channel].seal(scene, stranger, "demo", False))
 
@@ -93,6 +93,7 @@ EXPECTED = {
     | {
         "upload": "to 'other' on",
         "decline": "to 'other' on",
+        "reminder": "to 'other' on",
         "presence": "the presence of 'dev-02' on",
         "letter": "where the owner's roster belongs",
         "keys": "keys of fleet 'other'",
@@ -107,7 +108,7 @@ EXPECTED = {
     "reordered": dict.fromkeys(CHANNELS, NOTHING_SAID)
     | {"letter": GOES_BACK, "announcement": "an announcement under roster", "roster": "refused as a rollback"},
 }
-NO_MODE = {"decline", "presence", "letter", "roster", "change", "control", "keys"}
+NO_MODE = {"decline", "reminder", "presence", "letter", "roster", "change", "control", "keys"}
 """Nothing in these depends on the mode."""
 
 
@@ -161,4 +162,8 @@ def test_what_is_true_on_a_channel_is_believed(tmp_path, caplog, channel):
             assert scene.runtime._models.take(scene.runtime._feed.labels[0], bytes(16), opened(scene, payload))
             return
         scene.publish(channel, payload)
+        if channel == "reminder":
+            last = answers(scene.fleet, scene.tap, VICTIM)[-1]
+            assert (last.action, last.transfer) == (Action.NACK, scene.runtime._state.transfer)
+            return
         assert scene.standing() != before, reasons(caplog)

@@ -125,8 +125,8 @@ def test_all_of_them_may_die_together(tmp_path, undisturbed):
 
 
 @pytest.mark.parametrize("lost", ["upload", "answer"])
-def test_a_device_that_dies_after_sealing_resends_the_same_bytes(tmp_path, undisturbed, lost):
-    """Whether its upload or the answer got lost: the kept bytes go out again, and they count once."""
+def test_a_device_that_dies_after_sealing_stands_by_the_same_bytes(tmp_path, undisturbed, lost):
+    """If its upload got lost the kept bytes go out again; if the answer did it is given again. They count once."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         client = fleet.client_id("dev-01")
@@ -142,7 +142,7 @@ def test_a_device_that_dies_after_sealing_resends_the_same_bytes(tmp_path, undis
         tap.forgive(silence)
         fleet.revive_device("dev-01")
         fleet.settle()
-        assert uploads_of(fleet, tap, "dev-01") == [first, first]
+        assert uploads_of(fleet, tap, "dev-01") == ([first, first] if lost == "upload" else [first])
         assert [c.action for c in answers(fleet, tap, "dev-01")][-1] == Action.ACK
         tap.forgive(hold)
         assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
@@ -167,7 +167,7 @@ def test_a_device_that_dies_before_sealing_computes_the_same_update_again(tmp_pa
 
 
 def test_an_answered_device_that_restarts_does_not_train_again(tmp_path, undisturbed):
-    """Its round still waits for another one: the kept upload goes out, is known, and is acknowledged."""
+    """Its round still waits for another one: it asks what became of the kept upload, and is told again."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         hold = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
@@ -176,9 +176,8 @@ def test_an_answered_device_that_restarts_does_not_train_again(tmp_path, undistu
         fleet.kill_device("dev-01")
         fleet.revive_device("dev-01")
         fleet.settle()
-        first, second = uploads_of(fleet, tap, "dev-01")
-        assert first == second
-        assert {c.action for c in answers(fleet, tap, "dev-01")} == {Action.ACK}
+        assert len(uploads_of(fleet, tap, "dev-01")) == 1
+        assert [c.action for c in answers(fleet, tap, "dev-01")] == [Action.ACK, Action.ACK]
         tap.forgive(hold)
         fleet.run(100)
         assert thetas(fleet) == undisturbed

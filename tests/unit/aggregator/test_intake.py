@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.events import Declined
-from aggregator.intake import DECLINE_PURPOSE, UPLOAD_PURPOSE, Intake, RefusedUploadError
+from aggregator.intake import UPLOAD_PURPOSE, Intake, RefusedUploadError
 from crypto.seal.envelope import SealError, seal_to_member
 from crypto.seal.identity import Identity
 from tests.helpers.plans import D, engine_of, run_plan, upload_of
@@ -14,7 +14,7 @@ from wire.codec import encode
 from wire.documents import Roster
 from wire.errors import ShoalError, UntrustedError, WireError
 from wire.frame import ChunkKind, split
-from wire.messages import Decline, Obstacle, Sealed
+from wire.messages import Decline, Obstacle, Reminder, Sealed
 from wire.reassembly import Reassembler
 
 DEVICE, OTHER, SERVER = (Identity.generate(n) for n in ("dev-1", "dev-2", "aggregator"))
@@ -142,36 +142,54 @@ def test_refusals_are_counted_by_class():
 
 
 DECLINE = Decline("demo", "dev-1", RUN.run_id, b"n" * 16, int(Obstacle.TASK))
-SAID = dataclasses.replace(HEAD, purpose=DECLINE_PURPOSE)
+REMINDER = Reminder("demo", "dev-1", RUN.run_id, 1, b"t" * 16, b"d" * 32, 6)
+NOTES = {
+    "decline": (Intake.declined, DECLINE, Declined("dev-1", b"n" * 16, Obstacle.TASK)),
+    "reminder": (Intake.reminder, REMINDER, REMINDER),
+}
 
 
-def test_a_device_may_decline_for_itself():
-    found = Intake(SERVER, RUN).declined("dev-1", transfer(DECLINE, b"", head=SAID), ROSTER)
-    assert found == Declined("dev-1", b"n" * 16, Obstacle.TASK)
+def head_of(kind):
+    return dataclasses.replace(HEAD, purpose=kind)
+
+
+@pytest.mark.parametrize("kind", NOTES)
+def test_a_device_may_write_of_itself(kind):
+    read, note, found = NOTES[kind]
+    assert read(Intake(SERVER, RUN), "dev-1", transfer(note, b"", head=head_of(kind)), ROSTER) == found
 
 
 @pytest.mark.parametrize(
-    ("decline", "options"),
+    ("changes", "options"),
     [
-        (dataclasses.replace(DECLINE, device="dev-2"), {"head": SAID}),
-        (dataclasses.replace(DECLINE, fleet="reef"), {"head": SAID}),
-        (dataclasses.replace(DECLINE, run_id=b"x" * 16), {"head": SAID}),
-        (DECLINE, {"head": HEAD}),
-        (DECLINE, {"head": SAID, "signer": OTHER}),
-        (DECLINE, {"head": dataclasses.replace(SAID, sender="dev-2"), "signer": OTHER}),
+        ({"device": "dev-2"}, {}),
+        ({"fleet": "reef"}, {}),
+        ({"run_id": b"x" * 16}, {}),
+        ({}, {"head": HEAD}),
+        ({}, {"signer": OTHER}),
+        ({}, {"head": dataclasses.replace(HEAD, sender="dev-2"), "signer": OTHER}),
     ],
 )
-def test_nobody_else_may(decline, options):
+@pytest.mark.parametrize("kind", NOTES)
+def test_nobody_else_may(kind, changes, options):
+    read, note, _ = NOTES[kind]
+    sent = transfer(dataclasses.replace(note, **changes), b"", **{"head": head_of(kind), **options})
     with pytest.raises(ShoalError):
-        Intake(SERVER, RUN).declined("dev-1", transfer(decline, b"", **options), ROSTER)
+        read(Intake(SERVER, RUN), "dev-1", sent, ROSTER)
 
 
-def test_an_upload_is_no_decline():
+@pytest.mark.parametrize("kind", NOTES)
+def test_one_kind_of_message_is_not_taken_for_another(kind):
     header, body = upload()
-    with pytest.raises(ShoalError):
-        Intake(SERVER, RUN).declined("dev-1", transfer(header, body, head=SAID), ROSTER)
+    (other,) = NOTES.keys() - {kind}
+    for message, rest in ((header, body), (NOTES[other][1], b"")):
+        for head in (head_of(kind), head_of(other)):
+            with pytest.raises(ShoalError):
+                NOTES[kind][0](Intake(SERVER, RUN), "dev-1", transfer(message, rest, head=head), ROSTER)
 
 
-def test_nothing_goes_with_a_decline():
-    with pytest.raises(WireError, match="4 bytes behind a decline"):
-        Intake(SERVER, RUN).declined("dev-1", transfer(DECLINE, bytes(4), head=SAID), ROSTER)
+@pytest.mark.parametrize("kind", NOTES)
+def test_nothing_goes_with_a_note(kind):
+    read, note, _ = NOTES[kind]
+    with pytest.raises(WireError, match=f"4 bytes behind a {kind}"):
+        read(Intake(SERVER, RUN), "dev-1", transfer(note, bytes(4), head=head_of(kind)), ROSTER)

@@ -15,6 +15,7 @@ from edge_client.agent import (
     ModelArrived,
     Planned,
     Reconnected,
+    Remind,
     RunDone,
     Send,
     SetTimer,
@@ -37,6 +38,7 @@ REPORT = Order(int(Phase.SCORE), (0,), int(Share.TRAIN), train=False, evaluate=T
 ORIGIN = ModelRef(0, 0, "aa", bytes(16), 0, 0.0)
 OFFSET = ModelRef(1, 1, "bb", b"\1" * 16, 3, 1.0)
 ID = b"transfer-of-mine"
+REMIND = Remind(ID, PLAN.run_id)
 
 
 def announcement(round_=1, **changes):
@@ -167,7 +169,7 @@ def test_a_device_without_an_order_sits_out():
 def test_finished_work_is_sent_and_a_timer_set():
     state, actions = after(*SENDING)
     assert state.stage is Stage.SENDING
-    assert actions == (Send(ID), SetTimer(2 * limits.RESEND_BASE_S))
+    assert actions == (Send(ID), SetTimer(2 * limits.REMIND_BASE_S))
     assert state.sent == (1, 1, b"\1" * 16)
 
 
@@ -207,32 +209,32 @@ def test_an_answer_to_another_upload_means_nothing():
 
 def test_what_is_missing_is_sent_alone():
     state, actions = after(*SENDING, TimerFired(), control(Action.NACK, missing=(1, 4)))
-    assert state.stage is Stage.SENDING
-    assert actions == (Send(ID, (1, 4)), SetTimer(2 * limits.RESEND_BASE_S))
+    assert (state.stage, state.attempt) == (Stage.SENDING, 0)
+    assert actions == (Send(ID, (1, 4)), SetTimer(2 * limits.REMIND_BASE_S))
 
 
-def test_resends_back_off_to_the_cap():
+def test_reminders_back_off_to_the_cap():
     state, _ = after(*SENDING)
     bounds = []
-    for _ in range(9):
-        state, (send, timer) = step(state, TimerFired())
-        assert send == Send(ID)
+    for _ in range(14):
+        state, (remind, timer) = step(state, TimerFired())
+        assert remind == REMIND
         bounds.append(timer.within_s)
-    assert bounds == [4, 8, 16, 32, 60, 60, 60, 60, 60]
-    assert step(state, Reconnected())[1] == (Send(ID), SetTimer(2 * limits.RESEND_BASE_S))
+    assert bounds == [4, 8] + [10] * 9 + [60] * 3
+    assert step(state, Reconnected())[1] == (REMIND, SetTimer(2 * limits.REMIND_BASE_S))
 
 
 @pytest.mark.parametrize("event", [TimerFired(), Reconnected()])
-def test_there_is_nothing_to_resend_before_the_work_is_done(event):
+def test_there_is_nothing_to_remind_of_before_the_work_is_done(event):
     for events in ((), SENDING[:1], SENDING[:2]):
         state, _ = after(*events)
         assert step(state, event) == (state, ())
 
 
-def test_the_same_round_announced_again_resends_what_was_sent():
+def test_the_same_round_announced_again_brings_a_reminder_of_what_was_sent():
     """The aggregator restarted: it may not have it."""
     state, actions = after(*SENDING, TimerFired(), Announced(announcement()))
-    assert actions == (Send(ID), SetTimer(2 * limits.RESEND_BASE_S))
+    assert actions == (REMIND, SetTimer(2 * limits.REMIND_BASE_S))
     assert state.attempt == 0
 
 
@@ -254,19 +256,19 @@ def test_a_new_round_cancels_the_old_one():
         assert state.attempt == 0
 
 
-def test_after_a_restart_the_kept_upload_of_the_same_round_goes_out_again():
+def test_after_a_restart_the_aggregator_is_reminded_of_the_kept_upload_of_the_same_round():
     """Mark and transfer come from disk; the round is announced; nothing is computed."""
     kept = AgentState(0, HighWater(3, 1, 1, b"\1" * 16), transfer=ID, sent=(1, 1, b"\1" * 16))
     state, actions = after(Planned(PLAN), Announced(announcement()), state=kept)
     assert state.stage is Stage.SENDING
-    assert actions == (Send(ID), SetTimer(2 * limits.RESEND_BASE_S))
+    assert actions == (REMIND, SetTimer(2 * limits.REMIND_BASE_S))
 
 
 def test_after_a_restart_a_new_round_is_worked_on():
     kept = AgentState(0, HighWater(3, 1, 1, b"\1" * 16), transfer=ID, sent=(1, 1, b"\1" * 16))
     state, actions = after(Planned(PLAN), Announced(announcement(2)), state=kept)
     assert state.stage is Stage.FETCHING
-    assert not any(isinstance(a, Send) for a in actions)
+    assert not any(isinstance(a, Send | Remind) for a in actions)
 
 
 def test_the_final_answer_ends_the_run():

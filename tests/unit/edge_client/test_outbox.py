@@ -1,26 +1,35 @@
-"""What an upload costs in acknowledgements: none at its first sending, one a chunk where it is sent again."""
+"""An upload is sent once, at the price that the fleet's size allows; after that what is asked for, and reminders."""
 
 import pytest
 
 from crypto.seal.replay import HighWater
 from edge_client.outbox import Outbox
-from wire.frame import parse
+from wire.frame import Fingerprint, parse
 
 MARK = HighWater(roster=1, run=1, round=3, nonce=bytes(16))
-FIRST, SECOND = bytes(15) + b"1", bytes(15) + b"2"
+TRANSFER, RUN = bytes(15) + b"1", bytes(15) + b"2"
+SEALED = bytes(range(250)) * 10
 
 
 class Recorder:
-    """A transport that keeps (index, qos) of every chunk."""
+    """A transport that keeps (index, qos) of every chunk, and notes that keep every reminder."""
 
     chunk_bytes = 1024
 
     def __init__(self):
         self.sent = []
+        self.reminders = []
+        self.waiting = 0
 
     def publish(self, topic, payload, *, retain=False, qos=1):
         assert (topic, retain) == ("up", False)
         self.sent.append((parse(payload)[0].index, qos))
+
+    def pending(self):
+        return self.waiting
+
+    def remind(self, *reminder):
+        self.reminders.append(reminder)
 
 
 class Files:
@@ -35,36 +44,59 @@ def recorder():
     return Recorder()
 
 
-def test_the_first_sending_is_not_acknowledged(recorder):
-    outbox = Outbox(Files(), recorder, "up", b"")
-    outbox.keep(MARK, FIRST, bytes(2500))
-    outbox.send(MARK, FIRST, None, 10)
+@pytest.fixture
+def outbox(recorder):
+    outbox = Outbox(Files(), recorder, recorder, "up", b"")
+    outbox.keep(MARK, TRANSFER, SEALED)
+    return outbox
+
+
+def test_the_first_sending_is_not_acknowledged(outbox, recorder):
+    outbox.send(MARK, TRANSFER, None, 10)
     assert recorder.sent == [(0, 0), (1, 0), (2, 0)]
 
 
-@pytest.mark.parametrize("missing", [None, (1, 0)])
-def test_what_is_sent_again_is_acknowledged_chunk_by_chunk(recorder, missing):
+@pytest.mark.parametrize("asked", [(0, 1, 2), (1, 0), (2,)])
+def test_what_is_asked_for_is_acknowledged_chunk_by_chunk(outbox, recorder, asked):
     """So a broker keeps all of it for an aggregator that is away."""
-    outbox = Outbox(Files(), recorder, "up", b"")
-    outbox.keep(MARK, FIRST, bytes(2500))
-    outbox.send(MARK, FIRST, None, 10)
-    recorder.sent.clear()
-    outbox.send(MARK, FIRST, missing, 10)
-    assert recorder.sent == [(i, 1) for i in missing or (0, 1, 2)]
-
-
-def test_every_upload_has_a_first_sending(recorder):
-    """Also the one that an earlier life has left."""
-    outbox = Outbox(Files(), recorder, "up", bytes(1025))
-    outbox.send(MARK, FIRST, None, 10)
-    outbox.keep(MARK, SECOND, bytes(1025))
-    outbox.send(MARK, SECOND, None, 10)
-    assert recorder.sent == [(0, 0), (1, 0)] * 2
+    outbox.send(MARK, TRANSFER, asked, 1)
+    assert recorder.sent == [(i, 1) for i in asked]
 
 
 @pytest.mark.parametrize(("devices", "qos"), [(21, 0), (22, 1), (5000, 1)])
-def test_the_first_sending_is_acknowledged_where_a_broker_would_hold_chunks_back(recorder, devices, qos):
+def test_the_first_sending_is_acknowledged_where_a_broker_would_hold_chunks_back(outbox, recorder, devices, qos):
     """64 may be under way to the aggregator: those at QoS 0 would overtake the others, and mix the uploads."""
-    outbox = Outbox(Files(), recorder, "up", bytes(2500))
-    outbox.send(MARK, FIRST, None, devices)
+    outbox.send(MARK, TRANSFER, None, devices)
     assert {q for _, q in recorder.sent} == {qos}
+
+
+def test_a_reminder_tells_what_the_aggregator_can_know_the_upload_by(outbox, recorder):
+    outbox.remind(MARK, TRANSFER, RUN)
+    assert recorder.reminders == [(RUN, 3, TRANSFER, Fingerprint.of(SEALED).signed, 3)]
+    assert recorder.sent == []
+
+
+def test_an_upload_of_an_earlier_life_can_be_reminded_of(recorder):
+    Outbox(Files(), recorder, recorder, "up", SEALED).remind(MARK, TRANSFER, RUN)
+    assert recorder.reminders == [(RUN, 3, TRANSFER, Fingerprint.of(SEALED).signed, 3)]
+
+
+def test_what_is_asked_for_after_a_reminder_goes_out_although_the_reminder_is_not_acknowledged_yet(outbox, recorder):
+    """The aggregator may be quicker than the broker's acknowledgement."""
+    outbox.send(MARK, TRANSFER, None, 10)
+    outbox.remind(MARK, TRANSFER, RUN)
+    recorder.sent.clear()
+    recorder.waiting = 1
+    outbox.send(MARK, TRANSFER, (1,), 10)
+    outbox.send(MARK, TRANSFER, (1,), 10)
+    assert recorder.sent == [(1, 1)], "and the second time it is on its way"
+
+
+def test_a_slow_link_is_given_the_first_sending_only(outbox, recorder):
+    """What is asked for, or would be reminded of, is still on its way to the broker."""
+    outbox.send(MARK, TRANSFER, None, 10)
+    recorder.waiting = 1
+    outbox.send(MARK, TRANSFER, (0, 1), 10)
+    outbox.remind(MARK, TRANSFER, RUN)
+    assert len(recorder.sent) == 3
+    assert recorder.reminders == []

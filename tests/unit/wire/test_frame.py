@@ -106,7 +106,7 @@ def test_split_refuses_what_the_format_can_not_say(arguments: dict[str, object])
         (forge(magic=b"MQTT"), "SHL1"),
         (forge(version=2), "format 2"),
         (forge(kind=0), "kind 0"),
-        (forge(kind=12), "kind 12"),
+        (forge(kind=13), "kind 13"),
         (forge(flags=1), "flags"),
         (forge(size=0), "transfer of 0"),
         (forge(size=limits.MAX_TRANSFER_BYTES + 1), "transfer of"),
@@ -298,6 +298,29 @@ def test_duplicates_do_not_hide_that_a_transfer_is_stalled() -> None:
     assert one.stalled(11.9, 2.0) == []
     (report,) = one.stalled(12.0, 2.0)
     assert report.missing == (0, 2)
+
+
+def test_what_waits_behind_others_is_not_taken_for_lost() -> None:
+    """On a slow link the chunks of a fleet come one by one: nothing is asked for before its turn may have passed."""
+    one = Reassembler()
+    one.add("a", chunks()[0], 0.0)
+    others = chunks(bytes(SMALL * 100))
+    for second in range(31):
+        assert one.stalled(second, 2.0) == ([] if second < 30 else [Stalled("a", transfer_id(PAYLOAD), 1, 7, (1, 2))])
+        one.add("b", others[second], float(second))
+    assert one.stalled(31.9, 2.0) == []
+    assert [s.source for s in one.stalled(32.0, 2.0)] == ["a", "b"]
+
+
+def test_what_is_missing_of_one_transfer_can_be_asked() -> None:
+    one = Reassembler()
+    assert one.missing("a", transfer_id(PAYLOAD), 0.0) is None
+    one.add("a", chunks()[1], 0.0)
+    assert one.missing("a", transfer_id(PAYLOAD), 1.0) == (0, 2)
+    assert one.missing("b", transfer_id(PAYLOAD), 1.0) is None
+    assert one.missing("a", bytes(16), 1.0) is None
+    assert one.stalled(2.9, 2.0) == [], "asked for a moment ago"
+    assert [s.missing for s in one.stalled(3.0, 2.0)] == [(0, 2)]
 
 
 def test_a_long_list_of_missing_chunks_is_cut() -> None:

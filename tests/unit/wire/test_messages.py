@@ -19,6 +19,7 @@ from wire.messages import (
     Obstacle,
     Order,
     Phase,
+    Reminder,
     Share,
     Upload,
 )
@@ -78,6 +79,7 @@ def test_a_roster_finds_who_is_not_revoked():
         lambda: Control("demo", "a", 7, 1, 1, bytes(16), (), ""),
         lambda: Decline("demo", "a", bytes(16), bytes(16), 0),
         lambda: Decline("demo", "a", bytes(16), bytes(16), int(Obstacle.UPLOAD)),
+        lambda: Reminder("demo", "a", bytes(16), 1, bytes(16), bytes(32), 0),
     ],
 )
 def test_what_makes_no_sense_is_refused(make):

@@ -1,0 +1,59 @@
+"""Many devices behind a link that takes longer for a round's uploads than a device waits for its answer."""
+
+import pytest
+
+from tests.helpers.fleets import Wiretap, answers, concerns, grouped_data, make_fleet, names, thetas, uploads_of
+from wire.faults import Hop
+from wire.frame import ChunkKind, parse
+from wire.messages import Action
+
+INPUTS = 20_000
+"""Uploads of three chunks."""
+
+
+def slow_link(fleet, bytes_per_s):
+    """Return a rule for uploads on their way from the broker to the aggregator: one after the other, at this rate."""
+    aggregator, free_s = fleet.client_id("aggregator"), [0.0]
+
+    def rule(passage):
+        if not concerns(passage, aggregator, "/up", Hop.DOWN):
+            return None
+        free_s[0] = max(free_s[0], fleet.now_s) + len(passage.payload) / bytes_per_s
+        return (free_s[0] - fleet.now_s,)
+
+    return rule
+
+
+@pytest.mark.parametrize("count", [8, 24], ids=["first sent at QoS 0", "first sent at QoS 1"])
+def test_nothing_is_sent_twice_however_long_the_queue(tmp_path, logistic, count):
+    """Half a minute of queue a round: devices remind the aggregator, which has all of it to come, and asks for nothing."""
+    data = grouped_data(count, n=10, inputs=INPUTS)
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", data, bundle=logistic(INPUTS, 4), rounds=2, quorum=1.0, faults=tap) as fleet:
+        tap.rules.append(slow_link(fleet, count * 4 * fleet.plan.length / 30))
+        records = fleet.run(1000)
+        assert [r["contributed"] for r in records] == [count] * 3
+        assert all(30 <= r["seconds"] < 31 for r in records[:2])
+        for name in names(count):
+            assert len(uploads_of(fleet, tap, name)) == 3
+            assert {c.action for c in answers(fleet, tap, name)} == {Action.ACK}
+        kinds = [parse(p.payload)[0].kind for p in tap.sent(ending="/up")]
+        assert kinds.count(ChunkKind.REMINDER) > count
+
+
+def test_an_aggregator_that_stored_an_upload_and_died_acknowledges_it_from_the_reminder(tmp_path, undisturbed):
+    """The answer got lost with it: the upload does not travel again."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+        hold = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
+        deaf = tap.lose(client=fleet.client_id("dev-01"), ending="/ctl", hop=Hop.DOWN)
+        fleet.settle()
+        fleet.kill_aggregator()
+        tap.forgive(deaf)
+        fleet.revive_aggregator()
+        fleet.settle()
+        assert [c.action for c in answers(fleet, tap, "dev-01")] == [Action.ACK] * 2
+        assert len(uploads_of(fleet, tap, "dev-01")) == 1
+        tap.forgive(hold)
+        assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
+        assert thetas(fleet) == undisturbed

@@ -1,0 +1,139 @@
+"""What the aggregator answers to a reminder, and what it asks for."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from aggregator.answers import Answers
+from aggregator.asking import Asking
+from tests.helpers.plans import run_plan
+from wire import limits
+from wire.frame import ChunkKind, split, transfer_id
+from wire.messages import Action, Phase, Reminder
+from wire.reassembly import MAX_MISSING_LISTED, Reassembler
+
+RUN = run_plan()
+PAYLOAD = bytes(range(256)) * 12
+CHUNKS = split(PAYLOAD, kind=ChunkKind.UPLOAD, round=7, chunk_bytes=1024)
+TRANSFER, DIGEST = transfer_id(PAYLOAD), b"d" * 32
+REMINDER = Reminder("demo", "dev-1", RUN.run_id, 7, TRANSFER, DIGEST, len(CHUNKS))
+WHOLE = (0, 1, 2)
+
+
+class Publisher:
+    """Writes down what devices are told: (action or what is missing, transfer)."""
+
+    def __init__(self):
+        self.done = []
+
+    def answer(self, _member, run, round_, transfer, action, reason=""):
+        assert (run, round_, reason) == (RUN, 7, "")
+        self.done.append((action, transfer))
+
+    def ask_again(self, member, run, round_, transfer, missing):
+        assert (run, round_) == (RUN, 7)
+        self.done.append((member, transfer, missing))
+
+
+class Landing:
+    """At most one upload on its way to the disk."""
+
+    queued = None
+
+    def of(self, _device):
+        return self.queued
+
+
+class Scene:
+    """An `Asking` between true chunks and answers, and doubles of what lies beyond."""
+
+    def __init__(self):
+        self.publisher, self.landing, self.chunks = Publisher(), Landing(), Reassembler()
+        roster = SimpleNamespace(device=lambda name: None if name == "stranger" else name)
+        membership = SimpleNamespace(roster=roster)
+        self.answers = Answers(self.publisher, membership, RUN)
+        self.asking = Asking(self.chunks, self.landing, self.answers, self.publisher, membership, RUN)
+
+    def told(self):
+        """Return what devices were told since the last call."""
+        done, self.publisher.done = self.publisher.done, []
+        return done
+
+    def answer(self, action):
+        """Answer the upload, once before."""
+        self.answers.reply("dev-1", 7, TRANSFER, action)
+        self.told()
+
+    def remind(self, now_s=0.0, received=None, **changes):
+        self.asking.remind(dataclasses.replace(REMINDER, **changes), received or {}, now_s)
+        return self.told()
+
+
+@pytest.fixture
+def scene():
+    return Scene()
+
+
+def test_an_upload_of_which_nothing_came_is_asked_for_whole(scene):
+    assert scene.remind() == [("dev-1", TRANSFER, WHOLE)]
+
+
+def test_of_an_upload_that_came_in_part_the_rest_is_asked_for_at_once(scene):
+    scene.chunks.add("dev-1", CHUNKS[1], 0.0)
+    assert scene.remind() == [("dev-1", TRANSFER, (0, 2))]
+
+
+def test_an_answer_is_given_again(scene):
+    for action in (Action.ACK, Action.REFUSED):
+        scene.answer(action)
+        assert scene.remind() == [(action, TRANSFER)]
+
+
+def test_an_upload_on_its_way_to_the_disk_is_neither_answered_nor_asked_for(scene):
+    scene.landing.queued = SimpleNamespace(transfer=TRANSFER)
+    assert scene.remind() == []
+    scene.landing.queued = SimpleNamespace(transfer=bytes(16))
+    assert scene.remind() == [("dev-1", TRANSFER, WHOLE)]
+
+
+def test_an_upload_that_an_earlier_life_has_stored_is_acknowledged(scene):
+    assert scene.remind(received={"dev-1": (Phase.TRAIN, DIGEST)}) == [(Action.ACK, TRANSFER)]
+    assert scene.remind() == [(Action.ACK, TRANSFER)], "and this life knows that it did"
+
+
+@pytest.mark.parametrize("stored", [{"dev-1": (Phase.TRAIN, bytes(32))}, {"dev-2": (Phase.TRAIN, DIGEST)}])
+def test_another_upload_that_was_stored_acknowledges_nothing(scene, stored):
+    assert scene.remind(received=stored) == [("dev-1", TRANSFER, WHOLE)]
+
+
+def test_nobody_makes_us_ask_the_same_device_faster_than_a_chunk_may_take(scene):
+    """Whoever plays reminders again would have it send its upload as often."""
+    assert scene.remind(now_s=10.0)
+    assert scene.remind(now_s=10.0 + limits.REASSEMBLY_QUIET_S - 0.1) == []
+    assert scene.remind(now_s=11.0, device="dev-2")
+    assert scene.remind(now_s=10.0 + limits.REASSEMBLY_QUIET_S)
+
+
+def test_a_long_upload_is_asked_for_piece_by_piece(scene):
+    ((_, _, missing),) = scene.remind(chunks=2**32 - 1)
+    assert missing == tuple(range(MAX_MISSING_LISTED))
+
+
+def test_who_left_the_fleet_is_asked_for_nothing(scene):
+    assert scene.remind(device="stranger") == []
+
+
+def test_what_has_stalled_is_asked_for(scene):
+    scene.chunks.add("dev-1", CHUNKS[2], 0.0)
+    scene.asking.tick(limits.REASSEMBLY_QUIET_S)
+    assert scene.told() == [("dev-1", TRANSFER, (0, 1))]
+
+
+def test_what_came_again_while_it_was_written_is_forgotten(scene):
+    """Its answer is out: nobody would ever send the rest."""
+    scene.chunks.add("dev-1", CHUNKS[2], 0.0)
+    scene.answer(Action.ACK)
+    scene.asking.tick(limits.REASSEMBLY_QUIET_S)
+    assert scene.told() == []
+    assert len(scene.chunks) == 0
