@@ -51,8 +51,8 @@ class Outbox:
     def send(self, mark: HighWater, transfer: bytes, asked: tuple[int, ...] | None, devices: int) -> None:
         """Send the upload for the first time in a fleet of so many devices, or the chunks that were ``asked`` for.
 
-        Those may still be on their way over a slow link; then nothing is sent. After a reminder they are not: all that still waits
-        for the broker's acknowledgement then is the reminder.
+        Those may still be on their way over a slow link; then nothing is sent. After a reminder they are not: what waits for the
+        broker's acknowledgement then is the reminder.
         """
         if asked is not None and not self._handed and self._transport.pending():
             return
