@@ -107,6 +107,7 @@ class RunService:
         self._deadline_s: float | None = None
         self._bytes_up = 0
         self._now_s = 0.0
+        self._lost = False
         self.finished = False
         self._roster_sent = membership.roster_bytes
 
@@ -182,9 +183,12 @@ class RunService:
                 except ShoalError as error:
                     self._intake.count(error)
                     self._refusals.tell(topic, reason_of(error), error.hint, now_s)
-            case Connected():
+            case Connected() if self._lost:
+                # Only then: what was published before the first connection still waits for it.
+                self._lost = False
                 self._publisher.republish()
             case Disconnected(reason):
+                self._lost = True
                 LOG.warning("broker connection lost", extra={"kv": {"reason": reason}})
             case _:
                 pass

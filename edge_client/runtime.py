@@ -16,11 +16,13 @@ from edge_client.declining import Declining
 from edge_client.enrolment import DeviceMembership
 from edge_client.following import Following
 from edge_client.inventory import Inventory
+from edge_client.lookout import Lookout
 from edge_client.manifest import TaskManifest
-from edge_client.model_feed import REFETCH_S, WAITING_S, ModelFeed
+from edge_client.model_feed import ModelFeed
 from edge_client.notes import Notes
 from edge_client.outbox import Outbox
 from edge_client.package import Run
+from edge_client.patience import Patience
 from edge_client.presence import Attendance
 from edge_client.results import Results
 from edge_client.roster_feed import HEARD_LAPSED, RosterFeed
@@ -28,14 +30,13 @@ from edge_client.state import DeviceState
 from edge_client.worker import Result, Worker
 from edge_client.workplace import Workplace
 from support.refusals import Refusals
-from wire import limits
 from wire.codec import decode
 from wire.documents import RosterChange
 from wire.errors import ShoalError, UntrustedError, reason_of
 from wire.messages import Action, Announcement, Control, Order
 from wire.reassembly import Reassembler
 from wire.topics import ParsedTopic, TopicKind, Topics
-from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent, resubscribe
+from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent
 from wire.types import Float32Vector
 
 LOG = logging.getLogger("shoal.edge")
@@ -78,7 +79,6 @@ class DeviceRuntime:
         self._workplace = Workplace(membership, load_data, threads=threads)
         self._attendance = Attendance(membership, transport, birth, uniform)
         self._hand_back = results
-        self._uniform = uniform
         self._topics = Topics(membership.fleet)
         self._files = DeviceState(membership.directory)
         self._chunks = Reassembler()
@@ -96,7 +96,8 @@ class DeviceRuntime:
         self._held: Announcement | None = None
         self._models: Inventory | None = None
         self._feed = ModelFeed(transport, self._topics)
-        self._timer_s: float | None = None
+        self._lookout = Lookout(transport, self._topics.round)
+        self._patience = Patience(transport, uniform)
         self._results = Results(membership, self._files, transport)
         self._now_s = 0.0
         self._refusals = Refusals(LOG)
@@ -140,7 +141,7 @@ class DeviceRuntime:
         if self._run is None:
             self._resume()
         self._step(agent.Reconnected())
-        self._look_again(self._topics.plan, self._topics.checkpoint, self._topics.round)
+        self._lookout.look(self._topics.plan, self._topics.checkpoint, self._topics.round)
         return False
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
@@ -150,6 +151,7 @@ class DeviceRuntime:
             return
         match event:
             case Message(topic, payload):
+                self._lookout.heard(now_s)
                 self._on_chunk(topic, payload)
             case Connected():
                 if not self._mind_expiry():
@@ -209,7 +211,7 @@ class DeviceRuntime:
         if self._models is not None:
             self._models.regroup(self._membership.group)
         self._attendance.announce()
-        self._look_again(self._topics.round)
+        self._lookout.look(self._topics.round)
 
     def _on_keys(self, grant: bytes) -> None:
         """Keep newer secrets, and look again at what may be made with them: it may have come first."""
@@ -217,11 +219,7 @@ class DeviceRuntime:
             LOG.info("newer keys", extra={"kv": {"roster": self._membership.newest_generation}})
             topics = self._topics
             self._rosters.look_again()
-            self._look_again(topics.plan, topics.checkpoint, topics.round)
-
-    def _look_again(self, *bases: str) -> None:
-        for base in bases:
-            resubscribe(self._transport, f"{base}/#")
+            self._lookout.look(topics.plan, topics.checkpoint, topics.round)
 
     def _on_run(self, package: bytes) -> None:
         with self._declining.unless_followed(self._following, self._announce_held):
@@ -232,7 +230,7 @@ class DeviceRuntime:
             self._following.keep(run, package)
             self._announce_held()
         elif self._following.early:
-            self._look_again(self._topics.checkpoint)
+            self._lookout.look(self._topics.checkpoint)
 
     def _on_epoch(self, data: bytes) -> None:
         """Go on to a later mask epoch of the run."""
@@ -266,7 +264,8 @@ class DeviceRuntime:
         run = self._run
         if run is None or announcement.run_id != run.plan.run_id or announcement.epoch > run.plan.epoch:
             self._held = announcement
-            self._declining.unfollowed(announcement)
+            if not self._lookout.found(announcement.nonce, self._missing()):
+                self._declining.unfollowed(announcement)
             return
         if not announcement.step and not announcement.finished and self._membership.keys_since > run.generation:
             LOG.info("no round under keys that the owner has replaced", extra={"kv": {"round": announcement.round}})
@@ -276,7 +275,16 @@ class DeviceRuntime:
         except UntrustedError as error:
             self._declining.refused(announcement, error, self._state.mark)
             raise
-        self._declining.again(announcement)
+        if not self._lookout.found(announcement.nonce, self._missing()):
+            self._declining.again(announcement)
+
+    def _missing(self) -> tuple[str, ...]:
+        """Return below which topics lies what the device waits for."""
+        if self._state.stage is agent.Stage.FETCHING:
+            return self._feed.bases
+        if self._held is None:
+            return ()
+        return (self._topics.checkpoint,) if self._following.early else (self._topics.plan, self._topics.checkpoint)
 
     def _on_model(self, label: str, transfer: bytes, purpose: str, plain: memoryview) -> None:
         if self._models is None or label not in self._feed.labels:
@@ -323,26 +331,17 @@ class DeviceRuntime:
         self._step(agent.WorkFailed(announcement.nonce))
 
     def tick(self, now_s: float) -> None:
-        """Do what is due: resends, models that do not come, figures."""
+        """Do what is due: reminders, models that do not come, figures."""
         self._now_s = now_s
         self._rosters.tick(now_s)
         self._chunks.expire(now_s)
         if self.revoked or self._mind_expiry():
             return
-        if self._timer_s is not None and now_s >= self._timer_s:
-            self._timer_s = None
-            # A slow link is still busy with what it has: sending again would only add to it.
-            if self._transport.pending():
-                self._carry_out(agent.SetTimer(limits.REMIND_BASE_S))
-            else:
-                self._step(agent.TimerFired())
+        if self._patience.ran_out(now_s):
+            self._step(agent.TimerFired())
         if self._attendance.tick(now_s):
-            self._look_again(self._topics.plan if self._run is None else self._topics.round)
-        fetching = self._state.stage is agent.Stage.FETCHING
-        patience_s = WAITING_S if self._following.early and not fetching else REFETCH_S
-        if (fetching or self._held is not None) and self._feed.overdue(now_s, patience_s):
-            models = map(self._topics.model, self._feed.labels)
-            self._look_again(*(models if fetching else (self._topics.plan, self._topics.checkpoint)))
+            self._lookout.ask()
+        self._lookout.tick(now_s, self._missing())
         self._results.keep_up(now_s)
 
     def _step(self, event: agent.Event) -> None:
@@ -353,7 +352,7 @@ class DeviceRuntime:
     def _carry_out(self, action: agent.Do) -> None:
         match action:
             case agent.Follow(labels):
-                self._feed.follow(labels, self._models, self._now_s)
+                self._feed.follow(labels, self._models)
             case agent.Work(announcement, order):
                 self._work(announcement, order)
             case agent.CancelWork():
@@ -363,9 +362,9 @@ class DeviceRuntime:
             case agent.Remind(transfer, run_id):
                 self._outbox.remind(self._state.mark, transfer, run_id)
             case agent.SetTimer(within_s):
-                self._timer_s = self._now_s + within_s * (0.5 + 0.5 * self._uniform())
+                self._patience.set(within_s, self._now_s)
             case agent.ClearTimer():
-                self._timer_s = None
+                self._patience.clear()
             case agent.RunDone(plan):
                 self.runs_done += self._results.finish(plan, self._state.stage, self._now_s)
                 self._outbox.forget(self._state.mark, self._state.transfer)

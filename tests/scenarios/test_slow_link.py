@@ -1,4 +1,4 @@
-"""Many devices behind a link that takes longer for a round's uploads than a device waits for its answer."""
+"""Links that take longer than anybody waits: nothing travels twice that may still be on its way."""
 
 import pytest
 
@@ -11,12 +11,12 @@ INPUTS = 20_000
 """Uploads of three chunks."""
 
 
-def slow_link(fleet, bytes_per_s):
-    """Return a rule for uploads on their way from the broker to the aggregator: one after the other, at this rate."""
-    aggregator, free_s = fleet.client_id("aggregator"), [0.0]
+def slow_link(fleet, client, bytes_per_s):
+    """Return a rule for what goes from the broker to a client: one message after the other, at this rate."""
+    free_s = [0.0]
 
     def rule(passage):
-        if not concerns(passage, aggregator, "/up", Hop.DOWN):
+        if not concerns(passage, client, "", Hop.DOWN):
             return None
         free_s[0] = max(free_s[0], fleet.now_s) + len(passage.payload) / bytes_per_s
         return (free_s[0] - fleet.now_s,)
@@ -30,7 +30,7 @@ def test_nothing_is_sent_twice_however_long_the_queue(tmp_path, logistic, count)
     data = grouped_data(count, n=10, inputs=INPUTS)
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", data, bundle=logistic(INPUTS, 4), rounds=2, quorum=1.0, faults=tap) as fleet:
-        tap.rules.append(slow_link(fleet, count * 4 * fleet.plan.length / 30))
+        tap.rules.append(slow_link(fleet, fleet.client_id("aggregator"), count * 4 * fleet.plan.length / 30))
         records = fleet.run(1000)
         assert [r["contributed"] for r in records] == [count] * 3
         assert all(30 <= r["seconds"] < 31 for r in records[:2])
@@ -39,6 +39,21 @@ def test_nothing_is_sent_twice_however_long_the_queue(tmp_path, logistic, count)
             assert {c.action for c in answers(fleet, tap, name)} == {Action.ACK}
         kinds = [parse(p.payload)[0].kind for p in tap.sent(ending="/up")]
         assert kinds.count(ChunkKind.REMINDER) > count
+
+
+@pytest.mark.parametrize("seconds", [4, 40, 400], ids=lambda s: f"{s} s a round")
+def test_no_model_is_sent_twice_to_a_device_on_a_slow_link(tmp_path, logistic, seconds):
+    """Nor the run's package, which is longer: the device looks for what is lost, and finds that nothing is."""
+    data = grouped_data(2, n=10, inputs=INPUTS)
+    tap = Wiretap()
+    options = {"algorithm": "ifca", "settings": {"k": "2"}, "rounds": 2, "quorum": 1.0, "deadline_s": 1e6}
+    with make_fleet(tmp_path / "fleet", data, bundle=logistic(INPUTS, 4), faults=tap, **options) as fleet:
+        client = fleet.client_id("dev-01")
+        tap.rules.append(slow_link(fleet, client, 2 * 4 * fleet.plan.length / seconds))
+        assert [r["contributed"] for r in fleet.run(5000)] == [2] * 3
+        large = [(p.topic, p.payload) for p in tap.sent(client=client, hop=Hop.DOWN) if len(p.payload) > 10_000]
+        assert len(large) >= 3 * 2 * 2
+        assert len(set(large)) == len(large)
 
 
 def test_an_aggregator_that_stored_an_upload_and_died_acknowledges_it_from_the_reminder(tmp_path, undisturbed):
