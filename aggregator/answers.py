@@ -1,4 +1,4 @@
-"""What devices are told about their uploads, and told again when they send again."""
+"""What devices are told about their uploads, and told again when they ask."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from aggregator.intake import Opened
 from aggregator.membership import AggregatorMembership
 from aggregator.publisher import Publisher
 from wire.documents import RunPlan
-from wire.frame import parse
 from wire.messages import Action
 
 ANSWERS_REMEMBERED: Final = 16_384
@@ -44,7 +43,7 @@ class Answers:
         member = self._membership.roster.device(device)
         if member is None:
             return
-        if len(self._given) >= ANSWERS_REMEMBERED:
+        if len(self._given) >= ANSWERS_REMEMBERED and (device, transfer) not in self._given:
             self._given.pop(next(iter(self._given)))
         self._given[device, transfer] = action
         if self._owed is not None:
@@ -62,16 +61,3 @@ class Answers:
         if action is not None and member is not None:
             self._publisher.answer(member, self._run, round_, transfer, action)
         return action is not None
-
-    def repeat(self, device: str, chunk: bytes) -> bool:
-        """Answer again if ``chunk`` is of what was answered, once for each time it is the first; return whether it is.
-
-        Raises:
-            WireError: it is not a chunk.
-        """
-        header, _ = parse(chunk)
-        if not self.given(device, header.transfer_id):
-            return False
-        if header.index == 0:
-            self.again(device, header.round, header.transfer_id)
-        return True

@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from wire import limits
+from wire.frame import chunk_count
 from wire.messages import Action
 from wire.reassembly import MAX_MISSING_LISTED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from aggregator.answers import Answers
+    from aggregator.engine_state import EngineState
     from aggregator.landing import Landing
     from aggregator.membership import AggregatorMembership
     from aggregator.publisher import Publisher
     from wire.documents import RunPlan
-    from wire.messages import Phase, Reminder
+    from wire.messages import Reminder
     from wire.reassembly import Reassembler
+
+PAUSE_S: Final = 0.9 * limits.REMIND_BASE_S
+"""A device's reminders that come faster are passed over: no device makes them."""
+
+
+class _Asked(NamedTuple):
+    """What a device was asked for last, after which of its turns, and when."""
+
+    transfer: bytes
+    turn: int
+    at_s: float
+
+
+_NOTHING: Final = _Asked(b"", 0, -math.inf)
 
 
 class Asking:
     """Asks for missing chunks: of a transfer that has stalled, and of an upload whose device reminds us of it.
 
     A device reminds us when the broker has taken all that it sent, and a broker keeps the order of a topic. So what has not
-    come before the reminder is lost, however slow the link, and is asked for at once; a device is asked at most once in
-    `REASSEMBLY_QUIET_S`, whoever plays its reminders again.
+    come before the reminder is lost, however slow the link, and is asked for at once. What was asked for may be on its way
+    behind reminders that were sent before: those are known by their turn and passed over, for `limits.REMIND_CAP_S`.
     """
 
     def __init__(
@@ -44,38 +58,65 @@ class Asking:
         self._publisher = publisher
         self._membership = membership
         self._run = run
-        self._asked_s: dict[str, float] = {}
+        self._reminded_s: dict[str, float] = {}
+        self._asked: dict[str, _Asked] = {}
 
-    def remind(self, reminder: Reminder, received: Mapping[str, tuple[Phase, bytes]], now_s: float) -> None:
-        """Take a reminder of the device that it names: answer it, or ask for what is missing.
-
-        ``received`` is device -> (phase, digest) of the durable uploads of the open round.
-        """
+    def remind(self, reminder: Reminder, state: EngineState, now_s: float) -> None:
+        """Take a reminder of the device that it names, while the run is in ``state``: answer it, or ask for what is missing."""
         device, transfer = reminder.device, reminder.transfer
-        if self._answers.again(device, reminder.round, transfer):
+        if now_s - self._reminded_s.get(device, -math.inf) < PAUSE_S:
             return
-        if device in received and received[device][1] == reminder.digest:
-            self._answers.reply(device, reminder.round, transfer, Action.ACK)
+        self._reminded_s[device] = now_s
+        if reminder.run_id != self._run.run_id:
+            self._refuse_other_run(reminder)
+            return
+        if self._answers.again(device, reminder.round, transfer):
             return
         queued = self._landing.of(device)
         if queued is not None and queued.transfer == transfer:
             return
-        if now_s - self._asked_s.get(device, -math.inf) < limits.REASSEMBLY_QUIET_S:
+        verdict = self._verdict(reminder, state)
+        if verdict is not None:
+            self._answers.reply(device, reminder.round, transfer, *verdict)
             return
-        self._asked_s[device] = now_s
-        missing = self._chunks.missing(device, transfer, now_s)
+        last = self._asked.get(device, _NOTHING)
+        if last.transfer == transfer and reminder.turn <= last.turn and now_s - last.at_s < limits.REMIND_CAP_S:
+            return
+        self._asked[device] = _Asked(transfer, reminder.turn, now_s)
+        missing = self._chunks.missing(device, reminder.round, transfer, reminder.chunk_bytes, now_s)
         if missing is None:
-            missing = tuple(range(min(reminder.chunks, MAX_MISSING_LISTED)))
+            count = chunk_count(reminder.size, reminder.chunk_bytes)
+            missing = tuple(range(min(count, MAX_MISSING_LISTED)))
         self._ask(device, reminder.round, transfer, missing)
+
+    def _verdict(self, reminder: Reminder, state: EngineState) -> tuple[Action, str] | None:
+        """Return the answer to an upload that need not travel any more, None if there is none yet."""
+        if reminder.device in state.received and state.received[reminder.device][1] == reminder.digest:
+            return Action.ACK, ""
+        if state.finished or reminder.round < state.round:
+            return Action.REFUSED, "the run is over" if state.finished else "the round is not open"
+        return None
+
+    def _refuse_other_run(self, reminder: Reminder) -> None:
+        member = self._membership.roster.device(reminder.device)
+        if member is not None:
+            refused = (reminder.round, reminder.transfer, Action.REFUSED, "of another run")
+            self._publisher.answer(member, self._run, *refused)
+
+    def forget(self) -> None:
+        """Take note that the broker was lost, and with it maybe what was asked."""
+        self._asked.clear()
 
     def tick(self, now_s: float) -> None:
         """Ask for the missing chunks of what has stalled."""
         for stalled in self._chunks.stalled(now_s):
-            if self._answers.given(stalled.source, stalled.transfer_id):
+            device, transfer = stalled.source, stalled.transfer_id
+            queued = self._landing.of(device)
+            if self._answers.given(device, transfer) or (queued is not None and queued.transfer == transfer):
                 # Sent again while the first copy was on its way to the disk.
-                self._chunks.drop(stalled.source, stalled.transfer_id)
+                self._chunks.drop(device, transfer)
             else:
-                self._ask(stalled.source, stalled.round, stalled.transfer_id, stalled.missing)
+                self._ask(device, stalled.round, transfer, stalled.missing)
 
     def _ask(self, device: str, round_: int, transfer: bytes, missing: tuple[int, ...]) -> None:
         member = self._membership.roster.device(device)

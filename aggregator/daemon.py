@@ -36,7 +36,7 @@ LOOK_AFTER_S: Final = 1.0
 BATCH_EVENTS: Final = 512
 """Most events between two group commits."""
 LAST_ANSWERS_S: Final = 15.0
-"""How long ``once`` goes on after the last run, for devices that were not heard: they send again with growing pauses. An
+"""How long ``once`` goes on after the last run, for devices that were not heard: they remind with growing pauses. An
 aggregator that was started again does not know who was, and waits for all of it."""
 
 

@@ -156,12 +156,15 @@ class Engine:
             newest=generation,
             news=tuple(Occurrence(e["round"], e["kind"], e["detail"]) for e in standing["news"]),
         )
+        r = standing["rollover"]
         if not standing["open"]:
             state = dataclasses.replace(state, round=round_, step=standing["step"], online=frozenset())
+            if r is not None:
+                failed = Rollover(r["generation"], r["tries"])
+                state = dataclasses.replace(state, rollover=failed, newest=max(r["generation"], generation))
             return state, (Gather(),)
-        if standing["rollover"] is None:
+        if r is None:
             return self._open(state, round_, available)
-        r = standing["rollover"]
         signing = r["signing"] and proposal is not None
         under_way = Rollover(r["generation"], r["tries"], r["folder"], proposal if signing else None)
         state = dataclasses.replace(

@@ -76,10 +76,16 @@ class Intake:
             ShoalError: unknown device, not sealed to us, forged, malformed, or of another run.
         """
         decline = self._note(device, transfer, roster, DECLINE_PURPOSE, Decline)
+        if decline.run_id != self._run.run_id:
+            raise UntrustedError("a decline for another run")
         return Declined(device, decline.nonce, Obstacle(decline.obstacle))
 
     def reminder(self, device: str, transfer: Transfer, roster: Roster) -> Reminder:
-        """Return the reminder that ``device`` sent; arguments and errors are those of `declined`."""
+        """Return the reminder that ``device`` sent, maybe of another run; arguments are those of `open`.
+
+        Raises:
+            ShoalError: unknown device, not sealed to us, forged or malformed.
+        """
         return self._note(device, transfer, roster, REMINDER_PURPOSE, Reminder)
 
     def _note(self, device: str, transfer: Transfer, roster: Roster, purpose: str, kind: type[N]) -> N:
@@ -89,8 +95,6 @@ class Intake:
         note = decode(message, kind)
         if (note.fleet, note.device) != (self._run.fleet, device):
             raise UntrustedError(f"a {purpose} by {note.device!r} of {note.fleet!r} on {device}'s topic")
-        if note.run_id != self._run.run_id:
-            raise UntrustedError(f"a {purpose} for another run")
         return note
 
     def _open(self, device: str, transfer: Transfer, roster: Roster, purpose: str) -> tuple[memoryview, memoryview]:

@@ -9,6 +9,7 @@ from typing import Final
 
 from aggregator.engine_state import EngineState
 from aggregator.events import RoundRecord
+from aggregator.rollover import HASTY_TRIES
 from wire.documents import RunPlan
 from wire.messages import Obstacle
 
@@ -109,6 +110,9 @@ def waiting_for(state: EngineState) -> str:
         return (
             f"round {state.round}: the owner has replaced the keys, and the roster that goes with them has not come yet"
         )
+    if state.plan is None and state.rollover is not None and state.rollover.tries >= HASTY_TRIES:
+        failed = f"{state.rollover.tries} attempts to end the mask epoch have failed"
+        return f"round {state.round}: {failed}; the next one begins at the deadline"
     if state.plan is None and state.rollover is not None:
         return f"round {state.round}: more than half of the roster must be here to end the mask epoch"
     if state.plan is None:

@@ -40,6 +40,8 @@ from wire.transport import Transport
 FLEET = "*"
 TOLD_FILE: Final = "roster.told"
 LOG = logging.getLogger("shoal.aggregator")
+CONTROL_BYTES: Final = 768
+"""A sealed answer without its list of chunks takes less."""
 
 
 class Publisher:
@@ -198,7 +200,8 @@ class Publisher:
         self._control(member, Control(run.fleet, member.name, int(action), run.run, round_, transfer, (), reason))
 
     def ask_again(self, member: Member, run: RunPlan, round_: int, transfer: bytes, missing: tuple[int, ...]) -> None:
-        """Ask one device for the chunks of its upload that did not arrive."""
+        """Ask one device for the chunks of its upload that did not arrive, as many as fit a packet."""
+        missing = missing[: (self._transport.chunk_bytes - CONTROL_BYTES) // 4]
         nack = Control(run.fleet, member.name, int(Action.NACK), run.run, round_, transfer, missing, "chunks missing")
         self._control(member, nack)
 

@@ -51,7 +51,7 @@ from wire.codec import decode, encode
 from wire.documents import RunPackage, RunPlan
 from wire.epochs import Epoch
 from wire.errors import ShoalError, UntrustedError, reason_of
-from wire.frame import ChunkKind
+from wire.frame import ChunkKind, parse
 from wire.messages import Action, Obstacle, Phase
 from wire.reassembly import Reassembler, Transfer
 from wire.topics import TopicKind, Topics
@@ -189,6 +189,7 @@ class RunService:
                 self._publisher.republish()
             case Disconnected(reason):
                 self._lost = True
+                self._asking.forget()
                 LOG.warning("broker connection lost", extra={"kv": {"reason": reason}})
             case _:
                 pass
@@ -207,14 +208,14 @@ class RunService:
                 self._feed(event, now_s)
         elif parsed.kind is TopicKind.UP:
             self._bytes_up += len(payload)
-            if self.answers.repeat(parsed.device, payload):
+            if self.answers.given(parsed.device, parse(payload)[0].transfer_id):
                 return
             transfer = self._chunks.add(parsed.device, payload, now_s)
             if transfer is not None and transfer.kind is ChunkKind.DECLINE:
                 self._feed(self._intake.declined(parsed.device, transfer, self._membership.roster), now_s)
             elif transfer is not None and transfer.kind is ChunkKind.REMINDER:
                 reminder = self._intake.reminder(parsed.device, transfer, self._membership.roster)
-                self._asking.remind(reminder, self._state.received, now_s)
+                self._asking.remind(reminder, self._state, now_s)
             elif transfer is not None:
                 self._on_upload(parsed.device, transfer, now_s)
 
@@ -345,7 +346,8 @@ class RunService:
                     closed = None
                 case RolloverFailed(round_, reason):
                     LOG.warning("rollover failed", extra={"kv": {"round": round_, "reason": reason}})
-                    self._store.forget(round_, (Phase.CHECKPOINT, Phase.ENDORSE))
+                    dump = self._engine.strategy_in(self._state.run).dump(self._state.strategy)
+                    self._store.fail(round_, (Phase.CHECKPOINT, Phase.ENDORSE), dump, self._state.standing)
                 case Gather():
                     self._deadline_s = now_s + self._run.deadline_s
                 case RunFinished():

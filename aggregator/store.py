@@ -303,11 +303,16 @@ class Store:
         start = files.append(upload.round, memoryview(vector))
         return (*contribution.key, encode(upload), digest, start, checksum(vector))
 
-    def forget(self, round_: int, phases: Iterable[int]) -> None:
-        """Drop what was uploaded for these phases of a round."""
+    def fail(self, round_: int, phases: Iterable[int], dump: Dump, standing: Mapping[str, Any]) -> None:
+        """Drop what was uploaded for these phases of a round, and keep how the run stands with nothing open.
+
+        Both or neither: a step that was announced once, and failed, must not be announced again as another one.
+        """
+        document = self._document(self._vectors, (), dump, {**standing, "open": False})
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany("DELETE FROM uploads WHERE round = ? AND phase = ?", [(round_, p) for p in phases])
+            self._db.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?)", (round_, json.dumps(document)))
         self._updates.rewind(round_)
 
     def _sweep(self, round_: int, names: set[str], rounds: set[int]) -> None:

@@ -39,7 +39,7 @@ class AgentState:
         announcement, order: the round that it is in, and its part.
         models: topic label -> transfer id of the models at hand.
         transfer: id of its sealed upload; sent: of which round; attempt: reminders so far.
-        answered: that upload need not be sent again, also after a restart: it was a final round's, and was answered.
+        answered: nobody is reminded of that upload any more, also after a restart: it was a final round's, and was answered.
         done: the upload of the announced round was answered.
     """
 
@@ -158,6 +158,7 @@ class Remind:
 
     transfer: bytes
     run_id: bytes
+    reconnected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ class ClearTimer:
 
 @dataclass(frozen=True, slots=True)
 class RunDone:
-    """The device's part in the run is over: its last upload was answered, and is not sent again after a restart either."""
+    """The device's part in the run is over: its last upload was answered; a restart changes nothing in that."""
 
     plan: RunPlan
 
@@ -208,8 +209,9 @@ def step(state: AgentState, event: Event) -> Transition:
         case TimerFired() | Reconnected():
             if state.stage is not Stage.SENDING:
                 return state, ()
-            attempt = 0 if isinstance(event, Reconnected) else state.attempt + 1
-            return dataclasses.replace(state, attempt=attempt), (_remind(state), _timer(attempt))
+            reconnected = isinstance(event, Reconnected)
+            attempt = 0 if reconnected else state.attempt + 1
+            return dataclasses.replace(state, attempt=attempt), (_remind(state, reconnected), _timer(attempt))
 
 
 def _planned(state: AgentState, planned: Planned) -> Transition:
@@ -311,9 +313,9 @@ def _answered(state: AgentState, control: Control) -> Transition:
     return dataclasses.replace(state, answered=True), (ClearTimer(), RunDone(state.plan))
 
 
-def _remind(state: AgentState) -> Remind:
+def _remind(state: AgentState, reconnected: bool = False) -> Remind:
     assert state.plan is not None
-    return Remind(state.transfer, state.plan.run_id)
+    return Remind(state.transfer, state.plan.run_id, reconnected)
 
 
 def _timer(attempt: int) -> SetTimer:

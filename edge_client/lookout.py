@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 LOOK_S: Final = 5.0
 """A device that waits for something and has heard nothing for this long looks whether it was lost; then twice as long."""
 LOOK_CAP_S: Final = 60.0
-LOOKS: Final = 3
-"""After so many in vain the announcement may be lost as well: everything is asked for."""
+LOOKS: Final = 4
+"""After so many in vain, and two minutes of silence, the announcement may be lost as well: everything is asked for."""
 
 
 class Lookout:
@@ -47,7 +47,7 @@ class Lookout:
 
     def heard(self, now_s: float) -> None:
         """Take note that something arrived."""
-        self._since_s = now_s
+        self._since_s, self._looks = now_s, 0
 
     def tick(self, now_s: float, missing: tuple[str, ...]) -> None:
         """Look after what lies below the ``missing`` topics if nothing was heard for long enough."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from crypto.seal.envelope import parcel_for_member
 from crypto.seal.roster import aggregator_of
@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from edge_client.enrolment import DeviceMembership
     from wire.messages import Announcement, Obstacle
     from wire.transport import Transport
+
+
+class Kept(NamedTuple):
+    """What a reminder says of an upload."""
+
+    transfer: bytes
+    digest: bytes
+    size: int
 
 
 class Notes:
@@ -30,11 +38,11 @@ class Notes:
         note = Decline(member.fleet, member.name, announcement.run_id, announcement.nonce, int(obstacle))
         self._send(note, ChunkKind.DECLINE, announcement.round)
 
-    def remind(self, run_id: bytes, round_: int, transfer: bytes, digest: bytes, chunks: int) -> None:
-        """Ask what became of an upload; arguments are `Reminder`'s."""
+    def remind(self, run_id: bytes, round_: int, upload: Kept, chunk_bytes: int, turn: int) -> None:
+        """Ask what became of an ``upload``; the other arguments are `Reminder`'s."""
         member = self._membership
-        note = Reminder(member.fleet, member.name, run_id, round_, transfer, digest, chunks)
-        self._send(note, ChunkKind.REMINDER, round_)
+        about = (upload.transfer, upload.digest, upload.size, chunk_bytes)
+        self._send(Reminder(member.fleet, member.name, run_id, round_, *about, turn), ChunkKind.REMINDER, round_)
 
     def _send(self, note: Decline | Reminder, kind: ChunkKind, round_: int) -> None:
         member = self._membership

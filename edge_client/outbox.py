@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from edge_client.notes import Kept
 from wire import limits
-from wire.frame import ChunkKind, Fingerprint, chunk_count, split
+from wire.frame import ChunkKind, Fingerprint, split
 
 if TYPE_CHECKING:
     from crypto.seal.replay import HighWater
@@ -28,20 +29,25 @@ class Outbox:
         notes: take the reminders of it.
         topic: of the device's uploads.
         sealed: what an earlier life has left; empty if nothing.
+        birth: of this life, see `presence`.
     """
 
-    def __init__(self, files: DeviceState, transport: Transport, notes: Notes, topic: str, sealed: bytes) -> None:
+    def __init__(
+        self, files: DeviceState, transport: Transport, notes: Notes, topic: str, sealed: bytes, birth: int
+    ) -> None:
         self._files = files
         self._transport = transport
         self._notes = notes
         self._topic = topic
         self._sealed = sealed
-        self._handed = False
+        self._turn = birth
+        self._handed = True
+        self._digest = b""
 
     def keep(self, mark: HighWater, transfer: bytes, sealed: bytes) -> None:
         """Keep an upload, durably."""
         self._files.save_pending(mark, transfer, sealed)
-        self._sealed = sealed
+        self._sealed, self._digest = sealed, b""
 
     def forget(self, mark: HighWater, transfer: bytes) -> None:
         """Keep of an upload that was answered only that there was one."""
@@ -51,11 +57,12 @@ class Outbox:
     def send(self, mark: HighWater, transfer: bytes, asked: tuple[int, ...] | None, devices: int) -> None:
         """Send the upload for the first time in a fleet of so many devices, or the chunks that were ``asked`` for.
 
-        Those may still be on their way over a slow link; then nothing is sent. After a reminder they are not: what waits for the
-        broker's acknowledgement then is the reminder.
+        Those may still be on their way over a slow link; then nothing is sent.
         """
-        if asked is not None and not self._handed and self._transport.pending():
-            return
+        if asked is not None:
+            if self._busy():
+                return
+            self._turn += 1
         self._handed = False
         size = self._transport.chunk_bytes
         chunks = split(
@@ -65,10 +72,16 @@ class Outbox:
         for chunk in chunks:
             self._transport.publish(self._topic, chunk, qos=qos)
 
-    def remind(self, mark: HighWater, transfer: bytes, run_id: bytes) -> None:
+    def remind(self, mark: HighWater, transfer: bytes, run_id: bytes, *, reconnected: bool) -> None:
         """Make the aggregator answer, or ask for what it misses; nothing while that is still on its way to the broker."""
-        if self._transport.pending():
+        if self._busy():
             return
-        self._handed = True
-        count = chunk_count(len(self._sealed), self._transport.chunk_bytes)
-        self._notes.remind(run_id, mark.round, transfer, Fingerprint.of(self._sealed).signed, count)
+        self._turn += reconnected
+        self._digest = self._digest or Fingerprint.of(self._sealed).signed
+        kept = Kept(transfer, self._digest, len(self._sealed))
+        self._notes.remind(run_id, mark.round, kept, self._transport.chunk_bytes, self._turn)
+
+    def _busy(self) -> bool:
+        """Whether chunks may be on their way to the broker: what waits for it once they are not is something else."""
+        self._handed = self._handed or not self._transport.pending()
+        return not self._handed

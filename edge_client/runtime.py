@@ -88,7 +88,7 @@ class DeviceRuntime:
         self._state = AgentState(membership.index, at, transfer=pending.transfer, sent=sent, answered=answered)
         up = self._topics.up(membership.name)
         notes = Notes(membership, transport, up)
-        self._outbox = Outbox(self._files, transport, notes, up, pending.sealed)
+        self._outbox = Outbox(self._files, transport, notes, up, pending.sealed, birth)
         self._declining = Declining(membership, notes)
         self._run: Run | None = None
         self._following = Following(membership, self._files)
@@ -155,8 +155,8 @@ class DeviceRuntime:
                 self._on_chunk(topic, payload)
             case Connected():
                 if not self._mind_expiry():
-                    self._attendance.connected(now_s)
                     self._step(agent.Reconnected())
+                    self._attendance.connected(now_s)
             case Disconnected(reason):
                 LOG.warning("broker connection lost", extra={"kv": {"reason": reason}})
 
@@ -359,8 +359,8 @@ class DeviceRuntime:
                 self._worker.cancel()
             case agent.Send(transfer, asked):
                 self._outbox.send(self._state.mark, transfer, asked, len(self._membership.roster.active()))
-            case agent.Remind(transfer, run_id):
-                self._outbox.remind(self._state.mark, transfer, run_id)
+            case agent.Remind(transfer, run_id, reconnected):
+                self._outbox.remind(self._state.mark, transfer, run_id, reconnected=reconnected)
             case agent.SetTimer(within_s):
                 self._patience.set(within_s, self._now_s)
             case agent.ClearTimer():

@@ -76,7 +76,7 @@ class Pending:
 
     @property
     def answered(self) -> bool:
-        """Whether there was an upload that need not be sent again."""
+        """Whether there was an upload that nobody need be reminded of."""
         return any(self.transfer) and not self.sealed
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from wire import limits
 from wire.codec import U8, U16, U32, U64, ArrayU16, ArrayU32, Fixed16, Fixed32, message
 from wire.documents import require_name
 from wire.errors import WireError
@@ -309,7 +310,8 @@ class Reminder:
     """A device reminds the aggregator of an upload that was not answered.
 
     Attributes:
-        transfer: its name; digest: what its signature is over; chunks: how many it is cut into.
+        transfer: its name; digest: what its signature is over; size: its bytes; chunk_bytes: of its chunks.
+        turn: grows when the device sends what it was asked for, when it connects, and with each of its lives.
     """
 
     fleet: str
@@ -318,8 +320,10 @@ class Reminder:
     round: U32
     transfer: Fixed16
     digest: Fixed32
-    chunks: U32
+    size: U64
+    chunk_bytes: U32
+    turn: U64
 
     def __post_init__(self) -> None:
-        if not self.chunks:
-            raise WireError("a reminder of no chunks")
+        if not 1 <= self.size <= limits.MAX_TRANSFER_BYTES or not 1 <= self.chunk_bytes <= limits.MAX_PACKET_BYTES:
+            raise WireError(f"a reminder of {self.size} bytes in chunks of {self.chunk_bytes}")

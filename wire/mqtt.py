@@ -189,7 +189,7 @@ class MqttTransport:
                 raise WireError("the transport is closed")
             if self._waiting_bytes + len(payload) > self._max_queued_bytes:
                 raise WireError(
-                    f"{self._waiting_bytes} bytes already wait for the broker", hint="look at pending() before a resend"
+                    f"{self._waiting_bytes} bytes already wait for the broker", hint="look at pending() first"
                 )
             self._waiting_bytes += len(payload)
             self._queue.append(Publish(topic, payload, retain, qos))

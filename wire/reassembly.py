@@ -180,16 +180,22 @@ class Reassembler:
                     found.append(Stalled(source, name, kind, round_, pending.missing()))
         return found
 
-    def missing(self, source: str, transfer_id: bytes, now_s: float) -> tuple[int, ...] | None:
-        """Return the first MAX_MISSING_LISTED chunks that a transfer lacks, None where nothing of it came.
+    def missing(
+        self, source: str, round_: int, transfer_id: bytes, chunk_bytes: int, now_s: float
+    ) -> tuple[int, ...] | None:
+        """Return the first MAX_MISSING_LISTED chunks that an upload lacks, None where nothing of it came.
 
-        `stalled` counts it as reported.
+        `stalled` counts it as reported. What came in chunks of another length is dropped: the rest will not fit it.
         """
-        for (_, _, name), pending in self._sources.get(source, {}).items():
-            if name == transfer_id:
-                pending.reported_s = now_s
-                return pending.missing()
-        return None
+        key = (ChunkKind.UPLOAD, round_, transfer_id)
+        pending = self._sources.get(source, {}).get(key)
+        if pending is None:
+            return None
+        if pending.header.chunk_bytes != chunk_bytes:
+            self._forget(source, key)
+            return None
+        pending.reported_s = now_s
+        return pending.missing()
 
     def expire(self, now_s: float) -> list[Stalled]:
         """Drop and return the transfers that began ``deadline_s`` seconds ago or earlier."""

@@ -8,6 +8,7 @@ from crypto.seal.envelope import open_from_group, read_head, seal_to_group, seal
 from crypto.seal.grants import seal_grant
 from crypto.seal.roster_change import roster_change
 from crypto.seal.signed import sign_document
+from edge_client.notes import Kept
 from fleet.admission import Registrar
 from tests.helpers.fleets import (
     Wiretap,
@@ -57,7 +58,7 @@ class Scene:
             announcements(self.fleet, self.tap)[0], DataError("too late to change anything")
         )
         counted = answers(self.fleet, self.tap, VICTIM)[-1].transfer
-        self.runtime._outbox._notes.remind(self.fleet.plan.run_id, 1, counted, bytes(32), 1)
+        self.runtime._outbox._notes.remind(self.fleet.plan.run_id, 1, Kept(counted, bytes(32), 1), 1024, 0)
         self.want_whole_rosters()
         self.rule = self.tap.lose(client=self.fleet.client_id(VICTIM), ending="/up")
         self.fleet.settle()
@@ -156,7 +157,7 @@ def decline(scene, signer, fleet, _):
 def reminder(scene, signer, fleet, _):
     """The victim asks what became of its upload."""
     state = scene.runtime._state
-    said = Reminder(fleet, VICTIM, scene.fleet.plan.run_id, 2, state.transfer, bytes(32), 1)
+    said = Reminder(fleet, VICTIM, scene.fleet.plan.run_id, 2, state.transfer, bytes(32), 1, 1024, 1 << 63)
     head = Sealed(fleet, "reminder", VICTIM, "aggregator")
     return seal_to_member(signer or scene.device, scene.aggregator.member.seal_key, head, encode(said))
 

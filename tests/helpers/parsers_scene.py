@@ -119,7 +119,7 @@ class Scene:
             Control: self.plains(ending=f"/{DEVICE}/ctl"),
             Upload: [encode(u) for u in uploads],
             Decline: [encode(Decline("demo", DEVICE, bytes(16), bytes(16), int(Obstacle.DATA)))],
-            Reminder: [encode(Reminder("demo", DEVICE, bytes(16), 1, bytes(16), bytes(32), 6))],
+            Reminder: [encode(Reminder("demo", DEVICE, bytes(16), 1, bytes(16), bytes(32), 6, 1024, 1))],
             Presence: self.plains(sender=DEVICE, ending="/state"),
             Roster: [self.owner.roster_bytes[64:]],
             RosterChange: [encode(roster_change(None, self.owner.roster, self.owner.roster_bytes))],

@@ -153,6 +153,8 @@ def test_what_is_true_on_a_channel_is_believed(tmp_path, caplog, channel):
     """The control: the same message by its rightful sender, for this fleet and in its mode, moves somebody."""
     scene = Scene(tmp_path / "fleet")
     with scene.fleet:
+        later = scene.fleet.now_s + 1  # the victim has reminded us a moment ago
+        scene.fleet.run_until(lambda: scene.fleet.now_s > later, 5)
         before = scene.standing()
         if channel in ("roster", "change"):  # the aggregator hands on what the owner has signed
             payload = CHANNELS[channel].seal(scene, scene.owner.owner, "demo", False)

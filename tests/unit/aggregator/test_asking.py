@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from aggregator.answers import Answers
-from aggregator.asking import Asking
+from aggregator.asking import PAUSE_S, Asking
+from aggregator.engine_state import EngineState
 from tests.helpers.plans import run_plan
 from wire import limits
 from wire.frame import ChunkKind, split, transfer_id
@@ -17,7 +18,7 @@ RUN = run_plan()
 PAYLOAD = bytes(range(256)) * 12
 CHUNKS = split(PAYLOAD, kind=ChunkKind.UPLOAD, round=7, chunk_bytes=1024)
 TRANSFER, DIGEST = transfer_id(PAYLOAD), b"d" * 32
-REMINDER = Reminder("demo", "dev-1", RUN.run_id, 7, TRANSFER, DIGEST, len(CHUNKS))
+REMINDER = Reminder("demo", "dev-1", RUN.run_id, 7, TRANSFER, DIGEST, len(PAYLOAD), 1024, 5)
 WHOLE = (0, 1, 2)
 
 
@@ -28,11 +29,13 @@ class Publisher:
         self.done = []
 
     def answer(self, _member, run, round_, transfer, action, reason=""):
-        assert (run, round_, reason) == (RUN, 7, "")
-        self.done.append((action, transfer))
+        assert run == RUN
+        assert round_ in (6, 7)
+        self.done.append((action, transfer, reason) if reason else (action, transfer))
 
     def ask_again(self, member, run, round_, transfer, missing):
-        assert (run, round_) == (RUN, 7)
+        assert run == RUN
+        assert round_ >= 7
         self.done.append((member, transfer, missing))
 
 
@@ -65,8 +68,9 @@ class Scene:
         self.answers.reply("dev-1", 7, TRANSFER, action)
         self.told()
 
-    def remind(self, now_s=0.0, received=None, **changes):
-        self.asking.remind(dataclasses.replace(REMINDER, **changes), received or {}, now_s)
+    def remind(self, now_s=0.0, received=None, finished=False, **changes):
+        state = EngineState((), None, RUN, round=7, received=received or {}, finished=finished)
+        self.asking.remind(dataclasses.replace(REMINDER, **changes), state, now_s)
         return self.told()
 
 
@@ -85,21 +89,21 @@ def test_of_an_upload_that_came_in_part_the_rest_is_asked_for_at_once(scene):
 
 
 def test_an_answer_is_given_again(scene):
-    for action in (Action.ACK, Action.REFUSED):
+    for at, action in enumerate((Action.ACK, Action.REFUSED)):
         scene.answer(action)
-        assert scene.remind() == [(action, TRANSFER)]
+        assert scene.remind(now_s=at) == [(action, TRANSFER)]
 
 
 def test_an_upload_on_its_way_to_the_disk_is_neither_answered_nor_asked_for(scene):
     scene.landing.queued = SimpleNamespace(transfer=TRANSFER)
     assert scene.remind() == []
     scene.landing.queued = SimpleNamespace(transfer=bytes(16))
-    assert scene.remind() == [("dev-1", TRANSFER, WHOLE)]
+    assert scene.remind(now_s=1.0) == [("dev-1", TRANSFER, WHOLE)]
 
 
 def test_an_upload_that_an_earlier_life_has_stored_is_acknowledged(scene):
     assert scene.remind(received={"dev-1": (Phase.TRAIN, DIGEST)}) == [(Action.ACK, TRANSFER)]
-    assert scene.remind() == [(Action.ACK, TRANSFER)], "and this life knows that it did"
+    assert scene.remind(now_s=1.0) == [(Action.ACK, TRANSFER)], "and this life knows that it did"
 
 
 @pytest.mark.parametrize("stored", [{"dev-1": (Phase.TRAIN, bytes(32))}, {"dev-2": (Phase.TRAIN, DIGEST)}])
@@ -107,16 +111,58 @@ def test_another_upload_that_was_stored_acknowledges_nothing(scene, stored):
     assert scene.remind(received=stored) == [("dev-1", TRANSFER, WHOLE)]
 
 
-def test_nobody_makes_us_ask_the_same_device_faster_than_a_chunk_may_take(scene):
-    """Whoever plays reminders again would have it send its upload as often."""
+def test_what_was_asked_for_is_not_asked_for_again_on_an_older_reminder(scene):
+    """On a slow link several wait in the queue, and what they made us ask for comes behind the last of them."""
     assert scene.remind(now_s=10.0)
-    assert scene.remind(now_s=10.0 + limits.REASSEMBLY_QUIET_S - 0.1) == []
-    assert scene.remind(now_s=11.0, device="dev-2")
-    assert scene.remind(now_s=10.0 + limits.REASSEMBLY_QUIET_S)
+    assert scene.remind(now_s=12.0) == []
+    assert scene.remind(now_s=13.0, turn=4) == []
+    assert scene.remind(now_s=14.0, turn=6) == [("dev-1", TRANSFER, WHOLE)], "all of it was lost again"
+    assert scene.remind(now_s=16.0, turn=6) == []
+    assert scene.remind(now_s=14.0 + limits.REMIND_CAP_S, turn=6), "the question may be lost"
+
+
+def test_a_lost_broker_may_have_lost_the_question(scene):
+    assert scene.remind(now_s=10.0)
+    assert scene.remind(now_s=11.0) == []
+    scene.asking.forget()
+    assert scene.remind(now_s=12.0)
+
+
+def test_another_upload_of_the_device_is_asked_for_at_once(scene):
+    assert scene.remind(now_s=10.0)
+    other = bytes(16)
+    assert scene.remind(now_s=11.0, transfer=other) == [("dev-1", other, WHOLE)]
+
+
+def test_nobody_is_answered_faster_than_devices_remind(scene):
+    """Whoever plays reminders again, or makes them up, has us sign as often."""
+    scene.answer(Action.ACK)
+    assert scene.remind(now_s=10.0)
+    assert scene.remind(now_s=10.0 + PAUSE_S - 0.01) == []
+    assert scene.remind(now_s=10.5, device="dev-2")
+    assert scene.remind(now_s=10.0 + PAUSE_S)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"run_id": b"x" * 16}, "of another run"),
+        ({"round": 6}, "the round is not open"),
+        ({"finished": True}, "the run is over"),
+    ],
+)
+def test_what_comes_too_late_need_not_travel(scene, changes, reason):
+    assert scene.remind(**changes) == [(Action.REFUSED, TRANSFER, reason)]
+
+
+def test_an_upload_for_a_round_that_we_have_yet_to_reach_is_not_given_up(scene):
+    """The aggregator has been set back by a crash, and will get there again."""
+    assert scene.remind(round=8) != []
+    assert all(what[0] != Action.REFUSED for what in scene.remind(now_s=99.0, round=8))
 
 
 def test_a_long_upload_is_asked_for_piece_by_piece(scene):
-    ((_, _, missing),) = scene.remind(chunks=2**32 - 1)
+    ((_, _, missing),) = scene.remind(size=limits.MAX_TRANSFER_BYTES)
     assert missing == tuple(range(MAX_MISSING_LISTED))
 
 
@@ -134,6 +180,14 @@ def test_what_came_again_while_it_was_written_is_forgotten(scene):
     """Its answer is out: nobody would ever send the rest."""
     scene.chunks.add("dev-1", CHUNKS[2], 0.0)
     scene.answer(Action.ACK)
+    scene.asking.tick(limits.REASSEMBLY_QUIET_S)
+    assert scene.told() == []
+    assert len(scene.chunks) == 0
+
+
+def test_what_comes_again_while_it_is_written_is_forgotten_too(scene):
+    scene.chunks.add("dev-1", CHUNKS[2], 0.0)
+    scene.landing.queued = SimpleNamespace(transfer=TRANSFER)
     scene.asking.tick(limits.REASSEMBLY_QUIET_S)
     assert scene.told() == []
     assert len(scene.chunks) == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.events import Left
+from aggregator.events import CameOnline, Left
 from tests.helpers.rollovers import DEVICES, Scene, changed, dropped
 from wire.messages import Phase
 
@@ -64,3 +64,22 @@ def test_a_restart_after_the_folder_was_revoked_asks_another():
     again.feed(Left(folder))
     assert folder not in again.state.plan.orders
     assert again.state.plan.orders
+
+
+def test_a_restart_after_a_failed_try_repeats_no_step():
+    """Devices have answered those that were announced: the next one has another number, and another folder."""
+    scene = Scene().due()
+    (first,) = scene.state.plan.orders
+    scene.fold(digest=bytes(32))
+    assert scene.kinds[0] == "RolloverFailed"
+    failed = scene.state.rollover
+    standing = {**scene.state.standing, "open": False}
+    state, actions = scene.engine.resume(
+        DEVICES, scene.state.strategy, scene.state.round, (), standing, None, scene.roster, scene.roster_bytes
+    )
+    assert [type(a).__name__ for a in actions] == ["Gather"]
+    assert (state.step, state.rollover.tries, state.rollover.folder) == (scene.state.step, failed.tries, "")
+    for name in DEVICES:
+        state, actions = scene.engine.handle(state, CameOnline(name))
+    assert state.plan.step == scene.state.step + 1
+    assert set(state.plan.orders) != {first}

@@ -142,7 +142,7 @@ def test_refusals_are_counted_by_class():
 
 
 DECLINE = Decline("demo", "dev-1", RUN.run_id, b"n" * 16, int(Obstacle.TASK))
-REMINDER = Reminder("demo", "dev-1", RUN.run_id, 1, b"t" * 16, b"d" * 32, 6)
+REMINDER = Reminder("demo", "dev-1", RUN.run_id, 1, b"t" * 16, b"d" * 32, 6000, 1024, 1)
 NOTES = {
     "decline": (Intake.declined, DECLINE, Declined("dev-1", b"n" * 16, Obstacle.TASK)),
     "reminder": (Intake.reminder, REMINDER, REMINDER),
@@ -164,7 +164,6 @@ def test_a_device_may_write_of_itself(kind):
     [
         ({"device": "dev-2"}, {}),
         ({"fleet": "reef"}, {}),
-        ({"run_id": b"x" * 16}, {}),
         ({}, {"head": HEAD}),
         ({}, {"signer": OTHER}),
         ({}, {"head": dataclasses.replace(HEAD, sender="dev-2"), "signer": OTHER}),
@@ -176,6 +175,17 @@ def test_nobody_else_may(kind, changes, options):
     sent = transfer(dataclasses.replace(note, **changes), b"", **{"head": head_of(kind), **options})
     with pytest.raises(ShoalError):
         read(Intake(SERVER, RUN), "dev-1", sent, ROSTER)
+
+
+def test_a_decline_is_for_this_run():
+    """A reminder of another is answered: its device waits for that (test_asking.py)."""
+    for kind, (read, note, _) in NOTES.items():
+        sent = transfer(dataclasses.replace(note, run_id=b"x" * 16), b"", head=head_of(kind))
+        if kind == "reminder":
+            assert read(Intake(SERVER, RUN), "dev-1", sent, ROSTER).run_id == b"x" * 16
+            continue
+        with pytest.raises(UntrustedError, match="another run"):
+            read(Intake(SERVER, RUN), "dev-1", sent, ROSTER)
 
 
 @pytest.mark.parametrize("kind", NOTES)

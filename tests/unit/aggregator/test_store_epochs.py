@@ -239,7 +239,9 @@ def test_steps_that_failed_are_forgotten_and_take_no_room(open_store, folder):
         store.commit()
         assert store.fetch((2, 7, "dev-2")).attached == bytes([attempt]) * 50
         assert path.stat().st_size == 3 * 4 * D + 150
-        store.forget(2, (4, 7))
+        store.fail(2, (4, 7), OLD, {"step": attempt, "open": True})
+        snapshot = store.restore()
+        assert (snapshot.round, snapshot.standing) == (2, {"step": attempt, "open": False})
         assert [c.phase for c, _ in store.uploads(2)] == [Phase.TRAIN] * 3
     assert {c.device: c.vector.tobytes() for c, _ in store.uploads(2)} == {d: v.tobytes() for d, v in VECTORS.items()}
 

@@ -221,7 +221,8 @@ def test_reminders_back_off_to_the_cap():
         assert remind == REMIND
         bounds.append(timer.within_s)
     assert bounds == [4, 8] + [10] * 9 + [60] * 3
-    assert step(state, Reconnected())[1] == (REMIND, SetTimer(2 * limits.REMIND_BASE_S))
+    again = dataclasses.replace(REMIND, reconnected=True)
+    assert step(state, Reconnected())[1] == (again, SetTimer(2 * limits.REMIND_BASE_S))
 
 
 @pytest.mark.parametrize("event", [TimerFired(), Reconnected()])

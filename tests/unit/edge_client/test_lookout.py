@@ -92,7 +92,7 @@ def test_looks_get_rarer_and_then_go_for_everything(lookout, broker):
             asked.append(broker.take())
     pauses = [round(b - a) for a, b in zip([0.0, *looks], looks, strict=False)]
     assert pauses == [5, 10, 20, 40] + [LOOK_CAP_S] * 3
-    assert asked == [["s/round"]] * LOOKS + [[*MODELS, "s/round"]] * 4
+    assert asked == [["s/round"]] * LOOKS + [[*MODELS, "s/round"]] * 3
     lookout.tick(301.0, ())
     lookout.tick(301.0 + LOOK_S + 0.1, MODELS)
     assert broker.take() == ["s/round"], "and begin anew"

@@ -9,6 +9,8 @@ from wire.frame import Fingerprint, parse
 MARK = HighWater(roster=1, run=1, round=3, nonce=bytes(16))
 TRANSFER, RUN = bytes(15) + b"1", bytes(15) + b"2"
 SEALED = bytes(range(250)) * 10
+KEPT = (TRANSFER, Fingerprint.of(SEALED).signed, len(SEALED))
+BIRTH = 1_795_000_000_000_000_000
 
 
 class Recorder:
@@ -46,7 +48,7 @@ def recorder():
 
 @pytest.fixture
 def outbox(recorder):
-    outbox = Outbox(Files(), recorder, recorder, "up", b"")
+    outbox = Outbox(Files(), recorder, recorder, "up", b"", BIRTH)
     outbox.keep(MARK, TRANSFER, SEALED)
     return outbox
 
@@ -71,20 +73,39 @@ def test_the_first_sending_is_acknowledged_where_a_broker_would_hold_chunks_back
 
 
 def test_a_reminder_tells_what_the_aggregator_can_know_the_upload_by(outbox, recorder):
-    outbox.remind(MARK, TRANSFER, RUN)
-    assert recorder.reminders == [(RUN, 3, TRANSFER, Fingerprint.of(SEALED).signed, 3)]
+    outbox.remind(MARK, TRANSFER, RUN, reconnected=False)
+    assert recorder.reminders == [(RUN, 3, KEPT, 1024, BIRTH)]
     assert recorder.sent == []
 
 
 def test_an_upload_of_an_earlier_life_can_be_reminded_of(recorder):
-    Outbox(Files(), recorder, recorder, "up", SEALED).remind(MARK, TRANSFER, RUN)
-    assert recorder.reminders == [(RUN, 3, TRANSFER, Fingerprint.of(SEALED).signed, 3)]
+    recorder.waiting = 1  # its presence, which is no reason to wait
+    Outbox(Files(), recorder, recorder, "up", SEALED, BIRTH).remind(MARK, TRANSFER, RUN, reconnected=False)
+    assert recorder.reminders == [(RUN, 3, KEPT, 1024, BIRTH)]
+
+
+def test_a_reminder_tells_after_which_of_the_devices_turns_it_comes(outbox, recorder):
+    """So that the aggregator does not ask again for what it has asked for since."""
+    outbox.send(MARK, TRANSFER, None, 10)
+    for _ in range(2):
+        outbox.remind(MARK, TRANSFER, RUN, reconnected=False)
+    outbox.send(MARK, TRANSFER, (1,), 10)
+    outbox.remind(MARK, TRANSFER, RUN, reconnected=False)
+    outbox.remind(MARK, TRANSFER, RUN, reconnected=True)
+    assert [r[-1] - BIRTH for r in recorder.reminders] == [0, 0, 1, 2]
+
+
+def test_another_upload_has_another_digest(outbox, recorder):
+    outbox.remind(MARK, TRANSFER, RUN, reconnected=False)
+    outbox.keep(MARK, RUN, SEALED[1:])
+    outbox.remind(MARK, RUN, RUN, reconnected=False)
+    assert recorder.reminders[-1][2] == (RUN, Fingerprint.of(SEALED[1:]).signed, len(SEALED) - 1)
 
 
 def test_what_is_asked_for_after_a_reminder_goes_out_although_the_reminder_is_not_acknowledged_yet(outbox, recorder):
     """The aggregator may be quicker than the broker's acknowledgement."""
     outbox.send(MARK, TRANSFER, None, 10)
-    outbox.remind(MARK, TRANSFER, RUN)
+    outbox.remind(MARK, TRANSFER, RUN, reconnected=False)
     recorder.sent.clear()
     recorder.waiting = 1
     outbox.send(MARK, TRANSFER, (1,), 10)
@@ -97,6 +118,6 @@ def test_a_slow_link_is_given_the_first_sending_only(outbox, recorder):
     outbox.send(MARK, TRANSFER, None, 10)
     recorder.waiting = 1
     outbox.send(MARK, TRANSFER, (0, 1), 10)
-    outbox.remind(MARK, TRANSFER, RUN)
+    outbox.remind(MARK, TRANSFER, RUN, reconnected=True)
     assert len(recorder.sent) == 3
     assert recorder.reminders == []

@@ -314,13 +314,27 @@ def test_what_waits_behind_others_is_not_taken_for_lost() -> None:
 
 def test_what_is_missing_of_one_transfer_can_be_asked() -> None:
     one = Reassembler()
-    assert one.missing("a", transfer_id(PAYLOAD), 0.0) is None
+    wanted = (7, transfer_id(PAYLOAD), SMALL)
+    assert one.missing("a", *wanted, 0.0) is None
     one.add("a", chunks()[1], 0.0)
-    assert one.missing("a", transfer_id(PAYLOAD), 1.0) == (0, 2)
-    assert one.missing("b", transfer_id(PAYLOAD), 1.0) is None
-    assert one.missing("a", bytes(16), 1.0) is None
+    one.add("a", chunks(number=8)[0], 0.0)
+    one.add("a", chunks(kind=ChunkKind.MODEL)[0], 0.0)
+    assert one.missing("a", *wanted, 1.0) == (0, 2)
+    assert one.missing("b", *wanted, 1.0) is None
+    assert one.missing("a", 7, bytes(16), SMALL, 1.0) is None
+    one.drop("a", None)
+    one.add("a", chunks()[1], 0.0)
+    assert one.missing("a", *wanted, 1.0) == (0, 2)
     assert one.stalled(2.9, 2.0) == [], "asked for a moment ago"
     assert [s.missing for s in one.stalled(3.0, 2.0)] == [(0, 2)]
+
+
+def test_what_came_in_chunks_of_another_length_is_given_up() -> None:
+    """The device has found a broker that takes smaller packets: what it will send does not fit what came."""
+    one = Reassembler()
+    one.add("a", chunks()[1], 0.0)
+    assert one.missing("a", 7, transfer_id(PAYLOAD), SMALL - 1, 1.0) is None
+    assert len(one) == 0
 
 
 def test_a_long_list_of_missing_chunks_is_cut() -> None:

@@ -79,7 +79,10 @@ def test_a_roster_finds_who_is_not_revoked():
         lambda: Control("demo", "a", 7, 1, 1, bytes(16), (), ""),
         lambda: Decline("demo", "a", bytes(16), bytes(16), 0),
         lambda: Decline("demo", "a", bytes(16), bytes(16), int(Obstacle.UPLOAD)),
-        lambda: Reminder("demo", "a", bytes(16), 1, bytes(16), bytes(32), 0),
+        lambda: Reminder("demo", "a", bytes(16), 1, bytes(16), bytes(32), 0, 1024, 1),
+        lambda: Reminder("demo", "a", bytes(16), 1, bytes(16), bytes(32), limits.MAX_TRANSFER_BYTES + 1, 1024, 1),
+        lambda: Reminder("demo", "a", bytes(16), 1, bytes(16), bytes(32), 1, 0, 1),
+        lambda: Reminder("demo", "a", bytes(16), 1, bytes(16), bytes(32), 1, limits.MAX_PACKET_BYTES + 1, 1),
     ],
 )
 def test_what_makes_no_sense_is_refused(make):
