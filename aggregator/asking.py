@@ -68,7 +68,8 @@ class Asking:
             return
         self._reminded_s[device] = now_s
         if reminder.run_id != self._run.run_id:
-            self._refuse_other_run(reminder)
+            if not state.finished:  # a run that is only looked back to knows nothing of those after it
+                self._refuse_other_run(reminder)
             return
         if self._answers.again(device, reminder.round, transfer):
             return
@@ -93,7 +94,7 @@ class Asking:
         """Return the answer to an upload that need not travel any more, None if there is none yet."""
         if reminder.device in state.received and state.received[reminder.device][1] == reminder.digest:
             return Action.ACK, ""
-        if state.finished or reminder.round < state.round:
+        if state.finished or reminder.round < state.round + (state.plan is None):
             return Action.REFUSED, "the run is over" if state.finished else "the round is not open"
         return None
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from aggregator.engine_state import EngineState
 from aggregator.events import RoundRecord
-from aggregator.rollover import HASTY_TRIES
+from aggregator.rollover import HASTY_TRIES, Rollover
 from wire.documents import RunPlan
 from wire.messages import Obstacle
 
@@ -102,6 +102,10 @@ def too_small(clusters: Mapping[str, int], least: int) -> tuple[int, ...]:
     return tuple(sorted(c for c, n in Counter(clusters.values()).items() if n < least))
 
 
+def _put_off(state: EngineState, rollover: Rollover) -> bool:
+    return rollover.tries >= HASTY_TRIES and not state.overtime
+
+
 def waiting_for(state: EngineState) -> str:
     """Return one line: what the run is waiting for."""
     if state.plan is None and state.roster is not None and state.roster.keys_since > state.newest:
@@ -110,7 +114,7 @@ def waiting_for(state: EngineState) -> str:
         return (
             f"round {state.round}: the owner has replaced the keys, and the roster that goes with them has not come yet"
         )
-    if state.plan is None and state.rollover is not None and state.rollover.tries >= HASTY_TRIES:
+    if state.plan is None and state.rollover is not None and _put_off(state, state.rollover):
         failed = f"{state.rollover.tries} attempts to end the mask epoch have failed"
         return f"round {state.round}: {failed}; the next one begins at the deadline"
     if state.plan is None and state.rollover is not None:

@@ -183,8 +183,7 @@ class RunService:
                 except ShoalError as error:
                     self._intake.count(error)
                     self._refusals.tell(topic, reason_of(error), error.hint, now_s)
-            case Connected() if self._lost:
-                # Only then: what was published before the first connection still waits for it.
+            case Connected() if self._lost:  # what was published before the first connection still waits for it
                 self._lost = False
                 self._publisher.republish()
             case Disconnected(reason):
@@ -324,8 +323,8 @@ class RunService:
     def _carry_out(self, actions: tuple[object, ...], now_s: float) -> None:
         """Carry out what the engine decided.
 
-        A new round is announced before its snapshot is durable: the devices work while the disk does. After a crash in
-        between, the uploads of the round before are still there, and closing it again gives the same bits.
+        A new round for which nobody was missing is announced before its snapshot is durable: the devices work while the disk
+        does. After a crash in between, the uploads of the round before are still there, and closing it again gives the same bits.
         """
         closed: tuple[int, dict[str, Any]] | None = None
         for action in actions:
@@ -372,13 +371,14 @@ class RunService:
         def keep() -> None:
             self._store.snapshot(plan.round, opened.available, dump, closed, self._state.standing)
 
-        if plan.step:
-            # Whoever sees a rollover must find it again after a crash of ours: under which keys we speak follows from it.
+        follows = not plan.step and closed is not None and not closed[1]["missing"]
+        if not follows:
+            # It must be found again after a crash of ours, and in a rollover the keys under which we speak with it.
             keep()
+        if plan.step:
             self._turn_to(opened.generation)
-            self._publisher.open_round(run, self._membership.roster, opened)
-        else:
-            self._publisher.open_round(run, self._membership.roster, opened)
+        self._publisher.open_round(run, self._membership.roster, opened)
+        if follows:
             keep()
 
     def _renew(self, renewed: Renewed, closed: tuple[int, dict[str, Any]] | None) -> None:

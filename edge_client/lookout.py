@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 LOOK_S: Final = 5.0
 """A device that waits for something and has heard nothing for this long looks whether it was lost; then twice as long."""
 LOOK_CAP_S: Final = 60.0
+LOOK_LATEST_S: Final = 120.0
+"""Whatever it hears, it looks as often as this: what it hears may be anybody's."""
 LOOKS: Final = 4
-"""After so many in vain, and two minutes of silence, the announcement may be lost as well: everything is asked for."""
+"""After so many without hearing anything the announcement may be lost as well: everything is asked for."""
 
 
 class Lookout:
@@ -30,8 +32,9 @@ class Lookout:
     def __init__(self, transport: Transport, announcement: str) -> None:
         self._transport = transport
         self._announcement = announcement
-        self._since_s = 0.0
-        self._looks = 0
+        self._missing: tuple[str, ...] = ()
+        self._heard_s = self._looked_s = 0.0
+        self._looks = self._silent = 0
         self._asked = False
         self._nonce = b""
 
@@ -47,17 +50,19 @@ class Lookout:
 
     def heard(self, now_s: float) -> None:
         """Take note that something arrived."""
-        self._since_s, self._looks = now_s, 0
+        self._heard_s, self._silent = now_s, 0
 
     def tick(self, now_s: float, missing: tuple[str, ...]) -> None:
         """Look after what lies below the ``missing`` topics if nothing was heard for long enough."""
-        if not missing:
-            self._looks = 0
-        elif now_s - self._since_s > min(LOOK_CAP_S, LOOK_S * 2.0**self._looks):
-            if self._looks >= LOOKS:
+        if missing != self._missing:
+            self._missing, self._looked_s, self._looks, self._silent = missing, now_s, 0, 0
+        silence_s = now_s - max(self._heard_s, self._looked_s)
+        pause_s = min(LOOK_CAP_S, LOOK_S * 2.0**self._looks)
+        if missing and (silence_s > pause_s or now_s - self._looked_s > LOOK_LATEST_S):
+            if self._silent >= LOOKS:
                 self.look(*missing)
             self.ask()
-            self._since_s, self._looks = now_s, self._looks + 1
+            self._looked_s, self._looks, self._silent = now_s, self._looks + 1, self._silent + 1
 
     def found(self, nonce: bytes, missing: tuple[str, ...]) -> bool:
         """Take an announcement's nonce; return whether it is the one before, which we asked for.

@@ -151,7 +151,6 @@ class DeviceRuntime:
             return
         match event:
             case Message(topic, payload):
-                self._lookout.heard(now_s)
                 self._on_chunk(topic, payload)
             case Connected():
                 if not self._mind_expiry():
@@ -175,6 +174,7 @@ class DeviceRuntime:
         if not payload or (self._mind_expiry() and parsed.kind not in HEARD_LAPSED):
             return
         transfer = self._chunks.add(f"{parsed.kind.name}/{parsed.label}", payload, self._now_s)
+        self._lookout.heard(self._now_s)
         if transfer is None:
             return
         if parsed.kind is TopicKind.KEYS:
@@ -262,6 +262,8 @@ class DeviceRuntime:
 
     def _on_announcement(self, announcement: Announcement) -> None:
         run = self._run
+        if run is not None and announcement.run < run.plan.run:
+            return
         if run is None or announcement.run_id != run.plan.run_id or announcement.epoch > run.plan.epoch:
             self._held = announcement
             if not self._lookout.found(announcement.nonce, self._missing()):
@@ -275,15 +277,14 @@ class DeviceRuntime:
         except UntrustedError as error:
             self._declining.refused(announcement, error, self._state.mark)
             raise
+        self._held = None
         if not self._lookout.found(announcement.nonce, self._missing()):
             self._declining.again(announcement)
 
     def _missing(self) -> tuple[str, ...]:
         """Return below which topics lies what the device waits for."""
-        if self._state.stage is agent.Stage.FETCHING:
-            return self._feed.bases
         if self._held is None:
-            return ()
+            return self._feed.bases if self._state.stage is agent.Stage.FETCHING else ()
         return (self._topics.checkpoint,) if self._following.early else (self._topics.plan, self._topics.checkpoint)
 
     def _on_model(self, label: str, transfer: bytes, purpose: str, plain: memoryview) -> None:

@@ -22,7 +22,14 @@ def options(logistic):
     rng = np.random.default_rng(0)
     data = {d: Batch(rng.standard_normal((6, INPUTS)).astype(np.float32), rng.integers(0, 4, 6)) for d in DEVICES}
     local = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.01)
-    return {"data": data, "bundle": logistic(INPUTS, 4), "local": local, "rounds": ROUNDS, "quorum": 1.0, "deadline_s": 1e6}
+    return {
+        "data": data,
+        "bundle": logistic(INPUTS, 4),
+        "local": local,
+        "rounds": ROUNDS,
+        "quorum": 1.0,
+        "deadline_s": 1e6,
+    }
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from aggregator.store import Store
 from edge_client.agent import Stage
 from edge_client.manifest import LocalTraining
 from tests.helpers.fleets import (
@@ -226,3 +227,28 @@ def test_a_model_that_comes_while_a_device_works_does_not_disturb_it(tmp_path):
         handed_back.pop()()
         np.testing.assert_array_equal(runtime._results._own.theta, part.theta)
         assert fleet.run(1000)[-1]["final"]
+
+
+def test_a_round_that_followed_a_deadline_is_found_again(tmp_path, monkeypatch):
+    """It does not follow from the uploads of the round before, and devices do no announced round twice."""
+
+    class Crash(BaseException):
+        pass
+
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, rounds=2, quorum=0.6, deadline_s=10.0) as fleet:
+        tap.lose(client=fleet.client_id("dev-02"), ending="/up")
+        keep = Store.snapshot
+
+        def crash(store, round_, *args, **kwargs):
+            if round_ == 2:
+                raise Crash
+            keep(store, round_, *args, **kwargs)
+
+        monkeypatch.setattr(Store, "snapshot", crash)
+        with pytest.raises(Crash):
+            fleet.run(100)
+        monkeypatch.undo()
+        fleet.kill_aggregator()
+        fleet.revive_aggregator()
+        assert [r["contributed"] for r in fleet.run(200)] == [2, 2, 2]

@@ -8,6 +8,7 @@ import pytest
 from aggregator.answers import Answers
 from aggregator.asking import PAUSE_S, Asking
 from aggregator.engine_state import EngineState
+from aggregator.strategies.base import RoundPlan
 from tests.helpers.plans import run_plan
 from wire import limits
 from wire.frame import ChunkKind, split, transfer_id
@@ -68,8 +69,9 @@ class Scene:
         self.answers.reply("dev-1", 7, TRANSFER, action)
         self.told()
 
-    def remind(self, now_s=0.0, received=None, finished=False, **changes):
-        state = EngineState((), None, RUN, round=7, received=received or {}, finished=finished)
+    def remind(self, now_s=0.0, received=None, finished=False, closed=False, **changes):
+        plan = None if closed or finished else RoundPlan(7, {}, {})
+        state = EngineState((), None, RUN, plan=plan, round=7, received=received or {}, finished=finished)
         self.asking.remind(dataclasses.replace(REMINDER, **changes), state, now_s)
         return self.told()
 
@@ -148,11 +150,17 @@ def test_nobody_is_answered_faster_than_devices_remind(scene):
     [
         ({"run_id": b"x" * 16}, "of another run"),
         ({"round": 6}, "the round is not open"),
+        ({"closed": True}, "the round is not open"),
         ({"finished": True}, "the run is over"),
     ],
 )
 def test_what_comes_too_late_need_not_travel(scene, changes, reason):
     assert scene.remind(**changes) == [(Action.REFUSED, TRANSFER, reason)]
+
+
+def test_a_run_that_is_only_looked_back_to_refuses_nothing_of_another(scene):
+    """It may be one that is held back: who was refused would not send again when it goes on."""
+    assert scene.remind(run_id=b"x" * 16, finished=True) == []
 
 
 def test_an_upload_for_a_round_that_we_have_yet_to_reach_is_not_given_up(scene):
