@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from aggregator.engine_state import too_late
 from wire import limits
 from wire.frame import chunk_count
 from wire.messages import Action
@@ -73,8 +74,7 @@ class Asking:
             return
         if self._answers.again(device, reminder.round, transfer):
             return
-        queued = self._landing.of(device)
-        if queued is not None and queued.transfer == transfer:
+        if self._is_landing(device, transfer):
             return
         verdict = self._verdict(reminder, state)
         if verdict is not None:
@@ -95,7 +95,7 @@ class Asking:
         if reminder.device in state.received and state.received[reminder.device][1] == reminder.digest:
             return Action.ACK, ""
         if state.finished or reminder.round < state.round + (state.plan is None):
-            return Action.REFUSED, "the run is over" if state.finished else "the round is not open"
+            return Action.REFUSED, too_late(state)
         return None
 
     def _refuse_other_run(self, reminder: Reminder) -> None:
@@ -112,12 +112,15 @@ class Asking:
         """Ask for the missing chunks of what has stalled."""
         for stalled in self._chunks.stalled(now_s):
             device, transfer = stalled.source, stalled.transfer_id
-            queued = self._landing.of(device)
-            if self._answers.given(device, transfer) or (queued is not None and queued.transfer == transfer):
+            if self._answers.given(device, transfer) or self._is_landing(device, transfer):
                 # Sent again while the first copy was on its way to the disk.
                 self._chunks.drop(device, transfer)
             else:
                 self._ask(device, stalled.round, transfer, stalled.missing)
+
+    def _is_landing(self, device: str, transfer: bytes) -> bool:
+        queued = self._landing.of(device)
+        return queued is not None and queued.transfer == transfer
 
     def _ask(self, device: str, round_: int, transfer: bytes, missing: tuple[int, ...]) -> None:
         member = self._membership.roster.device(device)

@@ -22,6 +22,7 @@ from aggregator.engine_state import (
     opened,
     record_of,
     returned,
+    too_late,
     without,
 )
 from aggregator.events import (
@@ -239,10 +240,8 @@ class Engine:
 
     def _judge_late(self, state: EngineState, upload: Upload, digest: bytes) -> tuple[Verdict, str]:
         """Judge what comes for a round that is not open."""
-        if not state.finished:
-            return Verdict.REFUSE, "the round is not open"
-        known = state.received.get(upload.device) == (Phase(upload.phase), digest)
-        return (Verdict.DUPLICATE, "") if known else (Verdict.REFUSE, "the run is over")
+        known = state.finished and state.received.get(upload.device) == (Phase(upload.phase), digest)
+        return (Verdict.DUPLICATE, "") if known else (Verdict.REFUSE, too_late(state))
 
     def _may_attach(self, plan: RoundPlan, upload: Upload) -> bool:
         """Whether as much is attached as the order can have asked for: what is folded is handed on to the whole fleet."""

@@ -101,6 +101,11 @@ class EngineState:
         }
 
 
+def too_late(state: EngineState) -> str:
+    """Return why what comes for a round that is not open is refused."""
+    return "the run is over" if state.finished else "the round is not open"
+
+
 Transition = tuple[EngineState, tuple[Action, ...]]
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from wire.transport import Transport
 
 
-class Kept(NamedTuple):
+class Subject(NamedTuple):
     """What a reminder says of an upload."""
 
     transfer: bytes
@@ -38,7 +38,7 @@ class Notes:
         note = Decline(member.fleet, member.name, announcement.run_id, announcement.nonce, int(obstacle))
         self._send(note, ChunkKind.DECLINE, announcement.round)
 
-    def remind(self, run_id: bytes, round_: int, upload: Kept, chunk_bytes: int, turn: int) -> None:
+    def remind(self, run_id: bytes, round_: int, upload: Subject, chunk_bytes: int, turn: int) -> None:
         """Ask what became of an ``upload``; the other arguments are `Reminder`'s."""
         member = self._membership
         about = (upload.transfer, upload.digest, upload.size, chunk_bytes)

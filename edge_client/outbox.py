@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edge_client.notes import Kept
+from edge_client.notes import Subject
 from wire import limits
 from wire.frame import ChunkKind, Fingerprint, split
 
@@ -78,8 +78,8 @@ class Outbox:
             return
         self._turn += reconnected
         self._digest = self._digest or Fingerprint.of(self._sealed).signed
-        kept = Kept(transfer, self._digest, len(self._sealed))
-        self._notes.remind(run_id, mark.round, kept, self._transport.chunk_bytes, self._turn)
+        upload = Subject(transfer, self._digest, len(self._sealed))
+        self._notes.remind(run_id, mark.round, upload, self._transport.chunk_bytes, self._turn)
 
     def _busy(self) -> bool:
         """Whether chunks may be on their way to the broker: what waits for it once they are not is something else."""

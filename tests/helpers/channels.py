@@ -8,7 +8,7 @@ from crypto.seal.envelope import open_from_group, read_head, seal_to_group, seal
 from crypto.seal.grants import seal_grant
 from crypto.seal.roster_change import roster_change
 from crypto.seal.signed import sign_document
-from edge_client.notes import Kept
+from edge_client.notes import Subject
 from fleet.admission import Registrar
 from tests.helpers.fleets import (
     Wiretap,
@@ -58,7 +58,7 @@ class Scene:
             announcements(self.fleet, self.tap)[0], DataError("too late to change anything")
         )
         counted = answers(self.fleet, self.tap, VICTIM)[-1].transfer
-        self.runtime._outbox._notes.remind(self.fleet.plan.run_id, 1, Kept(counted, bytes(32), 1), 1024, 0)
+        self.runtime._outbox._notes.remind(self.fleet.plan.run_id, 1, Subject(counted, bytes(32), 1), 1024, 0)
         self.want_whole_rosters()
         self.rule = self.tap.lose(client=self.fleet.client_id(VICTIM), ending="/up")
         self.fleet.settle()

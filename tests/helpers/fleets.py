@@ -156,6 +156,19 @@ def concerns(passage, client, ending, hop):
     )
 
 
+def slow_link(fleet, client, bytes_per_s, ending=""):
+    """Return a wiretap's rule for what goes from the broker to a client: one by one at this rate, if its topic ends so."""
+    free_s = [0.0]
+
+    def rule(passage):
+        if not concerns(passage, client, ending, Hop.DOWN):
+            return None
+        free_s[0] = max(free_s[0], fleet.now_s) + len(passage.payload) / bytes_per_s
+        return (free_s[0] - fleet.now_s,)
+
+    return rule
+
+
 def whole(chunks, source="x"):
     """Return the payloads of the transfers that the chunks complete, in order."""
     reassembler = Reassembler()

@@ -7,8 +7,7 @@ import pytest
 
 from edge_client.data import Batch
 from edge_client.manifest import LocalTraining
-from tests.helpers.fleets import LOST, Wiretap, concerns, make_fleet, names, thetas
-from wire.faults import Hop
+from tests.helpers.fleets import LOST, Wiretap, make_fleet, names, slow_link, thetas
 
 INPUTS = 9_000
 """Uploads of two chunks."""
@@ -92,17 +91,11 @@ def test_a_run_survives_trouble_everywhere(tmp_path, logistic, calm, seed):
     random = Random(seed)
     tap, troubled = Wiretap(), [True]
     with make_fleet(tmp_path / "fleet", faults=tap, **options(logistic)) as fleet:
-        aggregator, free_s = fleet.client_id("aggregator"), [0.0]
+        slow = slow_link(fleet, fleet.client_id("aggregator"), 1e5, "/up")
 
         def lossy(passage):
             mine = passage.topic.endswith(("/up", "/ctl"))
             return LOST if troubled[0] and mine and random.random() < LOSSES else None
-
-        def slow(passage):
-            if not concerns(passage, aggregator, "/up", Hop.DOWN):
-                return None
-            free_s[0] = max(free_s[0], fleet.now_s) + len(passage.payload) / 1e5
-            return (free_s[0] - fleet.now_s,)
 
         tap.rules.extend([lossy] * (seed % 2) + [slow] * (seed // 2 % 2) + [lambda _: (LATENCY_S,)])
         trouble = Trouble(fleet, random)

@@ -124,6 +124,23 @@ def test_what_a_breaking_connection_takes_with_it_is_sent_again(tmp_path, wide, 
         assert thetas(fleet) == wide_result
 
 
+def test_a_device_that_is_back_reminds_before_it_says_anything_else(tmp_path, wide):
+    """What it would have to say waits for the broker, and no reminder is made while something does."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
+        client = fleet.client_id("dev-01")
+        tap.lose(client=client, ending="/up", hop=Hop.UP)
+        fleet.settle()
+        fleet.broker.disconnect(client)
+        fleet.broker.pump()
+        before, now_s = len(tap.heard), fleet.now_s
+        fleet.broker.reconnect(client)
+        fleet.settle()
+        assert fleet.now_s == now_s
+        sent = [p for p in tap.heard[before:] if p.client == client and p.hop is Hop.UP]
+        assert parse(sent[0].payload)[0].kind is ChunkKind.REMINDER
+
+
 @pytest.mark.parametrize("keep", [True, False], ids=["sessions kept", "everything forgotten"])
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
 def test_a_broker_restart_in_a_wide_run_changes_no_bit(tmp_path, wide, wide_result, keep, steps):

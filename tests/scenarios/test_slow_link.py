@@ -2,26 +2,13 @@
 
 import pytest
 
-from tests.helpers.fleets import Wiretap, answers, concerns, grouped_data, make_fleet, names, thetas, uploads_of
+from tests.helpers.fleets import Wiretap, answers, grouped_data, make_fleet, names, slow_link, thetas, uploads_of
 from wire.faults import Hop
 from wire.frame import ChunkKind, parse
 from wire.messages import Action
 
 INPUTS = 20_000
 """Uploads of three chunks."""
-
-
-def slow_link(fleet, client, bytes_per_s):
-    """Return a rule for what goes from the broker to a client: one message after the other, at this rate."""
-    free_s = [0.0]
-
-    def rule(passage):
-        if not concerns(passage, client, "", Hop.DOWN):
-            return None
-        free_s[0] = max(free_s[0], fleet.now_s) + len(passage.payload) / bytes_per_s
-        return (free_s[0] - fleet.now_s,)
-
-    return rule
 
 
 @pytest.mark.parametrize("count", [8, 24], ids=["first sent at QoS 0", "first sent at QoS 1"])

@@ -1,0 +1,26 @@
+"""What the aggregator publishes fits the packets that its broker takes."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from aggregator.publisher import Publisher
+from crypto.seal.envelope import GroupKey
+from crypto.seal.identity import Identity
+from tests.helpers.plans import run_plan
+from wire import limits
+from wire.frame import MIN_CHUNK_BYTES, parse
+from wire.reassembly import MAX_MISSING_LISTED
+
+NAME = "d" * limits.MAX_NAME_CHARS
+
+
+@pytest.mark.parametrize("chunk_bytes", [MIN_CHUNK_BYTES, 2048, limits.CHUNK_BYTES])
+def test_a_question_for_many_chunks_is_cut_to_one_packet(tmp_path, chunk_bytes):
+    sent = []
+    transport = SimpleNamespace(chunk_bytes=chunk_bytes, publish=lambda _topic, payload: sent.append(payload))
+    group = GroupKey("demo", "broadcast", bytes(32))
+    publisher = Publisher(Identity.generate("aggregator"), group, transport, tmp_path / "retained.json")
+    publisher.ask_again(Identity.generate(NAME).member, run_plan(), 1, bytes(16), tuple(range(MAX_MISSING_LISTED)))
+    (packet,) = sent
+    assert len(parse(packet)[1]) <= chunk_bytes
