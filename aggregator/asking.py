@@ -25,6 +25,16 @@ PAUSE_S: Final = 0.9 * limits.REMIND_BASE_S
 """A device's reminders that come faster are passed over: no device makes them."""
 
 
+def first_reminder_s(uploads: int, upload_bytes: int) -> float:
+    """Return the earliest time after which a device may remind us, when so many uploads of that size are expected at once.
+
+    Args:
+        uploads: devices that upload in the round.
+        upload_bytes: of one masked update.
+    """
+    return limits.REMIND_BASE_S + uploads * (limits.REMIND_PER_UPLOAD_S + upload_bytes / limits.REMIND_BYTES_PER_S)
+
+
 class _Asked(NamedTuple):
     """What a device was asked for last, after which of its turns, and when."""
 
@@ -62,10 +72,14 @@ class Asking:
         self._reminded_s: dict[str, float] = {}
         self._asked: dict[str, _Asked] = {}
 
+    def is_too_soon(self, device: str, now_s: float) -> bool:
+        """Return whether a reminder of ``device`` is to be dropped unopened: an authentic one came less than PAUSE_S ago."""
+        return now_s - self._reminded_s.get(device, -math.inf) < PAUSE_S
+
     def remind(self, reminder: Reminder, state: EngineState, now_s: float) -> None:
         """Take a reminder of the device that it names, while the run is in ``state``: answer it, or ask for what is missing."""
         device, transfer = reminder.device, reminder.transfer
-        if now_s - self._reminded_s.get(device, -math.inf) < PAUSE_S:
+        if self.is_too_soon(device, now_s):
             return
         self._reminded_s[device] = now_s
         if reminder.run_id != self._run.run_id:

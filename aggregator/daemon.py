@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import queue
 import signal
 import time
-from collections.abc import Callable
 from typing import Final
 
 from aggregator.config import AggregatorConfig
@@ -25,16 +23,15 @@ from support.refusals import Refusals
 from wire import limits
 from wire.address import BrokerAddress
 from wire.errors import IntegrityError, ShoalError, UntrustedError
+from wire.inbox import Inbox, Item
 from wire.mqtt import MqttTransport
-from wire.transport import Message, TakenOver, TransportEvent
+from wire.transport import Message, TakenOver
 
 LOG = logging.getLogger("shoal.aggregator")
 POLL_S: Final = 0.25
 """How often deadlines, stalled transfers and new run files are looked for when nothing arrives."""
 LOOK_AFTER_S: Final = 1.0
 """How often a run that is served looks for a roster that was carried here, and whether its own file is still there."""
-BATCH_EVENTS: Final = 512
-"""Most events between two group commits."""
 LAST_ANSWERS_S: Final = 15.0
 """How long ``once`` goes on after the last run, for devices that were not heard: they remind with growing pauses. An
 aggregator that was started again does not know who was, and waits for all of it."""
@@ -77,15 +74,16 @@ class Daemon:
         self._said: set[str] = set()
         self._erased: set[bytes] = set()
         self._refusals = Refusals(LOG)
-        self._events: queue.SimpleQueue[TransportEvent | Callable[[], None] | None] = queue.SimpleQueue()
+        self._inbox = Inbox()
         address = BrokerAddress.parse(
             config.broker or self._membership.broker, ca_file=config.ca, cert_file=config.cert, key_file=config.key
         )
         self._transport = MqttTransport(
             address,
             f"shoal-{self._membership.fleet}-aggregator",
-            self._events.put,
+            self._inbox.put,
             session_expiry_s=limits.SESSION_EXPIRY_AGGREGATOR_S,
+            manual_ack=True,
             max_queued_bytes=limits.MAX_PENDING_BYTES,
         )
 
@@ -100,7 +98,7 @@ class Daemon:
             IntegrityError: with ``once``, a run was passed over because its directory is damaged.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._events.put(None))
+            signal.signal(number, lambda *_: self._inbox.put(None))
         forget_waiting(self._membership.directory)
         self._mail.subscribe(self._transport)
         self._transport.start(require=True)
@@ -222,7 +220,7 @@ class Daemon:
         """Let go of the run before and take this one up."""
         self._let_go()
         self._end_s = None
-        self._syncer = ThreadSyncer(self._events.put)
+        self._syncer = ThreadSyncer(self._inbox.put)
         self._service = RunService(
             self._membership,
             run.plan,
@@ -272,28 +270,26 @@ class Daemon:
             self._refusals.tell(message.topic, str(error), error.hint, time.monotonic())
 
     def _take(self, service: RunService | None) -> None:
-        """Hand over everything that has arrived, waiting a little for the first; then commit, acknowledge, tick."""
-        try:
-            event = self._events.get(timeout=POLL_S)
-            for _ in range(BATCH_EVENTS):
-                if event is None:
-                    raise _Stop
-                if isinstance(event, TakenOver):
-                    raise UntrustedError(
-                        "another aggregator took over this session",
-                        hint="a fleet has one aggregator: stop the other one",
-                    )
-                if callable(event):
-                    if service is not None:
-                        service.at(time.monotonic())
-                    event()
-                elif service is not None:
-                    service.on_event(event, time.monotonic())
-                elif isinstance(event, Message):
-                    self._read_mail(event)
-                event = self._events.get_nowait()
-        except queue.Empty:
-            pass
+        """Handle a batch of queued events, waiting at most POLL_S for the first; then commit, acknowledge and tick."""
+        for event in self._inbox.batch(POLL_S):
+            self._handle(event, service)
         if service is not None:
             service.flush(time.monotonic())
             service.tick(time.monotonic())
+
+    def _handle(self, event: Item, service: RunService | None) -> None:
+        if event is None:
+            raise _Stop
+        if isinstance(event, TakenOver):
+            raise UntrustedError(
+                "another aggregator took over this session",
+                hint="a fleet has one aggregator: stop the other one",
+            )
+        if callable(event):
+            if service is not None:
+                service.at(time.monotonic())
+            event()
+        elif service is not None:
+            service.on_event(event, time.monotonic())
+        elif isinstance(event, Message):
+            self._read_mail(event)

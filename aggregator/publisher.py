@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from aggregator.asking import first_reminder_s
 from aggregator.events import OpenRound
 from aggregator.strategies.base import Slot
 from crypto.seal.envelope import GroupKey, parcel_for_group
@@ -146,6 +147,7 @@ class Publisher:
             carried,
             opened.generation,
             proposal,
+            first_reminder_s(len(plan.orders), 4 * run.length),
         )
         self._publish_group(self._topics.round, "announcement", encode(announcement), ChunkKind.ROUND, plan.round)
         self.clear_models(keep)

@@ -213,6 +213,8 @@ class RunService:
             if transfer is not None and transfer.kind is ChunkKind.DECLINE:
                 self._feed(self._intake.declined(parsed.device, transfer, self._membership.roster), now_s)
             elif transfer is not None and transfer.kind is ChunkKind.REMINDER:
+                if self._asking.is_too_soon(parsed.device, now_s):
+                    return
                 reminder = self._intake.reminder(parsed.device, transfer, self._membership.roster)
                 self._asking.remind(reminder, self._state, now_s)
             elif transfer is not None:

@@ -19,7 +19,6 @@ from typing import Any, Final
 import numpy as np
 
 from aggregator import membership as aggregators
-from aggregator.daemon import BATCH_EVENTS
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import select
 from aggregator.service import RunService
@@ -34,6 +33,7 @@ from fleet.task.compile import compile_task
 from wire.codec import decode, encode
 from wire.errors import UsageError
 from wire.frame import ChunkKind, split
+from wire.inbox import BATCH_EVENTS
 from wire.loopback import LoopbackBroker, LoopbackTransport
 from wire.messages import NO_ORDER, Announcement, Order, Presence, Sealed, Upload
 from wire.reassembly import Reassembler

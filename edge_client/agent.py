@@ -210,8 +210,8 @@ def step(state: AgentState, event: Event) -> Transition:
             if state.stage is not Stage.SENDING:
                 return state, ()
             reconnected = isinstance(event, Reconnected)
-            attempt = 0 if reconnected else state.attempt + 1
-            return dataclasses.replace(state, attempt=attempt), (_remind(state, reconnected), _timer(attempt))
+            state = dataclasses.replace(state, attempt=0 if reconnected else state.attempt + 1)
+            return state, (_remind(state, reconnected), _timer(state))
 
 
 def _planned(state: AgentState, planned: Planned) -> Transition:
@@ -246,7 +246,7 @@ def _announced(state: AgentState, announcement: Announcement) -> Transition:
     if again and state.stage is Stage.SENDING:
         # The aggregator restarted: it may not have what we sent.
         state = dataclasses.replace(state, announcement=announcement, mark=mark, attempt=0)
-        return state, (_remind(state), _timer(0))
+        return state, (_remind(state), _timer(state))
     if again and (state.stage is Stage.WORKING or state.done):
         return dataclasses.replace(state, announcement=announcement, mark=mark), ()
     stop: tuple[Do, ...] = () if state.stage is Stage.IDLE else (CancelWork(), ClearTimer())
@@ -262,7 +262,7 @@ def _announced(state: AgentState, announcement: Announcement) -> Transition:
             return dataclasses.replace(state, done=True), (*stop, RunDone(state.plan))
         # Sealed before a restart: the aggregator may have it.
         state = dataclasses.replace(state, stage=Stage.SENDING)
-        return state, (*stop, _remind(state), _timer(0))
+        return state, (*stop, _remind(state), _timer(state))
     needed = tuple(sorted(ref.label for ref in needed_models(announcement, order)))
     kept = {label: t for label, t in state.models.items() if label in needed}
     state, do = _maybe_work(dataclasses.replace(state, stage=Stage.FETCHING, models=kept))
@@ -299,14 +299,15 @@ def _work_done(state: AgentState, work: WorkDone) -> Transition:
         return state, ()
     state = dataclasses.replace(state, stage=Stage.SENDING, transfer=work.transfer, sent=current, attempt=0)
     state = dataclasses.replace(state, answered=False)
-    return state, (Send(work.transfer), _timer(0))
+    return state, (Send(work.transfer), _timer(state))
 
 
 def _answered(state: AgentState, control: Control) -> Transition:
     if state.stage is not Stage.SENDING or control.transfer != state.transfer:
         return state, ()
     if control.action == Action.NACK:
-        return dataclasses.replace(state, attempt=0), (Send(state.transfer, control.missing), _timer(0))
+        state = dataclasses.replace(state, attempt=0)
+        return state, (Send(state.transfer, control.missing), _timer(state))
     state = dataclasses.replace(state, stage=Stage.IDLE, done=True)
     if state.announcement is None or not state.announcement.finished or state.plan is None:
         return state, (ClearTimer(),)
@@ -318,7 +319,9 @@ def _remind(state: AgentState, reconnected: bool = False) -> Remind:
     return Remind(state.transfer, state.plan.run_id, reconnected)
 
 
-def _timer(attempt: int) -> SetTimer:
-    """Full jitter: anywhere within a bound that doubles up to a cap."""
-    cap_s = limits.REMIND_CAP_S if attempt < limits.REMINDERS_SOON else limits.REMIND_LATE_CAP_S
-    return SetTimer(min(cap_s, limits.REMIND_BASE_S * 2.0 ** min(attempt + 1, 10)))
+def _timer(state: AgentState) -> SetTimer:
+    """Return the timer of the next reminder: its bound begins at twice the announced pause and doubles up to a cap."""
+    announced_s = limits.REMIND_BASE_S if state.announcement is None else state.announcement.remind_after_s
+    base_s = min(max(announced_s, limits.REMIND_BASE_S), limits.MAX_REMIND_AFTER_S)
+    cap_s = limits.REMIND_CAP_S if state.attempt < limits.REMINDERS_SOON else limits.REMIND_LATE_CAP_S
+    return SetTimer(min(max(cap_s, 2.0 * base_s), base_s * 2.0 ** min(state.attempt + 1, 10)))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -23,17 +21,15 @@ from support.lean import settle
 from support.locks import serving
 from wire.address import BrokerAddress
 from wire.errors import ShoalError, UntrustedError
+from wire.inbox import Inbox
 from wire.mqtt import MqttTransport
-from wire.transport import TakenOver, TransportEvent
+from wire.transport import TakenOver
 
 LOG = logging.getLogger("shoal.edge")
 POLL_S: Final = 0.5
 BIRTH_FILE: Final = "birth"
 MOST_BIRTHS: Final = (1 << 64) - 1
 """Births are 64 bits wide on the wire."""
-
-Inbox = queue.SimpleQueue[TransportEvent | Callable[[], None] | None]
-"""What happens to a device, in order; None asks it to end."""
 
 
 def next_birth(membership: DeviceMembership) -> int:
@@ -81,7 +77,7 @@ def serve(config: EdgeConfig) -> None:
 
 def _serve(config: EdgeConfig) -> None:
     membership = DeviceMembership(config.dir)
-    inbox: Inbox = queue.SimpleQueue()
+    inbox = Inbox()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: inbox.put(None))
     birth = next_birth(membership)
@@ -93,6 +89,7 @@ def _serve(config: EdgeConfig) -> None:
         f"shoal-{membership.fleet}-{membership.name}",
         inbox.put,
         will=presence(membership, birth, online=False),
+        manual_ack=True,
     )
     runtime = DeviceRuntime(
         membership,
@@ -124,24 +121,19 @@ def _loop(config: EdgeConfig, runtime: DeviceRuntime, inbox: Inbox, name: str) -
     """
     settled = None
     while not (config.once and runtime.runs_done):
-        try:
-            event = inbox.get(timeout=POLL_S)
-            while True:
-                if event is None:
-                    LOG.info("stopping")
-                    return
-                if isinstance(event, TakenOver):
-                    raise UntrustedError(
-                        f"another device connected as {name}",
-                        hint="each device needs its own directory: was this one copied?",
-                    )
-                if callable(event):
-                    event()
-                else:
-                    runtime.on_event(event, time.monotonic())
-                event = inbox.get_nowait()
-        except queue.Empty:
-            pass
+        for event in inbox.batch(POLL_S):
+            if event is None:
+                LOG.info("stopping")
+                return
+            if isinstance(event, TakenOver):
+                raise UntrustedError(
+                    f"another device connected as {name}",
+                    hint="each device needs its own directory: was this one copied?",
+                )
+            if callable(event):
+                event()
+            else:
+                runtime.on_event(event, time.monotonic())
         if runtime.revoked:
             raise UntrustedError("the owner has revoked this device", hint=REVOKED_HINT)
         runtime.tick(time.monotonic())

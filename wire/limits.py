@@ -65,12 +65,28 @@ MAX_MARGIN: Final = 5.0
 """Largest margin reported, in units of loss: beyond it the answer is clear and the figure would only tell about the data."""
 
 REMIND_BASE_S: Final = 1.0
-"""Earliest reminder of an unanswered upload; the time to the next doubles up to a cap, with jitter."""
+"""Earliest reminder of an unanswered upload in the smallest fleet; the time to the next doubles up to a cap, with jitter."""
+
+REMIND_PER_UPLOAD_S: Final = 0.004
+"""Added to REMIND_BASE_S for each upload of the round: three times what an aggregator with one shared core needs."""
+
+REMIND_BYTES_PER_S: Final = 50e6
+"""An aggregator takes at least so many bytes a second: a reminder sooner than that would only add to its backlog."""
+
+MAX_REMIND_AFTER_S: Final = 600.0
+"""Longest first pause that a device grants an announcement."""
 
 REMIND_CAP_S: Final = 10.0
 REMINDERS_SOON: Final = 12
 REMIND_LATE_CAP_S: Final = 60.0
 """The cap after REMINDERS_SOON reminders: a broker keeps them all for an aggregator that is away."""
+
+MAX_UNHANDLED_BYTES: Final = 8 << 20
+"""Received messages that wait for the loop that handles them; above this the transport stops reading its socket. It is
+more than RECEIVE_MAXIMUM chunks, so only larger packets, QoS 0 and brokers that ignore the window ever reach it."""
+
+MESSAGE_OVERHEAD_BYTES: Final = 1024
+"""Memory that a received message takes besides its payload; counts towards MAX_UNHANDLED_BYTES."""
 
 RECEIVE_MAXIMUM: Final = 64
 """Publishes at QoS 1 that a broker may send us ahead of our acknowledgements (MQTT 5 only); it holds back the rest."""

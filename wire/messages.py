@@ -139,6 +139,7 @@ class Announcement:
         carried: in a rollover, masked vectors that are no models, for the device that folds to mask anew.
         generation: in a rollover, the roster sequence of the secrets that the next mask epoch is made with.
         proposal: where to find the checkpoint to compare with and sign.
+        remind_after_s: earliest reminder of an upload of this round that was not answered; grows with the fleet.
     """
 
     fleet: str
@@ -160,6 +161,7 @@ class Announcement:
     carried: tuple[ModelRef, ...] = ()
     generation: U32 = 0
     proposal: ModelRef | None = None
+    remind_after_s: float = limits.REMIND_BASE_S
 
     @property
     def place(self) -> tuple[int, int, int]:

@@ -14,7 +14,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.enums import MQTTProtocolVersion
@@ -55,6 +56,15 @@ _TICK_S: Final = 1.0
 _CLOSING_TICK_S: Final = 0.05
 
 
+class _Receipt(NamedTuple):
+    """A received message that waits to be acknowledged; ``connection`` counts connections, ``bytes`` its memory."""
+
+    connection: int
+    packet_id: int
+    qos: int
+    bytes: int
+
+
 def backoff_s(attempt: int, minimum_s: float, maximum_s: float, uniform: Callable[[float, float], float]) -> float:
     """Return the wait before reconnection ``attempt`` (0, 1, ...): exponential with full jitter.
 
@@ -80,6 +90,8 @@ class MqttTransport:
         session_expiry_s: how long the broker keeps the session of a lost connection (over 3.1.1: 0 not at
             all, else as long as it likes).
         max_queued_bytes: payload bytes that may wait for the broker before ``publish`` refuses.
+        manual_ack: a received message is acknowledged when its ``acknowledge`` is called, not on arrival, and nothing
+            more is read while `limits.MAX_UNHANDLED_BYTES` of them wait for that. `wire.inbox.Inbox` makes these calls.
         reconnect_min_s: bound of the random wait before the first reconnection.
         reconnect_max_s: bound of every later one; it doubles in between.
     """
@@ -93,6 +105,7 @@ class MqttTransport:
         will: Will | None = None,
         session_expiry_s: int = limits.SESSION_EXPIRY_DEVICE_S,
         max_queued_bytes: int = limits.MAX_TRANSFER_BYTES,
+        manual_ack: bool = False,
         reconnect_min_s: float = limits.RECONNECT_MIN_S,
         reconnect_max_s: float = limits.RECONNECT_MAX_S,
     ) -> None:
@@ -104,6 +117,7 @@ class MqttTransport:
         self._will = will
         self._session_expiry_s = session_expiry_s
         self._max_queued_bytes = max_queued_bytes
+        self._manual_ack = manual_ack
         self._reconnect_s = (reconnect_min_s, reconnect_max_s)
         self._tls = self.address.tls_context()
         self._link = self._make_link(MQTTProtocolVersion.MQTTv5)
@@ -119,6 +133,7 @@ class MqttTransport:
         self._filters: tuple[str, ...] = ()
         self._started = self._closing = False
         self._close_by_s = 0.0
+        self._handled: deque[_Receipt] = deque()
 
         # Written by the network thread alone.
         self._silent = False
@@ -127,6 +142,8 @@ class MqttTransport:
         self._short_lives = 0
         self._bytes_sent = 0
         self._bytes_received = 0
+        self._connection = 0
+        self._unhandled_bytes = 0
 
     def __repr__(self) -> str:
         return f"MqttTransport({self.address}, client_id={self.client_id!r})"
@@ -248,11 +265,37 @@ class MqttTransport:
             topic = message.topic
         except UnicodeDecodeError:
             _log.warning("a message on a topic that is no UTF-8 was ignored")
+            if self._manual_ack and message.qos:
+                self._link.acknowledge(message.mid)
             return
         if message.retain and message.qos == 0 and not any(matches(wanted, topic) for wanted in self._filters):
+            return  # at QoS 0 there is nothing to acknowledge
+        payload = bytes(message.payload)
+        self._bytes_received += len(payload)
+        if not self._manual_ack:
+            self._emit(Message(topic, payload, message.retain))
             return
-        self._bytes_received += len(message.payload)
-        self._emit(Message(topic, bytes(message.payload), message.retain))
+        receipt = _Receipt(self._connection, message.mid, message.qos, len(payload) + limits.MESSAGE_OVERHEAD_BYTES)
+        self._unhandled_bytes += receipt.bytes
+        self._emit(Message(topic, payload, message.retain, partial(self._on_handled, receipt)))
+
+    def _on_handled(self, receipt: _Receipt) -> None:
+        """Queue an acknowledgement for the network thread; called on the thread that handles messages."""
+        with self._lock:
+            self._handled.append(receipt)
+            if len(self._handled) == 1:
+                self._wake()
+
+    def _acknowledge(self, link: Link) -> None:
+        """Send the queued acknowledgements, but for those of an earlier connection: the broker sends these messages again."""
+        while self._handled:
+            with self._lock:
+                receipts = tuple(self._handled)
+                self._handled.clear()
+            for receipt in receipts:
+                self._unhandled_bytes -= receipt.bytes
+                if receipt.qos and receipt.connection == self._connection:
+                    link.acknowledge(receipt.packet_id)
 
     def on_settled(self, size: int) -> None:
         """Free the bytes of a publish that needs nothing more: the link calls this on the network thread."""
@@ -277,7 +320,9 @@ class MqttTransport:
 
     def _make_link(self, protocol: MQTTProtocolVersion, reason: str = "") -> Link:
         self._protocol = protocol
-        options = LinkOptions(self.address, self._tls, self.client_id, self._will, self._session_expiry_s, protocol)
+        options = LinkOptions(
+            self.address, self._tls, self.client_id, self._will, self._session_expiry_s, protocol, self._manual_ack
+        )
         return Link(options, self, reason)
 
     def _run(self) -> None:
@@ -314,12 +359,14 @@ class MqttTransport:
     def _connect_and_serve(self) -> None:
         """Open the link and step it until the connection ends."""
         link = self._link
+        self._connection += 1
         if not link.open():
             self._short_lives = 0
             return
         answer_by_s = time.monotonic() + self._patience_s()
         parting = False
         while link.alive:
+            self._acknowledge(link)
             if link.online:
                 self._feed(link)
             if self._finished() and not parting:
@@ -329,7 +376,10 @@ class MqttTransport:
                 link.abort("closed")
             if link.alive:
                 left_s = _TICK_S if link.online else answer_by_s - time.monotonic()
-                link.step(self._wake_fd, max(0.0, min(left_s, _CLOSING_TICK_S if self._closing else _TICK_S)))
+                # While closing, only the broker's acknowledgements matter, and they must be read.
+                read = self._closing or not link.online or self._unhandled_bytes < limits.MAX_UNHANDLED_BYTES
+                wait_s = max(0.0, min(left_s, _CLOSING_TICK_S if self._closing else _TICK_S))
+                link.step(self._wake_fd, wait_s, read=read)
             if not link.online and time.monotonic() >= answer_by_s:
                 link.abort("the broker did not answer the greeting")
 

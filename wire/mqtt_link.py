@@ -76,6 +76,7 @@ class LinkOptions:
         will: topic and payload of the retained will.
         session_expiry_s: how long the broker keeps the session of a lost connection; over 3.1.1 only whether it keeps it.
         protocol: the MQTT version to speak.
+        manual_ack: received publishes are acknowledged by `Link.acknowledge`, not on arrival.
     """
 
     address: BrokerAddress
@@ -84,6 +85,7 @@ class LinkOptions:
     will: Will | None
     session_expiry_s: int
     protocol: MQTTProtocolVersion
+    manual_ack: bool = False
 
 
 class Link:
@@ -162,13 +164,13 @@ class Link:
             self.greeted = True
         return self.greeted
 
-    def step(self, wake_fd: int, timeout_s: float) -> None:
-        """Wait for the socket, ``wake_fd`` or the time, and do what there is to do."""
+    def step(self, wake_fd: int, timeout_s: float, *, read: bool = True) -> None:
+        """Wait for the socket, ``wake_fd`` or the time, then read (unless ``read`` is false) and write."""
         sock: Any = self._client.socket()
         poller = select.poll()
         poller.register(wake_fd, select.POLLIN)
-        poller.register(sock, select.POLLIN | (select.POLLOUT if self._client.want_write() else 0))
-        buffered = self._options.tls is not None and sock.pending() > 0
+        poller.register(sock, (select.POLLIN if read else 0) | (select.POLLOUT if self._client.want_write() else 0))
+        buffered = read and self._options.tls is not None and sock.pending() > 0
         try:
             for fd, happened in poller.poll(0 if buffered else timeout_s * 1000.0):
                 if fd == wake_fd:
@@ -212,6 +214,10 @@ class Link:
         else:
             self._inflight[info.mid] = len(message.payload)
         return True
+
+    def acknowledge(self, packet_id: int) -> None:
+        """Tell the broker that a publish at QoS 1 was handled; only with `LinkOptions.manual_ack`."""
+        self._client.ack(packet_id, 1)
 
     def subscribe(self, filters: Iterable[str], *, only_new: bool = False) -> None:
         """Subscribe with QoS 1; with ``only_new``, MQTT 5 sends retained messages only if the session lacks the filter."""
@@ -257,6 +263,7 @@ class Link:
             clean_session=None if self._is_v5 else options.session_expiry_s == 0,
             protocol=options.protocol,
             reconnect_on_failure=False,
+            manual_ack=options.manual_ack,
         )
         client.connect_timeout = TCP_TIMEOUT_S
         client.max_inflight_messages_set(

@@ -27,13 +27,26 @@ Will = tuple[str, bytes]
 """Topic and payload that the broker publishes, retained, when the connection dies without a goodbye."""
 
 
+def _already_acknowledged() -> None:
+    """Do nothing: the transport acknowledged the message on arrival."""
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A publish arrived; ``retained`` says that it was stored before we subscribed."""
+    """A publish arrived.
+
+    Attributes:
+        topic: where it was published.
+        payload: its bytes.
+        retained: the broker stored it before we subscribed.
+        acknowledge: tells the broker that the message was handled. Call it once, in the order of arrival; it does
+            nothing where the transport acknowledges on arrival.
+    """
 
     topic: str
     payload: bytes = field(repr=False)
     retained: bool = False
+    acknowledge: Callable[[], None] = field(default=_already_acknowledged, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from aggregator.answers import Answers
-from aggregator.asking import PAUSE_S, Asking
+from aggregator.asking import PAUSE_S, Asking, first_reminder_s
 from aggregator.engine_state import EngineState
 from aggregator.strategies.base import RoundPlan
 from tests.helpers.plans import run_plan
@@ -199,3 +199,19 @@ def test_what_comes_again_while_it_is_written_is_forgotten_too(scene):
     scene.asking.tick(limits.REASSEMBLY_QUIET_S)
     assert scene.told() == []
     assert len(scene.chunks) == 0
+
+
+def test_the_first_pause_grows_with_the_round():
+    """Each pause is longer than the round took where it was measured (2 cores; seconds a round in the table)."""
+    small, logistic, mlp = first_reminder_s(10, 31_400), first_reminder_s(2000, 31_400), first_reminder_s(1000, 636_040)
+    assert small < 1.1
+    assert logistic > 8.6
+    assert mlp > 7.2
+
+
+def test_a_reminder_within_the_pause_is_known_before_it_is_opened(scene):
+    assert not scene.asking.is_too_soon("dev-1", 0.0)
+    scene.remind(now_s=0.0)
+    assert scene.asking.is_too_soon("dev-1", PAUSE_S - 0.01)
+    assert not scene.asking.is_too_soon("dev-2", PAUSE_S - 0.01)
+    assert not scene.asking.is_too_soon("dev-1", PAUSE_S)

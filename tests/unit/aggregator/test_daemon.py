@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from aggregator.config import AggregatorConfig
-from aggregator.daemon import Daemon
+from aggregator.daemon import Daemon, _Stop
 from aggregator.run_directory import read_plan, read_records
 from aggregator.run_files import RunFiles, is_finished
 from aggregator.store import Store
@@ -15,6 +15,7 @@ from tests.helpers.plans import run_plan
 from tests.helpers.run_places import RunPlace
 from wire.codec import encode
 from wire.errors import UntrustedError
+from wire.transport import Connected, Message, TakenOver
 
 
 def daemon_of(place):
@@ -223,3 +224,46 @@ def test_a_run_ends_when_its_file_is_taken_away(place, caplog, monkeypatch):
     assert told(caplog) == ["run stopped: its file was taken away"]
     assert daemon._service is None
     assert daemon._next_run().plan == second
+
+
+BACKLOG = 1500
+
+
+def test_every_callback_of_a_long_backlog_is_called(place):
+    """The 513th event of a backlog was dropped; where it was the syncer's callback, the run never went on."""
+    daemon, called = daemon_of(place), []
+    put = daemon._transport._sink
+    for number in range(BACKLOG):
+        put(lambda number=number: called.append(number))
+    while len(called) < BACKLOG:
+        before = len(called)
+        daemon._take(None)
+        assert len(called) > before, f"{BACKLOG - before} events were lost"
+    assert called == list(range(BACKLOG))
+
+
+@pytest.mark.parametrize("ahead", [0, 511, 512, 513, 1025])
+def test_a_stop_request_is_found_behind_a_backlog(place, ahead):
+    daemon = daemon_of(place)
+    put = daemon._transport._sink
+    for _ in range(ahead):
+        put(Message("shoal/v1/other/d/x/up", b"junk"))
+    put(None)
+
+    def take_all():
+        for _ in range(1 + ahead // 512):
+            daemon._take(None)
+
+    with pytest.raises(_Stop):
+        take_all()
+
+
+def test_a_take_over_is_found_behind_a_backlog(place):
+    daemon = daemon_of(place)
+    put = daemon._transport._sink
+    for _ in range(512):
+        put(Connected(session_present=True))
+    put(TakenOver())
+    daemon._take(None)
+    with pytest.raises(UntrustedError, match="took over this session"):
+        daemon._take(None)

@@ -225,6 +225,20 @@ def test_reminders_back_off_to_the_cap():
     assert step(state, Reconnected())[1] == (again, SetTimer(2 * limits.REMIND_BASE_S))
 
 
+@pytest.mark.parametrize(("announced_s", "base_s"), [(20.0, 20.0), (0.0, 1.0), (-5.0, 1.0), (1e9, 600.0)])
+def test_the_announced_pause_bounds_the_first_reminder(announced_s, base_s):
+    """A large fleet's reminders would come while the aggregator still works on the uploads."""
+    opening = Announced(dataclasses.replace(announcement(), remind_after_s=announced_s))
+    state, actions = after(opening, *SENDING[1:])
+    assert actions == (Send(ID), SetTimer(2 * base_s))
+    bounds = []
+    for _ in range(14):
+        state, (_, timer) = step(state, TimerFired())
+        bounds.append(timer.within_s)
+    assert min(bounds) >= 2 * base_s
+    assert bounds[-1] == max(60.0, 2 * base_s)
+
+
 @pytest.mark.parametrize("event", [TimerFired(), Reconnected()])
 def test_there_is_nothing_to_remind_of_before_the_work_is_done(event):
     for events in ((), SENDING[:1], SENDING[:2]):
