@@ -19,6 +19,7 @@ from aggregator.store import erase_updates
 from aggregator.syncer import ThreadSyncer
 from support.lean import keep_heap, settle
 from support.locks import serving
+from support.open_files import raise_open_files_limit
 from support.refusals import Refusals
 from wire import limits
 from wire.address import BrokerAddress
@@ -32,6 +33,8 @@ POLL_S: Final = 0.25
 """How often deadlines, stalled transfers and new run files are looked for when nothing arrives."""
 LOOK_AFTER_S: Final = 1.0
 """How often a run that is served looks for a roster that was carried here, and whether its own file is still there."""
+OPEN_FILES_NEEDED: Final = 64
+"""Most files that the daemon holds open, whatever the size of the roster: connection, database, round files, mappings."""
 LAST_ANSWERS_S: Final = 15.0
 """How long ``once`` goes on after the last run, for devices that were not heard: they remind with growing pauses. An
 aggregator that was started again does not know who was, and waits for all of it."""
@@ -53,6 +56,9 @@ def serve(config: AggregatorConfig) -> None:
     AggregatorMembership(config.dir)  # whoever is no aggregator leaves no trace in a directory that may be anybody's
     with serving(config.dir, hint="one `shoal-aggregator serve` serves a fleet; end the other first"):
         keep_heap()
+        too_few = raise_open_files_limit(OPEN_FILES_NEEDED)
+        if too_few:
+            LOG.warning(too_few, extra={"kv": {"hint": "raise LimitNOFILE of its service, or ulimit -n"}})
         Daemon(config).serve()
 
 

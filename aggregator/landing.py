@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,8 @@ class Landing:
     def append(self, opened: Opened) -> None:
         """Take an upload of a device of which none is on its way; it is durable some time after the next `flush`."""
         self._store.append(opened.upload, opened.body, opened.norm, opened.digest)
-        self._appended[opened.upload.device] = opened
+        # The store has the bytes: uploads that wait for the disk take no memory of their own.
+        self._appended[opened.upload.device] = dataclasses.replace(opened, body=memoryview(b""))
 
     def flush(self, landed: Callable[[Landed], None]) -> None:
         """Begin to make durable what was appended, unless that is under way for what came before; then call ``landed``."""

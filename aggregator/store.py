@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from aggregator.damage import reads
+from aggregator.numerics.rows import drop_pages
 from aggregator.strategies.base import Contribution, Dump, UploadKey, contribution_of
 from aggregator.update_files import FLOAT_BYTES, UpdateFiles, checksum
 from support.files import private_directory, sync_directory, write_atomic
@@ -34,6 +35,8 @@ DATABASE: Final = "run.sqlite"
 UPDATES: Final = "updates"
 VECTORS: Final = "vectors"
 BUSY_TIMEOUT_MS: Final = 5000
+CHECKED_AT_ONCE: Final = 16
+"""Stored updates that are checked before their pages leave memory again."""
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS uploads (
@@ -206,7 +209,12 @@ class Store:
     def uploads(self, round_: int) -> list[tuple[Contribution, bytes]]:
         """Return the durable uploads of a round with the digests that their devices signed, in order of device id."""
         keys = self._db.execute("SELECT round, phase, device FROM uploads WHERE round = ? ORDER BY device", (round_,))
-        return [self._fetch(k) for k in keys.fetchall()]
+        found = []
+        for key in keys.fetchall():
+            found.append(self._fetch(key))
+            if len(found) % CHECKED_AT_ONCE == 0:
+                drop_pages([c.vector for c, _ in found[-CHECKED_AT_ONCE:] if c.vector is not None])
+        return found
 
     def snapshot(
         self,

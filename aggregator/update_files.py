@@ -1,4 +1,8 @@
-"""Masked updates on disk: one append-only file a round, read through maps that take no memory of their own."""
+"""Masked updates on disk: one append-only file for each round, and one mapping through which all its updates are read.
+
+Descriptors and mappings do not grow with the fleet. A round's file is made longer than what it holds, in steps that
+double, so that its mapping is replaced only a few times while uploads arrive; the surplus takes no disk blocks.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from aggregator.numerics.rows import FilePages
 from support.files import sync_directory
 from wire.types import Float32Vector
 
@@ -18,6 +23,8 @@ ROUNDS: Final = "[0-9]*.f32"
 SPARES: Final = "spare-*.f32"
 SPARES_KEPT: Final = 2
 """Files of past rounds that are kept for their disk blocks."""
+FIRST_MAPPED_BYTES: Final = 16 << 20
+"""Shortest mapping of a file that still grows."""
 
 
 def checksum(data: bytes | memoryview) -> int:
@@ -38,6 +45,7 @@ class UpdateFiles:
         self._directory = directory
         self._end_of = end_of
         self._files: dict[int, int] = {}
+        self._pages: dict[int, FilePages] = {}
         self._ends: dict[int, int] = {}
         self._dirty: set[int] = set()
 
@@ -87,20 +95,34 @@ class UpdateFiles:
     def view(self, round_: int, start: int, length: int) -> Float32Vector:
         """Return coordinates of a round's file, (length,) float32, as a view that takes no memory of its own.
 
-        numpy.memmap gives the same for ten times the processor time.
-
         Raises:
-            OSError, ValueError: the file is missing or too short.
+            OSError: the file is missing, or the system refuses.
+            ValueError: the file is too short.
         """
-        aligned = start - start % mmap.ALLOCATIONGRANULARITY
-        size = start - aligned + FLOAT_BYTES * length
+        stop = start + FLOAT_BYTES * length
+        pages = self._pages.get(round_)
+        if pages is None or len(pages) < stop:
+            pages = self._pages[round_] = self._map(round_, stop)
+        return np.frombuffer(pages, "<f4", length, start)
+
+    def _map(self, round_: int, stop: int) -> FilePages:
+        """Map a round's file, which must hold the bytes before ``stop``."""
         handle = self._files.get(round_)
-        if handle is not None:
-            mapped = mmap.mmap(handle, size, access=mmap.ACCESS_READ, offset=aligned)
-        else:
+        if handle is None:
             with self._path(round_).open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, offset=aligned)
-        return np.frombuffer(mapped, "<f4", length, start - aligned)
+                return FilePages(file.fileno(), self._size(file.fileno(), stop), access=mmap.ACCESS_READ)
+        size = self._size(handle, stop)
+        roomy = max(FIRST_MAPPED_BYTES, 2 * stop)
+        if size < roomy:
+            os.ftruncate(handle, roomy)
+        return FilePages(handle, max(size, roomy), access=mmap.ACCESS_READ)
+
+    @staticmethod
+    def _size(handle: int, least: int) -> int:
+        size = os.fstat(handle).st_size
+        if size < least:
+            raise ValueError(f"a file of {size} bytes where {least} were written")
+        return size
 
     def read(self, round_: int, start: int, length: int) -> bytes:
         """Return bytes of a round's file.
@@ -113,11 +135,12 @@ class UpdateFiles:
             return file.read(length)
 
     def sweep(self, before: int, needed: Iterable[int]) -> None:
-        """Drop the files of rounds before ``before`` that are not ``needed``."""
+        """Drop the files of rounds before ``before`` that are not ``needed``; what their views show is undefined then."""
         keep = set(needed)
         for path in self._directory.glob(ROUNDS):
             old = int(path.stem)
             if old < before and old not in keep:
+                self._pages.pop(old, None)
                 handle = self._files.pop(old, None)
                 if handle is not None:
                     os.close(handle)
@@ -128,8 +151,10 @@ class UpdateFiles:
             path.unlink()
 
     def release(self) -> None:
-        """Close all files."""
-        for handle in self._files.values():
+        """Cut all files to what they hold, and close them."""
+        for round_, handle in self._files.items():
+            os.ftruncate(handle, self._ends[round_])
             os.close(handle)
         self._files.clear()
+        self._pages.clear()
         self._ends.clear()

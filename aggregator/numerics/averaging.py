@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.errors import NumericsError
-from aggregator.numerics.rows import Updates, bad_rows, check_rows
+from aggregator.numerics.rows import Updates, bad_rows, check_rows, read_once
 
 BLOCK_COLUMNS: Final = 524_288
 """Columns at a time: accumulator and product (4 MB) stay in the last cache, rows are read in long stretches."""
@@ -48,7 +48,7 @@ def weighted_mean(updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, length, BLOCK_COLUMNS):
             piece = mean[start : start + BLOCK_COLUMNS]
-            for row, factor in zip(updates, factors, strict=True):
+            for row, factor in zip(read_once(updates, piece.size), factors, strict=True):
                 _add_product(piece, row[start : start + BLOCK_COLUMNS], factor, product)
             np.divide(piece, np.float32(total_weight), out=piece)
             finite = finite and _is_finite(piece)
@@ -64,7 +64,7 @@ def mean_into(mean: RunningMean, updates: Updates, weights: NDArray[np.float64])
         NumericsError: as ``weighted_mean``.
     """
     checked = check_weights(weights, len(updates))
-    for row, weight in zip(updates, checked, strict=True):
+    for row, weight in zip(read_once(updates), checked, strict=True):
         mean.add(row, float(weight))
     try:
         return mean.result()

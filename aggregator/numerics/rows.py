@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import mmap
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -16,8 +17,54 @@ Updates = NDArray[np.float32] | Sequence[NDArray[np.float32]]
 CHUNK_COLUMNS: Final = 16_384
 """Columns of one product: enough for full speed, few enough that float32 sums inside it stay exact to 1e-6."""
 
-BUFFER_BYTES: Final = 64 << 20
+BUFFER_BYTES: Final = 32 << 20
 """Most memory for one chunk where rows must be copied together."""
+
+RESIDENT_BYTES: Final = 16 << 20
+"""Most bytes of a `FilePages` that stay in memory while its rows are read."""
+
+FAULT_BYTES: Final = 64 << 10
+"""Linux maps the whole aligned piece of so many bytes around each page that is read."""
+
+
+class FilePages(mmap.mmap):
+    """A read-only, shared mapping of a file: its pages may be dropped at any time and come back when they are read."""
+
+    def drop(self) -> None:
+        """Take all pages out of this process's memory; the system may keep them in its cache."""
+        self.madvise(mmap.MADV_DONTNEED)
+
+
+def drop_pages(rows: Iterable[NDArray[np.float32]]) -> None:
+    """Drop the pages of every `FilePages` that ``rows`` are views of; other rows are left alone."""
+    for pages in {id(p): p for row in rows if (p := _pages_of(row)) is not None}.values():
+        pages.drop()
+
+
+def read_once(rows: Updates, columns: int | None = None) -> Iterator[NDArray[np.float32]]:
+    """Yield ``rows`` in order, and drop the pages of those that were read whenever they fill RESIDENT_BYTES.
+
+    Args:
+        rows: shape (n, d), float32.
+        columns: so many coordinates of each row are read; all of them where absent.
+    """
+    resident, first = 0, 0
+    for number, row in enumerate(rows):
+        yield row
+        resident += FAULT_BYTES + 4 * (row.size if columns is None else columns)
+        if resident >= RESIDENT_BYTES:
+            drop_pages(rows[first : number + 1])
+            resident, first = 0, number + 1
+    drop_pages(rows[first:])
+
+
+def _pages_of(row: NDArray[np.float32]) -> FilePages | None:
+    base: object = row
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    return base if isinstance(base, FilePages) else None
 
 
 def check_rows(updates: Updates, *, least: int) -> tuple[int, int]:
@@ -91,7 +138,7 @@ def column_chunks(updates: Updates, *, copy: bool = False, width: int | None = N
         if isinstance(updates, np.ndarray):
             piece[:] = updates[:, start:stop]
         else:
-            for target, row in zip(piece, updates, strict=True):
+            for target, row in zip(piece, read_once(updates, stop - start), strict=True):
                 target[:] = row[start:stop]
         yield piece
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from aggregator.numerics.rows import read_once
 from aggregator.strategies.base import Contribution, Event, Slot, norm_of
 
 
@@ -33,9 +34,9 @@ def discrepancy(
     if all(c.vector is not None for c in given):
         steps = {model: _step(before[model], after[model]) for model in {c.model for c in given}}
         apart = []
-        for c in given:
+        for c, row in zip(given, read_once([c.row for c in given]), strict=True):
             step = steps[c.model]
-            apart.append(norm_of(c.row if step is None else c.row - step))
+            apart.append(norm_of(row if step is None else row - step))
         figures |= _figures(apart, "_after")
     return (Event(round_, "discrepancy", figures),)
 

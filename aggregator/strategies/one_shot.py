@@ -21,6 +21,7 @@ import numpy as np
 
 from aggregator.numerics.backend import Backend
 from aggregator.numerics.clustering import kmeans_from_gram
+from aggregator.numerics.rows import drop_pages
 from aggregator.numerics.similarity import gram
 from aggregator.strategies.base import (
     Average,
@@ -191,6 +192,7 @@ class OneShot:
             detail: dict[str, Any] = {"device": c.device, "cluster": c.model, "by": "loss"}
             if c.phase is Phase.PRETRAIN:
                 nearest = int(np.argmin([norm_of(c.row - centroid) for centroid in state.centroids]))
+                drop_pages([c.row])
                 detail = {"device": c.device, "cluster": nearest}
             placed[c.device] = detail["cluster"]
             events.append(Event(round_, "newcomer", detail))

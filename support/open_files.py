@@ -1,0 +1,22 @@
+"""The limit on open files of this process."""
+
+from __future__ import annotations
+
+import resource
+
+
+def raise_open_files_limit(needed: int) -> str:
+    """Raise the soft limit on open files to the hard limit.
+
+    Args:
+        needed: open files that the program may hold at a time.
+
+    Returns:
+        A warning where the hard limit is below ``needed``, else an empty text.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        return f"at most {hard} files may be open, and {needed} are needed"
+    return ""
