@@ -36,6 +36,18 @@ def read_records(directory: Path) -> list[dict[str, Any]]:
         return [json.loads(record) for record in found]
 
 
+def rounds_closed(directory: Path) -> int:
+    """Return the number of the last closed round of a run that another process may be writing; 0 before the first."""
+    found = _read(directory, "SELECT MAX(round) FROM rounds")
+    return int(found[0] or 0) if found else 0
+
+
+def uploads_stored(directory: Path, round_: int) -> int:
+    """Return how many uploads of a round are durable in a run that another process may be writing."""
+    found = _read(directory, f"SELECT COUNT(*) FROM uploads WHERE round = {int(round_)}")  # noqa: S608 - an int
+    return int(found[0]) if found else 0
+
+
 def read_plan(directory: Path) -> bytes | None:
     """Return the run plan, encoded, that a run's directory was made for; None where no run has begun there."""
     found = _read(directory, "SELECT value FROM facts WHERE name = 'plan'")

@@ -151,7 +151,11 @@ def bench_aggregator(
     save: SaveFile = None,
     json: AsJson = False,
 ) -> None:
-    """What a round costs the aggregator, for fleets of several sizes; no device runs, and a model of 7850 coordinates."""
+    """Measure the CPU time of a round in the aggregator's service, for fleets of several sizes and 7850 coordinates.
+
+    It leaves out the daemon's event queue, MQTT and the broker, acknowledgements on the wire, and the devices: uploads are
+    made beforehand and handed to the service in one process. `shoal bench load` measures the whole daemon.
+    """
     from benchmarks.aggregator_load import SIZES, measure
 
     forbid_inspection()
@@ -169,6 +173,52 @@ def _show_loads(loads: list[dict[str, Any]]) -> None:
             f"{d['devices']:7} {d['cpu_seconds_per_round']:14.3f} {d['cpu_ms_per_upload']:17.2f} "
             f"{d['cpu_ms_per_presence']:18.2f} {d['published_bytes_per_round']:16}"
         )
+
+
+@bench_app.command("load")
+def bench_load(
+    devices: Annotated[int, typer.Option(help="Device runtimes, each on its own connection.", min=1)],
+    model: Annotated[
+        str, typer.Option(help="logistic (784-10, 31400 bytes) or mlp (784-200-10, 636040).")
+    ] = "logistic",
+    algorithm: Annotated[str, typer.Option(help="fedavg, ifca, cfl, fedgroup, ...")] = "fedavg",
+    rounds: Annotated[int, typer.Option(help="Training rounds, the first of them a warm-up.", min=1)] = 5,
+    open_files: Annotated[int, typer.Option(help="Soft and hard limit on the aggregator's open files.", min=64)] = 1024,
+    save: SaveFile = None,
+    json: AsJson = False,
+) -> None:
+    """Measure rounds through mosquitto and `shoal-aggregator serve`, with many device runtimes in a few processes.
+
+    Training is replaced by a gradient that costs next to nothing; everything else is real.
+    """
+    from benchmarks.load import measure
+
+    forbid_inspection()
+    _stop_cleanly()
+    found = measure(devices, model=_model(model), algorithm=algorithm, rounds=rounds, open_files=open_files)
+    data = found.data()
+    _deliver(data, json, lambda: _show_load(data), save)
+
+
+def _model(name: str) -> Any:
+    if name not in ("logistic", "mlp"):
+        raise UsageError(f"no model {name!r}", hint="use logistic or mlp")
+    return name
+
+
+def _show_load(data: dict[str, Any]) -> None:
+    say(
+        f"{counted(data['devices'], 'device')}, {data['algorithm']}, model of {data['model_bytes']} bytes, "
+        f"{counted(data['rounds'], 'round')}: {data['seconds_per_round_median']:.3f} s a round (median)"
+    )
+    say(
+        f"aggregator: {data['aggregator_cpu_ms_per_upload']:.2f} ms of CPU an upload, peak {data['aggregator_rss_mb_max']:.0f} "
+        f"MB, {data['open_files_max']} open files; broker: {data['broker_cpu_s_per_round']:.3f} s of CPU a round"
+    )
+    say(
+        f"uploads: {data['uploads_counted']} counted of {data['uploads_expected']}; "
+        f"{counted(data['nacks'], 'NACK')}, {counted(data['reminders'], 'reminder')}"
+    )
 
 
 @bench_app.command("numerics")

@@ -18,6 +18,7 @@ from edge_client.following import Following
 from edge_client.inventory import Inventory
 from edge_client.lookout import Lookout
 from edge_client.manifest import TaskManifest
+from edge_client.model import Backend, OrtModel
 from edge_client.model_feed import ModelFeed
 from edge_client.notes import Notes
 from edge_client.outbox import Outbox
@@ -27,6 +28,7 @@ from edge_client.presence import Attendance
 from edge_client.results import Results
 from edge_client.roster_feed import HEARD_LAPSED, RosterFeed
 from edge_client.state import DeviceState
+from edge_client.task import TaskBundle
 from edge_client.worker import Result, Worker
 from edge_client.workplace import Workplace
 from support.refusals import Refusals
@@ -60,6 +62,7 @@ class DeviceRuntime:
         results: Callable[[Callable[[], None]], None],
         uniform: Callable[[], float],
         threads: int = 1,
+        backend: Callable[[TaskBundle, int], Backend] = OrtModel,
     ) -> None:
         """Take up the device's state.
 
@@ -72,11 +75,12 @@ class DeviceRuntime:
             results: hands a callback from the worker back to the driver's own thread.
             uniform: draws from [0, 1), for jitter.
             threads: of ONNX Runtime.
+            backend: makes what evaluates a task; the load bench replaces it by one that costs next to nothing.
         """
         self._membership = membership
         self._transport = transport
         self._worker = worker
-        self._workplace = Workplace(membership, load_data, threads=threads)
+        self._workplace = Workplace(membership, load_data, threads=threads, backend=backend)
         self._attendance = Attendance(membership, transport, birth, uniform)
         self._hand_back = results
         self._topics = Topics(membership.fleet)

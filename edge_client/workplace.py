@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from edge_client.enrolment import DeviceMembership
     from edge_client.inventory import Inventory
     from edge_client.manifest import TaskManifest
+    from edge_client.model import Backend
     from edge_client.package import Run
+    from edge_client.task import TaskBundle
     from edge_client.worker import Job
     from wire.messages import Announcement, Order
     from wire.types import Float32Vector
@@ -31,9 +33,18 @@ class Workplace:
     """
 
     def __init__(
-        self, membership: DeviceMembership, load_data: Callable[[TaskManifest], Batch], *, threads: int
+        self,
+        membership: DeviceMembership,
+        load_data: Callable[[TaskManifest], Batch],
+        *,
+        threads: int,
+        backend: Callable[[TaskBundle, int], Backend] = OrtModel,
     ) -> None:
-        """Take whose it is, what gives its samples in a task's shapes, and how many threads ONNX Runtime may use."""
+        """Take whose it is, what gives its samples in a task's shapes, and how many threads ONNX Runtime may use.
+
+        ``backend`` makes what evaluates a task, from the task and the number of threads.
+        """
+        self._make_backend = backend
         self._membership = membership
         self._load_data = load_data
         self._threads = threads
@@ -55,7 +66,7 @@ class Workplace:
         if again and self._workshop is not None:
             self._workshop = dataclasses.replace(self._workshop, run=run)
         else:
-            member, backend = self._membership, OrtModel(run.bundle, threads=self._threads)
+            member, backend = self._membership, self._make_backend(run.bundle, self._threads)
             aggregator, own = aggregator_of(member.roster), OwnUpdates(member.directory, run.plan)
             self._workshop = Workshop(run, member.identity, aggregator, backend, shares, own)
         self.proposal = (b"", b"")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -193,6 +193,28 @@ class FleetDirectory:
             if not self.listed(card.member):
                 self._sign(devices=(*self.roster.devices, card.member))
             return self._write_grant(card)
+
+    def add_devices(self, cards: Iterable[bytes]) -> None:
+        """Add many new devices with one signature of the roster; `add_device` then writes a grant for each that needs one.
+
+        Raises:
+            UntrustedError: one is not a device's card.
+            ConfigError: a name is taken or not one for a device; no device is added then.
+        """
+        with self.changing():
+            taken = {device.name for device in self.roster.devices}
+            new = []
+            for data in cards:
+                card = self._checked(data, DEVICE_ROLE, "")
+                if card.member.name in taken:
+                    raise ConfigError(
+                        f"the fleet has had another device called {card.member.name!r}",
+                        hint="init the device with another name",
+                    )
+                self.check_name(card.member.name)
+                taken.add(card.member.name)
+                new.append(card.member)
+            self._sign(devices=(*self.roster.devices, *new))
 
     def check_device(self, card: Card) -> None:
         """Return if a device may have this name with these keys.

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, Self, cast
+from typing import Final, Literal, NamedTuple, Self, cast
 
 from wire import limits
 from wire.errors import BrokerUnreachableError, ConfigError
@@ -49,15 +49,49 @@ _LAUNCH: Final = (
 """Asks for SIGTERM at the parent's death, then becomes the program; no Python code runs between fork and exec."""
 
 
-def mosquitto_config(port: int, directory: Path) -> str:
+class QueueLimits(NamedTuple):
+    """Limits of mosquitto for the messages that wait for one client: their number, their bytes, and those in flight."""
+
+    messages: int = 100_000
+    bytes: int = limits.MAX_TRANSFER_BYTES
+    inflight: int = 100
+
+
+CONTROL_MESSAGES: Final = 8
+"""Presences, reminders and declines that one device may have waiting for the aggregator, beside its upload."""
+
+CONTROL_MESSAGE_BYTES: Final = 4096
+"""Upper bound of the memory that mosquitto counts for one of them."""
+
+ROUNDS_WAITING: Final = 2
+"""Uploads of one round may still wait while those of the next arrive."""
+
+
+def queue_limits(devices: int, upload_bytes: int) -> QueueLimits:
+    """Return queue limits under which the broker drops nothing while the aggregator is busy or away.
+
+    mosquitto drops messages above its limits without a word. Small fleets get the defaults of `QueueLimits`.
+
+    Args:
+        devices: size of the roster.
+        upload_bytes: size of one sealed update.
+    """
+    chunks = -(-upload_bytes // limits.CHUNK_BYTES)
+    messages = ROUNDS_WAITING * devices * (chunks + CONTROL_MESSAGES)
+    waiting_bytes = ROUNDS_WAITING * devices * (upload_bytes + CONTROL_MESSAGES * CONTROL_MESSAGE_BYTES)
+    least = QueueLimits()
+    return QueueLimits(max(least.messages, messages), max(least.bytes, waiting_bytes), least.inflight)
+
+
+def mosquitto_config(port: int, directory: Path, queue: QueueLimits = QueueLimits()) -> str:  # noqa: B008 - a constant
     """Return mosquitto's configuration for a loopback listener with persistence in ``directory``."""
     lines = [
         f"listener {port} 127.0.0.1",
         "allow_anonymous true",
         "set_tcp_nodelay true",
-        "max_inflight_messages 100",
-        "max_queued_messages 100000",
-        f"max_queued_bytes {limits.MAX_TRANSFER_BYTES}",
+        f"max_inflight_messages {queue.inflight}",
+        f"max_queued_messages {queue.messages}",
+        f"max_queued_bytes {queue.bytes}",
         f"max_packet_size {limits.MAX_PACKET_BYTES}",
         "persistence true",
         f"persistence_location {directory}/",
@@ -108,7 +142,8 @@ class BrokerProcess:
         log_file: what it complained about.
     """
 
-    def __init__(self, kind: BrokerKind, directory: Path, port: int) -> None:
+    def __init__(self, kind: BrokerKind, directory: Path, port: int, queue: QueueLimits | None = None) -> None:
+        self._queue = queue or QueueLimits()
         self.kind = kind
         self.port = port
         self.url = f"mqtt://127.0.0.1:{port}"
@@ -198,7 +233,7 @@ class BrokerProcess:
         if binary is None:
             raise BrokerUnreachableError("mosquitto is no longer installed")
         config = self._directory / "mosquitto.conf"
-        config.write_text(mosquitto_config(self.port, self._directory))
+        config.write_text(mosquitto_config(self.port, self._directory, self._queue))
         return (sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), binary, "-c", str(config))
 
     def _spawn(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -249,13 +284,14 @@ def free_port() -> int:
         return cast("int", probe.getsockname()[1])
 
 
-def start_broker(kind: str, directory: Path, port: int = 0) -> BrokerProcess:
+def start_broker(kind: str, directory: Path, port: int = 0, queue: QueueLimits | None = None) -> BrokerProcess:
     """Start a broker that only this machine can reach, and return when it answers.
 
     Args:
         kind: ``mosquitto``, ``amqtt``, or ``auto`` for the first of them that is installed.
         directory: for its configuration, log and persisted state; made if missing.
         port: TCP port on 127.0.0.1; 0 for any free one.
+        queue: limits for mosquitto; by default those of a small fleet.
 
     Raises:
         BrokerUnreachableError: none is installed, or it did not start.
@@ -264,7 +300,7 @@ def start_broker(kind: str, directory: Path, port: int = 0) -> BrokerProcess:
     directory = directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
     for tries_left in reversed(range(1 if port else PORT_TRIES)):
-        broker = BrokerProcess(chosen, directory, port or free_port())
+        broker = BrokerProcess(chosen, directory, port or free_port(), queue)
         try:
             broker.start()
         except BrokerUnreachableError:
