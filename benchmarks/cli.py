@@ -184,18 +184,24 @@ def bench_load(
     algorithm: Annotated[str, typer.Option(help="fedavg, ifca, cfl, fedgroup, ...")] = "fedavg",
     rounds: Annotated[int, typer.Option(help="Training rounds, the first of them a warm-up.", min=1)] = 5,
     open_files: Annotated[int, typer.Option(help="Soft and hard limit on the aggregator's open files.", min=64)] = 1024,
+    prepared: Annotated[
+        bool, typer.Option("--prepared", help="Seal all uploads first, then replay them from one process.")
+    ] = False,
     save: SaveFile = None,
     json: AsJson = False,
 ) -> None:
     """Measure rounds through mosquitto and `shoal-aggregator serve`, with many device runtimes in a few processes.
 
-    Training is replaced by a gradient that costs next to nothing; everything else is real.
+    Training is replaced by a gradient that costs next to nothing; everything else is real. With --prepared no device
+    runtimes run, so that the aggregator is measured alone.
     """
     from benchmarks.load import measure
 
     forbid_inspection()
     _stop_cleanly()
-    found = measure(devices, model=_model(model), algorithm=algorithm, rounds=rounds, open_files=open_files)
+    found = measure(
+        devices, model=_model(model), algorithm=algorithm, rounds=rounds, open_files=open_files, prepared=prepared
+    )
     data = found.data()
     _deliver(data, json, lambda: _show_load(data), save)
 

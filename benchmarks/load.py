@@ -275,9 +275,9 @@ class LoadFleet:
         return program
 
     @property
-    def finished(self) -> bool:
-        """Whether the final round is closed."""
-        return rounds_closed(self.run_dir) > self.rounds
+    def joined_dir(self) -> Path:
+        """Directory of the device whose membership all others share."""
+        return self._states / self.names[0]
 
     def kill_aggregator(self) -> None:
         """End the aggregator with SIGKILL."""
@@ -350,6 +350,7 @@ def measure(
     algorithm: str = "fedavg",
     rounds: int = 5,
     open_files: int = 1024,
+    prepared: bool = False,
     fault: Fault | None = None,
     spread_s: float = 0.0,
 ) -> LoadFigures:
@@ -361,6 +362,7 @@ def measure(
         algorithm: of the run.
         rounds: training rounds.
         open_files: soft and hard limit on the aggregator's open files.
+        prepared: seal all uploads first and replay them from one process (`benchmarks.load_replay`).
         fault: process to kill with SIGKILL in the middle of a round, once, and to start again.
         spread_s: see `DriverSpec`; a fault needs some, so that there is a middle.
 
@@ -369,8 +371,15 @@ def measure(
         ConfigError: this process may not open enough files for so many devices.
     """
     with LoadFleet(devices, model, algorithm, rounds, open_files, spread_s) as fleet:
-        fleet.start_aggregator()
-        fleet.start_drivers()
+        if prepared:
+            from benchmarks.load_replay import prepare
+
+            replay = prepare(fleet)
+            fleet.start_aggregator()
+            replay()
+        else:
+            fleet.start_aggregator()
+            fleet.start_drivers()
         samples = list(watch(fleet, fault))
         reports = fleet.reports()
         records = read_records(fleet.run_dir)

@@ -366,7 +366,7 @@ def raise_open_files() -> int:
 
 
 @contextlib.contextmanager
-def _ended_by_signal(stop: Callable[[], None]) -> Iterator[None]:
+def ended_by_signal(stop: Callable[[], None]) -> Iterator[None]:
     """Call ``stop`` at SIGTERM, and never die of SIGINT: the parent decides when its processes end."""
     signal.signal(signal.SIGTERM, lambda *_: stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -381,7 +381,7 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     spec = DriverSpec(**json.loads(Path(sys.argv[1]).read_text()))
     driver = Driver(spec)
-    with _ended_by_signal(driver.stop):
+    with ended_by_signal(driver.stop):
         driver.run()
         write_atomic(Path(spec.report), json.dumps(dataclasses.asdict(driver.report())).encode())
     # Hundreds of network threads are at work; closing each connection politely would take seconds for nothing.
