@@ -76,8 +76,11 @@ class Asking:
         """Return whether a reminder of ``device`` is to be dropped unopened: an authentic one came less than PAUSE_S ago."""
         return now_s - self._reminded_s.get(device, -math.inf) < PAUSE_S
 
-    def remind(self, reminder: Reminder, state: EngineState, now_s: float) -> None:
-        """Take a reminder of the device that it names, while the run is in ``state``: answer it, or ask for what is missing."""
+    def remind(self, reminder: Reminder, state: EngineState, now_s: float, most_bytes: int) -> None:
+        """Take a reminder of the device that it names, while the run is in ``state``: answer it, or ask for what is missing.
+
+        An upload of more than ``most_bytes`` is refused: its chunks are, so it can never arrive.
+        """
         device, transfer = reminder.device, reminder.transfer
         if self.is_too_soon(device, now_s):
             return
@@ -94,11 +97,15 @@ class Asking:
         if verdict is not None:
             self._answers.reply(device, reminder.round, transfer, *verdict)
             return
+        if reminder.size > most_bytes:
+            reason = f"an upload of {reminder.size} bytes is above {most_bytes}"
+            self._answers.reply(device, reminder.round, transfer, Action.REFUSED, reason)
+            return
         last = self._asked.get(device, _NOTHING)
         if last.transfer == transfer and reminder.turn <= last.turn and now_s - last.at_s < limits.REMIND_CAP_S:
             return
         self._asked[device] = _Asked(transfer, reminder.turn, now_s)
-        missing = self._chunks.missing(device, reminder.round, transfer, reminder.chunk_bytes, now_s)
+        missing = self._chunks.missing(device, reminder.round, transfer, reminder.size, reminder.chunk_bytes, now_s)
         if missing is None:
             count = chunk_count(reminder.size, reminder.chunk_bytes)
             missing = tuple(range(min(count, MAX_MISSING_LISTED)))

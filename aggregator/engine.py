@@ -245,13 +245,21 @@ class Engine:
 
     def _may_attach(self, plan: RoundPlan, upload: Upload) -> bool:
         """Whether as much is attached as the order can have asked for: what is folded is handed on to the whole fleet."""
-        most = 0
-        if upload.phase == Phase.ENDORSE:
-            most = ATTACHED_HEAD_BYTES + 4 * self.run.length * len(plan.orders[upload.device].renew)
-        elif upload.phase == Phase.CHECKPOINT:
-            vectors = len(plan.models) + len(plan.carried)
-            most = ATTACHED_HEAD_BYTES + self.task_bytes + 4 * self.run.length * vectors
+        most = self._most_attached(plan, upload.device)
         return min(1, most) <= upload.attached <= most
+
+    def most_attached(self, state: EngineState, device: str) -> int:
+        """Return how many bytes a device may attach to an upload for what is open in ``state``."""
+        return 0 if state.plan is None or device not in state.plan.orders else self._most_attached(state.plan, device)
+
+    def _most_attached(self, plan: RoundPlan, device: str) -> int:
+        order = plan.orders[device]
+        if order.phase == Phase.ENDORSE:
+            return ATTACHED_HEAD_BYTES + 4 * self.run.length * len(order.renew)
+        if order.phase == Phase.CHECKPOINT:
+            vectors = len(plan.models) + len(plan.carried)
+            return ATTACHED_HEAD_BYTES + self.task_bytes + 4 * self.run.length * vectors
+        return 0
 
     def handle(self, state: EngineState, event: Event) -> Transition:
         """Return the state after ``event`` and what the driver has to do."""

@@ -9,6 +9,7 @@ from crypto.seal.envelope import open_from_member, read_head
 from crypto.seal.grants import OWNER_NAME
 from wire import limits
 from wire.errors import UntrustedError
+from wire.frame import ChunkKind
 from wire.messages import Sealed
 from wire.reassembly import Reassembler, Transfer
 from wire.topics import TopicKind, Topics
@@ -16,6 +17,11 @@ from wire.transport import Transport
 
 LOG = logging.getLogger("shoal.aggregator")
 ROSTER_PURPOSE = "roster"
+ALLOWED = {
+    TopicKind.OWNER_ROSTER: {ChunkKind.ROSTER: limits.MAX_GRANT_BYTES},
+    TopicKind.KEYS: {ChunkKind.GRANT: limits.MAX_RENEWAL_BYTES},
+}
+"""Largest transfer on each of the owner's topics, in bytes; other kinds are refused."""
 
 
 class OwnerMail:
@@ -24,7 +30,7 @@ class OwnerMail:
     def __init__(self, membership: AggregatorMembership) -> None:
         self._membership = membership
         self._topics = Topics(membership.fleet)
-        self._chunks = Reassembler(limits.MAX_GRANT_BYTES, 2 * limits.MAX_GRANT_BYTES)
+        self._chunks = Reassembler(limits.MAX_GRANT_BYTES, whole_transfers=1)
 
     def subscribe(self, transport: Transport) -> None:
         """Ask for the owner's topics."""
@@ -39,11 +45,14 @@ class OwnerMail:
             WireError: malformed.
         """
         parsed = self._topics.parse(topic)
-        if parsed.kind not in (TopicKind.OWNER_ROSTER, TopicKind.KEYS):
+        if parsed.kind not in ALLOWED:
             return False
+        if parsed.kind is TopicKind.KEYS and parsed.device != self._membership.identity.name:
+            raise UntrustedError(f"keys for {parsed.device!r}, which the aggregator has not subscribed to")
         if not payload:
             return True
-        transfer = self._chunks.add(parsed.kind.name, payload, now_s)
+        self._chunks.expire(now_s)
+        transfer = self._chunks.add(parsed.kind.name, payload, now_s, ALLOWED[parsed.kind])
         if transfer is None:
             return True
         if parsed.kind is TopicKind.OWNER_ROSTER:

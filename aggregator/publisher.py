@@ -14,9 +14,10 @@ from aggregator.asking import first_reminder_s
 from aggregator.events import OpenRound
 from aggregator.strategies.base import Slot
 from crypto.seal.envelope import GroupKey, parcel_for_group
-from crypto.seal.identity import Identity
+from crypto.seal.identity import SIGNATURE_BYTES, Identity
 from crypto.seal.roster_change import roster_change
 from support.files import write_atomic
+from wire import limits
 from wire.codec import decode, encode
 from wire.documents import Member, Roster, RosterChange, RunPlan
 from wire.errors import WireError
@@ -61,6 +62,7 @@ class Publisher:
         self._told_file = ledger.with_name(TOLD_FILE)
         self._listed: set[str] = set()
         self._sent: dict[str, tuple[bytes, int, int, bytes]] = {}
+        self._sealed_bytes: dict[str, int] = {}
         if ledger.exists():
             self._listed = _read_ledger(ledger)
             for topic in self._listed:
@@ -82,7 +84,11 @@ class Publisher:
         if self._roster is not None:
             signed, change = self._roster
             self._publish_group(self._topics.roster, "roster", signed, ChunkKind.ROSTER)
-            self._publish_group(self._topics.roster_change, "roster change", encode(change), ChunkKind.ROSTER)
+            encoded = encode(change)
+            if len(encoded) > limits.MAX_ROSTER_CHANGE_BYTES - limits.SEALED_HEAD_BYTES:
+                # Devices refuse a larger one. Without its members it still makes them ask for the whole roster.
+                encoded = encode(roster_change(None, decode(signed[SIGNATURE_BYTES:], Roster), signed))
+            self._publish_group(self._topics.roster_change, "roster change", encoded, ChunkKind.ROSTER)
 
     def run(self, package: bytes) -> None:
         """Publish the owner's run package; the models of an earlier run are cleared."""
@@ -148,6 +154,8 @@ class Publisher:
             opened.generation,
             proposal,
             first_reminder_s(len(plan.orders), 4 * run.length),
+            self._sealed_bytes.get(self._topics.plan, 0),
+            self._sealed_bytes.get(self._topics.checkpoint, 0) if self._epoch else 0,
         )
         self._publish_group(self._topics.round, "announcement", encode(announcement), ChunkKind.ROUND, plan.round)
         self.clear_models(keep)
@@ -193,6 +201,8 @@ class Publisher:
     def _publish_group(self, base: str, purpose: str, plain: bytes, kind: ChunkKind, round_: int = 0) -> bytes:
         head = Sealed(self._group.fleet, purpose, self._identity.name, FLEET)
         parcel = parcel_for_group(self._identity, self._group, head, plain)
+        if base in (self._topics.plan, self._topics.checkpoint):
+            self._sealed_bytes[base] = len(parcel.payload)
         return self._retained.publish(base, parcel.payload, kind=kind, round_=round_, name=parcel.transfer_id)
 
     def answer(

@@ -33,6 +33,7 @@ from aggregator.events import (
     RunFinished,
     Stored,
 )
+from aggregator.inbound import PRESENCE, Inbound
 from aggregator.intake import Intake, Opened, RefusedUploadError
 from aggregator.landing import Landed, Landing
 from aggregator.lines import Lines, waiting_for
@@ -93,6 +94,7 @@ class RunService:
             lambda plan: make_strategy(plan, backend),
             len(decode(package, RunPackage).task),
         )
+        self._inbound = Inbound(membership, self._engine)
         self._intake = Intake(membership.identity, run)
         self._publisher = Publisher(membership.identity, membership.group, transport, directory / "retained.json")
         self.answers = Answers(self._publisher, membership, run)
@@ -198,27 +200,29 @@ class RunService:
         if self._mail.take(topic, payload, now_s):
             self._follow_roster(now_s)
             self._hold_keys(now_s)
+            return
         if not payload:
             return
+        device = self._inbound.source(parsed)
         if parsed.kind is TopicKind.STATE:
-            transfer = self._chunks.add(f"{parsed.device}/state", payload, now_s)
-            event = None if transfer is None else self._presences.take(parsed.device, transfer)
+            transfer = self._chunks.add(f"{device}/state", payload, now_s, PRESENCE)
+            event = None if transfer is None else self._presences.take(device, transfer)
             if event is not None:
                 self._feed(event, now_s)
         elif parsed.kind is TopicKind.UP:
             self._bytes_up += len(payload)
-            if self.answers.given(parsed.device, parse(payload)[0].transfer_id):
+            if self.answers.given(device, parse(payload)[0].transfer_id):
                 return
-            transfer = self._chunks.add(parsed.device, payload, now_s)
+            transfer = self._chunks.add(device, payload, now_s, self._inbound.allowed(device, self._state))
             if transfer is not None and transfer.kind is ChunkKind.DECLINE:
-                self._feed(self._intake.declined(parsed.device, transfer, self._membership.roster), now_s)
+                self._feed(self._intake.declined(device, transfer, self._membership.roster), now_s)
             elif transfer is not None and transfer.kind is ChunkKind.REMINDER:
-                if self._asking.is_too_soon(parsed.device, now_s):
+                if self._asking.is_too_soon(device, now_s):
                     return
-                reminder = self._intake.reminder(parsed.device, transfer, self._membership.roster)
-                self._asking.remind(reminder, self._state, now_s)
+                reminder = self._intake.reminder(device, transfer, self._membership.roster)
+                self._asking.remind(reminder, self._state, now_s, self._inbound.upload_bytes(device, self._state))
             elif transfer is not None:
-                self._on_upload(parsed.device, transfer, now_s)
+                self._on_upload(device, transfer, now_s)
 
     def _on_upload(self, device: str, transfer: Transfer, now_s: float) -> None:
         try:
@@ -304,6 +308,8 @@ class RunService:
 
     def _drop_revoked(self, now_s: float) -> None:
         for device in self._membership.roster.revoked:
+            for source in (device, f"{device}/state"):
+                self._chunks.drop(source)
             self._feed(Left(device), now_s)
 
     def _objection(self, opened: Opened) -> str | None:

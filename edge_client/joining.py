@@ -31,6 +31,8 @@ from wire.reassembly import Reassembler
 from wire.topics import TopicKind, Topics
 from wire.transport import Connected, Message, TakenOver, Transport, TransportEvent
 
+GRANTS: Final = {ChunkKind.GRANT: limits.MAX_GRANT_BYTES}
+"""Largest transfer on the topic of the owner's answer, in bytes; other kinds are refused."""
 POLL_S: Final = 0.5
 LATE_S: Final = 30.0
 """How long behind a line's expiry an answer may still come: none is given then, but one given before may lie at the broker."""
@@ -110,7 +112,7 @@ class Enrolling:
         self._identity = Identity.load(directory / KEY_FILE)
         self._id = token_id(token.secret)
         self._topics = Topics(token.fleet)
-        self._chunks = Reassembler(limits.MAX_GRANT_BYTES, 2 * limits.MAX_GRANT_BYTES)
+        self._chunks = Reassembler(limits.MAX_GRANT_BYTES, whole_transfers=1)
         self._request = b""
         self.granted = False
 
@@ -139,7 +141,7 @@ class Enrolling:
         parsed = self._topics.parse(topic)
         if parsed.kind is not TopicKind.GRANT or parsed.label != self._id:
             return
-        transfer = self._chunks.add("grant", payload, float(now_s))
+        transfer = self._chunks.add("grant", payload, float(now_s), GRANTS)
         if transfer is not None:
             store_grant(self._directory, self._checked(bytes(transfer.payload), now_s))
             self.granted = True

@@ -33,6 +33,7 @@ class RosterFeed:
     Attributes:
         revoked: a roster that the owner signed does not list this device any more.
         lapsed: our roster has expired, as `look` found it: until a newer one comes, nothing else is believed.
+        wanted_devices: how many devices the whole roster that was asked for lists; None where none was.
     """
 
     def __init__(self, membership: DeviceMembership, transport: Transport, topics: Topics) -> None:
@@ -41,6 +42,7 @@ class RosterFeed:
         self._whole = f"{topics.roster}/#"
         self._changes = f"{topics.roster_change}/#"
         self.revoked = self.lapsed = False
+        self.wanted_devices: int | None = None
         self._wanted = 0
         self._asked_s = 0.0
         self._tries = 0
@@ -84,6 +86,7 @@ class RosterFeed:
                 LOG.warning("change of the roster refused", extra={"kv": facts})
         if change.sequence > max(self._wanted, self._membership.roster.sequence):
             self._wanted, self._tries = change.sequence, 0
+            self.wanted_devices = max(change.devices, self.wanted_devices or 0)
             self._ask(now_s)
 
     def on_whole(self, signed: bytes) -> None:
@@ -105,6 +108,7 @@ class RosterFeed:
             self.revoked = not member.listed
 
     def _want_no_more(self) -> None:
+        self.wanted_devices = None
         if self._wanted:
             self._wanted = 0
             self._transport.unsubscribe(self._whole)

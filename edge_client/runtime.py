@@ -15,6 +15,7 @@ from edge_client.data import Batch
 from edge_client.declining import Declining
 from edge_client.enrolment import DeviceMembership
 from edge_client.following import Following
+from edge_client.inbound import Inbound
 from edge_client.inventory import Inventory
 from edge_client.lookout import Lookout
 from edge_client.manifest import TaskManifest
@@ -36,7 +37,7 @@ from wire.codec import decode
 from wire.documents import RosterChange
 from wire.errors import ShoalError, UntrustedError, reason_of
 from wire.messages import Action, Announcement, Control, Order
-from wire.reassembly import Reassembler
+from wire.reassembly import Reassembler, TooLargeError, Transfer
 from wire.topics import ParsedTopic, TopicKind, Topics
 from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent
 from wire.types import Float32Vector
@@ -85,7 +86,7 @@ class DeviceRuntime:
         self._hand_back = results
         self._topics = Topics(membership.fleet)
         self._files = DeviceState(membership.directory)
-        self._chunks = Reassembler()
+        self._chunks = Reassembler(whole_transfers=1)
         pending = self._files.load_pending()
         at, answered = pending.mark, pending.answered
         sent = (at.run, at.round, at.nonce) if pending.sealed or answered else None
@@ -100,6 +101,7 @@ class DeviceRuntime:
         self._held: Announcement | None = None
         self._models: Inventory | None = None
         self._feed = ModelFeed(transport, self._topics)
+        self._inbound = Inbound(membership, self._feed, self._rosters)
         self._lookout = Lookout(transport, self._topics.round)
         self._patience = Patience(transport, uniform)
         self._results = Results(membership, self._files, transport)
@@ -177,8 +179,7 @@ class DeviceRuntime:
         parsed = self._topics.parse(topic)
         if not payload or (self._mind_expiry() and parsed.kind not in HEARD_LAPSED):
             return
-        transfer = self._chunks.add(f"{parsed.kind.name}/{parsed.label}", payload, self._now_s)
-        self._lookout.heard(self._now_s)
+        transfer = self._collect(parsed, payload)
         if transfer is None:
             return
         if parsed.kind is TopicKind.KEYS:
@@ -187,6 +188,21 @@ class DeviceRuntime:
         purpose, plain = self._membership.open_broadcast(transfer.payload, transfer.signed)
         self._follow_group()
         self._dispatch(parsed, transfer.transfer_id, purpose, plain)
+
+    def _collect(self, parsed: ParsedTopic, payload: bytes) -> Transfer | None:
+        """Store a chunk if its topic and its size are expected; return the transfer when this chunk completes it."""
+        allowed = self._inbound.allowed(parsed)
+        if not allowed:
+            return None
+        try:
+            transfer = self._chunks.add(self._inbound.source(parsed), payload, self._now_s, allowed)
+        except TooLargeError as error:
+            if parsed.kind not in (TopicKind.PLAN, TopicKind.CHECKPOINT):
+                raise
+            LOG.debug("fetched once an announcement has given its size", extra={"kv": {"reason": error}})
+            return None
+        self._lookout.heard(self._now_s)
+        return transfer
 
     def _dispatch(self, parsed: ParsedTopic, transfer: bytes, purpose: str, plain: memoryview) -> None:
         match parsed.kind, purpose:
@@ -250,6 +266,7 @@ class DeviceRuntime:
         again = self._run is not None and self._run.plan.run_id == run.plan.run_id
         samples = self._workplace.follow(run, again=again)
         self._run = run
+        self._inbound.begin(run)
         self._declining.followed()
         self._models = Inventory(run, self._membership.group)
         self._results.begin(run, again=again)
@@ -268,10 +285,12 @@ class DeviceRuntime:
         run = self._run
         if run is not None and announcement.run < run.plan.run:
             return
+        larger = self._inbound.announced(announcement)
         if run is None or announcement.run_id != run.plan.run_id or announcement.epoch > run.plan.epoch:
             self._held = announcement
             if not self._lookout.found(announcement.nonce, self._missing()):
                 self._declining.unfollowed(announcement)
+                self._lookout.look(*(b for b, t in self._package_topics if t in larger and b in self._missing()))
             return
         if not announcement.step and not announcement.finished and self._membership.keys_since > run.generation:
             LOG.info("no round under keys that the owner has replaced", extra={"kv": {"round": announcement.round}})
@@ -284,6 +303,10 @@ class DeviceRuntime:
         self._held = None
         if not self._lookout.found(announcement.nonce, self._missing()):
             self._declining.again(announcement)
+
+    @property
+    def _package_topics(self) -> tuple[tuple[str, TopicKind], ...]:
+        return (self._topics.plan, TopicKind.PLAN), (self._topics.checkpoint, TopicKind.CHECKPOINT)
 
     def _missing(self) -> tuple[str, ...]:
         """Return below which topics lies what the device waits for."""
@@ -357,6 +380,8 @@ class DeviceRuntime:
     def _carry_out(self, action: agent.Do) -> None:
         match action:
             case agent.Follow(labels):
+                for label in set(self._feed.labels) - set(labels):
+                    self._chunks.drop(self._inbound.source_of(TopicKind.MODEL, label))
                 self._feed.follow(labels, self._models)
             case agent.Work(announcement, order):
                 self._work(announcement, order)

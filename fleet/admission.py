@@ -15,6 +15,7 @@ from crypto.seal.identity import fingerprint
 from crypto.seal.roster import aggregator_of
 from crypto.seal.tokens import Asked, open_request, peek_request
 from fleet.directory import FleetDirectory
+from fleet.runs import largest_epoch_bytes
 from fleet.tokens import TokenStore
 from wire import limits
 from wire.codec import decode
@@ -29,6 +30,8 @@ from wire.topics import TopicKind, Topics
 from wire.transport import Message, Transport, TransportEvent
 
 ROSTER_PURPOSE = "roster"
+REQUESTS = {ChunkKind.ENROL: limits.MAX_ENROLMENT_BYTES}
+"""Largest transfer on an enrolment topic, in bytes; other kinds are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +116,9 @@ class Registrar:
         self._old: list[str] = []
         self._topics = Topics(fleet.name)
         self._retained = RetainedPublisher(transport)
-        self._chunks = Reassembler(limits.MAX_ENROLMENT_BYTES, limits.MAX_ENROLMENT_BYTES, 1)
-        self._epochs = Reassembler()
+        self._chunks = Reassembler(limits.MAX_ENROLMENT_BYTES, whole_transfers=1, max_per_source=1)
+        self._epochs = Reassembler(whole_transfers=1)
+        self._most_epoch_bytes: int | None = None
         self.pending: dict[str, Request] = {}
         self.refused: dict[str, Refused] = {}
 
@@ -147,7 +151,7 @@ class Registrar:
         self.refused.pop(token, None)
         self.pending = {k: r for k, r in self.pending.items() if r.token != token}
         try:
-            transfer = self._chunks.add(token, event.payload, float(now_s))
+            transfer = self._chunks.add(token, event.payload, float(now_s), REQUESTS)
             if transfer is None:
                 raise UntrustedError("a request in pieces")
             name = peek_request(transfer.payload).member.name
@@ -168,7 +172,7 @@ class Registrar:
 
     def _on_epoch(self, payload: bytes, now_s: int) -> None:
         """Follow the fleet into the mask epoch that it has certified, so that new devices get no secret from before it."""
-        transfer = self._epochs.add("epoch", payload, float(now_s))
+        transfer = self._epochs.add("epoch", payload, float(now_s), {ChunkKind.EPOCH: self._epoch_bytes()})
         if transfer is None:
             return
         head, at = read_head(transfer.payload)
@@ -185,6 +189,13 @@ class Registrar:
             owner_key = fleet.owner.member.sign_key
             c, _ = check_certificate(certificate, owner_key=owner_key, fleet=fleet.name, least_sequence=since)
             fleet.forget_before(c.next_epoch)
+
+    def _epoch_bytes(self) -> int:
+        """Return the largest mask epoch that a run of this fleet can have."""
+        if self._most_epoch_bytes is None:
+            most = max(limits.FIRST_PACKAGE_BYTES, largest_epoch_bytes(self._fleet, lambda _: None))
+            self._most_epoch_bytes = min(limits.MAX_TRANSFER_BYTES, most)
+        return self._most_epoch_bytes
 
     def listed(self, fingerprint_: str) -> bool:
         """Whether a device of this fingerprint belongs to the fleet, as far as this program knows, and is not revoked."""

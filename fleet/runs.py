@@ -12,6 +12,7 @@ from support.files import read_private
 from wire.codec import decode
 from wire.documents import RunPackage, RunPlan
 from wire.errors import ShoalError
+from wire.sizes import epoch_bytes
 
 if TYPE_CHECKING:
     from fleet.directory import FleetDirectory
@@ -33,14 +34,27 @@ def highest_run(path: Path) -> int:
 
 def signed_plans(fleet: FleetDirectory, complain: Callable[[str], None]) -> list[RunPlan]:
     """Return the plans of the runs in the owner's directory, by number; ``complain`` hears of files that are none of them."""
-    plans = []
+    return [plan for plan, _ in _signed(fleet, complain)]
+
+
+def largest_epoch_bytes(fleet: FleetDirectory, complain: Callable[[str], None]) -> int:
+    """Return the size of the largest sealed mask epoch that a run in the owner's directory can have, 0 without a run."""
+    devices = len(fleet.roster.devices)
+    sizes = (epoch_bytes(plan, plan.max_models, task, devices) for plan, task in _signed(fleet, complain))
+    return max(sizes, default=0)
+
+
+def _signed(fleet: FleetDirectory, complain: Callable[[str], None]) -> list[tuple[RunPlan, int]]:
+    """Return each run's plan and the bytes of its sealed task, by number."""
+    found = []
     for path in sorted((fleet.path / RUNS).glob("*.run")):
         try:
             package = decode(read_private(path), RunPackage)
-            plans.append(open_document(package.plan, RunPlan, fleet.owner.member.sign_key))
+            plan = open_document(package.plan, RunPlan, fleet.owner.member.sign_key)
+            found.append((plan, len(package.task)))
         except ShoalError as error:
             complain(f"{path.name} is no run of this fleet: {error}")
-    return sorted(plans, key=lambda p: p.run)
+    return sorted(found, key=lambda run: run[0].run)
 
 
 def summary(plan: RunPlan) -> dict[str, Any]:

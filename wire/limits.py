@@ -17,10 +17,31 @@ MAX_HEADER_BYTES: Final = 1 << 20
 """Largest message header in front of the vectors."""
 
 MAX_PENDING_BYTES: Final = 4 << 30
-"""All transfers in reassembly together."""
+"""Payload bytes that may wait at the aggregator for the broker to take them."""
 
 MAX_TRANSFERS_PER_SOURCE: Final = 4
-"""Transfers one peer may have in reassembly at a time; the oldest gives way."""
+"""Transfers one source may have in reassembly at a time; the one that has waited longest for a chunk gives way."""
+
+MAX_NOTE_BYTES: Final = 2048
+"""Largest sealed decline, reminder or presence: names and fixed fields only, so it fits one chunk."""
+
+MAX_CONTROL_BYTES: Final = 16 * 1024
+"""Largest sealed answer to a device: a list of missing chunks (4 KiB) and a reason (at most 4 KiB)."""
+
+MAX_RENEWAL_BYTES: Final = 16 * 1024
+"""Largest grant that only renews keys: it holds no roster."""
+
+SEALED_HEAD_BYTES: Final = 2048
+"""Most bytes of a sealed upload or model besides its vectors and margins: envelope (at most 1,148) and message header."""
+
+MAX_ROSTER_CHANGE_BYTES: Final = 1 << 20
+"""Largest sealed roster change. The aggregator publishes a larger one without its members; devices then fetch the roster."""
+
+FIRST_PACKAGE_BYTES: Final = 4 << 20
+"""Largest run package or mask epoch that a device fetches before a signed announcement has given its size."""
+
+FIRST_ANNOUNCEMENT_BYTES: Final = 1 << 20
+"""Announcement bytes that a device allows besides those that grow with its roster and its plan."""
 
 REASSEMBLY_DEADLINE_S: Final = 600.0
 """A transfer that has not completed by then is dropped."""
@@ -52,8 +73,8 @@ MAX_ENROLMENT_BYTES: Final = 16 * 1024
 MAX_REQUESTS: Final = 1024
 """Most enrolment requests that the owner looks at in one sitting."""
 
-MAX_GRANT_BYTES: Final = 32 << 20
-"""Largest grant or roster on its way: a full roster of MAX_DEVICES is half of it."""
+MAX_GRANT_BYTES: Final = 13 << 20
+"""Largest grant or roster on its way: a roster of MAX_DEVICES with the longest names, all of them revoked, takes 12.9 MB."""
 
 MAX_SCALE: Final = 1e6
 """Largest multiple of an origin in a model."""

@@ -1,4 +1,4 @@
-"""Put chunks of many sources together again, within fixed bounds."""
+"""Put chunks of many sources together again, within a fixed budget for each source."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ from typing import Final, NoReturn
 
 from wire import limits
 from wire.errors import WireError
-from wire.frame import ChunkHeader, ChunkKind, Fingerprint, parse
+from wire.frame import HEADER_BYTES, MIN_CHUNK_BYTES, ChunkHeader, ChunkKind, Fingerprint, parse
 
 MAX_MISSING_LISTED: Final = 1024
 """A stalled transfer names at most this many missing chunks; the rest follows with the next report."""
 
 LAZY_BYTES: Final = 4 << 20
-"""From this size on, a transfer costs memory only where a chunk has landed: one chunk may announce a gigabyte.
+"""From this size on, the joined payload is a mapping of its own, into which each chunk is copied and then released.
 
 Below it, memory comes from the heap, which is 15 times as fast: a fresh mapping pays a page fault for every 4 KiB.
 """
+
+CHUNK_OVERHEAD_BYTES: Final = 192
+"""Memory that a stored chunk takes besides its bytes: the object's header and its entry in a dictionary."""
+
+TRANSFER_OVERHEAD_BYTES: Final = 1024
+"""Memory that an unfinished transfer takes besides its chunks: header, key and dictionaries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,123 +53,174 @@ class Stalled:
     missing: tuple[int, ...]
 
 
-_Key = tuple[ChunkKind, int, bytes]
+class TooLargeError(WireError):
+    """A transfer announces more bytes than its source may send, or is of a kind that is not expected there."""
+
+
+_Key = tuple[ChunkKind, int, bytes, int, int]
+"""Kind, round, transfer id, size and chunk length: all that the chunks of one transfer have in common."""
 
 
 @dataclass(slots=True)
 class _Pending:
-    """One transfer in reassembly."""
+    """One transfer in reassembly: the chunks that arrived, by index, each with its header."""
 
-    header: ChunkHeader
+    total: int
     started_s: float
     touched_s: float
     reported_s: float
-    buffer: memoryview
-    have: bytearray
-    left: int
+    held_bytes: int = TRANSFER_OVERHEAD_BYTES
+    chunks: dict[int, bytes] = field(default_factory=dict)
 
     def missing(self) -> tuple[int, ...]:
         found: list[int] = []
-        at = self.have.find(0)
-        while at >= 0 and len(found) < MAX_MISSING_LISTED:
-            found.append(at)
-            at = self.have.find(0, at + 1)
+        for index in range(self.total):
+            if index not in self.chunks:
+                found.append(index)
+                if len(found) == MAX_MISSING_LISTED:
+                    break
         return tuple(found)
 
+    def join(self, size: int) -> memoryview:
+        """Return the payload in one piece, and release the chunks."""
+        if size < LAZY_BYTES:
+            return memoryview(b"".join([memoryview(self.chunks[i])[HEADER_BYTES:] for i in range(self.total)]))
+        whole = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        at = 0
+        for index in range(self.total):
+            body = memoryview(self.chunks.pop(index))[HEADER_BYTES:]
+            whole[at : at + len(body)] = body
+            at += len(body)
+        return whole.toreadonly()
 
-def _buffer(size: int) -> memoryview:
-    """Return ``size`` writable bytes: heap memory that is used again, or, when large, pages that exist once written."""
-    if size < LAZY_BYTES:
-        return memoryview(bytearray(size))
-    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+def cost_bytes(size: int) -> int:
+    """Return the most memory that an unfinished transfer of ``size`` bytes can hold, in chunks of the shortest length."""
+    chunks = size // MIN_CHUNK_BYTES + 1
+    return size + chunks * (HEADER_BYTES + CHUNK_OVERHEAD_BYTES) + TRANSFER_OVERHEAD_BYTES
 
 
 class Reassembler:
-    """Puts chunks of many sources together within fixed bounds; one owner, not thread-safe, no clock of its own.
+    """Puts chunks of many sources together; one owner, not thread-safe, no clock of its own.
 
-    A transfer is known by (source, kind, round, id). A completed transfer is forgotten at once: a chunk that comes again
-    later begins it anew, so the owner must recognise what it already has and ``drop`` it.
+    A transfer is known by source, kind, round, id, size and chunk length. A completed transfer is forgotten at once: a chunk
+    that arrives again later begins it again, so the owner must recognise the transfers it already has and ``drop`` them.
 
-    No source can starve another: when all transfers together would exceed ``max_pending_bytes``, the oldest transfer of
-    the source that holds the most gives way, unless that source is the one asking, which is then refused.
+    Memory. A transfer holds the chunks that arrived, never the size that it announces. `add` gets the largest size of each
+    kind of transfer that its source may send and refuses anything larger at its first chunk. A source has a budget: the
+    cost of ``whole_transfers`` transfers of the largest size, and ``max_per_source`` unfinished transfers. When a chunk
+    would exceed it, the transfer of the same source that has waited longest for a new chunk gives way. No source ever takes
+    memory from another, so the most that n sources can hold is n budgets. The owner must therefore check before `add` that
+    the source is one it knows: a device of the roster, a topic that it subscribed to.
+
+    Attacks. The source is the name in the topic, and only the broker's access list ties that name to a sender. On a broker
+    without one, anybody can write chunks under a device's name. They share the device's budget, and they can push out its
+    unfinished upload or spoil it with a wrong chunk of the same id, so that the digest fails and the upload is dropped. The
+    device's reminders then make the aggregator ask for the upload again. So such an attacker delays one device for as long
+    as he writes faster than the device, and the upload arrives once he stops; a forged payload never passes, since digest
+    and signature are checked. With the access list of `shoal-fleet broker-config` only the device itself can do this.
 
     Args:
-        max_transfer_bytes: largest payload accepted.
-        max_pending_bytes: bytes of all unfinished payloads together, counted by their announced size.
-        max_per_source: unfinished transfers a source may have; its oldest gives way to a new one.
+        max_transfer_bytes: largest payload where `add` is not told the limits of its source.
+        whole_transfers: how many transfers of the largest size a source may have unfinished.
+        max_per_source: how many of any size.
         deadline_s: ``expire`` drops a transfer this long after its first chunk.
     """
 
     def __init__(
         self,
         max_transfer_bytes: int = limits.MAX_TRANSFER_BYTES,
-        max_pending_bytes: int = limits.MAX_PENDING_BYTES,
+        whole_transfers: int = 2,
         max_per_source: int = limits.MAX_TRANSFERS_PER_SOURCE,
         deadline_s: float = limits.REASSEMBLY_DEADLINE_S,
     ) -> None:
         self._max_transfer_bytes = max_transfer_bytes
-        self._max_pending_bytes = max_pending_bytes
+        self._whole_transfers = whole_transfers
         self._max_per_source = max_per_source
         self._deadline_s = deadline_s
         self._sources: dict[str, dict[_Key, _Pending]] = {}
         self._held: Counter[str] = Counter()
-        self._pending_bytes = 0
+        self._held_bytes = 0
         self._fed_s = -math.inf
         self._refused: Counter[str] = Counter()
 
     @property
-    def pending_bytes(self) -> int:
-        """Announced bytes of all unfinished transfers."""
-        return self._pending_bytes
+    def held_bytes(self) -> int:
+        """Memory of all unfinished transfers: the chunks that arrived and the book-keeping."""
+        return self._held_bytes
 
     @property
     def refused(self) -> Mapping[str, int]:
         """How often what was refused or given up.
 
-        Keys: malformed, oversized, conflict, no-room and digest raise; duplicate, displaced and expired are silent.
+        Keys: malformed, oversized, no-room and digest raise; duplicate, displaced and expired are silent.
         """
         return MappingProxyType(self._refused)
 
     def __len__(self) -> int:
         return sum(len(transfers) for transfers in self._sources.values())
 
-    def add(self, source: str, chunk: bytes | memoryview, now_s: float) -> Transfer | None:
+    def budget_bytes(self, most_bytes: int) -> int:
+        """Return the memory that a source may hold whose largest transfer has ``most_bytes``."""
+        return self._whole_transfers * cost_bytes(most_bytes)
+
+    def add(
+        self,
+        source: str,
+        chunk: bytes | memoryview,
+        now_s: float,
+        allowed: Mapping[ChunkKind, int] | None = None,
+    ) -> Transfer | None:
         """Take one chunk of ``source``; return the transfer when this chunk completes it.
 
         Args:
-            source: who sent it, as the broker vouches for it (the device in the topic).
+            source: the sender, as the broker vouches for it (the device in the topic).
             chunk: header and payload. The payload of a single-chunk transfer is a view of it.
             now_s: seconds of any steady clock, the same one in every call.
+            allowed: the largest payload of each kind that ``source`` may send, other kinds being refused; without it,
+                ``max_transfer_bytes`` for every kind.
 
         Raises:
-            WireError: the chunk is malformed, too large, contradicts its transfer, or the digest is wrong.
+            TooLargeError: the transfer is larger than ``allowed``.
+            WireError: the chunk is malformed, or the digest is wrong.
         """
         try:
             header, body = parse(chunk)
         except WireError:
             self._refused["malformed"] += 1
             raise
-        if header.size > self._max_transfer_bytes:
-            self._refuse("oversized", f"a transfer of {header.size} bytes is above {self._max_transfer_bytes}")
+        most = self._max_transfer_bytes if allowed is None else allowed.get(header.kind, 0)
+        if header.size > most:
+            self._refuse_size(header, most)
         if header.total == 1:
             return self._complete(source, header, body)
-        key = (header.kind, header.round, header.transfer_id)
-        pending = self._sources.get(source, {}).get(key)
+        key = (header.kind, header.round, header.transfer_id, header.size, header.chunk_bytes)
+        transfers = self._sources.get(source, {})
+        pending = transfers.get(key)
         if pending is None:
-            pending = self._begin(source, key, header, now_s)
-        elif (pending.header.size, pending.header.chunk_bytes) != (header.size, header.chunk_bytes):
-            self._refuse("conflict", f"chunk {header.index} contradicts the transfer that it belongs to")
-        if pending.have[header.index]:
+            pending = _Pending(header.total, now_s, now_s, now_s)
+            self._hold(source, TRANSFER_OVERHEAD_BYTES)
+            transfers = self._sources.setdefault(source, transfers)
+        elif header.index in pending.chunks:
             self._refused["duplicate"] += 1
             return None
+        else:
+            del transfers[key]
+        transfers[key] = pending  # last: the first entry is the one that has waited longest for a chunk
+        cost = len(body) + HEADER_BYTES + CHUNK_OVERHEAD_BYTES
+        self._make_room(source, cost, most if allowed is None else max(allowed.values()))
         pending.touched_s = self._fed_s = now_s
-        pending.buffer[header.offset : header.offset + len(body)] = body
-        pending.have[header.index] = 1
-        pending.left -= 1
-        if pending.left:
+        pending.chunks[header.index] = chunk if isinstance(chunk, bytes) else bytes(chunk)
+        pending.held_bytes += cost
+        self._hold(source, cost)
+        if len(pending.chunks) < header.total:
             return None
         self._forget(source, key)
-        return self._complete(source, header, pending.buffer.toreadonly())
+        try:
+            payload = pending.join(header.size)
+        except (OSError, MemoryError):
+            self._refuse("no-room", f"the system has no {header.size} bytes of memory left")
+        return self._complete(source, header, payload)
 
     def stalled(self, now_s: float, quiet_s: float = limits.REASSEMBLY_QUIET_S) -> list[Stalled]:
         """Return the transfers without a new chunk for a while, each at most once in that time.
@@ -174,25 +231,25 @@ class Reassembler:
         patience_s = max(quiet_s, limits.REASSEMBLY_BUSY_S) if busy else quiet_s
         found = []
         for source, transfers in self._sources.items():
-            for (kind, round_, name), pending in transfers.items():
+            for (kind, round_, name, *_), pending in transfers.items():
                 if now_s - max(pending.touched_s, pending.reported_s) >= patience_s:
                     pending.reported_s = now_s
                     found.append(Stalled(source, name, kind, round_, pending.missing()))
         return found
 
     def missing(
-        self, source: str, round_: int, transfer_id: bytes, chunk_bytes: int, now_s: float
+        self, source: str, round_: int, transfer_id: bytes, size: int, chunk_bytes: int, now_s: float
     ) -> tuple[int, ...] | None:
         """Return the first MAX_MISSING_LISTED chunks that an upload lacks, None where nothing of it came.
 
-        `stalled` counts it as reported. What came in chunks of another length is dropped: the rest will not fit it.
+        `stalled` counts it as reported. Chunks of the same id for another size or chunk length are dropped: the rest will
+        not fit them.
         """
-        key = (ChunkKind.UPLOAD, round_, transfer_id)
-        pending = self._sources.get(source, {}).get(key)
-        if pending is None:
-            return None
-        if pending.header.chunk_bytes != chunk_bytes:
+        wanted = (ChunkKind.UPLOAD, round_, transfer_id, size, chunk_bytes)
+        for key in [k for k in self._sources.get(source, {}) if k[:3] == wanted[:3] and k != wanted]:
             self._forget(source, key)
+        pending = self._sources.get(source, {}).get(wanted)
+        if pending is None:
             return None
         pending.reported_s = now_s
         return pending.missing()
@@ -215,35 +272,19 @@ class Reassembler:
             self._forget(source, key)
         return len(keys)
 
-    def _begin(self, source: str, key: _Key, header: ChunkHeader, now_s: float) -> _Pending:
-        if len(self._sources.get(source, {})) >= self._max_per_source:
-            self._displace(source)
-        if header.size > self._max_pending_bytes:
-            self._refuse("no-room", f"a transfer of {header.size} bytes is above all room there is")
-        while self._pending_bytes + header.size > self._max_pending_bytes:
-            heaviest = max(self._held, key=self._held.__getitem__)
-            if self._held[heaviest] <= self._held[source] + header.size and heaviest != source:
-                self._refuse("no-room", f"no room for {header.size} more bytes of {source!r}")
-            self._displace(heaviest)
-        try:
-            buffer = _buffer(header.size)
-        except (OSError, MemoryError):
-            self._refuse("no-room", f"the system has no {header.size} bytes of memory left")
-        pending = _Pending(header, now_s, now_s, now_s, buffer, bytearray(header.total), header.total)
-        self._sources.setdefault(source, {})[key] = pending
-        self._held[source] += header.size
-        self._pending_bytes += header.size
-        return pending
+    def _make_room(self, source: str, cost: int, most_bytes: int) -> None:
+        """Give up the source's other transfers until its newest chunk fits the budget."""
+        transfers, budget = self._sources[source], self.budget_bytes(most_bytes)
+        while len(transfers) > 1 and (self._held[source] + cost > budget or len(transfers) > self._max_per_source):
+            self._forget(source, next(iter(transfers)))
+            self._refused["displaced"] += 1
 
-    def _displace(self, source: str) -> None:
-        """Give up the oldest transfer of ``source``: a dict keeps the order in which they began."""
-        self._forget(source, next(iter(self._sources[source])))
-        self._refused["displaced"] += 1
+    def _hold(self, source: str, size: int) -> None:
+        self._held[source] += size
+        self._held_bytes += size
 
     def _forget(self, source: str, key: _Key) -> None:
-        size = self._sources[source].pop(key).header.size
-        self._pending_bytes -= size
-        self._held[source] -= size
+        self._hold(source, -self._sources[source].pop(key).held_bytes)
         if not self._sources[source]:
             del self._sources[source], self._held[source]
 
@@ -252,6 +293,12 @@ class Reassembler:
         if found.transfer_id != header.transfer_id:
             self._refuse("digest", "the payload is not what its transfer id promises")
         return Transfer(source, header.kind, header.round, found.transfer_id, payload, found.signed)
+
+    def _refuse_size(self, header: ChunkHeader, most: int) -> NoReturn:
+        self._refused["oversized"] += 1
+        if not most:
+            raise TooLargeError(f"a transfer of kind {header.kind.name.lower()} is not expected here")
+        raise TooLargeError(f"a transfer of {header.size} bytes is above {most}")
 
     def _refuse(self, reason: str, message: str) -> NoReturn:
         self._refused[reason] += 1

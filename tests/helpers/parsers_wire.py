@@ -62,16 +62,16 @@ def _outer(scene):
     chunks = split(bytes(range(256)) * 20, kind=ChunkKind.MODEL, round=1, chunk_bytes=1024)
 
     def reassemble(data):
-        one = Reassembler(max_transfer_bytes=1 << 16, max_pending_bytes=1 << 17, max_per_source=2)
+        one = Reassembler(max_transfer_bytes=1 << 16, whole_transfers=2, max_per_source=2)
         refused = None
         for at, chunk in enumerate(parts_of(data)):
             try:
                 one.add(f"s{at % 2}", chunk, float(at))
             except ShoalError as error:
                 refused = error
-            assert one.pending_bytes <= 1 << 17
+            assert one.held_bytes <= 2 * one.budget_bytes(1 << 16)
         one.expire(1e9)
-        assert one.pending_bytes == 0
+        assert one.held_bytes == 0
         if refused:
             raise refused
 

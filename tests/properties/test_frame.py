@@ -44,17 +44,50 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 
 @given(st.lists(st.one_of(st.binary(max_size=100), near_chunks()), max_size=20))
 def test_the_reassembler_survives_any_sequence_within_its_bounds(stream: list[bytes]) -> None:
-    one = Reassembler(max_transfer_bytes=1 << 20, max_pending_bytes=1 << 21, max_per_source=2)
+    one = Reassembler(max_transfer_bytes=1 << 20, whole_transfers=1, max_per_source=2)
     for number, data in enumerate(stream):
         try:
             one.add(f"s{number % 3}", data, float(number))
         except WireError:
             pass
-        assert one.pending_bytes <= 1 << 21
+        assert one.held_bytes <= sum(len(d) + 2048 for d in stream[: number + 1])
+        assert one.held_bytes <= 3 * one.budget_bytes(1 << 20)
         assert len(one) <= 6
     one.stalled(100.0)
     one.expire(1000.0)
-    assert len(one) == one.pending_bytes == 0
+    assert len(one) == one.held_bytes == 0
+
+
+@given(
+    sizes=st.lists(st.integers(1, 5 * MIN_CHUNK_BYTES), min_size=2, max_size=4),
+    junk=st.lists(st.tuples(st.integers(0, 3), near_chunks()), max_size=20),
+    random=st.randoms(use_true_random=False),
+)
+def test_any_interleaving_of_sources_gives_each_its_payload(sizes, junk, random) -> None:  # type: ignore[no-untyped-def]
+    """Chunks of several sources in any order, among any chunks of a stranger: all payloads, within the budgets."""
+    allowed = {ChunkKind.UPLOAD: max(sizes)}
+    payloads = {f"s{i}": bytes([i]) * size for i, size in enumerate(sizes)}
+    stream = [
+        (source, chunk)
+        for source, payload in payloads.items()
+        for chunk in split(payload, kind=ChunkKind.UPLOAD, round=1, chunk_bytes=MIN_CHUNK_BYTES)
+    ]
+    stream += [(f"stranger-{i}", chunk) for i, chunk in junk]
+    random.shuffle(stream)
+    one = Reassembler(whole_transfers=1)
+    found = {}
+    for source, chunk in stream:
+        try:
+            transfer = one.add(source, chunk, 0.0, allowed)
+        except WireError:
+            continue
+        if transfer is not None and source in payloads:
+            found[source] = bytes(transfer.payload)
+        assert one.held_bytes <= (len(sizes) + 4) * one.budget_bytes(max(sizes))
+    assert found == payloads
+    for source in (*payloads, *(f"stranger-{i}" for i in range(4))):
+        one.drop(source)
+    assert one.held_bytes == 0
 
 
 @given(

@@ -69,10 +69,12 @@ class Scene:
         self.answers.reply("dev-1", 7, TRANSFER, action)
         self.told()
 
-    def remind(self, now_s=0.0, received=None, finished=False, closed=False, **changes):
+    def remind(
+        self, now_s=0.0, received=None, finished=False, closed=False, most_bytes=limits.MAX_TRANSFER_BYTES, **changes
+    ):
         plan = None if closed or finished else RoundPlan(7, {}, {})
         state = EngineState((), None, RUN, plan=plan, round=7, received=received or {}, finished=finished)
-        self.asking.remind(dataclasses.replace(REMINDER, **changes), state, now_s)
+        self.asking.remind(dataclasses.replace(REMINDER, **changes), state, now_s, most_bytes)
         return self.told()
 
 

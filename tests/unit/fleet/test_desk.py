@@ -79,7 +79,7 @@ def request(identity, token):
 
 def lying(broker, base):
     """Return the one transfer that lies below ``base``."""
-    found, chunks = [], Reassembler(limits.MAX_GRANT_BYTES, 2 * limits.MAX_GRANT_BYTES)
+    found, chunks = [], Reassembler(limits.MAX_GRANT_BYTES)
 
     def take(event):
         if isinstance(event, Message) and event.payload:

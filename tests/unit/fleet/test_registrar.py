@@ -46,7 +46,7 @@ def granted(scene, token, name="dev-1"):
     chunk = scene.broker.retained.get(TOPICS.grant(token_id(token.secret)))
     if chunk is None:
         return None
-    found = Reassembler(limits.MAX_GRANT_BYTES, 2 * limits.MAX_GRANT_BYTES).add("grant", chunk, 0.0)
+    found = Reassembler(limits.MAX_GRANT_BYTES).add("grant", chunk, 0.0)
     return open_grant(identity(scene, name), bytes(found.payload), DeviceGrant, scene.owner.fingerprint)
 
 

@@ -2,7 +2,7 @@
 
 import logging
 
-from support.refusals import MOST_KNOWN, Refusals
+from support.refusals import FIRST_PAUSE_S, MOST_CHARS, MOST_KNOWN, TOO_MANY, Refusals
 
 LOG = logging.getLogger("shoal.test")
 
@@ -30,8 +30,22 @@ def test_what_is_new_is_told_at_once(caplog):
     assert told(caplog) == [{"topic": t, "reason": r, "hint": "look"} for t, r in (("a", "x"), ("a", "y"), ("b", "x"))]
 
 
-def test_whoever_varies_what_he_sends_takes_no_memory(caplog):
+def test_refusals_that_all_differ_take_bounded_memory_and_log_lines(caplog):
+    """A stranger chooses the topics: each message can be a refusal that was never seen before."""
     refusals = Refusals(LOG)
-    for number in range(3 * MOST_KNOWN):
-        refusals.tell("a", f"reason {number}", "", 0.0)
-    assert len(refusals._known) == MOST_KNOWN
+    for number in range(20 * MOST_KNOWN):
+        refusals.tell(f"s/{number}", "unknown device", "", number / 1000)
+    assert len(refusals._known) <= MOST_KNOWN + 1
+    lines = told(caplog)
+    assert len(lines) == MOST_KNOWN + 1
+    assert lines[-1]["reason"] == TOO_MANY
+    refusals.tell("new", "seen once the old ones may be forgotten", "", 2 * FIRST_PAUSE_S)
+    assert told(caplog)[-1]["topic"] == "new"
+
+
+def test_a_long_topic_or_reason_is_cut(caplog):
+    refusals = Refusals(LOG)
+    refusals.tell("t" * 65_535, "r" * 65_535, "", 0.0)
+    ((topic, reason),) = refusals._known
+    assert (len(topic), len(reason)) == (MOST_CHARS, MOST_CHARS)
+    assert told(caplog) == [{"topic": topic, "reason": reason}]

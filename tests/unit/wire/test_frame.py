@@ -5,6 +5,7 @@ import struct
 
 import pytest
 
+from tests.helpers.floods import claim
 from wire import limits
 from wire.errors import WireError
 from wire.frame import (
@@ -18,7 +19,15 @@ from wire.frame import (
     split,
     transfer_id,
 )
-from wire.reassembly import LAZY_BYTES, MAX_MISSING_LISTED, Reassembler, Stalled, Transfer
+from wire.reassembly import (
+    LAZY_BYTES,
+    MAX_MISSING_LISTED,
+    Reassembler,
+    Stalled,
+    TooLargeError,
+    Transfer,
+    cost_bytes,
+)
 
 SMALL = MIN_CHUNK_BYTES
 PAYLOAD = bytes(range(256)) * 10  # 2560 bytes: chunks of 1024, 1024 and 512
@@ -144,7 +153,7 @@ def test_a_transfer_is_complete_with_its_last_chunk_in_any_order() -> None:
     assert (transfer.source, transfer.kind, transfer.round) == ("a", ChunkKind.UPLOAD, 7)
     assert transfer.payload == PAYLOAD
     assert transfer.transfer_id == transfer_id(PAYLOAD)
-    assert len(one) == one.pending_bytes == 0
+    assert len(one) == one.held_bytes == 0
 
 
 def test_a_large_transfer_comes_out_of_lazily_mapped_memory() -> None:
@@ -196,19 +205,21 @@ def test_a_wrong_digest_is_refused_and_forgotten() -> None:
     with pytest.raises(WireError, match="transfer id"):
         one.add("a", forge(split(b"abc", kind=ChunkKind.ROUND, round=0)[0], body=b"abd"), 0.0)
     assert one.refused["digest"] == 2
-    assert len(one) == one.pending_bytes == 0
+    assert len(one) == one.held_bytes == 0
 
 
-def test_a_chunk_that_contradicts_its_transfer_is_refused_and_the_transfer_survives() -> None:
+def test_a_chunk_of_another_size_or_length_does_not_block_the_true_transfer() -> None:
+    """Whichever comes first: the true size is part of what names a transfer."""
     one = Reassembler()
     first, second, third = chunks()
+    one.add("a", forge(second, size=4096, total=4), 0.0)
+    one.add("a", forge(second, size=2600, total=3), 0.0)
     one.add("a", first, 0.0)
-    contradiction = forge(second, size=4096, total=4)
-    with pytest.raises(WireError, match="contradicts"):
-        one.add("a", contradiction, 0.0)
+    one.add("a", forge(first, total=2, body=bytes(1280)), 0.0)
     one.add("a", second, 0.0)
-    assert one.add("a", third, 0.0) is not None
-    assert one.refused["conflict"] == 1
+    transfer = one.add("a", third, 0.0)
+    assert transfer is not None
+    assert transfer.payload == PAYLOAD
 
 
 def test_malformed_and_oversized_chunks_are_counted() -> None:
@@ -232,45 +243,73 @@ def test_a_sources_oldest_transfer_gives_way_to_its_fifth() -> None:
     assert one.add("a", gone[1], 9.0) is None
 
 
-def test_a_greedy_source_can_not_starve_a_modest_one() -> None:
-    """When room runs out, the source that holds most gives way; it can't push smaller ones out itself."""
-    one = Reassembler(max_pending_bytes=5 * 2560, max_per_source=4)
-    for number in range(4):
-        one.add("greedy", chunks(bytes([number]) * 2560)[0], 0.0)
-    one.add("modest", chunks()[0], 0.0)
-    one.add("third", chunks()[0], 0.0)
-    assert one.pending_bytes == 5 * 2560
-    assert one.refused["displaced"] == 1
-    for name in ("modest", "third"):
-        one.add(name, chunks()[1], 0.0)
-        assert one.add(name, chunks()[2], 0.0) is not None
+def test_the_transfer_that_waited_longest_for_a_chunk_gives_way() -> None:
+    """Not the one that began first: an upload on its way outlives others that have stopped."""
+    one = Reassembler(max_per_source=2)
+    first, second, third = chunks()
+    one.add("a", first, 0.0)
+    one.add("a", chunks(bytes(2560))[0], 1.0)
+    one.add("a", second, 2.0)
+    one.add("a", chunks(bytes([1]) * 2560)[0], 3.0)
+    assert one.add("a", third, 4.0) is not None
 
 
-def test_no_room_is_refused_when_everybody_holds_little() -> None:
-    one = Reassembler(max_pending_bytes=2 * 2560)
-    one.add("a", chunks()[0], 0.0)
-    one.add("b", chunks()[0], 0.0)
-    with pytest.raises(WireError, match="no room"):
-        one.add("c", chunks()[0], 0.0)
-    with pytest.raises(WireError, match="all room"):
-        one.add("c", chunks(bytes(6000))[0], 0.0)
-    assert one.refused["no-room"] == 2
-    assert one.pending_bytes == 2 * 2560
-
-
-def test_a_claim_of_a_gigabyte_costs_no_memory() -> None:
-    """The buffer's pages are real only where a chunk landed."""
-    import resource
-
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    body = bytes(limits.CHUNK_BYTES)
-    total = -(-limits.MAX_TRANSFER_BYTES // limits.CHUNK_BYTES)
+@pytest.mark.parametrize("largest", [3_000, 50_000, 600_000])
+def test_no_source_can_keep_the_transfer_of_another_out(largest: int) -> None:
+    """However much a source sends: it stays within its own budget and takes nothing from the others."""
+    allowed = {ChunkKind.UPLOAD: largest}
     one = Reassembler()
-    for number in range(4):
-        claim = forge(size=limits.MAX_TRANSFER_BYTES, total=total, id=bytes([number]) * 16, body=body)
-        assert one.add("liar", claim, 0.0) is None
-    assert one.pending_bytes == 4 * limits.MAX_TRANSFER_BYTES
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
+    one.add("modest", chunks()[0], 0.0, allowed)
+    for number in range(40):
+        whole = split(bytes([number]) * largest, kind=ChunkKind.UPLOAD, round=7, chunk_bytes=SMALL)
+        for chunk in whole[:-1]:
+            one.add("greedy", chunk, 1.0, allowed)
+            assert one.held_bytes <= one.budget_bytes(largest) + 4 * SMALL
+    assert one.refused["displaced"] >= 36
+    one.add("modest", chunks()[1], 2.0, allowed)
+    assert one.add("modest", chunks()[2], 2.0, allowed) is not None
+
+
+def test_a_transfer_of_the_largest_size_fits_its_budget_in_the_shortest_chunks() -> None:
+    size = 200 * SMALL + 1
+    one = Reassembler(whole_transfers=1)
+    payload = bytes(size)
+    whole = split(payload, kind=ChunkKind.UPLOAD, round=7, chunk_bytes=SMALL)
+    one.add("a", chunks()[0], 0.0, {ChunkKind.UPLOAD: size})
+    found = [one.add("a", chunk, 0.0, {ChunkKind.UPLOAD: size}) for chunk in whole]
+    assert found[-1] is not None
+    assert one.held_bytes <= cost_bytes(2560)
+
+
+def test_what_a_source_may_not_send_is_refused_at_its_first_chunk() -> None:
+    one = Reassembler()
+    allowed = {ChunkKind.UPLOAD: 2559, ChunkKind.REMINDER: 2560}
+    with pytest.raises(TooLargeError, match="2560 bytes is above 2559"):
+        one.add("a", chunks()[2], 0.0, allowed)
+    with pytest.raises(TooLargeError, match="kind model is not expected"):
+        one.add("a", chunks(kind=ChunkKind.MODEL)[0], 0.0, allowed)
+    with pytest.raises(TooLargeError):
+        one.add("a", split(b"x", kind=ChunkKind.MODEL, round=0)[0], 0.0, allowed)
+    assert one.refused["oversized"] == 3
+    assert one.held_bytes == len(one) == 0
+
+
+@pytest.mark.parametrize("size", [LAZY_BYTES - 1, limits.MAX_TRANSFER_BYTES])
+def test_memory_grows_with_what_arrived_not_with_what_is_announced(size: int) -> None:
+    import tracemalloc
+
+    one = Reassembler()
+    claims = [claim(ChunkKind.UPLOAD, size, number) for number in range(200)]
+    tracemalloc.start()
+    try:
+        for number, chunk in enumerate(claims):
+            assert one.add(f"source-{number}", bytes(bytearray(chunk)), 0.0) is None
+        grown, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(one) == 200
+    assert 200 * len(claims[0]) <= grown <= most <= 1.25 * one.held_bytes
+    assert one.held_bytes <= 200 * (len(claims[0]) + 2048)
 
 
 def test_a_quiet_transfer_is_reported_once_a_period_with_what_it_lacks() -> None:
@@ -314,14 +353,14 @@ def test_what_waits_behind_others_is_not_taken_for_lost() -> None:
 
 def test_what_is_missing_of_one_transfer_can_be_asked() -> None:
     one = Reassembler()
-    wanted = (7, transfer_id(PAYLOAD), SMALL)
+    wanted = (7, transfer_id(PAYLOAD), len(PAYLOAD), SMALL)
     assert one.missing("a", *wanted, 0.0) is None
     one.add("a", chunks()[1], 0.0)
     one.add("a", chunks(number=8)[0], 0.0)
     one.add("a", chunks(kind=ChunkKind.MODEL)[0], 0.0)
     assert one.missing("a", *wanted, 1.0) == (0, 2)
     assert one.missing("b", *wanted, 1.0) is None
-    assert one.missing("a", 7, bytes(16), SMALL, 1.0) is None
+    assert one.missing("a", 7, bytes(16), len(PAYLOAD), SMALL, 1.0) is None
     one.drop("a", None)
     one.add("a", chunks()[1], 0.0)
     assert one.missing("a", *wanted, 1.0) == (0, 2)
@@ -333,7 +372,7 @@ def test_what_came_in_chunks_of_another_length_is_given_up() -> None:
     """The device has found a broker that takes smaller packets: what it will send does not fit what came."""
     one = Reassembler()
     one.add("a", chunks()[1], 0.0)
-    assert one.missing("a", 7, transfer_id(PAYLOAD), SMALL - 1, 1.0) is None
+    assert one.missing("a", 7, transfer_id(PAYLOAD), len(PAYLOAD), SMALL - 1, 1.0) is None
     assert len(one) == 0
 
 
@@ -352,7 +391,7 @@ def test_a_transfer_past_its_deadline_is_dropped_even_if_it_trickles() -> None:
     one.add("a", second, 9.0)
     assert one.expire(9.9) == []
     assert one.expire(10.0) == [Stalled("a", transfer_id(PAYLOAD), ChunkKind.UPLOAD, 7, (2,))]
-    assert len(one) == one.pending_bytes == 0
+    assert len(one) == one.held_bytes == 0
     assert one.refused["expired"] == 1
 
 
@@ -365,7 +404,8 @@ def test_drop_forgets_one_transfer_or_all_of_a_source() -> None:
     assert one.drop("a", transfer_id(other)) == 1
     assert one.drop("a") == 1
     assert one.drop("a") == one.drop("nobody") == 0
-    assert one.pending_bytes == 2560
+    assert len(one) == 1
+    assert SMALL < one.held_bytes <= cost_bytes(SMALL)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,109 @@
+"""Floods on an open broker, with real programs: each program's memory grows by at most 32 MiB, and the run still finishes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.stage import Stage
+from edge_client.manifest import LocalTraining
+from fleet.run import RunOptions
+from tests.helpers.floods import MIB, claim, claims, rss_mb, until_idle
+from tests.helpers.mqtt_clients import wait_for
+from tests.helpers.tasks import logistic_bundle, samples
+from wire.broker import find_mosquitto, start_broker
+from wire.frame import ChunkKind
+from wire.topics import Topics, chunk_topic
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.process,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed"),
+]
+NAMES = ("dev-0", "dev-1")
+TOPICS = Topics("demo")
+MOST_GROWTH_MB = 32.0
+STRANGERS = 160
+OPTIONS = RunOptions(
+    "fedavg",
+    rounds=1,
+    local=LocalTraining(epochs=1, batch_size=16, lr=0.2),
+    min_contributors=2,
+    quorum=1.0,
+    deadline_s=600.0,
+    seed=1,
+)
+
+
+@pytest.fixture
+def scene(tmp_path, client):
+    """An open broker, an aggregator and one of two devices, which wait for the other; and a client of a stranger."""
+    (tmp_path / "broker").mkdir()
+    for seed, name in enumerate(NAMES):
+        x, y = samples(60, seed=seed)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+    with start_broker("mosquitto", tmp_path / "broker") as broker, Stage(tmp_path / "s", broker.url, NAMES) as stage:
+        bundle = logistic_bundle()
+        plan = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), OPTIONS)
+        server = stage.start_aggregator()
+        device = stage.start_device("dev-0", tmp_path / "dev-0.npz")
+        wait_for(lambda: "following run" in device.log.read_text(), 60.0)
+        for program in (server, device):
+            until_idle(program.pid)
+        yield stage, plan, server, device, client(broker.url, "stranger").transport, tmp_path
+
+
+def growth_mb(program, transport, messages):
+    """Publish the messages in slices; return by how much the program's memory grew at most after any of them, in MiB."""
+    before = most = rss_mb(program.pid)
+    for first in range(0, len(messages), 400):
+        for topic, chunk, retain in messages[first : first + 400]:
+            transport.publish(topic, chunk, retain=retain)
+        wait_for(lambda: transport.pending() == 0, 60.0)
+        until_idle(program.pid)
+        most = max(most, rss_mb(program.pid))
+    return most - before
+
+
+def finishes(stage, plan, data):
+    stage.start_device("dev-1", data)
+    return stage.wait(plan.run, timeout_s=90)
+
+
+def test_a_stranger_takes_little_of_the_aggregators_memory(scene):
+    stage, plan, server, _, transport, root = scene
+    uploads = claims((ChunkKind.UPLOAD,), numbers=1)
+    unknown = [
+        (topic(f"stranger-{n}"), chunk, False)
+        for n in range(STRANGERS)
+        for topic in (TOPICS.up, TOPICS.state)
+        for chunk in uploads
+    ]
+    known = [(topic, chunk, False) for topic in (TOPICS.up("dev-1"), TOPICS.state("dev-1")) for chunk in claims()]
+    owner = [
+        (topic, chunk, True)
+        for topic in (chunk_topic(TOPICS.owner_roster, 0), TOPICS.keys("aggregator"))
+        for chunk in claims()
+    ]
+    assert growth_mb(server, transport, unknown + known + owner) < MOST_GROWTH_MB
+    for topic in (chunk_topic(TOPICS.owner_roster, 0), TOPICS.keys("aggregator")):
+        transport.publish(topic, b"", retain=True)
+    assert finishes(stage, plan, root / "dev-1.npz")[0]["contributed"] == 2
+
+
+def test_a_flood_takes_little_of_a_devices_memory(scene):
+    """Every topic that the device reads, with chunks that announce much and with transfers that never end."""
+    stage, plan, _, device, transport, root = scene
+    bases = (TOPICS.plan, TOPICS.checkpoint, TOPICS.round, TOPICS.roster_change, TOPICS.keys("dev-0"))
+    lying = [(chunk_topic(base, 7), chunk, True) for base in bases for chunk in claims()]
+    lying += [(TOPICS.ctl("dev-0"), chunk, False) for chunk in claims()]
+    endless = [
+        (chunk_topic(TOPICS.plan, 8), claim(ChunkKind.PLAN, 3 * MIB, n, index=i, chunk_bytes=60_000), False)
+        for n in range(8)
+        for i in range(40)
+    ]
+    assert growth_mb(device, transport, lying + endless) < MOST_GROWTH_MB
+    for base in bases:
+        transport.publish(chunk_topic(base, 7), b"", retain=True)
+    assert finishes(stage, plan, root / "dev-1.npz")[0]["contributed"] == 2
