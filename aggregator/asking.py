@@ -129,9 +129,11 @@ class Asking:
         """Take note that the broker was lost, and with it maybe what was asked."""
         self._asked.clear()
 
-    def tick(self, now_s: float) -> None:
-        """Ask for the missing chunks of what has stalled."""
-        for stalled in self._chunks.stalled(now_s):
+    def tick(self, state: EngineState, now_s: float) -> None:
+        """Ask for the missing chunks of transfers that have stalled; in a large round the others may just be on their way."""
+        uploads = 0 if state.plan is None else len(state.plan.orders)
+        patience_s = first_reminder_s(uploads, 4 * self._run.length)
+        for stalled in self._chunks.stalled(now_s, max(limits.REASSEMBLY_QUIET_S, patience_s)):
             device, transfer = stalled.source, stalled.transfer_id
             if self._answers.given(device, transfer) or self._is_landing(device, transfer):
                 # Sent again while the first copy was on its way to the disk.

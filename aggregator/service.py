@@ -16,6 +16,7 @@ from typing import Any
 
 from aggregator.answers import Answers
 from aggregator.asking import Asking
+from aggregator.chunk_spool import ChunkSpool
 from aggregator.damage import readable
 from aggregator.engine import Engine, Verdict
 from aggregator.events import (
@@ -98,7 +99,8 @@ class RunService:
         self._intake = Intake(membership.identity, run)
         self._publisher = Publisher(membership.identity, membership.group, transport, directory / "retained.json")
         self.answers = Answers(self._publisher, membership, run)
-        self._chunks = Reassembler()
+        self._spool = ChunkSpool(self._store.directory)
+        self._chunks = Reassembler(spool=self._spool)
         self._asking = Asking(self._chunks, self._landing, self.answers, self._publisher, membership, run)
         self._mail = OwnerMail(membership)
         self._presences = Presences(membership)
@@ -278,7 +280,7 @@ class RunService:
         if self._deadline_s is not None and now_s >= self._deadline_s:
             self._deadline_s = None
             self._feed(DeadlinePassed(self._state.round, self._state.step), now_s)
-        self._asking.tick(now_s)
+        self._asking.tick(self._state, now_s)
         self._chunks.expire(now_s)
         if not self.finished:
             self._lines.waiting(self._state, now_s)
@@ -405,4 +407,5 @@ class RunService:
     def close(self) -> None:
         """Close the store; what is retained on the broker stays there."""
         keep_waiting(self._store.directory, "")
+        self._spool.close()
         self._store.close()

@@ -43,6 +43,9 @@ FIRST_PACKAGE_BYTES: Final = 4 << 20
 FIRST_ANNOUNCEMENT_BYTES: Final = 1 << 20
 """Announcement bytes that a device allows besides those that grow with its roster and its plan."""
 
+REASSEMBLY_MEMORY_BYTES: Final = 32 << 20
+"""Chunks of unfinished transfers that stay in memory where there is a spool for the rest."""
+
 REASSEMBLY_DEADLINE_S: Final = 600.0
 """A transfer that has not completed by then is dropped."""
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Protocol
 
 from wire import limits
 from wire.errors import WireError
@@ -61,16 +61,37 @@ _Key = tuple[ChunkKind, int, bytes, int, int]
 """Kind, round, transfer id, size and chunk length: all that the chunks of one transfer have in common."""
 
 
+class Spool(Protocol):
+    """Keeps chunks outside memory."""
+
+    def put(self, data: bytes) -> int:
+        """Store ``data`` and return where."""
+
+    def take(self, at: int, size: int) -> bytes:
+        """Return ``size`` bytes that `put` stored at ``at``, and free their place."""
+
+    def free(self, at: int, size: int) -> None:
+        """Free the place of ``size`` bytes that `put` stored at ``at``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Spooled:
+    """A chunk in the spool."""
+
+    at: int
+    size: int
+
+
 @dataclass(slots=True)
 class _Pending:
-    """One transfer in reassembly: the chunks that arrived, by index, each with its header."""
+    """One transfer in reassembly: the chunks that arrived, by index, each with its header, in memory or in the spool."""
 
     total: int
     started_s: float
     touched_s: float
     reported_s: float
     held_bytes: int = TRANSFER_OVERHEAD_BYTES
-    chunks: dict[int, bytes] = field(default_factory=dict)
+    chunks: dict[int, bytes | _Spooled] = field(default_factory=dict)
 
     def missing(self) -> tuple[int, ...]:
         found: list[int] = []
@@ -81,17 +102,28 @@ class _Pending:
                     break
         return tuple(found)
 
-    def join(self, size: int) -> memoryview:
+    def join(self, size: int, spool: Spool | None) -> memoryview:
         """Return the payload in one piece, and release the chunks."""
+        bodies = (self._body(index, spool) for index in range(self.total))
         if size < LAZY_BYTES:
-            return memoryview(b"".join([memoryview(self.chunks[i])[HEADER_BYTES:] for i in range(self.total)]))
-        whole = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+            return memoryview(b"".join(bodies))
+        try:
+            whole = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        except OSError as error:
+            raise MemoryError from error
         at = 0
-        for index in range(self.total):
-            body = memoryview(self.chunks.pop(index))[HEADER_BYTES:]
+        for body in bodies:
             whole[at : at + len(body)] = body
             at += len(body)
         return whole.toreadonly()
+
+    def _body(self, index: int, spool: Spool | None) -> memoryview:
+        """Take a chunk out and return its payload."""
+        chunk = self.chunks.pop(index)
+        if isinstance(chunk, _Spooled):
+            assert spool is not None, "a spooled chunk without a spool"
+            chunk = spool.take(chunk.at, chunk.size)
+        return memoryview(chunk)[HEADER_BYTES:]
 
 
 def cost_bytes(size: int) -> int:
@@ -113,6 +145,9 @@ class Reassembler:
     memory from another, so the most that n sources can hold is n budgets. The owner must therefore check before `add` that
     the source is one it knows: a device of the roster, a topic that it subscribed to.
 
+    A fleet's honest uploads may all be unfinished at one time. Chunks beyond ``memory_bytes`` therefore go to the spool, where
+    there is one, and come back when their transfer is complete.
+
     Attacks. The source is the name in the topic, and only the broker's access list ties that name to a sender. On a broker
     without one, anybody can write chunks under a device's name. They share the device's budget, and they can push out its
     unfinished upload or spoil it with a wrong chunk of the same id, so that the digest fails and the upload is dropped. The
@@ -125,6 +160,8 @@ class Reassembler:
         whole_transfers: how many transfers of the largest size a source may have unfinished.
         max_per_source: how many of any size.
         deadline_s: ``expire`` drops a transfer this long after its first chunk.
+        spool: keeps chunks outside memory; without it all stay in memory.
+        memory_bytes: memory of all chunks together from which on the spool takes them.
     """
 
     def __init__(
@@ -133,6 +170,8 @@ class Reassembler:
         whole_transfers: int = 2,
         max_per_source: int = limits.MAX_TRANSFERS_PER_SOURCE,
         deadline_s: float = limits.REASSEMBLY_DEADLINE_S,
+        spool: Spool | None = None,
+        memory_bytes: int = limits.REASSEMBLY_MEMORY_BYTES,
     ) -> None:
         self._max_transfer_bytes = max_transfer_bytes
         self._whole_transfers = whole_transfers
@@ -141,13 +180,21 @@ class Reassembler:
         self._sources: dict[str, dict[_Key, _Pending]] = {}
         self._held: Counter[str] = Counter()
         self._held_bytes = 0
+        self._spool = spool
+        self._memory_bytes = memory_bytes
+        self._spooled_bytes = 0
         self._fed_s = -math.inf
         self._refused: Counter[str] = Counter()
 
     @property
     def held_bytes(self) -> int:
-        """Memory of all unfinished transfers: the chunks that arrived and the book-keeping."""
-        return self._held_bytes
+        """Memory of all unfinished transfers: their chunks, but for those in the spool, and the book-keeping."""
+        return self._held_bytes - self._spooled_bytes
+
+    @property
+    def spooled_bytes(self) -> int:
+        """Bytes of unfinished transfers in the spool."""
+        return self._spooled_bytes
 
     @property
     def refused(self) -> Mapping[str, int]:
@@ -210,15 +257,16 @@ class Reassembler:
         cost = len(body) + HEADER_BYTES + CHUNK_OVERHEAD_BYTES
         self._make_room(source, cost, most if allowed is None else max(allowed.values()))
         pending.touched_s = self._fed_s = now_s
-        pending.chunks[header.index] = chunk if isinstance(chunk, bytes) else bytes(chunk)
+        pending.chunks[header.index] = self._keep(chunk if isinstance(chunk, bytes) else bytes(chunk), cost)
         pending.held_bytes += cost
         self._hold(source, cost)
         if len(pending.chunks) < header.total:
             return None
-        self._forget(source, key)
+        del self._sources[source][key]
+        self._release(source, pending)
         try:
-            payload = pending.join(header.size)
-        except (OSError, MemoryError):
+            payload = pending.join(header.size, self._spool)
+        except MemoryError:
             self._refuse("no-room", f"the system has no {header.size} bytes of memory left")
         return self._complete(source, header, payload)
 
@@ -283,8 +331,26 @@ class Reassembler:
         self._held[source] += size
         self._held_bytes += size
 
+    def _keep(self, chunk: bytes, cost: int) -> bytes | _Spooled:
+        """Return the chunk, or its place in the spool if memory would hold too much with it."""
+        if self._spool is None or self.held_bytes + cost <= self._memory_bytes:
+            return chunk
+        at = self._spool.put(chunk)
+        self._spooled_bytes += len(chunk)
+        return _Spooled(at, len(chunk))
+
     def _forget(self, source: str, key: _Key) -> None:
-        self._hold(source, -self._sources[source].pop(key).held_bytes)
+        """Give up a transfer and its chunks."""
+        pending = self._sources[source].pop(key)
+        self._release(source, pending)
+        for chunk in pending.chunks.values():
+            if isinstance(chunk, _Spooled) and self._spool is not None:
+                self._spool.free(chunk.at, chunk.size)
+
+    def _release(self, source: str, pending: _Pending) -> None:
+        """Take a transfer that was removed from its source out of the accounts."""
+        self._hold(source, -pending.held_bytes)
+        self._spooled_bytes -= sum(chunk.size for chunk in pending.chunks.values() if isinstance(chunk, _Spooled))
         if not self._sources[source]:
             del self._sources[source], self._held[source]
 

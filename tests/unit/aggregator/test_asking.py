@@ -21,6 +21,7 @@ CHUNKS = split(PAYLOAD, kind=ChunkKind.UPLOAD, round=7, chunk_bytes=1024)
 TRANSFER, DIGEST = transfer_id(PAYLOAD), b"d" * 32
 REMINDER = Reminder("demo", "dev-1", RUN.run_id, 7, TRANSFER, DIGEST, len(PAYLOAD), 1024, 5)
 WHOLE = (0, 1, 2)
+OPEN = EngineState((), None, RUN, plan=RoundPlan(7, {}, {}), round=7)
 
 
 class Publisher:
@@ -182,7 +183,7 @@ def test_who_left_the_fleet_is_asked_for_nothing(scene):
 
 def test_what_has_stalled_is_asked_for(scene):
     scene.chunks.add("dev-1", CHUNKS[2], 0.0)
-    scene.asking.tick(limits.REASSEMBLY_QUIET_S)
+    scene.asking.tick(OPEN, limits.REASSEMBLY_QUIET_S)
     assert scene.told() == [("dev-1", TRANSFER, (0, 1))]
 
 
@@ -190,7 +191,7 @@ def test_what_came_again_while_it_was_written_is_forgotten(scene):
     """Its answer is out: nobody would ever send the rest."""
     scene.chunks.add("dev-1", CHUNKS[2], 0.0)
     scene.answer(Action.ACK)
-    scene.asking.tick(limits.REASSEMBLY_QUIET_S)
+    scene.asking.tick(OPEN, limits.REASSEMBLY_QUIET_S)
     assert scene.told() == []
     assert len(scene.chunks) == 0
 
@@ -198,7 +199,7 @@ def test_what_came_again_while_it_was_written_is_forgotten(scene):
 def test_what_comes_again_while_it_is_written_is_forgotten_too(scene):
     scene.chunks.add("dev-1", CHUNKS[2], 0.0)
     scene.landing.queued = SimpleNamespace(transfer=TRANSFER)
-    scene.asking.tick(limits.REASSEMBLY_QUIET_S)
+    scene.asking.tick(OPEN, limits.REASSEMBLY_QUIET_S)
     assert scene.told() == []
     assert len(scene.chunks) == 0
 
@@ -217,3 +218,14 @@ def test_a_reminder_within_the_pause_is_known_before_it_is_opened(scene):
     assert scene.asking.is_too_soon("dev-1", PAUSE_S - 0.01)
     assert not scene.asking.is_too_soon("dev-2", PAUSE_S - 0.01)
     assert not scene.asking.is_too_soon("dev-1", PAUSE_S)
+
+
+def test_in_a_large_round_more_time_passes_before_chunks_are_asked_for(scene):
+    """Where a thousand devices upload at once, nothing may arrive for seconds though nothing was lost."""
+    crowd = dataclasses.replace(OPEN, plan=RoundPlan(7, {}, {f"dev-{n}": None for n in range(1000)}))
+    scene.chunks.add("dev-1", CHUNKS[1], 0.0)
+    patience_s = first_reminder_s(1000, 4 * RUN.length)
+    scene.asking.tick(crowd, patience_s - 0.1)
+    assert scene.told() == []
+    scene.asking.tick(crowd, patience_s)
+    assert scene.told() == [("dev-1", TRANSFER, (0, 2))]

@@ -232,7 +232,6 @@ def test_attached_bytes_that_were_altered_are_noticed(open_store, folder, at):
 def test_steps_that_failed_are_forgotten_and_take_no_room(open_store, folder):
     """A rollover may fail for weeks: each try writes over the last one's bytes, and over nothing else."""
     store = filled(open_store)
-    path = folder / "updates" / "epoch-000001" / "000002.f32"
     for attempt in range(4):
         append(store, "dev-1", attached=bytes([attempt]) * 100, phase=4, length=0)
         append(store, "dev-2", attached=bytes([attempt]) * 50, phase=7, length=0)
