@@ -1,0 +1,117 @@
+"""The aggregator's limits: no chunk takes memory unless its sender is in the roster and its size can be."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from aggregator.inbound import Inbound
+from tests.helpers.fleets import Wiretap, make_fleet, open_upload, publish, seal_upload, uploads_of
+from tests.helpers.floods import MIB, claim, claims
+from wire import limits
+from wire.errors import UntrustedError
+from wire.frame import MIN_CHUNK_BYTES, ChunkKind, split
+from wire.reassembly import TooLargeError
+from wire.topics import Topics, chunk_topic
+from wire.transport import Message
+
+TOPICS = Topics("demo")
+D = 28
+VICTIM = "dev-02"
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    """A fleet in round 1 that waits for the victim's upload, which is withheld."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, rounds=1, quorum=1.0) as fleet:
+        rule = tap.lose(client=fleet.client_id(VICTIM), ending="/up")
+        fleet.run_until(lambda: uploads_of(fleet, tap, VICTIM), 5)
+        fleet.settle()
+        yield SimpleNamespace(fleet=fleet, tap=tap, rule=rule, service=fleet.service)
+
+
+def held(service):
+    return service._chunks.held_bytes + service._mail._chunks.held_bytes
+
+
+def flood(waiting, topic, chunks):
+    for chunk in chunks:
+        waiting.fleet.broker.submit("stranger", Message(topic, chunk), lambda: None)
+    waiting.fleet.broker.pump()
+
+
+def test_a_name_that_is_not_in_the_roster_takes_nothing(waiting):
+    """Whatever it sends: every kind, sizes it makes up, and an upload that is well formed."""
+    good = split(bytes(3000), kind=ChunkKind.UPLOAD, round=1, chunk_bytes=MIN_CHUNK_BYTES)
+    for number in range(50):
+        for topic in (TOPICS.up(f"ghost-{number}"), TOPICS.state(f"ghost-{number}")):
+            flood(waiting, topic, claims() + good)
+    assert held(waiting.service) == 0
+    assert not waiting.service._presences._births.keys() & {f"ghost-{n}" for n in range(50)}
+
+
+def test_a_topic_that_the_aggregator_does_not_read_takes_nothing(waiting):
+    others = [TOPICS.round, TOPICS.plan, TOPICS.ctl(VICTIM), TOPICS.enrol("abc"), TOPICS.model("abc")]
+    for topic in (*others, chunk_topic(TOPICS.keys(VICTIM), 0)):
+        for chunk in claims():
+            waiting.service.on_event(Message(topic, chunk), 1.0)
+    assert held(waiting.service) == 0
+
+
+def test_a_devices_topic_takes_its_budget_at_most(waiting):
+    """Under a name of the roster on an open broker: any size, any number of transfers."""
+    plan, service = waiting.fleet.plan, waiting.service
+    most = limits.SEALED_HEAD_BYTES + 4 * D + 8 * plan.max_models
+    assert Inbound(service._membership, service._engine).upload_bytes(VICTIM, service._state) == most
+    for number in range(300):
+        flood(waiting, TOPICS.up(VICTIM), [claim(ChunkKind.UPLOAD, most, number, round_=number)])
+    flood(waiting, TOPICS.up(VICTIM), claims())
+    flood(waiting, TOPICS.state(VICTIM), claims())
+    assert 0 < held(service) <= service._chunks.budget_bytes(most)
+
+
+def test_the_true_upload_arrives_once_the_flood_ends(waiting):
+    """Chunks under the device's name, with the ids of its own upload among them: they delay it and change nothing."""
+    fleet, service = waiting.fleet, waiting.service
+    (sealed,) = uploads_of(fleet, waiting.tap, VICTIM)[:1]
+    true_id = split(sealed, kind=ChunkKind.UPLOAD, round=1)[0][36:52]
+    size = len(sealed)
+    fakes = [claim(ChunkKind.UPLOAD, n, int.from_bytes(true_id, "little")) for n in (size + 1000, size + 1001)]
+    flood(waiting, TOPICS.up(VICTIM), [claim(ChunkKind.UPLOAD, 2100, n) for n in range(20)] + fakes)
+    waiting.tap.forgive(waiting.rule)
+    records = fleet.run(60)
+    assert [r["contributed"] for r in records] == [3, 3]
+    assert held(service) <= service._chunks.budget_bytes(limits.SEALED_HEAD_BYTES + 4 * D + 8 * fleet.plan.max_models)
+
+
+def test_an_upload_above_the_plans_size_is_refused_at_its_first_chunk(waiting, caplog):
+    fleet = waiting.fleet
+    upload, body = open_upload(fleet, VICTIM, uploads_of(fleet, waiting.tap, VICTIM)[0])
+    big = seal_upload(fleet, VICTIM, dataclasses.replace(upload, attached=4000), body + bytes(4000))
+    before = dict(waiting.service._chunks.refused).get("oversized", 0)
+    flood(waiting, TOPICS.up(VICTIM), split(big, kind=ChunkKind.UPLOAD, round=1, chunk_bytes=MIN_CHUNK_BYTES)[:1])
+    assert waiting.service._chunks.refused["oversized"] == before + 1
+    assert held(waiting.service) == 0
+
+
+def test_the_owners_topics_are_bounded_and_only_the_aggregators_own(waiting):
+    mail = waiting.service._mail
+    for chunk in claims((ChunkKind.ROSTER, ChunkKind.GRANT), sizes=(limits.MAX_GRANT_BYTES, 900 * MIB)):
+        for topic in (chunk_topic(TOPICS.owner_roster, 0), TOPICS.keys("aggregator")):
+            waiting.service.on_event(Message(topic, chunk), 1.0)
+    assert held(waiting.service) <= 5 * (MIN_CHUNK_BYTES + 2048)
+    with pytest.raises(UntrustedError, match="has not subscribed"):
+        mail.take(TOPICS.keys(VICTIM), claims()[0], 1.0)
+    with pytest.raises(TooLargeError):
+        mail.take(TOPICS.keys("aggregator"), claim(ChunkKind.GRANT, limits.MAX_RENEWAL_BYTES + 1, 1), 1.0)
+
+
+def test_a_revoked_device_holds_nothing(waiting):
+    service = waiting.service
+    flood(waiting, TOPICS.up(VICTIM), [claim(ChunkKind.UPLOAD, 2100, 1)])
+    assert held(service) > 0
+    waiting.fleet.stage.fleet.revoke(VICTIM)
+    publish(waiting.fleet)
+    waiting.fleet.settle()
+    assert held(service) == 0
