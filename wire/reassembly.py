@@ -152,8 +152,8 @@ class Reassembler:
     without one, anybody can write chunks under a device's name. They share the device's budget, and they can push out its
     unfinished upload or spoil it with a wrong chunk of the same id, so that the digest fails and the upload is dropped. The
     device's reminders then make the aggregator ask for the upload again. So such an attacker delays one device for as long
-    as he writes faster than the device, and the upload arrives once he stops; a forged payload never passes, since digest
-    and signature are checked. With the access list of `shoal-fleet broker-config` only the device itself can do this.
+    as the flood lasts, and the upload arrives afterwards; a forged payload never passes, since digest and signature are
+    checked. With the access list of `shoal-fleet broker-config` only the device itself can do this.
 
     Args:
         max_transfer_bytes: largest payload where `add` is not told the limits of its source.
@@ -198,7 +198,7 @@ class Reassembler:
 
     @property
     def refused(self) -> Mapping[str, int]:
-        """How often what was refused or given up.
+        """Number of refusals and dropped transfers by reason.
 
         Keys: malformed, oversized, no-room and digest raise; duplicate, displaced and expired are silent.
         """

@@ -21,7 +21,7 @@ from crypto.seal.identity import Identity
 from edge_client import state
 from fleet import tokens, vault
 from tests.helpers.trees import ROOT
-from wire import codec, documents, enrolment, epochs, frame, limits, messages
+from wire import codec, documents, enrolment, epochs, frame, limits, messages, sizes
 
 PAGE = (ROOT / "docs" / "wire-format.md").read_text()
 ROW = re.compile(r"^\| (\d+) \| ([A-Z]\w+) \| `([^`]*)` \|", re.MULTILINE)
@@ -155,3 +155,29 @@ def test_an_enrolment_is_what_the_page_says():
     assert (statement.expires_at_s, statement.asked_at_s) == (1_800_000_000, 1_799_999_000)
     assert statement.card[64:] == codec.encode(documents.Card("device", DEVICE.member))
     assert f"at most {limits.MAX_ENROLMENT_BYTES:,} bytes" in PAGE
+
+
+def test_the_page_gives_every_limit_of_a_transfer():
+    """The table under Limits, row by row; its formulas with the constants they are made of."""
+    table = PAGE.split("**Limits.**")[1].split("`package_bytes`")[0]
+    rows = dict(re.findall(r"^\| ([^|]+) \| `[^|]+ \| ([^|]+) \|$", table, re.MULTILINE))
+    head, first = f"{limits.SEALED_HEAD_BYTES:,}", f"{limits.FIRST_PACKAGE_BYTES:,}"
+    each = f"{sizes.ORDER_BYTES + 2}"
+    assert rows == {
+        "upload": f"{head} + 4 d + 8 m, in a rollover's steps also what the order lets the device attach",
+        "decline, reminder": f"{limits.MAX_NOTE_BYTES:,}",
+        "presence": f"{limits.MAX_NOTE_BYTES:,}",
+        "control": f"{limits.MAX_CONTROL_BYTES:,}",
+        "model": f"{head} + 4 d",
+        "mask epoch, proposal": f"{2 * limits.SEALED_HEAD_BYTES:,} + certificate + task + 4 d m",
+        "run package": first,
+        "announcement": f"{limits.FIRST_ANNOUNCEMENT_BYTES:,} + {each} (n + {sizes.FLEET_GROWTH_DEVICES:,}) + "
+        f"{sizes.MODEL_REF_BYTES + 2} m",
+        "roster change": f"{limits.MAX_ROSTER_CHANGE_BYTES:,}",
+        "roster": f"{head} + {sizes.MEMBER_BYTES + sizes.NAME_BYTES} for each device that the change lists",
+        "roster, from the owner": f"{limits.MAX_GRANT_BYTES:,}",
+        "keys": f"{limits.MAX_RENEWAL_BYTES:,}",
+        "grant": f"{limits.MAX_GRANT_BYTES:,}",
+        "enrolment request": f"{limits.MAX_ENROLMENT_BYTES:,}",
+    }
+    assert f"fetches at most {first} bytes" in PAGE
