@@ -1,12 +1,13 @@
-# make demo | test | lint | format | fuzz | clean. Each makes .venv first; a second call finds it ready.
+# make demo | test | long | lint | format | fuzz | clean. Each makes .venv first; a second call finds it ready.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 FUZZ_S ?= 300
+SOAK_MINUTES ?= 30
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format fuzz clean
+.PHONY: demo test long lint format fuzz clean
 
 demo: $(READY)
 	$(BIN)/shoal demo
@@ -14,6 +15,10 @@ demo: $(READY)
 # Files of tests are shared out among as many processes as there are cores, four at most.
 test: lint
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+
+# About an hour on two cores; each test has a limit. One after the other, since they measure. Results go to benchmarks/results.
+long: $(READY)
+	SHOAL_SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m pytest tests/long
 
 lint: $(READY)
 	$(BIN)/ruff check

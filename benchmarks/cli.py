@@ -206,6 +206,46 @@ def bench_load(
     _deliver(data, json, lambda: _show_load(data), save)
 
 
+@bench_app.command("soak")
+def bench_soak(
+    devices: Annotated[int, typer.Option(help="Device runtimes, each on its own connection.", min=1)] = 30,
+    minutes: Annotated[float, typer.Option(help="Length of the soak.", min=0.1)] = 30.0,
+    algorithm: Annotated[str, typer.Option(help="fedavg, ifca, cfl, fedgroup, ...")] = "fedavg",
+    plot: Annotated[Path | None, typer.Option(help="Draw the figure: .png, .svg or .pdf.", dir_okay=False)] = None,
+    save: SaveFile = None,
+    json: AsJson = False,
+) -> None:
+    """Run rounds for many minutes and compare the aggregator's memory, files and times in the first and last third."""
+    from benchmarks import soak
+    from benchmarks.papers.plot import check
+    from benchmarks.record import check_place
+
+    if plot is not None:
+        check(plot)
+        check_place(plot, "--plot")
+    forbid_inspection()
+    _stop_cleanly()
+    found = soak.measure(devices, minutes, algorithm)
+    data = found.data()
+
+    def write_figure() -> None:
+        if plot is not None:
+            soak.plot(found, plot)
+
+    _deliver(data, json, lambda: _show_soak(data), save, write_figure)
+
+
+def _show_soak(data: dict[str, Any]) -> None:
+    say(
+        f"{counted(data['devices'], 'device')}, {data['minutes']:.1f} minutes, {counted(data['rounds'], 'round')}; "
+        f"{counted(data['nacks'], 'NACK')}, {counted(data['reminders'], 'reminder')}"
+    )
+    say(f"{'':28} {'first third':>14} {'last third':>14}")
+    for name, flat in data["flat"].items():
+        first, last = data["first_third"][name], data["last_third"][name]
+        say(f"{name:28} {first:14.4g} {last:14.4g}  {'flat' if flat else 'rises'}")
+
+
 def _model(name: str) -> Any:
     if name not in ("logistic", "mlp"):
         raise UsageError(f"no model {name!r}", hint="use logistic or mlp")

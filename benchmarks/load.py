@@ -251,12 +251,11 @@ class LoadFleet:
             start = "from benchmarks.load_driver import main; main()"
             self._drivers.append((self._start(f"driver-{number}", start, [str(file)]), report))
 
-    def start_driver(self, name: str, code: str, spec: dict[str, Any]) -> Path:
-        """Start one more driver process from Python ``code`` that takes a JSON file; return where it reports."""
+    def start_driver(self, name: str, code: str, spec: dict[str, Any]) -> None:
+        """Start one more driver process from Python ``code`` that takes a JSON file with ``spec`` and its report's place."""
         report, file = self.root / f"report-{name}.json", self.root / f"{name}.json"
         file.write_text(json.dumps({**spec, "report": str(report)}))
         self._drivers.append((self._start(name, code, [str(file)]), report))
-        return report
 
     def _start(self, name: str, code: str, arguments: list[str], before: Any = None) -> Program:
         logs = self.root / "logs"

@@ -102,13 +102,17 @@ def prepare(fleet: LoadFleet) -> Callable[[], None]:
     folder.mkdir()
     with (folder / PRESENCES_FILE).open("wb") as file:
         for item in _presences(fleet):
-            _write_item(file, item)
+            write_item(file, item)
     for round_, items in rehearse(fleet):
         with (folder / _round_file(round_)).open("wb") as file:
             for item in items:
-                _write_item(file, item)
+                write_item(file, item)
     spec = {"joined": str(fleet.joined_dir), "prepared": str(folder), "devices": fleet.devices}
-    return lambda: fleet.start_driver("replay", "from benchmarks.load_replay import main; main()", spec)
+
+    def start() -> None:
+        fleet.start_driver("replay", "from benchmarks.load_replay import main; main()", spec)
+
+    return start
 
 
 def _presences(fleet: LoadFleet) -> Iterator[Item]:
@@ -210,7 +214,8 @@ def _round_file(round_: int) -> str:
     return f"round-{round_:06d}"
 
 
-def _write_item(file: BinaryIO, item: Item) -> None:
+def write_item(file: BinaryIO, item: Item) -> None:
+    """Append one prepared message to a file that `read_items` reads."""
     name = item.device.encode()
     file.write(ITEM_HEAD.pack(len(name), len(item.payload), item.transfer))
     file.write(name)

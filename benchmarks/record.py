@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,10 @@ def check_place(path: Path, option: str) -> None:
         raise UsageError(f"{option} {path} is a folder", hint="name a file")
 
 
-def save(path: Path, data: dict[str, Any]) -> None:
-    """Write ``data`` to ``path`` as JSON, with where it comes from."""
+def save(path: Path, data: dict[str, Any], *, command: Sequence[str] = ()) -> None:
+    """Write ``data`` to ``path`` as JSON, with where it comes from: ``command``, by default this program's command line."""
     document = {
-        "command": command_of(sys.argv[1:]),
+        "command": list(command) or command_of(sys.argv[1:]),
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": _machine(),

@@ -77,7 +77,15 @@ def plot(results: Sequence[Data], path: Path, figure: str) -> None:
         ConfigError: matplotlib is not installed, or the file can't be written.
     """
     check(path)
-    panels = panels_of(results, figure)
+    draw(panels_of(results, figure), path)
+
+
+def draw(panels: Sequence[Panel], path: Path) -> None:
+    """Draw panels beside each other.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the file can't be written.
+    """
     image = _figure_class()(figsize=(PANEL_WIDTH_INCH * len(panels), PANEL_HEIGHT_INCH), layout="constrained")
     for axes, panel in zip(image.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _draw(axes, panel)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from wire import limits
-from wire.broker import choose_kind, mosquitto_config
+from wire.broker import QueueLimits, choose_kind, mosquitto_config, queue_limits
 from wire.errors import BrokerUnreachableError
 
 
@@ -38,3 +38,16 @@ def test_auto_prefers_mosquitto_and_falls_back_to_amqtt(monkeypatch: pytest.Monk
     monkeypatch.setattr("wire.broker.find_mosquitto", lambda: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
     assert choose_kind("auto") == "amqtt"
+
+
+def test_the_queue_holds_two_rounds_of_the_largest_fleets() -> None:
+    least = QueueLimits()
+    assert queue_limits(20, 636_040) == least
+    many = queue_limits(2000, 636_040)
+    assert many.bytes > 2 * 2000 * 636_040 > least.bytes
+    assert queue_limits(20_000, 31_400).messages > 2 * 20_000 > least.messages / 3
+
+
+def test_mosquitto_gets_the_queue_limits(tmp_path: Path) -> None:
+    lines = mosquitto_config(1884, tmp_path, QueueLimits(7, 8, 9)).splitlines()
+    assert {"max_queued_messages 7", "max_queued_bytes 8", "max_inflight_messages 9"} <= set(lines)

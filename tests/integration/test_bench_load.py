@@ -1,0 +1,101 @@
+"""`shoal bench load` and `shoal bench soak` at small sizes: real broker, real daemon, real device runtimes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from benchmarks import soak
+from benchmarks.load import LoadFleet, measure
+from tests.helpers.trees import python
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.process,
+    pytest.mark.torch,
+    pytest.mark.skipif(shutil.which("mosquitto") is None, reason="mosquitto is not on PATH"),
+]
+FIELDS = [
+    "devices",
+    "model_bytes",
+    "algorithm",
+    "rounds",
+    "seconds_per_round_median",
+    "aggregator_cpu_ms_per_upload",
+    "broker_cpu_s_per_round",
+    "aggregator_rss_mb_max",
+    "open_files_max",
+    "uploads_expected",
+    "uploads_counted",
+    "nacks",
+    "reminders",
+]
+DEVICES = 12
+ROUNDS = 2
+FAULT_DEVICES = 20
+SPREAD_S = 3.0
+
+
+def bench_load(*arguments):
+    """Run the command and return its data."""
+    options = ("--devices", str(DEVICES), "--rounds", str(ROUNDS), "--json", *arguments)
+    done = python("from benchmarks.cli import main; main()", "bench", "load", *options, timeout=170)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert (answer["schema"], answer["ok"]) == (1, True)
+    return answer["data"]
+
+
+@pytest.mark.parametrize("options", [(), ("--prepared",)], ids=["devices", "prepared"])
+def test_every_upload_of_every_device_is_counted_once(options):
+    data = bench_load(*options)
+    assert list(data) == FIELDS
+    assert (data["devices"], data["algorithm"], data["rounds"]) == (DEVICES, "fedavg", ROUNDS)
+    assert data["model_bytes"] == 31_400
+    assert data["uploads_expected"] == DEVICES * (ROUNDS + 1)
+    assert data["uploads_counted"] == data["uploads_expected"]
+    assert data["nacks"] == 0
+    assert data["seconds_per_round_median"] > 0
+    assert data["aggregator_cpu_ms_per_upload"] > 0
+    assert data["aggregator_rss_mb_max"] > 10
+    assert 5 < data["open_files_max"] < 100
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["devices", "prepared"])
+@pytest.mark.parametrize(("algorithm", "model"), [("ifca", "mlp"), ("cfl", "logistic")])
+def test_other_algorithms_and_models_run_too(algorithm, model, prepared):
+    data = measure(6, model=model, algorithm=algorithm, rounds=2, prepared=prepared).data()
+    assert data["model_bytes"] == {"logistic": 31_400, "mlp": 636_040}[model]
+    assert data["uploads_counted"] == data["uploads_expected"] == 6 * 3
+
+
+def test_the_limit_on_open_files_is_the_aggregators():
+    with LoadFleet(1, open_files=77) as fleet:
+        fleet.start_aggregator()
+        limits = Path(f"/proc/{fleet.aggregator.pid}/limits").read_text()
+    (line,) = [x for x in limits.splitlines() if x.startswith("Max open files")]
+    assert line.split()[3:5] == ["77", "77"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fault", ["aggregator", "broker"])
+def test_a_process_killed_in_the_middle_of_a_round_costs_no_upload(fault):
+    found = measure(FAULT_DEVICES, rounds=3, fault=fault, spread_s=SPREAD_S)
+    assert found.uploads_expected == FAULT_DEVICES * 4
+    assert found.uploads_counted == found.uploads_expected
+
+
+def test_a_short_soak_has_samples_in_both_thirds_and_a_figure(tmp_path):
+    found = soak.measure(4, 0.1)
+    data = found.data()
+    assert len(data["samples"]) >= 4
+    assert data["rounds"] > 0
+    assert set(data["flat"]) == set(data["first_third"]) == set(data["last_third"])
+    assert json.loads(json.dumps(data)) == data
+    soak.plot(found, tmp_path / "soak.svg")
+    assert (tmp_path / "soak.svg").read_bytes().count(b'id="axes_') == 5

@@ -1,0 +1,55 @@
+"""Long runs of the load bench; `make long` runs them, `make test` doesn't. Each keeps its result in benchmarks/results."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from benchmarks import record, soak
+from benchmarks.load import measure
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+DEVICES = int(os.environ.get("SHOAL_LONG_DEVICES", "500"))
+RUNS = int(os.environ.get("SHOAL_LONG_RUNS", "20"))
+SOAK_DEVICES = 30
+SOAK_MINUTES = float(os.environ.get("SHOAL_SOAK_MINUTES", "30"))
+ROUNDS = 3
+SPREAD_S = 10.0
+HOUR_S = 3600
+
+
+def keep(name, data):
+    """Write a result with the date, the commit and the machine; return its path without the ending."""
+    base = RESULTS / f"long-{name}-{time.strftime('%Y-%m-%d', time.gmtime())}"
+    record.save(base.with_suffix(".json"), data, command=["make", "long"])
+    return base
+
+
+@pytest.mark.timeout(3 * HOUR_S)
+def test_runs_in_a_row_all_end():
+    found = []
+    for _ in range(RUNS):
+        found.append(measure(DEVICES, rounds=ROUNDS).data())
+        keep("runs-in-a-row", {"runs": found})
+    assert [d["uploads_counted"] for d in found] == [DEVICES * (ROUNDS + 1)] * RUNS
+
+
+@pytest.mark.timeout(HOUR_S)
+@pytest.mark.parametrize("fault", ["aggregator", "broker"])
+def test_a_process_killed_in_the_middle_of_a_round_costs_no_upload(fault):
+    data = measure(DEVICES, rounds=ROUNDS, fault=fault, spread_s=SPREAD_S).data()
+    keep(f"kill-{fault}", {"killed": fault, **data})
+    assert data["uploads_counted"] == data["uploads_expected"] == DEVICES * (ROUNDS + 1)
+
+
+@pytest.mark.timeout(2 * HOUR_S + 60 * SOAK_MINUTES)
+def test_a_soak_stays_flat():
+    found = soak.measure(SOAK_DEVICES, SOAK_MINUTES)
+    data = found.data()
+    soak.plot(found, keep("soak", data).with_suffix(".png"))
+    assert data["flat"] == dict.fromkeys(data["flat"], True)
