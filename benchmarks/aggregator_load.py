@@ -1,8 +1,11 @@
-"""`shoal bench aggregator`: what a round of many devices costs the aggregator, which is one process for all of them.
+"""`shoal bench aggregator`: CPU time of a round of many devices in the aggregator's service.
 
-No device runs here: presences and uploads are made beforehand, by as many identities as there are devices, and handed to the
-service that the daemon drives, on a loopback broker nobody else listens to. Everything else is on: seals and signatures are
-checked, updates are durable before they are answered, the round is closed by the strategy.
+No device runs: presences and uploads are made beforehand, by as many identities as there are devices, and are handed to the
+service that the daemon drives, on a loopback broker without other clients. Seals and signatures are checked, updates are
+durable before they are answered, and the strategy closes the round.
+
+It leaves out the daemon's event queue, MQTT and the broker, acknowledgements on the wire, reminders and all waiting.
+`shoal bench load` (`benchmarks.load`) measures those, with the real processes.
 """
 
 from __future__ import annotations

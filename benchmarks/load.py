@@ -4,7 +4,7 @@ A few processes drive the devices' runtimes, one MQTT connection each (`benchmar
 cheap gradient; announcements, models, masks, seals, signatures, state files, acknowledgements and reminders are real.
 
 The devices' directories are in memory (/dev/shm where it is large enough), because in a fleet each device has a disk of its
-own. The aggregator's and the broker's are in the directory for temporary files, where an fsync costs what it costs.
+own. The aggregator's and the broker's are in the directory for temporary files, on a real disk.
 """
 
 from __future__ import annotations

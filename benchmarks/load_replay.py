@@ -72,7 +72,7 @@ class ReplaySpec:
     """Task of the replaying process, passed as a JSON file.
 
     Attributes:
-        joined: directory of a device, whose membership opens what the aggregator says.
+        joined: directory of a device, whose membership opens the aggregator's messages.
         prepared: directory with the files of `prepare`.
         devices: size of the fleet.
         report: file for the `DriverReport`.

@@ -1,4 +1,4 @@
-"""Long runs of the load bench; `make long` runs them, `make test` doesn't. Each keeps its result in benchmarks/results."""
+"""Long runs of the load bench; `make long` runs them, `make test` doesn't. Each saves its result in benchmarks/results."""
 
 from __future__ import annotations
 

@@ -59,3 +59,24 @@ def test_a_change_inside_a_change_needs_no_second_lock(fleet):
     with fleet.changing():
         run, first = fleet.take_run(2)
         assert fleet.take_run(1) == (run + 1, first + 2)
+
+
+def cards_of(*names):
+    return [make_card(Identity.generate(name), DEVICE_ROLE) for name in names]
+
+
+def test_many_devices_join_the_roster_with_one_signature(fleet):
+    before = fleet.roster
+    fleet.add_devices(cards_of("dev-a", "dev-b", "dev-c"))
+    assert fleet.roster.sequence == before.sequence + 1
+    assert [d.name for d in fleet.roster.devices[len(before.devices) :]] == ["dev-a", "dev-b", "dev-c"]
+    assert FleetDirectory(fleet.path).roster == fleet.roster
+
+
+@pytest.mark.parametrize("names", [("dev-a", "dev-a"), ("dev-a", "owner"), ("dev-a", "dev-0")])
+def test_of_many_devices_none_joins_where_one_name_is_refused(fleet, names):
+    fleet.add_devices(cards_of("dev-0"))
+    before = fleet.roster
+    with pytest.raises(ConfigError):
+        fleet.add_devices(cards_of(*names))
+    assert fleet.roster == before
