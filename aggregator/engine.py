@@ -41,6 +41,7 @@ from aggregator.events import (
     WentOffline,
 )
 from aggregator.rollover import Rollover
+from aggregator.screening import screen
 from aggregator.strategies.base import Contribution, Outcome, RoundPlan, Strategy
 from aggregator.strategies.base import Event as Occurrence
 from aggregator.strategies.registry import make_strategy
@@ -155,6 +156,7 @@ class Engine:
             since=standing["since"],
             generation=generation,
             newest=generation,
+            levels=dict(standing["levels"]),
             news=tuple(Occurrence(e["round"], e["kind"], e["detail"]) for e in standing["news"]),
         )
         r = standing["rollover"]
@@ -232,6 +234,8 @@ class Engine:
             or (order.train and not upload.samples)
         ):
             return Verdict.REFUSE, "impossible counts"
+        if run.weighting == "uniform" and upload.samples > 1:
+            return Verdict.REFUSE, f"{upload.samples} samples where the plan's weighting is uniform"
         if abs(upload.loss) > MAX_FIGURE or any(abs(m) > MAX_MARGIN for m in upload.margins):
             return Verdict.REFUSE, "a loss or a margin beyond what a device may report"
         if not (0 < upload.model_norm <= MAX_FIGURE if order.norm else upload.model_norm == 0):
@@ -290,12 +294,8 @@ class Engine:
         order = None if state.plan is None else state.plan.orders.get(contribution.device)
         if order is None or order.phase != contribution.phase or contribution.device in state.received:
             return state
-        strategy = state.strategy
-        if not (state.plan and (state.plan.final or state.plan.step)):
-            strategy = self.strategy_in(state.run).absorb(strategy, contribution)
         return dataclasses.replace(
             state,
-            strategy=strategy,
             received={**state.received, contribution.device: (contribution.phase, digest)},
             contributions=(*state.contributions, contribution),
             gone=state.gone - {contribution.device},
@@ -358,14 +358,27 @@ class Engine:
     def _close(self, state: EngineState) -> Transition:
         plan = state.plan
         assert plan is not None
+        strategy, levels, refused = state.strategy, state.levels, {}
         if plan.final:
             outcome = Outcome({c.device: c.model for c in state.contributions})
-            strategy = state.strategy
         else:
-            strategy, outcome = self.strategy_in(state.run).close(state.strategy, plan)
-        closed = RoundClosed(record_of(state, plan, outcome))
+            rules = self.strategy_in(state.run)
+            # Only a whole round shows which updates are too long, so the strategy sees none of them earlier.
+            screened = screen(state.contributions, levels, plan.placing)
+            levels, refused = screened.levels, screened.refused
+            for contribution in screened.accepted:
+                strategy = rules.absorb(strategy, contribution)
+            strategy, outcome = rules.close(strategy, plan)
+        closed = RoundClosed(record_of(state, plan, outcome, refused))
         state = dataclasses.replace(
-            state, strategy=strategy, plan=None, contributions=(), finished=plan.final, overtime=False, news=()
+            state,
+            strategy=strategy,
+            levels=levels,
+            plan=None,
+            contributions=(),
+            finished=plan.final,
+            overtime=False,
+            news=(),
         )
         if plan.final:
             return state, (closed, RunFinished())

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from aggregator.events import Action, RoundRecord
 from aggregator.rollover import Rollover
-from aggregator.strategies.base import Contribution, Event, Outcome, RoundPlan
+from aggregator.screening import Levels
+from aggregator.strategies.base import Contribution, Event, Outcome, RoundPlan, mean_loss
 from wire.documents import Roster, RunPlan
 from wire.messages import Obstacle, Phase
 
@@ -34,6 +35,7 @@ class EngineState:
         roster, roster_bytes: the newest.
         rollover: the one under way.
         news: what happened since the last round closed.
+        levels: median norms of the last round's accepted updates, see `aggregator.screening`.
     """
 
     devices: tuple[str, ...]
@@ -57,6 +59,7 @@ class EngineState:
     roster_bytes: bytes = field(default=b"", repr=False)
     rollover: Rollover | None = None
     news: tuple[Event, ...] = ()
+    levels: Levels = field(default_factory=dict)
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -94,6 +97,7 @@ class EngineState:
             "generation": self.generation,
             "step": self.step,
             "open": self.plan is not None,
+            "levels": dict(self.levels),
             "news": [{"round": e.round, "kind": e.kind, "detail": dict(e.detail)} for e in self.news],
             "rollover": None
             if r is None
@@ -173,17 +177,26 @@ def forsaken(state: EngineState) -> bool:
     return not state.awaited and bool(state.online - plan.orders.keys())
 
 
-def record_of(state: EngineState, plan: RoundPlan, outcome: Outcome) -> RoundRecord:
-    """Return the closed round in figures."""
+def record_of(
+    state: EngineState, plan: RoundPlan, outcome: Outcome, refused_norm: Mapping[str, float] | None = None
+) -> RoundRecord:
+    """Return the closed round in figures.
+
+    Args:
+        state: before the round's contributions are dropped.
+        plan: the round's.
+        outcome: the strategy's.
+        refused_norm: see `RoundRecord`.
+    """
     given = sorted(state.contributions, key=lambda c: c.device)
-    samples = sum(c.samples for c in given)
+    refused = dict(sorted((refused_norm or {}).items()))
     return RoundRecord(
         round=plan.round,
         final=plan.final,
         ordered=len(plan.orders),
         contributed=len(given),
         missing=state.waiting,
-        loss=sum(c.loss * c.samples for c in given) / samples if samples else 0.0,
+        loss=mean_loss([c for c in given if c.device not in refused], state.run),
         correct=sum(c.correct for c in given),
         tested=sum(c.tested for c in given),
         norms={c.device: c.norm for c in given},
@@ -191,4 +204,6 @@ def record_of(state: EngineState, plan: RoundPlan, outcome: Outcome) -> RoundRec
         events=tuple({"round": e.round, "kind": e.kind, **e.detail} for e in (*state.news, *outcome.events)),
         device_accuracy={c.device: (c.correct, c.tested) for c in given if c.tested},
         declined=state.unable,
+        capped=dict(sorted(outcome.capped.items())),
+        refused_norm=refused,
     )

@@ -152,6 +152,8 @@ class RoundRecord:
         correct, tested: over the devices' test shares; 0 of 0 where nobody was asked.
         norms: each contributor's update norm; clusters: every device's cluster after the round.
         device_accuracy: (correct, tested) of each contributor that was asked for it.
+        capped: device -> weight in samples, of contributors that weighed less than the samples they reported.
+        refused_norm: device -> norm, of contributors whose update was left out because of its norm.
     """
 
     round: int
@@ -167,3 +169,5 @@ class RoundRecord:
     events: tuple[Mapping[str, Any], ...]
     device_accuracy: Mapping[str, tuple[int, int]]
     declined: Mapping[str, str] = field(default_factory=dict)
+    capped: Mapping[str, float] = field(default_factory=dict)
+    refused_norm: Mapping[str, float] = field(default_factory=dict)

@@ -62,11 +62,13 @@ class Intake:
             roster: who belongs to the fleet now.
 
         Raises:
-            ShoalError: unknown device, not sealed to us, forged, malformed, not finite or above the norm limit.
+            ShoalError: unknown device, not sealed to us, forged, malformed, not finite, or above the plan's norm limit or
+                sample count.
         """
         message, body = self._open(device, transfer, roster, UPLOAD_PURPOSE)
         upload = decode(message, Upload)
         self._check(upload, body, device)
+        self._check_samples(upload)
         return Opened(upload, body, self._norm(upload, body), transfer.transfer_id, transfer.signed)
 
     def declined(self, device: str, transfer: Transfer, roster: Roster) -> Declined:
@@ -113,6 +115,11 @@ class Intake:
             raise UntrustedError("an upload for another aggregator")
         if len(body) != 4 * upload.length + upload.attached:
             raise WireError(f"{len(body)} bytes where {upload.length} coordinates and {upload.attached} were announced")
+
+    def _check_samples(self, upload: Upload) -> None:
+        most = self._run.max_samples
+        if upload.samples > most:
+            raise RefusedUploadError(f"{upload.samples} samples reported, above the plan's max_samples {most}", upload)
 
     def _norm(self, upload: Upload, body: memoryview) -> float:
         if not upload.length:

@@ -237,11 +237,12 @@ def reported_margins(losses: NDArray[np.float64]) -> tuple[float, ...]:
 def reported_counts(plan: RunPlan, samples: int, correct: int, tested: int) -> tuple[int, int, int]:
     """Return (samples, correct, tested) as the upload says: the true ones where the plan weights by samples.
 
+    A device with more than ``max_samples`` reports that many and trains on all of them.
     Under ``weighting=uniform`` nobody needs to know how many samples a device has: it reports one, and its test answers in
     percent, because the size of the test share tells as much.
     """
     if plan.weighting != "uniform":
-        return samples, correct, tested
+        return min(samples, plan.max_samples), correct, tested
     return 1, round(PERCENT * correct / tested) if tested else 0, PERCENT if tested else 0
 
 

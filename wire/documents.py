@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -225,6 +226,8 @@ class RunPlan:
         seed: seeds participation and batch order; nothing secret comes from it.
         weighting: ``samples`` or ``uniform``; under ``uniform`` devices keep their sample counts to themselves.
         norm_blur: relative standard deviation of the factor by which devices blur an update's norm; 0 is off.
+        max_samples: largest sample count that a device may report; one with more reports this many.
+        weight_cap: a device weighs at most this many times the median weight of the devices in the same mean; 0 is off.
     """
 
     fleet: str
@@ -253,6 +256,8 @@ class RunPlan:
     local: LocalSettings
     pretrain: LocalSettings
     norm_blur: float = 0.0
+    max_samples: U32 = limits.DEFAULT_MAX_SAMPLES
+    weight_cap: float = limits.DEFAULT_WEIGHT_CAP
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")
@@ -273,6 +278,10 @@ class RunPlan:
             raise WireError(f"weighting {self.weighting!r} is neither samples nor uniform")
         if not 0 <= self.norm_blur <= limits.MAX_NORM_BLUR:
             raise WireError(f"a norm blur of {self.norm_blur:g} is not between 0 and {limits.MAX_NORM_BLUR}")
+        if self.max_samples < 1:
+            raise WireError(f"max_samples is at least 1, not {self.max_samples}")
+        if not (self.weight_cap == 0 or 1 <= self.weight_cap < math.inf):
+            raise WireError(f"weight_cap is 0 (off) or at least 1, not {self.weight_cap:g}")
 
     @property
     def epochs(self) -> int:

@@ -85,6 +85,12 @@ MAX_SCALE: Final = 1e6
 MAX_NORM_BLUR: Final = 0.2
 """Largest relative standard deviation of a blurred norm; the factor, clipped at four of them, stays positive."""
 
+DEFAULT_MAX_SAMPLES: Final = 100_000
+"""Largest sample count of an upload, unless the owner's plan says otherwise."""
+
+DEFAULT_WEIGHT_CAP: Final = 3.0
+"""Largest weight of a device in a mean, in median weights, unless the owner's plan says otherwise."""
+
 MAX_MARGIN: Final = 5.0
 """Largest margin reported, in units of loss: beyond it the answer is clear and the figure would only tell about the data."""
 

@@ -57,6 +57,25 @@ def weighted_mean(updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.
     return mean
 
 
+def capped_weights(weights: NDArray[np.float64], cap: float) -> NDArray[np.float64]:
+    """Return ``weights`` with none above ``cap`` times their median, so that no single one decides a mean.
+
+    The median is that of the weights above 0. Of two weights it is their mean, so a cap of 2 or more changes neither.
+
+    Args:
+        weights: shape (n,), float64, none negative.
+        cap: at least 1; 0 changes nothing.
+
+    Returns:
+        shape (n,), float64; weights up to the limit are unchanged, bit for bit.
+    """
+    values = np.asarray(weights, np.float64)
+    positive = values[values > 0]
+    if not cap or not len(positive):
+        return values
+    return np.minimum(values, cap * float(np.median(positive)))
+
+
 def mean_into(mean: RunningMean, updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.float32]:
     """Add ``updates`` (n, d), float32, under ``weights`` (n,), float64, to ``mean`` and return it, (d,), float32.
 

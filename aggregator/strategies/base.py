@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from aggregator.numerics.averaging import weighted_mean
+from aggregator.numerics.averaging import capped_weights, weighted_mean
 from support.wanted import wanted
 from wire.documents import RunPlan
 from wire.errors import ConfigError, IntegrityError, KeyMismatchError
@@ -145,6 +146,7 @@ class RoundPlan:
             length. The slots of ``models`` then hold ``cluster`` segments; `whole_offset` puts both together.
         step: 0 for a round of a strategy; 1 and more for the steps of a rollover (aggregator/rollover.py).
         carried: in a rollover, vectors that are masked anew, as slots of scale 0.
+        placing: models whose updates only place newcomers and enter no mean; their norms are not limited by others'.
     """
 
     round: int
@@ -154,6 +156,7 @@ class RoundPlan:
     shared: Slot | None = None
     step: int = 0
     carried: Mapping[int, Slot] = field(default_factory=dict)
+    placing: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +175,12 @@ class Outcome:
     Attributes:
         clusters: each device's cluster as of now.
         events: what changed in the clustering.
+        capped: device -> weight in samples, of devices that weighed less than their samples in a mean (`capped_devices`).
     """
 
     clusters: Mapping[str, int]
     events: tuple[Event, ...] = ()
+    capped: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +192,18 @@ class Dump:
     uploads: frozenset[UploadKey] = frozenset()
 
 
-Average = Callable[[list[Contribution], str], Float32Vector]
-"""Turns contributions and a weighting into their mean update, (d,) float32: `mean_update`, but where a driver has a
-better way to the same mean, as the simulator has, which never holds a device's update on its own."""
+
+class Average(Protocol):
+    """Turns contributions, a weighting and a weight cap into their mean update, (d,) float32.
+
+    It is `mean_update`, but where a driver has a better way to the same mean, as the simulator has, which never holds a
+    device's update on its own.
+    """
+
+    def __call__(self, contributions: list[Contribution], weighting: str, cap: float = 0.0) -> Float32Vector:
+        """Return the mean of at least one contribution's update; see `weights_of` for the weights."""
+        ...
+
 
 Fetch = Callable[[UploadKey], Contribution]
 Gathered = dict[UploadKey, Contribution]
@@ -260,10 +274,44 @@ def in_order(contributions: Iterable[Contribution]) -> list[Contribution]:
     return sorted(contributions, key=lambda c: c.device)
 
 
-def mean_update(contributions: list[Contribution], weighting: str) -> Float32Vector:
-    """Return the mean of masked updates, (d,) float32, weighted by ``samples`` or ``uniform``."""
+def weights_of(contributions: Iterable[Contribution], weighting: str, cap: float) -> NDArray[np.float64]:
+    """Return what each contribution weighs in a mean over all of them.
+
+    Args:
+        contributions: n of one cluster and round.
+        weighting: ``samples`` or ``uniform``.
+        cap: ``RunPlan.weight_cap``; 0 is off.
+
+    Returns:
+        shape (n,), float64.
+    """
     weights = np.array([c.samples if weighting == "samples" else 1 for c in contributions], np.float64)
-    return weighted_mean([c.row for c in contributions], weights)
+    return capped_weights(weights, cap)
+
+
+def capped_devices(means: Iterable[list[Contribution]], weighting: str, cap: float) -> dict[str, float]:
+    """Return device -> weight in samples of those that ``weights_of`` capped in any of the round's means."""
+    found: dict[str, float] = {}
+    if weighting == "samples" and cap:
+        for given in means:
+            weights = weights_of(given, weighting, cap)
+            found |= {c.device: float(w) for c, w in zip(given, weights, strict=True) if w < c.samples}
+    return found
+
+
+def mean_loss(contributions: list[Contribution], run: RunPlan, *, empty: float = 0.0) -> float:
+    """Return the mean of the losses that devices report, by capped sample counts; ``empty`` where there are none.
+
+    Under uniform weighting devices report one sample each.
+    """
+    weights = weights_of(contributions, "samples", run.weight_cap).tolist()
+    total = sum(weights)
+    return sum(c.loss * w for c, w in zip(contributions, weights, strict=True)) / total if total else empty
+
+
+def mean_update(contributions: list[Contribution], weighting: str, cap: float = 0.0) -> Float32Vector:
+    """Return the mean of masked updates, (d,) float32, weighted as `weights_of` says."""
+    return weighted_mean([c.row for c in contributions], weights_of(contributions, weighting, cap))
 
 
 def advanced(slot: Slot, given: list[Contribution], run: RunPlan, average: Average, round_: int) -> Slot:
@@ -273,7 +321,7 @@ def advanced(slot: Slot, given: list[Contribution], run: RunPlan, average: Avera
     """
     if len(given) < max(1, run.min_contributors):
         return slot
-    return slot.moved(average(given, run.weighting), len(given), round_)
+    return slot.moved(average(given, run.weighting, run.weight_cap), len(given), round_)
 
 
 def drawn(run: RunPlan, round_: int, available: tuple[str, ...]) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from aggregator.strategies.base import (
     Outcome,
     RoundPlan,
     Slot,
+    capped_devices,
     drawn,
     evaluates,
     final_order,
@@ -109,7 +110,7 @@ class Cfl:
             return self.plan(dataclasses.replace(state, trials={}), round_, available)
         if self.run.epoch_rounds < self.run.rounds:
             orders = cfl_renewal.keeping(state, orders)
-        return state, RoundPlan(round_, models, orders)
+        return state, RoundPlan(round_, models, orders, placing=frozenset(state.tree))
 
     def _on_trial(self, half: Half, order: Order, there: set[str], present: set[str]) -> list[str]:
         """Who of a half is asked: whoever was drawn, but everybody to score, or where the drawn are too few."""
@@ -139,13 +140,18 @@ class Cfl:
             events.extend(news)
         due = cfl_merge.due(state, self.settings, plan.round)
         checked = {child for node in due for child in node.children}
+        means: list[list[Contribution]] = []
         for cluster in tuple(c for c in state.clusters.values() if c.id not in checked):
             trial = state.trials.get(cluster.id)
             if trial is not None:
+                trained = [c for c in given if c.phase is Phase.TRIAL]
+                halves = [[c for c in trained if c.device in h.members] for h in (trial.left, trial.right)]
+                means += halves if min(map(len, halves)) >= self.least_side else []
                 state, news = self._continue_trial(state, trial, given, plan.round)
             else:
                 members = set(cluster.members)
                 mine = [c for c in given if c.phase is Phase.TRAIN and c.model == cluster.id and c.device in members]
+                means += [mine] if len(mine) >= self.run.min_contributors else []
                 state, news = self._close_cluster(state, cluster, mine, plan.round)
             events.extend(news)
         for node in due:
@@ -153,12 +159,13 @@ class Cfl:
             events.extend(news)
         state, news = cfl_newcomers.place(state, given, plan.round)
         events.extend(news)
-        return state, Outcome({d: c.id for c in state.clusters.values() for d in c.members}, tuple(events))
+        capped = capped_devices(means, self.run.weighting, self.run.weight_cap)
+        return state, Outcome({d: c.id for c in state.clusters.values() for d in c.members}, tuple(events), capped)
 
     def _close_cluster(self, state: CflState, cluster: Cluster, given: list[Contribution], round_: int) -> Step:
         if len(given) < self.run.min_contributors:
             return state, ()
-        mean = self.average(given, self.run.weighting)
+        mean = self.average(given, self.run.weighting, self.run.weight_cap)
         norms = Norms(norm_of(mean), max(c.norm for c in given))
         newest = {**state.newest, **{c.device: c for c in given}}
         moved = dataclasses.replace(cluster, slot=cluster.slot.moved(mean, len(given), round_))
@@ -190,7 +197,8 @@ class Cfl:
             now = [c for c in side if c.device in fresh]
             slot = parent.slot
             if len(now) >= self.run.min_contributors:
-                slot = before.slot.moved(self.average(now, self.run.weighting), len(now), round_)
+                mean = self.average(now, self.run.weighting, self.run.weight_cap)
+                slot = before.slot.moved(mean, len(now), round_)
             halves.append(Half(state.next_id + i, tuple(c.device for c in side), slot))
         state = dataclasses.replace(state, next_id=state.next_id + 2)
         evidence = [c for side in cut.sides for c in side]
@@ -215,7 +223,9 @@ class Cfl:
             return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
         if trial.trained < self.settings.trial_rounds:
             halves = [
-                dataclasses.replace(h, slot=h.slot.moved(self.average(m, self.run.weighting), len(m), round_))
+                dataclasses.replace(
+                    h, slot=h.slot.moved(self.average(m, self.run.weighting, self.run.weight_cap), len(m), round_)
+                )
                 for h, m in zip((trial.left, trial.right), mine, strict=True)
             ]
             trial = dataclasses.replace(trial, left=halves[0], right=halves[1], trained=trial.trained + 1)

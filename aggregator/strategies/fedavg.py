@@ -22,6 +22,7 @@ from aggregator.strategies.base import (
     RoundPlan,
     Slot,
     advanced,
+    capped_devices,
     drawn,
     evaluates,
     final_order,
@@ -97,7 +98,8 @@ class FedAvg:
         if self.settings.discrepancy:
             events = discrepancy(given, {MODEL: state.slot}, {MODEL: slot}, plan.round)
         clusters = dict.fromkeys((*state.devices, *plan.orders), MODEL)
-        return dataclasses.replace(state, slot=slot, gathered={}), Outcome(clusters, events)
+        capped = capped_devices([given], self.run.weighting, self.run.weight_cap) if slot is not state.slot else {}
+        return dataclasses.replace(state, slot=slot, gathered={}), Outcome(clusters, events, capped)
 
     def final(self, state: FedAvgState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes the one model."""

@@ -33,7 +33,9 @@ from aggregator.strategies.base import (
     Fetch,
     Outcome,
     RoundPlan,
+    Slot,
     advanced,
+    capped_devices,
     drawn,
     evaluates,
     final_order,
@@ -136,13 +138,17 @@ class FedGroup:
         given = in_order(state.gathered.values())
         news = state.news
         state = dataclasses.replace(state, news=(), gathered={})
+        capped: dict[str, float] = {}
         if not state.since:
             state, events = self._start(state, given, plan.round)
         elif any(c.phase is Phase.PRETRAIN for c in given):
             state, events = self._welcome(state, given, plan.round)
         else:
+            means = [[c for c in given if c.model == j] for j in range(len(state.slots))]
+            least = max(1, self.run.min_contributors)
+            capped = capped_devices((m for m in means if len(m) >= least), self.run.weighting, self.run.weight_cap)
             state, events = self._train(state, given, plan.round)
-        return state, Outcome(state.assignment, (*news, *events))
+        return state, Outcome(state.assignment, (*news, *events), capped)
 
     def _start(self, state: FedGroupState, given: list[Contribution], round_: int) -> Step:
         """Alg. 3, lines 6 to 18."""
@@ -199,7 +205,7 @@ class FedGroup:
         lengths = state.lengths
         if self._adds(state):
             lengths = tuple(
-                known if after is before else intergroup.length_after(mine, before, after, self.run.weighting)
+                known if after is before else self._length_after(mine, before, after)
                 for known, mine, before, after in zip(lengths, by_group, state.slots, slots, strict=True)
             )
             added = intergroup.aggregate(slots, lengths, self.settings.eta_g, round_)
@@ -210,6 +216,9 @@ class FedGroup:
                 lengths = state.lengths
         assignment = {**state.assignment, **joined}
         return dataclasses.replace(state, slots=slots, assignment=assignment, lengths=lengths), events
+
+    def _length_after(self, given: list[Contribution], before: Slot, after: Slot) -> float:
+        return intergroup.length_after(given, before, after, self.run.weighting, self.run.weight_cap)
 
     def final(self, state: FedGroupState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes its group's model; one that no group knows takes the auxiliary global model."""

@@ -36,6 +36,7 @@ from aggregator.strategies.base import (
     Outcome,
     RoundPlan,
     Slot,
+    capped_devices,
     drawn,
     evaluates,
     final_order,
@@ -48,6 +49,7 @@ from aggregator.strategies.base import (
     slot_dump,
     slot_load,
     train_order,
+    weights_of,
 )
 from aggregator.strategies.discrepancy import discrepancy
 from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot, news_dump, news_load, retained
@@ -146,10 +148,10 @@ class Fesem:
         """E step for the devices that took part, then M step."""
         given = in_order(state.gathered.values())
         nearest = {c.device: c.model for c in given} if state.frozen else self._nearest(state.slots, given)
-        slots = tuple(
-            self._centre(state.slots, j, [c for c in given if nearest[c.device] == j], plan.round)
-            for j in range(self.settings.k)
-        )
+        members = [[c for c in given if nearest[c.device] == j] for j in range(self.settings.k)]
+        slots = tuple(self._centre(state.slots, j, mine, plan.round) for j, mine in enumerate(members))
+        means = [m for m, before, after in zip(members, state.slots, slots, strict=True) if after is not before]
+        capped = capped_devices(means, self.run.weighting, self.run.weight_cap)
         moved = {d: j for d, j in nearest.items() if state.assignment.get(d) != j}
         events = state.news
         assignment = {**state.assignment, **nearest}
@@ -163,7 +165,7 @@ class Fesem:
         if self.settings.discrepancy:
             before, after = dict(enumerate(state.slots)), dict(enumerate(slots))
             events += discrepancy(given, before, after, plan.round)
-        return FesemState(slots, assignment, state.frozen), Outcome(assignment, events)
+        return FesemState(slots, assignment, state.frozen), Outcome(assignment, events, capped)
 
     def _nearest(self, slots: tuple[Slot, ...], given: list[Contribution]) -> dict[str, int]:
         """Return the centre that each trained model lies nearest to; its own, where others are no nearer."""
@@ -184,8 +186,8 @@ class Fesem:
         """Return centre j as the mean of its members' models, each origin + O_c + delta_i."""
         if len(members) < max(1, self.run.min_contributors):
             return slots[j]
-        change = self.average(members, self.run.weighting)
-        weight = [c.samples if self.run.weighting == "samples" else 1 for c in members]
+        change = self.average(members, self.run.weighting, self.run.weight_cap)
+        weight = [float(w) for w in weights_of(members, self.run.weighting, self.run.weight_cap)]
         fewest = len(members)
         for origin in sorted({c.model for c in members} - {j}):
             share = sum(w for w, c in zip(weight, members, strict=True) if c.model == origin) / sum(weight)

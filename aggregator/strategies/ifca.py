@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend
 from aggregator.strategies import ifca_renewal
@@ -28,14 +29,17 @@ from aggregator.strategies.base import (
     Outcome,
     RoundPlan,
     Slot,
+    capped_devices,
     drawn,
     evaluates,
     final_order,
     gather,
     in_order,
+    mean_loss,
     mean_update,
     parse_settings,
     train_order,
+    weights_of,
 )
 from aggregator.strategies.ifca_saving import Broadcast
 from aggregator.strategies.ifca_state import INFINITE, IfcaSettings, IfcaState, checked_settings, dump_state, load_state
@@ -46,11 +50,16 @@ from wire.types import Float32Vector
 
 @dataclass(frozen=True, slots=True)
 class _Mean:
-    """A cluster's mean update, (d,) float32, the devices behind it and what it weighs in a mean over all."""
+    """A cluster's mean update, (d,) float32, and the contributions in it with their weights, (count,) float64."""
 
     update: Float32Vector
-    count: int
-    weight: int
+    given: list[Contribution]
+    weights: NDArray[np.float64]
+
+    @property
+    def count(self) -> int:
+        """Devices in the mean."""
+        return len(self.given)
 
 
 class Ifca:
@@ -64,6 +73,7 @@ class Ifca:
         self.settings = s = checked_settings(run)
         by_option = "machines" if s.option == "gradient" else "cluster"
         self.normalise = by_option if s.normalise == "auto" else s.normalise
+        self.weighting = "samples" if self.normalise == "samples" else "uniform"
         self.sharing = len(run.segments) > 1
 
     @staticmethod
@@ -114,6 +124,7 @@ class Ifca:
         news = state.news
         broadcast, events = self._observed(state, plan, {c.device: c.model - first for c in given})
         slots, shared = self._averaged(state, given, plan.round)
+        capped = self._capped(state, given)
         choice = {**state.choice, **{c.device: c.model - first for c in given}}
         state = dataclasses.replace(
             state,
@@ -128,7 +139,7 @@ class Ifca:
         if not state.settled and state.started >= self.settings.restart_rounds:
             state, events = self._end_start(state, given, plan.round)
         told = state.choice if state.settled else choice  # a start that has just ended leaves no choices behind
-        return state, Outcome({d: told.get(d, 0) for d in state.devices}, (*news, *events))
+        return state, Outcome({d: told.get(d, 0) for d in state.devices}, (*news, *events), capped)
 
     def _averaged(
         self, state: IfcaState, given: list[Contribution], round_: int
@@ -138,9 +149,8 @@ class Ifca:
         for j in self._ids(state):
             chosen = [c for c in given if c.model == j]
             if len(chosen) >= (1 if self.sharing else least):
-                samples = self.normalise == "samples"
-                update = self.average(chosen, "samples" if samples else "uniform")
-                means[j] = _Mean(update, len(chosen), sum(c.samples for c in chosen) if samples else len(chosen))
+                update = self.average(chosen, self.weighting, self.run.weight_cap)
+                means[j] = _Mean(update, chosen, weights_of(chosen, self.weighting, self.run.weight_cap))
         among = {"machines": len(state.devices), "participants": len(given)}.get(self.normalise)
         span = self.run.span("cluster")
         slots = dict(zip(self._ids(state), state.slots, strict=True))
@@ -150,12 +160,27 @@ class Ifca:
                 slots[j] = slots[j].moved(_scaled(own, mean.count, among), mean.count, round_)
         shared = state.shared
         if shared is not None and len(given) >= least:
-            # Each update is read once: the mean over all is the weighted mean of the clusters' means.
-            span = self.run.span("shared")
-            total = sum(m.update[span].astype(np.float64) * m.weight for m in means.values())
-            everybody = np.asarray(total / sum(m.weight for m in means.values()), np.float32)
-            shared = shared.moved(_scaled(everybody, len(given), among), len(given), round_)
+            shared = shared.moved(_scaled(self._shared_mean(given, means), len(given), among), len(given), round_)
         return tuple(slots.values()), shared
+
+    def _shared_mean(self, given: list[Contribution], means: Mapping[int, _Mean]) -> Float32Vector:
+        """Return the mean update of the shared segment over all participants, capped by the median of all of them."""
+        span, cap = self.run.span("shared"), self.run.weight_cap
+        weights = dict(zip((c.device for c in given), weights_of(given, self.weighting, cap), strict=True))
+        if any(weights[c.device] != w for m in means.values() for c, w in zip(m.given, m.weights, strict=True)):
+            return self.average(given, self.weighting, cap)[span].copy()
+        # Each update is read once: the mean over all is the weighted mean of the clusters' means.
+        total = sum(m.update[span].astype(np.float64) * m.weights.sum() for m in means.values())
+        return np.asarray(total / sum(m.weights.sum() for m in means.values()), np.float32)
+
+    def _capped(self, state: IfcaState, given: list[Contribution]) -> dict[str, float]:
+        """Return the devices whose weight was capped; see `capped_devices`."""
+        least = self.run.min_contributors
+        means = [[c for c in given if c.model == j] for j in self._ids(state)]
+        means = [m for m in means if len(m) >= least]
+        if self.sharing and len(given) >= least:
+            means.insert(0, given)
+        return capped_devices(means, self.weighting, self.run.weight_cap)
 
     def _observed(
         self, state: IfcaState, plan: RoundPlan, choice: Mapping[str, int]
@@ -177,8 +202,7 @@ class Ifca:
     def _end_start(
         self, state: IfcaState, given: list[Contribution], round_: int
     ) -> tuple[IfcaState, tuple[Event, ...]]:
-        samples = sum(c.samples for c in given)
-        loss = sum(c.loss * c.samples for c in given) / samples if samples else INFINITE
+        loss = mean_loss(given, self.run, empty=INFINITE)
         sizes = Counter(state.choice.values())
         detail = {"start": state.start, "loss": loss, "sizes": [sizes.get(j, 0) for j in range(self.settings.k)]}
         events = [Event(round_, "start-ended", detail)]

@@ -22,13 +22,13 @@ import math
 
 import numpy as np
 
-from aggregator.strategies.base import Contribution, Slot, norm_of
+from aggregator.strategies.base import Contribution, Slot, norm_of, weights_of
 from wire.errors import IntegrityError
 from wire.limits import MAX_SCALE
 from wire.types import Float32Vector
 
 
-def length_after(given: list[Contribution], before: Slot, after: Slot, weighting: str) -> float:
+def length_after(given: list[Contribution], before: Slot, after: Slot, weighting: str, cap: float = 0.0) -> float:
     """Return the l2 norm of a group's model after its intra-group update.
 
     Args:
@@ -36,6 +36,7 @@ def length_after(given: list[Contribution], before: Slot, after: Slot, weighting
         before: the group's slot when the round began.
         after: the same, moved.
         weighting: samples or uniform, as the mean was weighted.
+        cap: the weight cap of that mean.
 
     Raises:
         IntegrityError: a contribution comes without the norm of the trained model.
@@ -43,7 +44,7 @@ def length_after(given: list[Contribution], before: Slot, after: Slot, weighting
     missing = [c.device for c in given if not c.model_norm]
     if missing:
         raise IntegrityError(f"{missing[0]} did not report the norm of its model, which eta_g needs")
-    weights = np.array([c.samples if weighting == "samples" else 1 for c in given], np.float64)
+    weights = weights_of(given, weighting, cap)
     squares = np.array([c.model_norm**2 - c.norm**2 for c in given])
     assert after.offset is not None
     step = norm_of(after.offset if before.offset is None else after.offset - before.offset)

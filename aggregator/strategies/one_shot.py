@@ -13,7 +13,7 @@ centroids, a latecomer scores the clusters' models instead, trains the best and 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ from aggregator.strategies.base import (
     RoundPlan,
     Slot,
     advanced,
+    capped_devices,
     drawn,
     evaluates,
     final_order,
@@ -151,13 +152,16 @@ class OneShot:
         news = state.news
         state = dataclasses.replace(state, news=(), gathered={})
         models = [c for c in given if c.phase is Phase.PRETRAIN]
+        capped: dict[str, float] = {}
         if state.since:
+            by_cluster = [
+                [c for c in given if c.phase is Phase.TRAIN and c.model == j] for j in range(len(state.slots))
+            ]
             slots = tuple(
-                advanced(
-                    s, [c for c in given if c.phase is Phase.TRAIN and c.model == j], self.run, self.average, plan.round
-                )
-                for j, s in enumerate(state.slots)
+                advanced(s, mine, self.run, self.average, plan.round)
+                for s, mine in zip(state.slots, by_cluster, strict=True)
             )
+            capped = self._capped(m for m, old, new in zip(by_cluster, state.slots, slots, strict=True) if new is not old)
             late = [c for c in given if c.device not in state.assignment]
             state, events = self._place(dataclasses.replace(state, slots=slots), late, plan.round)
         elif len(models) < max(2, self.settings.k):
@@ -165,7 +169,13 @@ class OneShot:
             events = (Event(plan.round, "clustering-postponed", detail),)
         else:
             state, events = self._cluster(state, models, plan.round)
-        return state, Outcome(state.assignment, (*news, *events))
+            if self.settings.start == "mean":
+                by_cluster = [[c for c in models if state.assignment[c.device] == j] for j in range(len(state.slots))]
+                capped = self._capped(m for m, s in zip(by_cluster, state.slots, strict=True) if s.contributors)
+        return state, Outcome(state.assignment, (*news, *events), capped)
+
+    def _capped(self, means: Iterable[list[Contribution]]) -> dict[str, float]:
+        return capped_devices(means, self.run.weighting, self.run.weight_cap)
 
     def _cluster(
         self, state: OneShotState, models: list[Contribution], round_: int

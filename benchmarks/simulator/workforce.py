@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aggregator.strategies.base import Contribution, RoundPlan, mean_update, norm_of, whole_offset
+from aggregator.strategies.base import Contribution, RoundPlan, mean_update, norm_of, weights_of, whole_offset
 from benchmarks.simulator import scoring
 from benchmarks.simulator.blocks import Block, Shelf, Trained, Trainer
 from benchmarks.simulator.data import Population
@@ -105,7 +105,7 @@ class Workforce:
         self._shelves: dict[Share, Shelf] = {}
         self._probes: Shelf | None = None
         self.trainer: Trainer = make_trainer(trainer, network, self.shelf(Share.TRAIN))
-        self.samples = population.samples
+        self.samples = np.minimum(population.samples, run.max_samples)
         self._equal = bool((self.samples == self.samples[0]).all())
         self._round: _Round | None = None
 
@@ -156,29 +156,33 @@ class Workforce:
                 given += self._carry_out_group(group, ids, deferred)
         return sorted(given, key=lambda c: c.device)
 
-    def average(self, contributions: list[Contribution], weighting: str) -> Float32Vector:
+    def average(self, contributions: list[Contribution], weighting: str, cap: float = 0.0) -> Float32Vector:
         """Return the mean of contributions' masked updates, (d,) float32: see `aggregator.strategies.base.Average`.
 
         Sums of this round are used where whole groups of those trained from one model are asked for; other devices
         are trained once more.
         """
         if all(c.vector is not None for c in contributions):
-            return mean_update(contributions, weighting)
+            return mean_update(contributions, weighting, cap)
         current = self._round
         if current is None or any(c.vector is not None or c.round != current.plan.round for c in contributions):
             raise IntegrityError("a mean over updates that the simulator never kept", hint="use deferred=False")
-        asked: dict[tuple[int, int], list[Contribution]] = defaultdict(list)
-        for c in contributions:
-            asked[int(c.phase), c.model].append(c)
-        total = torch.zeros(self.network.length, device=self.device)
-        for key, chosen in asked.items():
-            kept = current.sums.get(key)
-            if kept is None or kept.devices != {c.device for c in chosen}:
-                kept = self._sum_again(current, key, chosen)
-            total += kept.uniform if weighting == "uniform" or kept.samples is None else kept.samples
         alike = weighting == "uniform" or self._equal
-        weight = len(contributions) if alike else sum(c.samples for c in contributions)
-        mean: Float32Vector = (total / weight).cpu().numpy()
+        weights = weights_of(contributions, "uniform" if alike else weighting, cap).tolist()
+        # Devices at the cap all weigh the same: their plain sum is enough.
+        asked: dict[tuple[int, int, float], list[Contribution]] = defaultdict(list)
+        for c, w in zip(contributions, weights, strict=True):
+            asked[int(c.phase), c.model, 0.0 if alike or w == c.samples else w].append(c)
+        total = torch.zeros(self.network.length, device=self.device)
+        for (phase, model, limit), chosen in asked.items():
+            kept = current.sums.get((phase, model))
+            if kept is None or kept.devices != {c.device for c in chosen}:
+                kept = self._sum_again(current, (phase, model), chosen)
+            if limit:
+                total += kept.uniform * limit
+            else:
+                total += kept.uniform if weighting == "uniform" or kept.samples is None else kept.samples
+        mean: Float32Vector = (total / sum(weights)).cpu().numpy()
         return self._masked(mean)
 
     def _masked(self, clear: Float32Vector) -> Float32Vector:
