@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,6 +91,7 @@ def serve(
 @app.command()
 def status(directory: Directory, json: AsJson = False) -> None:
     """Print whether the aggregator is at work, every run's last closed round, and what the open one has long waited for."""
+    from aggregator.lines import CAPPED_HINT, REFUSED_NORM_HINT, limited_by
     from aggregator.membership import AggregatorMembership
     from aggregator.run_files import RunFiles
     from support.locks import in_use
@@ -111,6 +113,13 @@ def status(directory: Directory, json: AsJson = False) -> None:
         state = "finished" if r["finished"] else f"{r['closed']} of {r['rounds']} rounds closed"
         accuracy = f", accuracy {100 * r['accuracy']:.1f}%" if r["accuracy"] is not None else ""
         say(f"run {r['run']}: {r['algorithm']}, mask {r['mode']}, {state}{_clusters(r)}{accuracy}{_obstacle(r)}")
+        limited = limited_by(r["capped"], r["refused_norm"])
+        if limited:
+            say(f"run {r['run']} limits: {limited}")
+        if limited and r["refused_norm"]:
+            say(f"  hint: {REFUSED_NORM_HINT}")
+        if limited and r["capped"]:
+            say(f"  hint: {CAPPED_HINT}")
         if r["waiting"]:
             say(f"run {r['run']} now: {r['waiting']}")
 
@@ -174,7 +183,14 @@ def _figures(records: list[dict[str, Any]], plan: RunPlan) -> dict[str, Any]:
         "too_small": len(too_small(grouped, plan.min_contributors)),
         "missing": last["missing"] if last else [],
         "declined": last.get("declined", {}) if last else {},
+        "capped": _rounds_of(records, "capped"),
+        "refused_norm": _rounds_of(records, "refused_norm"),
     }
+
+
+def _rounds_of(records: list[dict[str, Any]], name: str) -> dict[str, int]:
+    """Return device -> number of rounds whose record has the device under ``name``."""
+    return dict(sorted(Counter(device for r in records for device in r.get(name, {})).items()))
 
 
 @app.command("config")

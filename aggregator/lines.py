@@ -22,6 +22,11 @@ MOST_PAUSE_S: Final = 60.0
 SMALL_ROUNDS: Final = 3
 """Rounds in a row after which a cluster of too few devices is worth a warning."""
 
+CAPPED_HINT: Final = "check what these devices report; shoal-fleet run --weight-cap N allows more, 0 any weight"
+REFUSED_NORM_HINT: Final = (
+    "check these devices and their data (scale, labels); shoal-fleet revoke excludes one, and a smaller learning rate or "
+    "--local clip shortens updates"
+)
 OBSTACLES: Final = {
     Obstacle.DATA: "data do not fit the task",
     Obstacle.TASK: "training failed",
@@ -47,6 +52,8 @@ class Lines:
         self._small: frozenset[int] = frozenset()
         self._small_rounds = 0
         self._declined: dict[str, str] = {}
+        self._capped: set[str] = set()
+        self._too_long: set[str] = set()
 
     def opened(self, now_s: float) -> None:
         """Begin with a round that has just opened."""
@@ -80,6 +87,7 @@ class Lines:
             facts = {"devices": declined_by(record.declined), "hint": "shoal-edge prints the reason on the device"}
             LOG.warning("devices can't do their part", extra={"kv": facts})
         self._declined |= record.declined
+        self._limited(record)
         sizes = Counter(record.clusters.values())
         small = frozenset(too_small(record.clusters, self._run.min_contributors))
         self._small_rounds = self._small_rounds + 1 if small == self._small else 1
@@ -90,6 +98,39 @@ class Lines:
                 f"a mean of fewer than {self._run.min_contributors} could be read: shoal-fleet run --min-contributors"
             )
             LOG.warning("clusters of too few devices learn nothing", extra={"kv": {"clusters": shown, "hint": hint}})
+
+
+    def _limited(self, record: RoundRecord) -> None:
+        """Log once for each device that its weight was capped, or that its update was left out because of its norm."""
+        if not record.capped.keys() <= self._capped:
+            weights = {d: f"{d} ({w:g})" for d, w in record.capped.items() if d not in self._capped}
+            facts = {"round": record.round, "weights": _shown(sorted(weights.values())), "hint": CAPPED_HINT}
+            LOG.warning("sample counts far above the median of their cluster", extra={"kv": facts})
+        if not record.refused_norm.keys() <= self._too_long:
+            norms = {d: f"{d} ({n:.3g})" for d, n in record.refused_norm.items() if d not in self._too_long}
+            facts = {"round": record.round, "norms": _shown(sorted(norms.values())), "hint": REFUSED_NORM_HINT}
+            LOG.warning("updates left out: norm above ten times the median", extra={"kv": facts})
+        self._capped |= record.capped.keys()
+        self._too_long |= record.refused_norm.keys()
+
+
+def limited_by(capped: Mapping[str, int], refused_norm: Mapping[str, int]) -> str:
+    """Return which devices a run's limits have held back, and in how many rounds; nothing where none.
+
+    Args:
+        capped: device -> rounds in which its weight was capped.
+        refused_norm: device -> rounds in which its update was left out.
+    """
+    said = []
+    if refused_norm:
+        said.append(f"left out, norm above ten times the median: {_counted(refused_norm)}")
+    if capped:
+        said.append(f"weight capped: {_counted(capped)}")
+    return "; ".join(said)
+
+
+def _counted(rounds: Mapping[str, int]) -> str:
+    return _shown([f"{d} (rounds: {rounds[d]})" for d in sorted(rounds)])
 
 
 def cluster_sizes(clusters: Mapping[str, int]) -> list[int]:

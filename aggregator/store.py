@@ -30,7 +30,7 @@ from wire.errors import IntegrityError
 from wire.messages import Upload
 from wire.types import Float32Vector
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 DATABASE: Final = "run.sqlite"
 UPDATES: Final = "updates"
 VECTORS: Final = "vectors"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import textwrap
 import time
 from pathlib import Path
@@ -95,7 +96,8 @@ def show(directory: Directory, json: AsJson = False) -> None:
     for r in runs:
         blur = f", norms blurred by {r['norm_blur']:g}" if r["norm_blur"] else ""
         what = f"{r['algorithm']}, mask {r['mode']}, {counted(r['rounds'], 'round')}"
-        say(f"run {r['run']}: {what}, weighting {r['weighting']}{blur}")
+        cap = f", weight cap {r['weight_cap']:g}" if r["weight_cap"] else ", no weight cap"
+        say(f"run {r['run']}: {what}, weighting {r['weighting']}{cap if r['weighting'] == 'samples' else ''}{blur}")
 
 
 @app.command("add-device")
@@ -213,7 +215,23 @@ def run(
         str,
         typer.Option("--mode", "--mask", help="Mask mode: permutation, signed-permutation, rotation or none."),
     ] = "permutation",
-    norm_limit: Annotated[float, typer.Option(help="Largest l2 norm of one update.")] = 1000.0,
+    norm_limit: Annotated[
+        float,
+        typer.Option(
+            help="Largest l2 norm of one update, whatever the others have; in any case an update counts only up to ten "
+            "times the median norm."
+        ),
+    ] = 1000.0,
+    max_samples: Annotated[
+        int,
+        typer.Option(help="Largest sample count that a device may report.", min=1, max=2**32 - 1),
+    ] = limits.DEFAULT_MAX_SAMPLES,
+    weight_cap: Annotated[
+        float,
+        typer.Option(
+            help="Largest weight of a device in a mean, in median weights of its cluster, at least 1; 0: no limit."
+        ),
+    ] = limits.DEFAULT_WEIGHT_CAP,
     min_contributors: Annotated[int, typer.Option(help="Smaller means are not broadcast.", min=1)] = 3,
     quorum: Annotated[float, typer.Option(help="Share that closes a round after its deadline.")] = 0.8,
     participation: Annotated[float, typer.Option(help="Share of the devices drawn for a round.")] = 1.0,
@@ -241,6 +259,11 @@ def run(
     ] = 0,
 ) -> None:
     """Sign a run: what the aggregator may do, the sealed task and the sealed origins; prints the run file."""
+    if not (weight_cap == 0 or 1 <= weight_cap < math.inf):
+        raise UsageError(
+            f"--weight-cap {weight_cap:g} is neither 0 nor at least 1",
+            hint="0 turns it off; 3 is the default; below 1 even the median device would weigh less than its samples",
+        )
     from edge_client.manifest import LocalTraining
     from fleet.run import RunOptions, draft_plan, make_plan, write_run
     from fleet.run_checks import check_devices, check_roster, doubts, roster_doubts
@@ -266,6 +289,8 @@ def run(
         deadline_s=deadline_s,
         weighting=weighting,
         norm_blur=norm_blur,
+        max_samples=max_samples,
+        weight_cap=weight_cap,
         evaluate_every=evaluate_every,
         seed=seed,
         epoch_rounds=epoch_rounds,

@@ -20,6 +20,7 @@ from edge_client.policy import adds_models
 from fleet.directory import FleetDirectory
 from fleet.runs import run_file
 from support.files import write_atomic
+from wire import limits
 from wire.codec import encode
 from wire.documents import LocalSettings, RunPackage, RunPlan, SegmentSpec, Setting
 from wire.errors import ConfigError, WireError
@@ -56,6 +57,8 @@ class RunOptions:
         seed: of participation and batch order; None draws one.
         epoch_rounds: rounds of a mask epoch, after which devices take a new mask; 0 is one epoch for the run.
         norm_blur: relative standard deviation of the random factor on each update, 0 to MAX_NORM_BLUR; 0 is off.
+        max_samples: largest sample count that a device may report.
+        weight_cap: largest weight of a device in a mean, in median weights of its cluster; 0 is off.
     """
 
     algorithm: str
@@ -74,6 +77,8 @@ class RunOptions:
     seed: int | None = None
     epoch_rounds: int = 0
     norm_blur: float = 0.0
+    max_samples: int = limits.DEFAULT_MAX_SAMPLES
+    weight_cap: float = limits.DEFAULT_WEIGHT_CAP
 
 
 def origins_needed(options: RunOptions) -> int:
@@ -164,6 +169,8 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
         local=_settings(local),
         pretrain=_settings(options.pretrain or local),
         norm_blur=options.norm_blur,
+        max_samples=options.max_samples,
+        weight_cap=options.weight_cap,
     )
 
 

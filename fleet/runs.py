@@ -67,4 +67,6 @@ def summary(plan: RunPlan) -> dict[str, Any]:
         "min_contributors": plan.min_contributors,
         "weighting": plan.weighting,
         "norm_blur": plan.norm_blur,
+        "max_samples": plan.max_samples,
+        "weight_cap": plan.weight_cap,
     }

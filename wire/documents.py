@@ -278,8 +278,8 @@ class RunPlan:
             raise WireError(f"weighting {self.weighting!r} is neither samples nor uniform")
         if not 0 <= self.norm_blur <= limits.MAX_NORM_BLUR:
             raise WireError(f"a norm blur of {self.norm_blur:g} is not between 0 and {limits.MAX_NORM_BLUR}")
-        if self.max_samples < 1:
-            raise WireError(f"max_samples is at least 1, not {self.max_samples}")
+        if not 1 <= self.max_samples < 1 << 32:
+            raise WireError(f"max_samples is from 1 to {(1 << 32) - 1}, not {self.max_samples}")
         if not (self.weight_cap == 0 or 1 <= self.weight_cap < math.inf):
             raise WireError(f"weight_cap is 0 (off) or at least 1, not {self.weight_cap:g}")
 

@@ -122,6 +122,8 @@ def run(options: Options, progress: Progress) -> Result:
             evaluate_every=0,
             device=options.device,
             deferred=False,
+            weight_cap=0.0,
+            norm_screen=False,
         )
         dealt = population_of(case, data, samples, options.seed)
         done = simulate("fedavg", {}, dealt, network, sim_options, told, watch=watches[case])

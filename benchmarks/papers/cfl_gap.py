@@ -164,6 +164,8 @@ class _Runs:
                 evaluate_every=0,
                 device=options.device,
                 deferred=False,
+                weight_cap=0.0,
+                norm_screen=False,
             ),
             watch=watch,
         )

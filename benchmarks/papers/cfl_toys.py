@@ -144,7 +144,14 @@ def _learn(algorithm: str, population: Population, rounds: int, options: Options
 
     settings = dict(options.settings) if algorithm == "cfl" else {}
     sim_options = SimOptions(
-        rounds=rounds, local=LOCAL, seed=options.seed, mask=options.mask, count="all", deferred=False
+        rounds=rounds,
+        local=LOCAL,
+        seed=options.seed,
+        mask=options.mask,
+        count="all",
+        deferred=False,
+        weight_cap=0.0,
+        norm_screen=False,
     )
     return simulate(algorithm, settings, population, Softmax(2, 2), sim_options)
 
@@ -163,7 +170,15 @@ def _path(name: str, start: NDArray[np.float32], options: Options) -> tuple[NDAr
         points.append(seen.workforce.theta(seen.plan, next(iter(seen.plan.models))))
         last[:] = np.stack([c.row for c in seen.contributions]) / PATH_LOCAL.lr
 
-    sim_options = SimOptions(rounds=PATH_ROUNDS, local=PATH_LOCAL, mask=options.mask, evaluate_every=0, deferred=False)
+    sim_options = SimOptions(
+        rounds=PATH_ROUNDS,
+        local=PATH_LOCAL,
+        mask=options.mask,
+        evaluate_every=0,
+        deferred=False,
+        weight_cap=0.0,
+        norm_screen=False,
+    )
     done = simulate("fedavg", {}, Population(shards), Linear(2), sim_options, watch=watch, start=start[None])
     points.append(next(iter(done.thetas.values())))
     norms = np.linalg.norm(last, axis=1)

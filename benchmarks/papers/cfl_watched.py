@@ -56,6 +56,8 @@ def watched(
         trainer=options.knob("trainer", "auto"),
         device=options.device,
         deferred=False,
+        weight_cap=0.0,
+        norm_screen=False,
     )
     return watch, simulate(algorithm, settings, population, network, sim_options, told, watch=watch)
 

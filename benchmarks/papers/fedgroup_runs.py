@@ -197,6 +197,8 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: tuple[s
         protocol="assigned",
         trainer=options.knob("trainer", setup.trainer),
         device=options.device,
+        weight_cap=0.0,
+        norm_screen=False,
     )
     scores = Scores(everybody=not method.groups, every=max(1, options.knob("evaluate_every", 1)), rounds=rounds)
     last: dict[str, Any] = {}

@@ -126,6 +126,8 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: Sequenc
         trainer=options.knob("trainer", "auto"),
         device=options.device,
         checkpoint=options.checkpoint,
+        weight_cap=0.0,
+        norm_screen=False,
     )
 
     def told(closed: SimRound) -> None:

@@ -255,6 +255,8 @@ def run(options: Options, progress: Progress) -> Result:
         device=options.device,
         deferred=False,
         arrivals=dict.fromkeys(newcomers, alone + 1),
+        weight_cap=0.0,
+        norm_screen=False,
     )
     done = simulate(algorithm, settings, population, network, sim_options, told, watch=placements)
     last = done.history[-1]

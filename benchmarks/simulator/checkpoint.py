@@ -11,7 +11,7 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from wire.errors import IntegrityError
 from wire.messages import Phase
 from wire.types import Float32Vector
 
-VERSION: Final = 1
+VERSION: Final = 2
 SAVE_EVERY_S: Final = 60.0
 """Least seconds between two checkpoints."""
 
@@ -43,6 +43,7 @@ class Standing:
         history, starts: of the start under way and of those before it.
         events: of all rounds, each with its counted round.
         uncounted_s, uncounted_events: of rounds since the last counted one.
+        levels: see `aggregator.screening`.
     """
 
     round: int
@@ -53,6 +54,7 @@ class Standing:
     events: tuple[tuple[int, Event], ...]
     uncounted_s: float
     uncounted_events: tuple[Event, ...]
+    levels: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,7 @@ def load(path: Path, name: str, data: str) -> Kept | None:
             tuple((number, _event(e)) for number, e in standing["events"]),
             standing["uncounted_s"],
             tuple(_event(e) for e in standing["uncounted_events"]),
+            standing["levels"],
         ),
         document["strategy"],
         vectors,

@@ -11,6 +11,7 @@ from aggregator.strategies.base import Event
 from benchmarks.simulator.evaluation import Protocol
 from edge_client.manifest import LocalTraining
 from wire.documents import LocalSettings
+from wire.limits import DEFAULT_WEIGHT_CAP
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class SimOptions:
         mask: a mask mode of `crypto.mask.modes.registry`, or "none".
         local: recipe of training; pretrain: of phase PRETRAIN, ``local`` where None.
         participation: share of the devices drawn a round; weighting: "samples" or "uniform".
+        weight_cap: as in `RunPlan`; norm_screen: leave out what `aggregator.screening` refuses. The papers know neither.
         min_contributors: fewest devices behind a mean.
         evaluate_every: evaluate after every so many counted rounds; 0 is at the end only.
         count: "train" counts rounds in which somebody trains in phase TRAIN, "all" every round.
@@ -41,6 +43,8 @@ class SimOptions:
     pretrain: LocalTraining | LocalSettings | None = None
     participation: float = 1.0
     weighting: str = "samples"
+    weight_cap: float = DEFAULT_WEIGHT_CAP
+    norm_screen: bool = True
     min_contributors: int = 1
     evaluate_every: int = 1
     count: Literal["train", "all"] = "train"
@@ -66,6 +70,7 @@ class SimRound:
         purity, ari: against the true groups; None where there are none.
         clusters: that have members; sizes: theirs, largest first.
         norms: mean and largest l2 norm of the round's updates, None where they are not known.
+        capped, refused_norm: as in `aggregator.events.RoundRecord`.
         seconds_cpu: of planning, training and closing; evaluation comes on top and is not counted.
     """
 
@@ -81,6 +86,8 @@ class SimRound:
     median: float | None = None
     purity: float | None = None
     ari: float | None = None
+    capped: Mapping[str, float] = field(default_factory=dict)
+    refused_norm: Mapping[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures of an experiment's history as JSON."""

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend
-from aggregator.strategies.base import Contribution, Event, Outcome, RoundPlan, Strategy, UploadKey
+from aggregator.screening import Levels, Screened, screen
+from aggregator.strategies.base import Contribution, Event, Outcome, RoundPlan, Strategy, UploadKey, mean_loss
 from aggregator.strategies.registry import make_strategy, models_needed
 from benchmarks.simulator import checkpoint, metrics
 from benchmarks.simulator.data import Population
@@ -134,6 +135,7 @@ def sim_plan(algorithm: str, settings: Mapping[str, str], network: Network, opti
         seed=options.seed,
         local=local_settings(options.local),
         pretrain=local_settings(options.pretrain or options.local),
+        weight_cap=options.weight_cap,
     )
     key = mask_of(plan)
     plan = plan if key is None else dataclasses.replace(plan, key_id=key.key_id)
@@ -229,6 +231,7 @@ class _Simulation:
         self.uncounted_s = 0.0
         self.uncounted_events: tuple[Event, ...] = ()
         self.last: Evaluation | None = None
+        self.levels: Levels = {}
 
     def _there(self, round_: int) -> tuple[str, ...]:
         return tuple(d for d in self.names if self.options.arrivals.get(d, 1) <= round_)
@@ -250,14 +253,16 @@ class _Simulation:
             begin = time.process_time()
             state, plan = self.strategy.plan(state, round_, self._there(round_))
             given = self.workforce.carry_out(plan)
-            for contribution in given:
+            screened = screen(given, self.levels, plan.placing) if options.norm_screen else Screened(tuple(given))
+            self.levels = screened.levels
+            for contribution in screened.accepted:
                 state = self.strategy.absorb(state, contribution)
             state, outcome = self.strategy.close(state, plan)
             seconds = time.process_time() - begin
             counts = options.count == "all" or any(o.train and o.phase == Phase.TRAIN for o in plan.orders.values())
             number = len(self.history) + 1 if counts else 0
             if counts:
-                self._record(number, round_, state, given, outcome, seconds)
+                self._record(number, round_, state, given, outcome, seconds, screened.refused)
             else:
                 self.uncounted_s += seconds
                 self.uncounted_events += outcome.events
@@ -303,11 +308,12 @@ class _Simulation:
             tuple(self.events),
             self.uncounted_s,
             self.uncounted_events,
+            dict(self.levels),
         )
 
     def _go_on(self, standing: checkpoint.Standing) -> tuple[int, int, Outcome]:
         self.history, self.starts = list(standing.history), [list(rounds) for rounds in standing.starts]
-        self.events = list(standing.events)
+        self.events, self.levels = list(standing.events), standing.levels
         self.uncounted_s, self.uncounted_events = standing.uncounted_s, standing.uncounted_events
         return standing.round, standing.spent, Outcome(standing.clusters)
 
@@ -357,9 +363,10 @@ class _Simulation:
         given: list[Contribution],
         outcome: Outcome,
         seconds: float,
+        refused: Mapping[str, float],
     ) -> None:
-        samples = sum(c.samples for c in given)
-        loss = sum(c.loss * c.samples for c in given) / samples if samples else float("nan")
+        accepted = [c for c in given if c.device not in refused]
+        loss = mean_loss(accepted, self.workforce.run, empty=float("nan"))
         norms = [c.norm for c in given if c.norm > 0]
         entry = SimRound(
             round=number,
@@ -368,6 +375,8 @@ class _Simulation:
             norms=(float(np.mean(norms)), max(norms)) if norms else None,
             seconds_cpu=seconds + self.uncounted_s,
             events=(*self.uncounted_events, *outcome.events),
+            capped=outcome.capped,
+            refused_norm=refused,
             **({} if _ends_start(outcome) else self._figures(number, state, round_, outcome)),
         )
         self.uncounted_s, self.uncounted_events = 0.0, ()
