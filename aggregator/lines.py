@@ -99,7 +99,6 @@ class Lines:
             )
             LOG.warning("clusters of too few devices learn nothing", extra={"kv": {"clusters": shown, "hint": hint}})
 
-
     def _limited(self, record: RoundRecord) -> None:
         """Log once for each device that its weight was capped, or that its update was left out because of its norm."""
         if not record.capped.keys() <= self._capped:

@@ -192,7 +192,6 @@ class Dump:
     uploads: frozenset[UploadKey] = frozenset()
 
 
-
 class Average(Protocol):
     """Turns contributions, a weighting and a weight cap into their mean update, (d,) float32.
 

@@ -161,7 +161,9 @@ class OneShot:
                 advanced(s, mine, self.run, self.average, plan.round)
                 for s, mine in zip(state.slots, by_cluster, strict=True)
             )
-            capped = self._capped(m for m, old, new in zip(by_cluster, state.slots, slots, strict=True) if new is not old)
+            capped = self._capped(
+                m for m, old, new in zip(by_cluster, state.slots, slots, strict=True) if new is not old
+            )
             late = [c for c in given if c.device not in state.assignment]
             state, events = self._place(dataclasses.replace(state, slots=slots), late, plan.round)
         elif len(models) < max(2, self.settings.k):

@@ -49,7 +49,7 @@ def test_pretraining_starts_from_local_training_and_differs_where_told(call, fle
     pytest.importorskip("torch")
     call("shoal-fleet", "task", "compile", "owner", "logistic", "--out", "task", "--option", "inputs=4")
     extra = ["--local", "lr=0.3", "--local", "epochs=20", "--pretrain", "epochs=0", "--pretrain", "steps=50"]
-    extra += ["--norm-blur", "0.01"]
+    extra += ["--norm-blur", "0.01", "--max-samples", "500", "--weight-cap", "2"]
     settings = ["--set", "groups=2", "--set", "measure=madc", "--min-contributors", "2"]
     grow(call, 2)
     made = call(*RUN, "--algorithm", "fedgroup", *settings, *extra)
@@ -61,6 +61,7 @@ def test_pretraining_starts_from_local_training_and_differs_where_told(call, fle
     assert (plan.local.lr, plan.local.epochs, plan.local.steps) == (0.3, 20, 0)
     assert (plan.pretrain.lr, plan.pretrain.epochs, plan.pretrain.steps) == (0.3, 0, 50)
     assert (plan.origins, plan.max_models, plan.norm_blur) == (1, 4, 0.01)
+    assert (plan.max_samples, plan.weight_cap) == (500, 2.0)
 
 
 def test_too_much_norm_blur_is_a_mistake_of_usage(call, fleet, task):
@@ -133,3 +134,15 @@ def test_no_run_is_signed_under_a_roster_that_has_expired(call, fleet, task):
     assert call("shoal-fleet", "show", "owner", "--json").data["expires_at_s"] == 1_700_000_000
     call("shoal-fleet", "renew", "owner")
     assert re.match(r"fleet reef, roster 10, expires 2\d{3}-", call("shoal-fleet", "show", "owner").out)
+
+
+@pytest.mark.parametrize("cap", ["0.5", "-1", "nan", "inf"])
+def test_a_weight_cap_below_one_is_a_mistake_of_usage(call, fleet, task, cap):
+    told = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", "--weight-cap", cap, status=2)
+    assert f"--weight-cap {cap} is neither 0 nor at least 1" in told.err
+    assert "hint: 0 turns it off" in told.err
+
+
+def test_max_samples_of_zero_is_a_mistake_of_usage(call, fleet, task):
+    told = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", "--max-samples", "0", status=2)
+    assert "max-samples" in told.err

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
+from aggregator.events import RoundRecord
+from aggregator.store import Store
 from edge_client.cli import status_lines
+from fleet.directory import FleetDirectory
+from fleet.run import RunOptions, make_plan, write_run
+from fleet.task.signed import read_signed
 from support.locks import exclusive
 
 SERVING = {"shoal-edge": ["run", "--data", "d.npz"], "shoal-aggregator": ["serve"]}
@@ -76,3 +82,25 @@ def test_the_aggregators_status_names_what_stands_in_the_way(call, fleet):
     assert list(data["refused"]) == ["000009.run"]
     with exclusive(call.home / "server", wait_s=0, hint=""):
         assert call("shoal-aggregator", "status", "server", "--json").data["serving"] is True
+
+
+def test_the_aggregators_status_names_the_devices_that_a_limit_held_back(call, fleet, task):
+    """In how many rounds of the run, and what to do."""
+    owner = FleetDirectory(call.home / "owner")
+    bundle, _ = read_signed(call.home / "task", owner.owner)
+    plan = make_plan(owner, bundle, RunOptions("fedavg", min_contributors=1))
+    path = write_run(owner, plan, bundle, np.zeros((1, plan.length), np.float32))
+    (call.home / "server/runs" / path.name).write_bytes(path.read_bytes())
+    store = Store(call.home / f"server/run-{plan.run:06d}", plan)
+    for round_ in (1, 2):
+        limits = {"capped": {"dev-2": 30.0}, "refused_norm": {"dev-1": 99.0} if round_ == 2 else {}}
+        record = RoundRecord(round_, False, 3, 3, (), 1.0, 0, 0, {}, {"dev-1": 0}, (), {}, **limits)
+        store.record(round_, dataclasses.asdict(record))
+    store.close()
+    told = call("shoal-aggregator", "status", "server", "--json").data["runs"][-1]
+    assert (told["capped"], told["refused_norm"]) == ({"dev-2": 2}, {"dev-1": 1})
+    text = call("shoal-aggregator", "status", "server").out
+    assert "left out, norm above ten times the median: dev-1 (rounds: 1)" in text
+    assert "weight capped: dev-2 (rounds: 2)" in text
+    assert "shoal-fleet revoke" in text
+    assert "--weight-cap" in text

@@ -111,6 +111,8 @@ def plans(draw):
         "norm_limit": draw(st.floats(1e-3, 1e9)),
         "weighting": draw(st.sampled_from(["samples", "uniform"])),
         "norm_blur": draw(st.floats(0, limits.MAX_NORM_BLUR)),
+        "max_samples": draw(st.integers(1, 2**32 - 1)),
+        "weight_cap": draw(st.one_of(st.just(0.0), st.floats(1, 1e9))),
     }
     return RunPlan(**fields)
 

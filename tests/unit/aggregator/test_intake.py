@@ -203,3 +203,13 @@ def test_nothing_goes_with_a_note(kind):
     read, note, _ = NOTES[kind]
     with pytest.raises(WireError, match=f"4 bytes behind a {kind}"):
         read(Intake(SERVER, RUN), "dev-1", transfer(note, bytes(4), head=head_of(kind)), ROSTER)
+
+
+@pytest.mark.parametrize(("samples", "taken"), [(100_000, True), (100_001, False), (2**32 - 1, False)])
+def test_a_sample_count_above_the_plans_limit_is_refused(samples, taken):
+    header, body = upload(samples=samples)
+    if taken:
+        assert open_it(header, body).upload.samples == samples
+        return
+    with pytest.raises(RefusedUploadError, match=f"{samples} samples reported, above the plan's max_samples 100000"):
+        open_it(header, body)

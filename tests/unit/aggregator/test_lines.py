@@ -1,5 +1,6 @@
 """What the log says of a run: new things at once, the same ever more seldom, and clusters that learn nothing."""
 
+import dataclasses
 import logging
 
 import pytest
@@ -106,3 +107,17 @@ def test_where_nobody_answers_by_the_deadline_the_line_says_where_to_look():
     )
     state, _ = give(engine, state, "dev-1")
     assert waiting_for(state).startswith("round 1: 1 of 5")
+
+
+def test_each_limit_is_told_once_for_a_device_with_what_to_do(caplog):
+    lines = Lines(run_plan())
+    for round_ in range(1, 6):
+        record = dataclasses.replace(closed(round_, {}), capped={"dev-1": 30.0}, refused_norm={"dev-2": 123.456})
+        lines.closed(record, 1.0, 10)
+    weights, norms = warned(caplog)
+    assert weights["weights"] == "dev-1 (30)"
+    assert "--weight-cap" in weights["hint"]
+    assert norms["norms"] == "dev-2 (123)"
+    assert "shoal-fleet revoke" in norms["hint"]
+    lines.closed(dataclasses.replace(closed(6, {}), refused_norm={"dev-2": 9.0, "dev-3": 8.0}), 1.0, 10)
+    assert warned(caplog)[2]["norms"] == "dev-3 (8)"

@@ -240,3 +240,10 @@ def test_the_plan_decides_how_training_goes(shop):
     made = local_training(dataclasses.replace(shop.plan, local=local))
     assert (made.epochs, made.steps, made.batch_size, made.lr) == (0, 7, 0, 0.5)
     assert (made.lr_decay, made.momentum, made.clip, made.prox_mu) == (0.9, 0.1, 2.0, 0.3)
+
+
+def test_a_device_with_more_samples_than_the_plan_allows_reports_the_plans_limit(shop):
+    """It still trains on all of them."""
+    assert len(shop.shares.train) > 5
+    assert do(vary(shop, max_samples=5), order(3))[1].samples == 5
+    assert do(vary(shop, max_samples=1000), order(3))[1].samples == len(shop.shares.train)

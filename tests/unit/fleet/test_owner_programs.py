@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import time
@@ -181,6 +182,25 @@ def test_a_draft_takes_no_number_and_no_epochs_and_a_bad_option_neither(fleet):
     with pytest.raises(ConfigError):
         make_plan(fleet, BUNDLE, RunOptions("fedavg", settings={"nonsense": "1"}))
     assert FleetDirectory(fleet.path).secrets == before
+
+
+@pytest.mark.parametrize(
+    "changes", [{"weight_cap": 0.5}, {"weight_cap": -3.0}, {"max_samples": 0}, {"max_samples": 2**32}]
+)
+def test_limits_that_make_no_sense_are_refused_before_anything_is_signed(fleet, changes):
+    before = FleetDirectory(fleet.path).secrets
+    (name,) = changes
+    with pytest.raises(ConfigError, match=name) as caught:
+        make_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, **changes))
+    assert caught.value.hint
+    assert FleetDirectory(fleet.path).secrets == before
+
+
+def test_the_plan_has_the_limits_of_the_options(fleet):
+    plan = make_plan(fleet, BUNDLE, OPTIONS)
+    assert (plan.max_samples, plan.weight_cap) == (100_000, 3.0)
+    plan = make_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, max_samples=7, weight_cap=0.0))
+    assert (plan.max_samples, plan.weight_cap) == (7, 0.0)
 
 
 def test_a_program_that_was_open_before_broker_config_gives_out_users_too(fleet, devices, tmp_path):

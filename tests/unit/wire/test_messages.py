@@ -112,6 +112,12 @@ def test_what_makes_no_sense_is_refused(make):
         {"weighting": "median"},
         {"norm_blur": -0.001},
         {"norm_blur": limits.MAX_NORM_BLUR * 1.001},
+        {"max_samples": 0},
+        {"max_samples": 2**32},
+        {"weight_cap": 0.5},
+        {"weight_cap": -1.0},
+        {"weight_cap": float("nan")},
+        {"weight_cap": float("inf")},
     ],
 )
 def test_a_run_plan_checks_itself(changes):

@@ -193,6 +193,22 @@ def test_a_cluster_of_too_few_still_teaches_what_is_shared():
     )
 
 
+def test_a_device_alone_in_its_cluster_weighs_no_more_than_the_cap_in_the_shared_segment():
+    """Its own cluster has no median but its own weight."""
+    rounds = ifca(normalise="samples", segments=PARTS)
+
+    def lying(device, order, round_):
+        alone = device == "dev-0"
+        vector = np.full(D, -1.0 if alone else 1.0)
+        return contribution(device, vector, round=round_, model=0 if alone else 1, samples=100_000 if alone else 10)
+
+    outcome = rounds.step(lying)
+    others = len(DEVICES) - 1
+    np.testing.assert_allclose(rounds.state.shared.offset, (others - 3) / (others + 3), rtol=1e-5)
+    np.testing.assert_allclose(rounds.state.slots[0].offset, -1.0)
+    assert outcome.capped == {"dev-0": 30.0}
+
+
 def test_too_few_participants_move_nothing():
     rounds = ifca(min_contributors=3, segments=PARTS)
     rounds.step(answer, present=("dev-0", "dev-1"))

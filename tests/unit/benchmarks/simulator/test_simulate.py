@@ -100,6 +100,11 @@ def test_strategies_see_masked_vectors_only():
             mine = [[c for c in given if c.model == model] for given in (summed, ours)]
             np.testing.assert_allclose(late.average(mine[0], weighting), mean_update(mine[1], weighting), atol=1e-6)
         np.testing.assert_allclose(late.average(summed[1:4], weighting), mean_update(ours[1:4], weighting), atol=1e-6)
+    for uneven in (summed, ours):
+        uneven[0] = dataclasses.replace(uneven[0], samples=1000 * uneven[0].samples)
+    late.samples = np.array([c.samples for c in summed])
+    late._equal = False
+    np.testing.assert_allclose(late.average(summed, "samples", 3.0), mean_update(ours, "samples", 3.0), atol=1e-6)
     old = [dataclasses.replace(c, round=9) for c in summed]
     with pytest.raises(IntegrityError, match="never kept"):
         late.average(old, "uniform")
