@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from support.console import add_version, note, run_program, say, say_json
+from support.console import add_version, counted, note, run_program, say, say_json
 from support.files import named
+
+if TYPE_CHECKING:
+    from edge_client.state import OwnModel
 
 app = typer.Typer(
     help="Train on this device's own data; upload only masked, sealed updates.",
@@ -25,6 +28,7 @@ LABELS: Final = {"rounds": "rounds taken part in", "round": "last round taken pa
 Directory = Annotated[Path, typer.Argument(help="Keys, membership and state of this device.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Node = Annotated[int | None, typer.Option(help="A node on this device's path in cfl's tree: see `path` in status.")]
+Live = Annotated[bool, typer.Option("--live", help="Take the model of the run under way instead of a finished one.")]
 Data = Annotated[Path, typer.Option(help=".npz, a directory of .npz, .csv, or IDX files.")]
 
 
@@ -209,14 +213,21 @@ def predict(
     ensemble: Annotated[
         bool, typer.Option("--ensemble", help="Average the outputs of all models from the cluster to the root.")
     ] = False,
+    live: Live = False,
     json: AsJson = False,
 ) -> None:
-    """Answer with the model of this device's own cluster, or others on its path in cfl's tree: one line a sample."""
-    from edge_client.answers import predict as answer
+    """Answer with this device's finished model, or others on its path in cfl's tree: one line a sample.
 
-    outputs = answer(directory, data, node=node, ensemble=ensemble)
+    The newest finished model answers, unless an older one of the same task does better on this device's validation share:
+    see `models`, and `rollback` to choose another.
+    """
+    from edge_client.answers import choose
+
+    chosen = choose(directory, live=live)
+    outputs = chosen.predict(data, node=node, ensemble=ensemble)
+    _note_unfinished(live, chosen.live, chosen.own)
     if json:
-        say_json({"predictions": outputs.tolist()})
+        say_json({"predictions": outputs.tolist(), **chosen.document(node)})
         return
     for row in outputs.reshape(len(outputs), -1):
         say(" ".join(f"{v:g}" for v in row))
@@ -227,12 +238,90 @@ def export(
     directory: Directory,
     output: Annotated[Path, typer.Argument(help="The ONNX file to write.", dir_okay=False)],
     node: Node = None,
+    live: Live = False,
+    json: AsJson = False,
 ) -> None:
-    """Write the model of this device's own cluster, or one above it, as a self-contained ONNX file."""
-    from edge_client.answers import export as write
+    """Write the model that predict answers with, or one above it, as a self-contained ONNX file."""
+    from edge_client.answers import choose
+    from edge_client.export import export as write
 
-    model = write(directory, output, node=node)
+    chosen = choose(directory, live=live)
+    model = chosen.at(node)
+    write(chosen.bundle, model.theta, output)
+    _note_unfinished(live, chosen.live, model)
+    if json:
+        say_json({"file": str(output), **chosen.document(node)})
+        return
     say(f"{output}: cluster {model.cluster} of run {model.run}, round {model.round}")
+
+
+def _note_unfinished(wanted: bool, live: bool, model: OwnModel) -> None:
+    """Say that the model of a run under way answers although nobody asked for it."""
+    if live and not wanted:
+        note(
+            f"no run has finished on this device yet: this is the model of run {model.run} under way, round {model.round}"
+        )
+
+
+@app.command()
+def models(directory: Directory, json: AsJson = False) -> None:
+    """List the last finished models, newest first, with their fit to this device's validation share."""
+    from edge_client.enrolment import DeviceMembership
+    from edge_client.finished import FinishedModels
+
+    DeviceMembership(directory)
+    found = FinishedModels(directory).standing().documents()
+    if json:
+        say_json({"models": found})
+        return
+    if not found:
+        note("no run has finished on this device yet")
+    for model in found:
+        say(_model_line(model))
+
+
+def _model_line(model: dict[str, Any]) -> str:
+    """Return a finished model as a line for people."""
+    figures = [(name, model[f"validation_{name}"]) for name in ("accuracy", "loss")]
+    fit = [f"{name} {value:.4g}" for name, value in figures if value is not None]
+    samples = counted(model["validation_samples"], "sample")
+    parts = [
+        f"run {model['run']}, round {model['round']}",
+        f"finished {model['finished_at']}",
+        f"{model['algorithm']}, cluster {model['cluster']}",
+        f"validation {', '.join([*fit, samples])}",
+    ]
+    if model["answers"]:
+        parts.append("answers, pinned by rollback" if model["pinned"] else "answers")
+    return "; ".join(parts)
+
+
+@app.command()
+def rollback(
+    directory: Directory,
+    run: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Number of the run whose model is to answer: see `models`.",
+            show_default="the run that finished before the one in use",
+        ),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Let an earlier finished model answer, at once and until a later run finishes; RUN may also be the newest again.
+
+    `shoal-edge run` may go on meanwhile.
+    """
+    from edge_client.enrolment import DeviceMembership
+    from edge_client.finished import FinishedModels
+
+    DeviceMembership(directory)
+    chosen = FinishedModels(directory).rollback(run)
+    if json:
+        say_json({"run": chosen.run, "round": chosen.round, "cluster": chosen.own.cluster})
+        return
+    say(f"run {chosen.run}, round {chosen.round} answers until a later run finishes")
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from wire.errors import ConfigError
 from wire.messages import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from wire.messages import Announcement, Order
     from wire.types import Float32Vector
@@ -67,18 +67,19 @@ def above(directory: Path, own: OwnModel) -> list[OwnModel]:
     return [m for m in found if (m.run_id, m.round) == (own.run_id, own.round)]
 
 
-def pick(directory: Path, own: OwnModel, node: int | None) -> OwnModel:
-    """Return the model of ``node``; the device's own where it is None.
+def pick(models: Sequence[OwnModel], node: int | None) -> OwnModel:
+    """Return the model of ``node`` out of those that the device holds; its own, which comes last, where it is None.
 
     Raises:
         ConfigError: the device does not hold it.
     """
-    held = [*above(directory, own), own]
-    chosen = own if node is None else next((m for m in held if m.cluster == node), None)
-    if chosen is None:
-        ids = ", ".join(str(m.cluster) for m in held)
-        raise ConfigError(
-            f"this device has no model of node {node}, but of {ids}",
-            hint="a cfl run with the setting path=on leaves every model from the device's cluster to the root",
-        )
-    return chosen
+    if node is None:
+        return models[-1]
+    for model in models:
+        if model.cluster == node:
+            return model
+    ids = ", ".join(str(m.cluster) for m in models)
+    raise ConfigError(
+        f"this device has no model of node {node}, but of {ids}",
+        hint="a cfl run with the setting path=on leaves every model from the device's cluster to the root",
+    )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_client import kept
+from edge_client.finished import FinishedModels
 from edge_client.state import OwnModel
 
 if TYPE_CHECKING:
+    from crypto.seal.replay import HighWater
     from edge_client.agent import Stage
     from edge_client.enrolment import DeviceMembership
     from edge_client.package import Run
@@ -39,7 +41,14 @@ def _ended_before(files: DeviceState) -> dict[str, dict[str, Any]]:
 class Results:
     """The results of the run that is followed, and figures of those before."""
 
-    def __init__(self, membership: DeviceMembership, files: DeviceState, transport: Transport) -> None:
+    def __init__(
+        self, membership: DeviceMembership, files: DeviceState, transport: Transport, clock_s: Callable[[], float]
+    ) -> None:
+        """Take up the files of an earlier process; ``clock_s`` gives unix seconds."""
+        self._clock_s = clock_s
+        self._finished = FinishedModels(membership.directory)
+        self._finished.tidy()
+        self._run: Run | None = None
         self._membership = membership
         self._files = files
         self._transport = transport
@@ -53,6 +62,7 @@ class Results:
     def begin(self, run: Run, *, again: bool) -> None:
         """Start the figures of a run, or ``again`` go on with them in another mask epoch."""
         plan = run.plan
+        self._run = run
         if not again:
             self._base = (self._transport.bytes_sent, self._transport.bytes_received)
             ended = self._ended.get(str(plan.run), {})
@@ -80,6 +90,30 @@ class Results:
             path = kept.keep(self._membership.directory, announcement, order, result.model, models)
             if path:
                 self._figures["path"] = path
+            self._add_finished(announcement, result, models, path)
+
+    def _add_finished(
+        self, announcement: Announcement, result: Finished, models: Mapping[int, Float32Vector], path: list[int]
+    ) -> None:
+        assert self._run is not None
+
+        def model(cluster: int) -> OwnModel:
+            return OwnModel(announcement.run, announcement.run_id, announcement.round, cluster, models[cluster])
+
+        self._finished.add(
+            model(result.model),
+            [model(node) for node in path if node != result.model],
+            self._run.bundle,
+            algorithm=self._run.plan.algorithm,
+            at_s=int(self._clock_s()),
+            figures=result.validation,
+        )
+
+    def lacks_final_model(self, mark: HighWater, plan: RunPlan) -> bool:
+        """Whether a device whose mark is in the final round of ``plan`` lacks the model that it ended with."""
+        if (mark.run, mark.round) != (plan.run, plan.rounds + 1):
+            return False
+        return self._files.lacks_final_model(mark, plan) or not self._finished.holds(plan.run_id)
 
     def keep_up(self, now_s: float) -> None:
         """Save the newest model if the last one saved is old."""

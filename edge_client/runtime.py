@@ -7,6 +7,7 @@ fleet with virtual time and an inline worker.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 
 from edge_client import agent
@@ -64,6 +65,7 @@ class DeviceRuntime:
         uniform: Callable[[], float],
         threads: int = 1,
         backend: Callable[[TaskBundle, int], Backend] = OrtModel,
+        clock_s: Callable[[], float] = time.time,
     ) -> None:
         """Take up the device's state.
 
@@ -77,6 +79,7 @@ class DeviceRuntime:
             uniform: draws from [0, 1), for jitter.
             threads: of ONNX Runtime.
             backend: makes what evaluates a task; the load bench replaces it by one that costs next to nothing.
+            clock_s: gives unix seconds, for the time at which a run finished.
         """
         self._membership = membership
         self._transport = transport
@@ -104,7 +107,7 @@ class DeviceRuntime:
         self._inbound = Inbound(membership, self._feed, self._rosters)
         self._lookout = Lookout(transport, self._topics.round)
         self._patience = Patience(transport, uniform)
-        self._results = Results(membership, self._files, transport)
+        self._results = Results(membership, self._files, transport, clock_s)
         self._now_s = 0.0
         self._refusals = Refusals(LOG)
         self.runs_done = 0
@@ -273,7 +276,7 @@ class DeviceRuntime:
         facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "epoch": run.plan.epoch}
         what = "mask epoch" if again else "following run"
         LOG.info(what, extra={"kv": {**facts, "samples": samples}})
-        lost = self._state.sent is not None and self._files.lacks_final_model(self._state.mark, run.plan)
+        lost = self._state.sent is not None and self._results.lacks_final_model(self._state.mark, run.plan)
         self._step(agent.Planned(run.plan, run.since, run.generation, lost))
 
     def _announce_held(self) -> None:

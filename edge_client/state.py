@@ -4,7 +4,8 @@
 the first byte is sent, so that a restart sends the same bytes; of a final round's upload that was answered only the name.
 ``run.package`` is the run that it follows, ``run.epoch`` what its mask epoch began with if it is not the first, ``own-*.bin``
 updates kept for later epochs, ``model.bin`` the newest model of its own cluster, ``above-*.bin`` those above it in cfl's tree,
-``status.json`` figures for people, ``run.told`` the id of the last run whose end was told.
+``status.json`` figures for people, ``run.told`` the id of the last run whose end was told. ``finished/`` holds the models of
+the last finished runs, see `finished`.
 """
 
 from __future__ import annotations
@@ -93,9 +94,15 @@ class OwnModel:
 
 def write_model(path: Path, model: OwnModel, *, durable: bool) -> None:
     """Write one model as a file."""
+    write_atomic(path, *model_bytes(model), durable=durable)
+
+
+def model_bytes(model: OwnModel) -> tuple[bytes, memoryview]:
+    """Return head and body of one model as a file, without a copy of theta on little-endian machines."""
+    import numpy as np
+
     head = encode(ModelFile(model.run, model.run_id, model.round, model.cluster, len(model.theta)))
-    body = model.theta.astype("<f4", copy=False).tobytes()
-    write_atomic(path, head + body, durable=durable)
+    return head, np.ascontiguousarray(model.theta, "<f4").view(np.uint8).data
 
 
 def read_model(path: Path) -> OwnModel:
@@ -104,9 +111,18 @@ def read_model(path: Path) -> OwnModel:
     Raises:
         IntegrityError: the file is damaged.
     """
+    return parse_model(read_private(path), path)
+
+
+def parse_model(data: bytes, path: Path) -> OwnModel:
+    """Return the model that a file at ``path`` holds.
+
+    Raises:
+        IntegrityError: the data are damaged.
+    """
     import numpy as np
 
-    head, body = decode_prefix(read_private(path), ModelFile)
+    head, body = decode_prefix(data, ModelFile)
     if len(body) != 4 * head.length:
         raise IntegrityError(f"{path} holds {len(body)} bytes where {head.length} coordinates belong")
     theta = np.frombuffer(body, "<f4").astype(np.float32)

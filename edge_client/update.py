@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -16,6 +16,7 @@ from crypto.seal.identity import Identity
 from edge_client import scoring, training
 from edge_client.blur import blur_factor
 from edge_client.data import Batch, Shares, permutation
+from edge_client.finished import Validation
 from edge_client.manifest import LocalTraining
 from edge_client.model import Backend
 from edge_client.own_updates import OwnUpdates, wanted
@@ -64,6 +65,8 @@ class Finished:
         parcel: the upload as it travels.
         model: the chosen candidate; loss: as reported; correct, tested: on the test share, where asked.
         objection: why a checkpoint was not signed.
+        validation: in a final round, the fit of the chosen model, and of earlier finished models of the same task, to the
+            validation share, by run id.
     """
 
     parcel: Parcel
@@ -72,6 +75,7 @@ class Finished:
     correct: int
     tested: int
     objection: str = ""
+    validation: Mapping[bytes, Validation] = field(default_factory=dict)
 
 
 def carry_out(

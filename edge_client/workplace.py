@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from crypto.seal.roster import aggregator_of
 from edge_client.data import Batch, Shares, split
+from edge_client.finished import UNMEASURED, FinishedModels, Validation, measured
 from edge_client.model import OrtModel
 from edge_client.own_updates import OwnUpdates
-from edge_client.update import Workshop, carry_out
+from edge_client.update import Finished, Workshop, carry_out
+from wire.errors import IntegrityError, ShoalError
 from wire.messages import Phase
 
 if TYPE_CHECKING:
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from edge_client.worker import Job
     from wire.messages import Announcement, Order
     from wire.types import Float32Vector
+
+LOG = logging.getLogger("shoal.edge")
 
 
 class Workplace:
@@ -82,9 +87,46 @@ class Workplace:
         """
         assert self._workshop is not None
         shop = self._workshop
+        if announcement.finished:
+            return lambda cancelled: self._finish(shop, announcement, order, thetas, cancelled)
         if not announcement.step:
             return lambda cancelled: carry_out(shop, announcement, order, thetas, cancelled)
         from edge_client import rollover  # rare, and a small device's memory is dear
 
         carried = models.carried(announcement) if order.phase == Phase.CHECKPOINT else {}
         return rollover.job(shop, announcement, order, thetas, carried, self.proposal, self._membership)
+
+    def _finish(
+        self,
+        shop: Workshop,
+        announcement: Announcement,
+        order: Order,
+        thetas: Mapping[int, Float32Vector],
+        cancelled: Callable[[], bool],
+    ) -> Finished:
+        """Carry out the order of a final round, and measure its model on the validation share.
+
+        Earlier finished models of the same task are measured again: the samples may have changed since, and only figures of
+        the same samples can be compared.
+        """
+        done = carry_out(shop, announcement, order, thetas, cancelled)
+        found = {announcement.run_id: _validation(shop, thetas[done.model])}
+        store = FinishedModels(self._membership.directory)
+        try:
+            earlier = [m for m in store.models() if m.task == shop.plan.task_digest and m.run_id not in found]
+        except IntegrityError:
+            earlier = []  # `FinishedModels.add` replaces the damaged list, and warns
+        for model in earlier:
+            try:
+                found[model.run_id] = _validation(shop, store.load(model, model.own).theta)
+            except ShoalError as error:
+                LOG.warning("a finished model can't be used", extra={"kv": {"run": model.run, "reason": error}})
+                found[model.run_id] = UNMEASURED
+        return dataclasses.replace(done, validation=found)
+
+
+def _validation(shop: Workshop, theta: Float32Vector) -> Validation:
+    share = shop.shares.validation
+    score = shop.backend.score(theta, share.x, share.y)
+    regression = shop.run.bundle.manifest.kind == "regression"
+    return measured(score.mean_loss, score.correct, score.count, len(share), regression=regression)

@@ -16,3 +16,11 @@ def utc(at_s: int) -> str:
         return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at_s))
     except (OverflowError, OSError, ValueError):
         return f"second {at_s}"
+
+
+def iso(at_s: int) -> str:
+    """Return unix seconds in ISO 8601, UTC: 2026-11-22T16:27:10Z; a year beyond the calendar as the number itself."""
+    try:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))
+    except (OverflowError, OSError, ValueError):
+        return f"second {at_s}"

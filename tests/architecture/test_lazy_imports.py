@@ -70,6 +70,14 @@ def test_a_devices_status_loads_nothing_heavy(tmp_path, fleet):
     assert loaded("edge_client", DEVICE_HEAVY, "status", tmp_path / "d") == (0, [])
 
 
+@pytest.mark.parametrize(("command", "status"), [("models", 0), ("rollback", 3)])
+def test_a_devices_list_of_models_loads_nothing_heavy(tmp_path, fleet, command, status):
+    """`shoal-edge models` and `rollback` read the list alone: neither numpy nor ONNX Runtime."""
+    grant = fleet.add_device(make_identity(tmp_path / "d", "dev-1", DEVICE_ROLE).read_bytes())
+    enrolment.join(tmp_path / "d", grant.read_bytes(), fleet.fingerprint)
+    assert loaded("edge_client", DEVICE_HEAVY, command, tmp_path / "d") == (status, [])
+
+
 def test_showing_a_fleet_loads_nothing_heavy(fleet, tmp_path):
     """`shoal-fleet show` lists members and runs without numpy and torch."""
     assert loaded("fleet", "numpy,torch,onnx,onnxruntime,scipy,paho", "show", tmp_path / "owner") == (0, [])

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from crypto.seal import envelope
 from crypto.seal import tokens as seal_tokens
 from crypto.seal.identity import Identity
-from edge_client import state
+from edge_client import finished, state
 from fleet import tokens, vault
 from tests.helpers.trees import ROOT
 from wire import codec, documents, enrolment, epochs, frame, limits, messages, sizes
@@ -56,7 +56,7 @@ def registered(*modules):
 def test_the_page_lists_every_message_with_its_fields_in_order():
     """A field added, renamed or moved changes the format and must change the page."""
     described = {int(kind): (name, fields) for kind, name, fields in ROW.findall(PAGE)}
-    assert described == registered(documents, messages, enrolment, epochs, state, tokens, vault)
+    assert described == registered(documents, messages, enrolment, epochs, state, finished, tokens, vault)
 
 
 def test_the_page_gives_the_frame_header_in_full():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import shutil
 import sqlite3
@@ -24,6 +25,15 @@ from edge_client import kept
 from edge_client.config import EdgeConfig
 from edge_client.data import load, load_inputs
 from edge_client.enrolment import DeviceMembership
+from edge_client.finished import (
+    FOLDER,
+    LIST_FILE,
+    MODEL_FILES,
+    ROLLBACK_FILE,
+    TASK_FILES,
+    FinishedModels,
+    RollbackChoice,
+)
 from edge_client.manifest import TaskManifest
 from edge_client.onnx_wire import bind_input, check_graph
 from edge_client.package import open_run
@@ -196,6 +206,12 @@ def _devices(disk):
         return {**(DeviceState(directory).load_status() or {})}
 
     head = disk.places["device"] / "model.bin"
+    folder = disk.places["device"] / FOLDER
+    finished = {
+        pattern: str(next(folder.glob(pattern)).relative_to(folder.parent)) for pattern in (MODEL_FILES, TASK_FILES)
+    }
+    document = encode(RollbackChoice(disk.plan.run_id, disk.plan.run_id))
+    choice = document + hashlib.sha256(document).digest()
     return [
         disk.replaced("device", "identity.key", joined),
         disk.replaced("device", "membership.bin", joined),
@@ -212,6 +228,10 @@ def _devices(disk):
             lambda d: kept.above(d, DeviceState(d).load_model()),
             seeds=(head.read_bytes(),),
         ),
+        disk.replaced("device", f"{FOLDER}/{LIST_FILE}", lambda d: FinishedModels(d).answering()),
+        disk.replaced("device", f"{FOLDER}/{ROLLBACK_FILE}", lambda d: FinishedModels(d).standing(), seeds=(choice,)),
+        disk.replaced("device", finished[MODEL_FILES], lambda d: FinishedModels(d).answering(), name="finished model"),
+        disk.replaced("device", finished[TASK_FILES], lambda d: FinishedModels(d).answering(), name="finished task"),
         disk.replaced("device", "status.json", status),
         disk.replaced("device", "birth", lambda d: next_birth(DeviceMembership(d))),
     ]

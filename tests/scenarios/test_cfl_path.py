@@ -136,4 +136,4 @@ def test_a_later_run_replaces_what_was_kept(tmp_path):
     assert kept.above(tmp_path, model(2, 7)) == []
     kept.replace(tmp_path, [model(2, 0)])
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["above-00000.bin"]
-    assert kept.pick(tmp_path, model(2, 7), None).cluster == 7
+    assert kept.pick([model(2, 7)], None).cluster == 7
