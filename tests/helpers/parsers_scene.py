@@ -12,6 +12,7 @@ from crypto.seal.identity import Identity
 from crypto.seal.roster_change import roster_change
 from crypto.seal.tokens import make_request
 from edge_client.enrolment import DeviceMembership
+from edge_client.finished import FinishedList, FinishedModel, FinishedNode, RollbackChoice, Validation
 from edge_client.state import Mark, ModelFile
 from fleet.tokens import TokenFile, TokenStore
 from fleet.vault import Change, FleetSecrets
@@ -140,11 +141,20 @@ class Scene:
             Mark: [encode(Mark(1, 1, 2, bytes(16), bytes(16), 0))],
             ModelFile: [encode(ModelFile(1, bytes(16), 2, 0, 28))],
         }
-        return _with_parts(found | _rollover(self.owner.roster_bytes))
+        return _with_parts(found | _finished() | _rollover(self.owner.roster_bytes))
 
     def close(self):
         """End the fleet."""
         self.fleet.close()
+
+
+def _finished():
+    """Return {type: encodings} of a device's list of finished models."""
+    validation = Validation(0.5, 8, 10, 10)
+    node = FinishedNode(1, bytes(32))
+    model = FinishedModel(1, bytes(16), 4, "cfl", bytes(32), 1_800_000_000, validation, node, (node,))
+    found = (validation, node, model, FinishedList(1, (model,)), RollbackChoice(bytes(16), bytes(16)))
+    return {type(value): [encode(value)] for value in found}
 
 
 def _rollover(roster_bytes):
