@@ -27,7 +27,7 @@ class Chosen:
 
     Attributes:
         bundle: the task.
-        models: one run's, of one round: from the root of cfl's tree to the device's own, which comes last.
+        models: one run's, of one round: from the root of cfl's tree to the device's own.
         live: whether they are of the run under way rather than finished ones.
     """
 

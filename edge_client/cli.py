@@ -256,7 +256,7 @@ def export(
 
 
 def _note_unfinished(wanted: bool, live: bool, model: OwnModel) -> None:
-    """Say that the model of a run under way answers although nobody asked for it."""
+    """Note that the model of a run under way answers without --live."""
     if live and not wanted:
         note(
             f"no run has finished on this device yet: this is the model of run {model.run} under way, round {model.round}"

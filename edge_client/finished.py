@@ -50,7 +50,7 @@ class Validation:
     """A model's fit to the validation share of its device.
 
     Attributes:
-        loss: mean loss; None where it is not a finite number, or the model could not be measured.
+        loss: mean loss; None if it is not a finite number, or the model could not be measured.
         correct: labels predicted right.
         labels: labels seen; 0 for regression, which has no accuracy.
         samples: size of the share.
@@ -68,7 +68,7 @@ class Validation:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """A key that grows with quality: accuracy where there is one, else minus the loss; unusable losses come first."""
+        """A key that grows with quality: accuracy, or minus the loss for regression; unusable losses rank lowest."""
         if self.loss is None:
             return False, 0.0
         return True, -self.loss if self.accuracy is None else self.accuracy
@@ -161,7 +161,7 @@ class Standing:
 
 
 def best_of(models: Sequence[FinishedModel]) -> FinishedModel | None:
-    """Return the newest model, or the best of its task where an older one fits the validation share better.
+    """Return the newest model, or the best of its task if an older one fits the validation share better.
 
     Args:
         models: oldest first.
@@ -410,7 +410,7 @@ def _write_sealed(path: Path, head: bytes) -> None:
 
 
 def _read_sealed(path: Path, kind: Callable[..., T]) -> T | None:
-    """Return the message in a file that its SHA-256 follows; None where the file is missing.
+    """Return the message in a file that its SHA-256 follows; None if the file is missing.
 
     Raises:
         IntegrityError: it is damaged.

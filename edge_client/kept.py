@@ -68,7 +68,7 @@ def above(directory: Path, own: OwnModel) -> list[OwnModel]:
 
 
 def pick(models: Sequence[OwnModel], node: int | None) -> OwnModel:
-    """Return the model of ``node`` out of those that the device holds; its own, which comes last, where it is None.
+    """Return the model of ``node`` out of those that the device holds; its own, the last of them, if it is None.
 
     Raises:
         ConfigError: the device does not hold it.
