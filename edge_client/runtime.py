@@ -195,15 +195,14 @@ class DeviceRuntime:
     def _collect(self, parsed: ParsedTopic, payload: bytes) -> Transfer | None:
         """Store a chunk if its topic and its size are expected; return the transfer when this chunk completes it."""
         allowed = self._inbound.allowed(parsed)
-        if not allowed:
-            return None
+        transfer = None
         try:
-            transfer = self._chunks.add(self._inbound.source(parsed), payload, self._now_s, allowed)
+            if allowed:
+                transfer = self._chunks.add(self._inbound.source(parsed), payload, self._now_s, allowed)
         except TooLargeError as error:
             if parsed.kind not in (TopicKind.PLAN, TopicKind.CHECKPOINT):
                 raise
             LOG.debug("fetched once an announcement has given its size", extra={"kv": {"reason": error}})
-            return None
         self._lookout.heard(self._now_s)
         return transfer
 

@@ -229,3 +229,11 @@ def test_in_a_large_round_more_time_passes_before_chunks_are_asked_for(scene):
     assert scene.told() == []
     scene.asking.tick(crowd, patience_s)
     assert scene.told() == [("dev-1", TRANSFER, (0, 2))]
+
+
+def test_an_upload_that_is_too_large_to_arrive_is_refused(scene):
+    """Its chunks are refused, so to ask for them would never end."""
+    ((action, transfer, reason),) = scene.remind(most_bytes=len(PAYLOAD) - 1)
+    assert (action, transfer) == (Action.REFUSED, TRANSFER)
+    assert f"{len(PAYLOAD)} bytes is above" in reason
+    assert scene.remind(now_s=1.0, most_bytes=len(PAYLOAD)) == [(Action.REFUSED, TRANSFER)], "the same answer again"
