@@ -72,7 +72,7 @@ class Scene:
     def want_whole_rosters(self):
         """Have the victim ask for whole rosters, as if it had missed a change, for as long as the scene lasts."""
         feed = self.runtime._rosters
-        feed._wanted = 1 << 31
+        feed._wanted, feed.wanted_devices = 1 << 31, len(self.owner.roster.devices)
         feed._ask(self.fleet.now_s)
 
     @property
