@@ -358,7 +358,8 @@ class Engine:
     def _close(self, state: EngineState) -> Transition:
         plan = state.plan
         assert plan is not None
-        strategy, levels, refused = state.strategy, state.levels, {}
+        strategy, levels = state.strategy, state.levels
+        refused: Mapping[str, float] = {}
         if plan.final:
             outcome = Outcome({c.device: c.model for c in state.contributions})
         else:

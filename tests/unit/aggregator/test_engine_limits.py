@@ -66,7 +66,6 @@ def test_the_level_of_the_last_round_outlives_a_restart():
 
 def test_a_refused_upload_does_not_count_in_the_quorum():
     """With a quorum of .9 of 5 devices a round would otherwise wait for the refused one for ever."""
-
     engine, state = opened(quorum=0.9)
     state, _ = engine.handle(state, Declined(GIANT, engine.nonce(1), Obstacle.UPLOAD))
     for device in DEVICES[:-1]:
