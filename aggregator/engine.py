@@ -48,7 +48,7 @@ from aggregator.strategies.registry import make_strategy
 from aggregator.turnover import Turnover
 from wire.documents import Roster, RunPlan
 from wire.limits import MAX_MARGIN
-from wire.messages import Phase, Upload
+from wire.messages import Order, Phase, Upload
 
 ATTACHED_HEAD_BYTES: Final = 1 << 16
 """Largest head in front of vectors that a device has attached, with what their seal takes."""
@@ -228,14 +228,9 @@ class Engine:
             return Verdict.REFUSE, f"{upload.attached} bytes behind the update"
         if len(upload.margins) != (len(order.candidates) if order.margins else 0):
             return Verdict.REFUSE, f"{len(upload.margins)} margins"
-        if (
-            upload.correct > upload.tested
-            or bool(upload.tested) != order.evaluate
-            or (order.train and not upload.samples)
-        ):
-            return Verdict.REFUSE, "impossible counts"
-        if run.weighting == "uniform" and upload.samples > 1:
-            return Verdict.REFUSE, f"{upload.samples} samples where the plan's weighting is uniform"
+        wrong = _wrong_counts(run, order, upload)
+        if wrong:
+            return Verdict.REFUSE, wrong
         if abs(upload.loss) > MAX_FIGURE or any(abs(m) > MAX_MARGIN for m in upload.margins):
             return Verdict.REFUSE, "a loss or a margin beyond what a device may report"
         if not (0 < upload.model_norm <= MAX_FIGURE if order.norm else upload.model_norm == 0):
@@ -385,3 +380,12 @@ class Engine:
             return state, (closed, RunFinished())
         state, actions = self._maybe_open(state)
         return state, (closed, *(actions or (Gather(),)))
+
+
+def _wrong_counts(run: RunPlan, order: Order, upload: Upload) -> str:
+    """Return why the upload's counts can't be true; empty where they can."""
+    if upload.correct > upload.tested or bool(upload.tested) != order.evaluate or (order.train and not upload.samples):
+        return "impossible counts"
+    if run.weighting == "uniform" and upload.samples > 1:
+        return f"{upload.samples} samples where the plan's weighting is uniform"
+    return ""
