@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import tempfile
 import time
 from dataclasses import dataclass
@@ -142,6 +143,11 @@ def run_demo(
                 return _result(stage, bundle, sizes, hidden, runs, running.kind, seed)
 
 
+def plan_seed(seed: int) -> int:
+    """Return the seed for the plan: the aggregator reads the plan, and must not find in it the seed of the origins."""
+    return int.from_bytes(hashlib.sha256(b"shoal/demo/plan" + str(seed).encode()).digest()[:4], "little")
+
+
 def _one_run(
     stage: Stage,
     bundle: TaskBundle,
@@ -152,7 +158,7 @@ def _one_run(
     progress: Progress,
 ) -> tuple[RunPlan, Float32Vector | None, RunResult]:
     origins = make_origins("mlp", origins_needed(options), seed, manifest=bundle.manifest, **sizes)
-    plan = stage.add_run(bundle, origins, dataclasses.replace(options, seed=seed))
+    plan = stage.add_run(bundle, origins, dataclasses.replace(options, seed=plan_seed(seed)))
     records, view = _watch(stage, plan, progress)
     final = records[-1]
     clusters = [final["clusters"].get(d, -1) for d in stage.devices]

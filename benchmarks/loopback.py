@@ -41,6 +41,8 @@ from wire.transport import TransportEvent
 BROKER_URL: Final = "mqtt://loopback"
 """Stands in the grants; nobody connects to it."""
 POLL_S: Final = 0.25
+ORIGINS_SEED: Final = 1
+"""Of the starting models: apart from the plan's seed, which the aggregator reads."""
 """Virtual seconds that pass at most before deadlines and timers are looked at again."""
 
 
@@ -94,7 +96,7 @@ class LoopbackFleet:
         self._data = dict(data)
         self._backend = backend
         if origins is None:
-            origins = draw_origins(bundle.manifest, origins_needed(options), options.seed or 0)
+            origins = draw_origins(bundle.manifest, origins_needed(options), ORIGINS_SEED)
         self.plan = self.stage.add_run(bundle, origins, options)
         self.service: RunService | None = None
         self.devices: dict[str, LoopbackDevice] = {}

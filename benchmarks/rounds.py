@@ -95,7 +95,7 @@ def measure(devices: int, broker_kind: str = "auto", rounds: int = MEASURED_ROUN
         root = Path(folder)
         (root / "broker").mkdir()
         data = [_write_data(root / f"data-{i}.npz", i) for i in range(devices)]
-        origins = make_origins("mlp", 1, 0, manifest=bundle.manifest, **_SIZES)
+        origins = make_origins("mlp", 1, None, manifest=bundle.manifest, **_SIZES)
         training_s = training_seconds(bundle, origins[0], data[0])
         with (
             start_broker(broker_kind, root / "broker") as broker,

@@ -252,7 +252,11 @@ def run(
         int, typer.Option(help="Rounds between accuracy reports; 0: at the end only.", min=0)
     ] = 0,
     seed: Annotated[
-        int | None, typer.Option(help="Of origins, participation and batch order; default: drawn anew.", min=0)
+        int | None,
+        typer.Option(
+            help="Of participation and batch order, which the aggregator knows; never of origins; default: drawn anew.",
+            min=0,
+        ),
     ] = None,
     epoch_rounds: Annotated[
         int, typer.Option(help="Rounds after which devices take a new mask; 0: one mask for the run.", min=0)
@@ -302,7 +306,8 @@ def run(
         note(f"warning: {doubt}")
     from fleet.task.origin import make_origins  # torch: only for options that make sense
 
-    origins = make_origins(source.spec, draft.origins, seed, manifest=bundle.manifest, **source.options)
+    # The aggregator reads the plan and with it the seed: origins come from the operating system's random source.
+    origins = make_origins(source.spec, draft.origins, None, manifest=bundle.manifest, **source.options)
     with fleet.changing():  # the plan names keys and a number that nobody else may take meanwhile
         plan = make_plan(fleet, bundle, options)
         path = write_run(fleet, plan, bundle, origins)

@@ -54,7 +54,7 @@ class RunOptions:
         deadline_s: seconds after which a round closes on its quorum.
         weighting: samples or uniform; under uniform devices report neither sample counts nor sizes of test shares.
         evaluate_every: report accuracy every so many rounds; 0 is at the end only.
-        seed: of participation and batch order; None draws one.
+        seed: of participation and batch order; None draws one. The aggregator knows it: origins must not depend on it.
         epoch_rounds: rounds of a mask epoch, after which devices take a new mask; 0 is one epoch for the run.
         norm_blur: relative standard deviation of the random factor on each update, 0 to MAX_NORM_BLUR; 0 is off.
         max_samples: largest sample count that a device may report.

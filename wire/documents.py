@@ -223,7 +223,7 @@ class RunPlan:
         participation: share of the available devices drawn for a round.
         evaluate_every: devices report accuracy on their test share every so many rounds; 0 means at the end only.
         local: how devices train in a round; pretrain: in a round of phase PRETRAIN (cold starts, local convergence).
-        seed: seeds participation and batch order; nothing secret comes from it.
+        seed: seeds participation and batch order; the aggregator reads it, so nothing secret comes from it, origins least.
         weighting: ``samples`` or ``uniform``; under ``uniform`` devices keep their sample counts to themselves.
         norm_blur: relative standard deviation of the factor by which devices blur an update's norm; 0 is off.
         max_samples: largest sample count that a device may report; one with more reports this many.

@@ -59,7 +59,8 @@ def make_origins(
     Args:
         source: a built-in's name, ``file.py:function``, or a function that makes the task afresh.
         count: how many, at least 1.
-        seed: makes the result repeatable on one installation; None draws from the operating system.
+        seed: makes the result repeatable on one installation; None draws from the operating system. Never a value from
+            which a plan was made: the aggregator reads plans.
         manifest: the compiled task; its layout is checked and used. Without it the module's own order is used, which
             is the bundle's if nothing is shared.
         options: sizes for a built-in.

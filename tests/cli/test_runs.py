@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 
+import numpy as np
 import pytest
 
+from crypto.seal.envelope import open_from_group, read_head
 from crypto.seal.grants import DEVICE_ROLE, make_card
 from crypto.seal.identity import Identity
 from crypto.seal.signed import open_document, sign_document
@@ -74,6 +76,33 @@ def test_a_wrong_name_in_pretrain_is_refused(call, fleet, task):
         "shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedgroup", "--pretrain", "eta=1", status=2
     )
     assert "local training has no 'eta'" in told.err
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("options", [("fedavg",), ("ifca", "--set", "k=2", "--set", "restarts=2")], ids=lambda o: o[0])
+def test_the_plan_does_not_give_away_the_origins(call, fleet, options):
+    """The aggregator knows the plan's seed, and may know the architecture: neither may lead to the initial models."""
+    pytest.importorskip("torch")
+    from fleet.task.origin import make_origins
+
+    call("shoal-fleet", "task", "compile", "owner", "logistic", "--out", "task", "--option", "inputs=4")
+    grow(call, 2)
+    run = (*RUN, "--algorithm", *options, "--min-contributors", "1", "--seed", "7")
+    first, second = (run_in(call, call(*run).last) for _ in range(2))
+    assert first[0].seed == second[0].seed == 7
+    assert not (first[1] == second[1]).all(axis=1).any()
+    guess = make_origins("logistic", first[0].origins, first[0].seed, inputs=4)
+    assert not np.isclose(first[1], guess).all(axis=1).any()
+
+
+def run_in(call, path):
+    """Return a run file's plan and its origins (origins, d), opened as a device opens them."""
+    owner = FleetDirectory(call.home / "owner")
+    package = decode((call.home / path).read_bytes(), RunPackage)
+    plan = open_document(package.plan, RunPlan, owner.owner.member.sign_key)
+    head, at = read_head(package.origins)
+    raw = open_from_group(owner.content, package.origins, head, at, owner.owner.member.sign_key)
+    return plan, np.frombuffer(raw, "<f4").reshape(plan.origins, plan.length)
 
 
 @pytest.mark.torch
