@@ -22,7 +22,8 @@ class MaskContext:
 
     Attributes:
         fleet: the fleet's name.
-        run_id: 1 to 64 bytes that name the run; part of the key id, not of the permutation.
+        run_id: 1 to 64 bytes, random for each run, that name it. An owner's directory restored from a backup gives a
+            run number and a mask epoch a second time; the run id still makes another mask.
         epoch: mask epoch, counted from 0.
         task_digest: 32 bytes.
         mode: a name that ``crypto.mask.modes.registry`` lists.
@@ -104,7 +105,7 @@ class MaskKey:
 def derive(secret: MaskSecret, context: MaskContext) -> MaskKey:
     """Return the mask that ``secret`` and ``context`` decide.
 
-    HKDF-SHA256 over fleet, epoch, task digest, segment and purpose, each behind its length, gives every segment its
+    HKDF-SHA256 over fleet, run id, epoch, task digest, segment and purpose, each behind its length, gives every segment its
     own keys. About 25 ns a coordinate, 60 for the blocked layout, once an epoch; 12 to 20 bytes a coordinate while it
     runs, and 4 to keep of a permutation, 5 with signs, 7 of a rotation.
     """
@@ -115,9 +116,8 @@ def derive(secret: MaskSecret, context: MaskContext) -> MaskKey:
 
     def transform_of(segment: Segment) -> Transform:
         def subkey(purpose: str) -> bytes:
-            return expand(
-                raw, SECRET_BYTES, fleet, epoch, context.task_digest, _segment_field(segment), purpose.encode()
-            )
+            context_fields = (fleet, context.run_id, epoch, context.task_digest, _segment_field(segment))
+            return expand(raw, SECRET_BYTES, *context_fields, purpose.encode())
 
         return mode.build(subkey, segment.length)
 

@@ -160,7 +160,7 @@ class Aftermath:
 
         def subkey(purpose):
             epoch, field = plan.epoch.to_bytes(8, "big"), f"{segment.name}:{segment.length}".encode()
-            fields = (plan.fleet.encode(), epoch, plan.task_digest, field, purpose.encode())
+            fields = (plan.fleet.encode(), plan.run_id, epoch, plan.task_digest, field, purpose.encode())
             keys[f"subkey {purpose}"] = expand(owner.secret_at(self.plan.epoch).reveal(), SECRET_BYTES, *fields)
             return keys[f"subkey {purpose}"]
 

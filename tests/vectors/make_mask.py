@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-SALT = b"shoal-mask/v1"
+SALT = b"shoal-mask/v2"
 SECRET = bytes(range(32))
 DIGEST = hashlib.sha256(b"task").digest()
 
@@ -83,7 +83,7 @@ def ramp_case(fleet: str, run: bytes, epoch: int, mode: str, segments: list[tupl
     for field, (_, length) in zip(fields, segments, strict=True):
 
         def key(purpose: str, field: bytes = field) -> bytes:
-            return hkdf(SECRET, 32, fleet.encode(), when, DIGEST, field, f"{mode}/{purpose}".encode())
+            return hkdf(SECRET, 32, fleet.encode(), run, when, DIGEST, field, f"{mode}/{purpose}".encode())
 
         values = [float(len(masked) + i + 1) for i in range(length)]
         index = permutation(key("index"), length)
@@ -117,7 +117,7 @@ def case(fleet: str, run: bytes, epoch: int, mode: str, segments: list[tuple[str
     when = struct.pack(">Q", epoch)
     gathered, start = [], 0
     for field, (_, length) in zip(fields, segments, strict=True):
-        key = hkdf(SECRET, 32, fleet.encode(), when, DIGEST, field, b"permutation")
+        key = hkdf(SECRET, 32, fleet.encode(), run, when, DIGEST, field, b"permutation")
         local = permutation(key, length) if mode == "permutation" else list(range(length))
         gathered += [start + index for index in local]
         start += length
@@ -143,6 +143,7 @@ def main() -> None:
         case("fleet-a", run, 0, "permutation", [("cluster", 16)]),
         case("fleet-a", run, 1, "permutation", [("cluster", 16)]),
         case("fleet-b", run, 0, "permutation", [("cluster", 17)]),
+        case("fleet-a", bytes(range(16, 32)), 0, "permutation", [("cluster", 16)]),
         case("fleet-a", run, 7, "permutation", [("shared", 24), ("cluster", 9)]),
         case("fleet-a", run, 0, "permutation", [("cluster", 159_010)]),
         case("fleet-a", run, 0, "permutation", [("cluster", 3_000_001)]),

@@ -1,12 +1,14 @@
 """The owner's count of mask epochs: no two runs share one, nobody gets a secret from before, and a crash loses nothing."""
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
 
 from aggregator import membership as aggregators
-from crypto.mask.keys import MaskContext, key_id
+from crypto.mask.keys import MaskContext, derive, key_id
+from crypto.mask.masking import mask
 from edge_client import enrolment
 from edge_client.enrolment import DeviceMembership
 from fleet.directory import FleetDirectory
@@ -50,6 +52,20 @@ def test_every_run_has_epochs_of_its_own(fleet):
     assert [len(r) for r in runs] == [3, 3, 1, 3]
     assert distinct(*runs)
     assert [r.start for r in runs] == sorted(r.start for r in runs)
+
+
+def test_a_restored_owner_repeats_no_mask(fleet, tmp_path):
+    """A backup gives the run number and the mask epoch a second time; the run id still separates the two masks."""
+    shutil.copytree(fleet.path, tmp_path / "backup")
+    plans = []
+    for owner in (fleet, FleetDirectory(tmp_path / "backup")):
+        plan = make_plan(owner, BUNDLE, RunOptions("fedavg", local=FULL_BATCH, min_contributors=1))
+        context = MaskContext("demo", plan.run_id, plan.epoch, BUNDLE.digest, plan.mode, plan.mask_segments)
+        masked = mask(np.arange(BUNDLE.length, dtype=np.float32), derive(owner.secret_at(plan.epoch), context))
+        plans.append((plan, masked.values.tolist()))
+    (first, one), (second, other) = plans
+    assert (first.run, first.epoch) == (second.run, second.epoch)
+    assert one != other
 
 
 def test_epochs_are_taken_before_anybody_hears_of_them(fleet):

@@ -28,6 +28,7 @@ CONTEXT = MaskContext(
 )
 OTHERS = {
     "fleet": {"fleet": "plant-8"},
+    "run": {"run_id": b"run-0002"},
     "epoch": {"epoch": 4},
     "task": {"task_digest": bytes(32)},
     "segments": {"segments": (Segment("shared", 40), Segment("cluster", 60))},
@@ -47,9 +48,8 @@ def test_each_part_of_the_context_changes_key_id_and_permutation(change: dict[st
     assert permuted(other) != permuted(CONTEXT)
 
 
-@pytest.mark.parametrize("change", [{"run_id": b"run-0002"}, {"mode": "none"}], ids=["run", "mode"])
-def test_run_and_mode_change_the_key_id(change: dict[str, object]) -> None:
-    other = dataclasses.replace(CONTEXT, **change)  # type: ignore[arg-type]
+def test_the_mode_changes_the_key_id() -> None:
+    other = dataclasses.replace(CONTEXT, mode="none")
     assert key_id(SECRET, other) != key_id(SECRET, CONTEXT)
 
 
