@@ -7,6 +7,7 @@ import logging
 from aggregator.membership import AggregatorMembership
 from crypto.seal.envelope import open_from_member, read_head
 from crypto.seal.grants import OWNER_NAME
+from crypto.seal.roster import OWNER_PURPOSE, RosterForkError
 from wire import limits
 from wire.errors import UntrustedError
 from wire.frame import ChunkKind
@@ -16,7 +17,6 @@ from wire.topics import TopicKind, Topics
 from wire.transport import Transport
 
 LOG = logging.getLogger("shoal.aggregator")
-ROSTER_PURPOSE = "roster"
 ALLOWED = {
     TopicKind.OWNER_ROSTER: {ChunkKind.ROSTER: limits.MAX_GRANT_BYTES},
     TopicKind.KEYS: {ChunkKind.GRANT: limits.MAX_RENEWAL_BYTES},
@@ -41,7 +41,7 @@ class OwnerMail:
         """Return whether the topic is one of the owner's; what it brought is then dealt with.
 
         Raises:
-            UntrustedError: not from the owner, not for us, or rolled back.
+            UntrustedError: not from the owner, not for us, rolled back, or of the sequence in force with other bytes.
             WireError: malformed.
         """
         parsed = self._topics.parse(topic)
@@ -64,8 +64,14 @@ class OwnerMail:
     def _on_roster(self, transfer: Transfer) -> None:
         member = self._membership
         head, at = read_head(transfer.payload)
-        if head != Sealed(member.fleet, ROSTER_PURPOSE, OWNER_NAME, member.identity.name):
+        name = head.purpose.partition("/")[0]
+        if name != OWNER_PURPOSE or head != Sealed(member.fleet, head.purpose, OWNER_NAME, member.identity.name):
             raise UntrustedError(f"a {head.purpose} of {head.sender!r} where the owner's roster belongs")
         signed, _ = open_from_member(member.identity, transfer.payload, head, at, member.owner_key, transfer.signed)
-        if member.adopt(bytes(signed)):
+        try:
+            newer = member.adopt(bytes(signed))
+        except RosterForkError as error:
+            LOG.error("two rosters of one sequence", extra={"kv": {"reason": error, "hint": error.hint}})
+            raise
+        if newer:
             LOG.info("new roster from the owner", extra={"kv": {"sequence": member.roster.sequence}})

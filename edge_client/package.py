@@ -137,6 +137,7 @@ def open_epoch(package: bytes, epoch: Epoch, membership: DeviceMembership, least
     Raises:
         UntrustedError: the plan is not the owner's; the certificate does not hold, is of a roster that is too old, or is
             not of this run.
+        RosterForkError: its roster has the sequence of ours and other bytes.
         NotEnrolledError: the keys that it is made with have not come yet.
         IntegrityError: what was signed is not what is sealed, or does not fit the plan.
     """
@@ -146,6 +147,7 @@ def open_epoch(package: bytes, epoch: Epoch, membership: DeviceMembership, least
     c, roster = check_certificate(
         epoch.certificate, owner_key=membership.owner_key, fleet=membership.fleet, least_sequence=least
     )
+    membership.check_fork(roster.sequence, epoch.certificate.roster)
     if c.run_id != plan.run_id:
         raise UntrustedError("a mask epoch of another run")
     if hashlib.sha256(epoch.sealed).digest() != c.digest:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from crypto.seal.roster import EXPIRED_HINT, expiry_of
+from crypto.seal.identity import SIGNATURE_BYTES
+from crypto.seal.roster import EXPIRED_HINT, RosterForkError, expiry_of
 from crypto.seal.roster_change import apply_change
 from wire.errors import ShoalError, reason_of
 from wire.topics import TopicKind
@@ -76,6 +77,8 @@ class RosterFeed:
     def on_change(self, change: RosterChange, now_s: float) -> None:
         """Take up a change; where it does not follow our roster, or does not give one that the owner signed, ask for it all."""
         held = self._membership.roster.sequence
+        if change.sequence == held and change.signature != self._membership.roster_bytes[:SIGNATURE_BYTES]:
+            self._suspect_fork(change.sequence, now_s)
         if change.sequence <= held:
             return
         if change.after == held:
@@ -89,11 +92,18 @@ class RosterFeed:
             self.wanted_devices = max(change.devices, self.wanted_devices or 0)
             self._ask(now_s)
 
+    def _suspect_fork(self, sequence: int, now_s: float) -> None:
+        """Ask for the whole of a roster that has our sequence and another signature; if the owner signed it, `_take` says so."""
+        if not self._wanted:
+            self._wanted, self._tries = sequence, 0
+            self._ask(now_s)
+
     def on_whole(self, signed: bytes) -> None:
         """Take up a whole roster, and ask for no more of them once the newest that we have heard of is there.
 
         Raises:
             UntrustedError: not the owner's, rolled back, or expired.
+            RosterForkError: another roster of the sequence in force.
         """
         self._take(signed)
 
@@ -102,6 +112,9 @@ class RosterFeed:
         try:
             if member.adopt(signed):
                 LOG.info("new roster", extra={"kv": {"sequence": member.roster.sequence}})
+        except RosterForkError as error:
+            LOG.error("two rosters of one sequence", extra={"kv": {"reason": error, "hint": error.hint}})
+            raise
         finally:  # one that is refused may come behind a newer one that was carried here by hand
             if member.roster.sequence >= self._wanted:
                 self._want_no_more()

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from crypto.seal.certificates import check_certificate
-from crypto.seal.envelope import SealError, open_from_group, parcel_for_member, read_head
+from crypto.seal.envelope import SealError, is_from, open_from_group, parcel_for_member, read_head
 from crypto.seal.grants import DEVICE_ROLE, OWNER_NAME, open_card
 from crypto.seal.identity import fingerprint
-from crypto.seal.roster import aggregator_of
+from crypto.seal.roster import FORK_HINT, aggregator_of, digest_of, owner_purpose, read_owner_purpose
 from crypto.seal.tokens import Asked, open_request, peek_request
 from fleet.directory import FleetDirectory
 from fleet.runs import largest_epoch_bytes
@@ -29,7 +29,6 @@ from wire.retained import RetainedPublisher
 from wire.topics import TopicKind, Topics
 from wire.transport import Message, Transport, TransportEvent
 
-ROSTER_PURPOSE = "roster"
 REQUESTS = {ChunkKind.ENROL: limits.MAX_ENROLMENT_BYTES}
 """Largest transfer on an enrolment topic, in bytes; other kinds are refused."""
 
@@ -119,6 +118,8 @@ class Registrar:
         self._chunks = Reassembler(limits.MAX_ENROLMENT_BYTES, whole_transfers=1, max_per_source=1)
         self._epochs = Reassembler(whole_transfers=1)
         self._most_epoch_bytes: int | None = None
+        self._rosters = Reassembler(limits.MAX_GRANT_BYTES, whole_transfers=1, max_per_source=1)
+        self._left: tuple[int, bytes] = (0, b"")
         self.pending: dict[str, Request] = {}
         self.refused: dict[str, Refused] = {}
 
@@ -130,6 +131,10 @@ class Registrar:
         for token in self._old:
             for base in (self._topics.enrol(token), self._topics.grant(token)):
                 self._transport.publish(base, b"", retain=True)
+
+    def look_for_roster(self) -> None:
+        """Ask for the roster that the owner left on the broker before; see `publish_roster`."""
+        self._transport.subscribe(f"{self._topics.owner_roster}/#")
 
     def flush(self) -> None:
         """Return when the broker has everything; tokens of long ago are forgotten only then."""
@@ -145,6 +150,8 @@ class Registrar:
         parsed = self._topics.parse(event.topic)
         if parsed.kind is TopicKind.CHECKPOINT and event.payload:
             self._on_epoch(event.payload, now_s)
+        if parsed.kind is TopicKind.OWNER_ROSTER and event.payload:
+            self._on_roster(event.payload, now_s)
         if parsed.kind is not TopicKind.ENROL or not event.payload:
             return
         token, name = parsed.label, "?"
@@ -169,6 +176,52 @@ class Registrar:
             return
         if not request.answered:
             self.pending[request.fingerprint] = request
+
+    @property
+    def has_seen_roster(self) -> bool:
+        """Whether a roster that the owner signed lay on the broker."""
+        return bool(self._left[0])
+
+    def _on_roster(self, payload: bytes, now_s: float) -> None:
+        """Note which roster the owner left on the broker, and complain where this directory does not hold it.
+
+        It is sealed to the aggregator, so only sequence and digest can be read, in the head that the owner signed.
+        """
+        transfer = self._rosters.add("roster", payload, float(now_s), {ChunkKind.ROSTER: limits.MAX_GRANT_BYTES})
+        if transfer is None:
+            return
+        head, _ = read_head(transfer.payload)
+        found = read_owner_purpose(head.purpose)
+        ours = (head.fleet, head.sender) == (self._fleet.name, OWNER_NAME)
+        if found is None or not ours or found[0] < self._left[0]:
+            return
+        if not is_from(transfer.payload, head, self._fleet.owner.member.sign_key, transfer.signed):
+            raise UntrustedError("a roster on the broker that this owner did not sign")
+        with self._fleet.changing():  # another program of the owner's may have signed it a moment ago
+            self._left = found
+            if self._overtaken:
+                self._complain(
+                    f"warning: the broker holds roster {found[0]}, signed by this owner, which is not in this directory "
+                    f"(its newest is {self._fleet.roster.sequence}): {FORK_HINT}"
+                )
+
+    @property
+    def _overtaken(self) -> bool:
+        """Whether the roster on the broker is newer than ours, or another one of our sequence; call it in `changing`."""
+        sequence, digest = self._left
+        ours = self._fleet.roster.sequence
+        return sequence > ours or (sequence == ours and digest != digest_of(self._fleet.roster_bytes))
+
+    def _count_on(self) -> bool:
+        """Sign a roster beyond the one on the broker where that overtook ours; return whether it did. Call it in `changing`."""
+        if not self._overtaken:
+            return False
+        self._fleet.sign_beyond(self._left[0])
+        self._complain(
+            f"signed roster {self._fleet.roster.sequence}, beyond roster {self._left[0]} on the broker, with new secrets; "
+            "devices that were approved or revoked under that one: look at `shoal-fleet show`, and do it again"
+        )
+        return True
 
     def _on_epoch(self, payload: bytes, now_s: int) -> None:
         """Follow the fleet into the mask epoch that it has certified, so that new devices get no secret from before it."""
@@ -231,12 +284,15 @@ class Registrar:
         del self.pending[request.fingerprint]
 
     def publish_roster(self) -> None:
-        """Leave the newest roster for the aggregator, which hands it on to the devices."""
+        """Leave the newest roster for the aggregator, which hands it on to the devices; see `_count_on`."""
         with self._fleet.changing():
             aggregator = self._fleet.roster.aggregator
             if aggregator is not None:
-                head = Sealed(self._fleet.name, ROSTER_PURPOSE, OWNER_NAME, aggregator.name)
-                sealed = parcel_for_member(self._fleet.owner, aggregator.seal_key, head, self._fleet.roster_bytes)
+                self._count_on()
+                signed = self._fleet.roster_bytes
+                purpose = owner_purpose(self._fleet.roster.sequence, signed)
+                head = Sealed(self._fleet.name, purpose, OWNER_NAME, aggregator.name)
+                sealed = parcel_for_member(self._fleet.owner, aggregator.seal_key, head, signed)
                 self._leave(self._topics.owner_roster, sealed.payload, ChunkKind.ROSTER)
 
     def publish_keys(self) -> None:
@@ -271,6 +327,8 @@ class Registrar:
         member = self._listed(fingerprint_)
         if member is None:
             raise UntrustedError("the device does not belong to the fleet any more")
+        if self._count_on():
+            self.publish_keys()
         if token:
             self._leave(self._topics.grant(token), self._fleet.grant_for(Card(DEVICE_ROLE, member)), ChunkKind.GRANT)
             self._transport.publish(self._topics.enrol(token), b"", retain=True)

@@ -72,7 +72,7 @@ def acl(fleet: FleetDirectory, devices: tuple[str, ...]) -> str:
         f"user {OWNER_NAME}",
         f"topic readwrite {topics.all_enrol}",
         f"topic write {topics.root}/e/+/grant/#",
-        f"topic write {topics.owner_roster}/#",
+        f"topic readwrite {topics.owner_roster}/#",
         f"topic write {topics.root}/s/keys/#",
         f"topic read {topics.checkpoint}/#",
     ]

@@ -27,6 +27,8 @@ POLL_S: Final = 0.2
 DRAIN_POLL_S: Final = 0.02
 SETTLE_S: Final = 0.5
 """Nothing more lies on the broker when nothing has come for so long."""
+LOOK_S: Final = 2.0
+"""How long to wait for the roster that lies on the broker; a fleet's first publication finds none."""
 FLUSH_S: Final = 20.0
 """How long the broker may take for what was signed; the fleet is locked meanwhile, see `directory.CHANGE_WAIT_S`."""
 
@@ -73,6 +75,7 @@ class Desk:
         self._transport = MqttTransport(address, client, self._on_event, session_expiry_s=0)
         self.registrar = Registrar(fleet, self._transport, complain, self._drain)
         self.registrar.start(int(time.time()))
+        self.registrar.look_for_roster()
         self._transport.start(require=True)
 
     def listen(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> None:
@@ -115,6 +118,8 @@ class Desk:
         Raises:
             BrokerUnreachableError, TakenOverError: as `flush`.
         """
+        # What lies there may be newer than ours: see `Registrar.publish_roster`.
+        self.listen(LOOK_S, lambda: self.registrar.has_seen_roster)
         # Locked until the broker has it, or an older roster could come to lie over a newer one.
         with self._connected(), self._fleet.changing():
             self.registrar.publish_roster()

@@ -33,6 +33,9 @@ CHANGE_WAIT_S: Final = 120.0
 joined by file takes some 20 s, and what was signed is on its way to the broker for at most `desk.FLUSH_S`."""
 ROLES_HINT: Final = "add-device takes a device's card, add-aggregator the aggregator's"
 LOCKED_HINT: Final = "wait for the other shoal-fleet to end"
+EPOCHS_AFTER_RESTORE: Final = 1 << 20
+RUNS_AFTER_RESTORE: Final = 1000
+"""Mask epochs and run numbers that are left out where the directory was restored: some were given out since the backup."""
 ROSTER_LIFE_S: Final = 365 * 24 * 3600
 """A roster that is not renewed for a year ends the fleet."""
 
@@ -289,8 +292,22 @@ class FleetDirectory:
         with self.changing():
             self._draw_secrets()
 
+    def sign_beyond(self, sequence: int) -> None:
+        """Sign a roster beyond ``sequence``, with new secrets: this directory was restored, or a copy of it has signed others.
+
+        Run numbers, mask epochs and secrets that were given out since the backup are unknown here. New secrets replace
+        them; numbers and epochs go on after a gap that is wider than what a fleet uses in its life between two backups.
+        """
+        with self.changing():
+            s = self.secrets
+            self.secrets = dataclasses.replace(
+                s, next_epoch=s.next_epoch + EPOCHS_AFTER_RESTORE, next_run=s.next_run + RUNS_AFTER_RESTORE
+            )
+            self._draw_secrets(sequence=max(sequence, self.roster.sequence) + 1)
+
     def _draw_secrets(self, **changes: object) -> None:
-        roster = self._next_roster(keys_since=self.roster.sequence + 1, **changes)
+        sequence = changes.pop("sequence", self.roster.sequence + 1)
+        roster = self._next_roster(**{"sequence": sequence, "keys_since": sequence, **changes})
         first = self.secrets.next_epoch
         secrets = dataclasses.replace(
             FleetSecrets.fresh(self.name, self.secrets.broker),
@@ -386,13 +403,8 @@ class FleetDirectory:
 
     def _next_roster(self, **changes: object) -> Roster:
         issued, expires = _life()
-        return dataclasses.replace(
-            self.roster,
-            sequence=self.roster.sequence + 1,
-            issued_at_s=issued,
-            expires_at_s=expires,
-            **changes,  # type: ignore[arg-type]
-        )
+        changes = {"sequence": self.roster.sequence + 1, **changes}
+        return dataclasses.replace(self.roster, issued_at_s=issued, expires_at_s=expires, **changes)  # type: ignore[arg-type]
 
     def _sign(self, **changes: object) -> None:
         roster = self._next_roster(**changes)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import hmac
+import logging
 import re
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from crypto.seal.envelope import GroupKey, SealError, open_from_group
 from crypto.seal.grants import make_card, open_grant, open_renewal
 from crypto.seal.identity import Identity
-from crypto.seal.roster import has_expired, open_roster
+from crypto.seal.roster import MOST_DIGITS, RosterForkError, digest_of, has_expired, open_roster
 from crypto.seal.signed import open_document
 from support.files import named, private_directory, read_private, write_atomic, write_private
 from support.locks import exclusive
@@ -21,6 +22,7 @@ from wire.documents import AggregatorGrant, DeviceGrant, Roster
 from wire.errors import ConfigError, IntegrityError, NotEnrolledError, ShoalError, UntrustedError, WireError
 from wire.messages import Sealed
 
+LOG = logging.getLogger("shoal.membership")
 KEY_FILE: Final = "identity.key"
 GRANT_FILE: Final = "membership.bin"
 NEXT_FILE: Final = "membership.next"
@@ -30,9 +32,10 @@ MOST_LATER: Final = 8
 
 ROSTER_FILE: Final = "roster.signed"
 LEAST_FILE: Final = "roster.least"
-"""The highest sequence of a roster that was ever in force, in decimal digits: an older one that is copied here is refused."""
-MOST_DIGITS: Final = 10
-"""Of a sequence, which is 32 bits wide on the wire."""
+"""The highest sequence of a roster that was ever in force, in decimal digits, and that roster's SHA-256 in hex.
+
+An older roster that is copied here is refused, and so is another one of that sequence.
+"""
 CARD_MODE: Final = 0o644
 """A card holds public keys, and is carried."""
 WAIT_S: Final = 2.0
@@ -44,6 +47,8 @@ DAMAGED_HINT: Final = (
 )
 
 _WAITING: Final = re.compile(re.escape(NEXT_FILE) + r"\.(\d{10})", re.ASCII)
+
+_LEAST: Final = re.compile(rb"(\d{1,%d}) ([0-9a-f]{64})" % MOST_DIGITS)
 
 G = TypeVar("G", AggregatorGrant, DeviceGrant)
 
@@ -105,7 +110,7 @@ def store_grant(directory: Path, grant: AggregatorGrant | DeviceGrant) -> None:
     with exclusive(directory, wait_s=WAIT_S, hint=BUSY_HINT):
         _check_follows(directory, grant, roster)
         write_private(directory / ROSTER_FILE, grant.roster)
-        _raise_least(directory, roster.sequence)
+        _raise_least(directory, roster.sequence, grant.roster)
         write_private(directory / GRANT_FILE, _kept(grant))
         for since, path in _waiting(directory):
             if since <= grant.keys_since:
@@ -117,7 +122,8 @@ def _check_follows(directory: Path, grant: AggregatorGrant | DeviceGrant, roster
 
     What is kept there beside it, a device's high-water mark above all, is of one fleet.
     """
-    least = max(_least(directory), _sequence(directory / ROSTER_FILE, grant.owner_key))
+    seen = (_least(directory), _in_file(directory / ROSTER_FILE, grant.owner_key))
+    least = max(sequence for sequence, _ in seen)
     if (directory / GRANT_FILE).exists():
         try:
             held = decode(read_private(directory / GRANT_FILE), type(grant))
@@ -129,6 +135,8 @@ def _check_follows(directory: Path, grant: AggregatorGrant | DeviceGrant, roster
                 hint="use another directory: init there, and have the owner add the new card",
             )
         least = max(least, held.keys_since)
+    for sequence, digest in seen:
+        _check_same(roster.sequence, grant.roster, sequence, digest)
     if roster.sequence < least:
         raise UntrustedError(
             f"a grant with roster {roster.sequence} after roster {least}: refused as a rollback",
@@ -136,33 +144,45 @@ def _check_follows(directory: Path, grant: AggregatorGrant | DeviceGrant, roster
         )
 
 
-def _sequence(path: Path, owner_key: bytes) -> int:
-    """Return the sequence of a roster file, expired or not; 0 where there is none that the owner signed."""
+def _check_same(sequence: int, signed: bytes, known_sequence: int, known_digest: bytes) -> None:
+    """Return unless the roster ``signed`` has the sequence of a known one and other bytes.
+
+    Raises:
+        RosterForkError: it has.
+    """
+    if sequence == known_sequence and not hmac.compare_digest(digest_of(signed), known_digest):
+        raise RosterForkError(sequence)
+
+
+def _in_file(path: Path, owner_key: bytes) -> tuple[int, bytes]:
+    """Return sequence and SHA-256 of a roster file, expired or not; 0 and nothing where there is none that the owner signed."""
     try:
-        return open_document(read_private(path), Roster, owner_key).sequence
+        signed = read_private(path)
+        return open_document(signed, Roster, owner_key).sequence, digest_of(signed)
     except ShoalError:
-        return 0
+        return 0, b""
 
 
-def _least(directory: Path) -> int:
-    """Return the highest sequence of a roster that was ever in force; 0 where none was.
+def _least(directory: Path) -> tuple[int, bytes]:
+    """Return sequence and SHA-256 of the newest roster that was ever in force; 0 and nothing where none was.
 
     Raises:
         IntegrityError: the file that says so is damaged.
     """
     path = directory / LEAST_FILE
     if not path.exists():
-        return 0
-    text = read_private(path)
-    if not (text.isdigit() and len(text) <= MOST_DIGITS):
+        return 0, b""
+    found = _LEAST.fullmatch(read_private(path))
+    if found is None:
         raise IntegrityError(
-            f"{path} is damaged", hint=f"remove it only if {ROSTER_FILE} there is the owner's newest roster"
+            f"{path} is damaged, or of an earlier version of Shoal",
+            hint=f"remove it only if {ROSTER_FILE} there is the owner's newest roster",
         )
-    return int(text)
+    return int(found[1]), bytes.fromhex(found[2].decode())
 
 
-def _raise_least(directory: Path, sequence: int) -> None:
-    write_private(directory / LEAST_FILE, str(sequence).encode())
+def _raise_least(directory: Path, sequence: int, signed: bytes) -> None:
+    write_private(directory / LEAST_FILE, f"{sequence} {digest_of(signed).hex()}".encode())
 
 
 def _waiting(directory: Path) -> list[tuple[int, Path]]:
@@ -197,6 +217,7 @@ class Membership(Generic[G]):
         Raises:
             NotEnrolledError: nobody has joined there.
             UntrustedError: the roster is not the owner's, older than one that was in force before, or has expired.
+            RosterForkError: another roster of its sequence was in force before.
         """
         if not (directory / GRANT_FILE).exists():
             raise NotEnrolledError(f"{directory} belongs to no fleet", hint="run init there, then join with a grant")
@@ -211,10 +232,11 @@ class Membership(Generic[G]):
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
             self._read_grants()  # a running program has put the next grant in force meanwhile
-        self._least = _least(directory)
+        self._least, digest = _least(directory)
         self.roster_bytes = read_private(directory / ROSTER_FILE)
         with named(directory / ROSTER_FILE, DAMAGED_HINT):
             self.roster = self._open(self.roster_bytes, self._least, expired=expired)
+        _check_same(self.roster.sequence, self.roster_bytes, self._least, digest)
 
     def _read_grants(self) -> None:
         self._use(self._grant_in(self.directory / GRANT_FILE))
@@ -275,6 +297,7 @@ class Membership(Generic[G]):
 
         Raises:
             UntrustedError: not the owner's, rolled back, or expired. It will not be in force after a restart either.
+            RosterForkError: another roster of the sequence in force.
         """
         data = read_private(self.directory / ROSTER_FILE)
         if data == self.roster_bytes:
@@ -282,13 +305,14 @@ class Membership(Generic[G]):
             return False
         with named(self.directory / ROSTER_FILE, DAMAGED_HINT):
             roster = self._open(data, self.roster.sequence)
+        self.check_fork(roster.sequence, data)
         self.roster, self.roster_bytes = roster, data
         self._keep_least()
         return True
 
     def _keep_least(self) -> None:
         if self.roster.sequence > self._least:
-            _raise_least(self.directory, self.roster.sequence)
+            _raise_least(self.directory, self.roster.sequence, self.roster_bytes)
             self._least = self.roster.sequence
 
     def adopt(self, data: bytes) -> bool:
@@ -296,16 +320,29 @@ class Membership(Generic[G]):
 
         Raises:
             UntrustedError: not the owner's, rolled back, or expired.
+            RosterForkError: another roster of the sequence in force.
         """
-        with suppress(ShoalError):
+        try:
             self.reload()
+        except ShoalError as error:  # no such file may keep a newer roster from the network out
+            if isinstance(error, RosterForkError):
+                LOG.error("roster file refused", extra={"kv": {"reason": error, "hint": error.hint}})
         roster = self._open(data, self.roster.sequence)
+        self.check_fork(roster.sequence, data)
         if roster.sequence == self.roster.sequence:
             return False
         write_private(self.directory / ROSTER_FILE, data)
         self.roster, self.roster_bytes = roster, data
         self._keep_least()
         return True
+
+    def check_fork(self, sequence: int, signed: bytes) -> None:
+        """Return unless a roster that the owner ``signed`` has the sequence of ours and other bytes.
+
+        Raises:
+            RosterForkError: it has.
+        """
+        _check_same(sequence, signed, self.roster.sequence, digest_of(self.roster_bytes))
 
     def take_grant(self, data: bytes) -> bool:
         """Keep a grant that came through the broker for later; return whether its secrets are newer than all we have.

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Final
 
 from crypto.seal.signed import open_document
 from support.times import utc
 from wire.documents import Member, Roster
 from wire.errors import UntrustedError
+
+MOST_DIGITS: Final = 10
+"""Of a sequence, which is 32 bits wide on the wire."""
+OWNER_PURPOSE: Final = "roster"
+"""First part of the purpose of an envelope with a roster from the owner; sequence and digest follow, for the owner to read."""
+FORK_HINT: Final = (
+    "the owner's directory was restored from a backup, or two copies of it are in use: end the other copy, then let the right "
+    "one run `shoal-fleet publish`, which signs a roster beyond both; compare its devices with `shoal-fleet show`"
+)
+
+
+class RosterForkError(UntrustedError):
+    """The owner has signed two different rosters of one sequence."""
+
+    def __init__(self, sequence: int) -> None:
+        super().__init__(f"two different rosters of sequence {sequence}, both signed by the owner", hint=FORK_HINT)
+
 
 EXPIRED_HINT: Final = (
     "is this machine's clock right? if so, the owner runs `shoal-fleet renew` and `shoal-fleet publish`"
@@ -41,6 +59,32 @@ def open_roster(data: bytes | memoryview, *, owner_key: bytes, fleet: str, least
             hint="is this machine's clock right? if so, have the owner sign a new one, `shoal-fleet renew`, and hand it out",
         )
     return roster
+
+
+def digest_of(signed: bytes | memoryview) -> bytes:
+    """Return the SHA-256 of a signed roster, 32 bytes: rosters of one sequence and different digests are a fork."""
+    return hashlib.sha256(signed).digest()
+
+
+def owner_purpose(sequence: int, signed: bytes) -> str:
+    """Return the purpose of the envelope in which the owner seals a roster to the aggregator.
+
+    The owner can't open that envelope again. The purpose, which the owner's signature covers, tells a restored owner which
+    roster the fleet has; the broker learns no more than that number, since the digest covers a signature.
+    """
+    return f"{OWNER_PURPOSE}/{sequence}/{digest_of(signed).hex()}"
+
+
+def read_owner_purpose(purpose: str) -> tuple[int, bytes] | None:
+    """Return sequence and digest from `owner_purpose`; None for another purpose."""
+    name, _, rest = purpose.partition("/")
+    sequence, _, digest = rest.partition("/")
+    if name != OWNER_PURPOSE or not (sequence.isascii() and sequence.isdigit() and len(sequence) <= MOST_DIGITS):
+        return None
+    try:
+        return int(sequence), bytes.fromhex(digest)
+    except ValueError:
+        return None
 
 
 def has_expired(roster: Roster, now_s: int) -> bool:
