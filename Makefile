@@ -6,6 +6,7 @@ SOAK_MINUTES ?= 30
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+export ORT_DISABLE_TELEMETRY := 1
 
 .PHONY: demo test long lint format fuzz clean
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
+from support.telemetry import import_onnxruntime
 from wire.errors import TaskError
 
 if TYPE_CHECKING:
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
     from edge_client.task import TaskBundle
     from wire.types import Float32Vector
-
-NO_TELEMETRY: Final = ("ORT_DISABLE_TELEMETRY", "1")
-"""ONNX Runtime must find this before it is imported: by default it makes an identifier and names a host to report to."""
 
 SCORE_ROWS: Final = 100
 """Samples a forward pass takes at a time: activations of larger chunks cost memory and gain no speed."""
@@ -142,9 +139,8 @@ class OrtModel:
         session = self._sessions.get(graph)
         if session is not None:
             return session
-        os.environ.setdefault(*NO_TELEMETRY)
         try:
-            import onnxruntime as ort
+            ort = import_onnxruntime()
         except ImportError as error:
             raise TaskError(
                 f"ONNX Runtime can't be loaded: {error}", hint="install it with: pip install 'shoal[edge]'"

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 
+from support import telemetry
 from wire.errors import ConfigError, ShoalError, UsageError
 
 if TYPE_CHECKING:
@@ -160,6 +161,7 @@ def run_program(app: Callable[..., Any], *, prog: str, secret: bool = False) -> 
     It leaves no core file, whatever it is; with ``secret``, because it will hold a mask secret or the owner's key, other
     processes of its user can't read its memory either.
     """
+    telemetry.switch_off()  # also for what libraries import, and for programs that this one starts
     no_core_dumps()
     if secret:
         forbid_inspection()

@@ -17,6 +17,6 @@ COPY aggregator aggregator
 RUN useradd --system --uid 10001 --create-home --home-dir /state --shell /usr/sbin/nologin shoal && chmod 0700 /state
 USER shoal
 VOLUME /state
-ENV PYTHONPATH=/app PYTHONUNBUFFERED=1
+ENV PYTHONPATH=/app PYTHONUNBUFFERED=1 ORT_DISABLE_TELEMETRY=1
 ENTRYPOINT ["python", "-c", "from aggregator.cli import main; main()"]
 CMD ["serve", "/state"]

@@ -16,6 +16,6 @@ COPY edge_client edge_client
 RUN useradd --system --uid 10001 --create-home --home-dir /state --shell /usr/sbin/nologin shoal && chmod 0700 /state
 USER shoal
 VOLUME ["/state", "/data"]
-ENV PYTHONPATH=/app PYTHONUNBUFFERED=1
+ENV PYTHONPATH=/app PYTHONUNBUFFERED=1 ORT_DISABLE_TELEMETRY=1
 ENTRYPOINT ["python", "-c", "from edge_client.cli import main; main()"]
 CMD ["run", "/state", "--data", "/data"]

@@ -14,6 +14,7 @@ from edge_client.manifest import Kind, LocalTraining, Parameter, TaskManifest, T
 from edge_client.task import TaskBundle
 from fleet.task.layers import blame, embedding_limit, refuse_random, refuse_unsupported
 from fleet.task.quiet import quiet
+from support import telemetry
 from wire.errors import TaskError
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def compile_task(
     Raises:
         TaskError: the model can't be compiled, with the layer and what to use instead; or it differs from torch.
     """
+    telemetry.switch_off()  # torch's exporter may import ONNX Runtime by itself
     refuse_unsupported(model)
     parameters = layout(model, shared)
     hyper = hyper or LocalTraining()
