@@ -23,7 +23,7 @@ from aggregator.damage import reads
 from aggregator.numerics.rows import drop_pages
 from aggregator.strategies.base import Contribution, Dump, UploadKey, contribution_of
 from aggregator.update_files import FLOAT_BYTES, UpdateFiles, checksum
-from support.files import private_directory, sync_directory, write_atomic
+from support.files import check_own, make_own, private_directory, sync_directory, write_atomic
 from wire.codec import decode, encode
 from wire.documents import RunPlan
 from wire.errors import IntegrityError
@@ -88,8 +88,11 @@ class Store:
         """
         self.directory = private_directory(directory)
         self.run = run
+        # SQLite gives its other files the mode of this one, and would open what others have put here.
+        make_own(directory / DATABASE)
+        for suffix in ("-wal", "-shm", "-journal"):
+            check_own(directory / f"{DATABASE}{suffix}")
         self._db = sqlite3.connect(directory / DATABASE, isolation_level=None)
-        (directory / DATABASE).chmod(0o600)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")

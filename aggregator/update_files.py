@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from aggregator.numerics.rows import FilePages
-from support.files import sync_directory
+from support.files import open_own, sync_directory
 from wire.types import Float32Vector
 
 FLOAT_BYTES: Final = 4
@@ -86,7 +86,7 @@ class UpdateFiles:
                 spare = next(path.parent.glob(SPARES), None)
                 if spare is not None:
                     spare.rename(path)
-            self._files[round_] = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            self._files[round_] = open_own(path)
             sync_directory(path.parent)
             # Bytes behind the last row are a spare's old ones, or the torn tail of a crash: write over them.
             self._ends[round_] = self._end_of(round_)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from crypto.seal.replay import HighWater
-from support.files import PRIVATE_FILE_MODE, read_private, sync_directory, write_atomic, write_failed
+from support.files import open_own, read_private, sync_directory, write_atomic, write_failed
 from wire.codec import U16, U32, Fixed16, decode_prefix, encode, message
 from wire.errors import ConfigError, IntegrityError, WireError
 from wire.frame import Fingerprint
@@ -165,7 +165,7 @@ class DeviceState:
     @staticmethod
     def _write_slot(path: str, head: bytes, sealed: bytes) -> bool:
         """Write over a slot, durably; return whether it is new."""
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE_FILE_MODE)
+        handle = open_own(path)
         try:
             new = os.fstat(handle).st_size == 0
             at = 0

@@ -19,7 +19,14 @@ from crypto.seal.signed import sign_document
 from fleet.broker_users import DEVICE_RESERVED, ENROL_USER, BrokerUsers
 from fleet.runs import RUNS, highest_run
 from fleet.vault import BACKUP_HINT, OWNER_FILE, ROSTER_FILE, SECRETS_FILE, FleetSecrets, Vault
-from support.files import private_directory, remove_unfinished, sync_directory, write_atomic, write_private
+from support.files import (
+    check_directory,
+    private_directory,
+    remove_unfinished,
+    sync_directory,
+    write_atomic,
+    write_private,
+)
 from support.locks import exclusive
 from wire.address import BrokerAddress
 from wire.codec import encode
@@ -60,6 +67,8 @@ class FleetDirectory:
         if not (path / SECRETS_FILE).exists():
             raise NotEnrolledError(f"{path} holds no fleet", hint="shoal-fleet init DIR --name NAME --broker URL")
         self.path = path
+        if path.exists():
+            check_directory(path)
         self._vault = Vault(path, lock)
         self._changing = False
         self.users: BrokerUsers

@@ -26,7 +26,7 @@ def ask(*, twice: bool = False) -> Lock:
     named = os.environ.get(FILE_VARIABLE)
     if named:
         try:
-            return Lock(read_private(Path(named)).rstrip(b"\r\n"))
+            return Lock(read_private(Path(named), follow=True).rstrip(b"\r\n"))
         except ConfigError as error:
             raise ConfigError(f"{FILE_VARIABLE}: {error}", hint=error.hint) from error
     if not sys.stdin.isatty():

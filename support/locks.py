@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from support.files import PRIVATE_FILE_MODE, remove_unfinished, write_failed
+from support.files import open_own, remove_unfinished, write_failed
 from wire.errors import ConfigError
 
 LOCK_FILE: Final = ".lock"
@@ -33,7 +33,7 @@ def exclusive(directory: Path, *, wait_s: float, hint: str) -> Iterator[None]:
     """
     path = directory / LOCK_FILE
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE_MODE)
+        handle = open_own(path)
     except OSError as error:
         raise write_failed(path, error) from error
     try:
@@ -58,7 +58,7 @@ def serving(directory: Path, *, hint: str) -> Iterator[None]:
 def in_use(directory: Path) -> bool:
     """Whether a program serves ``directory`` at the moment; one that can't be told counts as none."""
     try:
-        handle = os.open(directory / LOCK_FILE, os.O_RDWR)
+        handle = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
         return False
     try:

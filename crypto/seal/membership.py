@@ -15,7 +15,7 @@ from crypto.seal.grants import make_card, open_grant, open_renewal
 from crypto.seal.identity import Identity
 from crypto.seal.roster import MOST_DIGITS, RosterForkError, digest_of, has_expired, open_roster
 from crypto.seal.signed import open_document
-from support.files import named, private_directory, read_private, write_atomic, write_private
+from support.files import check_directory, named, private_directory, read_private, write_atomic, write_private
 from support.locks import exclusive
 from wire.codec import decode, encode
 from wire.documents import AggregatorGrant, DeviceGrant, Roster
@@ -221,6 +221,7 @@ class Membership(Generic[G]):
         """
         if not (directory / GRANT_FILE).exists():
             raise NotEnrolledError(f"{directory} belongs to no fleet", hint="run init there, then join with a grant")
+        check_directory(directory)
         self.directory = directory
         self.identity = Identity.load(directory / KEY_FILE)
         self._kind: type[G] = kind
