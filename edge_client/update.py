@@ -1,4 +1,8 @@
-"""One order carried out: score, choose, train, mask, seal. The clear update never leaves this module."""
+"""Carry out one order: score, choose, train, mask, seal.
+
+The clear update does not leave the device. For CFL runs of several mask epochs `own_updates` also writes it to the device's private
+directory, in clear, until the run is over.
+"""
 
 from __future__ import annotations
 
