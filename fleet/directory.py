@@ -305,7 +305,7 @@ class FleetDirectory:
         """Sign a roster beyond ``sequence``, with new secrets: this directory was restored, or a copy of it has signed others.
 
         Run numbers, mask epochs and secrets that were given out since the backup are unknown here. New secrets replace
-        them; numbers and epochs go on after a gap that is wider than what a fleet uses in its life between two backups.
+        them; numbers and epochs go on after a gap that is wider than a fleet uses between two backups.
         """
         with self.changing():
             s = self.secrets

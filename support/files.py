@@ -214,7 +214,7 @@ def _check_private(path: Path, found: os.stat_result, *, pipe: bool = False) -> 
     """
     mode = stat.S_IMODE(found.st_mode)
     if not (stat.S_ISREG(found.st_mode) or (pipe and stat.S_ISFIFO(found.st_mode))):
-        raise ConfigError(f"{path} is not a file", hint="remove what has this name")
+        raise ConfigError(f"{path} is not a file", hint="remove it, and find out who put it there")
     if found.st_uid not in (os.geteuid(), 0):
         raise ConfigError(
             f"{path} belongs to another user (uid {found.st_uid})",
@@ -247,7 +247,7 @@ def private_directory(path: Path) -> Path:
 def check_directory(path: Path) -> None:
     """Return if no other user of the machine can put files into ``path``, or another directory in its place.
 
-    A group may write to the directories above it, since some systems give every user a group of his own; a directory that
+    A group may write to the directories above it, since some systems give every user a private group; a directory that
     anyone may write to is accepted above it with the sticky bit only, as /tmp has it.
 
     Raises:
@@ -260,7 +260,7 @@ def check_directory(path: Path) -> None:
         raise ConfigError(f"can't look at {path}: {error.strerror}", hint="check that it is there") from error
     if found.st_uid not in (os.geteuid(), 0):
         raise ConfigError(
-            f"the directory {path} belongs to another user (uid {found.st_uid}), who could read and replace what is in it",
+            f"the directory {path} belongs to another user (uid {found.st_uid}), who could read and replace its contents",
             hint="use a directory of your own, or run this program as that user",
         )
     if found.st_mode & OTHERS_WRITE:

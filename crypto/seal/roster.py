@@ -69,8 +69,8 @@ def digest_of(signed: bytes | memoryview) -> bytes:
 def owner_purpose(sequence: int, signed: bytes) -> str:
     """Return the purpose of the envelope in which the owner seals a roster to the aggregator.
 
-    The owner can't open that envelope again. The purpose, which the owner's signature covers, tells a restored owner which
-    roster the fleet has; the broker learns no more than that number, since the digest covers a signature.
+    The owner can't open that envelope again. In the purpose, which the owner's signature covers, a restored owner reads
+    which roster the fleet has. The broker learns only that number, since the digest covers a signature.
     """
     return f"{OWNER_PURPOSE}/{sequence}/{digest_of(signed).hex()}"
 
