@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
@@ -23,7 +24,8 @@ class Answers:
         self._membership = membership
         self._run = run
         self._owed: set[tuple[str, int]] | None = None
-        self._given: dict[tuple[str, bytes], Action] = {}
+        # A plain dict takes ever longer to find its first entry once earlier ones were deleted.
+        self._given: OrderedDict[tuple[str, bytes], Action] = OrderedDict()
 
     def end(self, round_: int, missing: Iterable[str]) -> None:
         """Take note that the run ended with this round, and without these devices."""
@@ -44,7 +46,7 @@ class Answers:
         if member is None:
             return
         if len(self._given) >= ANSWERS_REMEMBERED and (device, transfer) not in self._given:
-            self._given.pop(next(iter(self._given)))
+            self._given.popitem(last=False)
         self._given[device, transfer] = action
         if self._owed is not None:
             self._owed.discard((device, round_))

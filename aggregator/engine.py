@@ -2,6 +2,9 @@
 
 `Engine.handle` is a pure transition ``(state, event) -> (state, actions)``: no clock, socket or disk. The driver
 carries actions out and feeds events back; the MQTT daemon and the loopback fleet drive the same object.
+
+An event that neither opens nor closes a round takes a time that does not grow with the fleet: its transition changes
+persistent collections (engine_state.py) and looks at counts, never at all devices.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from aggregator.events import (
     Stored,
     WentOffline,
 )
+from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
 from aggregator.rollover import Rollover
 from aggregator.screening import screen
 from aggregator.strategies.base import Contribution, Outcome, RoundPlan, Strategy
@@ -107,7 +111,7 @@ class Engine:
             roster_bytes: the same as the owner signed it.
         """
         state = EngineState(
-            devices,
+            PersistentSet(devices),
             self.strategy.init(devices),
             self.run,
             generation=generation,
@@ -146,7 +150,9 @@ class Engine:
             roster: the newest.
             roster_bytes: the same as the owner signed it.
         """
-        state = EngineState(devices, before, self.run, frozenset(available), roster=roster, roster_bytes=roster_bytes)
+        fleet = PersistentSet(devices)
+        online = PersistentSet(d for d in available if d in fleet)
+        state = EngineState(fleet, before, self.run, online, roster=roster, roster_bytes=roster_bytes)
         if standing is None:
             return self._open(state, round_, available)
         generation = standing["generation"]
@@ -161,7 +167,7 @@ class Engine:
         )
         r = standing["rollover"]
         if not standing["open"]:
-            state = dataclasses.replace(state, round=round_, step=standing["step"], online=frozenset())
+            state = dataclasses.replace(state, round=round_, step=standing["step"], online=PersistentSet())
             if r is not None:
                 failed = Rollover(r["generation"], r["tries"])
                 state = dataclasses.replace(state, rollover=failed, newest=max(r["generation"], generation))
@@ -193,7 +199,8 @@ class Engine:
             received: device -> (phase, digest) of its durable upload of that round.
         """
         run = self.run_in(standing)
-        return EngineState(devices, None, run, round=round_, received=dict(received), finished=True)
+        fleet = PersistentSet(devices)
+        return EngineState(fleet, None, run, round=round_, received=PersistentMap(received), finished=True)
 
     def nonce(self, round_: int, step: int = 0) -> bytes:
         """Return the 16 bytes that an upload of the round, or of a step after it, must repeat."""
@@ -291,10 +298,10 @@ class Engine:
             return state
         return dataclasses.replace(
             state,
-            received={**state.received, contribution.device: (contribution.phase, digest)},
-            contributions=(*state.contributions, contribution),
-            gone=state.gone - {contribution.device},
-            lost=state.lost - {contribution.device},
+            received=state.received.adding(contribution.device, (contribution.phase, digest)),
+            contributions=state.contributions.appending(contribution),
+            gone=state.gone.removing(contribution.device),
+            lost=state.lost.removing(contribution.device),
         )
 
     def _advance(self, state: EngineState) -> Transition:
@@ -319,8 +326,8 @@ class Engine:
         ``min_contributors`` are enough.
         """
         if self._is_due(state):
-            return self._turnover.fold(state, state.present)
-        there = len(state.online.intersection(state.devices))
+            return self._turnover.fold(state, None)
+        there = len(state.online)
         if there < max(1, min(self.run.min_contributors, len(state.devices))):
             return state, ()
         share = 1.0 if state.round == 0 else self.run.quorum
@@ -371,7 +378,7 @@ class Engine:
             strategy=strategy,
             levels=levels,
             plan=None,
-            contributions=(),
+            contributions=PersistentList(),
             finished=plan.final,
             overtime=False,
             news=(),

@@ -1,4 +1,9 @@
-"""Where a run stands, as the engine's transitions take it and give it."""
+"""The state of a run, as the engine's transitions take it and return it.
+
+States are values: a transition returns a new one and leaves the earlier ones as they were. The collections that change
+with every presence or upload are persistent (aggregator/persistent.py), so that one event of a fleet of N devices
+costs the same for any N. Only opening and closing a round may take time that grows with the fleet.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aggregator.events import Action, RoundRecord
+from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
 from aggregator.rollover import Rollover
 from aggregator.screening import Levels
 from aggregator.strategies.base import Contribution, Event, Outcome, RoundPlan, mean_loss
@@ -23,12 +29,14 @@ class EngineState:
     """Where a run stands.
 
     Attributes:
+        devices: of the fleet; ``online`` is a part of them.
         run: the owner's plan as it stands in this mask epoch.
         round: the open round or the last one, 0 before the first; step: of the rollover after it, 0 where there is none.
         plan: the open round's or step's, None while gathering.
         received: device -> (phase, digest) of its durable upload of the open round.
         gone: ordered devices that are not waited for, since they went offline or can't, and have not uploaded; lost: those that
             left the fleet instead; declined: why, for those that have said so in the open round, see `unable`.
+        unasked: how many devices are online that the open round has no order for.
         overtime: the deadline of the open round, or of the gathering, has passed.
         since: the round after which the mask epoch began.
         generation: roster sequence of the secrets in force; newest: of the newest at hand.
@@ -38,18 +46,19 @@ class EngineState:
         levels: median norms of the last round's accepted updates, see `aggregator.screening`.
     """
 
-    devices: tuple[str, ...]
+    devices: PersistentSet[str]
     strategy: Any
     run: RunPlan
-    online: frozenset[str] = frozenset()
+    online: PersistentSet[str] = field(default_factory=PersistentSet)
     round: int = 0
     step: int = 0
     plan: RoundPlan | None = None
-    received: Mapping[str, tuple[Phase, bytes]] = field(default_factory=dict)
-    contributions: tuple[Contribution, ...] = ()
-    gone: frozenset[str] = frozenset()
-    lost: frozenset[str] = frozenset()
-    declined: Mapping[str, Obstacle] = field(default_factory=dict)
+    received: PersistentMap[str, tuple[Phase, bytes]] = field(default_factory=PersistentMap)
+    contributions: PersistentList[Contribution] = field(default_factory=PersistentList)
+    gone: PersistentSet[str] = field(default_factory=PersistentSet)
+    lost: PersistentSet[str] = field(default_factory=PersistentSet)
+    declined: PersistentMap[str, Obstacle] = field(default_factory=PersistentMap)
+    unasked: int = 0
     overtime: bool = False
     finished: bool = False
     since: int = 0
@@ -74,7 +83,7 @@ class EngineState:
     @property
     def present(self) -> tuple[str, ...]:
         """Devices of the fleet that are there, in name order."""
-        return tuple(d for d in sorted(self.devices) if d in self.online)
+        return tuple(sorted(self.online))
 
     @property
     def awaited(self) -> int:
@@ -124,11 +133,12 @@ def opened(state: EngineState, plan: RoundPlan) -> EngineState:
         round=plan.round,
         step=plan.step,
         plan=plan,
-        received={},
-        contributions=(),
-        gone=frozenset(plan.orders.keys() - state.online),
-        lost=frozenset(plan.orders.keys() - set(state.devices)),
-        declined={},
+        received=PersistentMap(),
+        contributions=PersistentList(),
+        gone=PersistentSet(d for d in plan.orders if d not in state.online),
+        lost=PersistentSet(d for d in plan.orders if d not in state.devices),
+        declined=PersistentMap(),
+        unasked=sum(d not in plan.orders for d in state.online),
         overtime=False,
     )
 
@@ -140,34 +150,42 @@ def noted(state: EngineState, kind: str, detail: Mapping[str, Any]) -> EngineSta
 
 def without(state: EngineState, device: str) -> EngineState:
     """Return the state in which the device is not there: the open round does not wait for it."""
-    gone = state.gone | {device} if _owes(state, device) else state.gone
-    return dataclasses.replace(state, online=state.online - {device}, gone=gone)
+    gone = state.gone.adding(device) if _owes(state, device) else state.gone
+    unasked = state.unasked - (device in state.online and not _asked(state, device))
+    return dataclasses.replace(state, online=state.online.removing(device), gone=gone, unasked=unasked)
 
 
 def returned(state: EngineState, device: str) -> EngineState:
     """Return the state in which the device is there; one that has declined the open round is not waited for all the same."""
-    here = {device}
-    devices = state.devices if device in state.devices else (*state.devices, device)
-    gone = state.gone if device in state.declined else state.gone - here
-    return dataclasses.replace(state, devices=devices, online=state.online | here, gone=gone, lost=state.lost - here)
+    return dataclasses.replace(
+        state,
+        devices=state.devices.adding(device),
+        online=state.online.adding(device),
+        gone=state.gone if device in state.declined else state.gone.removing(device),
+        lost=state.lost.removing(device),
+        unasked=state.unasked + (device not in state.online and not _asked(state, device)),
+    )
 
 
 def declining(state: EngineState, device: str, obstacle: Obstacle) -> EngineState:
     """Return the state in which nothing is expected of the device in the open round; it may be asked in the next."""
     if not _owes(state, device):
         return state
-    return dataclasses.replace(state, gone=state.gone | {device}, declined={**state.declined, device: obstacle})
+    return dataclasses.replace(state, gone=state.gone.adding(device), declined=state.declined.adding(device, obstacle))
 
 
 def bereft(state: EngineState, device: str) -> EngineState:
     """Return the state in which the device belongs to the fleet no more: nothing counts on it."""
-    lost = state.lost | {device} if _owes(state, device) else state.lost
-    staying = tuple(d for d in state.devices if d != device)
-    return dataclasses.replace(without(state, device), devices=staying, lost=lost)
+    lost = state.lost.adding(device) if _owes(state, device) else state.lost
+    return dataclasses.replace(without(state, device), devices=state.devices.removing(device), lost=lost)
+
+
+def _asked(state: EngineState, device: str) -> bool:
+    return state.plan is not None and device in state.plan.orders
 
 
 def _owes(state: EngineState, device: str) -> bool:
-    return state.plan is not None and device in state.plan.orders and device not in state.received
+    return _asked(state, device) and device not in state.received
 
 
 def forsaken(state: EngineState) -> bool:
@@ -178,7 +196,7 @@ def forsaken(state: EngineState) -> bool:
     plan = state.plan
     if plan is None or plan.final or state.received or not state.overtime:
         return False
-    return not state.awaited and bool(state.online - plan.orders.keys())
+    return not state.awaited and state.unasked > 0
 
 
 def record_of(

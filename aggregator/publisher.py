@@ -126,13 +126,9 @@ class Publisher:
         proposal = self._proposal(run, opened) if opened.proposal else None
         travel = [ref for ref in (*refs, shared, *carried, proposal) if ref is not None]
         keep = {self._topics.model(ref.label) for ref in travel if ref.transfer != NO_TRANSFER}
-        orders: list[Order] = []
-        for order in plan.orders.values():
-            if order not in orders:
-                orders.append(order)
-        order_of = tuple(
-            orders.index(plan.orders[d.name]) if d.name in plan.orders else NO_ORDER for d in roster.devices
-        )
+        orders: dict[Order, int] = {}
+        place_of = {device: orders.setdefault(order, len(orders)) for device, order in plan.orders.items()}
+        order_of = tuple(place_of.get(d.name, NO_ORDER) for d in roster.devices)
         announcement = Announcement(
             run.fleet,
             run.run,

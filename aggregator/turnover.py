@@ -11,6 +11,7 @@ from collections.abc import Callable
 from aggregator import rollover
 from aggregator.engine_state import EngineState, Transition, noted, opened
 from aggregator.events import Gather, OpenRound, Renewed, RolloverFailed
+from aggregator.persistent import PersistentList
 from aggregator.rollover import Rollover
 from aggregator.strategies.base import Contribution, RoundPlan, Strategy, UploadKey, in_order
 from aggregator.strategies.renewal import Renewal
@@ -35,17 +36,27 @@ class Turnover:
         self._nonce = nonce
         self._reopen = reopen
 
-    def fold(self, state: EngineState, available: tuple[str, ...]) -> Transition:
-        """Open the first step of a rollover, once more than half of the roster is there to sign it."""
+    def fold(self, state: EngineState, available: tuple[str, ...] | None) -> Transition:
+        """Open the first step of a rollover, once more than half of the roster is there to sign it.
+
+        Args:
+            state: with no round open.
+            available: the devices that may take part; None stands for those that are online.
+        """
         if state.roster is None or state.roster.keys_since != state.newest:
             return state, ()  # of the owner's newer keys and the roster that goes with them one is still on its way
         r = state.rollover
         if r is None or r.generation != state.newest:
             r = Rollover(state.newest, 0 if r is None else r.tries)
-        able = self._able(state, available)
-        if len(able) < majority(len(state.roster.active())):
+        # This comes with every presence of a run that waits for its rollover, so the counts are looked at first.
+        least = majority(state.roster.active_count)
+        if len(state.online if available is None else available) < least:
             return state, ()
         if r.tries >= rollover.HASTY_TRIES and not (state.overtime or r.folder):
+            return state, ()
+        available = state.present if available is None else available
+        able = self._able(state, available)
+        if len(able) < least:
             return state, ()
         if not r.folder:
             # At first whoever answered in the round before: a newcomer may have no part in this mask epoch.
@@ -133,7 +144,7 @@ class Turnover:
             since=state.round,
             generation=c.generation,
             plan=None,
-            contributions=(),
+            contributions=PersistentList(),
             rollover=None,
             overtime=False,
         )
@@ -155,7 +166,11 @@ class Turnover:
         r = state.rollover
         assert r is not None
         state = dataclasses.replace(
-            state, plan=None, contributions=(), overtime=False, rollover=Rollover(r.generation, r.tries + 1)
+            state,
+            plan=None,
+            contributions=PersistentList(),
+            overtime=False,
+            rollover=Rollover(r.generation, r.tries + 1),
         )
         failed = RolloverFailed(state.round, reason)
         state, actions = self._reopen(noted(state, "rollover-failed", {"reason": reason}))

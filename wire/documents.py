@@ -78,6 +78,11 @@ class Roster:
         """Return the member called ``name`` unless it is unknown or revoked."""
         return self._active.get(name)
 
+    @property
+    def active_count(self) -> int:
+        """How many devices are not revoked."""
+        return len(self._active)
+
     def active(self) -> tuple[str, ...]:
         """Return the names of all devices that are not revoked, in roster order."""
         return tuple(self._active)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import capped_weights, weighted_mean
+from aggregator.persistent import PersistentMap
 from support.wanted import wanted
 from wire.documents import RunPlan
 from wire.errors import ConfigError, IntegrityError, KeyMismatchError
@@ -205,7 +206,7 @@ class Average(Protocol):
 
 
 Fetch = Callable[[UploadKey], Contribution]
-Gathered = dict[UploadKey, Contribution]
+Gathered = Mapping[UploadKey, Contribution]
 
 
 class Strategy(Protocol):
@@ -265,7 +266,9 @@ def gather(gathered: Gathered, contribution: Contribution, run: RunPlan) -> Gath
         raise KeyMismatchError(f"{contribution.device} masked its update under another key")
     if contribution.key in gathered:
         raise IntegrityError(f"{contribution.device} contributed to round {contribution.round} before")
-    return {**gathered, contribution.key: contribution}
+    if not isinstance(gathered, PersistentMap):
+        gathered = PersistentMap(gathered)  # of a round that has just opened: empty
+    return gathered.adding(contribution.key, contribution)
 
 
 def in_order(contributions: Iterable[Contribution]) -> list[Contribution]:

@@ -215,7 +215,8 @@ class Cfl:
         return state, (Event(round_, "trial-opened", detail),)
 
     def _continue_trial(self, state: CflState, trial: Trial, given: list[Contribution], round_: int) -> Step:
-        mine = [[c for c in given if c.device in h.members] for h in (trial.left, trial.right)]
+        sides = [frozenset(h.members) for h in (trial.left, trial.right)]
+        mine = [[c for c in given if c.device in side] for side in sides]
         if min(map(len, mine)) < self.least_side:
             trial = dataclasses.replace(trial, waited=trial.waited + 1)
             if trial.waited > MAX_WAITS:
@@ -264,7 +265,8 @@ class Cfl:
         round_: int,
     ) -> Step:
         """Replace ``parent`` by its halves and grow the tree; members without an update are placed like newcomers."""
-        edges = tuple(tuple(c for c in evidence if c.device in h.members) for h in halves)
+        sides = [frozenset(h.members) for h in halves]
+        edges = tuple(tuple(c for c in evidence if c.device in side) for side in sides)
         first, second = halves
         check_at = round_ + self.settings.check_every
         node = Node(parent.id, parent.slot, (first.model, second.model), (edges[0], edges[1]), check_at)

@@ -47,14 +47,19 @@ def orders(state: CflState, there: set[str]) -> dict[str, Order]:
 
 def join(state: CflState, given: list[Contribution], round_: int) -> Step:
     """Whoever has chosen a leaf by loss becomes its member, before the leaf is averaged: its update counts."""
-    events = []
+    chosen: dict[str, int] = {}
     for update in given:
-        leaf = state.clusters.get(update.model)
-        if update.device not in state.unplaced or update.phase is not Phase.TRAIN or leaf is None:
-            continue
-        state = _with_member(state, leaf.id, update.device)
-        events.append(Event(round_, "newcomer", {"device": update.device, "cluster": leaf.id, "by": "loss"}))
-    return state, tuple(events)
+        if update.device in state.unplaced and update.phase is Phase.TRAIN and update.model in state.clusters:
+            chosen[update.device] = update.model
+    if not chosen:
+        return state, ()
+    clusters = dict(state.clusters)
+    for leaf in dict.fromkeys(chosen.values()):
+        new = tuple(d for d, at in chosen.items() if at == leaf)
+        clusters[leaf] = dataclasses.replace(clusters[leaf], members=(*clusters[leaf].members, *new))
+    unplaced = {d: n for d, n in state.unplaced.items() if d not in chosen}
+    events = (Event(round_, "newcomer", {"device": d, "cluster": at, "by": "loss"}) for d, at in chosen.items())
+    return dataclasses.replace(state, clusters=clusters, unplaced=unplaced), tuple(events)
 
 
 def place(state: CflState, given: list[Contribution], round_: int) -> Step:

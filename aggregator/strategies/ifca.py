@@ -108,7 +108,8 @@ class Ifca:
         if state.settled and state.broadcast.narrow(s.stable_rounds, s.probe_every):
             for device in orders.keys() & state.broadcast.confirmed:
                 orders[device] = train_order((ids[state.choice[device]],), evaluate=evaluate)
-        newcomers = tuple(d for d in available if d not in state.devices)
+        known = frozenset(state.devices)
+        newcomers = tuple(d for d in available if d not in known)
         if newcomers:
             state = dataclasses.replace(state, devices=(*state.devices, *newcomers))
         return state, RoundPlan(round_, dict(zip(ids, state.slots, strict=True)), orders, shared=state.shared)
