@@ -111,6 +111,9 @@ class Intake:
     def _check(self, upload: Upload, body: memoryview, device: str) -> None:
         if (upload.fleet, upload.device) != (self._run.fleet, device):
             raise UntrustedError(f"an upload for {upload.fleet!r} by {upload.device!r}")
+        if upload.run > self._run.run:
+            # Not refused: that run's file may come back, and its device would not offer the upload again.
+            raise UntrustedError(f"an upload for run {upload.run}, which is not served")
         if upload.recipient != self._identity.member.seal_key:
             raise UntrustedError("an upload for another aggregator")
         if len(body) != 4 * upload.length + upload.attached:

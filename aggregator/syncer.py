@@ -17,7 +17,7 @@ class Syncer(Protocol):
         """Run ``job``, then have ``done`` called on the driver's own thread."""
 
     def close(self) -> None:
-        """Finish what is under way, and stop."""
+        """Finish what is under way, and stop; nothing that was submitted is called back afterwards."""
 
 
 class InlineSyncer:
@@ -41,6 +41,7 @@ class ThreadSyncer:
 
     def __init__(self, hand_back: Callable[[Job], None]) -> None:
         self._hand_back = hand_back
+        self._closed = False
         self._jobs: queue.SimpleQueue[tuple[Job, Job] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="shoal-sync", daemon=True)
         self._thread.start()
@@ -50,7 +51,8 @@ class ThreadSyncer:
         self._jobs.put((job, done))
 
     def close(self) -> None:
-        """Finish what is queued; nothing is handed back any more once the driver has stopped listening."""
+        """Finish what is queued. What was handed back and not called yet, or fails from now on, does nothing when called."""
+        self._closed = True
         self._jobs.put(None)
         self._thread.join()
 
@@ -60,9 +62,18 @@ class ThreadSyncer:
             try:
                 job()
             except OSError as error:
-                self._hand_back(_raiser(error))
+                self._hand_back(self._unless_closed(_raiser(error)))
             else:
-                self._hand_back(done)
+                self._hand_back(self._unless_closed(done))
+
+    def _unless_closed(self, done: Job) -> Job:
+        """Return what calls ``done`` unless the syncer is closed by then: its store may be closed as well."""
+
+        def call() -> None:
+            if not self._closed:
+                done()
+
+        return call
 
 
 def _raiser(error: OSError) -> Job:

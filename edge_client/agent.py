@@ -40,7 +40,8 @@ class AgentState:
         models: topic label -> transfer id of the models at hand.
         transfer: id of its sealed upload; sent: of which round; attempt: reminders so far.
         answered: nobody is reminded of that upload any more, also after a restart: it was a final round's, and was answered.
-        done: the upload of the announced round was answered.
+        done: the upload of the announced round was answered; refused: it was refused, and is offered again if the same
+            round is announced again: an aggregator that has taken the run up again may want it.
     """
 
     index: int
@@ -57,6 +58,7 @@ class AgentState:
     answered: bool = False
     attempt: int = 0
     done: bool = False
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +233,7 @@ def _planned(state: AgentState, planned: Planned) -> Transition:
         models={},
         sent=None if planned.lost else state.sent,
         done=False,
+        refused=False,
     )
     return state, (CancelWork(), ClearTimer(), Follow(()))
 
@@ -243,15 +246,24 @@ def _announced(state: AgentState, announcement: Announcement) -> Transition:
     if order is not None:
         check_order(order, announcement, state.plan, state.generation)
     again = mark.place == state.mark.place
-    if again and state.stage is Stage.SENDING:
-        # The aggregator restarted: it may not have what we sent.
-        state = dataclasses.replace(state, announcement=announcement, mark=mark, attempt=0)
+    if again and (state.stage is Stage.SENDING or state.refused):
+        # The aggregator was started again, or has taken the run up again: it may not have what we sent.
+        state = dataclasses.replace(
+            state, announcement=announcement, mark=mark, stage=Stage.SENDING, attempt=0, done=False, refused=False
+        )
         return state, (_remind(state), _timer(state))
     if again and (state.stage is Stage.WORKING or state.done):
         return dataclasses.replace(state, announcement=announcement, mark=mark), ()
     stop: tuple[Do, ...] = () if state.stage is Stage.IDLE else (CancelWork(), ClearTimer())
     state = dataclasses.replace(
-        state, announcement=announcement, order=order, mark=mark, stage=Stage.IDLE, attempt=0, done=order is None
+        state,
+        announcement=announcement,
+        order=order,
+        mark=mark,
+        stage=Stage.IDLE,
+        attempt=0,
+        done=order is None,
+        refused=False,
     )
     if order is None:
         # Whoever sits out would still be sent every model that it follows.
@@ -310,7 +322,7 @@ def _answered(state: AgentState, control: Control) -> Transition:
         return state, (Send(state.transfer, control.missing), _timer(state))
     state = dataclasses.replace(state, stage=Stage.IDLE, done=True)
     if state.announcement is None or not state.announcement.finished or state.plan is None:
-        return state, (ClearTimer(),)
+        return dataclasses.replace(state, refused=control.action == Action.REFUSED), (ClearTimer(),)
     return dataclasses.replace(state, answered=True), (ClearTimer(), RunDone(state.plan))
 
 

@@ -200,6 +200,18 @@ def test_an_answer_ends_the_sending(action):
     assert (state.stage, state.done, actions) == (Stage.IDLE, True, (ClearTimer(),))
 
 
+def test_a_refused_upload_is_offered_again_once_the_round_is_announced_again():
+    """The aggregator may have taken up a run that it did not serve; an upload that it has taken is not offered again."""
+    state, _ = after(*SENDING, control(Action.REFUSED))
+    state, actions = step(state, Announced(announcement()))
+    assert (state.stage, state.done, actions) == (Stage.SENDING, False, (REMIND, SetTimer(2 * limits.REMIND_BASE_S)))
+    state, _ = step(state, control(Action.ACK))
+    assert step(state, Announced(announcement()))[1] == ()
+    refused, _ = after(*SENDING, control(Action.REFUSED), Announced(announcement(2)))
+    assert refused.stage is Stage.WORKING
+    assert not refused.refused
+
+
 def test_an_answer_to_another_upload_means_nothing():
     state, _ = after(*SENDING)
     assert step(state, control(Action.ACK, transfer=bytes(16))) == (state, ())

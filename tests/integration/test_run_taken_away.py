@@ -1,0 +1,47 @@
+"""A run is given up by taking its file away while devices upload, and goes on when the file is put back."""
+
+import signal
+import time
+
+import pytest
+
+from tests.helpers.taken_away import place
+from wire.broker import find_mosquitto
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.process,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed"),
+]
+TRIES = 10
+
+
+def test_a_busy_run_is_given_up_and_taken_up(tmp_path):
+    """The aggregator goes on each time, and every round gets its three uploads."""
+    with place(tmp_path) as made:
+        made.sign()
+        made.stage.start_aggregator()
+        made.start_devices()
+        made.give_up_and_take_up(TRIES)
+        assert all(r["contributed"] == 3 for r in made.stage.records(made.run))
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_is_taken_up_by_an_aggregator_that_was_started_again(tmp_path, end):
+    """An earlier run is over. The aggregator answers for that one while the file is away, and sees this one's uploads."""
+    with place(tmp_path) as made:
+        made.sign(rounds=2)
+        made.stage.start_aggregator()
+        made.start_devices()
+        made.end_of_run()
+        made.sign()
+        made.goes_on()
+        for _ in range(3):
+            made.take_away()
+            time.sleep(1.0)  # for uploads that were on their way
+            made.stage.stop("aggregator", end)
+            made.stage.start_aggregator()
+            made.put_back()
+            made.goes_on()
+        assert all(r["contributed"] == 3 for r in made.stage.records(made.run))
