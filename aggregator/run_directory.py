@@ -5,24 +5,27 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from aggregator import records
 from aggregator.damage import readable
-from aggregator.store import BUSY_TIMEOUT_MS, DATABASE
+from aggregator.store import BUSY_TIMEOUT_MS, DATABASE, check_version
 from support.files import write_atomic
 from wire.errors import ConfigError
 
 WAITING_FILE: Final = "waiting.txt"
 """What an open round waits for, there as long as it waits: for people only, so that nothing depends on it."""
 LOG = logging.getLogger("shoal.aggregator")
+R = TypeVar("R")
 
 
 def read_generation(directory: Path) -> int | None:
     """Return the newest secrets, by the roster sequence they were drawn at, that a run has turned to; None for the first."""
-    found = _read(directory, "SELECT document FROM snapshot")
-    if not found:
+    found = _read(directory, lambda reader: reader.execute("SELECT document FROM snapshot").fetchone())
+    if found is None:
         return None
     with readable(directory):
         standing = json.loads(found[0])["standing"]
@@ -31,9 +34,12 @@ def read_generation(directory: Path) -> int | None:
 
 def read_records(directory: Path) -> list[dict[str, Any]]:
     """Return the closed rounds of a run that another process may be writing; empty where there are none yet."""
-    found = _read(directory, "SELECT record FROM rounds ORDER BY round")
-    with readable(directory):
-        return [json.loads(record) for record in found]
+    return _read(directory, records.read) or []
+
+
+def read_last_record(directory: Path) -> dict[str, Any] | None:
+    """Return the last closed round of a run that another process may be writing; None where there is none yet."""
+    return _read(directory, records.read_last)
 
 
 def rounds_closed(directory: Path) -> int:
@@ -50,8 +56,8 @@ def uploads_stored(directory: Path, round_: int) -> int:
 
 def read_plan(directory: Path) -> bytes | None:
     """Return the run plan, encoded, that a run's directory was made for; None where no run has begun there."""
-    found = _read(directory, "SELECT value FROM facts WHERE name = 'plan'")
-    return found[0] if found else None
+    found = _read(directory, lambda reader: reader.execute("SELECT value FROM facts WHERE name = 'plan'").fetchone())
+    return None if found is None else found[0]
 
 
 def keep_waiting(directory: Path, line: str) -> None:
@@ -82,21 +88,22 @@ def read_waiting(directory: Path) -> str:
         return str(error)
 
 
-def _read(directory: Path, query: str) -> list[Any]:
-    """Return the first column of what ``query`` finds in a run's database that another process may be writing.
+def _read(directory: Path, query: Callable[[sqlite3.Connection], R]) -> R | None:
+    """Return what ``query`` finds in a run's database that another process may be writing; None before it has tables.
 
     Raises:
-        IntegrityError: the database is damaged.
+        IntegrityError: the database is damaged, or of another version.
     """
     path = directory / DATABASE
     if not path.exists():
-        return []
+        return None
     with (
         readable(directory),
         closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as reader,
     ):
         try:
             reader.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-            return [value for (value,) in reader.execute(query)]
+            check_version(reader, directory)
+            return query(reader)
         except sqlite3.OperationalError:
-            return []  # the writer has not made its tables yet
+            return None  # the writer has not made its tables yet

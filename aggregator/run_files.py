@@ -10,7 +10,7 @@ from typing import Final
 
 from aggregator.damage import readable
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
-from aggregator.run_directory import read_plan, read_records
+from aggregator.run_directory import read_last_record, read_plan
 from aggregator.store import DATABASE
 from crypto.seal.signed import open_document
 from wire.codec import decode, encode
@@ -166,9 +166,9 @@ def is_finished(membership: AggregatorMembership, plan: RunPlan) -> bool:
             f"run {plan.run} is another one than the run {plan.run} that was begun here before",
             hint=f"have the owner sign it anew, under a number of its own: shoal-fleet run. {directory} holds the other",
         )
-    records = read_records(directory)
+    last = read_last_record(directory)
     with readable(directory):
-        return bool(records) and bool(records[-1]["final"])
+        return last is not None and bool(last["final"])
 
 
 def _stamp(path: Path) -> Stamp:

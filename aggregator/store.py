@@ -3,6 +3,10 @@
 `Store.append` buffers, `Store.commit` makes everything appended so far durable (vectors first, then the rows that
 point at them): only after it returns may an upload be acknowledged. A torn tail of a vector file is harmless, since
 no row points at it.
+
+The database does not grow with the number of rounds but for one short record each (records.py): the snapshot of a round
+deletes, in its own transaction, the rows of earlier uploads that the strategy's state does not refer to. SQLite uses
+the freed pages again.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from aggregator import records
 from aggregator.damage import reads
 from aggregator.numerics.rows import drop_pages
 from aggregator.strategies.base import Contribution, Dump, UploadKey, contribution_of
@@ -37,16 +42,20 @@ VECTORS: Final = "vectors"
 BUSY_TIMEOUT_MS: Final = 5000
 CHECKED_AT_ONCE: Final = 16
 """Stored updates that are checked before their pages leave memory again."""
-_TABLES: Final = """
+LOG_PAGES: Final = 256
+"""Pages of the write-ahead log, 4 KiB each, after which SQLite moves them into the database: its default takes 4 MB."""
+_TABLES: Final = (
+    """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS uploads (
   round INTEGER NOT NULL, phase INTEGER NOT NULL, device TEXT NOT NULL, header BLOB NOT NULL,
   digest BLOB NOT NULL, start INTEGER NOT NULL, checksum INTEGER NOT NULL,
   PRIMARY KEY (round, phase, device)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, record TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS snapshot (id INTEGER PRIMARY KEY CHECK (id = 1), round INTEGER NOT NULL, document TEXT NOT
 NULL);
 """
+    + records.TABLES
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +105,10 @@ class Store:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        self._db.execute(f"PRAGMA wal_autocheckpoint={LOG_PAGES}")
+        check_version(self._db, directory)
         self._db.executescript(_TABLES)
-        self._pending: list[_Row] = []
+        self._pending: dict[bytes, _Row] = {}
         self._batch: list[_Row] = []
         facts = dict(self._db.execute("SELECT name, value FROM facts"))
         if not facts:
@@ -105,7 +116,7 @@ class Store:
             with self._db:
                 self._db.execute("BEGIN")
                 self._db.executemany("INSERT INTO facts VALUES (?, ?)", list(facts.items()))
-        if facts["schema"] != str(SCHEMA_VERSION).encode() or facts["plan"] != encode(run):
+        if facts["plan"] != encode(run):
             raise IntegrityError(
                 f"{directory} holds another run",
                 hint="a run's directory is never reused: move it away, or sign a new run",
@@ -141,11 +152,12 @@ class Store:
         if len(vector):
             start = self._updates.append(upload.round, vector)
         cut = FLOAT_BYTES * upload.length
-        self._pending.append(_Row(upload, digest, start, checksum(vector[:cut]) + checksum(vector[cut:]), norm))
+        row = _Row(upload, digest, start, checksum(vector[:cut]) + checksum(vector[cut:]), norm)
+        self._pending[digest] = row
 
     def withdraw(self, digest: bytes) -> None:
         """Forget an upload of the batch that is still open; its bytes, which no row points to, do no harm."""
-        self._pending = [row for row in self._pending if row.digest != digest]
+        self._pending.pop(digest, None)
 
     def prepare(self) -> Callable[[], None]:
         """Close the batch of what was appended so far; return the slow half of its commit, which any thread may run.
@@ -153,7 +165,7 @@ class Store:
         Appending goes on meanwhile, into the next batch. `commit` is due when the returned function has run.
         """
         assert not self._batch, "the batch before is not committed"
-        self._batch, self._pending = self._pending, []
+        self._batch, self._pending = list(self._pending.values()), {}
         return self._updates.syncer()
 
     def commit(self) -> list[Contribution]:
@@ -227,7 +239,7 @@ class Store:
         closed: tuple[int, dict[str, Any]] | None = None,
         standing: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make the state before round ``round_`` durable, then drop the vectors and updates that nothing needs any more.
+        """Make the state before round ``round_`` durable, and drop the rows, vectors and updates that nothing refers to.
 
         Args:
             round_: the round that is open from now on.
@@ -240,9 +252,19 @@ class Store:
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?)", (round_, json.dumps(document)))
+            self._forget_uploads(round_, dump.uploads)
             if closed is not None:
-                self._db.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?)", (closed[0], json.dumps(closed[1])))
+                records.write(self._db, *closed)
         self._sweep(round_, set(document["vectors"]), {key[0] for key in dump.uploads})
+
+    def _forget_uploads(self, before: int, needed: frozenset[UploadKey]) -> None:
+        """Delete the rows of uploads of rounds before ``before`` that are not ``needed``."""
+        if not any(key[0] < before for key in needed):
+            self._db.execute("DELETE FROM uploads WHERE round < ?", (before,))
+            return
+        found = self._db.execute("SELECT round, phase, device FROM uploads WHERE round < ?", (before,)).fetchall()
+        gone = [key for key in found if key not in needed]
+        self._db.executemany("DELETE FROM uploads WHERE round = ? AND phase = ? AND device = ?", gone)
 
     def _document(
         self, folder: Path, available: Iterable[str], dump: Dump, standing: Mapping[str, Any] | None
@@ -356,18 +378,18 @@ class Store:
         """Keep what a closed round brought."""
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?)", (round_, json.dumps(record)))
+            records.write(self._db, round_, record)
 
     @reads
     def records(self) -> list[dict[str, Any]]:
-        """Return the closed rounds in order."""
-        return [json.loads(r) for (r,) in self._db.execute("SELECT record FROM rounds ORDER BY round")]
+        """Return the closed rounds in order, all but the newest without the figures of single devices (records.py)."""
+        return records.read(self._db)
 
     @reads
     def over(self) -> bool:
         """Whether the final round is recorded."""
-        last = self._db.execute("SELECT record FROM rounds ORDER BY round DESC LIMIT 1").fetchone()
-        return last is not None and bool(json.loads(last[0])["final"])
+        last = records.read_last(self._db)
+        return last is not None and bool(last["final"])
 
     def erase(self) -> None:
         """End the run: erase every update that devices sent; offsets and records stay."""
@@ -378,6 +400,22 @@ class Store:
         """Close files and database."""
         self._updates.release()
         self._db.close()
+
+
+def check_version(database: sqlite3.Connection, directory: Path) -> None:
+    """Return if the database in ``directory`` is new, or of this version.
+
+    Raises:
+        IntegrityError: another version of the aggregator has written it.
+    """
+    if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone():
+        return
+    found = database.execute("SELECT value FROM facts WHERE name = 'schema'").fetchone()
+    if found is not None and found[0] != str(SCHEMA_VERSION).encode():
+        raise IntegrityError(
+            f"{directory} was written by another version of shoal-aggregator",
+            hint="finish the run with that version, or move the directory away and sign a new run",
+        )
 
 
 def erase_updates(directory: Path) -> None:

@@ -239,7 +239,7 @@ def test_what_nothing_needs_is_swept(open_store, folder):
         rounds.step(answer)
         store.snapshot(round_ + 1, DEVICES, rounds.strategy.dump(rounds.state))
         assert [p.name for p in (folder / "updates" / "epoch-000001").iterdir()] == [f"spare-{round_:06d}.f32"]
-        with pytest.raises(IntegrityError, match="missing or cut short"):
+        with pytest.raises(IntegrityError, match=f"the update of dev-1 in round {round_} is not in"):
             store.fetch((round_, 1, "dev-1"))
         assert [p.name for p in (folder / "vectors" / "epoch-000001").iterdir()] == [f"global-{round_}.f32"]
 
@@ -257,6 +257,8 @@ def test_updates_of_the_open_round_and_referred_ones_stay(open_store, folder):
         "spare-000002.f32",
     ]
     assert store.fetch((1, 1, "dev-1")).device == "dev-1"
+    rows = set(store._db.execute("SELECT round, device FROM uploads"))
+    assert rows == {(1, "dev-1"), *((3, d) for d in DEVICES)}
 
 
 def test_the_end_of_an_epoch_erases_every_update(open_store, folder):

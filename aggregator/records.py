@@ -1,0 +1,88 @@
+"""The closed rounds of a run in its database: the newest in full, earlier ones packed.
+
+A run may last for tens of thousands of rounds, and its database must stay small. The newest `BLOCK_ROUNDS` to twice as
+many rounds are kept in full. Once there are twice as many, the earlier half is packed into one compressed block, without
+the figures of single devices (`DEVICE_FIGURES`), which no command prints. A packed record gives these as empty.
+
+    rounds  round, record, figures     one row a round: the record as JSON, and the figures of single devices
+    past    first, records             one row a block: the records of its rounds, one a line, deflated
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from typing import Any, Final
+
+TABLES: Final = """
+CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, record TEXT NOT NULL, figures TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS past (first INTEGER PRIMARY KEY, records BLOB NOT NULL);
+"""
+BLOCK_ROUNDS: Final = 64
+DEVICE_FIGURES: Final = ("norms", "device_accuracy")
+MAX_BLOCK_BYTES: Final = 1 << 29
+"""Largest block unpacked: the records of 64 rounds of the largest roster."""
+
+
+def write(database: sqlite3.Connection, round_: int, record: dict[str, Any]) -> None:
+    """Store a closed round's record within the caller's transaction, and pack earlier ones if that is due."""
+    short = {key: value for key, value in record.items() if key not in DEVICE_FIGURES}
+    figures = {key: record[key] for key in DEVICE_FIGURES if key in record}
+    row = (round_, json.dumps(short), json.dumps(figures))
+    database.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", row)
+    (count,) = database.execute("SELECT count(*) FROM rounds").fetchone()
+    if count >= 2 * BLOCK_ROUNDS:
+        _pack(database)
+
+
+def _pack(database: sqlite3.Connection) -> None:
+    found = database.execute("SELECT round, record FROM rounds ORDER BY round LIMIT ?", (BLOCK_ROUNDS,)).fetchall()
+    block = zlib.compress("\n".join(record for _, record in found).encode())
+    database.execute("INSERT INTO past VALUES (?, ?)", (found[0][0], block))
+    database.execute("DELETE FROM rounds WHERE round <= ?", (found[-1][0],))
+
+
+def read(database: sqlite3.Connection) -> list[dict[str, Any]]:
+    """Return all closed rounds in order.
+
+    Raises:
+        ValueError, sqlite3.DatabaseError: the database holds something else.
+    """
+    # One statement, since another process may pack rounds between two.
+    found = database.execute(
+        "SELECT first, records, NULL FROM past UNION ALL SELECT round, record, figures FROM rounds ORDER BY 1"
+    )
+    closed: list[dict[str, Any]] = []
+    for _, record, figures in found.fetchall():
+        if figures is None:
+            closed.extend(json.loads(line) | _no_figures() for line in _unpacked(record).splitlines())
+        else:
+            closed.append(json.loads(record) | json.loads(figures))
+    return closed
+
+
+def read_last(database: sqlite3.Connection) -> dict[str, Any] | None:
+    """Return the last closed round, which is never packed; None before the first.
+
+    Raises:
+        ValueError, sqlite3.DatabaseError: the database holds something else.
+    """
+    found = database.execute("SELECT record, figures FROM rounds ORDER BY round DESC LIMIT 1").fetchone()
+    last: dict[str, Any] | None = None if found is None else json.loads(found[0]) | json.loads(found[1])
+    return last
+
+
+def _no_figures() -> dict[str, Any]:
+    return {key: {} for key in DEVICE_FIGURES}
+
+
+def _unpacked(block: bytes) -> bytes:
+    unpacking = zlib.decompressobj()
+    try:
+        records = unpacking.decompress(block, MAX_BLOCK_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"a block of records is damaged: {error}") from error
+    if not unpacking.eof:
+        raise ValueError("a block of records is cut short or too large")
+    return records
