@@ -157,11 +157,18 @@ def bench_aggregator(
     made beforehand and handed to the service in one process. `shoal bench load` measures the whole daemon.
     """
     from benchmarks.aggregator_load import SIZES, measure
+    from benchmarks.engine_load import measure_engine
 
     forbid_inspection()
     loads = [measure(n, algorithm).data() for n in devices or SIZES]
-    data = {"algorithm": algorithm, "loads": loads}
-    _deliver(data, json, lambda: _show_loads(loads), save)
+    engine = measure_engine(algorithm)
+    data = {"algorithm": algorithm, "loads": loads, "engine": engine}
+
+    def show() -> None:
+        _show_loads(loads)
+        _show_engine(engine)
+
+    _deliver(data, json, show, save)
 
 
 def _show_loads(loads: list[dict[str, Any]]) -> None:
@@ -265,6 +272,14 @@ def _show_load(data: dict[str, Any]) -> None:
         f"uploads: {data['uploads_counted']} counted of {data['uploads_expected']}; "
         f"{counted(data['nacks'], 'NACK')}, {counted(data['reminders'], 'reminder')}"
     )
+
+
+def _show_engine(fleets: list[dict[str, Any]]) -> None:
+    say("the engine's rules alone, without messages, seals and disk:")
+    for d in fleets:
+        say(
+            f"{d['devices']:7} devices: {d['us_per_presence']:.1f} us a presence, {d['us_per_upload']:.1f} us an upload"
+        )
 
 
 @bench_app.command("numerics")
