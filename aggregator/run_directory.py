@@ -44,13 +44,14 @@ def read_last_record(directory: Path) -> dict[str, Any] | None:
 
 def rounds_closed(directory: Path) -> int:
     """Return the number of the last closed round of a run that another process may be writing; 0 before the first."""
-    found = _read(directory, "SELECT MAX(round) FROM rounds")
-    return int(found[0] or 0) if found else 0
+    last = read_last_record(directory)
+    return 0 if last is None else int(last["round"])
 
 
 def uploads_stored(directory: Path, round_: int) -> int:
     """Return how many uploads of a round are durable in a run that another process may be writing."""
-    found = _read(directory, f"SELECT COUNT(*) FROM uploads WHERE round = {int(round_)}")  # noqa: S608 - an int
+    counting = "SELECT COUNT(*) FROM uploads WHERE round = ?"
+    found = _read(directory, lambda reader: reader.execute(counting, (round_,)).fetchone())
     return int(found[0]) if found else 0
 
 
