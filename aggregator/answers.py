@@ -25,7 +25,7 @@ class Answers:
         self._run = run
         self._owed: set[tuple[str, int]] | None = None
         # A plain dict takes ever longer to find its first entry once earlier ones were deleted.
-        self._given: OrderedDict[tuple[str, bytes], Action] = OrderedDict()
+        self._given: OrderedDict[tuple[str, bytes], tuple[Action, str]] = OrderedDict()
 
     def end(self, round_: int, missing: Iterable[str]) -> None:
         """Take note that the run ended with this round, and without these devices."""
@@ -47,7 +47,7 @@ class Answers:
             return
         if len(self._given) >= ANSWERS_REMEMBERED and (device, transfer) not in self._given:
             self._given.popitem(last=False)
-        self._given[device, transfer] = action
+        self._given[device, transfer] = action, reason
         if self._owed is not None:
             self._owed.discard((device, round_))
         self._publisher.answer(member, self._run, round_, transfer, action, reason)
@@ -58,8 +58,8 @@ class Answers:
 
     def again(self, device: str, round_: int, transfer: bytes) -> bool:
         """Answer again if ``transfer`` was answered; return whether it was."""
-        action = self._given.get((device, transfer))
+        given = self._given.get((device, transfer))
         member = self._membership.roster.device(device)
-        if action is not None and member is not None:
-            self._publisher.answer(member, self._run, round_, transfer, action)
-        return action is not None
+        if given is not None and member is not None:
+            self._publisher.answer(member, self._run, round_, transfer, *given)
+        return given is not None

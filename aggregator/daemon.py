@@ -23,7 +23,7 @@ from support.open_files import raise_open_files_limit
 from support.refusals import Refusals
 from wire import limits
 from wire.address import BrokerAddress
-from wire.errors import IntegrityError, ShoalError, UntrustedError
+from wire.errors import IntegrityError, ShoalError, UntrustedError, reason_of
 from wire.inbox import Inbox, Item
 from wire.mqtt import MqttTransport
 from wire.transport import Message, TakenOver
@@ -273,7 +273,7 @@ class Daemon:
         try:
             self._mail.take(message.topic, message.payload, time.monotonic())
         except ShoalError as error:
-            self._refusals.tell(message.topic, str(error), error.hint, time.monotonic())
+            self._refusals.tell(message.topic, reason_of(error), error.hint, time.monotonic())
 
     def _take(self, service: RunService | None) -> None:
         """Handle a batch of queued events, waiting at most POLL_S for the first; then commit, acknowledge and tick."""

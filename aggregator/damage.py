@@ -1,4 +1,8 @@
-"""A run's files that hold something else than was written there: one error that says where, whatever reading them raised."""
+"""Map any error raised while reading a run's files to one error that names the directory.
+
+Damaged contents give an `IntegrityError`. An error of the operating system, such as too many open files, gives a
+`ConfigError` with the system's own text: the files may be whole.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,14 @@ from functools import wraps
 from pathlib import Path
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
-from wire.errors import IntegrityError
+from support.files import read_failed
+from wire.errors import IntegrityError, ShoalError, StorageError
 
 _DAMAGE: Final = (sqlite3.DatabaseError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
+_SYSTEM_CODES: Final = frozenset(
+    {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
+)
+"""Primary result codes of SQLite for failures of the operating system or the disk, not of the file's contents."""
 
 
 class _Held(Protocol):
@@ -31,10 +40,11 @@ def readable(directory: Path) -> Iterator[None]:
 
     Raises:
         IntegrityError: the files hold something else than was written there.
+        ConfigError: the operating system refused to read them; a `StorageError` if it may pass.
     """
     try:
         yield
-    except _DAMAGE as error:
+    except (OSError, *_DAMAGE) as error:
         raise _unreadable(directory, error) from error
 
 
@@ -45,14 +55,26 @@ def reads(method: Callable[Concatenate[H, P], R]) -> Callable[Concatenate[H, P],
     def read(held: H, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return method(held, *args, **kwargs)
-        except _DAMAGE as error:
+        except (OSError, *_DAMAGE) as error:
             raise _unreadable(held.directory, error) from error
 
     return read
 
 
-def _unreadable(directory: Path, error: Exception) -> IntegrityError:
+def _unreadable(directory: Path, error: Exception) -> ShoalError:
+    if isinstance(error, OSError):
+        return read_failed(Path(error.filename or directory), error)
+    if isinstance(error, sqlite3.OperationalError) and is_system_failure(error):
+        return StorageError(
+            f"can't read {directory}: {error}",
+            hint="check the disk, the permissions and the limit of open files (LimitNOFILE), then start again",
+        )
     return IntegrityError(
         f"{directory} can't be read: {type(error).__name__}: {str(error)[:200]}",
         hint="if it is damaged, restore it from a backup, or move it away and sign a new run",
     )
+
+
+def is_system_failure(error: sqlite3.OperationalError) -> bool:
+    """Tell whether SQLite failed because of the operating system or the disk, by the low byte of its extended result code."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _SYSTEM_CODES

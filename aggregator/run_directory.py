@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from aggregator import records
-from aggregator.damage import readable
+from aggregator.damage import is_system_failure, readable
 from aggregator.store import BUSY_TIMEOUT_MS, DATABASE, check_version
 from support.files import write_atomic
 from wire.errors import ConfigError
@@ -106,5 +106,7 @@ def _read(directory: Path, query: Callable[[sqlite3.Connection], R]) -> R | None
             reader.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
             check_version(reader, directory)
             return query(reader)
-        except sqlite3.OperationalError:
+        except sqlite3.OperationalError as error:
+            if is_system_failure(error):
+                raise
             return None  # the writer has not made its tables yet

@@ -213,7 +213,7 @@ class Store:
         upload = decode(bytes(header), Upload)
         try:
             contribution = self._contribution(upload, start)
-        except (OSError, ValueError) as error:
+        except (FileNotFoundError, ValueError) as error:  # mmap raises ValueError for a file that is too short
             raise IntegrityError(f"the stored update of {key[2]} in round {key[0]} is missing or cut short") from error
         held = b"" if contribution.vector is None else contribution.vector.data.cast("B")
         if checksum(held) + checksum(contribution.attached) != kept:

@@ -29,6 +29,8 @@ RANDOM_BYTES: Final = 8
 
 _PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE})
 
+_TOO_MANY_OPEN: Final = frozenset({errno.EMFILE, errno.ENFILE})
+
 _UNFINISHED: Final = re.compile(r"\..+\.(\d+)\.new", re.ASCII)
 """A name that `write_atomic` makes; the number is the writer's process id."""
 
@@ -123,6 +125,17 @@ def write_failed(path: Path, error: OSError) -> ConfigError:
     return kind(f"can't write {path}: {error.strerror}", hint="check the folder, its permissions and the space left")
 
 
+def read_failed(path: Path, error: OSError) -> ConfigError:
+    """Return the error to raise where ``path`` could not be read, with the system's own text."""
+    kind = StorageError if error.errno in _PASSING else ConfigError
+    hint = "check that it is there, and whose it is"
+    if error.errno in _TOO_MANY_OPEN:
+        hint = "too many files are open: raise the limit (LimitNOFILE in the unit, ulimit -n in a shell)"
+    elif kind is StorageError:
+        hint = "check the disk: the kernel's log (dmesg) says more"
+    return kind(f"can't read {path}: {error.strerror or error}", hint=hint)
+
+
 def read_private(path: Path, *, follow: bool = False) -> bytes:
     """Read a secret, refusing one that other users of the machine can read or have put there.
 
@@ -141,9 +154,7 @@ def read_private(path: Path, *, follow: bool = False) -> bytes:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ConfigError(f"{path} is a link, not a file", hint=LINK_HINT) from error
-        raise ConfigError(
-            f"can't read {path}: {error.strerror}", hint="check that it is there, and whose it is"
-        ) from error
+        raise read_failed(path, error) from error
 
 
 def open_own(path: Path | str) -> int:

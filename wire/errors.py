@@ -16,7 +16,7 @@ class ShoalError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
+        super().__init__(message.strip() or _description(type(self)))
         self.hint = hint
 
 
@@ -80,7 +80,19 @@ class DataError(TaskError):
     """A data file is missing, malformed or does not fit the task."""
 
 
-def reason_of(error: ShoalError) -> str:
-    """Return why something was refused, with what lies behind it."""
+def reason_of(error: BaseException) -> str:
+    """Return an error's text and its cause's; neither part is ever empty."""
     cause = error.__cause__
-    return f"{error}: {cause}" if cause is not None else str(error)
+    return f"{text_of(error)}: {text_of(cause)}" if cause is not None else text_of(error)
+
+
+def text_of(error: BaseException) -> str:
+    """Return an error's text; the system's for an OSError, and the name of the class for an error without a text."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
+    return str(error).strip() or type(error).__name__
+
+
+def _description(kind: type[ShoalError]) -> str:
+    """Return the first line of the docstring of an error's class, or its name."""
+    return (kind.__doc__ or kind.__name__).strip().splitlines()[0].rstrip(".")

@@ -29,6 +29,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from wire import limits
 from wire.address import BrokerAddress
+from wire.errors import text_of
 from wire.transport import Qos, Will, packet_bytes
 
 _log = logging.getLogger(__name__)
@@ -159,7 +160,7 @@ class Link:
         try:
             self._client.reconnect()
         except OSError as error:
-            self.reason = str(error)
+            self.reason = text_of(error)
         else:
             self.greeted = True
         return self.greeted

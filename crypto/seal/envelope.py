@@ -31,6 +31,7 @@ GROUP_MAGIC: Final = b"SHG1"
 NONCE_BYTES: Final = 12
 MAX_HEAD_BYTES: Final = 1024
 KEY_BYTES: Final = 32
+NOT_AUTHENTIC: Final = "it was sealed under another key, or altered"
 
 
 class SealError(UntrustedError):
@@ -157,7 +158,9 @@ def open_from_member(
         (length,) = struct.unpack("<I", plain[-4:])
         if length > len(plain) - 4:
             raise WireError("the message is longer than what holds it")
-    except (InvalidTag, ValueError, struct.error, ShoalError) as error:
+    except InvalidTag:
+        raise SealError from WireError(NOT_AUTHENTIC)
+    except (ValueError, struct.error, ShoalError) as error:
         raise SealError from error
     end = len(plain) - 4
     return plain[end - length : end], plain[: end - length]
@@ -192,7 +195,9 @@ def open_from_group(
         _check_signature(view, head.purpose, sender_sign_key, digest)
         nonce, sealed = view[at : at + NONCE_BYTES], view[at + NONCE_BYTES : -SIGNATURE_BYTES]
         return memoryview(key.aead().decrypt(bytes(nonce), sealed, view[:at]))
-    except (InvalidTag, ValueError, ShoalError) as error:
+    except InvalidTag:
+        raise SealError from WireError(NOT_AUTHENTIC)
+    except (ValueError, ShoalError) as error:
         raise SealError from error
 
 

@@ -1,16 +1,20 @@
 """A run's files that something has damaged: an error that names the directory, never a guess and never a bug report."""
 
+import errno
 import json
 import logging
+import os
+import resource
 import sqlite3
 
 import pytest
 
 from aggregator.run_directory import read_records
 from aggregator.store import Store
+from aggregator.update_files import UpdateFiles
 from tests.helpers.fleets import make_fleet
-from tests.helpers.plans import run_plan
-from wire.errors import IntegrityError
+from tests.helpers.plans import digest_of, engine_of, run_plan, upload_of
+from wire.errors import ConfigError, IntegrityError, StorageError
 
 RUN = run_plan()
 
@@ -107,3 +111,44 @@ def test_a_damaged_list_of_retained_topics_stops_nothing(tmp_path, caplog, ledge
         assert "the list of retained topics is damaged" in caplog.text
         assert fleet.run(30)[-1]["final"]
         assert len(json.loads(path.read_bytes())) >= 3
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EIO, errno.EACCES])
+def test_an_error_of_the_system_is_reported_as_itself(tmp_path, monkeypatch, number):
+    """A server with too many open files was told that its updates were missing or cut short."""
+    store = Store(tmp_path / "run", RUN)
+    engine = engine_of(RUN)
+    state = engine.resume(("dev-1",), engine.strategy.init(("dev-1",)), 1, ("dev-1",))[0]
+    header, body = upload_of(engine, state, "dev-1")
+    store.append(header, memoryview(body), 1.0, digest_of(header, body))
+    store.commit()
+
+    def fail(*_arguments):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(UpdateFiles, "view", fail)
+    with pytest.raises(ConfigError) as refused:
+        store.fetch((1, 1, "dev-1"))
+    assert os.strerror(number) in str(refused.value)
+    assert refused.value.exit_code == (3 if number == errno.EACCES else 9)
+    assert ("LimitNOFILE" in refused.value.hint) == (number in (errno.EMFILE, errno.ENFILE))
+    store.close()
+
+
+def test_a_database_that_the_system_does_not_open_is_not_called_damaged(folder):
+    """It is tried with no descriptor left, as in a server with more devices than its limit of open files allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, hard))
+    try:
+        with pytest.raises(OSError, match="Too many"):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        with pytest.raises(StorageError, match="unable to open database file") as refused:
+            read_records(folder)
+    finally:
+        for handle in taken:
+            os.close(handle)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "LimitNOFILE" in refused.value.hint
+    assert read_records(folder) == [{"round": 1, "final": False}]
