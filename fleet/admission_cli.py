@@ -10,6 +10,7 @@ import typer
 
 from fleet.reminders import broker_users
 from support.console import note, say, say_json
+from wire import limits
 from wire.errors import ShoalError, UsageError
 
 if TYPE_CHECKING:
@@ -185,6 +186,15 @@ def broker_config(
     device: Annotated[
         list[str] | None, typer.Option(help="A device to come, that already gets its user; repeatable.")
     ] = None,
+    upload_bytes: Annotated[
+        int | None,
+        typer.Option(
+            help="Size of one upload, 4 bytes for each coordinate of the model: the broker's queues have room for a round.",
+            min=1,
+            max=limits.MAX_TRANSFER_BYTES,
+            show_default="the largest signed run's, at least 4 MiB",
+        ),
+    ] = None,
 ) -> None:
     """Write mosquitto's configuration, passwords, access list and certificates for this fleet.
 
@@ -195,10 +205,12 @@ def broker_config(
     from fleet.unlock import open_fleet
 
     fleet = open_fleet(directory)
-    made = write_broker_config(fleet, out, installed=installed, expected=tuple(device or ()))
+    made = write_broker_config(
+        fleet, out, installed=installed, expected=tuple(device or ()), upload_bytes=upload_bytes
+    )
     say(str(made.folder / "shoal.conf"))
     note(f"users: {', '.join(made.users)}")
-    note("next: copy all but the folder of clients to the broker's host; the broker's user must be able to read them")
+    note("next: copy all but the folder of clients to the broker's host; the broker's user must be able to read them and to write to their folder")
     note(f"who has joined before finds its address, with its password, in {made.folder / CLIENTS}")
     if not made.tls:
         note("warning: the fleet's broker address begins with mqtt://: passwords travel in clear")

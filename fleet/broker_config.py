@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,9 +22,18 @@ from crypto.seal.grants import OWNER_NAME
 from fleet.broker_users import ENROL_USER
 from fleet.directory import FleetDirectory
 from fleet.outputs import check_output
+from fleet.runs import signed_plans
 from support.files import private_directory, read_private, write_private
 from wire import limits
 from wire.address import BrokerAddress
+from wire.broker import (
+    COPIES_QUEUED,
+    HEAD_BYTES,
+    MIN_QUEUED_BYTES,
+    MIN_QUEUED_MESSAGES,
+    NOTES_QUEUED,
+    queue_limits,
+)
 from wire.errors import ConfigError
 from wire.topics import Topics
 
@@ -32,7 +42,12 @@ CA_KEY_FILE: Final = "broker-ca.key"
 CA_HINT: Final = "take both from a backup, or remove both: a new CA is made, whose ca.crt everybody needs"
 CLIENTS: Final = "clients"
 CONFIG_FILE: Final = "shoal.conf"
-WRITTEN: Final = ("passwords", "shoal.acl", CONFIG_FILE, CLIENTS, "server.key", "server.crt", "ca.crt")
+SAVED_FILES: Final = ("mosquitto.db", "mosquitto.db.new")
+"""Mosquitto's own, beside its configuration."""
+WRITTEN: Final = ("passwords", "shoal.acl", CONFIG_FILE, CLIENTS, "server.key", "server.crt", "ca.crt", *SAVED_FILES)
+DEFAULT_UPLOAD_BYTES: Final = 4 << 20
+"""Of an upload, where nothing is known of the models to come: a million coordinates."""
+BYTES_PER_COORDINATE: Final = 4
 CA_LIFE: Final = datetime.timedelta(days=3650)
 SERVER_LIFE: Final = datetime.timedelta(days=825)
 _SLACK: Final = datetime.timedelta(hours=1)
@@ -49,9 +64,35 @@ class Written:
 
 
 def acl(fleet: FleetDirectory, devices: tuple[str, ...]) -> str:
-    """Return mosquitto's access list: whoever is not named may do nothing."""
-    topics = Topics(fleet.name)
-    shared = (
+    """Return mosquitto's access list for the users of a fleet; a user who is not named may do nothing."""
+    aggregator = fleet.roster.aggregator
+    head = [f"# Fleet {fleet.name}. Made by `shoal-fleet broker-config`: make it again after each approve and revoke."]
+    lines = [*head, *_common_access(fleet.name, None if aggregator is None else aggregator.name)]
+    for name in devices:
+        lines += ["", f"user {name}", *_device_access("topic", fleet.name, name)]
+    return "\n".join(lines) + "\n"
+
+
+def template_acl(fleet: str, aggregator: str = "aggregator") -> str:
+    """Return deploy's access list, for client certificates: mosquitto puts the certificate's common name in place of %u.
+
+    ``python -m fleet.broker_config > deploy/mosquitto/shoal.acl`` writes it.
+    """
+    lines = [
+        f"# /etc/mosquitto/shoal.acl: replace {fleet!r} by your fleet's name.",
+        "# Made by `python -m fleet.broker_config`, from the table that `shoal-fleet broker-config` uses: change it there.",
+        *_common_access(fleet, aggregator),
+        "",
+        "# A device reads the fleet's messages and its own, and writes only under its own name. Patterns hold for every user:",
+        "# %u is the common name of the client's certificate.",
+        *_device_access("pattern", fleet, "%u"),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _shared(topics: Topics) -> tuple[str, ...]:
+    """Return the topics that the aggregator writes for all devices; the retained chunks are below them."""
+    return (
         topics.roster,
         topics.roster_change,
         topics.plan,
@@ -59,11 +100,14 @@ def acl(fleet: FleetDirectory, devices: tuple[str, ...]) -> str:
         topics.checkpoint,
         f"{topics.root}/s/model",
     )
-    aggregator = fleet.roster.aggregator
+
+
+def _common_access(fleet: str, aggregator: str | None) -> list[str]:
+    """Return the access of everybody but the devices."""
+    topics = Topics(fleet)
     lines = [
-        f"# Fleet {fleet.name}. Made by `shoal-fleet broker-config`: make it again after each approve and revoke.",
         "",
-        "# Whoever asks to be enrolled: the client id is the token's id, which only its holder and the owner know.",
+        "# Enrolment: the client id is the token's id, which only its holder and the owner know.",
         f"pattern write {topics.root}/e/%c",
         f"pattern read {topics.root}/e/%c/grant/#",
         "",
@@ -77,16 +121,25 @@ def acl(fleet: FleetDirectory, devices: tuple[str, ...]) -> str:
         f"topic read {topics.checkpoint}/#",
     ]
     if aggregator is not None:
-        lines += ["", f"user {aggregator.name}"]
+        lines += ["", f"user {aggregator}"]
         lines += [f"topic read {topic}" for topic in (topics.all_up, topics.all_state, f"{topics.owner_roster}/#")]
-        lines += [f"topic read {topics.keys(aggregator.name)}/#"]
-        lines += [f"topic write {topic}" for topic in (topics.all_ctl, *(f"{base}/#" for base in shared))]
-    for name in devices:
-        lines += ["", f"user {name}"]
-        lines += [f"topic read {base}/#" for base in (*shared, topics.keys(name))]
-        lines += [f"topic read {topics.ctl(name)}"]
-        lines += [f"topic write {topic}" for topic in (topics.up(name), topics.state(name))]
-    return "\n".join(lines) + "\n"
+        lines += [f"topic read {topics.keys(aggregator)}/#"]
+        lines += [f"topic write {topic}" for topic in (topics.all_ctl, *(f"{base}/#" for base in _shared(topics)))]
+    return lines
+
+
+def _device_access(word: str, fleet: str, name: str) -> list[str]:
+    """Return the access of one device, or of all by a pattern.
+
+    Args:
+        word: ``topic`` for the user named above these lines, ``pattern`` for all users.
+        fleet: the fleet's name.
+        name: the device's, or ``%u``, which is no valid name, so that its topics are written out here.
+    """
+    topics = Topics(fleet)
+    own = f"{topics.root}/d/{name}"
+    read = [*(f"{base}/#" for base in _shared(topics)), f"{topics.root}/s/keys/{name}/#", f"{own}/ctl"]
+    return [f"{word} read {topic}" for topic in read] + [f"{word} write {own}/{leaf}" for leaf in ("up", "state")]
 
 
 def is_loopback(host: str) -> bool:
@@ -97,8 +150,17 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def config(address: BrokerAddress, installed: Path) -> str:
-    """Return mosquitto's configuration, with the files lying in ``installed`` on the broker's host."""
+def config(
+    address: BrokerAddress, installed: Path, devices: int = 0, upload_bytes: int = DEFAULT_UPLOAD_BYTES
+) -> str:
+    """Return mosquitto's configuration.
+
+    Args:
+        address: of the broker, as the fleet uses it.
+        installed: folder of the other files on the broker's host, where mosquitto also saves its state.
+        devices: in the fleet; together with ``upload_bytes``, of one upload, it decides the limits of the queues.
+        upload_bytes: see ``devices``.
+    """
     lines = [
         "# Made by `shoal-fleet broker-config`.",
         "allow_anonymous false",
@@ -113,20 +175,40 @@ def config(address: BrokerAddress, installed: Path) -> str:
         "",
         "# Without this every small message waits for Nagle's algorithm.",
         "set_tcp_nodelay true",
-        "# The defaults drop what was acknowledged while the aggregator is away.",
-        "max_queued_messages 100000",
-        f"max_queued_bytes {limits.MAX_TRANSFER_BYTES}",
-        "max_inflight_messages 100",
+        *queue_comment(devices, upload_bytes),
+        *queue_limits(devices, upload_bytes).lines(),
+        "# A chunk of a message is smaller.",
         f"max_packet_size {limits.MAX_PACKET_BYTES}",
+        "# Retained messages and queues survive a restart in the file mosquitto.db of this folder, which the user that runs",
+        "# mosquitto must be able to write (started as root, it becomes the user mosquitto). Mosquitto refuses a second",
+        "# persistence_location: leave this one out where Debian's mosquitto.conf includes this file.",
         "persistence true",
+        f"persistence_location {installed}/",
         "autosave_interval 5",
         "persistent_client_expiration 1d",
     ]
     return "\n".join(lines) + "\n"
 
 
+def queue_comment(devices: int, upload_bytes: int) -> list[str]:
+    """Return a comment that explains the limits of the queues."""
+    chunks = -(-(upload_bytes + HEAD_BYTES) // limits.CHUNK_BYTES)
+    return [
+        "# Above these limits mosquitto drops messages without a word. They hold for the queue of each client, and the longest",
+        "# is the aggregator's while it is away. Messages, beyond those in flight: for each device",
+        f"# {COPIES_QUEUED} times the {chunks} chunks of an upload, and {NOTES_QUEUED} short ones. Bytes, those in flight included:",
+        f"# for each device {COPIES_QUEUED} times an upload of {upload_bytes} bytes, and {NOTES_QUEUED} KiB. This is for {devices} devices,",
+        f"# and never less than {MIN_QUEUED_MESSAGES} messages and {MIN_QUEUED_BYTES} bytes. As much memory may be needed.",
+    ]
+
+
 def write_broker_config(
-    fleet: FleetDirectory, folder: Path, *, installed: Path | None = None, expected: tuple[str, ...] = ()
+    fleet: FleetDirectory,
+    folder: Path,
+    *,
+    installed: Path | None = None,
+    expected: tuple[str, ...] = (),
+    upload_bytes: int | None = None,
 ) -> Written:
     """Write password, access and certificate files for the fleet's broker, and each user's address.
 
@@ -137,6 +219,8 @@ def write_broker_config(
         folder: where to write, made with mode 0700.
         installed: where the files will lie on the broker's host; ``folder`` by default.
         expected: devices that are not enrolled yet but already get a user.
+        upload_bytes: of one upload, for the limits of the broker's queues; None takes the largest model of the runs that
+            were signed, or DEFAULT_UPLOAD_BYTES where that is more.
 
     Raises:
         ConfigError: the fleet has no aggregator yet, an expected name is not one for a device, the CA's files don't fit, or
@@ -144,10 +228,18 @@ def write_broker_config(
     """
     check_output(fleet.path, folder, ours=WRITTEN, last=CONFIG_FILE)
     with fleet.changing():
-        return _write(fleet, folder, (installed or folder).absolute(), expected)
+        return _write(fleet, folder, (installed or folder).absolute(), expected, upload_bytes)
 
 
-def _write(fleet: FleetDirectory, folder: Path, place: Path, expected: tuple[str, ...]) -> Written:
+def largest_upload_bytes(fleet: FleetDirectory) -> int:
+    """Return the bytes of the largest model among the runs that were signed, or DEFAULT_UPLOAD_BYTES where that is more."""
+    plans = signed_plans(fleet, lambda _complaint: None)  # `shoal-fleet show` complains of them
+    return max([DEFAULT_UPLOAD_BYTES, *(BYTES_PER_COORDINATE * plan.length for plan in plans)])
+
+
+def _write(
+    fleet: FleetDirectory, folder: Path, place: Path, expected: tuple[str, ...], upload_bytes: int | None
+) -> Written:
     aggregator = fleet.roster.aggregator
     if aggregator is None:
         raise ConfigError("the fleet has no aggregator yet", hint="shoal-fleet add-aggregator first")
@@ -160,7 +252,8 @@ def _write(fleet: FleetDirectory, folder: Path, place: Path, expected: tuple[str
     private_directory(folder)
     write_private(folder / "passwords", "".join(f"{fleet.users.hashed(u)}\n" for u in users).encode())
     write_private(folder / "shoal.acl", acl(fleet, devices).encode())
-    write_private(folder / CONFIG_FILE, config(address, place).encode())
+    text = config(address, place, len(devices), upload_bytes or largest_upload_bytes(fleet))
+    write_private(folder / CONFIG_FILE, text.encode())
     for name in (aggregator.name, *devices):
         write_private(folder / CLIENTS / f"{name}.url", f"{fleet.broker_for(name)}\n".encode())
     if address.tls:
@@ -256,3 +349,7 @@ def _alternative(host: str) -> x509.GeneralName:
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     form = serialization.PrivateFormat.PKCS8
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+if __name__ == "__main__":
+    sys.stdout.write(template_acl("reef"))

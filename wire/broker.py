@@ -49,49 +49,73 @@ _LAUNCH: Final = (
 """Asks for SIGTERM at the parent's death, then becomes the program; no Python code runs between fork and exec."""
 
 
+COPIES_QUEUED: Final = 2
+"""Copies of a round's upload for which a device has room in the aggregator's queue: the chunks that it sent, and once more
+those that it was asked for while the first were still queued."""
+
+NOTES_QUEUED: Final = limits.REMINDERS_SOON + int(limits.SESSION_EXPIRY_AGGREGATOR_S / limits.REMIND_LATE_CAP_S) + 4
+"""Short messages of a device that may be queued for the aggregator: reminders for as long as the broker holds an absent
+aggregator's session, presences and declines."""
+
+NOTE_BYTES: Final = 1024
+HEAD_BYTES: Final = 4096
+"""An upload's seal, header and the frames of its chunks take less."""
+
+MIN_QUEUED_MESSAGES: Final = 100_000
+MIN_QUEUED_BYTES: Final = limits.MAX_TRANSFER_BYTES
+INFLIGHT_MESSAGES: Final = 100
+
+
 class QueueLimits(NamedTuple):
-    """Limits of mosquitto for the messages that wait for one client: their number, their bytes, and those in flight."""
+    """Limits of mosquitto for the queue of each client; it drops messages without a word above them.
 
-    messages: int = 100_000
-    bytes: int = limits.MAX_TRANSFER_BYTES
-    inflight: int = 100
+    Attributes:
+        messages: at QoS 1 beyond those in flight.
+        payload_bytes: of all messages at QoS 1, those in flight included.
+        inflight: messages that a client has not acknowledged yet.
+    """
 
+    messages: int
+    payload_bytes: int
+    inflight: int
 
-CONTROL_MESSAGES: Final = 8
-"""Presences, reminders and declines that one device may have waiting for the aggregator, beside its upload."""
-
-CONTROL_MESSAGE_BYTES: Final = 4096
-"""Upper bound of the memory that mosquitto counts for one of them."""
-
-ROUNDS_WAITING: Final = 2
-"""Uploads of one round may still wait while those of the next arrive."""
+    def lines(self) -> list[str]:
+        """Return the lines of mosquitto's configuration."""
+        return [
+            f"max_queued_messages {self.messages}",
+            f"max_queued_bytes {self.payload_bytes}",
+            f"max_inflight_messages {self.inflight}",
+        ]
 
 
 def queue_limits(devices: int, upload_bytes: int) -> QueueLimits:
-    """Return queue limits under which the broker drops nothing while the aggregator is busy or away.
+    """Return the limits under which mosquitto drops nothing of a fleet.
 
-    mosquitto drops messages above its limits without a word. Small fleets get the defaults of `QueueLimits`.
+    The longest queue is the aggregator's: while it is away or busy, the whole fleet's uploads of a round wait there.
 
     Args:
-        devices: size of the roster.
-        upload_bytes: size of one sealed update.
+        devices: in the fleet.
+        upload_bytes: of one upload, 4 bytes for each coordinate of the model.
     """
-    chunks = -(-upload_bytes // limits.CHUNK_BYTES)
-    messages = ROUNDS_WAITING * devices * (chunks + CONTROL_MESSAGES)
-    waiting_bytes = ROUNDS_WAITING * devices * (upload_bytes + CONTROL_MESSAGES * CONTROL_MESSAGE_BYTES)
-    least = QueueLimits()
-    return QueueLimits(max(least.messages, messages), max(least.bytes, waiting_bytes), least.inflight)
+    size = upload_bytes + HEAD_BYTES
+    chunks = -(-size // limits.CHUNK_BYTES)
+    messages = devices * (COPIES_QUEUED * chunks + NOTES_QUEUED)
+    payload_bytes = devices * (COPIES_QUEUED * size + NOTES_QUEUED * NOTE_BYTES)
+    return QueueLimits(
+        max(MIN_QUEUED_MESSAGES, messages), max(MIN_QUEUED_BYTES, payload_bytes), INFLIGHT_MESSAGES
+    )
 
 
-def mosquitto_config(port: int, directory: Path, queue: QueueLimits = QueueLimits()) -> str:  # noqa: B008 - a constant
+SMALL_FLEET: Final = queue_limits(devices=100, upload_bytes=1 << 20)
+
+
+def mosquitto_config(port: int, directory: Path, queue: QueueLimits = SMALL_FLEET) -> str:
     """Return mosquitto's configuration for a loopback listener with persistence in ``directory``."""
     lines = [
         f"listener {port} 127.0.0.1",
         "allow_anonymous true",
         "set_tcp_nodelay true",
-        f"max_inflight_messages {queue.inflight}",
-        f"max_queued_messages {queue.messages}",
-        f"max_queued_bytes {queue.bytes}",
+        *queue.lines(),
         f"max_packet_size {limits.MAX_PACKET_BYTES}",
         "persistence true",
         f"persistence_location {directory}/",
@@ -142,13 +166,13 @@ class BrokerProcess:
         log_file: what it complained about.
     """
 
-    def __init__(self, kind: BrokerKind, directory: Path, port: int, queue: QueueLimits | None = None) -> None:
-        self._queue = queue or QueueLimits()
+    def __init__(self, kind: BrokerKind, directory: Path, port: int, queue: QueueLimits = SMALL_FLEET) -> None:
         self.kind = kind
         self.port = port
         self.url = f"mqtt://127.0.0.1:{port}"
         self.log_file = directory / f"{kind}.log"
         self._directory = directory
+        self._queue = queue
         self._process: subprocess.Popen[bytes] | None = None
         self._release = threading.Event()
 
@@ -284,14 +308,14 @@ def free_port() -> int:
         return cast("int", probe.getsockname()[1])
 
 
-def start_broker(kind: str, directory: Path, port: int = 0, queue: QueueLimits | None = None) -> BrokerProcess:
+def start_broker(kind: str, directory: Path, port: int = 0, *, queue: QueueLimits = SMALL_FLEET) -> BrokerProcess:
     """Start a broker that only this machine can reach, and return when it answers.
 
     Args:
         kind: ``mosquitto``, ``amqtt``, or ``auto`` for the first of them that is installed.
         directory: for its configuration, log and persisted state; made if missing.
         port: TCP port on 127.0.0.1; 0 for any free one.
-        queue: limits for mosquitto; by default those of a small fleet.
+        queue: what mosquitto may hold for each client, see `queue_limits`.
 
     Raises:
         BrokerUnreachableError: none is installed, or it did not start.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import queue
+import re
 import shutil
 import socket
 import subprocess
@@ -16,9 +17,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from aggregator import membership as aggregators
+from fleet.broker_config import DEFAULT_UPLOAD_BYTES, acl, template_acl
+from fleet.directory import FleetDirectory
 from tests.helpers.trees import ROOT
+from wire import limits
 from wire.address import BrokerAddress
-from wire.broker import find_mosquitto, free_port
+from wire.broker import find_mosquitto, free_port, queue_limits
 from wire.errors import BrokerUnreachableError, StorageError
 from wire.mqtt import MqttTransport
 from wire.topics import Topics
@@ -150,6 +155,49 @@ def test_the_broker_refuses_a_client_without_a_certificate(broker):
     with pytest.raises(BrokerUnreachableError):
         stranger.transport.start(require=True)
     stranger.transport.close()
+
+
+def settings(path):
+    """Return a file's lines ``name value`` or ``name=value`` as a mapping; comments and sections are left out."""
+    lines = (ROOT / path).read_text().splitlines()
+    return dict(re.split("[ =]", line, maxsplit=1) for line in lines if line and line[0] not in "#[")
+
+
+def test_the_access_list_is_the_one_that_the_generator_writes():
+    """`python -m fleet.broker_config > deploy/mosquitto/shoal.acl` makes it again."""
+    assert (ROOT / "deploy/mosquitto/shoal.acl").read_text() == template_acl("reef")
+
+
+def test_both_access_lists_give_a_device_the_same_topics(tmp_path):
+    """The one for passwords names each device, the one for certificates has patterns."""
+    owner = FleetDirectory.create(tmp_path / "owner", "reef", "mqtts://localhost")
+    owner.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
+    named = acl(owner, ("dev-1",)).replace("user dev-1", "").replace("dev-1", "%u").splitlines()
+    template = template_acl("reef").replace("pattern", "topic").splitlines()
+    rules = ("topic", "user", "pattern")
+    assert [line.replace("pattern", "topic") for line in named if line.startswith(rules)] == [
+        line for line in template if line.startswith(rules)
+    ]
+
+
+def test_the_queues_have_room_for_a_thousand_devices():
+    shipped = settings("deploy/mosquitto/shoal.conf")
+    for line in queue_limits(1000, DEFAULT_UPLOAD_BYTES).lines():
+        name, value = line.split()
+        assert shipped[name] == value
+
+
+@pytest.mark.parametrize(
+    ("file", "least"),
+    [
+        ("mosquitto.service.d/shoal.conf", limits.MAX_DEVICES + 32),
+        ("shoal-aggregator.service", 4096),
+        ("shoal-edge.service", 512),
+    ],
+)
+def test_the_units_say_how_many_files_may_be_open(file, least):
+    """A broker takes one for each connection; systemd's default is 1024."""
+    assert int(settings(f"deploy/systemd/{file}")["LimitNOFILE"]) >= least
 
 
 @pytest.mark.parametrize("unit", ["shoal-aggregator", "shoal-edge"])

@@ -62,12 +62,12 @@ class Place:
             process.wait()
 
 
-def start_generated(folder, root, port):
+def start_generated(folder, root, port, user="root"):
     """Start mosquitto with the files that `shoal-fleet broker-config` wrote to ``folder``; return the process.
 
-    Its log and what it keeps lie in ``root``.
+    Its log lies in ``root``, and its saved state in ``folder``. Started by root it runs as ``user``, by default as root.
     """
-    extra = f"persistence_location {root}/\n" + ("user root\n" if os.geteuid() == 0 else "")
+    extra = f"user {user}\n" if user and os.geteuid() == 0 else ""
     (root / "test.conf").write_text((folder / "shoal.conf").read_text() + extra)
     log = root / "mosquitto.log"
     with log.open("wb") as out:

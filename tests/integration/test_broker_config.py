@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import queue
+import shutil
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +17,7 @@ from aggregator import membership as aggregators
 from edge_client import enrolment
 from edge_client.joining import enrol, prepare
 from fleet.admission import Registrar
-from fleet.broker_config import write_broker_config
+from fleet.broker_config import SAVED_FILES, write_broker_config
 from fleet.desk import Desk, Tls
 from fleet.directory import FleetDirectory
 from fleet.tokens import TokenStore
@@ -190,7 +195,7 @@ def drained(events):
 def test_what_the_broker_gets_holds_no_password_and_no_key_of_the_fleet(reef):
     """Hashes only; the CA's key stays with the owner; every file is private; a second time changes no password."""
     folder = reef.root / "broker"
-    files = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+    files = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file() and p.name not in SAVED_FILES}
     assert set(files) == {"shoal.conf", "shoal.acl", "passwords", "ca.crt", "server.crt", "server.key"}
     secrets = reef.owner.secrets
     hidden = [secrets.mask_secret, secrets.content_key, secrets.broadcast_key]
@@ -216,3 +221,71 @@ def test_a_revoked_device_loses_its_user(reef):
 def test_no_device_to_come_takes_somebody_elses_user(reef, name):
     with pytest.raises(ConfigError):
         write_broker_config(reef.owner, reef.root / "broker", expected=(name,))
+
+
+def retained_after_a_restart(reef, start, kill):
+    """Return the retained message that a broker still has which was ended by ``kill`` and started again."""
+    owner = reef.client("owner").start()
+    owner.transport.publish(TOPICS.owner_roster, b"roster", retain=True)
+    aggregator = reef.client("aggregator").start(f"{TOPICS.owner_roster}/#")
+    assert aggregator.until(b"roster") == [TOPICS.owner_roster]
+    for client in (owner, aggregator):
+        client.transport.close()
+    kill()
+    reef.process = start()
+    again = reef.client("aggregator", client_id="again").start(f"{TOPICS.owner_roster}/#")
+    try:
+        return again.until(b"roster")
+    finally:
+        again.transport.close()
+
+
+@pytest.mark.parametrize("power_cut", [False, True], ids=["stopped", "killed"])
+def test_the_broker_finds_retained_messages_again_after_a_restart(reef, power_cut):
+    """It saves beside its configuration, every 5 s and when it is stopped, in whichever directory it was started."""
+
+    def end():
+        saved = reef.root / "broker" / "mosquitto.db"
+        if power_cut:
+            give_up_s = time.monotonic() + 3 * WAIT_S
+            while not saved.exists():
+                assert time.monotonic() < give_up_s, (reef.root / "mosquitto.log").read_text()
+                time.sleep(0.1)
+            reef.process.kill()
+        else:
+            reef.process.terminate()
+        reef.process.wait(10)
+        assert saved.stat().st_mode & 0o077 == 0
+
+    start = lambda: start_generated(reef.root / "broker", reef.root, reef.port)  # noqa: E731
+    assert retained_after_a_restart(reef, start, end) == [TOPICS.owner_roster]
+    write_broker_config(reef.owner, reef.root / "broker")  # the saved state beside it is no reason to refuse
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes the user mosquitto")
+def test_a_broker_that_root_starts_saves_as_the_user_mosquitto(tmp_path):
+    """As the quickstart has it: a copy of the files that belongs to mosquitto."""
+    try:
+        user = pwd.getpwnam("mosquitto")
+    except KeyError:
+        pytest.skip("there is no user mosquitto")
+    with tempfile.TemporaryDirectory() as reachable:
+        Path(reachable).chmod(0o711)
+        place = Path(reachable, "shoal")
+        reef = Reef(tmp_path)
+        write_broker_config(reef.owner, tmp_path / "broker", installed=place)
+        shutil.copytree(tmp_path / "broker", place, ignore=shutil.ignore_patterns("clients"))
+        for path in (place, *place.iterdir()):
+            os.chown(path, user.pw_uid, user.pw_gid)
+        start = lambda: start_generated(place, tmp_path, reef.port, user="")  # noqa: E731
+        reef.process = start()
+
+        def stop():
+            reef.process.terminate()
+            reef.process.wait(10)
+
+        try:
+            assert retained_after_a_restart(reef, start, stop) == [TOPICS.owner_roster]
+        finally:
+            stop()
+        assert (place / "mosquitto.db").stat().st_uid == user.pw_uid

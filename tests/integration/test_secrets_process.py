@@ -291,7 +291,7 @@ def test_no_environment_holds_a_secret(after, forbidden):
 def test_what_the_broker_keeps_holds_no_secret(after, forbidden):
     """Retained messages, sessions, its log, and the files that the owner made for it."""
     after.broker.send_signal(10)  # SIGUSR1: mosquitto writes its database
-    database = after.home / "mosquitto" / "mosquitto.db"
+    database = after.home / "broker" / "mosquitto.db"
     after.place.until(lambda: database.exists() and b"shoal/v1/reef/s/plan" in database.read_bytes(), "server")
     secret = forbidden | spelled({"broadcast key": after.owner().secrets.broadcast_key})
     files = [*(after.home / "mosquitto").rglob("*"), *(after.home / "broker").glob("*")]

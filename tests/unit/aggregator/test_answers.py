@@ -35,3 +35,12 @@ def test_all_is_said_when_everybody_was_told_of_the_final_round(answers):
 def test_a_run_without_stragglers_owes_nothing(answers):
     answers.end(LAST, [])
     assert answers.all_given
+
+
+def test_a_refusal_that_is_repeated_says_again_why(answers, monkeypatch):
+    """The second answer to the same upload once came without a reason."""
+    said = []
+    monkeypatch.setattr(answers._publisher, "answer", lambda *given: said.append(given[3:]))
+    answers.reply("dev-1", LAST, bytes(16), Action.REFUSED, "the run is over")
+    assert answers.again("dev-1", LAST, bytes(16))
+    assert said == [(bytes(16), Action.REFUSED, "the run is over")] * 2
