@@ -13,7 +13,7 @@ import numpy as np
 from aggregator.asking import first_reminder_s
 from aggregator.events import OpenRound
 from aggregator.strategies.base import Slot
-from crypto.seal.envelope import GroupKey, parcel_for_group
+from crypto.seal.envelope import GroupKey, parcel_for_group, parcel_for_member
 from crypto.seal.identity import SIGNATURE_BYTES, Identity
 from crypto.seal.roster_change import roster_change
 from support.files import write_atomic
@@ -212,6 +212,14 @@ class Publisher:
         missing = missing[: (self._transport.chunk_bytes - CONTROL_BYTES) // 4]
         nack = Control(run.fleet, member.name, int(Action.NACK), run.run, round_, transfer, missing, "chunks missing")
         self._control(member, nack)
+
+    def revoked(self, member: Member, signed: bytes) -> None:
+        """Send the owner's newest roster to a device that it revokes and that can read nothing else any more."""
+        head = Sealed(self._group.fleet, "roster", self._identity.name, member.name)
+        parcel = parcel_for_member(self._identity, member.seal_key, head, signed)
+        size = self._transport.chunk_bytes
+        for chunk in split(parcel.payload, kind=ChunkKind.ROSTER, round=0, chunk_bytes=size, name=parcel.transfer_id):
+            self._transport.publish(self._topics.ctl(member.name), chunk)
 
     def _control(self, member: Member, control: Control) -> None:
         head = Sealed(control.fleet, "control", self._identity.name, member.name)

@@ -44,6 +44,7 @@ from aggregator.owner_mail import OwnerMail
 from aggregator.presences import Presences
 from aggregator.publisher import Publisher
 from aggregator.rollover import stored_proposal
+from aggregator.revocations import Revocations
 from aggregator.run_directory import keep_waiting
 from aggregator.store import Store
 from aggregator.strategies.registry import make_strategy
@@ -104,6 +105,7 @@ class RunService:
         self._asking = Asking(self._chunks, self._landing, self.answers, self._publisher, membership, run)
         self._mail = OwnerMail(membership)
         self._presences = Presences(membership)
+        self._revocations = Revocations(membership, self._publisher)
         self._deferred: list[Event] = []
         self._opened_at_s = 0.0
         self._lines = Lines(run, partial(keep_waiting, self._store.directory))
@@ -205,6 +207,8 @@ class RunService:
             return
         if not payload:
             return
+        if parsed.kind in (TopicKind.STATE, TopicKind.UP):
+            self._revocations.look(parsed.device, payload, now_s)
         device = self._inbound.source(parsed)
         if parsed.kind is TopicKind.STATE:
             transfer = self._chunks.add(f"{device}/state", payload, now_s, PRESENCE)

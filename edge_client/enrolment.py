@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from crypto.seal.envelope import GroupKey, read_head
+from crypto.seal.envelope import GroupKey, open_from_member, read_head
 from crypto.seal.grants import DEVICE_ROLE
 from crypto.seal.membership import Membership, accept_grant, make_identity
 from crypto.seal.roster import aggregator_of
@@ -14,6 +14,7 @@ from crypto.seal.signed import open_document
 from wire.codec import decode
 from wire.documents import DeviceGrant, RunPackage, RunPlan
 from wire.errors import NotEnrolledError, UntrustedError
+from wire.messages import Sealed
 
 if TYPE_CHECKING:
     from crypto.mask.secret import MaskSecret
@@ -90,6 +91,24 @@ class DeviceMembership(Membership[DeviceGrant]):
         if group != self.group:
             self.group = group
         return head.purpose, plain
+
+    def open_own_roster(self, payload: memoryview, signed: bytes) -> bytes:
+        """Return the roster that the aggregator has sealed to this device alone, as the owner signed it; not checked yet.
+
+        Args:
+            payload: a member envelope.
+            signed: its `Fingerprint.signed`.
+
+        Raises:
+            UntrustedError: another fleet's, for another device, or not the aggregator's.
+            SealError: not sealed to us, or altered.
+        """
+        head, at = read_head(payload)
+        sender = aggregator_of(self.roster)
+        if head != Sealed(self.fleet, "roster", sender.name, self.name):
+            raise UntrustedError(f"a {head.purpose} of {head.sender!r} where a roster for {self.name} belongs")
+        plain, _ = open_from_member(self.identity, payload, head, at, sender.sign_key, signed)
+        return bytes(plain)
 
     def _put_in_force(self, package: memoryview) -> None:
         """Go over to the secrets that a run was signed with; an older run may travel under newer ones' broadcast key."""

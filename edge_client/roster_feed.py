@@ -24,8 +24,9 @@ WHOLE_AGAIN_S: Final = 60.0
 MOST_TRIES: Final = 5
 """So often it asks, half an hour in all. What comes to nothing is then forgotten, and the next change counts."""
 
-HEARD_LAPSED: Final = (TopicKind.ROSTER, TopicKind.ROSTER_CHANGE, TopicKind.KEYS)
-"""All that a device listens to whose roster has expired. Keys are the owner's own, and may be what opens a newer roster."""
+HEARD_LAPSED: Final = (TopicKind.ROSTER, TopicKind.ROSTER_CHANGE, TopicKind.KEYS, TopicKind.CTL)
+"""All that a device listens to whose roster has expired. Keys are the owner's own, and may be what opens a newer roster; of
+its own topic only a roster that was sent to it alone."""
 
 
 class RosterFeed:

@@ -37,6 +37,7 @@ from support.refusals import Refusals
 from wire.codec import decode
 from wire.documents import RosterChange
 from wire.errors import ShoalError, UntrustedError, reason_of
+from wire.frame import ChunkKind
 from wire.messages import Action, Announcement, Control, Order
 from wire.reassembly import Reassembler, TooLargeError, Transfer
 from wire.topics import ParsedTopic, TopicKind, Topics
@@ -187,6 +188,11 @@ class DeviceRuntime:
             return
         if parsed.kind is TopicKind.KEYS:
             self._on_keys(bytes(transfer.payload))
+            return
+        if parsed.kind is TopicKind.CTL and transfer.kind is ChunkKind.ROSTER:
+            self._rosters.on_whole(self._membership.open_own_roster(transfer.payload, transfer.signed))
+            return
+        if parsed.kind is TopicKind.CTL and self._rosters.lapsed:
             return
         purpose, plain = self._membership.open_broadcast(transfer.payload, transfer.signed)
         self._follow_group()

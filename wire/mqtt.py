@@ -52,6 +52,12 @@ SESSION_TAKEN_OVER: Final = 0x8E
 UNSUPPORTED_VERSIONS: Final = (None, 0x84)
 """Reason codes that leave the version in doubt: the broker hung up without a word, or names the version itself."""
 
+REFUSED_CREDENTIALS: Final = (0x86, 0x87, 0x8A)
+"""Bad user name or password, not authorised, banned. 3.1.1 has two codes of its own, which paho turns into the first two."""
+CREDENTIALS_HINT: Final = (
+    "the broker refuses this client's credentials: check user, password or certificate; a device may have been revoked"
+)
+
 _TICK_S: Final = 1.0
 _CLOSING_TICK_S: Final = 0.05
 
@@ -124,6 +130,7 @@ class MqttTransport:
         self._thread = threading.Thread(target=self._run, name=f"mqtt-{client_id}", daemon=True)
         self._first_outcome = threading.Event()
         self._failure = ""
+        self._failure_code: int | None = None
 
         self._lock = threading.Lock()
         self._wake_fd = -1
@@ -185,7 +192,9 @@ class MqttTransport:
             self.close()
             raise BrokerUnreachableError(
                 f"no MQTT broker can be used at {self.address}: {failure}",
-                hint="check the address, that the broker runs, and the user, password or certificate that it asks for",
+                hint=CREDENTIALS_HINT
+                if self._failure_code in REFUSED_CREDENTIALS
+                else "check the address, that the broker runs, and the user, password or certificate that it asks for",
             )
 
     @property
@@ -343,11 +352,14 @@ class MqttTransport:
                     self._emit(Disconnected(reason))
                     attempt = attempt if lived_s < SHORT_LIFE_S else 0
                 if not self._ever_online:
-                    self._failure = reason
+                    self._failure, self._failure_code = reason, self._link.reason_code
                     self._first_outcome.set()
                 if not self._closing:
                     self._told_offline = True
-                    _log.info("not connected to %s: %s", self.address, reason)
+                    if self._link.reason_code in REFUSED_CREDENTIALS:
+                        _log.warning("not connected to %s: %s; %s", self.address, reason, CREDENTIALS_HINT)
+                    else:
+                        _log.info("not connected to %s: %s", self.address, reason)
                 self._pause(backoff_s(attempt, *self._reconnect_s, _uniform))
                 attempt += 1
         finally:
