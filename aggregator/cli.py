@@ -146,7 +146,7 @@ def _standing(member: AggregatorMembership, plan: RunPlan, serving: bool) -> dic
     run = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": plan.rounds}
     run["older"] = _older(member, plan)
     directory = directory_of(member, plan.run)
-    run["waiting"] = read_waiting(directory) if serving else ""
+    run["waiting"], run["shortage"] = read_waiting(directory) if serving else ("", None)
     try:
         records = read_records(directory)
         with readable(directory):

@@ -1,15 +1,19 @@
-"""What the aggregator says on its log about a run: what it waits for, and what a round brought."""
+"""Lines of the aggregator's log about a run: the devices that it waits for, and the results of each round."""
 
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from aggregator.engine_state import EngineState
 from aggregator.events import RoundRecord
 from aggregator.rollover import HASTY_TRIES, Rollover
+from support.times import second
 from wire.documents import RunPlan
 from wire.messages import Obstacle
 
@@ -36,17 +40,85 @@ OBSTACLES: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Too few devices for a round to go on, after its deadline.
+
+    Attributes:
+        missing: the devices that could end it, in name order.
+        here: how many have answered, or are there to begin the next round.
+        needed: how many must be.
+        quorum: the plan's share of the devices, for an open round; 0 where the next one can't begin.
+        min_contributors: the plan's.
+        remaining: devices of the fleet without those that are missing.
+    """
+
+    missing: tuple[str, ...]
+    here: int
+    needed: int
+    quorum: float
+    min_contributors: int
+    remaining: int
+
+    @property
+    def reason(self) -> str:
+        """Say how many devices there are, and how many must be there."""
+        if self.quorum:
+            return f"{self.here} answered and {self.needed} must (quorum {self.quorum:g})"
+        return f"{self.here} here and {self.needed} must be (min_contributors {self.min_contributors})"
+
+    @property
+    def hint(self) -> str:
+        """Say what a person can do."""
+        names = _shown(list(self.missing))
+        advice = f"start {names} again, or take it out of the fleet: shoal-fleet revoke FLEET_DIR NAME"
+        if self.remaining < self.min_contributors:
+            fewer = f"{self.remaining} left, and means of fewer than {self.min_contributors} are not made"
+            advice += f" ({fewer}: then sign a run with a smaller --min-contributors)"
+        return advice
+
+
+def shortage(state: EngineState) -> Shortage | None:
+    """Return why a run does not go on though the deadline has passed; None where it does, or rolls over to other keys."""
+    if not state.overtime or state.finished or state.rollover is not None or state.step:
+        return None
+    devices, least = set(state.devices), state.run.min_contributors
+    if state.plan is None:
+        missing = tuple(sorted(devices - state.online))
+        here, needed, quorum = len(devices) - len(missing), max(1, min(least, len(devices))), 0.0
+    else:
+        missing = tuple(d for d in state.waiting if d in devices)
+        quorum = state.run.quorum
+        here, needed = len(state.received), max(1, math.ceil(quorum * state.asked))
+    if here >= needed or not missing:
+        return None
+    return Shortage(missing, here, needed, quorum, least, len(devices) - len(missing))
+
+
 class Lines:
-    """What the log says of a run as it goes: what is new at once, and the same again more and more seldom.
+    """The log's lines about a run as it goes: what is new at once, and the same again more and more seldom.
 
     Args:
         run: the owner's plan.
         keep: takes what the run waits for whenever that changes, and nothing when it goes on.
+        clock: returns unix seconds.
+
+    Attributes:
+        figures: the same as the line that ``keep`` took last, for JSON; empty before the deadline has passed.
     """
 
-    def __init__(self, run: RunPlan, keep: Callable[[str], None] = lambda _line: None) -> None:
+    def __init__(
+        self,
+        run: RunPlan,
+        keep: Callable[[str], None] = lambda _line: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._run = run
         self._keep = keep
+        self._clock = clock
+        self.figures: dict[str, Any] = {}
+        self._off_since: dict[str, str] = {}
+        self._opened_at = self._deadline_passed = ""
         self._asked_s = self._again_s = self._pause_s = 0.0
         self._said: str | None = None
         self._small: frozenset[int] = frozenset()
@@ -58,24 +130,66 @@ class Lines:
     def opened(self, now_s: float) -> None:
         """Begin with a round that has just opened."""
         self._go_on()
-        self._asked_s = now_s
+        self._asked_s, self._opened_at = now_s, self._now()
+
+    def came(self, device: str) -> None:
+        """Note that a device is there."""
+        self._off_since.pop(device, None)
+
+    def left(self, device: str) -> None:
+        """Note that a device has gone offline."""
+        self._off_since.setdefault(device, self._now())
+
+    def _now(self) -> str:
+        return second(int(self._clock()))
 
     def _go_on(self) -> None:
+        self.figures = {}
         if self._said != "":
             self._keep("")
         self._said = ""
+        self._deadline_passed = ""
+
+    def _missing_since(self, device: str, state: EngineState) -> str:
+        """Return since when a device is off, as far as we know; since the round opened if it is there and has not answered."""
+        if device in state.online:
+            return self._opened_at
+        return self._off_since.setdefault(device, self._opened_at or self._now())
+
+    def _waiting_line(self, state: EngineState) -> tuple[str, dict[str, Any]]:
+        """Return what a run waits for as a line, and as figures if the deadline has passed and too few devices are there."""
+        line, short = waiting_for(state), shortage(state)
+        if short is None:
+            return line, {}
+        self._deadline_passed = self._deadline_passed or self._now()
+        since = {d: self._missing_since(d, state) for d in short.missing}
+        named = ", ".join(f"{d} since {since[d]}" for d in short.missing[:NAMES_SHOWN])
+        more = f" and {len(since) - NAMES_SHOWN} more" if len(since) > NAMES_SHOWN else ""
+        passed = f"the deadline passed at {self._deadline_passed}"
+        figures = {
+            "missing": [{"device": d, "since": at} for d, at in since.items()],
+            "deadline_passed": True,
+            "deadline_passed_at": self._deadline_passed,
+            "here": short.here,
+            "needed": short.needed,
+            "quorum": self._run.quorum,
+            "min_contributors": short.min_contributors,
+            "hint": short.hint,
+        }
+        return f"{line}; {passed}, {short.reason}; missing: {named}{more}; {short.hint}", figures
 
     def waiting(self, state: EngineState, now_s: float) -> None:
         """Say what the run is waiting for, if that is due."""
         if now_s - self._asked_s < STATUS_AFTER_S:
             return
         self._asked_s = now_s
-        line = waiting_for(state)
+        line, figures = self._waiting_line(state)
         if line == self._said and now_s < self._again_s:
             return
         self._pause_s = STATUS_AFTER_S if line != self._said else min(2 * self._pause_s, MOST_PAUSE_S)
         LOG.info(line)
         if line != self._said:
+            self.figures = figures
             self._keep(line)
         self._said, self._again_s = line, now_s + self._pause_s
 

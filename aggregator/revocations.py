@@ -61,7 +61,9 @@ class Revocations:
 
     def _is_signed(self, member: Member, payload: bytes, now_s: float) -> bool:
         with suppress(WireError):
-            transfer: Transfer | None = Reassembler(MAX_NOTE_BYTES, whole_transfers=1, max_per_source=1).add(member.name, payload, now_s)
+            transfer: Transfer | None = Reassembler(MAX_NOTE_BYTES, whole_transfers=1, max_per_source=1).add(
+                member.name, payload, now_s
+            )
             if transfer is not None:
                 head, _ = read_head(transfer.payload)
                 ours = (head.fleet, head.sender) == (self._membership.fleet, member.name)

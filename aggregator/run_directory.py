@@ -14,10 +14,10 @@ from aggregator import records
 from aggregator.damage import is_system_failure, readable
 from aggregator.store import BUSY_TIMEOUT_MS, DATABASE, check_version
 from support.files import write_atomic
-from wire.errors import ConfigError
+from wire.errors import ConfigError, text_of
 
-WAITING_FILE: Final = "waiting.txt"
-"""What an open round waits for, there as long as it waits: for people only, so that nothing depends on it."""
+WAITING_FILE: Final = "waiting.json"
+"""Written while an open round waits, for `status` alone: a line, and after the deadline who is missing and what to do."""
 LOG = logging.getLogger("shoal.aggregator")
 R = TypeVar("R")
 
@@ -61,12 +61,12 @@ def read_plan(directory: Path) -> bytes | None:
     return None if found is None else found[0]
 
 
-def keep_waiting(directory: Path, line: str) -> None:
-    """Leave ``line`` for whoever asks what the run waits for; nothing, where it goes on. A full disk only keeps it back."""
+def keep_waiting(directory: Path, line: str, figures: dict[str, Any] | None = None) -> None:
+    """Write for `status` what the run waits for; remove that where it goes on. A full disk only prevents it."""
     path = directory / WAITING_FILE
     try:
         if line:
-            write_atomic(path, line.encode(), durable=False)
+            write_atomic(path, json.dumps({"line": line, "shortage": figures or None}).encode(), durable=False)
         else:
             path.unlink(missing_ok=True)
     except (ConfigError, OSError) as error:
@@ -79,14 +79,17 @@ def forget_waiting(root: Path) -> None:
         keep_waiting(path.parent, "")
 
 
-def read_waiting(directory: Path) -> str:
-    """Return what a run that is served waits for; empty where it goes on."""
+def read_waiting(directory: Path) -> tuple[str, dict[str, Any] | None]:
+    """Return what a run that is served waits for, empty where it goes on; and who is missing once the deadline has passed."""
     try:
-        return (directory / WAITING_FILE).read_text(errors="replace")
+        kept = json.loads((directory / WAITING_FILE).read_bytes())
+        return str(kept["line"]), kept["shortage"]
     except FileNotFoundError:
-        return ""
+        return "", None
     except OSError as error:
-        return str(error)
+        return text_of(error), None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return f"{directory / WAITING_FILE} is damaged: {text_of(error)}", None
 
 
 def _read(directory: Path, query: Callable[[sqlite3.Connection], R]) -> R | None:

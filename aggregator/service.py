@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from aggregator.chunk_spool import ChunkSpool
 from aggregator.damage import readable
 from aggregator.engine import Engine, Verdict
 from aggregator.events import (
+    CameOnline,
     DeadlinePassed,
     Declined,
     Event,
@@ -33,6 +33,7 @@ from aggregator.events import (
     RoundClosed,
     RunFinished,
     Stored,
+    WentOffline,
 )
 from aggregator.inbound import PRESENCE, Inbound
 from aggregator.intake import Intake, Opened, RefusedUploadError
@@ -108,7 +109,7 @@ class RunService:
         self._revocations = Revocations(membership, self._publisher)
         self._deferred: list[Event] = []
         self._opened_at_s = 0.0
-        self._lines = Lines(run, partial(keep_waiting, self._store.directory))
+        self._lines = Lines(run, lambda line: keep_waiting(self._store.directory, line, self._lines.figures))
         self._refusals = Refusals(LOG)
         self._deadline_s: float | None = None
         self._bytes_up = 0
@@ -331,6 +332,10 @@ class RunService:
             self._handle(event, now_s)
 
     def _handle(self, event: Event, now_s: float) -> None:
+        if isinstance(event, WentOffline):
+            self._lines.left(event.device)
+        elif isinstance(event, CameOnline):
+            self._lines.came(event.device)
         self._state, actions = self._engine.handle(self._state, event)
         self._carry_out(actions, now_s)
 

@@ -75,7 +75,10 @@ class Inbound:
         match topic.kind:
             case TopicKind.CTL if topic.device == self._membership.name:
                 # A roster comes here only after the device was revoked while it was off.
-                return {ChunkKind.CONTROL: limits.MAX_CONTROL_BYTES, ChunkKind.ROSTER: sizes.roster_bytes(self._devices)}
+                return {
+                    ChunkKind.CONTROL: limits.MAX_CONTROL_BYTES,
+                    ChunkKind.ROSTER: sizes.roster_bytes(self._devices),
+                }
             case TopicKind.KEYS if topic.device == self._membership.name:
                 return {ChunkKind.GRANT: limits.MAX_RENEWAL_BYTES}
             case TopicKind.ROUND:

@@ -205,12 +205,12 @@ def broker_config(
     from fleet.unlock import open_fleet
 
     fleet = open_fleet(directory)
-    made = write_broker_config(
-        fleet, out, installed=installed, expected=tuple(device or ()), upload_bytes=upload_bytes
-    )
+    made = write_broker_config(fleet, out, installed=installed, expected=tuple(device or ()), upload_bytes=upload_bytes)
     say(str(made.folder / "shoal.conf"))
     note(f"users: {', '.join(made.users)}")
-    note("next: copy all but the folder of clients to the broker's host; the broker's user must be able to read them and to write to their folder")
+    note(
+        "next: copy all but the folder of clients to the broker's host; the broker's user must be able to read them and to write to their folder"
+    )
     note(f"who has joined before finds its address, with its password, in {made.folder / CLIENTS}")
     if not made.tls:
         note("warning: the fleet's broker address begins with mqtt://: passwords travel in clear")

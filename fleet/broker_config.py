@@ -150,9 +150,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def config(
-    address: BrokerAddress, installed: Path, devices: int = 0, upload_bytes: int = DEFAULT_UPLOAD_BYTES
-) -> str:
+def config(address: BrokerAddress, installed: Path, devices: int = 0, upload_bytes: int = DEFAULT_UPLOAD_BYTES) -> str:
     """Return mosquitto's configuration.
 
     Args:

@@ -10,6 +10,11 @@ def day(at_s: int) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(at_s))
 
 
+def second(at_s: int) -> str:
+    """Return unix seconds as ISO 8601 in UTC: 2026-11-22T16:03:07Z."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))
+
+
 def utc(at_s: int) -> str:
     """Return unix seconds as date and minute in UTC; a year that no calendar here has as the number itself."""
     try:

@@ -101,9 +101,7 @@ def queue_limits(devices: int, upload_bytes: int) -> QueueLimits:
     chunks = -(-size // limits.CHUNK_BYTES)
     messages = devices * (COPIES_QUEUED * chunks + NOTES_QUEUED)
     payload_bytes = devices * (COPIES_QUEUED * size + NOTES_QUEUED * NOTE_BYTES)
-    return QueueLimits(
-        max(MIN_QUEUED_MESSAGES, messages), max(MIN_QUEUED_BYTES, payload_bytes), INFLIGHT_MESSAGES
-    )
+    return QueueLimits(max(MIN_QUEUED_MESSAGES, messages), max(MIN_QUEUED_BYTES, payload_bytes), INFLIGHT_MESSAGES)
 
 
 SMALL_FLEET: Final = queue_limits(devices=100, upload_bytes=1 << 20)

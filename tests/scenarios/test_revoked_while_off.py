@@ -64,7 +64,7 @@ def test_after_a_restart_of_the_aggregator_it_is_told_as_well(scene):
     fleet, _ = scene
     fleet.kill_aggregator()
     fleet.revive_device(OFF)
-    fleet.settle()
+    fleet.broker.pump()
     fleet.revive_aggregator()
     fleet.run_until(lambda: fleet.devices[OFF].runtime.revoked, 30)
 
@@ -82,7 +82,7 @@ def test_a_message_that_it_has_not_signed_is_not_answered(scene):
     for payload in (b"junk", *split(forged, kind=ChunkKind.REMINDER, round=0)):
         forger.publish(topics.up(OFF), payload)
         forger.publish(topics.state(OFF), payload)
-    fleet.settle()
+    fleet.broker.pump()
     assert len(sent_rosters(fleet, tap)) == before
     forger.close()
 
@@ -94,7 +94,7 @@ def test_a_device_that_asks_without_end_is_answered_seldom(scene, caplog):
     tap.lose(client=fleet.client_id(OFF), ending=f"{OFF}/ctl", hop=Hop.DOWN)
     before = len(sent_rosters(fleet, tap))
     fleet.revive_device(OFF)
-    fleet.settle()
+    fleet.broker.pump()
     said = tap.sent(client=fleet.client_id(OFF), ending=f"{OFF}/state")[-1]
     started_s = fleet.now_s
     while fleet.now_s < started_s + 300:
@@ -125,7 +125,7 @@ def test_an_aggregator_can_t_make_a_device_leave(tmp_path):
         for signed in (sign_document(aggregator, forged), bytes(64) + encode(forged)):
             for chunk in roster_for(fleet, signed, aggregator):
                 forger.publish(Topics(fleet.plan.fleet).ctl(OFF), chunk)
-            fleet.settle()
+            fleet.broker.pump()
             assert not device.revoked
         with pytest.raises(UntrustedError):
             device._rosters.on_whole(sign_document(aggregator, forged))

@@ -1,6 +1,8 @@
 """What `shoal-aggregator status` tells of the round that is open."""
 
 import json
+import logging
+import re
 
 import numpy as np
 import pytest
@@ -67,7 +69,7 @@ def test_a_run_that_ends_leaves_nothing(fleet, tap):
     fleet.run_until(lambda: waiting(fleet), 10)
     tap.forgive(hold)
     fleet.run(100)
-    assert not list(fleet.stage.aggregator_dir.rglob("waiting.txt"))
+    assert not list(fleet.stage.aggregator_dir.rglob(WAITING_FILE))
 
 
 def test_a_run_in_the_queue_hides_nothing(fleet, tap):
@@ -112,3 +114,53 @@ def test_nobody_waits_where_nobody_serves(fleet, tap):
     told = CliRunner().invoke(app, ["status", str(fleet.stage.aggregator_dir)])
     assert "not serving" in told.output
     assert "waiting" not in told.output
+
+
+STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+
+
+@pytest.mark.parametrize("quorum", [0.8, 0.5], ids=["in a round", "between rounds"])
+def test_one_dead_device_of_min_contributors_is_named_with_what_to_do(tmp_path, quorum, caplog):
+    """The run waited for ever, and nothing said that the deadline had passed or how to go on."""
+    caplog.set_level(logging.INFO, "shoal.aggregator")
+    options = {"min_contributors": 3, "quorum": quorum, "deadline_s": 20.0, "rounds": 30}
+    with make_fleet(tmp_path / "fleet", count=3, **options) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 1, 10)
+        fleet.kill_device("dev-02")
+        fleet.run_until(lambda: "deadline passed" in waiting(fleet), 60)
+        run = json.loads(status(fleet, "--json"))["data"]["runs"][0]
+        needed = "must be (min_contributors 3)" if quorum == 0.5 else "must (quorum 0.8)"
+        assert re.search(rf"the deadline passed at {STAMP}, 2 .* and 3 {re.escape(needed)}", run["waiting"])
+        assert re.search(rf"missing: dev-02 since {STAMP}; start dev-02 again", run["waiting"])
+        assert "shoal-fleet revoke FLEET_DIR NAME" in run["waiting"]
+        assert "sign a run with a smaller --min-contributors" in run["waiting"]
+        short = run["shortage"]
+        assert [m["device"] for m in short["missing"]] == ["dev-02"]
+        assert all(re.fullmatch(STAMP, m["since"]) for m in short["missing"])
+        assert re.fullmatch(STAMP, short["deadline_passed_at"])
+        assert (short["deadline_passed"], short["here"], short["needed"], short["min_contributors"]) == (True, 2, 3, 3)
+        assert short["hint"] in status(fleet)
+        assert run["waiting"] in [r.getMessage() for r in caplog.records]
+        fleet.revive_device("dev-02")
+        closed = len(fleet.records())
+        fleet.run_until(lambda: len(fleet.records()) > closed + 1, 30)
+        fleet.run_until(lambda: not waiting(fleet), 10)
+        assert json.loads(status(fleet, "--json"))["data"]["runs"][0]["shortage"] is None
+
+
+def test_before_the_deadline_nothing_is_said_of_it(tmp_path):
+    options = {"min_contributors": 3, "quorum": 0.8, "deadline_s": 500.0, "rounds": 30}
+    with make_fleet(tmp_path / "fleet", count=3, **options) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 1, 10)
+        fleet.kill_device("dev-02")
+        fleet.run_until(lambda: waiting(fleet), 60)
+        assert "deadline" not in waiting(fleet)
+        assert json.loads(status(fleet, "--json"))["data"]["runs"][0]["shortage"] is None
+
+
+def test_a_damaged_file_of_what_is_waited_for_is_told(fleet, tap):
+    tap.lose(client=fleet.client_id("dev-02"), ending="/up")
+    fleet.run_until(lambda: waiting(fleet), 10)
+    (path,) = fleet.stage.aggregator_dir.glob(f"run-*/{WAITING_FILE}")
+    path.write_text("{half")
+    assert "is damaged" in waiting(fleet)

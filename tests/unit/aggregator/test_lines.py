@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from aggregator.events import DeadlinePassed, RoundRecord
-from aggregator.lines import MOST_PAUSE_S, Lines, too_small, waiting_for
+from aggregator.events import DeadlinePassed, RoundRecord, WentOffline
+from aggregator.lines import MOST_PAUSE_S, Lines, shortage, too_small, waiting_for
 from tests.helpers.engines import DEVICES, give, opened
 from tests.helpers.plans import run_plan
 
@@ -121,3 +121,34 @@ def test_each_limit_is_told_once_for_a_device_with_what_to_do(caplog):
     assert "shoal-fleet revoke" in norms["hint"]
     lines.closed(dataclasses.replace(closed(6, {}), refused_norm={"dev-2": 9.0, "dev-3": 8.0}), 1.0, 10)
     assert warned(caplog)[2]["norms"] == "dev-3 (8)"
+
+
+def test_a_device_is_missing_since_it_went_not_since_somebody_looked():
+    """Rounds without it may close within seconds for hours, until one more device is missing."""
+    clock = iter(range(1_000_000_000, 1_000_010_000, 100))
+    engine, state = opened(min_contributors=5, quorum=1.0)
+    lines = Lines(run_plan(), clock=lambda: next(clock))
+    lines.left("dev-5")  # 1_000_000_000 s
+    lines.opened(0)
+    state, _ = engine.handle(state, WentOffline("dev-5"))
+    state, _ = give(engine, state, "dev-1", "dev-2", "dev-3")
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    lines.waiting(state, 10)
+    assert lines.figures["missing"] == [
+        {"device": "dev-4", "since": "2001-09-09T01:48:20Z"},  # there, and silent since the round opened
+        {"device": "dev-5", "since": "2001-09-09T01:46:40Z"},
+    ]
+    assert lines.figures["deadline_passed_at"] == "2001-09-09T01:50:00Z"
+    assert (lines.figures["here"], lines.figures["needed"]) == (3, 5)
+    lines.came("dev-5")
+    lines.opened(20)
+    assert lines.figures == {}
+
+
+def test_where_enough_devices_stay_a_revocation_is_all_that_is_needed():
+    engine, state = opened(min_contributors=2, quorum=1.0)
+    state, _ = engine.handle(state, WentOffline("dev-5"))
+    state, _ = give(engine, state, "dev-1", "dev-2", "dev-3", "dev-4")
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    assert "--min-contributors" not in shortage(state).hint
+    assert "shoal-fleet revoke" in shortage(state).hint
