@@ -37,6 +37,7 @@ OBSTACLES: Final = {
     Obstacle.REFUSED: "refused by the device",
     Obstacle.OTHER: "not possible on the device",
     Obstacle.UPLOAD: "upload refused",
+    Obstacle.DISK: "disk is full or fails",
 }
 
 

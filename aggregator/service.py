@@ -44,8 +44,8 @@ from aggregator.numerics.backend import Backend
 from aggregator.owner_mail import OwnerMail
 from aggregator.presences import Presences
 from aggregator.publisher import Publisher
-from aggregator.rollover import stored_proposal
 from aggregator.revocations import Revocations
+from aggregator.rollover import stored_proposal
 from aggregator.run_directory import keep_waiting
 from aggregator.store import Store
 from aggregator.strategies.registry import make_strategy

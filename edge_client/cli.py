@@ -12,7 +12,7 @@ from support.console import add_version, counted, note, run_program, say, say_js
 from support.files import named
 
 if TYPE_CHECKING:
-    from edge_client.state import OwnModel
+    from edge_client.state import DeviceState, OwnModel
 
 app = typer.Typer(
     help="Train on this device's own data; upload only masked, sealed updates.",
@@ -163,7 +163,8 @@ def status(directory: Directory, json: AsJson = False) -> None:
     from edge_client.state import DeviceState
 
     member = DeviceMembership(directory)
-    figures = DeviceState(directory).load_status() or {}
+    files = DeviceState(directory)
+    figures = files.load_status() or {}
     data = {
         "device": member.name,
         "fleet": member.fleet,
@@ -171,6 +172,7 @@ def status(directory: Directory, json: AsJson = False) -> None:
         "roster": member.roster.sequence,
         **figures,
         **({"roster_expired": expiry_of(member.roster)} if member.expired else {}),
+        **_disk(files),
         **({} if member.listed else {"stage": "revoked"}),
     }
     if json:
@@ -178,6 +180,23 @@ def status(directory: Directory, json: AsJson = False) -> None:
         return
     for line in status_lines(data):
         say(line)
+
+
+def _disk(files: DeviceState) -> dict[str, Any]:
+    """Return the free space, and the error of a device whose disk is full or has failed: its status file may be an old one."""
+    from edge_client.state import LOW_DISK_BYTES
+
+    free = files.free_bytes()
+    found: dict[str, Any] = {"disk_free_bytes": free}
+    trouble = files.load_trouble()
+    if trouble is not None:
+        found |= {"stage": "stopped", "stopped_at": trouble["at"], "error": trouble["error"], "hint": trouble["hint"]}
+    elif free < LOW_DISK_BYTES:
+        found |= {
+            "error": f"the disk is full: {free} bytes are free in {files.directory}",
+            "hint": "free some space, then start the device again",
+        }
+    return found
 
 
 def status_lines(data: dict[str, Any]) -> list[str]:

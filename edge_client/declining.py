@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from wire.errors import DataError, IntegrityError, ShoalError, TaskError, UntrustedError
+from wire.errors import DataError, IntegrityError, ShoalError, StorageError, TaskError, UntrustedError
 from wire.messages import Obstacle
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 def obstacle_of(error: ShoalError) -> Obstacle:
     """Return the word for an error."""
     match error:
+        case StorageError():
+            return Obstacle.DISK
         case DataError():
             return Obstacle.DATA
         case TaskError():

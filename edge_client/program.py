@@ -15,12 +15,14 @@ from edge_client.data import files_of, load
 from edge_client.enrolment import REVOKED_HINT, DeviceMembership
 from edge_client.presence import presence
 from edge_client.runtime import DeviceRuntime
+from edge_client.state import DeviceState
 from edge_client.worker import ThreadWorker
 from support.files import write_atomic
 from support.lean import settle
 from support.locks import serving
+from support.times import second
 from wire.address import BrokerAddress
-from wire.errors import ShoalError, UntrustedError
+from wire.errors import ShoalError, StorageError, UntrustedError
 from wire.inbox import Inbox
 from wire.mqtt import MqttTransport
 from wire.transport import TakenOver
@@ -68,11 +70,16 @@ def serve(config: EdgeConfig) -> None:
         ConfigError: another program serves this directory.
         UntrustedError: another device uses this device's name, or the owner has revoked it.
         DataError: its data are missing or of no known format.
+        StorageError: the disk is full or fails; `shoal-edge status` says so.
     """
     DeviceMembership(config.dir)  # whoever is no device leaves no trace in a directory that may be anybody's
     files_of(config.data)
     with serving(config.dir, hint="one `shoal-edge run` serves a device; end the other first"):
-        _serve(config)
+        try:
+            _serve(config)
+        except StorageError as error:
+            DeviceState(config.dir).save_trouble(error, second(int(time.time())))
+            raise
 
 
 def _serve(config: EdgeConfig) -> None:
@@ -81,6 +88,7 @@ def _serve(config: EdgeConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: inbox.put(None))
     birth = next_birth(membership)
+    DeviceState(config.dir).clear_trouble()
     address = BrokerAddress.parse(
         config.broker or membership.broker, ca_file=config.ca, cert_file=config.cert, key_file=config.key
     )

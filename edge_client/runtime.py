@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
 
 from edge_client import agent
 from edge_client.agent import AgentState
@@ -36,7 +38,7 @@ from edge_client.workplace import Workplace
 from support.refusals import Refusals
 from wire.codec import decode
 from wire.documents import RosterChange
-from wire.errors import ShoalError, UntrustedError, reason_of
+from wire.errors import ShoalError, StorageError, UntrustedError, reason_of
 from wire.frame import ChunkKind
 from wire.messages import Action, Announcement, Control, Order
 from wire.reassembly import Reassembler, TooLargeError, Transfer
@@ -45,6 +47,8 @@ from wire.transport import Connected, Disconnected, Message, Transport, Transpor
 from wire.types import Float32Vector
 
 LOG = logging.getLogger("shoal.edge")
+ANNOUNCED_WITHIN_S: Final = 10.0
+"""A device whose disk fails between two rounds waits so long for the next announcement, to decline it, before it ends."""
 
 
 class DeviceRuntime:
@@ -110,6 +114,8 @@ class DeviceRuntime:
         self._patience = Patience(transport, uniform)
         self._results = Results(membership, self._files, transport, clock_s)
         self._now_s = 0.0
+        self._latest: Announcement | None = None
+        self._disk_error: tuple[StorageError, float] | None = None
         self._refusals = Refusals(LOG)
         self.runs_done = 0
 
@@ -155,23 +161,53 @@ class DeviceRuntime:
         return False
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
-        """Take one event of the transport."""
+        """Take one event of the transport.
+
+        Raises:
+            StorageError: the disk is full or fails, and the aggregator was told so if it waits for this device.
+        """
         self._now_s = now_s
         if self.revoked:
             return
-        match event:
-            case Message(topic, payload):
-                self._on_chunk(topic, payload)
-            case Connected():
-                if not self._mind_expiry():
-                    self._step(agent.Reconnected())
-                    self._attendance.connected(now_s)
-            case Disconnected(reason):
-                LOG.warning("broker connection lost", extra={"kv": {"reason": reason}})
+        with self._declining_on_disk_errors():
+            match event:
+                case Message(topic, payload):
+                    self._on_chunk(topic, payload)
+                case Connected():
+                    if not self._mind_expiry():
+                        self._step(agent.Reconnected())
+                        self._attendance.connected(now_s)
+                case Disconnected(reason):
+                    LOG.warning("broker connection lost", extra={"kv": {"reason": reason}})
+
+    @contextmanager
+    def _declining_on_disk_errors(self) -> Iterator[None]:
+        """Decline the round when the disk fails in the body, then let the error end the device.
+
+        If the open round needs nothing of this device any more, the error is held back for the next announcement, so that the
+        aggregator learns why the device is gone: see `ANNOUNCED_WITHIN_S`.
+
+        Raises:
+            StorageError: at once if the open round waits for this device, else with the next announcement, or from `tick`.
+        """
+        try:
+            yield
+        except StorageError as error:
+            first = self._disk_error is None
+            if first:
+                LOG.error("the disk fails: stopping", extra={"kv": {"reason": error, "hint": error.hint}})
+                self._worker.cancel()
+                self._disk_error = error, self._now_s + ANNOUNCED_WITHIN_S
+            owes = self._state.stage in (agent.Stage.FETCHING, agent.Stage.WORKING) or not first
+            if self._latest is not None and owes:
+                self._declining.decline(self._latest, error)
+                raise
 
     def _on_chunk(self, topic: str, payload: bytes) -> None:
         try:
             self._on_message(topic, payload)
+        except StorageError:
+            raise
         except ShoalError as error:
             self._refusals.tell(topic, reason_of(error), error.hint, self._now_s)
         if self.revoked:
@@ -182,6 +218,8 @@ class DeviceRuntime:
     def _on_message(self, topic: str, payload: bytes) -> None:
         parsed = self._topics.parse(topic)
         if not payload or (self._mind_expiry() and parsed.kind not in HEARD_LAPSED):
+            return
+        if self._disk_error is not None and parsed.kind is not TopicKind.ROUND:
             return
         transfer = self._collect(parsed, payload)
         if transfer is None:
@@ -290,6 +328,9 @@ class DeviceRuntime:
             self._on_announcement(held)
 
     def _on_announcement(self, announcement: Announcement) -> None:
+        self._latest = announcement
+        if self._disk_error is not None:
+            raise self._disk_error[0]
         run = self._run
         if run is not None and announcement.run < run.plan.run:
             return
@@ -343,11 +384,19 @@ class DeviceRuntime:
         self, announcement: Announcement, order: Order, result: Result, models: Mapping[int, Float32Vector]
     ) -> None:
         """Take what the worker made of an order from ``models``; newer ones may have come meanwhile."""
-        if self.revoked or self._rosters.lapsed:
+        if self.revoked or self._rosters.lapsed or self._disk_error is not None:
             return
         current = (self._state.mark.run, self._state.mark.round, self._state.mark.nonce)
         if current != (announcement.run, announcement.round, announcement.nonce):
             return
+        with self._declining_on_disk_errors():
+            self._on_current_result(announcement, order, result, models)
+
+    def _on_current_result(
+        self, announcement: Announcement, order: Order, result: Result, models: Mapping[int, Float32Vector]
+    ) -> None:
+        if isinstance(result, StorageError):
+            raise result
         if isinstance(result, ShoalError):
             self._skip(announcement, result)
             return
@@ -367,8 +416,20 @@ class DeviceRuntime:
         self._step(agent.WorkFailed(announcement.nonce))
 
     def tick(self, now_s: float) -> None:
-        """Do what is due: reminders, models that do not come, figures."""
+        """Do what is due: reminders, models that do not come, figures.
+
+        Raises:
+            StorageError: as `on_event`.
+        """
         self._now_s = now_s
+        if self._disk_error is not None:
+            if now_s >= self._disk_error[1]:
+                raise self._disk_error[0]
+            return
+        with self._declining_on_disk_errors():
+            self._tick(now_s)
+
+    def _tick(self, now_s: float) -> None:
         self._rosters.tick(now_s)
         self._chunks.expire(now_s)
         if self.revoked or self._mind_expiry():

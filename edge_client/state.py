@@ -4,8 +4,8 @@
 the first byte is sent, so that a restart sends the same bytes; of a final round's upload that was answered only the name.
 ``run.package`` is the run that it follows, ``run.epoch`` what its mask epoch began with if it is not the first, ``own-*.bin``
 updates kept for later epochs, ``model.bin`` the newest model of its own cluster, ``above-*.bin`` those above it in cfl's tree,
-``status.json`` figures for people, ``run.told`` the id of the last run whose end was told. ``finished/`` holds the models of
-the last finished runs, see `finished`.
+``status.json`` figures for people, ``run.told`` the id of the last run whose end was told, ``trouble.json`` why the device ended
+when its disk was full. ``finished/`` holds the models of the last finished runs, see `finished`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from crypto.seal.replay import HighWater
 from support.files import open_own, read_private, sync_directory, write_atomic, write_failed
 from wire.codec import U16, U32, Fixed16, decode_prefix, encode, message
-from wire.errors import ConfigError, IntegrityError, WireError
+from wire.errors import ConfigError, IntegrityError, ShoalError, WireError, reason_of
 from wire.frame import Fingerprint
 from wire.types import DIGEST_BYTES
 
@@ -36,6 +37,14 @@ EPOCH_FILE: Final = "run.epoch"
 MODEL_FILE: Final = "model.bin"
 STATUS_FILE: Final = "status.json"
 TOLD_FILE: Final = "run.told"
+TROUBLE_FILE: Final = "trouble.json"
+TROUBLE_BYTES: Final = 8192
+"""Of the file in which a device notes why it ended. It has this length from the first start on: on a full disk only bytes that
+are there already can be written over."""
+TROUBLE_TEXT_CHARS: Final = 400
+"""Of each text in the note: at most 6 bytes a character, so that two of them fit."""
+LOW_DISK_BYTES: Final = 1 << 20
+"""A device with less free space is reported as one whose disk is full."""
 
 
 @message(64)
@@ -273,6 +282,47 @@ class DeviceState:
     def save_status(self, status: dict[str, Any]) -> None:
         """Publish figures for people and programs; nothing depends on them."""
         write_atomic(self.directory / STATUS_FILE, json.dumps(status).encode(), durable=False)
+
+    def clear_trouble(self) -> None:
+        """Forget why the device ended last, and make room to note it the next time.
+
+        Raises:
+            StorageError: the disk is full or fails.
+        """
+        path = self.directory / TROUBLE_FILE
+        if not path.exists() or path.stat().st_size != TROUBLE_BYTES:
+            write_atomic(path, b" " * TROUBLE_BYTES)
+        elif self.load_trouble() is not None:
+            self._overwrite(path, b"")
+
+    def save_trouble(self, error: ShoalError, at: str) -> None:
+        """Note why the device ends, in place: nothing is raised where even that fails, since an error is under way already."""
+        cut = TROUBLE_TEXT_CHARS
+        note = {"error": reason_of(error)[:cut], "hint": error.hint[:cut], "at": at}
+        with suppress(OSError):
+            self._overwrite(self.directory / TROUBLE_FILE, json.dumps(note, ensure_ascii=False).encode())
+
+    @staticmethod
+    def _overwrite(path: Path, data: bytes) -> None:
+        handle = os.open(path, os.O_WRONLY)
+        try:
+            os.pwrite(handle, data.ljust(TROUBLE_BYTES), 0)
+            os.fdatasync(handle)
+        finally:
+            os.close(handle)
+
+    def load_trouble(self) -> dict[str, str] | None:
+        """Return why the device ended last if its disk was full or failed; None if not, or if it has started since."""
+        try:
+            value = json.loads((self.directory / TROUBLE_FILE).read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return None
+        return {n: str(value.get(n, "")) for n in ("error", "hint", "at")} if isinstance(value, dict) else None
+
+    def free_bytes(self) -> int:
+        """Return the free space of the disk that the directory is on."""
+        room = os.statvfs(self.directory)
+        return room.f_bavail * room.f_frsize
 
     def load_status(self) -> dict[str, Any] | None:
         """Return the last figures, or None."""

@@ -92,12 +92,19 @@ def _remove_unless_alive(path: Path, writer: str) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames and unlinks in ``path`` durable."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    """Make renames and unlinks in ``path`` durable.
+
+    Raises:
+        ConfigError: the system refuses; a `StorageError` if the disk is full or fails.
+    """
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise write_failed(path, error) from error
 
 
 def write_private(path: Path, data: bytes) -> None:

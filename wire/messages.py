@@ -58,7 +58,7 @@ class Obstacle(IntEnum):
 
     DATA: its samples are missing or don't fit the task. TASK: training diverged, or its graphs can't run. REFUSED: what it was
     sent is not what it may follow. OTHER: anything else. UPLOAD: what the aggregator itself notes where it has refused the
-    device's upload; no device says so.
+    device's upload; no device says so. DISK: its disk is full or fails; the device ends.
     """
 
     DATA = 1
@@ -66,6 +66,7 @@ class Obstacle(IntEnum):
     REFUSED = 3
     OTHER = 4
     UPLOAD = 5
+    DISK = 6
 
 
 def _known(kind: type[IntEnum], value: int) -> None:

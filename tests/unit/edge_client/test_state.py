@@ -9,10 +9,18 @@ import pytest
 
 from crypto.seal.replay import HighWater
 from edge_client import kept
-from edge_client.state import PENDING_FILES, DeviceState, OwnModel, Pending
+from edge_client.state import (
+    PENDING_FILES,
+    TROUBLE_BYTES,
+    TROUBLE_FILE,
+    DeviceState,
+    OwnModel,
+    Pending,
+)
 from support.files import private_directory, write_private
+from tests.helpers.disks import fill, small_disk
 from tests.helpers.plans import run_plan
-from wire.errors import ConfigError, IntegrityError
+from wire.errors import ConfigError, IntegrityError, StorageError
 from wire.frame import transfer_id
 
 MARK = HighWater(3, 1, 7, b"n" * 16)
@@ -196,3 +204,38 @@ def test_every_file_is_private(state):
     files = sorted(p.name for p in state.directory.iterdir())
     assert files == ["model.bin", "pending.0.bin", "run.package", "status.json"]
     assert {stat.S_IMODE(p.stat().st_mode) for p in state.directory.iterdir()} == {0o600}
+
+
+def test_why_a_device_ended_can_be_noted_on_a_full_disk(tmp_path):
+    """The note is written over bytes that are there already."""
+    error = StorageError("can't write x: No space left on device", hint="free some space")
+    with small_disk(tmp_path / "disk", mib=1) as place:
+        state = DeviceState(place)
+        state.clear_trouble()
+        assert state.load_trouble() is None
+        fill(place)
+        assert state.free_bytes() == 0
+        with pytest.raises(StorageError):
+            state.save_status({"stage": "working"})
+        state.save_trouble(error, "2026-11-22T16:00:00Z")
+        assert state.load_trouble() == {"error": str(error), "hint": error.hint, "at": "2026-11-22T16:00:00Z"}
+        state.clear_trouble()
+        assert state.load_trouble() is None
+
+
+def test_a_note_that_can_t_be_written_or_read_hides_nothing(tmp_path):
+    state = DeviceState(tmp_path)
+    state.save_trouble(StorageError("no room"), "now")  # the error that it is about is under way
+    assert state.load_trouble() is None
+    (tmp_path / TROUBLE_FILE).write_bytes(b"{half")
+    assert state.load_trouble() is None
+    state.clear_trouble()
+    assert (tmp_path / TROUBLE_FILE).read_bytes() == b" " * TROUBLE_BYTES
+
+
+def test_a_long_text_fits_the_note(tmp_path):
+    state = DeviceState(tmp_path)
+    state.clear_trouble()
+    state.save_trouble(StorageError("\x01" * 5000, hint="\x02" * 5000), "now")
+    assert len(state.load_trouble()["error"]) > 100
+    assert (tmp_path / TROUBLE_FILE).stat().st_size == TROUBLE_BYTES

@@ -1,0 +1,99 @@
+"""A device whose disk fills up, as real programs on a real, small disk: it says so, to its owner and to the aggregator."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from benchmarks.stage import Stage
+from edge_client.manifest import LocalTraining
+from fleet.run import RunOptions
+from tests.helpers.disks import fill, small_disk
+from tests.helpers.tasks import logistic_bundle, samples
+from wire.broker import find_mosquitto, start_broker
+from wire.errors import StorageError
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.process,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed"),
+]
+NAMES = ("dev-0", "dev-1", "dev-2", "dev-full")
+WAIT_S = 60.0
+OPTIONS = RunOptions(
+    "fedavg",
+    rounds=100_000,
+    local=LocalTraining(epochs=1, batch_size=16, lr=0.2),
+    min_contributors=1,
+    quorum=0.5,
+    deadline_s=300.0,
+    seed=1,
+)
+
+
+def status(package, directory):
+    """Return a program's ``status --json`` as data, and its lines for people."""
+    start = f"from {package}.cli import main; main()"
+    command = [sys.executable, "-c", start, "status", str(directory)]
+    run = lambda *more: subprocess.run([*command, *more], capture_output=True, text=True, check=True).stdout  # noqa: E731
+    return json.loads(run("--json"))["data"], run()
+
+
+def until(reached, log):
+    end_s = time.monotonic() + WAIT_S
+    while not reached():
+        assert time.monotonic() < end_s, log.read_text()[-3000:]
+        time.sleep(0.1)
+
+
+def test_a_device_with_a_full_disk_says_so_and_ends_with_status_9(tmp_path):
+    """It went on as if nothing were wrong: `stage: working`, nothing at the aggregator, no exit."""
+    place = tmp_path / "s" / "devices" / "dev-full"
+    for seed, name in enumerate(NAMES):
+        x, y = samples(60, seed=seed)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+    with (
+        small_disk(place),
+        start_broker("mosquitto", tmp_path / "broker") as broker,
+        Stage(tmp_path / "s", broker.url, NAMES) as stage,
+    ):
+        bundle = logistic_bundle()
+        run = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), OPTIONS).run
+        server = stage.start_aggregator()
+        programs = {name: stage.start_device(name, tmp_path / f"{name}.npz") for name in NAMES}
+        device = programs["dev-full"]
+        until(lambda: any("dev-full" in r["norms"] for r in stage.records(run)), device.log)
+        assert "error" not in status("edge_client", place)[0]
+        filler = fill(place)
+        assert device.process.wait(WAIT_S) == StorageError.exit_code == 9, device.log.read_text()[-3000:]
+        assert "No space left on device" in device.log.read_text()
+        device.stop()  # closes its log
+
+        data, text = status("edge_client", place)
+        assert data["stage"] == "stopped"
+        assert data["disk_free_bytes"] == 0
+        assert "No space left on device" in data["error"]
+        assert data["hint"]
+        assert "No space left on device" in text
+
+        until(lambda: "disk is full or fails: dev-full" in server.log.read_text(), server.log)
+        assert {"dev-full": "disk"} in [r["declined"] for r in stage.records(run)]
+
+        again = stage.start_device("dev-full", tmp_path / "dev-full.npz")
+        assert again.process.wait(WAIT_S) == StorageError.exit_code
+        again.stop()
+        assert "No space left on device" in status("edge_client", place)[0]["error"]
+
+        filler.unlink()
+        rounds = len(stage.records(run))
+        healed = stage.start_device("dev-full", tmp_path / "dev-full.npz")
+        until(lambda: any("dev-full" in r["norms"] for r in stage.records(run)[rounds:]), healed.log)
+        data, _ = status("edge_client", place)
+        assert data["stage"] != "stopped"
+        assert "error" not in data
