@@ -194,9 +194,10 @@ def queue_comment(devices: int, upload_bytes: int) -> list[str]:
     return [
         "# Above these limits mosquitto drops messages without a word. They hold for the queue of each client, and the longest",
         "# is the aggregator's while it is away. Messages, beyond those in flight: for each device",
-        f"# {COPIES_QUEUED} times the {chunks} chunks of an upload, and {NOTES_QUEUED} short ones. Bytes, those in flight included:",
-        f"# for each device {COPIES_QUEUED} times an upload of {upload_bytes} bytes, and {NOTES_QUEUED} KiB. This is for {devices} devices,",
-        f"# and never less than {MIN_QUEUED_MESSAGES} messages and {MIN_QUEUED_BYTES} bytes. As much memory may be needed.",
+        f"# {COPIES_QUEUED} times the {chunks} chunks of an upload, and {NOTES_QUEUED} short ones.",
+        "# Bytes, those in flight included: for each device",
+        f"# {COPIES_QUEUED} times an upload of {upload_bytes} bytes, and {NOTES_QUEUED} KiB.",
+        f"# This is for {devices} devices, and never less than {MIN_QUEUED_MESSAGES} messages and {MIN_QUEUED_BYTES} bytes. As much memory may be needed.",
     ]
 
 

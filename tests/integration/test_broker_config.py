@@ -135,6 +135,8 @@ def test_nobody_unknown_gets_in(reef):
         with pytest.raises(BrokerUnreachableError) as refused:
             stranger.transport.start(require=True)
         assert password not in str(refused.value)
+        assert "credentials" in refused.value.hint
+        assert "may have been revoked" in refused.value.hint
         stranger.transport.close()
     reef.client("dev-3").start().transport.close()
 

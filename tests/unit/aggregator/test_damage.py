@@ -6,6 +6,8 @@ import logging
 import os
 import resource
 import sqlite3
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -139,9 +141,9 @@ def test_a_database_that_the_system_does_not_open_is_not_called_damaged(folder):
     """It is tried with no descriptor left, as in a server with more devices than its limit of open files allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (sum(1 for _ in Path("/proc/self/fd").iterdir()) + 8, hard))
     try:
-        with pytest.raises(OSError, match="Too many"):
+        with suppress(OSError):
             while True:
                 taken.append(os.open(os.devnull, os.O_RDONLY))
         with pytest.raises(StorageError, match="unable to open database file") as refused:

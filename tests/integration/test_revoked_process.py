@@ -1,0 +1,63 @@
+"""A device that was revoked while it was off, as real programs: it is told when it comes back, and ends with status 6."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from benchmarks.stage import Stage
+from edge_client.manifest import LocalTraining
+from fleet.desk import Desk, Tls
+from fleet.run import RunOptions
+from tests.helpers.tasks import logistic_bundle, samples
+from wire.broker import find_mosquitto, start_broker
+from wire.errors import UntrustedError
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.process,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed"),
+]
+NAMES = ("dev-0", "dev-1", "dev-2", "dev-gone")
+WAIT_S = 60.0
+OPTIONS = RunOptions(
+    "fedavg",
+    rounds=100_000,
+    local=LocalTraining(epochs=1, batch_size=16, lr=0.2),
+    min_contributors=1,
+    quorum=0.5,
+    deadline_s=300.0,
+    seed=1,
+)
+
+
+def test_it_ends_with_status_6(tmp_path):
+    for seed, name in enumerate(NAMES):
+        x, y = samples(60, seed=seed)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+    with start_broker("mosquitto", tmp_path / "broker") as broker, Stage(tmp_path / "s", broker.url, NAMES) as stage:
+        bundle = logistic_bundle()
+        run = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), OPTIONS).run
+        server = stage.start_aggregator()
+        programs = {name: stage.start_device(name, tmp_path / f"{name}.npz") for name in NAMES}
+
+        def until(reached):
+            end_s = time.monotonic() + WAIT_S
+            while not reached():
+                assert time.monotonic() < end_s, server.log.read_text()[-3000:]
+                time.sleep(0.1)
+
+        until(lambda: any("dev-gone" in r["norms"] for r in stage.records(run)))
+        assert programs["dev-gone"].stop() == 0
+        stage.fleet.revoke("dev-gone")
+        with Desk(stage.fleet, Tls(), pytest.fail) as desk:
+            desk.publish()
+        until(lambda: "mask epoch" in server.log.read_text())
+        again = stage.start_device("dev-gone", tmp_path / "dev-gone.npz")
+        assert again.process.wait(WAIT_S) == UntrustedError.exit_code == 6, again.log.read_text()[-3000:]
+        assert "the owner has revoked this device" in again.log.read_text()
+        assert 'reason=""' not in again.log.read_text()
+        assert 'refused: "' not in again.log.read_text()
