@@ -209,7 +209,7 @@ def broker_config(
     say(str(made.folder / "shoal.conf"))
     note(f"users: {', '.join(made.users)}")
     note(
-        "next: copy all but the folder of clients to the broker's host; the broker's user must be able to read them and to write to their folder"
+        "next: copy all but the folder of clients to the broker's host, into a folder that belongs to the broker's user"
     )
     note(f"who has joined before finds its address, with its password, in {made.folder / CLIENTS}")
     if not made.tls:

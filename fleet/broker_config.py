@@ -197,7 +197,8 @@ def queue_comment(devices: int, upload_bytes: int) -> list[str]:
         f"# {COPIES_QUEUED} times the {chunks} chunks of an upload, and {NOTES_QUEUED} short ones.",
         "# Bytes, those in flight included: for each device",
         f"# {COPIES_QUEUED} times an upload of {upload_bytes} bytes, and {NOTES_QUEUED} KiB.",
-        f"# This is for {devices} devices, and never less than {MIN_QUEUED_MESSAGES} messages and {MIN_QUEUED_BYTES} bytes. As much memory may be needed.",
+        f"# This is for {devices} devices, and never less than {MIN_QUEUED_MESSAGES} messages and {MIN_QUEUED_BYTES} bytes.",
+        "# Mosquitto may need as much memory.",
     ]
 
 

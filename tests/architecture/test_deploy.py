@@ -18,12 +18,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from aggregator import membership as aggregators
-from fleet.broker_config import DEFAULT_UPLOAD_BYTES, acl, template_acl
+from fleet import broker_config
+from fleet.broker_config import acl
 from fleet.directory import FleetDirectory
 from tests.helpers.trees import ROOT
+from wire import broker as brokers
 from wire import limits
 from wire.address import BrokerAddress
-from wire.broker import find_mosquitto, free_port, queue_limits
+from wire.broker import find_mosquitto, free_port
 from wire.errors import BrokerUnreachableError, StorageError
 from wire.mqtt import MqttTransport
 from wire.topics import Topics
@@ -165,7 +167,7 @@ def settings(path):
 
 def test_the_access_list_is_the_one_that_the_generator_writes():
     """`python -m fleet.broker_config > deploy/mosquitto/shoal.acl` makes it again."""
-    assert (ROOT / "deploy/mosquitto/shoal.acl").read_text() == template_acl("reef")
+    assert (ROOT / "deploy/mosquitto/shoal.acl").read_text() == broker_config.template_acl("reef")
 
 
 def test_both_access_lists_give_a_device_the_same_topics(tmp_path):
@@ -173,7 +175,7 @@ def test_both_access_lists_give_a_device_the_same_topics(tmp_path):
     owner = FleetDirectory.create(tmp_path / "owner", "reef", "mqtts://localhost")
     owner.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
     named = acl(owner, ("dev-1",)).replace("user dev-1", "").replace("dev-1", "%u").splitlines()
-    template = template_acl("reef").replace("pattern", "topic").splitlines()
+    template = (ROOT / "deploy/mosquitto/shoal.acl").read_text().replace("pattern", "topic").splitlines()
     rules = ("topic", "user", "pattern")
     assert [line.replace("pattern", "topic") for line in named if line.startswith(rules)] == [
         line for line in template if line.startswith(rules)
@@ -182,7 +184,7 @@ def test_both_access_lists_give_a_device_the_same_topics(tmp_path):
 
 def test_the_queues_have_room_for_a_thousand_devices():
     shipped = settings("deploy/mosquitto/shoal.conf")
-    for line in queue_limits(1000, DEFAULT_UPLOAD_BYTES).lines():
+    for line in brokers.queue_limits(1000, broker_config.DEFAULT_UPLOAD_BYTES).lines():
         name, value = line.split()
         assert shipped[name] == value
 

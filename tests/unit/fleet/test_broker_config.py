@@ -12,9 +12,8 @@ from fleet.broker_config import config, write_broker_config
 from fleet.directory import FleetDirectory
 from support.files import write_private
 from tests.helpers.plans import run_plan
-from wire import limits
+from wire import broker, limits
 from wire.address import BrokerAddress
-from wire.broker import queue_limits
 from wire.codec import encode
 from wire.documents import RunPackage, SegmentSpec
 
@@ -53,7 +52,7 @@ def test_the_limits_of_the_queues_follow_from_fleet_and_model():
 
 
 def test_the_queues_of_a_small_fleet_have_room_for_the_largest_message():
-    assert queue_limits(3, 100) == (100_000, limits.MAX_TRANSFER_BYTES, 100)
+    assert broker.queue_limits(3, 100) == (100_000, limits.MAX_TRANSFER_BYTES, 100)
 
 
 def test_the_comment_explains_the_limits():
@@ -85,9 +84,9 @@ def test_the_upload_size_comes_from_the_signed_runs_or_the_option(owner, tmp_pat
         return int(settings((tmp_path / "broker" / "shoal.conf").read_text())["max_queued_bytes"])
 
     unknown = queued_bytes()
-    assert unknown == queue_limits(120, 4 << 20).payload_bytes
-    assert queued_bytes(upload_bytes=50_000_000) == queue_limits(120, 50_000_000).payload_bytes
+    assert unknown == broker.queue_limits(120, 4 << 20).payload_bytes
+    assert queued_bytes(upload_bytes=50_000_000) == broker.queue_limits(120, 50_000_000).payload_bytes
     plan = run_plan(fleet="reef", segments=(SegmentSpec("cluster", 10_000_000),))
     package = RunPackage(sign_document(owner.owner, plan), b"task", b"origins")
     write_private(owner.path / "runs" / "000001.run", encode(package))
-    assert queued_bytes() == queue_limits(120, 40_000_000).payload_bytes
+    assert queued_bytes() == broker.queue_limits(120, 40_000_000).payload_bytes
