@@ -141,8 +141,8 @@ class Announcement:
         generation: in a rollover, the roster sequence of the secrets that the next mask epoch is made with.
         proposal: where to find the checkpoint to compare with and sign.
         remind_after_s: earliest reminder of an upload of this round that was not answered; grows with the fleet.
-        package_bytes: of the sealed run package at the plan's topic; 0 where the aggregator does not say.
-        epoch_bytes: of the sealed mask epoch at the checkpoint's topic, 0 where there is none.
+        package_bytes: of the sealed run package at the plan's topic; 0 if not given.
+        epoch_bytes: of the sealed mask epoch at the checkpoint's topic, 0 if there is none.
     """
 
     fleet: str

@@ -164,7 +164,7 @@ def test_the_page_gives_every_limit_of_a_transfer():
     head, first = f"{limits.SEALED_HEAD_BYTES:,}", f"{limits.FIRST_PACKAGE_BYTES:,}"
     each = f"{sizes.ORDER_BYTES + 2}"
     assert rows == {
-        "upload": f"{head} + 4 d + 8 m, in a rollover's steps also what the order lets the device attach",
+        "upload": f"{head} + 4 d + 8 m, plus the attachment that a rollover's order allows",
         "decline, reminder": f"{limits.MAX_NOTE_BYTES:,}",
         "presence": f"{limits.MAX_NOTE_BYTES:,}",
         "control": f"{limits.MAX_CONTROL_BYTES:,}",
