@@ -94,10 +94,15 @@ class EngineState:
     def asked(self) -> int:
         """How many ordered devices have uploaded or still can: the quorum is a share of these.
 
-        A device whose upload was refused does not count, or a single one that sends false figures could stop the run.
+        Once the deadline has passed, a device whose upload was refused does not count: a single one that sends false
+        figures could otherwise stop the run.
         """
-        refused = sum(o is Obstacle.UPLOAD and d not in self.received for d, o in self.declined.items())
-        return 0 if self.plan is None else len(self.plan.orders) - len(self.lost) - refused
+        if self.plan is None:
+            return 0
+        refused = 0
+        if self.overtime:
+            refused = sum(o is Obstacle.UPLOAD and d not in self.received for d, o in self.declined.items())
+        return len(self.plan.orders) - len(self.lost) - refused
 
     @property
     def standing(self) -> dict[str, Any]:

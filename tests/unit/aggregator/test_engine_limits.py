@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.engine import Verdict
-from aggregator.events import Declined, RoundClosed, Stored
+from aggregator.events import DeadlinePassed, Declined, RoundClosed, Stored
 from tests.helpers.engines import DEVICES, opened
 from tests.helpers.plans import D, digest_of, engine_of, stored, upload_of
 from wire.messages import Obstacle
@@ -64,13 +64,15 @@ def test_the_level_of_the_last_round_outlives_a_restart():
     assert first.strategy.slot.offset.tobytes() == second.strategy.slot.offset.tobytes()
 
 
-def test_a_refused_upload_does_not_count_in_the_quorum():
+def test_a_refused_upload_does_not_count_in_the_quorum_after_the_deadline():
     """With a quorum of .9 of 5 devices a round would otherwise wait for the refused one for ever."""
     engine, state = opened(quorum=0.9)
     state, _ = engine.handle(state, Declined(GIANT, engine.nonce(1), Obstacle.UPLOAD))
     for device in DEVICES[:-1]:
         upload, body = upload_of(engine, state, device)
         state, _ = engine.handle(state, Stored(stored(upload, body), digest_of(upload, body)))
+    assert state.round == 1
+    state, _ = engine.handle(state, DeadlinePassed(1))
     assert state.round == 2
 
 
