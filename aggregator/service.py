@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from aggregator.answers import Answers
 from aggregator.asking import Asking
@@ -62,6 +63,8 @@ from wire.topics import TopicKind, Topics
 from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent
 
 LOG = logging.getLogger("shoal.aggregator")
+LOOK_S: Final = 0.2
+"""How often transfers that have stalled or are too old are looked for."""
 
 
 class RunService:
@@ -114,6 +117,7 @@ class RunService:
         self._deadline_s: float | None = None
         self._bytes_up = 0
         self._now_s = 0.0
+        self._looked_s = -math.inf
         self._lost = False
         self.finished = False
         self._roster_sent = membership.roster_bytes
@@ -285,8 +289,10 @@ class RunService:
         if self._deadline_s is not None and now_s >= self._deadline_s:
             self._deadline_s = None
             self._feed(DeadlinePassed(self._state.round, self._state.step), now_s)
-        self._asking.tick(self._state, now_s)
-        self._chunks.expire(now_s)
+        if now_s - self._looked_s >= LOOK_S:  # it looks at every transfer, and a tick comes after every few messages
+            self._looked_s = now_s
+            self._asking.tick(self._state, now_s)
+            self._chunks.expire(now_s)
         if not self.finished:
             self._lines.waiting(self._state, now_s)
 
