@@ -41,8 +41,6 @@ from wire.transport import TransportEvent
 BROKER_URL: Final = "mqtt://loopback"
 """Stands in the grants; nobody connects to it."""
 POLL_S: Final = 0.25
-ORIGINS_SEED: Final = 1
-"""Of the starting models: apart from the plan's seed, which the aggregator reads."""
 """Virtual seconds that pass at most before deadlines and timers are looked at again."""
 
 
@@ -96,7 +94,8 @@ class LoopbackFleet:
         self._data = dict(data)
         self._backend = backend
         if origins is None:
-            origins = draw_origins(bundle.manifest, origins_needed(options), ORIGINS_SEED)
+            # One seed for all, as no real fleet may have it: every party is in this process, and runs must be repeatable.
+            origins = draw_origins(bundle.manifest, origins_needed(options), options.seed or 0)
         self.plan = self.stage.add_run(bundle, origins, options)
         self.service: RunService | None = None
         self.devices: dict[str, LoopbackDevice] = {}
