@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from wire.reassembly import Transfer
 
 LOG = logging.getLogger("shoal.aggregator")
-FIRST_PAUSE_S: Final = 3.0
+FIRST_PAUSE_S: Final = 1.0
+"""Less than the time between the two presences with which a device begins: the second one repeats a roster that was lost."""
 MAX_PAUSE_S: Final = 60.0
 """A device is sent the roster again after pauses that double from the first to this: a roster may be large."""
 MAX_NOTE_BYTES: Final = limits.CHUNK_BYTES

@@ -164,7 +164,7 @@ class DeviceRuntime:
         """Take one event of the transport.
 
         Raises:
-            StorageError: the disk is full or fails, and the aggregator was told so if it waits for this device.
+            StorageError: the disk is full or fails; the round was declined if it needs this device.
         """
         self._now_s = now_s
         if self.revoked:
@@ -184,8 +184,8 @@ class DeviceRuntime:
     def _declining_on_disk_errors(self) -> Iterator[None]:
         """Decline the round when the disk fails in the body, then let the error end the device.
 
-        If the open round needs nothing of this device any more, the error is held back for the next announcement, so that the
-        aggregator learns why the device is gone: see `ANNOUNCED_WITHIN_S`.
+        If the open round does not wait for this device, the error is held back for the next announcement, so that the aggregator
+        learns why the device is gone: see `ANNOUNCED_WITHIN_S`.
 
         Raises:
             StorageError: at once if the open round waits for this device, else with the next announcement, or from `tick`.
@@ -198,8 +198,8 @@ class DeviceRuntime:
                 LOG.error("the disk fails: stopping", extra={"kv": {"reason": error, "hint": error.hint}})
                 self._worker.cancel()
                 self._disk_error = error, self._now_s + ANNOUNCED_WITHIN_S
-            owes = self._state.stage in (agent.Stage.FETCHING, agent.Stage.WORKING) or not first
-            if self._latest is not None and owes:
+            asked = self._held is not None or self._state.stage in (agent.Stage.FETCHING, agent.Stage.WORKING)
+            if self._latest is not None and (asked or not first):
                 self._declining.decline(self._latest, error)
                 raise
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Final
 
@@ -32,3 +33,10 @@ def test_the_wheel_holds_nothing_else_of_the_repository(shipped: dict[str, Path]
 
 def test_the_wheel_is_small(shipped: dict[str, Path]) -> None:
     assert sum(path.stat().st_size for path in shipped.values()) < MAX_WHEEL_BYTES
+
+
+def test_onnx_runtime_has_a_lower_bound_and_no_upper_one() -> None:
+    """Versions before 1.27 leak memory in convolutions on ARM; a device that may not go past 1.31 would miss fixes."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    bounds = [need for needs in extras.values() for need in needs if need.startswith("onnxruntime")]
+    assert bounds == ["onnxruntime>=1.27"] * 2
