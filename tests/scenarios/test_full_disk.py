@@ -60,7 +60,7 @@ def answered(scene, tap):
     fill(place)
     with device._declining_on_disk_errors():  # in the place of whatever writes next
         device._files.save_status({"stage": "idle"})
-    yield fleet, lambda: tap.forgive(hold)
+    return fleet, lambda: tap.forgive(hold)
 
 
 def test_it_fails_between_two_rounds(answered):
