@@ -89,6 +89,17 @@ class LinkOptions:
     manual_ack: bool = False
 
 
+class _BoundedClient(Client):
+    """paho's client, which otherwise collects packets of up to 256 MB whatever limit we have announced."""
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        length = self._in_packet["remaining_length"]
+        if self._in_packet["have_remaining"] and length > limits.MAX_PACKET_BYTES:
+            _log.error("the broker sent a packet of %d bytes, over the limit of %d", length, limits.MAX_PACKET_BYTES)
+            raise ConnectionError("a packet above the limit")
+        return super()._sock_recv(bufsize)
+
+
 class Link:
     """A paho client, its connection and the publishes inside it.
 
@@ -258,7 +269,7 @@ class Link:
 
     def _make_client(self) -> Client:
         options = self._options
-        client = Client(
+        client = _BoundedClient(
             CallbackAPIVersion.VERSION2,
             client_id=options.client_id,
             clean_session=None if self._is_v5 else options.session_expiry_s == 0,

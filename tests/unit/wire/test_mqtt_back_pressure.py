@@ -171,3 +171,18 @@ def test_close_does_not_wait_for_unhandled_messages(broker: Callable[..., Script
     began_s = time.monotonic()
     transport.close()
     assert time.monotonic() - began_s < 5
+
+
+def test_a_packet_above_the_limit_ends_the_connection(
+    broker: Callable[..., ScriptedBroker], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only its beginning is read: a broker could otherwise make a device hold 256 MB."""
+    peer, inbox = Peer(publish_packet(bytes(64 * limits.MAX_PACKET_BYTES))), Inbox()
+    transport = start(broker(peer).url, inbox)
+    try:
+        wait_for(lambda: peer.connections > 1)
+        assert peer.sent == 0
+        assert transport.bytes_received == 0
+        assert "over the limit of 1048576" in caplog.text
+    finally:
+        transport.close()
