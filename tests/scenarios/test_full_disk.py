@@ -51,7 +51,7 @@ def test_it_fills_up_during_the_run(scene):
 
 @pytest.fixture
 def answered(scene, tap):
-    """Yield (fleet, forgive) when dev-02 has answered a round that waits for dev-01, and its disk has failed since."""
+    """Return (fleet, forgive) when dev-02 has answered a round that waits for dev-01, and its disk has failed since."""
     fleet, place = scene
     fleet.run_until(lambda: len(fleet.records()) >= 2, 60)
     hold = tap.lose(client=fleet.client_id("dev-01"), ending="/up")
