@@ -170,9 +170,10 @@ def status(directory: Directory, json: AsJson = False) -> None:
         "fleet": member.fleet,
         "fingerprint": fingerprint(member.identity.member),
         "roster": member.roster.sequence,
+        "disk_free_bytes": files.free_bytes(),
         **figures,
         **({"roster_expired": expiry_of(member.roster)} if member.expired else {}),
-        **_disk(files),
+        **_disk_error(files),
         **({} if member.listed else {"stage": "revoked"}),
     }
     if json:
@@ -182,21 +183,20 @@ def status(directory: Directory, json: AsJson = False) -> None:
         say(line)
 
 
-def _disk(files: DeviceState) -> dict[str, Any]:
-    """Return the free space, and the error of a device whose disk is full or has failed: its status file may be an old one."""
+def _disk_error(files: DeviceState) -> dict[str, str]:
+    """Return the error of a device whose disk is full or has failed, which its status file can't say; nothing without one."""
     from edge_client.state import LOW_DISK_BYTES
 
-    free = files.free_bytes()
-    found: dict[str, Any] = {"disk_free_bytes": free}
     trouble = files.load_trouble()
     if trouble is not None:
-        found |= {"stage": "stopped", "stopped_at": trouble["at"], "error": trouble["error"], "hint": trouble["hint"]}
-    elif free < LOW_DISK_BYTES:
-        found |= {
-            "error": f"the disk is full: {free} bytes are free in {files.directory}",
-            "hint": "free some space, then start the device again",
-        }
-    return found
+        return {"stage": "stopped", "stopped_at": trouble["at"], "error": trouble["error"], "hint": trouble["hint"]}
+    free = files.free_bytes()
+    if free >= LOW_DISK_BYTES:
+        return {}
+    return {
+        "error": f"the disk is full: {free} bytes are free in {files.directory}",
+        "hint": "free some space, then start the device again",
+    }
 
 
 def status_lines(data: dict[str, Any]) -> list[str]:
