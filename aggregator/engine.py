@@ -300,6 +300,7 @@ class Engine:
             state,
             received=state.received.adding(contribution.device, (contribution.phase, digest)),
             contributions=state.contributions.appending(contribution),
+            refused=state.refused.removing(contribution.device),
             gone=state.gone.removing(contribution.device),
             lost=state.lost.removing(contribution.device),
         )

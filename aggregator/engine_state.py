@@ -36,6 +36,7 @@ class EngineState:
         received: device -> (phase, digest) of its durable upload of the open round.
         gone: ordered devices that are not waited for, since they went offline or can't, and have not uploaded; lost: those that
             left the fleet instead; declined: why, for those that have said so in the open round, see `unable`.
+        refused: members of the fleet whose upload in the open round was refused, and that have not uploaded since.
         unasked: how many devices are online that the open round has no order for.
         overtime: the deadline of the open round, or of the gathering, has passed.
         since: the round after which the mask epoch began.
@@ -58,6 +59,7 @@ class EngineState:
     gone: PersistentSet[str] = field(default_factory=PersistentSet)
     lost: PersistentSet[str] = field(default_factory=PersistentSet)
     declined: PersistentMap[str, Obstacle] = field(default_factory=PersistentMap)
+    refused: PersistentSet[str] = field(default_factory=PersistentSet)
     unasked: int = 0
     overtime: bool = False
     finished: bool = False
@@ -99,9 +101,7 @@ class EngineState:
         """
         if self.plan is None:
             return 0
-        refused = 0
-        if self.overtime:
-            refused = sum(o is Obstacle.UPLOAD and d not in self.received for d, o in self.declined.items())
+        refused = len(self.refused) if self.overtime else 0
         return len(self.plan.orders) - len(self.lost) - refused
 
     @property
@@ -143,6 +143,7 @@ def opened(state: EngineState, plan: RoundPlan) -> EngineState:
         gone=PersistentSet(d for d in plan.orders if d not in state.online),
         lost=PersistentSet(d for d in plan.orders if d not in state.devices),
         declined=PersistentMap(),
+        refused=PersistentSet(),
         unasked=sum(d not in plan.orders for d in state.online),
         overtime=False,
     )
@@ -176,13 +177,23 @@ def declining(state: EngineState, device: str, obstacle: Obstacle) -> EngineStat
     """Return the state in which nothing is expected of the device in the open round; it may be asked in the next."""
     if not _owes(state, device):
         return state
-    return dataclasses.replace(state, gone=state.gone.adding(device), declined=state.declined.adding(device, obstacle))
+    return dataclasses.replace(
+        state,
+        gone=state.gone.adding(device),
+        declined=state.declined.adding(device, obstacle),
+        refused=state.refused.adding(device) if obstacle is Obstacle.UPLOAD else state.refused.removing(device),
+    )
 
 
 def bereft(state: EngineState, device: str) -> EngineState:
     """Return the state in which the device belongs to the fleet no more: nothing counts on it."""
     lost = state.lost.adding(device) if _owes(state, device) else state.lost
-    return dataclasses.replace(without(state, device), devices=state.devices.removing(device), lost=lost)
+    return dataclasses.replace(
+        without(state, device),
+        devices=state.devices.removing(device),
+        lost=lost,
+        refused=state.refused.removing(device),
+    )
 
 
 def _asked(state: EngineState, device: str) -> bool:

@@ -86,7 +86,7 @@ def test_show_lists_runs_with_their_masks(call, fleet, task):
     assert (first["run"], first["mode"], first["rounds"], first["min_contributors"]) == (1, "rotation", 7, 2)
     assert (first["norm_blur"], second["mode"], second["weighting"]) == (0.01, "none", "uniform")
     text = call("shoal-fleet", "show", "owner").out
-    assert "run 1: fedavg, mask rotation, 7 rounds, weighting samples, norms blurred by 0.01\n" in text
+    assert "run 1: fedavg, mask rotation, 7 rounds, weighting samples, weight cap 3, norms blurred by 0.01\n" in text
     assert "run 2: fedavg, mask none, 1 round, weighting uniform\n" in text
 
 

@@ -236,4 +236,5 @@ def test_an_upload_that_is_too_large_to_arrive_is_refused(scene):
     ((action, transfer, reason),) = scene.remind(most_bytes=len(PAYLOAD) - 1)
     assert (action, transfer) == (Action.REFUSED, TRANSFER)
     assert f"{len(PAYLOAD)} bytes is above" in reason
-    assert scene.remind(now_s=1.0, most_bytes=len(PAYLOAD)) == [(Action.REFUSED, TRANSFER)], "the same answer again"
+    again = scene.remind(now_s=1.0, most_bytes=len(PAYLOAD))
+    assert again == [(Action.REFUSED, TRANSFER, reason)], "the same answer again"

@@ -51,6 +51,7 @@ def test_a_file_that_is_no_database_is_told(folder, junk):
     for path in folder.glob("run.sqlite*"):
         path.unlink()
     (folder / "run.sqlite").write_bytes(junk)
+    (folder / "run.sqlite").chmod(0o600)
     if not junk:
         Store(folder, RUN).close()
         return

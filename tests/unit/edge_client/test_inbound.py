@@ -15,6 +15,7 @@ from wire.transport import Message
 TOPICS = Topics("demo")
 NAME = "dev-01"
 D = 28
+DEVICES = 3
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_labels_that_the_device_does_not_follow_take_nothing_however_many(fleet)
 @pytest.mark.parametrize(
     ("topic", "kind", "most"),
     [
-        (TOPICS.ctl(NAME), ChunkKind.CONTROL, limits.MAX_CONTROL_BYTES),
+        (TOPICS.ctl(NAME), ChunkKind.ROSTER, sizes.roster_bytes(DEVICES + sizes.FLEET_GROWTH_DEVICES)),
         (TOPICS.keys(NAME), ChunkKind.GRANT, limits.MAX_RENEWAL_BYTES),
         (TOPICS.plan, ChunkKind.PLAN, limits.FIRST_PACKAGE_BYTES),
         (TOPICS.roster_change, ChunkKind.ROSTER, limits.MAX_ROSTER_CHANGE_BYTES),
@@ -74,6 +75,12 @@ def test_each_topic_takes_one_transfer_of_its_largest_size_at_most(fleet, topic,
     assert flood(fleet, topic, [*claims(), claim(kind, most + 1, 1)]) <= 8 * (MIN_CHUNK_BYTES + 2048)
     whole = [claim(kind, most, n, index=i) for n in range(3) for i in range(most // MIN_CHUNK_BYTES - 1)]
     assert most < flood(fleet, topic, whole) <= cost_bytes(most)
+
+
+def test_a_control_message_has_a_limit_of_its_own(fleet):
+    too_large = claim(ChunkKind.CONTROL, limits.MAX_CONTROL_BYTES + 1, 1)
+    assert flood(fleet, TOPICS.ctl(NAME), [too_large]) == 0
+    assert flood(fleet, TOPICS.ctl(NAME), [claim(ChunkKind.CONTROL, limits.MAX_CONTROL_BYTES, 1)]) > 0
 
 
 def test_all_topics_together_take_less_than_32_mib(fleet):
