@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import platform
@@ -11,10 +12,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from support.files import write_atomic
 from wire.errors import UsageError
+
+
+LIBRARIES: Final = ("numpy", "cryptography", "paho-mqtt", "onnxruntime", "torch", "scipy", "scikit-learn")
+"""Distributions whose versions are part of a result."""
 
 
 def check_place(path: Path, option: str) -> None:
@@ -78,6 +83,14 @@ def _commit() -> str:
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
+def _version(name: str) -> str:
+    """Return the version of an installed distribution, empty where it is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def _machine() -> dict[str, Any]:
     model = platform.processor() or platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -89,5 +102,6 @@ def _machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "load_before_s60": os.getloadavg()[0],
         "python": platform.python_version(),
+        "libraries": {name: found for name in LIBRARIES if (found := _version(name))},
         "system": platform.system(),
     }

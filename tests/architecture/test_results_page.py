@@ -2,6 +2,7 @@
 
 import json
 
+from benchmarks import load_table
 from benchmarks.papers import table
 
 RUNS = table.load()
@@ -25,3 +26,17 @@ def test_every_kept_run_has_its_parameters():
     for run in RUNS:
         assert run.data["experiment"] == run.words[0], run.file
         assert run.data["parameters"] if "parameters" in run.data else len(run.data) > 12, run.file
+
+
+def test_the_page_of_deploy_holds_the_table_of_the_kept_loads():
+    page = load_table.PAGE.read_text()
+    shown = page.partition(load_table.BEGIN)[2].partition(load_table.END)[0].strip()
+    assert shown == load_table.block(), "run python -m benchmarks.load_table --write"
+
+
+def test_no_kept_load_lost_an_upload_or_a_chunk():
+    files = sorted(load_table.RESULTS.glob("load-*.json"))
+    assert len(files) == sum(map(len, load_table.FLEETS.values())) * len(load_table.ALGORITHMS)
+    for file in files:
+        data = json.loads(file.read_text())["data"]
+        assert data["uploads_counted"] == data["uploads_expected"], file
