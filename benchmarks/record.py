@@ -17,7 +17,6 @@ from typing import Any, Final
 from support.files import write_atomic
 from wire.errors import UsageError
 
-
 LIBRARIES: Final = ("numpy", "cryptography", "paho-mqtt", "onnxruntime", "torch", "scipy", "scikit-learn")
 """Distributions whose versions are part of a result."""
 
