@@ -301,3 +301,19 @@ def test_records_of_a_run_that_does_not_exist_are_empty(tmp_path):
     assert read_records(tmp_path / "nowhere") == []
     (tmp_path / "run.sqlite").touch()
     assert read_records(tmp_path) == []
+
+
+def test_open_files_do_not_grow_with_the_uploads(open_store):
+    """Each stored update had a descriptor of its own: at the usual limit of 1024 the aggregator ended at 1010 devices."""
+    store = open_store()
+    header, body = upload("dev-1")
+    store.append(header, memoryview(body), 1.0, digest_of(header, body))
+    store.commit()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    given = []
+    for number in range(200):
+        one = dataclasses.replace(header, device=f"dev-{number + 2}")
+        store.append(one, memoryview(body), 1.0, digest_of(one, body))
+        given += store.commit()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert all(c.vector.tobytes() == VECTORS["dev-1"].tobytes() for c in given)
