@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import median_low
+from statistics import median_high, median_low
 from typing import Final
 
 from aggregator.strategies.base import Contribution
@@ -19,6 +19,7 @@ NORM_LIMIT_RATIO: Final = 10.0
 """An update may be this many times as long as the median update."""
 LEAST_FOR_MEDIAN: Final = 3
 """Updates of one round from which their own median counts: of two, one could set it for the other."""
+UPDATE_RECIPES: Final = ("train", "pretrain")
 UPDATE_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.PRETRAIN)
 
 Levels = Mapping[str, float]
@@ -77,7 +78,10 @@ def screen(given: Iterable[Contribution], levels: Levels, exempt: Collection[int
     trained = {_recipe(key) for key in norms}
     found = {key: level for key, level in levels.items() if _recipe(key) not in trained}
     for key, kept in passed.items():
-        level = median_low(kept) or levels.get(key, 0.0)
+        # Of the only two updates in a round the longer one counts: by a tiny update one device could otherwise shut the
+        # other out. Two in one cluster are also compared with all others, so there the shorter one counts.
+        pair = key in UPDATE_RECIPES and len(kept) < LEAST_FOR_MEDIAN
+        level = (median_high if pair else median_low)(kept) or levels.get(key, 0.0)
         if level:
             found[key] = level
     return Screened(tuple(accepted), refused, found)

@@ -37,6 +37,24 @@ def test_two_updates_are_no_median_of_their_own():
     assert refused(of(1.0, 100.0), {"train": 1.0}) == {"dev-1"}
 
 
+def test_of_two_devices_neither_can_shut_the_other_out_with_a_tiny_update():
+    levels = {}
+    for tiny in (0.0, 1e-6, 1e-5):
+        done = screen(of(tiny, 1.0), levels)
+        assert not done.refused
+        levels = done.levels
+    assert levels["train"] == 1.0
+
+
+def test_of_two_devices_in_a_cluster_of_a_larger_fleet_none_can_raise_the_level():
+    levels = {}
+    for _ in range(5):
+        long = 9.9 * max(levels.get("train/1", 1.0), 1.0)
+        pair = [update("one", 1.0, model=1), update("two", long, model=1)]
+        levels = screen([*of(1.0, 1.0, 1.0), *pair], levels).levels
+        assert levels["train"] == levels["train/1"] == 1.0
+
+
 def test_one_large_update_in_each_round_never_raises_the_level():
     levels = {}
     for _ in range(5):
@@ -61,8 +79,8 @@ def test_pre_training_is_compared_with_pre_training_only():
     first = screen(of(40.0, 50.0, phase=Phase.PRETRAIN), levels)
     assert not first.refused
     assert first.levels["train"] == 1.0
-    assert first.levels["pretrain"] == 40.0
-    assert refused(of(500.0, phase=Phase.PRETRAIN), first.levels) == {"dev-0"}
+    assert first.levels["pretrain"] == 50.0
+    assert refused(of(501.0, phase=Phase.PRETRAIN), first.levels) == {"dev-0"}
 
 
 def test_updates_that_only_place_newcomers_are_not_limited():
