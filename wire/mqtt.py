@@ -436,7 +436,8 @@ class MqttTransport:
     def _is_taken_over(self, lived_s: float) -> bool:
         if self._link.reason_code == SESSION_TAKEN_OVER:
             return True
-        silent = self._link.reason_code is None
+        # A connection that we cut says nothing of other clients: anybody may have sent what made us cut it.
+        silent = self._link.reason_code is None and not self._link.cut
         self._short_lives = self._short_lives + 1 if silent and lived_s < SHORT_LIFE_S else 0
         return self._short_lives >= SHORT_LIVES
 

@@ -90,12 +90,19 @@ class LinkOptions:
 
 
 class _BoundedClient(Client):
-    """paho's client, which otherwise collects packets of up to 256 MB whatever limit we have announced."""
+    """paho's client, which otherwise collects packets of up to 256 MB whatever limit we have announced.
+
+    Attributes:
+        overrun: a packet above the limit has ended the connection.
+    """
+
+    overrun = False
 
     def _sock_recv(self, bufsize: int) -> bytes:
         length = self._in_packet["remaining_length"]
         if self._in_packet["have_remaining"] and length > limits.MAX_PACKET_BYTES:
             _log.error("the broker sent a packet of %d bytes, over the limit of %d", length, limits.MAX_PACKET_BYTES)
+            self.overrun = True
             raise ConnectionError("a packet above the limit")
         return super()._sock_recv(bufsize)
 
@@ -109,6 +116,7 @@ class Link:
         greeted: the connection reached something that listens, and our greeting was sent.
         reason: why the connection ended or was refused; empty while it stands.
         reason_code: MQTT 5's code for that, where the broker sent one.
+        cut: we ended the connection, because of what the broker sent or did not send.
         max_packet_bytes: largest packet the broker takes.
     """
 
@@ -118,6 +126,7 @@ class Link:
         self.greeted = False
         self.reason = reason
         self.reason_code: int | None = None
+        self.cut = False
         self.max_packet_bytes: int = limits.MAX_PACKET_BYTES
         self._options = options
         self._events = events
@@ -150,8 +159,9 @@ class Link:
         Returns:
             Whether a TCP, or TLS, connection stands; ``reason`` says why not.
         """
-        self.online = self.was_online = self.greeted = False
+        self.online = self.was_online = self.greeted = self.cut = False
         self.reason, self.reason_code = "", None
+        self._client.overrun = False
         self._sent_once = False
         while self._once:
             self._events.on_settled(self._once.popleft()[1])
@@ -251,6 +261,7 @@ class Link:
 
     def abort(self, reason: str) -> None:
         """Cut the connection; the broker publishes the will."""
+        self.cut = True
         sock: Any = self._client.socket()
         if sock is None:
             return
@@ -267,7 +278,7 @@ class Link:
     def _is_v5(self) -> bool:
         return self._options.protocol == MQTTProtocolVersion.MQTTv5
 
-    def _make_client(self) -> Client:
+    def _make_client(self) -> _BoundedClient:
         options = self._options
         client = _BoundedClient(
             CallbackAPIVersion.VERSION2,
@@ -311,6 +322,8 @@ class Link:
         self, _client: Client, _data: Any, flags: DisconnectFlags, code: ReasonCode, _properties: Properties | None
     ) -> None:
         self.online = False
+        if self._client.overrun:
+            self.cut, self.reason = True, "the broker sent a packet above the limit"
         if flags.is_disconnect_packet_from_server:
             self.reason, self.reason_code = f"the broker said: {code}", code.value
         else:

@@ -14,8 +14,8 @@ from tests.helpers.mqtt_clients import wait_for
 from tests.helpers.scripted_broker import ACCEPT_V5, ScriptedBroker, hold
 from wire import limits
 from wire.inbox import Inbox
-from wire.mqtt import MqttTransport
-from wire.transport import Connected, Message
+from wire.mqtt import SHORT_LIVES, MqttTransport
+from wire.transport import Connected, Disconnected, Message, TakenOver
 
 PUBACK = 0x40
 CHUNK = bytes(100_000)
@@ -186,3 +186,16 @@ def test_a_packet_above_the_limit_ends_the_connection(
         assert "over the limit of 1048576" in caplog.text
     finally:
         transport.close()
+
+
+def test_packets_above_the_limit_are_no_takeover(
+    broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
+) -> None:
+    """A stranger on a broker without MQTT 5 could otherwise end the whole fleet with one retained message."""
+    peer = Peer(publish_packet(bytes(2 * limits.MAX_PACKET_BYTES)))
+    transport, events = connect(broker(peer).url)
+    transport.start()
+    wait_for(lambda: peer.connections > SHORT_LIVES + 1)
+    seen = [events.get() for _ in range(events.qsize())]
+    assert TakenOver() not in seen
+    assert Disconnected("the broker sent a packet above the limit") in seen
