@@ -79,7 +79,7 @@ class RosterFeed:
         """Take up a change; where it does not follow our roster, or does not give one that the owner signed, ask for it all."""
         held = self._membership.roster.sequence
         if change.sequence == held and change.signature != self._membership.roster_bytes[:SIGNATURE_BYTES]:
-            self._suspect_fork(change.sequence, now_s)
+            self._suspect_fork(change, now_s)
         if change.sequence <= held:
             return
         if change.after == held:
@@ -89,15 +89,18 @@ class RosterFeed:
                 facts = {"sequence": change.sequence, "reason": reason_of(error)}
                 LOG.warning("change of the roster refused", extra={"kv": facts})
         if change.sequence > max(self._wanted, self._membership.roster.sequence):
-            self._wanted, self._tries = change.sequence, 0
-            self.wanted_devices = max(change.devices, self.wanted_devices or 0)
-            self._ask(now_s)
+            self._want(change, now_s)
 
-    def _suspect_fork(self, sequence: int, now_s: float) -> None:
+    def _suspect_fork(self, change: RosterChange, now_s: float) -> None:
         """Ask for the whole of a roster that has our sequence and another signature; if the owner signed it, `_take` says so."""
         if not self._wanted:
-            self._wanted, self._tries = sequence, 0
-            self._ask(now_s)
+            self._want(change, now_s)
+
+    def _want(self, change: RosterChange, now_s: float) -> None:
+        """Ask for the whole roster of a change; without its number of devices no chunk of it would be accepted."""
+        self._wanted, self._tries = change.sequence, 0
+        self.wanted_devices = max(change.devices, self.wanted_devices or 0)
+        self._ask(now_s)
 
     def on_whole(self, signed: bytes) -> None:
         """Take up a whole roster, and ask for no more of them once the newest that we have heard of is there.

@@ -14,6 +14,8 @@ from crypto.seal.grants import AGGREGATOR_ROLE
 from crypto.seal.membership import LEAST_FILE
 from crypto.seal.roster_change import roster_change
 from edge_client.enrolment import DeviceMembership
+from edge_client.inbound import Inbound
+from edge_client.model_feed import ModelFeed
 from edge_client.roster_feed import RosterFeed
 from fleet.directory import FleetDirectory
 from fleet.vault import ROSTER_FILE
@@ -133,6 +135,20 @@ def test_a_device_asks_for_the_whole_of_a_fork_and_raises_the_alarm(scene, resto
     assert f"{TOPICS.roster}/#" not in transport.filters
     assert [r.getMessage() for r in alarms(caplog)] == ["two rosters of one sequence"]
     assert scene.device.roster_bytes == scene.owner.roster_bytes
+
+
+def test_a_device_accepts_the_chunks_of_a_fork_that_it_asked_for(scene, restored):
+    other = fork(restored)
+    transport = LoopbackTransport(scene.broker, "dev-1", lambda _: None)
+    transport.start()
+    feed = RosterFeed(scene.device, transport, TOPICS)
+    inbound = Inbound(scene.device, ModelFeed(transport, TOPICS), feed)
+    assert not inbound.allowed(TOPICS.parse(TOPICS.roster))
+    feed.on_change(roster_change(None, restored.roster, other), 0.0)
+    assert inbound.allowed(TOPICS.parse(TOPICS.roster))[ChunkKind.ROSTER] > len(other) + 1148
+    with pytest.raises(UntrustedError, match=FORK):
+        feed.on_whole(other)
+    assert not inbound.allowed(TOPICS.parse(TOPICS.roster))
 
 
 @pytest.mark.parametrize("later", [0, 1, 3], ids=["of our sequence", "a newer one", "a much newer one"])
