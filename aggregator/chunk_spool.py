@@ -35,10 +35,12 @@ class ChunkSpool:
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115 - open until `close`
         places = self._free[len(data)]
-        at = places.pop() if places else self._end
+        at = places[-1] if places else self._end
         view = memoryview(data)
         while view:
             view = view[os.pwrite(self._file.fileno(), view, at + len(data) - len(view)) :]
+        if places:
+            places.pop()  # not earlier: where the disk fails the place stays free
         self._end = max(self._end, at + len(data))
         self._stored += 1
         return at

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final, NoReturn, Protocol
 
 from wire import limits
-from wire.errors import WireError
+from wire.errors import WireError, text_of
 from wire.frame import HEADER_BYTES, MIN_CHUNK_BYTES, ChunkHeader, ChunkKind, Fingerprint, parse
 
 MAX_MISSING_LISTED: Final = 1024
@@ -119,10 +119,11 @@ class _Pending:
 
     def _body(self, index: int, spool: Spool | None) -> memoryview:
         """Take a chunk out and return its payload."""
-        chunk = self.chunks.pop(index)
+        chunk = self.chunks[index]
         if isinstance(chunk, _Spooled):
             assert spool is not None, "a spooled chunk without a spool"
             chunk = spool.take(chunk.at, chunk.size)
+        del self.chunks[index]  # not earlier: one that can't be taken still has a place in the spool
         return memoryview(chunk)[HEADER_BYTES:]
 
 
@@ -229,7 +230,7 @@ class Reassembler:
 
         Raises:
             TooLargeError: the transfer is larger than ``allowed``.
-            WireError: the chunk is malformed, or the digest is wrong.
+            WireError: the chunk is malformed, the digest is wrong, or neither memory nor the spool has room.
         """
         try:
             header, body = parse(chunk)
@@ -268,6 +269,10 @@ class Reassembler:
             payload = pending.join(header.size, self._spool)
         except MemoryError:
             self._refuse("no-room", f"the system has no {header.size} bytes of memory left")
+        except OSError as error:
+            self._refuse("no-room", f"a chunk can't be read again: {text_of(error)}")
+        finally:
+            self._free_places(pending)
         return self._complete(source, header, payload)
 
     def stalled(self, now_s: float, quiet_s: float = limits.REASSEMBLY_QUIET_S) -> list[Stalled]:
@@ -335,7 +340,10 @@ class Reassembler:
         """Return the chunk, or its place in the spool if memory would hold too much with it."""
         if self._spool is None or self.held_bytes + cost <= self._memory_bytes:
             return chunk
-        at = self._spool.put(chunk)
+        try:
+            at = self._spool.put(chunk)
+        except OSError as error:  # the device will be asked for the chunk when there may be room again
+            self._refuse("no-room", f"a chunk can't be stored: {text_of(error)}")
         self._spooled_bytes += len(chunk)
         return _Spooled(at, len(chunk))
 
@@ -343,6 +351,10 @@ class Reassembler:
         """Give up a transfer and its chunks."""
         pending = self._sources[source].pop(key)
         self._release(source, pending)
+        self._free_places(pending)
+
+    def _free_places(self, pending: _Pending) -> None:
+        """Free the places of a transfer's chunks that are still in the spool."""
         for chunk in pending.chunks.values():
             if isinstance(chunk, _Spooled) and self._spool is not None:
                 self._spool.free(chunk.at, chunk.size)

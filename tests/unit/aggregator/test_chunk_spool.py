@@ -1,5 +1,6 @@
 """The aggregator's spool of chunks: contents, places that are used again, faults."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.chunk_spool import ChunkSpool
+from wire import reassembly
 from wire.errors import IntegrityError, WireError
 from wire.frame import ChunkKind, split
 from wire.reassembly import Reassembler
@@ -118,3 +120,51 @@ def test_a_wrong_digest_frees_the_places(spool):
         reassembler.add("a", chunks[1][:-1] + b"x", 0.0)
     assert reassembler.spooled_bytes == 0
     assert size_of(spool) == 0
+
+
+def test_a_transfer_that_can_not_be_joined_frees_its_places(spool, monkeypatch):
+    def full(*_args, **_keywords):
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr(reassembly, "LAZY_BYTES", 0)
+    monkeypatch.setattr(reassembly.mmap, "mmap", full)
+    reassembler = Reassembler(spool=spool, memory_bytes=0)
+    first, second = split(bytes(4000), kind=ChunkKind.UPLOAD, round=1, chunk_bytes=2000)
+    reassembler.add("a", first, 0.0)
+    with pytest.raises(WireError, match="no 4000 bytes of memory"):
+        reassembler.add("a", second, 0.0)
+    assert size_of(spool) == 0
+
+
+def test_a_chunk_that_can_not_be_read_again_frees_the_places_of_all(spool, monkeypatch):
+    reassembler = Reassembler(spool=spool, memory_bytes=0)
+    *before, last = split(bytes(6000), kind=ChunkKind.UPLOAD, round=1, chunk_bytes=2000)
+    for chunk in before:
+        reassembler.add("a", chunk, 0.0)
+    real = os.pread
+    monkeypatch.setattr(os, "pread", lambda *_: b"")
+    with pytest.raises(IntegrityError):
+        reassembler.add("a", last, 0.0)
+    monkeypatch.setattr(os, "pread", real)
+    assert size_of(spool) == 0
+    assert reassembler.spooled_bytes == 0
+
+
+def test_a_full_disk_refuses_chunks_and_no_more(spool, monkeypatch):
+    """Whoever can publish under the devices' names can fill the spool: that must not end the aggregator."""
+    reassembler = Reassembler(spool=spool, memory_bytes=0)
+    chunks = split(bytes(6000), kind=ChunkKind.UPLOAD, round=1, chunk_bytes=2000)
+    reassembler.add("a", chunks[0], 0.0)
+    real = os.pwrite
+
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(WireError, match="No space left on device"):
+        reassembler.add("a", chunks[1], 0.0)
+    assert reassembler.refused["no-room"] == 1
+    monkeypatch.setattr(os, "pwrite", real)
+    assert reassembler.add("a", chunks[1], 0.0) is None
+    assert reassembler.add("a", chunks[2], 0.0) is not None
+    assert reassembler.held_bytes == reassembler.spooled_bytes == size_of(spool) == 0
