@@ -115,9 +115,13 @@ class Inbound:
 
     @property
     def _own_epoch_bytes(self) -> int:
-        """The largest mask epoch that the run followed can have."""
+        """The largest mask epoch that the run followed can have now.
+
+        The announcement names all models that are folded. The plan's ``max_models`` may be a thousand of them, which nobody
+        could hold.
+        """
         assert self._run is not None
-        return sizes.epoch_bytes(self._run.plan, self._most_models, self._task_bytes, self._devices)
+        return sizes.epoch_bytes(self._run.plan, self._models, self._task_bytes, self._devices)
 
     @property
     def _package_most(self) -> int:

@@ -1,5 +1,7 @@
 """The device's limits: a chunk takes memory only on a topic that the device reads, and within what the run plan allows."""
 
+import dataclasses
+
 import pytest
 
 from crypto.seal.roster_change import roster_change
@@ -7,6 +9,7 @@ from edge_client import agent
 from tests.helpers.fleets import Wiretap, make_fleet, publish
 from tests.helpers.floods import MIB, claim, claims
 from wire import limits, sizes
+from wire.documents import SegmentSpec
 from wire.frame import MIN_CHUNK_BYTES, ChunkKind
 from wire.reassembly import cost_bytes
 from wire.topics import Topics, chunk_topic
@@ -90,6 +93,19 @@ def test_all_topics_together_take_less_than_32_mib(fleet):
     bases += tuple(TOPICS.model(label) for label in fleet.devices[NAME].runtime._feed.labels)
     most = [max(inbound.allowed(TOPICS.parse(base)).values()) for base in bases]
     assert sum(map(cost_bytes, most)) + max(most) < 32 * MIB
+
+
+def test_a_plan_that_allows_many_models_allows_no_larger_epoch(fleet):
+    """A cfl plan allows 1024 models. Only as many can be folded as the aggregator's signed announcement names."""
+    inbound = fleet.devices[NAME].runtime._inbound
+    plan = dataclasses.replace(inbound._run.plan, max_models=1024, segments=(SegmentSpec("cluster", 159_010),))
+    inbound._run = dataclasses.replace(inbound._run, plan=plan)
+    assert inbound.allowed(TOPICS.parse(TOPICS.checkpoint))[ChunkKind.EPOCH] < 8 * MIB
+    announced = fleet.devices[NAME].runtime._latest
+    models = announced.models * 40
+    inbound.announced(dataclasses.replace(announced, models=models))
+    most = inbound.allowed(TOPICS.parse(TOPICS.checkpoint))[ChunkKind.EPOCH]
+    assert 4 * plan.length * len(models) < most < 4 * plan.length * len(models) + 8 * MIB
 
 
 def test_the_run_goes_on_through_a_flood_of_everything(fleet):
