@@ -177,11 +177,12 @@ def declining(state: EngineState, device: str, obstacle: Obstacle) -> EngineStat
     """Return the state in which nothing is expected of the device in the open round; it may be asked in the next."""
     if not _owes(state, device):
         return state
+    counts = obstacle is Obstacle.UPLOAD and device not in state.lost
     return dataclasses.replace(
         state,
         gone=state.gone.adding(device),
         declined=state.declined.adding(device, obstacle),
-        refused=state.refused.adding(device) if obstacle is Obstacle.UPLOAD else state.refused.removing(device),
+        refused=state.refused.adding(device) if counts else state.refused.removing(device),
     )
 
 

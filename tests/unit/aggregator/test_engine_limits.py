@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.engine import Verdict
-from aggregator.events import DeadlinePassed, Declined, RoundClosed, Stored
+from aggregator.events import DeadlinePassed, Declined, Left, RoundClosed, Stored
 from tests.helpers.engines import DEVICES, opened
 from tests.helpers.plans import D, digest_of, engine_of, stored, upload_of
 from wire.messages import Obstacle
@@ -74,6 +74,15 @@ def test_a_refused_upload_does_not_count_in_the_quorum_after_the_deadline():
     assert state.round == 1
     state, _ = engine.handle(state, DeadlinePassed(1))
     assert state.round == 2
+
+
+def test_a_refused_device_that_is_revoked_as_well_is_left_out_of_the_quorum_once():
+    """Of 4 devices that remain, all must answer with a quorum of .8."""
+    engine, state = opened(quorum=0.8)
+    state, _ = engine.handle(state, Declined(GIANT, engine.nonce(1), Obstacle.UPLOAD))
+    state, _ = engine.handle(state, Left(GIANT))
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    assert state.asked == len(DEVICES) - 1
 
 
 def test_under_uniform_weighting_a_sample_count_is_refused():
