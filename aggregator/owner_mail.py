@@ -71,7 +71,8 @@ class OwnerMail:
         try:
             newer = member.adopt(bytes(signed))
         except RosterForkError as error:
-            LOG.error("two rosters of one sequence", extra={"kv": {"reason": error, "hint": error.hint}})
+            if member.is_new_fork(bytes(signed)):
+                LOG.error("two rosters of one sequence", extra={"kv": {"reason": error, "hint": error.hint}})
             raise
         if newer:
             LOG.info("new roster from the owner", extra={"kv": {"sequence": member.roster.sequence}})

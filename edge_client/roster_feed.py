@@ -117,7 +117,8 @@ class RosterFeed:
             if member.adopt(signed):
                 LOG.info("new roster", extra={"kv": {"sequence": member.roster.sequence}})
         except RosterForkError as error:
-            LOG.error("two rosters of one sequence", extra={"kv": {"reason": error, "hint": error.hint}})
+            if member.is_new_fork(signed):
+                LOG.error("two rosters of one sequence", extra={"kv": {"reason": error, "hint": error.hint}})
             raise
         finally:  # one that is refused may come behind a newer one that was carried here by hand
             if member.roster.sequence >= self._wanted:

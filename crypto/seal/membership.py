@@ -233,6 +233,7 @@ class Membership(Generic[G]):
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
             self._read_grants()  # a running program has put the next grant in force meanwhile
+        self._forks: set[bytes] = set()
         self._least, digest = _least(directory)
         self.roster_bytes = read_private(directory / ROSTER_FILE)
         with named(directory / ROSTER_FILE, DAMAGED_HINT):
@@ -344,6 +345,16 @@ class Membership(Generic[G]):
             RosterForkError: it has.
         """
         _check_same(sequence, signed, self.roster.sequence, digest_of(self.roster_bytes))
+
+    def is_new_fork(self, signed: bytes) -> bool:
+        """Note a roster that was refused as a fork; return whether it was the first time, and is worth an alarm.
+
+        Anyone on an open broker can repeat what the owner has sent, and would otherwise fill the log.
+        """
+        digest = digest_of(signed)
+        new = digest not in self._forks
+        self._forks.add(digest)
+        return new
 
     def take_grant(self, data: bytes) -> bool:
         """Keep a grant that came through the broker for later; return whether its secrets are newer than all we have.

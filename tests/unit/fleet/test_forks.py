@@ -137,6 +137,23 @@ def test_a_device_asks_for_the_whole_of_a_fork_and_raises_the_alarm(scene, resto
     assert scene.device.roster_bytes == scene.owner.roster_bytes
 
 
+def test_a_fork_that_is_sent_again_and_again_raises_one_alarm(scene, restored, caplog):
+    """Anyone on an open broker can repeat the owner's message, and an aggregator its own: neither may fill the log."""
+    other = fork(restored)
+    scene.sit(fleet=restored).publish_roster()
+    scene.broker.pump()
+    sealed = scene.broker.retained[TOPICS.owner_roster]
+    post, feed = mail(scene), RosterFeed(scene.device, LoopbackTransport(scene.broker, "dev-1", lambda _: None), TOPICS)
+    for _ in range(3):
+        with pytest.raises(UntrustedError, match=FORK):
+            post.take(TOPICS.owner_roster, sealed, 0.0)
+    assert len(alarms(caplog)) == 1
+    for _ in range(3):
+        with pytest.raises(UntrustedError, match=FORK):
+            feed.on_whole(other)
+    assert len(alarms(caplog)) == 2
+
+
 def test_a_device_accepts_the_chunks_of_a_fork_that_it_asked_for(scene, restored):
     other = fork(restored)
     transport = LoopbackTransport(scene.broker, "dev-1", lambda _: None)
