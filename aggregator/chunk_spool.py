@@ -6,9 +6,12 @@ import os
 import tempfile
 from collections import defaultdict
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 from wire.errors import IntegrityError
+
+STEP_BYTES: Final = 1024
+"""Places have a multiple of this length: chunks of ever other lengths would otherwise never find a place that is free."""
 
 
 class ChunkSpool:
@@ -34,14 +37,15 @@ class ChunkSpool:
         """
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115 - open until `close`
-        places = self._free[len(data)]
+        room = _room(len(data))
+        places = self._free[room]
         at = places[-1] if places else self._end
         view = memoryview(data)
         while view:
             view = view[os.pwrite(self._file.fileno(), view, at + len(data) - len(view)) :]
         if places:
             places.pop()  # not earlier: where the disk fails the place stays free
-        self._end = max(self._end, at + len(data))
+        self._end = max(self._end, at + room)
         self._stored += 1
         return at
 
@@ -65,7 +69,7 @@ class ChunkSpool:
         """Free the place of ``size`` bytes that `put` stored at ``at``; an empty file gives its blocks back."""
         self._stored -= 1
         if self._stored:
-            self._free[size].append(at)
+            self._free[_room(size)].append(at)
             return
         self._free.clear()
         self._end = 0
@@ -77,3 +81,8 @@ class ChunkSpool:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _room(size: int) -> int:
+    """Return the length of the place for ``size`` bytes."""
+    return -(-size // STEP_BYTES) * STEP_BYTES
