@@ -8,7 +8,7 @@ import time
 from typing import Final
 
 from aggregator.config import AggregatorConfig
-from aggregator.damage import readable
+from aggregator.damage import disk_errors, readable
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.numerics.backend import Backend, select
 from aggregator.owner_mail import OwnerMail
@@ -52,6 +52,7 @@ def serve(config: AggregatorConfig) -> None:
         BrokerUnreachableError: the first connection failed.
         ConfigError: another program serves this directory.
         UntrustedError: another aggregator uses the same client id.
+        StorageError: the disk is full or fails.
     """
     AggregatorMembership(config.dir)  # whoever is no aggregator leaves no trace in a directory that may be anybody's
     with serving(config.dir, hint="one `shoal-aggregator serve` serves a fleet; end the other first"):
@@ -59,7 +60,8 @@ def serve(config: AggregatorConfig) -> None:
         too_few = raise_open_files_limit(OPEN_FILES_NEEDED)
         if too_few:
             LOG.warning(too_few, extra={"kv": {"hint": "raise LimitNOFILE of its service, or ulimit -n"}})
-        Daemon(config).serve()
+        with disk_errors(config.dir):
+            Daemon(config).serve()
 
 
 class Daemon:

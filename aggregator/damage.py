@@ -6,6 +6,7 @@ Damaged contents give an `IntegrityError`. An error of the operating system, suc
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
-from support.files import read_failed
+from support.files import read_failed, write_failed
 from wire.errors import IntegrityError, ShoalError, StorageError
 
 _DAMAGE: Final = (sqlite3.DatabaseError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
@@ -21,6 +22,11 @@ _SYSTEM_CODES: Final = frozenset(
     {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
 )
 """Primary result codes of SQLite for failures of the operating system or the disk, not of the file's contents."""
+
+
+_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+_SQLITE_DISK: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+DISK_HINT: Final = "free some space or check the disk, then start again: the run goes on where it was"
 
 
 class _Held(Protocol):
@@ -46,6 +52,25 @@ def readable(directory: Path) -> Iterator[None]:
         yield
     except (OSError, *_DAMAGE) as error:
         raise _unreadable(directory, error) from error
+
+
+@contextmanager
+def disk_errors(directory: Path) -> Iterator[None]:
+    """Do what writes to ``directory``; errors of anything but a disk that is full or fails stay themselves.
+
+    Raises:
+        StorageError: the disk is full or fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        raise write_failed(directory, error) from error
+    except sqlite3.OperationalError as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _SQLITE_DISK:
+            raise
+        raise StorageError(f"can't write {directory}: {error}", hint=DISK_HINT) from error
 
 
 def reads(method: Callable[Concatenate[H, P], R]) -> Callable[Concatenate[H, P], R]:

@@ -1,5 +1,6 @@
 """Which run the daemon serves next: nothing that lies in its directory ends it, and each oddity is told once."""
 
+import errno
 import logging
 import shutil
 import sqlite3
@@ -7,14 +8,14 @@ import sqlite3
 import pytest
 
 from aggregator.config import AggregatorConfig
-from aggregator.daemon import Daemon, _Stop
+from aggregator.daemon import Daemon, _Stop, serve
 from aggregator.run_directory import read_plan, read_records
 from aggregator.run_files import RunFiles, is_finished
 from aggregator.store import Store
 from tests.helpers.plans import run_plan
 from tests.helpers.run_places import RunPlace
 from wire.codec import encode
-from wire.errors import UntrustedError
+from wire.errors import StorageError, UntrustedError
 from wire.transport import Connected, Message, TakenOver
 
 
@@ -267,3 +268,36 @@ def test_a_take_over_is_found_behind_a_backlog(place):
     daemon._take(None)
     with pytest.raises(UntrustedError, match="took over this session"):
         daemon._take(None)
+
+
+def _sqlite_full():
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error"), _sqlite_full()],
+    ids=["full", "failing", "full in SQLite"],
+)
+def test_a_disk_that_is_full_or_fails_is_no_bug(place, monkeypatch, error):
+    """The aggregator ends with status 9, as a device does, and goes on where it was when it is started again."""
+
+    def fail(_daemon):
+        raise error
+
+    monkeypatch.setattr(Daemon, "serve", fail)
+    monkeypatch.setattr("aggregator.daemon.raise_open_files_limit", lambda _needed: "")
+    with pytest.raises(StorageError, match=str(place.server)):
+        serve(AggregatorConfig(dir=place.server))
+
+
+def test_any_other_error_of_the_system_stays_itself(place, monkeypatch):
+    def fail(_daemon):
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(Daemon, "serve", fail)
+    monkeypatch.setattr("aggregator.daemon.raise_open_files_limit", lambda _needed: "")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        serve(AggregatorConfig(dir=place.server))
