@@ -28,8 +28,9 @@ SMALL_ROUNDS: Final = 3
 
 CAPPED_HINT: Final = "check what these devices report; shoal-fleet run --weight-cap N allows more, 0 any weight"
 REFUSED_NORM_HINT: Final = (
-    "check these devices and their data (scale, labels); shoal-fleet revoke excludes one, and a smaller learning rate or "
-    "--local clip shortens updates"
+    "check these devices and their data (scale, labels; far more samples than the others mean more steps and a longer "
+    "update: --local epochs=0 --local steps=N gives all the same); shoal-fleet revoke excludes one, and a smaller learning "
+    "rate or --local clip shortens updates"
 )
 OBSTACLES: Final = {
     Obstacle.DATA: "data do not fit the task",
@@ -41,12 +42,17 @@ OBSTACLES: Final = {
 }
 
 
+_DISK: Final = Obstacle.DISK.name.lower()
+"""A device whose disk is full has ended: it must be started again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shortage:
     """Too few devices for a round to go on, after its deadline.
 
     Attributes:
         missing: the devices that could end it, in name order.
+        unable: those of them that are there but have said that they can't do their part, or whose upload was refused.
         here: how many have answered, or are there to begin the next round.
         needed: how many must be.
         quorum: the plan's share of the devices, for an open round; 0 where the next one can't begin.
@@ -60,6 +66,7 @@ class Shortage:
     quorum: float
     min_contributors: int
     remaining: int
+    unable: tuple[str, ...] = ()
 
     @property
     def reason(self) -> str:
@@ -71,8 +78,14 @@ class Shortage:
     @property
     def hint(self) -> str:
         """Say what a person can do."""
-        names = _shown(list(self.missing))
-        advice = f"start {names} again, or take it out of the fleet: shoal-fleet revoke FLEET_DIR NAME"
+        absent = [d for d in self.missing if d not in self.unable]
+        ways = []
+        if self.unable:
+            ways.append(f"read in the log of {_shown(list(self.unable))} what is in the way, and sign a run without it")
+        if absent:
+            ways.append(f"start {_shown(absent)} again")
+        them = "it" if len(self.missing) == 1 else "them"
+        advice = f"{'; '.join(ways)}, or take {them} out of the fleet: shoal-fleet revoke FLEET_DIR NAME"
         if self.remaining < self.min_contributors:
             fewer = f"{self.remaining} left, and means of fewer than {self.min_contributors} are not made"
             advice += f" ({fewer}: then sign a run with a smaller --min-contributors)"
@@ -93,7 +106,8 @@ def shortage(state: EngineState) -> Shortage | None:
         here, needed = len(state.received), max(1, math.ceil(quorum * state.asked))
     if here >= needed or not missing:
         return None
-    return Shortage(missing, here, needed, quorum, least, len(devices) - len(missing))
+    unable = tuple(d for d in missing if d in state.online and state.unable.get(d) not in (None, _DISK))
+    return Shortage(missing, here, needed, quorum, least, len(devices) - len(missing), unable)
 
 
 class Lines:

@@ -5,10 +5,11 @@ import logging
 
 import pytest
 
-from aggregator.events import DeadlinePassed, RoundRecord, WentOffline
+from aggregator.events import DeadlinePassed, Declined, RoundRecord, WentOffline
 from aggregator.lines import MOST_PAUSE_S, Lines, shortage, too_small, waiting_for
 from tests.helpers.engines import DEVICES, give, opened
 from tests.helpers.plans import run_plan
+from wire.messages import Obstacle
 
 
 @pytest.fixture(autouse=True)
@@ -152,3 +153,18 @@ def test_where_enough_devices_stay_a_revocation_is_all_that_is_needed():
     state, _ = engine.handle(state, DeadlinePassed(1))
     assert "--min-contributors" not in shortage(state).hint
     assert "shoal-fleet revoke" in shortage(state).hint
+
+
+def test_a_device_that_is_there_but_can_not_take_part_is_not_to_be_started_again():
+    engine, state = opened(min_contributors=4, quorum=1.0)
+    state, _ = engine.handle(state, WentOffline("dev-5"))
+    state, _ = give(engine, state, "dev-1", "dev-2")
+    nonce = engine.nonce(state.round, state.plan.step)
+    for device, obstacle in (("dev-3", Obstacle.TASK), ("dev-4", Obstacle.DISK)):
+        state, _ = engine.handle(state, Declined(device, nonce, obstacle))
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    assert shortage(state).unable == ("dev-3",)
+    assert shortage(state).hint.startswith(
+        "read in the log of dev-3 what is in the way, and sign a run without it; start dev-4, dev-5 again, or take them "
+        "out of the fleet: shoal-fleet revoke FLEET_DIR NAME"
+    )
