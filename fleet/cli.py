@@ -19,6 +19,9 @@ from support.wanted import wanted
 from wire import limits
 from wire.errors import TaskError, UsageError
 
+MOST_ROUNDS = 2**32 - 2
+"""A plan holds 32 bits, and the final round comes on top."""
+
 app = typer.Typer(
     help="Own a fleet: its keys, its roster, its tasks and its runs. Keep this machine's directory off the server.",
     no_args_is_help=True,
@@ -200,7 +203,8 @@ def run(
     local: Annotated[
         list[str] | None,
         typer.Option(
-            help="Local training, NAME=VALUE: epochs, steps, batch_size, lr, lr_decay, momentum, clip, prox_mu."
+            help="Local training, NAME=VALUE: epochs, steps (instead of epochs, with epochs=0), batch_size, lr, lr_decay, "
+            "momentum, clip, prox_mu."
         ),
     ] = None,
     pretrain: Annotated[
@@ -210,7 +214,7 @@ def run(
             "starts from."
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds, those of cold starts among them.", min=1)] = 50,
+    rounds: Annotated[int, typer.Option(help="Rounds, those of cold starts among them.", min=1, max=MOST_ROUNDS)] = 50,
     mode: Annotated[
         str,
         typer.Option("--mode", "--mask", help="Mask mode: permutation, signed-permutation, rotation or none."),
@@ -224,7 +228,9 @@ def run(
     ] = 1000.0,
     max_samples: Annotated[
         int,
-        typer.Option(help="Largest sample count that a device may report.", min=1, max=2**32 - 1),
+        typer.Option(
+            help="Largest sample count that a device may report; one with more reports this.", min=1, max=2**32 - 1
+        ),
     ] = limits.DEFAULT_MAX_SAMPLES,
     weight_cap: Annotated[
         float,
@@ -249,7 +255,7 @@ def run(
         ),
     ] = 0.0,
     evaluate_every: Annotated[
-        int, typer.Option(help="Rounds between accuracy reports; 0: at the end only.", min=0)
+        int, typer.Option(help="Rounds between accuracy reports; 0: at the end only.", min=0, max=MOST_ROUNDS)
     ] = 0,
     seed: Annotated[
         int | None,
@@ -259,7 +265,10 @@ def run(
         ),
     ] = None,
     epoch_rounds: Annotated[
-        int, typer.Option(help="Rounds after which devices take a new mask; 0: one mask for the run.", min=0)
+        int,
+        typer.Option(
+            help="Rounds after which devices take a new mask; 0: one mask for the run.", min=0, max=MOST_ROUNDS
+        ),
     ] = 0,
 ) -> None:
     """Sign a run: what the aggregator may do, the sealed task and the sealed origins; prints the run file."""

@@ -212,6 +212,11 @@ class SegmentSpec:
     length: U32
 
 
+def _require_positive(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise WireError(f"the {name} is a number above 0, not {value:g}")
+
+
 @message(8)
 @dataclass(frozen=True, slots=True)
 class RunPlan:
@@ -274,9 +279,13 @@ class RunPlan:
         if not 1 <= self.origins <= self.max_models <= limits.MAX_MODELS:
             raise WireError(f"a run plan with {self.origins} origins and {self.max_models} models")
         if not (0 < self.quorum <= 1 and 0 < self.participation <= 1):
-            raise WireError("quorum and participation are shares between 0 and 1")
-        if self.deadline_s <= 0 or self.norm_limit <= 0 or self.rounds < 1 or self.min_contributors < 1:
-            raise WireError("deadline, norm limit, rounds and min_contributors are positive")
+            raise WireError(
+                f"quorum {self.quorum:g} and participation {self.participation:g}: both are above 0 and at most 1"
+            )
+        _require_positive("deadline", self.deadline_s)
+        _require_positive("norm limit", self.norm_limit)
+        if self.rounds < 1 or self.min_contributors < 1:
+            raise WireError("rounds and min_contributors are at least 1")
         if not self.epoch_rounds >= 1:
             raise WireError("a mask epoch has at least one round")
         if self.weighting not in ("samples", "uniform"):

@@ -175,3 +175,23 @@ def test_a_weight_cap_below_one_is_a_mistake_of_usage(call, fleet, task, cap):
 def test_max_samples_of_zero_is_a_mistake_of_usage(call, fleet, task):
     told = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", "--max-samples", "0", status=2)
     assert "max-samples" in told.err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--norm-limit", "nan", "the norm limit is a number above 0, not nan"),
+        ("--norm-limit", "inf", "the norm limit is a number above 0, not inf"),
+        ("--deadline-s", "0", "the deadline is a number above 0, not 0"),
+        ("--quorum", "1.5", "quorum 1.5 and participation 1: both are above 0 and at most 1"),
+    ],
+)
+def test_a_number_out_of_range_is_named(call, fleet, task, option, value, told):
+    made = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", option, value, status=3)
+    assert told in made.err
+
+
+@pytest.mark.parametrize("option", ["--rounds", "--evaluate-every", "--epoch-rounds"])
+def test_more_rounds_than_a_plan_can_hold_are_a_mistake_of_usage(call, fleet, task, option):
+    arguments = ("--task", task, "--algorithm", "fedavg", option, "4294967296")
+    assert option in call("shoal-fleet", "run", "owner", *arguments, status=2).err
