@@ -81,9 +81,12 @@ class DataError(TaskError):
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error's text and its cause's; neither part is ever empty."""
-    cause = error.__cause__
-    return f"{text_of(error)}: {text_of(cause)}" if cause is not None else text_of(error)
+    """Return an error's text and its cause's, unless the first says the same; neither part is ever empty."""
+    text, cause = text_of(error), error.__cause__
+    if cause is None:
+        return text
+    said = cause.strerror if isinstance(cause, OSError) and cause.strerror else text_of(cause)
+    return text if text.endswith(said) else f"{text}: {text_of(cause)}"
 
 
 def text_of(error: BaseException) -> str:

@@ -48,3 +48,9 @@ def test_a_message_under_another_key_is_refused_with_a_reason():
     with pytest.raises(SealError) as refused:
         open_from_group(other, sealed, *read_head(sealed), identity.member.sign_key)
     assert reason_of(refused.value) == "a sealed message was refused: it was sealed under another key, or altered"
+
+
+def test_a_cause_that_the_error_has_named_is_not_repeated():
+    error = ShoalError("can't write birth: No space left on device")
+    error.__cause__ = OSError(errno.ENOSPC, "No space left on device", "birth")
+    assert reason_of(error) == "can't write birth: No space left on device"
