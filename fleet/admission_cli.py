@@ -209,7 +209,8 @@ def broker_config(
     say(str(made.folder / "shoal.conf"))
     note(f"users: {', '.join(made.users)}")
     note(
-        "next: copy all but the folder of clients to the broker's host, into a folder that belongs to the broker's user"
+        f"next: copy all but the folder of clients to the broker's host, into {(installed or out).absolute()}, which must "
+        "belong to the broker's user (for another folder: --installed, each time)"
     )
     note(f"who has joined before finds its address, with its password, in {made.folder / CLIENTS}")
     if not made.tls:
