@@ -28,7 +28,9 @@ LABELS: Final = {"rounds": "rounds taken part in", "round": "last round taken pa
 Directory = Annotated[Path, typer.Argument(help="Keys, membership and state of this device.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Node = Annotated[int | None, typer.Option(help="A node on this device's path in cfl's tree: see `path` in status.")]
-Live = Annotated[bool, typer.Option("--live", help="Take the model of the run under way instead of a finished one.")]
+Live = Annotated[
+    bool, typer.Option("--live", help="Take the model of the run under way, as last saved: up to 30 s old.")
+]
 Data = Annotated[Path, typer.Option(help=".npz, a directory of .npz, .csv, or IDX files.")]
 
 

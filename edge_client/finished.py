@@ -331,17 +331,19 @@ class FinishedModels:
         models, used = standing.models, standing.answers
         if used is None:
             raise ConfigError("this device has no finished model yet", hint="let it take part in a run until that ends")
-        runs = ", ".join(str(m.run) for m in reversed(models))
+        runs = f"{'run' if len(models) == 1 else 'runs'} {', '.join(str(m.run) for m in reversed(models))}"
         hint = f"give one of them: shoal-edge rollback {self._device} RUN"
         if run is None:
             before = models[: models.index(used)]
             if not before:
-                raise ConfigError(f"no finished model is older than run {used.run}'s: there are runs {runs}", hint=hint)
+                raise ConfigError(
+                    f"this device has no finished model older than run {used.run}'s: it has {runs}", hint=hint
+                )
             chosen = before[-1]
         else:
             found = [m for m in models if m.run == run]
             if not found:
-                raise ConfigError(f"this device has no finished model of run {run}: there are runs {runs}", hint=hint)
+                raise ConfigError(f"this device has no finished model of run {run}: it has {runs}", hint=hint)
             chosen = found[-1]
         for node in (*chosen.above, chosen.own):
             self._read(MODEL_FILES, node.file)

@@ -82,11 +82,11 @@ def test_rollback_changes_the_answers_at_once_beside_a_running_device(call, fini
 
 def test_rollback_to_a_run_that_is_not_there_names_those_that_are(call, finished):
     made = call("shoal-edge", "rollback", "dev-1", "9", status=3)
-    assert "error: this device has no finished model of run 9: there are runs 3, 2, 1\n" in made.err
+    assert "error: this device has no finished model of run 9: it has runs 3, 2, 1\n" in made.err
     assert "hint: give one of them: shoal-edge rollback dev-1 RUN\n" in made.err
     call("shoal-edge", "rollback", "dev-1", "1")
     made = call("shoal-edge", "rollback", "dev-1", status=3)
-    assert "error: no finished model is older than run 1's: there are runs 3, 2, 1\n" in made.err
+    assert "error: this device has no finished model older than run 1's: it has runs 3, 2, 1\n" in made.err
 
 
 def test_a_directory_of_no_device_is_refused(call):

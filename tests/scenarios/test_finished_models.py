@@ -146,7 +146,7 @@ def test_a_rollback_takes_effect_beside_the_running_device_until_a_run_finishes(
     assert run_in_use(fleet) == 2
     assert store(fleet).rollback(None).run == 1
     assert run_in_use(fleet) == 1
-    with pytest.raises(ConfigError, match="no finished model is older than run 1's: there are runs 2, 1"):
+    with pytest.raises(ConfigError, match="no finished model older than run 1's: it has runs 2, 1"):
         store(fleet).rollback(None)
     begin_run(fleet, local=LEARN_NOTHING, seed=6)
     train_a_round(fleet)

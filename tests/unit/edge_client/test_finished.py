@@ -165,7 +165,7 @@ def test_rollback_goes_back_one_by_one_and_ends_when_a_later_run_finishes(store)
         (2, False, False),
         (1, True, True),
     ]
-    with pytest.raises(ConfigError, match="no finished model is older than run 1's: there are runs 3, 2, 1"):
+    with pytest.raises(ConfigError, match="no finished model older than run 1's: it has runs 3, 2, 1"):
         store.rollback(None)
     assert run_in_use(store) == 1
     assert store.rollback(3).run == 3
@@ -188,7 +188,7 @@ def test_rollback_refuses_a_run_that_is_not_there(store):
     with pytest.raises(ConfigError, match="no finished model yet"):
         store.rollback(None)
     add(store, 7)
-    with pytest.raises(ConfigError, match="no finished model of run 2: there are runs 7") as caught:
+    with pytest.raises(ConfigError, match="no finished model of run 2: it has run 7") as caught:
         store.rollback(2)
     assert "shoal-edge rollback" in caught.value.hint
 
