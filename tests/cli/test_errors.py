@@ -62,9 +62,13 @@ def test_usage_local_training_that_is_none(call, fleet, task, extra, error):
         ),
         (["--algorithm", "fedgroup", "--set", "rcc=x"], "setting rcc is on or off, not 'x'", "`shoal-fleet run"),
         (["--algorithm", "fedavg", "--mask", "rot13"], "mask mode 'rot13' is not known", "use one of: "),
-        (["--algorithm", "fedavg", "--quorum", "2"], "quorum and participation are shares", "`shoal-fleet run --help`"),
+        (["--algorithm", "fedavg", "--quorum", "2"], "quorum 2 and participation 1:", "`shoal-fleet run --help`"),
         (["--algorithm", "fedavg", "--weighting", "foo"], "weighting 'foo' is neither", "`shoal-fleet run --help`"),
-        (["--algorithm", "fedavg", "--norm-limit", "-1"], "deadline, norm limit, rounds", "`shoal-fleet run --help`"),
+        (
+            ["--algorithm", "fedavg", "--norm-limit", "-1"],
+            "the norm limit is a number above 0",
+            "`shoal-fleet run --help`",
+        ),
         (["--algorithm", "ifca", "--set", "k=0"], "k is a whole number of at least 1, not '0'", "--set k="),
         (["--algorithm", "ifca", "--set", "k=two"], "k is a whole number of at least 1, not 'two'", "--set k="),
         (
