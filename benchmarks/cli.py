@@ -11,6 +11,7 @@ import typer
 
 from benchmarks import data_cli, simulate_cli
 from support.console import add_version, counted, forbid_inspection, note_error, run_program, say, say_json
+from wire import limits
 from wire.errors import ShoalError, UsageError
 
 if TYPE_CHECKING:
@@ -184,7 +185,9 @@ def _show_loads(loads: list[dict[str, Any]]) -> None:
 
 @bench_app.command("load")
 def bench_load(
-    devices: Annotated[int, typer.Option(help="Device runtimes, each on its own connection.", min=1)],
+    devices: Annotated[
+        int, typer.Option(help="Device runtimes, each on its own connection.", min=1, max=limits.MAX_DEVICES)
+    ],
     model: Annotated[
         str, typer.Option(help="logistic (784-10, 31400 bytes) or mlp (784-200-10, 636040).")
     ] = "logistic",
@@ -215,7 +218,9 @@ def bench_load(
 
 @bench_app.command("soak")
 def bench_soak(
-    devices: Annotated[int, typer.Option(help="Device runtimes, each on its own connection.", min=1)] = 30,
+    devices: Annotated[
+        int, typer.Option(help="Device runtimes, each on its own connection.", min=1, max=limits.MAX_DEVICES)
+    ] = 30,
     minutes: Annotated[float, typer.Option(help="Length of the soak.", min=0.1)] = 30.0,
     algorithm: Annotated[str, typer.Option(help="fedavg, ifca, cfl, fedgroup, ...")] = "fedavg",
     plot: Annotated[Path | None, typer.Option(help="Draw the figure: .png, .svg or .pdf.", dir_okay=False)] = None,
