@@ -29,6 +29,10 @@ from wire.transport import Message, TransportEvent
 BATCH_EVENTS: Final = 512
 """Most events between two passes of the loop's other work, such as commits and timers."""
 
+ACKNOWLEDGE_AT: Final = 8
+"""Most handled messages that wait for their acknowledgement while more are queued: each wakes the network thread. Some
+brokers send one message ahead of our acknowledgements, so none waits once the queue is empty."""
+
 Item = TransportEvent | Callable[[], None] | None
 """A transport's event, a callback for the loop's own thread, or None: a request to stop."""
 
@@ -47,14 +51,26 @@ class Inbox:
     def batch(self, wait_s: float, most: int = BATCH_EVENTS) -> Iterator[Item]:
         """Yield at most ``most`` queued items, and wait at most ``wait_s`` seconds for the first.
 
-        A message is acknowledged when the caller asks for the next item. If the caller stops early, by an exception or
-        otherwise, the message at hand is not acknowledged and the others stay queued.
+        Handled messages are acknowledged when the queue is empty, and otherwise ACKNOWLEDGE_AT at a time. If the caller
+        stops early, by an exception or otherwise, the message at hand is not acknowledged and the others stay queued.
         """
-        for number in range(most):
-            try:
-                item = self._items.get(timeout=wait_s) if number == 0 else self._items.get_nowait()
-            except queue.Empty:
-                return
-            yield item
-            if isinstance(item, Message):
-                item.acknowledge()
+        handled: list[Message] = []
+        try:
+            for number in range(most):
+                if len(handled) == ACKNOWLEDGE_AT:
+                    _acknowledge(handled)
+                try:
+                    item = self._items.get(timeout=wait_s) if number == 0 else self._items.get_nowait()
+                except queue.Empty:
+                    return
+                yield item
+                if isinstance(item, Message):
+                    handled.append(item)
+        finally:
+            _acknowledge(handled)
+
+
+def _acknowledge(handled: list[Message]) -> None:
+    for message in handled:
+        message.acknowledge()
+    handled.clear()

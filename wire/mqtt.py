@@ -39,10 +39,6 @@ HANDSHAKE_LOOPBACK_S: Final = 0.5
 FLUSH_S: Final = 2.0
 """``close`` waits at most this long for what is queued."""
 
-ACKNOWLEDGE_AT: Final = 8
-"""Handled messages that wake the network thread, which acknowledges fewer with whatever it does next, or within a second.
-Brokers send at least twice as many ahead of our acknowledgements."""
-
 SHORT_LIFE_S: Final = 10.0
 """A connection that ends sooner does not reset the back-off, and looks like another client with our id."""
 
@@ -296,7 +292,7 @@ class MqttTransport:
         """Queue an acknowledgement for the network thread; called on the thread that handles messages."""
         with self._lock:
             self._handled.append(receipt)
-            if len(self._handled) == ACKNOWLEDGE_AT:
+            if len(self._handled) == 1:
                 self._wake()
 
     def _acknowledge(self, link: Link) -> None:

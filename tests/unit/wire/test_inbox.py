@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from wire.inbox import BATCH_EVENTS, Inbox
+from wire.inbox import ACKNOWLEDGE_AT, BATCH_EVENTS, Inbox
 from wire.transport import Connected, Disconnected, Message
 
 BACKLOG = 2 * BATCH_EVENTS + 3
@@ -42,7 +42,31 @@ def test_a_message_is_acknowledged_after_it_was_handled():
         inbox.put(Message("t", b"", acknowledge=lambda i=i: log.append(f"acknowledged {i}")))
     for number, _ in enumerate(inbox.batch(0.01)):
         log.append(f"handled {number}")
-    assert log == [f"{what} {i}" for i in range(3) for what in ("handled", "acknowledged")]
+    assert log == [f"{what} {i}" for what in ("handled", "acknowledged") for i in range(3)]
+
+
+def test_few_handled_messages_wait_while_more_are_queued():
+    inbox, acknowledged = Inbox(), []
+    for i in range(3 * ACKNOWLEDGE_AT):
+        inbox.put(Message("t", b"", acknowledge=lambda i=i: acknowledged.append(i)))
+    for handled, _ in enumerate(inbox.batch(0.01)):
+        assert handled - ACKNOWLEDGE_AT <= len(acknowledged) <= handled
+    assert acknowledged == list(range(3 * ACKNOWLEDGE_AT))
+
+
+def test_the_last_queued_message_is_acknowledged_before_the_next_is_waited_for():
+    """Some brokers (amqtt) send the next message only after the acknowledgement of the one before."""
+    inbox, sent = Inbox(), []
+
+    def send():
+        sent.append(len(sent))
+        inbox.put(Message("t", b"", acknowledge=send if len(sent) < 20 else lambda: None))
+
+    send()
+    handled = 0
+    while batch := list(inbox.batch(0.05)):
+        handled += len(batch)
+    assert handled == 20
 
 
 def test_an_error_leaves_the_message_at_hand_unacknowledged_and_the_rest_queued():
