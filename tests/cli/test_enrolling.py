@@ -157,7 +157,8 @@ def test_who_comes_and_who_goes_is_for_the_broker_to_learn(call, fleet):
         call("shoal-fleet", "broker-config", "owner", "--out", "broker")
     assert "listener 1 127.0.0.1" in (call.home / "broker/shoal.conf").read_text()
     step = (
-        "next: shoal-fleet broker-config owner --out FOLDER again, then send mosquitto a SIGHUP: only then the broker"
+        "next: shoal-fleet broker-config owner --out FOLDER again (with the same --installed), then copy the files to the "
+        "broker's host and send mosquitto a SIGHUP: only then the broker"
     )
     assert f"{step} lets dev-2 in" in call(*added).err
     assert f"{step} shuts dev-2 out" in call("shoal-fleet", "revoke", "owner", "dev-2", "--offline").err
