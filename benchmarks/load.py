@@ -29,7 +29,7 @@ from typing import Any, Final, Literal, Self
 
 from aggregator import membership as aggregators
 from aggregator.run_directory import read_records, read_waiting, rounds_closed, uploads_stored
-from benchmarks.load_driver import DriverReport, DriverSpec, raise_open_files
+from benchmarks.load_driver import DriverReport, DriverSpec
 from benchmarks.loopback import draw_origins
 from benchmarks.stage import ONE_THREAD, Program, StageError
 from crypto.seal.grants import DEVICE_ROLE, make_card
@@ -42,6 +42,7 @@ from fleet.directory import FleetDirectory
 from fleet.run import RunOptions, make_plan, origins_needed, write_run
 from fleet.task.builtin import build
 from fleet.task.compile import compile_task
+from support.open_files import raise_open_files
 from wire import limits
 from wire.broker import BrokerProcess, queue_limits, start_broker
 from wire.documents import RunPlan

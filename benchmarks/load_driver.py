@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import queue
-import resource
 import signal
 import sys
 import threading
@@ -40,6 +39,7 @@ from edge_client.worker import run_job
 from support.console import setup_logging
 from support.files import write_atomic
 from support.lean import settle
+from support.open_files import raise_open_files
 from wire.errors import UntrustedError
 from wire.frame import ChunkKind, parse
 from wire.messages import Action, Control
@@ -356,13 +356,6 @@ class Driver:
             sum(transport.reminders for transport in self._transports),
             time.process_time(),
         )
-
-
-def raise_open_files() -> int:
-    """Raise the soft limit on open files of this process to the hard one, and return it."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
 
 
 @contextlib.contextmanager

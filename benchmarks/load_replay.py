@@ -30,7 +30,6 @@ from benchmarks.load_driver import (
     TICK_S,
     DriverReport,
     ended_by_signal,
-    raise_open_files,
     scale_of,
     target_of,
 )
@@ -38,6 +37,7 @@ from crypto.seal.envelope import parcel_for_member, seal_to_group
 from edge_client.enrolment import DeviceMembership
 from support.console import setup_logging
 from support.files import write_atomic
+from support.open_files import raise_open_files
 from wire import limits
 from wire.codec import decode, encode
 from wire.errors import IntegrityError

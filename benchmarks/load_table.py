@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.pages import put_between
+
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "benchmarks" / "results"
 PAGE: Final = ROOT / "deploy" / "README.md"
@@ -83,10 +85,7 @@ def _cell(data: Mapping[str, Any], name: str) -> str:
 
 def write(page: Path = PAGE) -> None:
     """Put the table between the page's marks."""
-    text = page.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{block()}\n{END}{after}")
+    put_between(page, BEGIN, END, block())
 
 
 if __name__ == "__main__":

@@ -5,6 +5,14 @@ from __future__ import annotations
 import resource
 
 
+def raise_open_files() -> int:
+    """Raise the soft limit on open files of this process to the hard limit, and return it (RLIM_INFINITY where there is none)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
 def raise_open_files_limit(needed: int) -> str:
     """Raise the soft limit on open files to the hard limit.
 
@@ -14,9 +22,7 @@ def raise_open_files_limit(needed: int) -> str:
     Returns:
         A warning where the hard limit is below ``needed``, else an empty text.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    hard = raise_open_files()
     if hard != resource.RLIM_INFINITY and hard < needed:
         return f"at most {hard} files may be open, and {needed} are needed"
     return ""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.pages import put_between
 from benchmarks.papers import registry
 
 ROOT: Final = Path(__file__).parents[2]
@@ -137,10 +138,7 @@ def _number(value: float, digits: int) -> str:
 
 def write(page: Path = PAGE) -> None:
     """Put the table between the page's marks."""
-    text = page.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{block(load())}\n{END}{after}")
+    put_between(page, BEGIN, END, block(load()))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from tests.helpers.processes import memory_bytes
 from wire.frame import HEADER, MAGIC, MIN_CHUNK_BYTES, VERSION, ChunkKind
 
 MIB = 1 << 20
@@ -27,8 +28,7 @@ def claims(kinds=tuple(ChunkKind), sizes=(JUST_ON_THE_HEAP_BYTES, 900 * MIB), nu
 
 def rss_mb(pid):
     """Return the resident memory of a process in MiB."""
-    (line,) = [x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if x.startswith("VmRSS:")]
-    return int(line.split()[1]) / 1024
+    return memory_bytes(pid=pid) / MIB
 
 
 def cpu_ticks(pid):

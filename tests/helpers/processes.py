@@ -21,6 +21,12 @@ except PermissionError:
 """
 
 
+def memory_bytes(field="VmRSS", pid="self"):
+    """Return a figure of a process's memory as /proc/PID/status has it, such as VmRSS or RssFile."""
+    (line,) = [x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if x.startswith(f"{field}:")]
+    return int(line.split()[1]) * 1024
+
+
 def give_up_capabilities():
     """Have the program that follows run as any user does, also where root started it."""
     for capability in range(MOST_CAPABILITIES):

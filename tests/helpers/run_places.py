@@ -8,12 +8,23 @@ import numpy as np
 from aggregator import membership as aggregators
 from aggregator.store import Store
 from edge_client import enrolment
+from edge_client.manifest import LocalTraining
 from fleet.directory import FleetDirectory
 from fleet.run import RunOptions, make_plan, write_run
 from tests.helpers.fleets import FULL_BATCH
 from tests.helpers.tasks import logistic_bundle
 
 BUNDLE = logistic_bundle()
+LONG_RUN = RunOptions(
+    "fedavg",
+    rounds=100_000,
+    local=LocalTraining(epochs=1, batch_size=16, lr=0.2),
+    min_contributors=1,
+    quorum=0.5,
+    deadline_s=300.0,
+    seed=1,
+)
+"""A run of real programs that outlasts any test."""
 
 
 class RunPlace:

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks.stage import Stage
-from edge_client.manifest import LocalTraining
-from fleet.run import RunOptions
 from tests.helpers.disks import fill, small_disk
+from tests.helpers.run_places import LONG_RUN
 from tests.helpers.tasks import logistic_bundle, samples
 from wire.broker import find_mosquitto, start_broker
 from wire.errors import StorageError
@@ -26,15 +25,6 @@ pytestmark = [
 ]
 NAMES = ("dev-0", "dev-1", "dev-2", "dev-full")
 WAIT_S = 60.0
-OPTIONS = RunOptions(
-    "fedavg",
-    rounds=100_000,
-    local=LocalTraining(epochs=1, batch_size=16, lr=0.2),
-    min_contributors=1,
-    quorum=0.5,
-    deadline_s=300.0,
-    seed=1,
-)
 
 
 def status(package, directory):
@@ -64,7 +54,7 @@ def test_a_device_with_a_full_disk_says_so_and_ends_with_status_9(tmp_path):
         Stage(tmp_path / "s", broker.url, NAMES) as stage,
     ):
         bundle = logistic_bundle()
-        run = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), OPTIONS).run
+        run = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), LONG_RUN).run
         server = stage.start_aggregator()
         programs = {name: stage.start_device(name, tmp_path / f"{name}.npz") for name in NAMES}
         device = programs["dev-full"]

@@ -2,13 +2,13 @@
 
 import errno
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.chunk_spool import ChunkSpool
+from tests.helpers.processes import memory_bytes
 from wire import reassembly
 from wire.errors import IntegrityError, WireError
 from wire.frame import ChunkKind, split
@@ -82,20 +82,13 @@ def test_any_order_of_puts_and_takes_gives_back_what_was_put(tmp_path_factory, s
         spool.close()
 
 
-def resident_bytes():
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("no VmRSS")
-
-
 def test_a_fleet_that_uploads_at_once_takes_bounded_memory(spool):
     """300 devices send 200 KB each, chunk by chunk in turn: nothing is complete until the last chunks."""
     bound = 4 << 20
     devices = [(f"dev-{n}", bytes([n % 256]) * 200_000) for n in range(300)]
     chunks = {name: split(payload, kind=ChunkKind.UPLOAD, round=1, chunk_bytes=50_000) for name, payload in devices}
     reassembler = Reassembler(spool=spool, memory_bytes=bound)
-    before = resident_bytes()
+    before = memory_bytes()
     for index in range(3):
         for name, _ in devices:
             assert reassembler.add(name, chunks[name][index], 0.0) is None
@@ -105,7 +98,7 @@ def test_a_fleet_that_uploads_at_once_takes_bounded_memory(spool):
         assert bytes(reassembler.add(name, chunks[name][3], 0.0).payload) == payload
     assert len(reassembler) == reassembler.held_bytes == reassembler.spooled_bytes == 0
     assert size_of(spool) == 0
-    assert resident_bytes() - before < 20 << 20
+    assert memory_bytes() - before < 20 << 20
 
 
 def test_a_transfer_that_is_given_up_frees_its_places(spool):

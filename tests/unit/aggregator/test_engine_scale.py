@@ -3,6 +3,7 @@
 import pytest
 
 from aggregator.engine import CameOnline, Left, Stored, WentOffline
+from tests.helpers.engines import Name
 from tests.helpers.plans import engine_of, run_plan, stored, upload_of
 
 DIGEST = b"d" * 32
@@ -16,21 +17,6 @@ CASES = {
     "fesem": ({"k": 3}, {}),
     "one-shot": ({"k": 3}, {}),
 }
-
-
-class Name(str):
-    """A device's name that counts how often names are compared or looked up."""
-
-    looks = 0
-    __slots__ = ()
-
-    def __eq__(self, other):
-        Name.looks += 1
-        return str.__eq__(self, other)
-
-    def __hash__(self):
-        Name.looks += 1
-        return str.__hash__(self)
 
 
 def looks(engine, state, event):

@@ -15,6 +15,7 @@ from aggregator.engine import CameOnline, DeadlinePassed, Declined, Engine, Left
 from aggregator.rollover import HASTY_TRIES, Rollover
 from aggregator.strategies.base import Contribution
 from aggregator.strategies.registry import make_strategy
+from tests.helpers.engines import Name
 from tests.helpers.plans import KEY_ID, run_plan
 from wire.documents import Member, Roster
 from wire.messages import Obstacle, Phase
@@ -29,21 +30,6 @@ CASES = {
     "cfl": ({}, {}),
     "fedgroup": ({"groups": 3, "alpha": 10_000}, {}),
 }
-
-
-class Name(str):
-    """A device's name that counts how often names are compared or hashed."""
-
-    looks = 0
-    __slots__ = ()
-
-    def __eq__(self, other):
-        Name.looks += 1
-        return str.__eq__(self, other)
-
-    def __hash__(self):
-        Name.looks += 1
-        return str.__hash__(self)
 
 
 class Cost:

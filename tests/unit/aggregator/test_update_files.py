@@ -10,6 +10,7 @@ from aggregator.numerics.averaging import weighted_mean
 from aggregator.numerics.rows import RESIDENT_BYTES
 from aggregator.numerics.similarity import gram
 from aggregator.update_files import FIRST_MAPPED_BYTES, UpdateFiles
+from tests.helpers.processes import memory_bytes
 
 D = 50_000
 MANY = 400
@@ -18,14 +19,6 @@ MANY = 400
 
 def open_descriptors():
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def resident_file_bytes():
-    """Return the bytes of file mappings in memory."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssFile:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("no RssFile")
 
 
 def row(number):
@@ -67,20 +60,20 @@ def test_an_old_round_is_mapped_once(files, tmp_path):
 def test_reading_a_round_keeps_few_of_its_pages_in_memory(files, work):
     views = store(files, MANY)
     files.syncer()()
-    before, peak = resident_file_bytes(), 0
+    before, peak = memory_bytes("RssFile"), 0
 
     class Watched(list):
         def __iter__(self):
             nonlocal peak
             for item in super().__iter__():
                 yield item
-                peak = max(peak, resident_file_bytes())
+                peak = max(peak, memory_bytes("RssFile"))
 
     rows = Watched(views)
     result = weighted_mean(rows, np.ones(MANY)) if work == "mean" else gram(rows)
     assert peak > before
     assert peak - before < 2 * RESIDENT_BYTES
-    assert resident_file_bytes() - before < RESIDENT_BYTES
+    assert memory_bytes("RssFile") - before < RESIDENT_BYTES
     expected = (MANY - 1) / 2 if work == "mean" else D * 2.0 * 3.0
     assert (result[0] if work == "mean" else result[2, 3]) == pytest.approx(expected)
 
