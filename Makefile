@@ -13,9 +13,9 @@ export ORT_DISABLE_TELEMETRY := 1
 demo: $(READY)
 	$(BIN)/shoal demo
 
-# Files of tests are shared out among as many processes as there are cores, four at most.
+# Tests are shared out among as many processes as there are cores, four at most; an idle one takes tests over from a busy one.
 test: lint
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 # About an hour on two cores; each test has a limit. One after the other, since they measure. Results go to benchmarks/results.
 long: $(READY)
