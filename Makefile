@@ -17,7 +17,7 @@ demo: $(READY)
 test: lint
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-# About an hour on two cores; each test has a limit. One after the other, since they measure. Results go to benchmarks/results.
+# About an hour on two cores; each test has a limit. One after the other, since they measure. Results go to results.
 long: $(READY)
 	SHOAL_SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m pytest tests/long
 

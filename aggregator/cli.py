@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aggregator.config import AggregatorConfig
-from support.config import load, shown
-from support.console import add_version, note, run_program, say, say_json, setup_logging
-from support.files import named
-from wire.errors import IntegrityError, ShoalError
+from shoal.errors import IntegrityError, ShoalError
+from shoal.util.config import load, shown
+from shoal.util.console import add_version, note, run_program, say, say_json, setup_logging
+from shoal.util.files import named
 
 if TYPE_CHECKING:
     from aggregator.membership import AggregatorMembership
-    from wire.documents import RunPlan
+    from shoal.protocol.documents import RunPlan
 
 app = typer.Typer(
     help="Group devices and average their masked updates, without being able to read them.",
@@ -34,8 +34,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def init(directory: Directory, name: Annotated[str, typer.Option(help="Name in the roster.")] = "aggregator") -> None:
     """Make this aggregator's keys; prints the card to carry to the owner."""
     from aggregator import membership
-    from crypto.seal.grants import open_card
     from crypto.seal.identity import fingerprint
+    from shoal.membership.grants import open_card
 
     card = membership.init(directory, name)
     note(f"fingerprint {fingerprint(open_card(card.read_bytes()).member)}")
@@ -91,10 +91,10 @@ def serve(
 @app.command()
 def status(directory: Directory, json: AsJson = False) -> None:
     """Print whether the aggregator is at work, every run's last closed round, and what the open one has long waited for."""
-    from aggregator.lines import CAPPED_HINT, REFUSED_NORM_HINT, limited_by
     from aggregator.membership import AggregatorMembership
-    from aggregator.run_files import RunFiles
-    from support.locks import in_use
+    from aggregator.run_log import CAPPED_HINT, REFUSED_NORM_HINT, limited_by
+    from aggregator.storage.signed_runs import RunFiles
+    from shoal.util.locks import in_use
 
     member = AggregatorMembership(directory)
     refused: dict[str, str] = {}
@@ -129,7 +129,7 @@ def _clusters(r: dict[str, Any]) -> str:
 
 
 def _obstacle(r: dict[str, Any]) -> str:
-    from aggregator.lines import declined_by
+    from aggregator.run_log import declined_by
 
     if r["older"]:
         return f"; {r['older']}"
@@ -139,9 +139,9 @@ def _obstacle(r: dict[str, Any]) -> str:
 
 def _standing(member: AggregatorMembership, plan: RunPlan, serving: bool) -> dict[str, Any]:
     """Return how a run stands by its last closed round; "damage" says why that can't be told."""
-    from aggregator.damage import readable
-    from aggregator.run_directory import read_records, read_waiting
-    from aggregator.run_files import directory_of
+    from aggregator.storage.corruption import readable
+    from aggregator.storage.run_status import read_records, read_waiting
+    from aggregator.storage.signed_runs import directory_of
 
     run = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": plan.rounds}
     run["older"] = _older(member, plan)
@@ -157,7 +157,7 @@ def _standing(member: AggregatorMembership, plan: RunPlan, serving: bool) -> dic
 
 def _older(member: AggregatorMembership, plan: RunPlan) -> str:
     """Return why a run can't be served any more though it has not ended; nothing where it can, or has."""
-    from aggregator.run_files import check_order, is_finished
+    from aggregator.storage.signed_runs import check_order, is_finished
 
     try:
         if not is_finished(member, plan):
@@ -168,7 +168,7 @@ def _older(member: AggregatorMembership, plan: RunPlan) -> str:
 
 
 def _figures(records: list[dict[str, Any]], plan: RunPlan) -> dict[str, Any]:
-    from aggregator.lines import cluster_sizes, too_small
+    from aggregator.run_log import cluster_sizes, too_small
 
     last = records[-1] if records else None
     grouped: dict[str, int] = next((r["clusters"] for r in reversed(records) if r["clusters"]), {})

@@ -8,25 +8,25 @@ import time
 from typing import Final
 
 from aggregator.config import AggregatorConfig
-from aggregator.damage import disk_errors, readable
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.numerics.backend import Backend, select
-from aggregator.owner_mail import OwnerMail
-from aggregator.run_directory import forget_waiting, read_generation, read_records
-from aggregator.run_files import RunFile, RunFiles, check_order, directory_of, log_refused
-from aggregator.service import RunService
-from aggregator.store import erase_updates
-from aggregator.syncer import ThreadSyncer
-from support.lean import keep_heap, settle
-from support.locks import serving
-from support.open_files import raise_open_files_limit
-from support.refusals import Refusals
-from wire import limits
-from wire.address import BrokerAddress
-from wire.errors import IntegrityError, ShoalError, UntrustedError, reason_of
-from wire.inbox import Inbox, Item
-from wire.mqtt import MqttTransport
-from wire.transport import Message, TakenOver
+from aggregator.owner_inbox import OwnerMail
+from aggregator.run_service import RunService
+from aggregator.storage.corruption import disk_errors, readable
+from aggregator.storage.fsync_worker import ThreadSyncer
+from aggregator.storage.run_status import forget_waiting, read_generation, read_records
+from aggregator.storage.signed_runs import RunFile, RunFiles, check_order, directory_of, log_refused
+from aggregator.storage.store import erase_updates
+from shoal import limits
+from shoal.address import BrokerAddress
+from shoal.errors import IntegrityError, ShoalError, UntrustedError, reason_of
+from shoal.transport.base import Message, TakenOver
+from shoal.transport.inbox import Inbox, Item
+from shoal.transport.mqtt import MqttTransport
+from shoal.util.locks import serving
+from shoal.util.log_throttle import Refusals
+from shoal.util.open_files import raise_open_files_limit
+from shoal.util.process import keep_heap, settle
 
 LOG = logging.getLogger("shoal.aggregator")
 POLL_S: Final = 0.25

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from aggregator.membership import UNKNOWN_HINT
-from wire import limits
-from wire.errors import UntrustedError
-from wire.frame import ChunkKind
-from wire.sizes import upload_bytes
-from wire.topics import TopicKind
+from shoal import limits
+from shoal.errors import UntrustedError
+from shoal.protocol.chunking import ChunkKind
+from shoal.protocol.sizes import upload_bytes
+from shoal.protocol.topics import TopicKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from aggregator.engine import Engine
-    from aggregator.engine_state import EngineState
     from aggregator.membership import AggregatorMembership
-    from wire.topics import ParsedTopic
+    from aggregator.rounds.engine import Engine
+    from aggregator.rounds.state import EngineState
+    from shoal.protocol.topics import ParsedTopic
 
 PRESENCE: Final = {ChunkKind.STATE: limits.MAX_NOTE_BYTES}
 

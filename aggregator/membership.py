@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Final
 
 from crypto.seal.envelope import is_from, read_head
-from crypto.seal.grants import AGGREGATOR_ROLE
 from crypto.seal.identity import fingerprint
-from crypto.seal.membership import Membership, accept_grant, make_identity
-from support.files import private_directory
-from wire.documents import AggregatorGrant, Member, RunPlan
-from wire.errors import UntrustedError
+from shoal.errors import UntrustedError
+from shoal.membership.directory import Membership, accept_grant, make_identity
+from shoal.membership.grants import AGGREGATOR_ROLE
+from shoal.protocol.documents import AggregatorGrant, Member, RunPlan
+from shoal.util.files import private_directory
 
 UNKNOWN_HINT: Final = "if the owner has added it: shoal-fleet publish; if the owner has revoked it, switch it off"
 RUNS_DIRECTORY: Final = "runs"

@@ -10,19 +10,18 @@ from typing import Final
 
 import numpy as np
 
-from aggregator.asking import first_reminder_s
-from aggregator.events import OpenRound
+from aggregator.rounds.events import OpenRound
 from aggregator.strategies.base import Slot
+from aggregator.uploads.retransmission import first_reminder_s
 from crypto.seal.envelope import GroupKey, parcel_for_group, parcel_for_member
 from crypto.seal.identity import SIGNATURE_BYTES, Identity
-from crypto.seal.roster_change import roster_change
-from support.files import write_atomic
-from wire import limits
-from wire.codec import decode, encode
-from wire.documents import Member, Roster, RosterChange, RunPlan
-from wire.errors import WireError
-from wire.frame import ChunkKind, split
-from wire.messages import (
+from shoal import limits
+from shoal.errors import WireError
+from shoal.membership.roster_delta import roster_change
+from shoal.protocol.chunking import ChunkKind, split
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.documents import Member, Roster, RosterChange, RunPlan
+from shoal.protocol.messages import (
     NO_ORDER,
     NO_TRANSFER,
     PROPOSAL_MODEL,
@@ -35,9 +34,10 @@ from wire.messages import (
     Order,
     Sealed,
 )
-from wire.retained import RetainedPublisher
-from wire.topics import Topics
-from wire.transport import Transport
+from shoal.protocol.topics import Topics
+from shoal.transport.base import Transport
+from shoal.transport.retained import RetainedPublisher
+from shoal.util.files import write_atomic
 
 FLEET = "*"
 TOLD_FILE: Final = "roster.told"
@@ -96,7 +96,7 @@ class Publisher:
         self._publish_group(self._topics.plan, "run", package, ChunkKind.PLAN)
 
     def epoch(self, epoch: bytes) -> None:
-        """Publish what a mask epoch begins with, an encoded `wire.epochs.Epoch`; nothing for a run's first."""
+        """Publish what a mask epoch begins with, an encoded `shoal.protocol.epochs.Epoch`; nothing for a run's first."""
         self._epoch = epoch
         if epoch:
             self._publish_group(self._topics.checkpoint, "epoch", epoch, ChunkKind.EPOCH)

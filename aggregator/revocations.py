@@ -14,15 +14,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from crypto.seal.envelope import is_from, read_head
-from wire import limits
-from wire.errors import WireError
-from wire.reassembly import Reassembler
+from shoal import limits
+from shoal.errors import WireError
+from shoal.protocol.reassembly import Reassembler
 
 if TYPE_CHECKING:
     from aggregator.membership import AggregatorMembership
     from aggregator.publisher import Publisher
-    from wire.documents import Member
-    from wire.reassembly import Transfer
+    from shoal.protocol.documents import Member
+    from shoal.protocol.reassembly import Transfer
 
 LOG = logging.getLogger("shoal.aggregator")
 FIRST_PAUSE_S: Final = 1.0

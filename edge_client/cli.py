@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from support.console import add_version, counted, note, run_program, say, say_json
-from support.files import named
+from shoal.util.console import add_version, counted, note, run_program, say, say_json
+from shoal.util.files import named
 
 if TYPE_CHECKING:
-    from edge_client.state import DeviceState, OwnModel
+    from edge_client.storage.state import DeviceState, OwnModel
 
 app = typer.Typer(
     help="Train on this device's own data; upload only masked, sealed updates.",
@@ -37,9 +37,9 @@ Data = Annotated[Path, typer.Option(help=".npz, a directory of .npz, .csv, or ID
 @app.command()
 def init(directory: Directory, name: Annotated[str, typer.Option(help="The device's name in the fleet.")]) -> None:
     """Make this device's keys; prints the card to carry to the owner."""
-    from crypto.seal.grants import open_card
     from crypto.seal.identity import fingerprint
-    from edge_client import enrolment
+    from edge_client import membership as enrolment
+    from shoal.membership.grants import open_card
 
     card = enrolment.init(directory, name)
     note(f"fingerprint {fingerprint(open_card(card.read_bytes()).member)}")
@@ -54,7 +54,7 @@ def join(
     owner: Annotated[str, typer.Option(help="The owner's fingerprint, as `shoal-fleet show` prints it.")],
 ) -> None:
     """Accept the owner's grant."""
-    from edge_client import enrolment
+    from edge_client import membership as enrolment
 
     data = grant.read_bytes()
     with named(grant, "a grant is what shoal-fleet add-device prints the path of"):
@@ -88,7 +88,7 @@ def enrol(
     from time import time
 
     from crypto.seal.identity import fingerprint
-    from edge_client import joining
+    from edge_client import enrolment as joining
 
     token = joining.read_line(line)
     joining.require_fresh(directory, token, int(time()))
@@ -118,7 +118,7 @@ def run(
 ) -> None:
     """Take part in the fleet's runs; resumes where it was."""
     from edge_client.config import EdgeConfig
-    from support.config import load
+    from shoal.util.config import load
 
     flags: dict[str, Any] = {
         "dir": directory,
@@ -131,7 +131,7 @@ def run(
         "once": once,
         "log": log,
     }
-    from edge_client.launch import become
+    from edge_client.reexec import become
 
     become(load(EdgeConfig, section="edge", file=config, flags=flags).values)
 
@@ -144,9 +144,9 @@ def show_config(
 ) -> None:
     """Print every value that run would use, and where it comes from."""
     from edge_client.config import EdgeConfig
-    from edge_client.enrolment import DeviceMembership
-    from support.config import gather, lines
-    from wire.errors import NotEnrolledError
+    from edge_client.membership import DeviceMembership
+    from shoal.errors import NotEnrolledError
+    from shoal.util.config import gather, lines
 
     values, origins = gather(EdgeConfig, section="edge", file=config, flags={"dir": directory, "data": data})
     if not values["broker"] and "dir" in values:
@@ -160,9 +160,9 @@ def show_config(
 def status(directory: Directory, json: AsJson = False) -> None:
     """Print what this device is doing and how it fares."""
     from crypto.seal.identity import fingerprint
-    from crypto.seal.roster import expiry_of
-    from edge_client.enrolment import DeviceMembership
-    from edge_client.state import DeviceState
+    from edge_client.membership import DeviceMembership
+    from edge_client.storage.state import DeviceState
+    from shoal.membership.roster import expiry_of
 
     member = DeviceMembership(directory)
     files = DeviceState(directory)
@@ -187,7 +187,7 @@ def status(directory: Directory, json: AsJson = False) -> None:
 
 def _disk_error(files: DeviceState) -> dict[str, str]:
     """Return the error of a device whose disk is full or has failed, which its status file can't say; nothing without one."""
-    from edge_client.state import LOW_DISK_BYTES
+    from edge_client.storage.state import LOW_DISK_BYTES
 
     trouble = files.load_trouble()
     if trouble is not None:
@@ -242,7 +242,7 @@ def predict(
     The newest finished model answers, unless an older one of the same task does better on this device's validation share:
     see `models`, and `rollback` to choose another.
     """
-    from edge_client.answers import choose
+    from edge_client.inference import choose
 
     chosen = choose(directory, live=live)
     outputs = chosen.predict(data, node=node, ensemble=ensemble)
@@ -263,8 +263,8 @@ def export(
     json: AsJson = False,
 ) -> None:
     """Write the model that predict answers with, or one above it, as a self-contained ONNX file."""
-    from edge_client.answers import choose
     from edge_client.export import export as write
+    from edge_client.inference import choose
 
     chosen = choose(directory, live=live)
     model = chosen.at(node)
@@ -287,8 +287,8 @@ def _note_unfinished(wanted: bool, live: bool, model: OwnModel) -> None:
 @app.command()
 def models(directory: Directory, json: AsJson = False) -> None:
     """List the last finished models, newest first, with their fit to this device's validation share."""
-    from edge_client.enrolment import DeviceMembership
-    from edge_client.finished import FinishedModels
+    from edge_client.membership import DeviceMembership
+    from edge_client.storage.finished_models import FinishedModels
 
     DeviceMembership(directory)
     found = FinishedModels(directory).standing().documents()
@@ -334,8 +334,8 @@ def rollback(
 
     `shoal-edge run` may go on meanwhile.
     """
-    from edge_client.enrolment import DeviceMembership
-    from edge_client.finished import FinishedModels
+    from edge_client.membership import DeviceMembership
+    from edge_client.storage.finished_models import FinishedModels
 
     DeviceMembership(directory)
     chosen = FinishedModels(directory).rollback(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wire.errors import ConfigError
+from shoal.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

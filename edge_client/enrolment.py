@@ -1,167 +1,207 @@
-"""A device's place in a fleet: its own keys, the mask secret and the content key."""
+"""A new device at the broker: it asks with its one-time line, and waits for the owner's grant.
+
+`Enrolling` runs over any transport and reads no clock; `enrol` drives it over MQTT.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import queue
+import sys
+import time
+from collections.abc import Callable
+from getpass import getpass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from crypto.seal.envelope import GroupKey, open_from_member, read_head
-from crypto.seal.grants import DEVICE_ROLE
-from crypto.seal.membership import Membership, accept_grant, make_identity
-from crypto.seal.roster import aggregator_of
-from crypto.seal.signed import open_document
-from wire.codec import decode
-from wire.documents import DeviceGrant, RunPackage, RunPlan
-from wire.errors import NotEnrolledError, UntrustedError
-from wire.messages import Sealed
+from crypto.seal.identity import Identity, fingerprint
+from edge_client.membership import DeviceMembership
+from shoal import limits
+from shoal.address import BrokerAddress
+from shoal.errors import ConfigError, NotEnrolledError, ShoalError, UntrustedError
+from shoal.membership.directory import GRANT_FILE, KEY_FILE, make_identity, store_grant
+from shoal.membership.grants import DEVICE_ROLE, open_grant
+from shoal.membership.roster import aggregator_of, open_roster
+from shoal.membership.tokens import make_request, token_id
+from shoal.protocol.chunking import ChunkKind, split
+from shoal.protocol.documents import DeviceGrant
+from shoal.protocol.enrolment import LINE_PREFIX, MAX_LINE_CHARS, Token
+from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.topics import TopicKind, Topics
+from shoal.transport.base import Connected, Message, TakenOver, Transport, TransportEvent
+from shoal.transport.mqtt import MqttTransport
+from shoal.util.times import utc
 
-if TYPE_CHECKING:
-    from crypto.mask.secret import MaskSecret
+GRANTS: Final = {ChunkKind.GRANT: limits.MAX_GRANT_BYTES}
+"""Largest transfer on the topic of the owner's answer, in bytes; other kinds are refused."""
+POLL_S: Final = 0.5
+LATE_S: Final = 30.0
+"""How long behind a line's expiry an answer may still come: none is given then, but one given before may lie at the broker."""
 
 
-REVOKED_HINT: Final = "this name and its keys are never taken again: init or enrol a new directory under another name"
+def read_line(source: str) -> Token:
+    """Return the token of an enrolment line.
+
+    Args:
+        source: the line itself, a file that holds it, or ``-`` or nothing for stdin: hidden where that is a terminal.
+
+    Raises:
+        ConfigError: there is no such line.
+    """
+    if source.startswith(LINE_PREFIX):
+        return Token.from_line(source)
+    if source in ("", "-"):
+        at_terminal = sys.stdin.isatty()
+        return Token.from_line(getpass("Enrolment line: ") if at_terminal else sys.stdin.readline(MAX_LINE_CHARS + 2))
+    try:
+        return Token.from_line(Path(source).read_text()[: MAX_LINE_CHARS + 2])
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise ConfigError(
+            f"can't read an enrolment line from that file: {reason}",
+            hint="give the line, a file that holds it, or - for stdin",
+        ) from error
 
 
-class DeviceMembership(Membership[DeviceGrant]):
-    """A device that belongs to a fleet.
+def require_fresh(directory: Path, token: Token, now_s: int) -> None:
+    """Refuse a line that expired before ``now_s`` (unix seconds), unless an earlier try in ``directory`` may have been answered.
+
+    Raises:
+        NotEnrolledError: it has.
+    """
+    if now_s > token.expires_at_s and not (directory / KEY_FILE).exists():
+        raise expired(token)
+
+
+def prepare(directory: Path, name: str) -> Identity:
+    """Return the device's keys, made now unless an earlier try has left them.
+
+    Raises:
+        ConfigError: the directory belongs to a fleet, or holds keys of another name.
+    """
+    if (directory / GRANT_FILE).exists():
+        raise ConfigError(f"{directory} belongs to a fleet already", hint="enrol into another directory")
+    if not (directory / KEY_FILE).exists():
+        make_identity(directory, name, DEVICE_ROLE)
+    identity = Identity.load(directory / KEY_FILE)
+    if identity.name != name:
+        raise ConfigError(f"{directory} holds the keys of {identity.name!r}, not of {name!r}", hint="see --name")
+    return identity
+
+
+def expired(token: Token) -> NotEnrolledError:
+    """Return what there is to say about a line that has expired."""
+    return NotEnrolledError(
+        f"this enrolment line expired on {utc(token.expires_at_s)}",
+        hint="ask the owner for a new one: `shoal-fleet token`; or is this machine's clock wrong?",
+    )
+
+
+class Enrolling:
+    """One device's request, until it is answered.
 
     Attributes:
-        index: its place in the roster, by which announcements address it.
+        granted: the owner's grant is stored.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """Load what `join` left in ``directory``.
+    def __init__(self, directory: Path, token: Token, transport: Transport, complain: Callable[[str], None]) -> None:
+        """Take up the keys in ``directory``; ``complain`` is told about answers that are refused."""
+        self._directory = directory
+        self._token = token
+        self._transport = transport
+        self._complain = complain
+        self._identity = Identity.load(directory / KEY_FILE)
+        self._id = token_id(token.secret)
+        self._topics = Topics(token.fleet)
+        self._chunks = Reassembler(limits.MAX_GRANT_BYTES, whole_transfers=1)
+        self._request = b""
+        self.granted = False
 
-        Raises:
-            NotEnrolledError: nobody has joined there.
-            UntrustedError: the roster is not the owner's, or older than one that was in force before. One that has expired
-                is taken up: how else would a newer one be heard of? See `expired`.
-        """
-        super().__init__(directory, DeviceGrant, expired=True)
+    def start(self, now_s: int) -> None:
+        """Make the request, and say what to receive; ``now_s`` is unix seconds."""
+        self._request = make_request(self._identity, self._token, now_s)
+        self._transport.subscribe(f"{self._topics.grant(self._id)}/#")
 
-    @property
-    def content(self) -> GroupKey:
-        """The key that devices and the owner share."""
-        return GroupKey(self.grant.fleet, "content", self.grant.content_key)
+    def on_event(self, event: TransportEvent, now_s: int) -> None:
+        """Take one event of the transport."""
+        match event:
+            case Connected():
+                (chunk,) = split(self._request, kind=ChunkKind.ENROL, round=0)
+                self._transport.publish(self._topics.enrol(self._id), chunk, retain=True)
+            case Message(topic, payload) if payload and not self.granted:
+                try:
+                    self._on_message(topic, payload, now_s)
+                except ConfigError:
+                    raise  # not the answer is off, but what we would store it in
+                except ShoalError as error:
+                    self._complain(f"refused an answer: {error}")
+            case _:
+                pass
 
-    @property
-    def name(self) -> str:
-        """The device's name."""
-        return self.identity.name
+    def _on_message(self, topic: str, payload: bytes, now_s: int) -> None:
+        parsed = self._topics.parse(topic)
+        if parsed.kind is not TopicKind.GRANT or parsed.label != self._id:
+            return
+        transfer = self._chunks.add("grant", payload, float(now_s), GRANTS)
+        if transfer is not None:
+            store_grant(self._directory, self._checked(bytes(transfer.payload), now_s))
+            self.granted = True
 
-    @property
-    def index(self) -> int:
-        """The device's place in the roster.
-
-        Raises:
-            UntrustedError: it is revoked, or listed with other keys.
-        """
-        for index, member in enumerate(self.roster.devices):
-            if member == self.identity.member and self.name not in self.roster.revoked:
-                return index
-        raise UntrustedError(f"{self.name} is not in the fleet's roster any more", hint=REVOKED_HINT)
-
-    @property
-    def listed(self) -> bool:
-        """Whether the newest roster has this device in the fleet."""
-        return self.roster.device(self.name) == self.identity.member
-
-    def open_broadcast(self, payload: memoryview, signed: bytes) -> tuple[str, memoryview]:
-        """Return (purpose, plaintext) of what the aggregator told the fleet.
-
-        A run package that the owner made with newer secrets puts those in force. Anything else that comes under the
-        newer broadcast key makes that the one we answer under: a rollover to the newer secrets is on its way.
-
-        Args:
-            payload: a group envelope.
-            signed: its `Fingerprint.signed`.
-
-        Raises:
-            UntrustedError: another fleet's, or not the aggregator's.
-            SealError: under no key that we hold, or altered.
-        """
-        head, at = read_head(payload)
-        sender = aggregator_of(self.roster)
-        if (head.fleet, head.sender) != (self.fleet, sender.name):
-            raise UntrustedError(f"a message of {head.sender!r} in {head.fleet!r}")
-        group, plain = self.open_under_any(payload, head, at, sender.sign_key, signed)
-        if group.secret != self.grant.broadcast_key and head.purpose == "run" and not self.expired:
-            self._put_in_force(plain)
-        if group != self.group:
-            self.group = group
-        return head.purpose, plain
-
-    def open_own_roster(self, payload: memoryview, signed: bytes) -> bytes:
-        """Return the roster that the aggregator has sealed to this device alone, as the owner signed it; not checked yet.
-
-        Args:
-            payload: a member envelope.
-            signed: its `Fingerprint.signed`.
-
-        Raises:
-            UntrustedError: another fleet's, for another device, or not the aggregator's.
-            SealError: not sealed to us, or altered.
-        """
-        head, at = read_head(payload)
-        sender = aggregator_of(self.roster)
-        if head != Sealed(self.fleet, "roster", sender.name, self.name):
-            raise UntrustedError(f"a {head.purpose} of {head.sender!r} where a roster for {self.name} belongs")
-        plain, _ = open_from_member(self.identity, payload, head, at, sender.sign_key, signed)
-        return bytes(plain)
-
-    def _put_in_force(self, package: memoryview) -> None:
-        """Go over to the secrets that a run was signed with; an older run may travel under newer ones' broadcast key."""
-        plan = open_document(decode(package, RunPackage).plan, RunPlan, self.owner_key)
-        grant = self.newer(plan.roster_sequence)
-        if grant is not None:
-            self.promote(grant)
-
-    def grant_of(self, generation: int) -> DeviceGrant:
-        """Return the grant whose secrets were drawn at roster ``generation``.
-
-        Raises:
-            NotEnrolledError: we have none of that generation.
-        """
-        for grant in (self.grant, *self.later):
-            if grant.keys_since == generation:
-                return grant
-        raise NotEnrolledError(
-            f"no keys of roster {generation} have come yet", hint="the owner leaves them with `shoal-fleet publish`"
-        )
-
-    def content_of(self, generation: int) -> GroupKey:
-        """Return the key that devices and the owner share, of one generation of secrets."""
-        return GroupKey(self.fleet, "content", self.grant_of(generation).content_key)
-
-    def secret_at(self, generation: int, epoch: int) -> MaskSecret:
-        """Return the mask secret of an epoch, from which the masks of that epoch are derived.
-
-        Raises:
-            NotEnrolledError: no secrets of that generation have come.
-            IntegrityError: the epoch is over, and its secret erased.
-        """
-        from crypto.mask.secret import MaskSecret
-
-        grant = self.grant_of(generation)
-        return MaskSecret.from_bytes(grant.mask_secret).at(epoch, grant.mask_epoch)
-
-    def enter(self, generation: int, epoch: int) -> None:
-        """Put the secrets of a mask epoch in force and erase those before it, durably; going back changes nothing."""
-        grant = self.newer(generation)
-        if grant is not None and grant.keys_since == generation:
-            self.promote(grant)
-        if self.grant.keys_since == generation and self.grant.mask_epoch < epoch:
-            secret = self.secret_at(generation, epoch)
-            self._replace(dataclasses.replace(self.grant, mask_secret=secret.reveal(), mask_epoch=epoch))
+    def _checked(self, data: bytes, now_s: int) -> DeviceGrant:
+        """Return the grant if it is from the owner, and names the aggregator, that the line has pinned."""
+        grant = open_grant(self._identity, data, DeviceGrant, self._token.owner)
+        if grant.fleet != self._token.fleet:
+            raise UntrustedError(f"a grant for fleet {grant.fleet!r}, not {self._token.fleet!r}")
+        roster = open_roster(grant.roster, owner_key=grant.owner_key, fleet=grant.fleet, least_sequence=0, now_s=now_s)
+        aggregator = fingerprint(aggregator_of(roster))
+        if aggregator != self._token.aggregator:
+            raise UntrustedError(f"a grant that names aggregator {aggregator}, not {self._token.aggregator}")
+        if roster.device(self._identity.name) != self._identity.member:
+            raise UntrustedError("a grant whose roster does not list this device")
+        return grant
 
 
-def init(directory: Path, name: str) -> Path:
-    """Make the device's keys; return the card for the owner."""
-    return make_identity(directory, name, DEVICE_ROLE)
+def enrol(
+    directory: Path,
+    token: Token,
+    *,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
+    timeout_s: float,
+    complain: Callable[[str], None],
+) -> DeviceMembership:
+    """Ask, and return when the owner has approved.
 
-
-def join(directory: Path, grant_file: bytes, owner_fingerprint: str) -> DeviceMembership:
-    """Accept the owner's grant and return the membership."""
-    accept_grant(directory, grant_file, DeviceGrant, owner_fingerprint)
+    Raises:
+        ConfigError: the grant can't be stored: the disk is full, or another program is at work in ``directory``.
+        BrokerUnreachableError: nobody answers at the line's address.
+        NotEnrolledError: no grant came in ``timeout_s`` seconds, and asking again with the same line goes on; or the line
+            has expired.
+    """
+    inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
+    address = BrokerAddress.parse(token.broker, ca_file=ca, cert_file=cert, key_file=key)
+    transport = MqttTransport(address, token_id(token.secret), inbox.put)
+    enrolling = Enrolling(directory, token, transport, complain)
+    enrolling.start(int(time.time()))
+    transport.start(require=True)
+    begun_s, left_s = time.monotonic(), max(0.0, token.expires_at_s - time.time()) + LATE_S
+    try:
+        while not enrolling.granted:
+            waited_s = time.monotonic() - begun_s
+            if waited_s > left_s:
+                raise expired(token)
+            if waited_s > timeout_s:
+                raise NotEnrolledError(
+                    "the owner has not approved this device yet",
+                    hint="run the same command again to go on waiting",
+                )
+            try:
+                event = inbox.get(timeout=POLL_S)
+            except queue.Empty:
+                continue
+            if isinstance(event, TakenOver):
+                raise UntrustedError("another device asks with the same line", hint="each device needs its own line")
+            enrolling.on_event(event, int(time.time()))
+    finally:
+        transport.close()
     return DeviceMembership(directory)

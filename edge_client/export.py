@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_client.onnx_wire import bind_input
-from support.files import write_atomic
-from wire.errors import TaskError
+from shoal.errors import TaskError
+from shoal.task.onnx_graph import bind_input
+from shoal.util.files import write_atomic
 
 if TYPE_CHECKING:
-    from edge_client.task import TaskBundle
-    from wire.types import Float32Vector
+    from shoal.task.bundle import TaskBundle
+    from shoal.types import Float32Vector
 
 
 def export(bundle: TaskBundle, theta: Float32Vector, path: Path) -> None:

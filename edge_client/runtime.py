@@ -12,39 +12,39 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
-from edge_client import agent
-from edge_client.agent import AgentState
-from edge_client.data import Batch
-from edge_client.declining import Declining
-from edge_client.enrolment import DeviceMembership
-from edge_client.following import Following
-from edge_client.inbound import Inbound
-from edge_client.inventory import Inventory
-from edge_client.lookout import Lookout
-from edge_client.manifest import TaskManifest
-from edge_client.model import Backend, OrtModel
-from edge_client.model_feed import ModelFeed
-from edge_client.notes import Notes
-from edge_client.outbox import Outbox
-from edge_client.package import Run
-from edge_client.patience import Patience
-from edge_client.presence import Attendance
-from edge_client.results import Results
-from edge_client.roster_feed import HEARD_LAPSED, RosterFeed
-from edge_client.state import DeviceState
-from edge_client.task import TaskBundle
-from edge_client.worker import Result, Worker
-from edge_client.workplace import Workplace
-from support.refusals import Refusals
-from wire.codec import decode
-from wire.documents import RosterChange
-from wire.errors import ShoalError, StorageError, UntrustedError, reason_of
-from wire.frame import ChunkKind
-from wire.messages import Action, Announcement, Control, Order
-from wire.reassembly import Reassembler, TooLargeError, Transfer
-from wire.topics import ParsedTopic, TopicKind, Topics
-from wire.transport import Connected, Disconnected, Message, Transport, TransportEvent
-from wire.types import Float32Vector
+from edge_client.learning.data import Batch
+from edge_client.learning.model import Backend, OrtModel
+from edge_client.learning.worker import Result, Worker
+from edge_client.membership import DeviceMembership
+from edge_client.protocol import round_state as agent
+from edge_client.protocol.declining import Declining
+from edge_client.protocol.inbound import Inbound
+from edge_client.protocol.model_feed import ModelFeed
+from edge_client.protocol.notes import Notes
+from edge_client.protocol.patience import Patience
+from edge_client.protocol.presence import Attendance
+from edge_client.protocol.resync import Lookout
+from edge_client.protocol.roster_sync import HEARD_LAPSED, RosterFeed
+from edge_client.protocol.round_state import AgentState
+from edge_client.protocol.uplink import Outbox
+from edge_client.reporting import Results
+from edge_client.run.following import Following
+from edge_client.run.jobs import Workplace
+from edge_client.run.models import Inventory
+from edge_client.run.package import Run
+from edge_client.storage.state import DeviceState
+from shoal.errors import ShoalError, StorageError, UntrustedError, reason_of
+from shoal.protocol.chunking import ChunkKind
+from shoal.protocol.codec import decode
+from shoal.protocol.documents import RosterChange
+from shoal.protocol.messages import Action, Announcement, Control, Order
+from shoal.protocol.reassembly import Reassembler, TooLargeError, Transfer
+from shoal.protocol.topics import ParsedTopic, TopicKind, Topics
+from shoal.task.bundle import TaskBundle
+from shoal.task.manifest import TaskManifest
+from shoal.transport.base import Connected, Disconnected, Message, Transport, TransportEvent
+from shoal.types import Float32Vector
+from shoal.util.log_throttle import Refusals
 
 LOG = logging.getLogger("shoal.edge")
 ANNOUNCED_WITHIN_S: Final = 10.0

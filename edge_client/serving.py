@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from edge_client.launch import inherited_config
-from support.console import run_program, setup_logging
-from support.lean import put_off
+from edge_client.reexec import inherited_config
+from shoal.util.console import run_program, setup_logging
+from shoal.util.process import put_off
 
 UNUSED: Final = "urllib.request"
 """paho names it for web socket proxies; with http and email behind it, it is 3 MB of the 80 MB that a device may hold."""
@@ -20,7 +20,7 @@ def main() -> None:
         config = inherited_config(sys.argv)
         setup_logging(config.log)
         put_off(UNUSED)
-        from edge_client.program import serve
+        from edge_client.daemon import serve
 
         serve(config)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from aggregator.numerics.averaging import RunningMean, StreamingMean, weighted_mean
 from aggregator.numerics.checks import scipy_module
 from aggregator.numerics.rows import Updates, check_pair, check_rows, chunk_pairs, column_chunks
-from wire.errors import ConfigError
+from shoal.errors import ConfigError
 
 CUDA_PAYS_FLOPS: Final = 1e12
 """Work (``gram_flops``) from which ``auto`` tries a GPU: some 5 to 10 s of one core, against 2 to 3 s and 200 MB to

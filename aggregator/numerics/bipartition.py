@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.errors import NumericsError
-from wire.errors import ConfigError
+from shoal.errors import ConfigError
 
 SYMMETRY_TOLERANCE: Final = 1e-9
 _TILE: Final = 128

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.errors import IntegrityError
+from shoal.errors import IntegrityError
 
 
 class NumericsError(IntegrityError, ValueError):

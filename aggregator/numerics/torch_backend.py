@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from aggregator.numerics.averaging import RunningMean, check_summand, mean_into, mean_of_sum
 from aggregator.numerics.errors import NumericsError
 from aggregator.numerics.rows import Updates, check_pair, check_rows, chunk_pairs, column_chunks
-from wire.errors import ConfigError
+from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import capped_weights, weighted_mean
 from aggregator.persistent import PersistentMap
-from support.wanted import wanted
-from wire.documents import RunPlan
-from wire.errors import ConfigError, IntegrityError, KeyMismatchError
-from wire.messages import Order, Phase, Share, Upload
-from wire.types import Float32Vector
+from shoal.errors import ConfigError, IntegrityError, KeyMismatchError
+from shoal.protocol.documents import RunPlan
+from shoal.protocol.messages import Order, Phase, Share, Upload
+from shoal.types import Float32Vector
+from shoal.util.wanted import wanted
 
 if TYPE_CHECKING:
     from aggregator.strategies.renewal import Inherited, Renewal
@@ -145,7 +145,7 @@ class RoundPlan:
     Attributes:
         shared: with weight sharing (ifca section 4.3), the ``shared`` segment of every model: an offset of that segment's
             length. The slots of ``models`` then hold ``cluster`` segments; `whole_offset` puts both together.
-        step: 0 for a round of a strategy; 1 and more for the steps of a rollover (aggregator/rollover.py).
+        step: 0 for a round of a strategy; 1 and more for the steps of a rollover (aggregator/rounds/rollover.py).
         carried: in a rollover, vectors that are masked anew, as slots of scale 0.
         placing: models whose updates only place newcomers and enter no mean; their norms are not limited by others'.
     """

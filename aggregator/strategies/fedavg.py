@@ -36,8 +36,8 @@ from aggregator.strategies.base import (
 )
 from aggregator.strategies.discrepancy import discrepancy
 from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot
-from wire.documents import RunPlan
-from wire.types import Float32Vector
+from shoal.protocol.documents import RunPlan
+from shoal.types import Float32Vector
 
 MODEL = 0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import Average, mean_update, require
 from aggregator.strategies.fedavg import FedAvg
-from wire.documents import RunPlan
+from shoal.protocol.documents import RunPlan
 
 
 def require_proximal(run: RunPlan) -> None:

@@ -53,9 +53,9 @@ from aggregator.strategies.base import (
 )
 from aggregator.strategies.discrepancy import discrepancy
 from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot, news_dump, news_load, retained
-from wire import limits
-from wire.documents import RunPlan
-from wire.types import Float32Vector
+from shoal import limits
+from shoal.protocol.documents import RunPlan
+from shoal.types import Float32Vector
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,9 @@ from aggregator.strategies.base import (
     train_order,
 )
 from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot
-from wire import limits
-from wire.documents import RunPlan
-from wire.types import Float32Vector
+from shoal import limits
+from shoal.protocol.documents import RunPlan
+from shoal.types import Float32Vector
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,10 +59,10 @@ from aggregator.strategies.renewal import (
     renewed_rows,
     retained,
 )
-from wire import limits
-from wire.documents import RunPlan
-from wire.messages import Phase
-from wire.types import Float32Vector
+from shoal import limits
+from shoal.protocol.documents import RunPlan
+from shoal.protocol.messages import Phase
+from shoal.types import Float32Vector
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,20 +6,20 @@ from typing import Any, Final
 
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import Average, Strategy, mean_update
-from aggregator.strategies.cfl import Cfl
-from aggregator.strategies.cfl_state import CflSettings
+from aggregator.strategies.cfl.state import CflSettings
+from aggregator.strategies.cfl.strategy import Cfl
 from aggregator.strategies.fedavg import FedAvg, FedAvgSettings
-from aggregator.strategies.fedgroup import FedGroup
-from aggregator.strategies.fedgroup_state import FedGroupSettings
-from aggregator.strategies.fedgrouprox import FedGrouProx
+from aggregator.strategies.fedgroup.prox import FedGrouProx
+from aggregator.strategies.fedgroup.state import FedGroupSettings
+from aggregator.strategies.fedgroup.strategy import FedGroup
 from aggregator.strategies.fedprox import FedProx
 from aggregator.strategies.fesem import Fesem, FesemSettings
-from aggregator.strategies.ifca import Ifca
-from aggregator.strategies.ifca_state import IfcaSettings
+from aggregator.strategies.ifca.state import IfcaSettings
+from aggregator.strategies.ifca.strategy import Ifca
 from aggregator.strategies.local import Local, LocalSettings
 from aggregator.strategies.one_shot import OneShot, OneShotSettings
-from wire.documents import RunPlan
-from wire.errors import ConfigError
+from shoal.errors import ConfigError
+from shoal.protocol.documents import RunPlan
 
 STRATEGIES: Final[dict[str, Any]] = {
     s.name: s for s in (FedAvg, FedProx, Local, Ifca, OneShot, Cfl, FedGroup, FedGrouProx, Fesem)

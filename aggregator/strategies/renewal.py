@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aggregator.strategies.base import Contribution, Event, Slot, UploadKey
-from wire.errors import IntegrityError
-from wire.types import Float32Vector
+from shoal.errors import IntegrityError
+from shoal.types import Float32Vector
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.types import Float32Vector
+from shoal.types import Float32Vector
 
 MAX_BLOCK_BITS: Final = 12
 """Blocks of 4096 coordinates: two passes of six butterflies, and each coordinate spreads over 4096."""

@@ -9,9 +9,9 @@ from crypto.mask.kdf import SECRET_BYTES, expand
 from crypto.mask.modes import registry
 from crypto.mask.modes.base import Transform
 from crypto.mask.secret import MaskSecret
-from wire import limits
-from wire.errors import UsageError
-from wire.types import DIGEST_BYTES, KEY_ID_BYTES, Float32Vector, Segment, check_name
+from shoal import limits
+from shoal.errors import UsageError
+from shoal.types import DIGEST_BYTES, KEY_ID_BYTES, Float32Vector, Segment, check_name
 
 MAX_RUN_ID_BYTES: Final = 64
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from crypto.mask.keys import MaskKey
-from wire.errors import IntegrityError, KeyMismatchError, UsageError
-from wire.types import Float32Vector, MaskedVector
+from shoal.errors import IntegrityError, KeyMismatchError, UsageError
+from shoal.types import Float32Vector, MaskedVector
 
 
 def mask(vector: Float32Vector, key: MaskKey) -> MaskedVector:

@@ -7,8 +7,8 @@ import os
 from typing import NoReturn
 
 from crypto.mask.kdf import SECRET_BYTES, expand
-from wire import limits
-from wire.errors import IntegrityError
+from shoal import limits
+from shoal.errors import IntegrityError
 
 
 class MaskSecret:

@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from crypto.seal.identity import SIGNATURE_BYTES, Identity, verify_digest
-from wire.codec import decode, encode
-from wire.errors import ShoalError, UntrustedError, WireError
-from wire.frame import TRANSFER_ID_BYTES, Fingerprint
-from wire.messages import Sealed
+from shoal.errors import ShoalError, UntrustedError, WireError
+from shoal.protocol.chunking import TRANSFER_ID_BYTES, Fingerprint
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.messages import Sealed
 
 SUITE: Final = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_256_GCM)
 MEMBER_MAGIC: Final = b"SHE1"

@@ -12,10 +12,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from support.files import read_private, write_private
-from wire.documents import Member
-from wire.errors import IntegrityError, UntrustedError, WireError
-from wire.types import check_name
+from shoal.errors import IntegrityError, UntrustedError, WireError
+from shoal.protocol.documents import Member
+from shoal.types import check_name
+from shoal.util.files import read_private, write_private
 
 KEY_FILE_MAGIC: Final = b"shoal-identity-1\n"
 SIGNATURE_BYTES: Final = 64

@@ -14,7 +14,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 
-from wire.errors import ConfigError, IntegrityError, UntrustedError
+from shoal.errors import ConfigError, IntegrityError, UntrustedError
 
 MAGIC: Final = b"SHP1"
 MIN_CHARS: Final = 8

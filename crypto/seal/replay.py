@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wire.errors import UntrustedError
-from wire.messages import Announcement
+from shoal.errors import UntrustedError
+from shoal.protocol.messages import Announcement
 
 
 @dataclass(frozen=True, slots=True)

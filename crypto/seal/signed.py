@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 from crypto.seal.identity import SIGNATURE_BYTES, Identity, verify
-from wire.codec import decode, encode
-from wire.errors import WireError
+from shoal.errors import WireError
+from shoal.protocol.codec import decode, encode
 
 M = TypeVar("M")
 

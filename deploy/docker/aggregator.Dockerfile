@@ -1,4 +1,4 @@
-# The aggregator's image. crypto/mask, edge_client and fleet are not copied: what is not in the image can't be loaded.
+# The aggregator's image. crypto/mask, edge_client and the owner's code are not copied: what is not in the image can't be loaded.
 #   docker build -f deploy/docker/aggregator.Dockerfile -t shoal-aggregator .
 #   docker run --rm -v shoal:/state shoal-aggregator init /state
 FROM python:3.12-slim
@@ -8,8 +8,11 @@ COPY pyproject.toml ./
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['aggregator'], '', sep='\n')" > requirements.txt \
     && pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu -r requirements.txt
 
-COPY wire wire
-COPY support support
+COPY shoal/__init__.py shoal/errors.py shoal/limits.py shoal/types.py shoal/address.py shoal/
+COPY shoal/util shoal/util
+COPY shoal/protocol shoal/protocol
+COPY shoal/transport shoal/transport
+COPY shoal/membership shoal/membership
 COPY crypto/__init__.py crypto/
 COPY crypto/seal crypto/seal
 COPY aggregator aggregator

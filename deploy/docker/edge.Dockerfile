@@ -8,8 +8,12 @@ COPY pyproject.toml ./
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['edge'], sep='\n')" > requirements.txt \
     && pip install --no-cache-dir -r requirements.txt
 
-COPY wire wire
-COPY support support
+COPY shoal/__init__.py shoal/errors.py shoal/limits.py shoal/types.py shoal/address.py shoal/
+COPY shoal/util shoal/util
+COPY shoal/protocol shoal/protocol
+COPY shoal/transport shoal/transport
+COPY shoal/membership shoal/membership
+COPY shoal/task shoal/task
 COPY crypto crypto
 COPY edge_client edge_client
 

@@ -12,17 +12,26 @@ import numpy as np
 import pytest
 
 from aggregator.config import AggregatorConfig
-from benchmarks.stage import Stage
-from edge_client.manifest import LocalTraining
-from fleet.run import RunOptions
-from support.config import load
+from shoal.errors import ConfigError
+from shoal.owner.runs.plan import RunOptions
+from shoal.protocol.documents import AggregatorGrant
+from shoal.simulation.process_fleet import Stage
+from shoal.task.manifest import LocalTraining
+from shoal.transport.local_broker import start_broker
+from shoal.util.config import load
 from tests.helpers.tasks import logistic_bundle, samples
 from tests.helpers.trees import ONE_THREAD, PACKAGES, ROOT, lay_out_image, python
-from wire.broker import start_broker
-from wire.documents import AggregatorGrant
-from wire.errors import ConfigError
 
-FORBIDDEN = ("crypto.mask", "edge_client", "fleet", "benchmarks")
+FORBIDDEN = (
+    "crypto.mask",
+    "edge_client",
+    "shoal.owner",
+    "shoal.task",
+    "shoal.simulation",
+    "shoal.experiments",
+    "shoal.bench",
+    "shoal.demo",
+)
 IMAGE = "deploy/docker/aggregator.Dockerfile"
 LINT = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports())"
 
@@ -57,13 +66,13 @@ def test_import_contracts_hold():
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("aggregator/store.py", "from crypto.mask.kdf import SALT"),
-        ("aggregator/cli.py", "import edge_client.state"),
+        ("aggregator/storage/store.py", "from crypto.mask.kdf import SALT"),
+        ("aggregator/cli.py", "import edge_client.storage.state"),
         ("crypto/__init__.py", "from crypto.mask.secret import MaskSecret"),
-        ("support/files.py", "import fleet.directory"),
-        ("wire/topics.py", "from support.files import write_atomic"),
-        ("edge_client/agent.py", "import torch"),
-        ("aggregator/engine.py", "import torch"),
+        ("shoal/util/files.py", "import shoal.owner.keys.directory"),
+        ("shoal/protocol/topics.py", "from shoal.util.files import write_atomic"),
+        ("edge_client/protocol/round_state.py", "import torch"),
+        ("aggregator/rounds/engine.py", "import torch"),
     ],
 )
 def test_import_contracts_notice_a_breach(tmp_path, module, line):
@@ -115,7 +124,7 @@ def test_a_whole_run_where_mask_device_and_owner_can_not_be_imported(tmp_path):
         disk = {p: p.read_bytes() for p in stage.aggregator_dir.rglob("*") if p.is_file()}
 
     loaded = done.stdout.split()[1:]
-    assert "aggregator.service" in loaded
+    assert "aggregator.run_service" in loaded
     assert not [m for m in loaded if any(m == f or m.startswith(f + ".") for f in FORBIDDEN)]
     assert [r["round"] for r in records] == [1, 2, 3, 4]
     assert records[-1]["tested"] > 0
@@ -157,6 +166,9 @@ def test_the_aggregators_grant_has_no_field_for_a_device_secret():
 def test_the_devices_image_holds_nothing_of_the_aggregator_or_the_owner(tmp_path):
     """And the command line of the device answers from that image."""
     image = lay_out_image("deploy/docker/edge.Dockerfile", tmp_path / "image")
-    assert sorted(p.name for p in image.iterdir() if p.is_dir()) == ["crypto", "edge_client", "support", "wire"]
+    assert sorted(p.name for p in image.iterdir() if p.is_dir()) == ["crypto", "edge_client", "shoal"]
+    assert not [
+        name for name in ("owner", "simulation", "experiments", "bench", "demo") if (image / "shoal" / name).exists()
+    ]
     done = python("import sys; sys.argv = ['x', '--help']; from edge_client.cli import main; main()", cwd=image)
     assert done.returncode == 0, done.stderr

@@ -18,18 +18,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from aggregator import membership as aggregators
-from fleet import broker_config
-from fleet.broker_config import acl
-from fleet.directory import FleetDirectory
+from shoal import limits
+from shoal.address import BrokerAddress
+from shoal.errors import BrokerUnreachableError, StorageError
+from shoal.owner.broker import config as broker_config
+from shoal.owner.broker.config import acl
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.topics import Topics
+from shoal.transport import local_broker as brokers
+from shoal.transport.base import Message
+from shoal.transport.local_broker import find_mosquitto, free_port
+from shoal.transport.mqtt import MqttTransport
 from tests.helpers.trees import ROOT
-from wire import broker as brokers
-from wire import limits
-from wire.address import BrokerAddress
-from wire.broker import find_mosquitto, free_port
-from wire.errors import BrokerUnreachableError, StorageError
-from wire.mqtt import MqttTransport
-from wire.topics import Topics
-from wire.transport import Message
 
 TOPICS = Topics("reef")
 WAIT_S = 10.0
@@ -166,7 +166,7 @@ def settings(path):
 
 
 def test_the_access_list_is_the_one_that_the_generator_writes():
-    """`python -m fleet.broker_config > deploy/mosquitto/shoal.acl` makes it again."""
+    """`python -m shoal.owner.broker.config > deploy/mosquitto/shoal.acl` makes it again."""
     assert (ROOT / "deploy/mosquitto/shoal.acl").read_text() == broker_config.template_acl("reef")
 
 

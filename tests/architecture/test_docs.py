@@ -11,12 +11,16 @@ import typer.main
 
 import aggregator.cli
 import edge_client.cli
-import fleet.cli
+import shoal.owner.cli.main
+from shoal import errors
 from tests.helpers.trees import ROOT
-from wire import errors
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
-APPS = {"shoal-fleet": fleet.cli.app, "shoal-edge": edge_client.cli.app, "shoal-aggregator": aggregator.cli.app}
+APPS = {
+    "shoal-fleet": shoal.owner.cli.main.app,
+    "shoal-edge": edge_client.cli.app,
+    "shoal-aggregator": aggregator.cli.app,
+}
 NAMES = [str(p.relative_to(ROOT)) for p in PAGES]
 
 
@@ -76,7 +80,7 @@ def test_every_link_leads_somewhere(name):
 def test_every_source_file_named_exists(name):
     """A path in backquotes that ends like one of our files is one."""
     for path in re.findall(
-        r"`((?:wire|support|crypto|edge_client|aggregator|fleet|benchmarks|tests|deploy)/[\w./-]*)`",
+        r"`((?:shoal|crypto|edge_client|aggregator|tests|deploy|results)/[\w./-]*)`",
         (ROOT / name).read_text(),
     ):
         assert (ROOT / path).exists(), path

@@ -5,29 +5,29 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from crypto.seal.grants import DEVICE_ROLE
-from crypto.seal.membership import make_identity
-from edge_client import enrolment
-from fleet.directory import FleetDirectory
-from fleet.task.signed import Source, write_signed
-from fleet.tokens import TokenStore
+from edge_client import membership as enrolment
+from shoal.membership.directory import make_identity
+from shoal.membership.grants import DEVICE_ROLE
+from shoal.owner.enrolment.tokens import TokenStore
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.task_compiler.signed import Source, write_signed
 from tests.helpers.tasks import logistic_bundle
-from tests.helpers.trees import python
+from tests.helpers.trees import PROGRAMS, python
 
 SCRIPT = """
 import atexit, sys
-package, heavy = sys.argv[1], sys.argv[2].split(",")
-sys.argv = [package, *sys.argv[3:]]
+module, heavy = sys.argv[1], sys.argv[2].split(",")
+sys.argv = [module, *sys.argv[3:]]
 atexit.register(lambda: print("loaded:", *(m for m in heavy if m in sys.modules)))
 from importlib import import_module
-import_module(package + ".cli").main()
+import_module(module).main()
 """
-DEVICE_HEAVY = "numpy,onnxruntime,torch,scipy,paho,rich,aggregator,fleet"
+DEVICE_HEAVY = "numpy,onnxruntime,torch,scipy,paho,rich,aggregator,shoal.owner"
 
 
-def loaded(package, heavy, *arguments):
+def loaded(program, heavy, *arguments):
     """Run a program and return (status, which of ``heavy`` it had loaded at its end)."""
-    done = python(SCRIPT, package, heavy, *arguments)
+    done = python(SCRIPT, PROGRAMS[program], heavy, *arguments)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout.splitlines()[-1].split()[1:]
 
@@ -42,32 +42,32 @@ def fleet(tmp_path):
 
 def test_a_devices_help_loads_nothing_heavy():
     """`shoal-edge --help` answers without numpy and ONNX Runtime."""
-    assert loaded("edge_client", DEVICE_HEAVY, "--help") == (0, [])
+    assert loaded("shoal-edge", DEVICE_HEAVY, "--help") == (0, [])
 
 
 def test_a_device_is_made_without_anything_heavy(tmp_path):
     """`shoal-edge init` makes keys with neither numpy nor ONNX Runtime."""
-    assert loaded("edge_client", DEVICE_HEAVY, "init", tmp_path / "d", "--name", "dev-1") == (0, [])
+    assert loaded("shoal-edge", DEVICE_HEAVY, "init", tmp_path / "d", "--name", "dev-1") == (0, [])
 
 
 def test_a_device_joins_without_anything_heavy(tmp_path, fleet):
     """`shoal-edge join` opens its grant with neither numpy nor ONNX Runtime."""
     grant = fleet.add_device(enrolment.init(tmp_path / "d", "dev-1").read_bytes())
-    assert loaded("edge_client", DEVICE_HEAVY, "join", tmp_path / "d", grant, "--owner", fleet.fingerprint) == (0, [])
+    assert loaded("shoal-edge", DEVICE_HEAVY, "join", tmp_path / "d", grant, "--owner", fleet.fingerprint) == (0, [])
 
 
 def test_a_device_enrols_without_numpy_and_onnxruntime(tmp_path, fleet):
     """`shoal-edge enrol` up to its connection: it needs the MQTT client and nothing else that is heavy."""
     (tmp_path / "line").write_text(TokenStore(fleet).issue(600, 2**40).to_line())
     heavy = DEVICE_HEAVY.replace("paho,", "")
-    assert loaded("edge_client", heavy, "enrol", tmp_path / "d", tmp_path / "line", "--name", "dev-1") == (5, [])
+    assert loaded("shoal-edge", heavy, "enrol", tmp_path / "d", tmp_path / "line", "--name", "dev-1") == (5, [])
 
 
 def test_a_devices_status_loads_nothing_heavy(tmp_path, fleet):
     """`shoal-edge status` reads files and nothing more."""
     grant = fleet.add_device(make_identity(tmp_path / "d", "dev-1", DEVICE_ROLE).read_bytes())
     enrolment.join(tmp_path / "d", grant.read_bytes(), fleet.fingerprint)
-    assert loaded("edge_client", DEVICE_HEAVY, "status", tmp_path / "d") == (0, [])
+    assert loaded("shoal-edge", DEVICE_HEAVY, "status", tmp_path / "d") == (0, [])
 
 
 @pytest.mark.parametrize(("command", "status"), [("models", 0), ("rollback", 3)])
@@ -75,18 +75,18 @@ def test_a_devices_list_of_models_loads_nothing_heavy(tmp_path, fleet, command, 
     """`shoal-edge models` and `rollback` read the list alone: neither numpy nor ONNX Runtime."""
     grant = fleet.add_device(make_identity(tmp_path / "d", "dev-1", DEVICE_ROLE).read_bytes())
     enrolment.join(tmp_path / "d", grant.read_bytes(), fleet.fingerprint)
-    assert loaded("edge_client", DEVICE_HEAVY, command, tmp_path / "d") == (status, [])
+    assert loaded("shoal-edge", DEVICE_HEAVY, command, tmp_path / "d") == (status, [])
 
 
 def test_showing_a_fleet_loads_nothing_heavy(fleet, tmp_path):
     """`shoal-fleet show` lists members and runs without numpy and torch."""
-    assert loaded("fleet", "numpy,torch,onnx,onnxruntime,scipy,paho", "show", tmp_path / "owner") == (0, [])
+    assert loaded("shoal-fleet", "numpy,torch,onnx,onnxruntime,scipy,paho", "show", tmp_path / "owner") == (0, [])
 
 
-@pytest.mark.parametrize("package", ["aggregator", "fleet"])
-def test_the_other_programs_help_loads_nothing_heavy(package):
+@pytest.mark.parametrize("program", ["shoal-aggregator", "shoal-fleet"])
+def test_the_other_programs_help_loads_nothing_heavy(program):
     """`shoal-aggregator --help` and `shoal-fleet --help` answer without numpy and torch."""
-    assert loaded(package, "numpy,torch,onnx,onnxruntime,scipy,paho", "--help") == (0, [])
+    assert loaded(program, "numpy,torch,onnx,onnxruntime,scipy,paho", "--help") == (0, [])
 
 
 def test_no_device_module_loads_torch():
@@ -97,7 +97,7 @@ from importlib import import_module
 from pathlib import Path
 for path in sorted(Path("edge_client").rglob("*.py")):
     import_module(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
-print(*(m for m in ("torch", "onnx", "scipy", "sklearn", "aggregator", "fleet", "benchmarks") if m in sys.modules))
+print(*(m for m in ("torch", "onnx", "scipy", "sklearn", "aggregator", "shoal.owner", "shoal.simulation") if m in sys.modules))
 """
     done = python(script)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
@@ -112,11 +112,13 @@ os.lseek(handle, 0, os.SEEK_SET)
 sys.argv = ["serving.py", sys.argv[2], str(handle)]
 def loaded(name):
     return name in sys.modules and type(sys.modules[name]).__name__ != "_Deferred"
-atexit.register(lambda: print("loaded:", *filter(loaded, ["paho.mqtt.client", "edge_client.program", *unused])))
+atexit.register(lambda: print("loaded:", *filter(loaded, ["paho.mqtt.client", "edge_client.daemon", *unused])))
 from edge_client.serving import main
 main()
 """
-SERVING_UNUSED = "urllib.request,http.client,email,numpy.random,typer,click,pydantic,torch,scipy,onnx,aggregator,fleet"
+SERVING_UNUSED = (
+    "urllib.request,http.client,email,numpy.random,typer,click,pydantic,torch,scipy,onnx,aggregator,shoal.owner"
+)
 
 
 @pytest.mark.parametrize("member", [False, True])
@@ -131,7 +133,7 @@ def test_a_serving_device_leaves_unloaded_what_it_never_uses(tmp_path, fleet, me
     done = python(SERVING, SERVING_UNUSED, tmp_path / "d", tmp_path / "d.npz")
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode == status, done.stderr
-    assert done.stdout.splitlines()[-1] == "loaded: paho.mqtt.client edge_client.program"
+    assert done.stdout.splitlines()[-1] == "loaded: paho.mqtt.client edge_client.daemon"
 
 
 def test_a_run_whose_options_make_no_sense_is_refused_without_torch(tmp_path, fleet):
@@ -139,4 +141,4 @@ def test_a_run_whose_options_make_no_sense_is_refused_without_torch(tmp_path, fl
     fleet.add_device(enrolment.init(tmp_path / "d", "dev-1").read_bytes())
     write_signed(logistic_bundle(), Source("logistic", {"inputs": 4, "classes": 3}), fleet.owner, tmp_path / "task")
     asked = ["run", tmp_path / "owner", "--task", tmp_path / "task", "--algorithm", "cfl", "--set", "epsilon=1"]
-    assert loaded("fleet", "torch,onnxruntime,scipy", *asked) == (3, [])
+    assert loaded("shoal-fleet", "torch,onnxruntime,scipy", *asked) == (3, [])

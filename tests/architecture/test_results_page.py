@@ -2,8 +2,8 @@
 
 import json
 
-from benchmarks import load_table
-from benchmarks.papers import table
+from shoal.bench.load import table as load_table
+from shoal.experiments import table
 
 RUNS = table.load()
 
@@ -11,7 +11,7 @@ RUNS = table.load()
 def test_the_page_holds_the_table_of_the_kept_results():
     page = table.PAGE.read_text()
     shown = page.partition(table.BEGIN)[2].partition(table.END)[0].strip()
-    assert shown == table.block(RUNS), "run python -m benchmarks.papers.table --write"
+    assert shown == table.block(RUNS), "run python -m shoal.experiments.table --write"
 
 
 def test_kept_results_name_no_place_of_the_machine_that_they_are_from():
@@ -31,7 +31,7 @@ def test_every_kept_run_has_its_parameters():
 def test_the_page_of_deploy_holds_the_table_of_the_kept_loads():
     page = load_table.PAGE.read_text()
     shown = page.partition(load_table.BEGIN)[2].partition(load_table.END)[0].strip()
-    assert shown == load_table.block(), "run python -m benchmarks.load_table --write"
+    assert shown == load_table.block(), "run python -m shoal.bench.load.table --write"
 
 
 def test_no_kept_load_lost_an_upload_or_a_chunk():

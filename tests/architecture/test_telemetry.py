@@ -12,17 +12,17 @@ import pytest
 
 from tests.helpers.trees import ONE_THREAD, PACKAGES, ROOT
 
-LOADER = "support/telemetry.py"
+LOADER = "shoal/util/telemetry.py"
 PROGRAMS = {
     "device": "from edge_client.cli import main",
     "serving device": "from edge_client.serving import main",
     "aggregator": "from aggregator.cli import main",
-    "owner": "from fleet.cli import main",
-    "simulator": "from benchmarks.cli import main",
+    "owner": "from shoal.owner.cli.main import main",
+    "simulator": "from shoal.cli import main",
 }
 TRAIN = """
 import numpy as np
-from edge_client.model import OrtModel
+from edge_client.learning.model import OrtModel
 from tests.helpers.tasks import logistic_bundle, samples
 bundle = logistic_bundle()
 OrtModel(bundle).grad(np.zeros(bundle.length, np.float32), *samples(4))

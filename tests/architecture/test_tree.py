@@ -105,21 +105,49 @@ def test_every_package_is_type_checked_and_linted():
     assert set(PROJECT["tool"]["importlinter"]["root_packages"]) == set(PACKAGES)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_imports_are_declared(package):
-    """Every third-party module that a package imports is a dependency of the extra that installs the package."""
-    extras = {"edge_client": ["edge"], "aggregator": ["aggregator"], "fleet": ["fleet"], "benchmarks": ["all"]}
+SHARED = tuple(
+    f"shoal/{name}" for name in ("__init__", "errors", "limits", "types", "address", "util", "protocol", "membership")
+)
+INSTALLED_BY = {
+    (*SHARED, "crypto"): [],
+    ("shoal/transport",): [],
+    ("edge_client", "shoal/task"): ["edge"],
+    ("aggregator",): ["aggregator"],
+    ("shoal/owner",): ["edge", "fleet"],
+    ("shoal/simulation", "shoal/experiments", "shoal/bench", "shoal/demo", "shoal/report", "shoal/cli"): [
+        "edge",
+        "aggregator",
+        "fleet",
+        "bench",
+        "plot",
+    ],
+}
+"""The extras that bring what each part of the tree imports."""
+
+
+def test_every_module_is_installed_by_something():
+    """The table names the whole tree."""
+    named = {path for parts in INSTALLED_BY for part in parts for path in modules_of(part)}
+    assert named == set(sources())
+
+
+def modules_of(part):
+    return sorted((ROOT / part).rglob("*.py")) or [ROOT / f"{part}.py"]
+
+
+@pytest.mark.parametrize(("parts", "extras"), INSTALLED_BY.items(), ids=[p[0] for p in INSTALLED_BY])
+def test_imports_are_declared(parts, extras):
+    """Every third-party module that a part of the tree imports is a dependency of the extras that install it."""
     provides = {"sklearn": "scikit-learn", "paho": "paho-mqtt"}
     project = PROJECT["project"]
     declared = list(project["dependencies"])
-    for extra in extras.get(package, []):
-        named = ["edge", "aggregator", "fleet", "bench", "plot"] if extra == "all" else [extra]
-        declared += [r for e in named for r in project["optional-dependencies"][e]]
-    if package == "wire":
+    for extra in extras:
+        declared += project["optional-dependencies"][extra]
+    if parts == ("shoal/transport",):
         declared += ["amqtt"]  # the embedded broker: looked for before it is used
     names = {re.match(r"[A-Za-z0-9._-]+", r).group() for r in declared}
     imported = set()
-    for path in sources(package):
+    for path in (path for part in parts for path in modules_of(part)):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 imported |= {a.name.split(".")[0] for a in node.names}

@@ -16,12 +16,16 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from crypto.seal import envelope
-from crypto.seal import tokens as seal_tokens
 from crypto.seal.identity import Identity
-from edge_client import finished, state
-from fleet import tokens, vault
+from edge_client.storage import finished_models as finished
+from edge_client.storage import state
+from shoal import limits
+from shoal.membership import tokens as seal_tokens
+from shoal.owner.enrolment import tokens
+from shoal.owner.keys import vault
+from shoal.protocol import chunking as frame
+from shoal.protocol import codec, documents, enrolment, epochs, messages, sizes
 from tests.helpers.trees import ROOT
-from wire import codec, documents, enrolment, epochs, frame, limits, messages, sizes
 
 PAGE = (ROOT / "docs" / "wire-format.md").read_text()
 ROW = re.compile(r"^\| (\d+) \| ([A-Z]\w+) \| `([^`]*)` \|", re.MULTILINE)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks.attacks.lab import make_lab
-from benchmarks.attacks.registry import ATTACKS
-from benchmarks.privacy import one_thread
+from shoal.bench.attacks.lab import make_lab
+from shoal.bench.attacks.registry import ATTACKS
+from shoal.bench.privacy.benchmark import one_thread
 
 
 class Range:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.attacks.registry import ATTACKS
 from crypto.mask.modes.registry import MODES
+from shoal.bench.attacks.registry import ATTACKS
 
 pytestmark = pytest.mark.torch
 

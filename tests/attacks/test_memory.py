@@ -6,24 +6,24 @@ The same on the serving programs, from outside: tests/integration/test_secrets_p
 import pytest
 
 from aggregator import membership as aggregators
-from edge_client import enrolment
-from fleet.directory import FleetDirectory
-from tests.helpers.trees import python
+from edge_client import membership as enrolment
+from shoal.owner.keys.directory import FleetDirectory
+from tests.helpers.trees import PROGRAMS, python
 
 SCRIPT = """
 import atexit, ctypes, resource, sys
-package, sys.argv = sys.argv[1], sys.argv[1:]
+module, sys.argv = sys.argv[1], sys.argv[1:]
 PR_GET_DUMPABLE = 3
 atexit.register(lambda: print("ended:", *resource.getrlimit(resource.RLIMIT_CORE),
                               ctypes.CDLL(None).prctl(PR_GET_DUMPABLE, 0, 0, 0, 0)))
 from importlib import import_module
-import_module(package + ".cli").main()
+import_module(module).main()
 """
 
 
-def end_of(package, *command):
-    """Return core limits and dumpable flag with which a program of ``package`` ends."""
-    done = python(SCRIPT, package, *command)
+def end_of(program, *command):
+    """Return core limits and dumpable flag with which ``program`` ends."""
+    done = python(SCRIPT, PROGRAMS[program], *command)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 
@@ -37,27 +37,31 @@ def joined(folder):
 
 
 @pytest.mark.parametrize(
-    ("package", "command"),
+    ("program", "command"),
     [
-        ("fleet", ["show", "{}/owner"]),
-        ("fleet", ["token", "{}/owner"]),
-        ("edge_client", ["init", "{}/new", "--name", "dev-2"]),
-        ("edge_client", ["status", "{}/dev"]),
+        ("shoal-fleet", ["show", "{}/owner"]),
+        ("shoal-fleet", ["token", "{}/owner"]),
+        ("shoal-edge", ["init", "{}/new", "--name", "dev-2"]),
+        ("shoal-edge", ["status", "{}/dev"]),
     ],
 )
-def test_the_owner_and_devices_leave_no_core_and_can_not_be_inspected(tmp_path, package, command):
+def test_the_owner_and_devices_leave_no_core_and_can_not_be_inspected(tmp_path, program, command):
     """The core limit is 0, for good, and PR_SET_DUMPABLE is off when a command that handles keys ends."""
     joined(tmp_path)
-    assert end_of(package, *(c.format(tmp_path) for c in command)) == "ended: 0 0 0"
+    assert end_of(program, *(c.format(tmp_path) for c in command)) == "ended: 0 0 0"
 
 
 @pytest.mark.parametrize(
-    ("package", "command"),
-    [("aggregator", ["config", "somewhere"]), ("aggregator", ["init", "{}/a"]), ("benchmarks", ["data", "list"])],
+    ("program", "command"),
+    [
+        ("shoal-aggregator", ["config", "somewhere"]),
+        ("shoal-aggregator", ["init", "{}/a"]),
+        ("shoal", ["data", "list"]),
+    ],
 )
-def test_no_other_program_leaves_a_core(tmp_path, package, command):
+def test_no_other_program_leaves_a_core(tmp_path, program, command):
     """They hold no secret of a fleet's devices, and may be looked into."""
-    assert end_of(package, *(c.format(tmp_path) for c in command)) == "ended: 0 0 1"
+    assert end_of(program, *(c.format(tmp_path) for c in command)) == "ended: 0 0 1"
 
 
 def test_the_check_can_fail():

@@ -5,16 +5,16 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.attacks.base import Result, auc, balanced_accuracy, cosine, psnr_db, share_recovered
-from benchmarks.attacks.broker import found_in, groups_seen
-from benchmarks.attacks.gram_matching import assign
-from benchmarks.attacks.known_mean import project
-from benchmarks.attacks.known_pair import read_map, undo
-from benchmarks.attacks.protocol import device_model, signed_plan
-from benchmarks.attacks.shadow_matching import closest, paths
 from crypto.mask.modes.registry import MODES
-from wire.errors import UntrustedError
-from wire.faults import Hop, Passage
+from shoal.bench.attacks.base import Result, auc, balanced_accuracy, cosine, psnr_db, share_recovered
+from shoal.bench.attacks.broker import found_in, groups_seen
+from shoal.bench.attacks.gram_matching import assign
+from shoal.bench.attacks.known_mean import project
+from shoal.bench.attacks.known_pair import read_map, undo
+from shoal.bench.attacks.protocol import device_model, signed_plan
+from shoal.bench.attacks.shadow_matching import closest, paths
+from shoal.errors import UntrustedError
+from shoal.transport.faults import Hop, Passage
 
 RNG_SEED = 5
 

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 import pytest
 
 from aggregator import membership as aggregator_membership
-from edge_client import enrolment
-from fleet.directory import FleetDirectory
-from fleet.task.signed import Source, write_signed
-from fleet.vault import ROSTER_FILE
-from support.files import write_private
+from edge_client import membership as enrolment
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.keys.vault import ROSTER_FILE
+from shoal.owner.task_compiler.signed import Source, write_signed
+from shoal.util.files import write_private
 from tests.helpers.tasks import logistic_bundle
-from tests.helpers.trees import ONE_THREAD, ROOT
+from tests.helpers.trees import ONE_THREAD, PROGRAMS, ROOT
 
-MODULES = {"shoal-fleet": "fleet", "shoal-edge": "edge_client", "shoal-aggregator": "aggregator"}
 BROKER = "mqtt://127.0.0.1:1"
 """Nobody listens on port 1."""
 
@@ -64,7 +63,7 @@ class Person:
     def __call__(self, program, *arguments, status=0, **environment):
         arguments = [str(a) for a in arguments]
         done = subprocess.run(
-            [sys.executable, "-c", f"from {MODULES[program]}.cli import main; main()", *arguments],
+            [sys.executable, "-c", f"from {PROGRAMS[program]} import main; main()", *arguments],
             cwd=self.home,
             env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), **environment},
             capture_output=True,

@@ -20,7 +20,7 @@ def shoal(tmp_path, monkeypatch):
 
     def call(*arguments, status=0):
         done = subprocess.run(
-            [sys.executable, "-c", "from benchmarks.cli import main; main()", *map(str, arguments)],
+            [sys.executable, "-c", "from shoal.cli import main; main()", *map(str, arguments)],
             cwd=tmp_path,
             env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")},
             capture_output=True,

@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
-from fleet.directory import FleetDirectory
-from fleet.tokens import TokenStore
-from support.files import write_private
+from shoal.owner.enrolment.tokens import TokenStore
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.enrolment import Token
+from shoal.util.files import write_private
 from tests.cli.conftest import BROKER
 from tests.helpers.trees import ONE_THREAD, ROOT
-from wire.enrolment import Token
 
 PASSPHRASE = "correct horse battery"
 
@@ -207,7 +207,7 @@ def test_a_passphrase_is_asked_for_at_the_terminal_and_not_shown(call):
     if pid == 0:
         os.chdir(call.home)
         os.environ.update(ONE_THREAD, PYTHONPATH=str(ROOT))
-        start = "from fleet.cli import main; main()"
+        start = "from shoal.owner.cli.main import main; main()"
         arguments = ["init", "owner", "--name", "reef", "--broker", BROKER, "--passphrase"]
         os.execv(sys.executable, [sys.executable, "-c", start, *arguments])
     shown = b""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from support.locks import exclusive
+from shoal.util.locks import exclusive
 from tests.cli.conftest import BROKER
 from tests.helpers.trees import python
 

@@ -9,12 +9,12 @@ import shutil
 import numpy as np
 import pytest
 
-from aggregator.store import Store
+from aggregator.storage.store import Store
 from crypto.seal.signed import sign_document
-from fleet.directory import FleetDirectory
-from fleet.run import RunOptions, make_plan, write_run
-from fleet.task.signed import read_signed
-from support.files import write_private
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.owner.task_compiler.signed import read_signed
+from shoal.util.files import write_private
 from tests.cli.conftest import BROKER
 
 FINGERPRINT = r"[a-z2-7]{4}(-[a-z2-7]{4}){5}"

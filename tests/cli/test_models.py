@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_client.finished import FinishedModels, Validation
-from edge_client.state import OwnModel
-from support.locks import exclusive
+from edge_client.storage.finished_models import FinishedModels, Validation
+from edge_client.storage.state import OwnModel
+from shoal.util.locks import exclusive
 from tests.helpers.tasks import logistic_bundle
 
 BUNDLE = logistic_bundle()

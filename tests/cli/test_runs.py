@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from crypto.seal.envelope import open_from_group, read_head
-from crypto.seal.grants import DEVICE_ROLE, make_card
 from crypto.seal.identity import Identity
 from crypto.seal.signed import open_document, sign_document
-from fleet.directory import FleetDirectory
-from fleet.task.signed import Source, write_signed
-from fleet.vault import ROSTER_FILE
-from support.files import write_private
-from support.locks import exclusive
+from shoal.membership.grants import DEVICE_ROLE, make_card
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.keys.vault import ROSTER_FILE
+from shoal.owner.task_compiler.signed import Source, write_signed
+from shoal.protocol.codec import decode
+from shoal.protocol.documents import RunPackage, RunPlan, Setting
+from shoal.util.files import write_private
+from shoal.util.locks import exclusive
 from tests.helpers.tasks import logistic_bundle
-from wire.codec import decode
-from wire.documents import RunPackage, RunPlan, Setting
 
 RUN = ("shoal-fleet", "run", "owner", "--task", "task")
 
@@ -83,7 +83,7 @@ def test_a_wrong_name_in_pretrain_is_refused(call, fleet, task):
 def test_the_plan_does_not_give_away_the_origins(call, fleet, options):
     """The aggregator knows the plan's seed, and may know the architecture: neither may lead to the initial models."""
     pytest.importorskip("torch")
-    from fleet.task.origin import make_origins
+    from shoal.owner.task_compiler.origin import make_origins
 
     call("shoal-fleet", "task", "compile", "owner", "logistic", "--out", "task", "--option", "inputs=4")
     grow(call, 2)

@@ -7,8 +7,8 @@ import json
 import pytest
 import typer
 
-from benchmarks.cli import _deliver
-from support.console import say
+from shoal.cli import _deliver
+from shoal.util.console import say
 from tests.cli.test_simulate import MAIN, SCRIPT, data_of, shoal
 from tests.helpers.trees import python
 

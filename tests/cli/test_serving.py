@@ -8,13 +8,13 @@ import json
 import numpy as np
 import pytest
 
-from aggregator.events import RoundRecord
-from aggregator.store import Store
+from aggregator.rounds.events import RoundRecord
+from aggregator.storage.store import Store
 from edge_client.cli import status_lines
-from fleet.directory import FleetDirectory
-from fleet.run import RunOptions, make_plan, write_run
-from fleet.task.signed import read_signed
-from support.locks import exclusive
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.owner.task_compiler.signed import read_signed
+from shoal.util.locks import exclusive
 
 SERVING = {"shoal-edge": ["run", "--data", "d.npz"], "shoal-aggregator": ["serve"]}
 

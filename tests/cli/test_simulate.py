@@ -16,8 +16,8 @@ from tests.helpers.trees import ONE_THREAD, ROOT, python
 
 TOY = """
 import time
-from benchmarks.papers import registry
-from benchmarks.papers.experiment import Result, Study
+from shoal.experiments import registry
+from shoal.experiments.common.experiment import Result, Study
 
 def run(options, progress):
     rounds, history = options.rounds or 3, []
@@ -37,7 +37,7 @@ def run(options, progress):
 
 registry.register(Study("toy", "a paper, table 1", "a toy", ("ifca", "fedavg"), {"ifca": 95.25}, run, needs=NEEDS))
 """
-MAIN = "\nfrom benchmarks.cli import main\nmain()"
+MAIN = "\nfrom shoal.cli import main\nmain()"
 SCRIPT = TOY.replace("NEEDS", '("mnist",)') + MAIN
 
 
@@ -183,8 +183,9 @@ def test_more_usage_errors(arguments, error):
 
 
 NEEDY = """
-from benchmarks.papers import datasets, registry
-from benchmarks.papers.experiment import Study
+from shoal.experiments.data import datasets
+from shoal.experiments import registry
+from shoal.experiments.common.experiment import Study
 registry.register(Study("needy", "", "", ("ifca",), {}, lambda o, p: datasets.load("cifar10", o.data_dir), needs=("cifar10",)))
 """
 

@@ -25,9 +25,9 @@ from random import Random
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from support.console import say  # noqa: E402 - found by the path above
+from shoal.util.console import say  # noqa: E402 - found by the path above
 
-OURS = ["wire", "support", "crypto", "edge_client", "aggregator", "fleet"]
+OURS = ["shoal", "crypto", "edge_client", "aggregator"]
 MOST_BYTES = 1 << 16
 ONE_INPUT_S = 30
 MEMORY_MB = 4096

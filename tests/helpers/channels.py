@@ -5,11 +5,19 @@ import time
 
 from crypto.mask.keys import key_id
 from crypto.seal.envelope import open_from_group, read_head, seal_to_group, seal_to_member
-from crypto.seal.grants import seal_grant
-from crypto.seal.roster_change import roster_change
 from crypto.seal.signed import sign_document
-from edge_client.notes import Subject
-from fleet.admission import Registrar
+from edge_client.protocol.notes import Subject
+from shoal.errors import DataError
+from shoal.membership.grants import seal_grant
+from shoal.membership.roster_delta import roster_change
+from shoal.owner.enrolment.admission import Registrar
+from shoal.protocol.chunking import ChunkKind, parse, split
+from shoal.protocol.codec import decode, decode_prefix, encode
+from shoal.protocol.documents import Card, RunPackage
+from shoal.protocol.messages import Decline, ModelHeader, Obstacle, Presence, Reminder, Sealed
+from shoal.protocol.topics import Topics
+from shoal.transport.base import Message
+from shoal.transport.loopback import LoopbackTransport
 from tests.helpers.fleets import (
     Wiretap,
     aggregator_identity,
@@ -23,14 +31,6 @@ from tests.helpers.fleets import (
     seal_upload,
     whole,
 )
-from wire.codec import decode, decode_prefix, encode
-from wire.documents import Card, RunPackage
-from wire.errors import DataError
-from wire.frame import ChunkKind, parse, split
-from wire.loopback import LoopbackTransport
-from wire.messages import Decline, ModelHeader, Obstacle, Presence, Reminder, Sealed
-from wire.topics import Topics
-from wire.transport import Message
 
 VICTIM = "dev-02"
 ATTACKER = "attacker"

@@ -6,19 +6,20 @@ import numpy as np
 
 from aggregator import membership as aggregators
 from crypto.seal.envelope import open_from_member, read_head
-from edge_client import enrolment, rollover
-from edge_client.data import Batch, split
-from edge_client.model import OrtModel
-from edge_client.own_updates import OwnUpdates
-from edge_client.package import open_run
-from edge_client.update import Workshop
-from fleet.directory import FleetDirectory
-from fleet.run import RunOptions, make_plan, write_run
+from edge_client import membership as enrolment
+from edge_client.learning.data import Batch, split
+from edge_client.learning.model import OrtModel
+from edge_client.learning.update import Workshop
+from edge_client.run import rollover
+from edge_client.run.package import open_run
+from edge_client.storage.update_cache import OwnUpdates
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.protocol.codec import decode, decode_prefix
+from shoal.protocol.epochs import Proposal
+from shoal.protocol.messages import Announcement, ModelRef, Order, Phase, Share, Upload
 from tests.helpers.fleets import FULL_BATCH
 from tests.helpers.tasks import logistic_bundle, samples
-from wire.codec import decode, decode_prefix
-from wire.epochs import Proposal
-from wire.messages import Announcement, ModelRef, Order, Phase, Share, Upload
 
 FOLDER = "dev-1"
 BUNDLE = logistic_bundle()

@@ -1,6 +1,6 @@
 """An engine with devices that come, answer and go."""
 
-from aggregator.engine import (
+from aggregator.rounds.engine import (
     CameOnline,
     Stored,
     Verdict,

@@ -6,16 +6,16 @@ import time
 
 from aggregator import membership as aggregators
 from crypto.seal.identity import Identity, fingerprint
-from crypto.seal.tokens import token_id
-from edge_client.enrolment import DeviceMembership
-from edge_client.joining import Enrolling, prepare
-from fleet.admission import Registrar
-from fleet.directory import FleetDirectory
-from fleet.tokens import TokenStore
-from wire.frame import ChunkKind, split
-from wire.loopback import LoopbackBroker, LoopbackTransport
-from wire.topics import Topics
-from wire.transport import Message
+from edge_client.enrolment import Enrolling, prepare
+from edge_client.membership import DeviceMembership
+from shoal.membership.tokens import token_id
+from shoal.owner.enrolment.admission import Registrar
+from shoal.owner.enrolment.tokens import TokenStore
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.chunking import ChunkKind, split
+from shoal.protocol.topics import Topics
+from shoal.transport.base import Message
+from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
 
 NOW_S = int(time.time())
 TOPICS = Topics("reef")

@@ -12,9 +12,9 @@ from aggregator.strategies.renewal import Renewal
 from crypto.mask.keys import MaskContext, derive
 from crypto.mask.masking import mask, unmask
 from crypto.mask.secret import MaskSecret
+from shoal.protocol.messages import Phase
+from shoal.types import MaskedVector
 from tests.helpers.plans import Rounds, contribution, contributions_in
-from wire.messages import Phase
-from wire.types import MaskedVector
 
 SECRET = bytes(range(32))
 

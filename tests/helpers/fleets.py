@@ -6,30 +6,30 @@ from collections import defaultdict
 
 import numpy as np
 
-from aggregator.intake import UPLOAD_PURPOSE
-from aggregator.store import Store
-from benchmarks.loopback import LoopbackFleet
+from aggregator.storage.store import Store
+from aggregator.uploads.validation import UPLOAD_PURPOSE
 from crypto.mask.keys import MaskContext, derive
 from crypto.mask.masking import unmask
 from crypto.seal.envelope import GroupKey, open_from_group, open_from_member, read_head, seal_to_group, seal_to_member
 from crypto.seal.identity import Identity
-from crypto.seal.membership import KEY_FILE
-from edge_client.data import Batch
-from edge_client.manifest import LocalTraining
-from fleet.admission import Registrar
-from fleet.run import RunOptions
+from edge_client.learning.data import Batch
+from shoal import limits
+from shoal.membership.directory import KEY_FILE
+from shoal.owner.enrolment.admission import Registrar
+from shoal.owner.runs.plan import RunOptions
+from shoal.protocol.chunking import ChunkKind, parse, split
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.messages import Announcement, Control, Sealed, Upload
+from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.topics import Topics
+from shoal.simulation.loopback_fleet import LoopbackFleet
+from shoal.task.manifest import LocalTraining
+from shoal.transport.base import Message
+from shoal.transport.faults import Hop
+from shoal.transport.loopback import LoopbackTransport
+from shoal.transport.retained import RetainedPublisher
+from shoal.types import MaskedVector
 from tests.helpers.tasks import logistic_bundle
-from wire import limits
-from wire.codec import decode, encode
-from wire.faults import Hop
-from wire.frame import ChunkKind, parse, split
-from wire.loopback import LoopbackTransport
-from wire.messages import Announcement, Control, Sealed, Upload
-from wire.reassembly import Reassembler
-from wire.retained import RetainedPublisher
-from wire.topics import Topics
-from wire.transport import Message
-from wire.types import MaskedVector
 
 INPUTS, CLASSES = 6, 4
 FULL_BATCH = LocalTraining(epochs=0, steps=4, batch_size=0, lr=0.8)

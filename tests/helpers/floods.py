@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from shoal.protocol.chunking import HEADER, MAGIC, MIN_CHUNK_BYTES, VERSION, ChunkKind
 from tests.helpers.processes import memory_bytes
-from wire.frame import HEADER, MAGIC, MIN_CHUNK_BYTES, VERSION, ChunkKind
 
 MIB = 1 << 20
 JUST_ON_THE_HEAP_BYTES = 4 * MIB - 1

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from wire.address import BrokerAddress
-from wire.broker import find_mosquitto
-from wire.mqtt import MqttTransport
-from wire.transport import Message, TransportEvent
+from shoal.address import BrokerAddress
+from shoal.transport.base import Message, TransportEvent
+from shoal.transport.local_broker import find_mosquitto
+from shoal.transport.mqtt import MqttTransport
 
 BROKERS = [
     pytest.param("mosquitto", marks=pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")),

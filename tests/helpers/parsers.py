@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from wire import codec
-from wire.errors import ShoalError, WireError
+from shoal.errors import ShoalError, WireError
+from shoal.protocol import codec
 
 
 @dataclass(frozen=True)

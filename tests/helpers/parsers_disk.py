@@ -12,20 +12,22 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.damage import readable
 from aggregator.membership import AggregatorMembership
 from aggregator.publisher import Publisher
-from aggregator.run_directory import read_records
-from aggregator.run_files import RunFiles
-from aggregator.store import Store
+from aggregator.storage.corruption import readable
+from aggregator.storage.run_status import read_records
+from aggregator.storage.signed_runs import RunFiles
+from aggregator.storage.store import Store
 from aggregator.strategies.registry import make_strategy
 from crypto.seal import passphrase
 from crypto.seal.identity import Identity
-from edge_client import kept
 from edge_client.config import EdgeConfig
-from edge_client.data import load, load_inputs
-from edge_client.enrolment import DeviceMembership
-from edge_client.finished import (
+from edge_client.daemon import next_birth
+from edge_client.learning.data import load, load_inputs
+from edge_client.membership import DeviceMembership
+from edge_client.run.package import open_run
+from edge_client.storage import path_models as kept
+from edge_client.storage.finished_models import (
     FOLDER,
     LIST_FILE,
     MODEL_FILES,
@@ -34,23 +36,21 @@ from edge_client.finished import (
     FinishedModels,
     RollbackChoice,
 )
-from edge_client.manifest import TaskManifest
-from edge_client.onnx_wire import bind_input, check_graph
-from edge_client.package import open_run
-from edge_client.program import next_birth
-from edge_client.state import DeviceState
-from edge_client.task import TaskBundle
-from fleet.broker_users import BrokerUsers
-from fleet.directory import FleetDirectory
-from fleet.task.signed import Source, read_signed, write_signed
-from fleet.tokens import TokenStore
-from fleet.vault import CHANGE_FILE, Change, FleetSecrets
-from support.config import load as load_config
+from edge_client.storage.state import DeviceState
+from shoal.address import BrokerAddress
+from shoal.owner.enrolment.tokens import TokenStore
+from shoal.owner.keys.broker_users import BrokerUsers
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.keys.vault import CHANGE_FILE, Change, FleetSecrets
+from shoal.owner.task_compiler.signed import Source, read_signed, write_signed
+from shoal.protocol.codec import decode, encode
+from shoal.task.bundle import TaskBundle
+from shoal.task.manifest import TaskManifest
+from shoal.task.onnx_graph import bind_input, check_graph
+from shoal.util.config import load as load_config
 from tests.helpers.datafiles import idx
 from tests.helpers.parsers import Parser, parcelled, parts_of
 from tests.helpers.parsers_scene import Silent
-from wire.address import BrokerAddress
-from wire.codec import decode, encode
 
 DATA_SAMPLES = 6
 CHEAP_WORK = 1 << 14

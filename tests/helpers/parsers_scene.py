@@ -7,19 +7,18 @@ from collections import defaultdict
 
 from aggregator.membership import AggregatorMembership
 from crypto.seal.envelope import open_from_group, read_head
-from crypto.seal.grants import make_card
 from crypto.seal.identity import Identity
-from crypto.seal.roster_change import roster_change
-from crypto.seal.tokens import make_request
-from edge_client.enrolment import DeviceMembership
-from edge_client.finished import FinishedList, FinishedModel, FinishedNode, RollbackChoice, Validation
-from edge_client.state import Mark, ModelFile
-from fleet.tokens import TokenFile, TokenStore
-from fleet.vault import Change, FleetSecrets
-from tests.helpers import fleets
-from wire import codec
-from wire.codec import decode, decode_prefix, encode
-from wire.documents import (
+from edge_client.membership import DeviceMembership
+from edge_client.storage.finished_models import FinishedList, FinishedModel, FinishedNode, RollbackChoice, Validation
+from edge_client.storage.state import Mark, ModelFile
+from shoal.membership.grants import make_card
+from shoal.membership.roster_delta import roster_change
+from shoal.membership.tokens import make_request
+from shoal.owner.enrolment.tokens import TokenFile, TokenStore
+from shoal.owner.keys.vault import Change, FleetSecrets
+from shoal.protocol import codec
+from shoal.protocol.codec import decode, decode_prefix, encode
+from shoal.protocol.documents import (
     AggregatorGrant,
     Card,
     DeviceGrant,
@@ -30,10 +29,21 @@ from wire.documents import (
     RunPackage,
     RunPlan,
 )
-from wire.enrolment import EnrolRequest, EnrolStatement, Token
-from wire.epochs import Certificate, Checkpoint, Endorsement, Epoch, Origins, Proposal, SignedBy
-from wire.faults import Hop
-from wire.messages import Announcement, Control, Decline, ModelHeader, Obstacle, Presence, Reminder, Sealed, Upload
+from shoal.protocol.enrolment import EnrolRequest, EnrolStatement, Token
+from shoal.protocol.epochs import Certificate, Checkpoint, Endorsement, Epoch, Origins, Proposal, SignedBy
+from shoal.protocol.messages import (
+    Announcement,
+    Control,
+    Decline,
+    ModelHeader,
+    Obstacle,
+    Presence,
+    Reminder,
+    Sealed,
+    Upload,
+)
+from shoal.transport.faults import Hop
+from tests.helpers import fleets
 
 DEVICE = "dev-00"
 

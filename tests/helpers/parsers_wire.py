@@ -6,40 +6,40 @@ import dataclasses
 
 import numpy as np
 
-from aggregator.engine import Engine, Verdict
-from aggregator.events import CameOnline, Stored
-from aggregator.intake import Intake
 from aggregator.membership import AggregatorMembership
-from aggregator.owner_mail import OwnerMail
+from aggregator.owner_inbox import OwnerMail
+from aggregator.rounds.engine import Engine, Verdict
+from aggregator.rounds.events import CameOnline, Stored
 from aggregator.strategies.base import contribution_of
 from aggregator.strategies.registry import make_strategy, models_needed
+from aggregator.uploads.validation import Intake
 from crypto.seal.envelope import open_from_group, open_from_member, read_head, seal_to_group, seal_to_member
-from crypto.seal.grants import OWNER_NAME, make_card, open_card, open_grant, open_renewal
 from crypto.seal.identity import Identity
-from crypto.seal.roster import open_roster
-from crypto.seal.roster_change import apply_change, roster_change
-from crypto.seal.tokens import PURPOSE, _key, _prove, make_request, open_request, token_id
-from edge_client import agent
-from edge_client.inventory import Inventory
-from edge_client.package import open_run
-from fleet.admission import Registrar
+from edge_client.protocol import round_state as agent
+from edge_client.run.models import Inventory
+from edge_client.run.package import open_run
+from shoal.address import BrokerAddress
+from shoal.errors import ShoalError, UntrustedError
+from shoal.membership.grants import OWNER_NAME, make_card, open_card, open_grant, open_renewal
+from shoal.membership.roster import open_roster
+from shoal.membership.roster_delta import apply_change, roster_change
+from shoal.membership.tokens import PURPOSE, _key, _prove, make_request, open_request, token_id
+from shoal.owner.enrolment.admission import Registrar
+from shoal.protocol.chunking import ChunkKind, Fingerprint, split
+from shoal.protocol.chunking import parse as parse_chunk
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.documents import DeviceGrant, Roster, RosterChange, Setting
+from shoal.protocol.enrolment import EnrolRequest, EnrolStatement, Token
+from shoal.protocol.messages import Announcement, Control, Sealed
+from shoal.protocol.reassembly import Reassembler, Transfer
+from shoal.protocol.topics import Topics
+from shoal.protocol.topics import parse as parse_topic
+from shoal.transport.base import Message
+from shoal.transport.faults import Hop
 from tests.helpers import fleets
 from tests.helpers.parsers import Parser, parcelled, parts_of, text
 from tests.helpers.parsers_scene import DEVICE, Silent
 from tests.helpers.plans import FULL_BATCH, engine_of, run_plan, upload_of
-from wire.address import BrokerAddress
-from wire.codec import decode, encode
-from wire.documents import DeviceGrant, Roster, RosterChange, Setting
-from wire.enrolment import EnrolRequest, EnrolStatement, Token
-from wire.errors import ShoalError, UntrustedError
-from wire.faults import Hop
-from wire.frame import ChunkKind, Fingerprint, split
-from wire.frame import parse as parse_chunk
-from wire.messages import Announcement, Control, Sealed
-from wire.reassembly import Reassembler, Transfer
-from wire.topics import Topics
-from wire.topics import parse as parse_topic
-from wire.transport import Message
 
 STRATEGIES = {
     "fedavg": {},

@@ -8,11 +8,10 @@ import subprocess
 import sys
 import time
 
+from shoal.transport.local_broker import find_mosquitto
 from tests.helpers.processes import give_up_capabilities
-from tests.helpers.trees import ONE_THREAD, ROOT
-from wire.broker import find_mosquitto
+from tests.helpers.trees import ONE_THREAD, PROGRAMS, ROOT
 
-MODULES = {"shoal-fleet": "fleet", "shoal-edge": "edge_client", "shoal-aggregator": "aggregator", "shoal": "benchmarks"}
 WAIT_S = 90.0
 
 
@@ -27,7 +26,7 @@ class Place:
     def start(self, name, program, *arguments, stdin=None):
         with (self.home / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-c", f"from {MODULES[program]}.cli import main; main()", *map(str, arguments)],
+                [sys.executable, "-c", f"from {PROGRAMS[program]} import main; main()", *map(str, arguments)],
                 cwd=self.home,
                 env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), **self.environment},
                 stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,

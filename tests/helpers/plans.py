@@ -5,12 +5,12 @@ import hashlib
 
 import numpy as np
 
-from aggregator.engine import Engine
+from aggregator.rounds.engine import Engine
 from aggregator.strategies.base import Contribution, contribution_of, norm_of
 from aggregator.strategies.registry import make_strategy, models_needed
-from wire.codec import encode
-from wire.documents import LocalSettings, RunPlan, SegmentSpec, Setting
-from wire.messages import Phase, Upload
+from shoal.protocol.codec import encode
+from shoal.protocol.documents import LocalSettings, RunPlan, SegmentSpec, Setting
+from shoal.protocol.messages import Phase, Upload
 
 KEY_ID = b"k" * 16
 D = 6

@@ -4,9 +4,9 @@ import random
 
 import numpy as np
 
+from shoal.protocol.documents import SegmentSpec
+from shoal.protocol.messages import Phase, Share
 from tests.helpers.plans import Rounds, contribution, run_plan
-from wire.documents import SegmentSpec
-from wire.messages import Phase, Share
 
 D = 24
 RNG = np.random.default_rng(11)

@@ -5,17 +5,17 @@ import hashlib
 
 import numpy as np
 
-from aggregator.engine import Verdict
-from aggregator.events import CameOnline, DeadlinePassed, KeysHeld, Rostered, Stored, WentOffline
+from aggregator.rounds.engine import Verdict
+from aggregator.rounds.events import CameOnline, DeadlinePassed, KeysHeld, Rostered, Stored, WentOffline
 from aggregator.strategies.base import contribution_of
-from crypto.seal.certificates import sign_checkpoint
 from crypto.seal.identity import Identity
 from crypto.seal.signed import sign_document
+from shoal.membership.certificates import sign_checkpoint
+from shoal.protocol.codec import encode
+from shoal.protocol.documents import Roster
+from shoal.protocol.epochs import Checkpoint, Endorsement, Proposal
+from shoal.protocol.messages import Phase
 from tests.helpers.plans import digest_of, engine_of, run_plan, upload_of
-from wire.codec import encode
-from wire.documents import Roster
-from wire.epochs import Checkpoint, Endorsement, Proposal
-from wire.messages import Phase
 
 DEVICES = ("dev-1", "dev-2", "dev-3", "dev-4")
 NEXT_KEY = b"n" * 16
@@ -66,7 +66,7 @@ class Scene:
     """A run whose devices answer when told to.
 
     Attributes:
-        engine, state: as `aggregator.engine` has them; actions: of the last event.
+        engine, state: as `aggregator.rounds.engine` has them; actions: of the last event.
         seen: all actions so far.
     """
 

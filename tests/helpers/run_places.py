@@ -6,11 +6,11 @@ import shutil
 import numpy as np
 
 from aggregator import membership as aggregators
-from aggregator.store import Store
-from edge_client import enrolment
-from edge_client.manifest import LocalTraining
-from fleet.directory import FleetDirectory
-from fleet.run import RunOptions, make_plan, write_run
+from aggregator.storage.store import Store
+from edge_client import membership as enrolment
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.task.manifest import LocalTraining
 from tests.helpers.fleets import FULL_BATCH
 from tests.helpers.tasks import logistic_bundle
 

@@ -2,7 +2,12 @@
 
 import dataclasses
 
-from crypto.seal.certificates import sign_checkpoint
+from shoal.membership.certificates import sign_checkpoint
+from shoal.protocol.chunking import ChunkKind
+from shoal.protocol.codec import decode_prefix, encode
+from shoal.protocol.epochs import Certificate, Endorsement, Epoch, Proposal, SignedBy
+from shoal.protocol.messages import NO_ORDER, PROPOSAL_MODEL, ModelRef, Order, Phase, Share
+from shoal.protocol.topics import Topics
 from tests.helpers.fleets import (
     Wiretap,
     announce,
@@ -13,11 +18,6 @@ from tests.helpers.fleets import (
     tell,
     uploads_of,
 )
-from wire.codec import decode_prefix, encode
-from wire.epochs import Certificate, Endorsement, Epoch, Proposal, SignedBy
-from wire.frame import ChunkKind
-from wire.messages import NO_ORDER, PROPOSAL_MODEL, ModelRef, Order, Phase, Share
-from wire.topics import Topics
 
 FOLD = Order(int(Phase.CHECKPOINT), (0,), int(Share.TRAIN), train=False, evaluate=False, margins=False)
 SIGN = dataclasses.replace(FOLD, phase=int(Phase.ENDORSE))

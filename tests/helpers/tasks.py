@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edge_client.task import LocalTraining, Parameter, TaskBundle, TaskManifest, TensorSpec
+from shoal.task.bundle import LocalTraining, Parameter, TaskBundle, TaskManifest, TensorSpec
 
 INPUTS, CLASSES = 4, 3
 OPSET = 20

@@ -6,10 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("wire", "support", "crypto", "edge_client", "aggregator", "fleet", "benchmarks")
+PACKAGES = ("shoal", "crypto", "edge_client", "aggregator")
+PROGRAMS = {
+    name: target.removesuffix(":main")
+    for name, target in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].items()
+}
+"""The module of each program's command line."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "100"}
 
 

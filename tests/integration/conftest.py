@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from shoal.address import BrokerAddress
+from shoal.transport.base import Connected
+from shoal.transport.local_broker import BrokerProcess, start_broker
 from tests.helpers.mqtt_clients import BROKERS, Client
-from wire.address import BrokerAddress
-from wire.broker import BrokerProcess, start_broker
-from wire.transport import Connected
 
 
 @pytest.fixture(scope="module", params=BROKERS)

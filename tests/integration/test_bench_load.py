@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks import soak
-from benchmarks.load import LoadFleet, measure
+from shoal.bench.load import soak
+from shoal.bench.load.fleet_load import LoadFleet, measure
 from tests.helpers.trees import python
 
 pytestmark = [
@@ -44,7 +44,7 @@ SPREAD_S = 3.0
 def bench_load(*arguments):
     """Run the command and return its data."""
     options = ("--devices", str(DEVICES), "--rounds", str(ROUNDS), "--json", *arguments)
-    done = python("from benchmarks.cli import main; main()", "bench", "load", *options, timeout=170)
+    done = python("from shoal.cli import main; main()", "bench", "load", *options, timeout=170)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert (answer["schema"], answer["ok"]) == (1, True)

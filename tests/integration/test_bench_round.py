@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks.rounds import measure
+from shoal.bench.rounds import measure
 
 pytestmark = [
     pytest.mark.broker,

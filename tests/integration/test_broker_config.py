@@ -14,20 +14,20 @@ from pathlib import Path
 import pytest
 
 from aggregator import membership as aggregators
-from edge_client import enrolment
-from edge_client.joining import enrol, prepare
-from fleet.admission import Registrar
-from fleet.broker_config import write_broker_config
-from fleet.desk import Desk, Tls
-from fleet.directory import FleetDirectory
-from fleet.tokens import TokenStore
+from edge_client import membership as enrolment
+from edge_client.enrolment import enrol, prepare
+from shoal.address import BrokerAddress
+from shoal.errors import BrokerUnreachableError, ConfigError
+from shoal.owner.broker.config import write_broker_config
+from shoal.owner.enrolment.admission import Registrar
+from shoal.owner.enrolment.desk import Desk, Tls
+from shoal.owner.enrolment.tokens import TokenStore
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.topics import Topics
+from shoal.transport.base import Message
+from shoal.transport.local_broker import find_mosquitto, free_port
+from shoal.transport.mqtt import MqttTransport
 from tests.helpers.places import start_generated
-from wire.address import BrokerAddress
-from wire.broker import find_mosquitto, free_port
-from wire.errors import BrokerUnreachableError, ConfigError
-from wire.mqtt import MqttTransport
-from wire.topics import Topics
-from wire.transport import Message
 
 pytestmark = pytest.mark.broker
 TOPICS = Topics("reef")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from shoal.errors import BrokerUnreachableError, ConfigError
+from shoal.transport.base import Connected, Disconnected, Message
+from shoal.transport.local_broker import BrokerProcess, choose_kind, find_mosquitto, free_port, start_broker
 from tests.helpers.mqtt_clients import Client, settle, wait_for
 from tests.helpers.trees import ROOT
-from wire.broker import BrokerProcess, choose_kind, find_mosquitto, free_port, start_broker
-from wire.errors import BrokerUnreachableError, ConfigError
-from wire.transport import Connected, Disconnected, Message
 
 pytestmark = pytest.mark.broker
 
@@ -84,7 +84,7 @@ def test_a_broker_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
     """Neither broker outlives a parent that was killed by SIGKILL."""
     program = """
         import pathlib, sys, time
-        from wire.broker import choose_kind, find_mosquitto, start_broker
+        from shoal.transport.local_broker import choose_kind, find_mosquitto, start_broker
         kinds = ["amqtt"] + ["mosquitto"] * (find_mosquitto() is not None)
         brokers = [start_broker(kind, pathlib.Path(sys.argv[1]) / kind) for kind in kinds]
         print(*(broker.pid for broker in brokers), flush=True)

@@ -17,7 +17,7 @@ from tests.helpers.trees import ONE_THREAD, ROOT
 pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.broker, pytest.mark.process, pytest.mark.torch]
-START = "from benchmarks.cli import main; main()"
+START = "from shoal.cli import main; main()"
 DEVICES = 8
 START_S, STOP_S, POLL_S = 90.0, 20.0, 0.1
 

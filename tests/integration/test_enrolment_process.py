@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from aggregator import membership as aggregator_membership
-from aggregator.run_directory import read_records
-from edge_client import joining
-from edge_client.enrolment import DeviceMembership
-from edge_client.manifest import LocalTraining
-from fleet.directory import FleetDirectory
-from fleet.run import RunOptions, make_plan, write_run
-from fleet.tokens import TokenStore
+from aggregator.storage.run_status import read_records
+from edge_client import enrolment as joining
+from edge_client.membership import DeviceMembership
+from shoal.errors import NotEnrolledError
+from shoal.owner.enrolment.tokens import TokenStore
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.task.manifest import LocalTraining
+from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.places import WAIT_S, Place
 from tests.helpers.tasks import logistic_bundle, samples
-from wire.broker import find_mosquitto, start_broker
-from wire.errors import NotEnrolledError
 
 pytestmark = [pytest.mark.broker, pytest.mark.process, pytest.mark.timeout(300)]
 

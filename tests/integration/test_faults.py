@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.seen import run_key
-from benchmarks.stage import Stage
 from crypto.mask.masking import unmask
-from edge_client.manifest import LocalTraining
-from edge_client.state import DeviceState
-from edge_client.task import TaskBundle
-from fleet.run import RunOptions
-from wire.broker import BrokerProcess, find_mosquitto, start_broker
-from wire.documents import RunPlan
-from wire.types import MaskedVector
+from edge_client.storage.state import DeviceState
+from shoal.demo.seen import run_key
+from shoal.owner.runs.plan import RunOptions
+from shoal.protocol.documents import RunPlan
+from shoal.simulation.process_fleet import Stage
+from shoal.task.bundle import TaskBundle
+from shoal.task.manifest import LocalTraining
+from shoal.transport.local_broker import BrokerProcess, find_mosquitto, start_broker
+from shoal.types import MaskedVector
 
 pytestmark = [pytest.mark.broker, pytest.mark.process]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.stage import Stage
-from edge_client.manifest import LocalTraining
-from fleet.run import RunOptions
+from shoal.owner.runs.plan import RunOptions
+from shoal.protocol.chunking import ChunkKind
+from shoal.protocol.topics import Topics, chunk_topic
+from shoal.simulation.process_fleet import Stage
+from shoal.task.manifest import LocalTraining
+from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.floods import MIB, claim, claims, rss_mb, until_idle
 from tests.helpers.mqtt_clients import wait_for
 from tests.helpers.tasks import logistic_bundle, samples
-from wire.broker import find_mosquitto, start_broker
-from wire.frame import ChunkKind
-from wire.topics import Topics, chunk_topic
 
 pytestmark = [
     pytest.mark.broker,

@@ -10,12 +10,12 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks.stage import Stage
+from shoal.errors import StorageError
+from shoal.simulation.process_fleet import Stage
+from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.disks import fill, small_disk
 from tests.helpers.run_places import LONG_RUN
 from tests.helpers.tasks import logistic_bundle, samples
-from wire.broker import find_mosquitto, start_broker
-from wire.errors import StorageError
 
 pytestmark = [
     pytest.mark.broker,

@@ -12,17 +12,17 @@ import time
 import numpy as np
 import pytest
 
-from aggregator.run_directory import read_records
+from aggregator.storage.run_status import read_records
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
-from edge_client.enrolment import DeviceMembership
-from edge_client.manifest import LocalTraining
-from fleet.directory import FleetDirectory
-from fleet.run import RunOptions, make_plan, write_run
+from edge_client.membership import DeviceMembership
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.protocol.reassembly import Reassembler
+from shoal.task.manifest import LocalTraining
+from shoal.transport.local_broker import find_mosquitto, free_port
 from tests.helpers.places import WAIT_S, Place, start_generated
 from tests.helpers.processes import found_in_files, found_in_memory, inspectable
 from tests.helpers.tasks import logistic_bundle, samples
-from wire.broker import find_mosquitto, free_port
-from wire.reassembly import Reassembler
 
 pytestmark = [pytest.mark.broker, pytest.mark.process, pytest.mark.timeout(400)]
 FIRST = ("dev-1", "dev-2", "dev-3", "dev-4", "dev-5")
@@ -184,8 +184,8 @@ def opens(fleet, membership):
     """Whether a device's keys open the announcement that lies on the broker now."""
     import paho.mqtt.client as mqtt
 
-    from wire.address import BrokerAddress
-    from wire.topics import Topics
+    from shoal.address import BrokerAddress
+    from shoal.protocol.topics import Topics
 
     topic, found = Topics("reef").round, []
     address = BrokerAddress.parse(DeviceMembership(fleet.home / "dev-1").broker)

@@ -8,11 +8,11 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks.stage import Stage
-from edge_client.manifest import LocalTraining
-from fleet.run import RunOptions
+from shoal.owner.runs.plan import RunOptions
+from shoal.simulation.process_fleet import Stage
+from shoal.task.manifest import LocalTraining
+from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.tasks import logistic_bundle, samples
-from wire.broker import find_mosquitto, start_broker
 
 pytestmark = [
     pytest.mark.broker,

@@ -9,12 +9,12 @@ import paho.mqtt.client
 import paho.mqtt.enums
 import pytest
 
-from benchmarks.stage import Stage
-from fleet.desk import Desk, Tls
+from shoal.errors import UntrustedError
+from shoal.owner.enrolment.desk import Desk, Tls
+from shoal.simulation.process_fleet import Stage
+from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.run_places import LONG_RUN
 from tests.helpers.tasks import logistic_bundle, samples
-from wire.broker import find_mosquitto, start_broker
-from wire.errors import UntrustedError
 
 pytestmark = [
     pytest.mark.broker,

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
+from shoal.transport.local_broker import find_mosquitto
 from tests.helpers.taken_away import place
-from wire.broker import find_mosquitto
 
 pytestmark = [
     pytest.mark.broker,

@@ -15,23 +15,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.run_directory import read_records
+from aggregator.storage.run_status import read_records
 from crypto.mask.kdf import SECRET_BYTES, expand
 from crypto.mask.keys import MaskContext, derive
 from crypto.mask.modes import registry
 from crypto.seal.identity import Identity
 from crypto.seal.passphrase import Lock
-from edge_client import enrolment
-from edge_client.enrolment import DeviceMembership
-from edge_client.manifest import LocalTraining
-from edge_client.state import DeviceState
-from fleet.directory import FleetDirectory
-from fleet.run import RunOptions, make_plan, write_run
+from edge_client import membership as enrolment
+from edge_client.membership import DeviceMembership
+from edge_client.storage.state import DeviceState
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.protocol.enrolment import Token
+from shoal.task.manifest import LocalTraining
+from shoal.transport.local_broker import find_mosquitto, free_port
 from tests.helpers.places import WAIT_S, Place, start_generated
 from tests.helpers.processes import command_line, core_limits, found_in_files, found_in_memory, inspectable
 from tests.helpers.tasks import logistic_bundle, samples
-from wire.broker import find_mosquitto, free_port
-from wire.enrolment import Token
 
 pytestmark = [pytest.mark.broker, pytest.mark.process, pytest.mark.timeout(300)]
 PASSPHRASE = b"correct horse battery staple"

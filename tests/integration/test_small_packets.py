@@ -9,14 +9,14 @@ import time
 
 import pytest
 
-from wire.broker import find_mosquitto, free_port
-from wire.errors import BrokerUnreachableError
-from wire.frame import PACKET_ROOM_BYTES, ChunkKind, split
-from wire.limits import CHUNK_BYTES
-from wire.mqtt import MqttTransport
-from wire.reassembly import Reassembler
-from wire.retained import RetainedPublisher
-from wire.transport import Message
+from shoal.errors import BrokerUnreachableError
+from shoal.limits import CHUNK_BYTES
+from shoal.protocol.chunking import PACKET_ROOM_BYTES, ChunkKind, split
+from shoal.protocol.reassembly import Reassembler
+from shoal.transport.base import Message
+from shoal.transport.local_broker import find_mosquitto, free_port
+from shoal.transport.mqtt import MqttTransport
+from shoal.transport.retained import RetainedPublisher
 
 PACKET_BYTES = 64 * 1024
 PAYLOAD = os.urandom(300_000)

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.loopback import draw_origins
-from benchmarks.stage import Stage
-from edge_client.manifest import LocalTraining
-from edge_client.task import TaskBundle
-from fleet.run import RunOptions
+from shoal.owner.runs.plan import RunOptions
+from shoal.simulation.loopback_fleet import draw_origins
+from shoal.simulation.process_fleet import Stage
+from shoal.task.bundle import TaskBundle
+from shoal.task.manifest import LocalTraining
+from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, same_partition, truth_of
-from wire.broker import find_mosquitto, start_broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.process]
 

@@ -11,14 +11,15 @@ from collections.abc import Callable
 
 import pytest
 
+from shoal import limits
+from shoal.errors import UsageError, WireError
+from shoal.protocol import chunking as frame
+from shoal.protocol.reassembly import Reassembler
+from shoal.transport.base import Message, TakenOver
+from shoal.transport.local_broker import BrokerProcess
+from shoal.transport.mqtt import MqttTransport
 from tests.helpers.mqtt_clients import WAIT_S, Client, settle, wait_for
 from tests.helpers.trees import ROOT
-from wire import frame, limits
-from wire.broker import BrokerProcess
-from wire.errors import UsageError, WireError
-from wire.mqtt import MqttTransport
-from wire.reassembly import Reassembler
-from wire.transport import Message, TakenOver
 
 pytestmark = pytest.mark.broker
 
@@ -169,7 +170,7 @@ def test_a_killed_process_leaves_its_will_retained(shared: BrokerProcess, client
     reader = client(shared.url, "will-reader", "will/+")
     program = """
         import sys, threading
-        from wire.mqtt import MqttTransport
+        from shoal.transport.mqtt import MqttTransport
         one = MqttTransport(sys.argv[1], "mortal", lambda event: None, will=("will/mortal", b"offline"))
         one.start(require=True)
         one.publish("will/mortal", b"online", retain=True)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from shoal.address import BrokerAddress
+from shoal.errors import BrokerUnreachableError
+from shoal.transport.base import Connected
+from shoal.transport.local_broker import find_mosquitto, free_port
 from tests.helpers.mqtt_clients import Client, settle
-from wire.address import BrokerAddress
-from wire.broker import find_mosquitto, free_port
-from wire.errors import BrokerUnreachableError
-from wire.transport import Connected
 
 pytestmark = pytest.mark.broker
 

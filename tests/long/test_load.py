@@ -1,4 +1,4 @@
-"""Long runs of the load bench; `make long` runs them, `make test` doesn't. Each saves its result in benchmarks/results."""
+"""Long runs of the load bench; `make long` runs them, `make test` doesn't. Each saves its result in results."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks import record, soak
-from benchmarks.load import measure
+from shoal.bench.load import soak
+from shoal.bench.load.fleet_load import measure
+from shoal.report import record
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 DEVICES = int(os.environ.get("SHOAL_LONG_DEVICES", "500"))
 RUNS = int(os.environ.get("SHOAL_LONG_RUNS", "20"))
 SOAK_DEVICES = 30

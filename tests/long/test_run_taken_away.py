@@ -2,8 +2,8 @@
 
 import pytest
 
+from shoal.transport.local_broker import find_mosquitto
 from tests.helpers.taken_away import place
-from wire.broker import find_mosquitto
 
 pytestmark = [
     pytest.mark.broker,

@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.strategies import cfl_tree
 from aggregator.strategies.base import in_order
+from aggregator.strategies.cfl import tree as cfl_tree
+from shoal.protocol.documents import SegmentSpec
+from shoal.protocol.messages import Phase
 from tests.helpers.plans import Rounds, contribution, contributions_in, run_plan
-from wire.documents import SegmentSpec
-from wire.messages import Phase
 
 D, ROUNDS = 6, 30
 

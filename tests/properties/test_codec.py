@@ -10,18 +10,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import edge_client.state
-import fleet.directory
-import wire.messages
-from wire import codec, limits
-from wire.codec import decode, decode_prefix, encode
-from wire.documents import Member, RunPlan, SegmentSpec
-from wire.errors import WireError
-from wire.messages import Action, Obstacle, Phase, Share
+import edge_client.storage.state
+import shoal.owner.keys.directory
+import shoal.protocol.messages
+from shoal import limits
+from shoal.errors import WireError
+from shoal.protocol import codec
+from shoal.protocol.codec import decode, decode_prefix, encode
+from shoal.protocol.documents import Member, RunPlan, SegmentSpec
+from shoal.protocol.messages import Action, Obstacle, Phase, Share
 
-assert edge_client.state
-assert fleet.directory
-assert wire.messages
+assert edge_client.storage.state
+assert shoal.owner.keys.directory
+assert shoal.protocol.messages
 KINDS = {k: t for k, t in codec._BY_KIND.items() if not t.__module__.startswith("tests.")}
 MESSAGES = sorted(KINDS.values(), key=lambda t: t.__name__)
 names = st.from_regex(r"[a-z0-9][a-z0-9-]{0,9}", fullmatch=True)

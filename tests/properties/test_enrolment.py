@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crypto.seal.identity import Identity
-from crypto.seal.tokens import make_request, open_request
-from wire.enrolment import LINE_PREFIX, Token
-from wire.errors import ConfigError, ShoalError
+from shoal.errors import ConfigError, ShoalError
+from shoal.membership.tokens import make_request, open_request
+from shoal.protocol.enrolment import LINE_PREFIX, Token
 
 TOKEN = Token("reef", "mqtts://enrol:word@host:8883", "owner", "aggregator", 1_800_000_000, bytes(range(16)))
 REQUEST = make_request(Identity.generate("dev-1"), TOKEN, 1_799_999_000)

@@ -3,11 +3,11 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wire.errors import WireError
-from wire.frame import HEADER, HEADER_BYTES, MAGIC, MIN_CHUNK_BYTES, ChunkKind, parse, split
-from wire.reassembly import Reassembler, Transfer
-from wire.topics import ParsedTopic, Topics, matches
-from wire.topics import parse as parse_topic
+from shoal.errors import WireError
+from shoal.protocol.chunking import HEADER, HEADER_BYTES, MAGIC, MIN_CHUNK_BYTES, ChunkKind, parse, split
+from shoal.protocol.reassembly import Reassembler, Transfer
+from shoal.protocol.topics import ParsedTopic, Topics, matches
+from shoal.protocol.topics import parse as parse_topic
 
 small_ints = st.integers(0, 4) | st.sampled_from([1023, 1024, 2048, 3000, 2**31, 2**32 - 1])
 long_ints = small_ints | st.sampled_from([2**30, 2**30 + 1, 2**63, 2**64 - 1])

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aggregator.engine import CameOnline, Stored, Verdict
+from aggregator.rounds.engine import CameOnline, Stored, Verdict
 from aggregator.strategies.base import norm_of
 from crypto.seal.replay import HighWater
-from edge_client import agent
+from edge_client.protocol import round_state as agent
+from shoal.errors import UntrustedError, WireError
+from shoal.protocol.messages import Action, Announcement, Control, ModelRef, Order, Phase, Share
 from tests.helpers.parsers_wire import STRATEGIES
 from tests.helpers.plans import FULL_BATCH, digest_of, engine_of, run_plan, stored, upload_of
-from wire.errors import UntrustedError, WireError
-from wire.messages import Action, Announcement, Control, ModelRef, Order, Phase, Share
 
 ROUNDS = 4
 DEVICES = ("dev-0", "dev-1", "dev-2", "dev-3")

@@ -16,7 +16,7 @@ from crypto.mask.keys import MaskContext, MaskKey, derive
 from crypto.mask.masking import mask, unmask
 from crypto.mask.modes.registry import MODES
 from crypto.mask.secret import MaskSecret
-from wire.types import MaskedVector, Segment
+from shoal.types import MaskedVector, Segment
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 MODERATE = st.floats(-1024, 1024, width=32)

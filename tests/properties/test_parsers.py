@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shoal.errors import WireError
+from shoal.protocol import codec
 from tests.helpers import mutations
 from tests.helpers.mutations import attempt, hunt, mutate
 from tests.helpers.parsers import Parser, all_parsers, parcelled, parts_of
 from tests.helpers.trees import ROOT
-from wire import codec
-from wire.errors import WireError
 
 NAMES_OF = [
     "topic",

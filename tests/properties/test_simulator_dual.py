@@ -6,13 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulator.batched import Batched
-from benchmarks.simulator.blocks import Shelf
-from benchmarks.simulator.data import Shard
-from benchmarks.simulator.dual import Dual
-from benchmarks.simulator.loop import Loop
-from benchmarks.simulator.networks import OneHidden, Softmax, origins
-from wire.documents import LocalSettings
+from shoal.protocol.documents import LocalSettings
+from shoal.simulation.data import Shard
+from shoal.simulation.trainers.batched import Batched
+from shoal.simulation.trainers.blocks import Shelf
+from shoal.simulation.trainers.dual import Dual
+from shoal.simulation.trainers.loop import Loop
+from shoal.simulation.trainers.networks import OneHidden, Softmax, origins
 
 pytestmark = pytest.mark.torch
 

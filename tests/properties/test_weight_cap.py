@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.numerics.averaging import capped_weights
-from aggregator.screening import NORM_LIMIT_RATIO, screen
+from aggregator.rounds.screening import NORM_LIMIT_RATIO, screen
 from tests.helpers.plans import contribution
 
 COUNTS = st.lists(st.integers(1, 2**32 - 1), min_size=1, max_size=40)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from wire.types import Float32Vector
+from shoal.types import Float32Vector
 
 Subkey = Callable[[str], bytes]
 """Gives the 32-byte key of one segment for a purpose; each purpose has its own."""

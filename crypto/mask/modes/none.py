@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from crypto.mask.modes.base import Mode, Subkey
-from wire.types import Float32Vector
+from shoal.types import Float32Vector
 
 
 @dataclass(frozen=True, slots=True)

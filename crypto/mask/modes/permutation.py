@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from crypto.mask.modes.base import Mode, Subkey
 from crypto.mask.stream import permutation
-from wire.types import Float32Vector
+from shoal.types import Float32Vector
 
 BLOCKED_FROM: Final = 3_000_000
 """Coordinates from which two gathers inside the cache beat one across memory."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from crypto.mask.modes import none, permutation, rotation, signed_permutation
 from crypto.mask.modes.base import Mode
-from wire.errors import ConfigError
+from shoal.errors import ConfigError
 
 MODES: Final[Mapping[str, Mode]] = MappingProxyType(
     {mode.name: mode for mode in (none.MODE, permutation.MODE, signed_permutation.MODE, rotation.MODE)}

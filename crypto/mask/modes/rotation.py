@@ -17,7 +17,7 @@ from crypto.mask.hadamard import transform, untransform
 from crypto.mask.modes.base import Mode, Subkey
 from crypto.mask.modes.permutation import from_index
 from crypto.mask.stream import permutation, signs
-from wire.types import Float32Vector
+from shoal.types import Float32Vector
 
 
 class Rotation:

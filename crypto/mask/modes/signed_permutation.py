@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from crypto.mask.modes.base import Mode, Subkey
 from crypto.mask.modes.permutation import from_index
 from crypto.mask.stream import permutation, signs
-from wire.types import Float32Vector
+from shoal.types import Float32Vector
 
 
 class SignedPermutation:

@@ -9,14 +9,14 @@ import pytest
 
 from aggregator.config import AggregatorConfig
 from aggregator.daemon import Daemon, _Stop, serve
-from aggregator.run_directory import read_plan, read_records
-from aggregator.run_files import RunFiles, is_finished
-from aggregator.store import Store
+from aggregator.storage.run_status import read_plan, read_records
+from aggregator.storage.signed_runs import RunFiles, is_finished
+from aggregator.storage.store import Store
+from shoal.errors import StorageError, UntrustedError
+from shoal.protocol.codec import encode
+from shoal.transport.base import Connected, Message, TakenOver
 from tests.helpers.plans import run_plan
 from tests.helpers.run_places import RunPlace
-from wire.codec import encode
-from wire.errors import StorageError, UntrustedError
-from wire.transport import Connected, Message, TakenOver
 
 
 def daemon_of(place):

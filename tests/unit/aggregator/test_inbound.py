@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from aggregator.inbound import Inbound
+from shoal import limits
+from shoal.errors import UntrustedError
+from shoal.protocol.chunking import MIN_CHUNK_BYTES, ChunkKind, split
+from shoal.protocol.reassembly import TooLargeError
+from shoal.protocol.topics import Topics, chunk_topic
+from shoal.transport.base import Message
 from tests.helpers.fleets import Wiretap, make_fleet, open_upload, publish, seal_upload, uploads_of
 from tests.helpers.floods import MIB, claim, claims
-from wire import limits
-from wire.errors import UntrustedError
-from wire.frame import MIN_CHUNK_BYTES, ChunkKind, split
-from wire.reassembly import TooLargeError
-from wire.topics import Topics, chunk_topic
-from wire.transport import Message
 
 TOPICS = Topics("demo")
 D = 28

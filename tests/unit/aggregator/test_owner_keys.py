@@ -3,10 +3,10 @@
 import pytest
 
 from aggregator import membership as aggregators
-from edge_client import enrolment
-from fleet.directory import FleetDirectory
+from edge_client import membership as enrolment
+from shoal.errors import UntrustedError
+from shoal.owner.keys.directory import FleetDirectory
 from tests.helpers.plans import run_plan
-from wire.errors import UntrustedError
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 from aggregator.publisher import Publisher
 from crypto.seal.envelope import GroupKey
 from crypto.seal.identity import Identity
+from shoal import limits
+from shoal.protocol.chunking import MIN_CHUNK_BYTES, parse
+from shoal.protocol.reassembly import MAX_MISSING_LISTED
 from tests.helpers.plans import run_plan
-from wire import limits
-from wire.frame import MIN_CHUNK_BYTES, parse
-from wire.reassembly import MAX_MISSING_LISTED
 
 NAME = "d" * limits.MAX_NAME_CHARS
 

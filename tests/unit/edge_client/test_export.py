@@ -8,9 +8,9 @@ import onnxruntime as ort
 import pytest
 
 from edge_client.export import export
-from edge_client.model import OrtModel
+from edge_client.learning.model import OrtModel
+from shoal.errors import ConfigError, TaskError
 from tests.helpers.tasks import logistic_bundle, samples
-from wire.errors import ConfigError, TaskError
 
 
 @pytest.fixture(scope="module")

@@ -13,22 +13,25 @@ SCRIPT = """
 import sys
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "onnx", "onnxscript", "fleet", "scipy"):
+        if name.split(".")[0] in ("torch", "onnx", "onnxscript", "scipy"):
             raise ImportError("blocked: " + name)
 sys.meta_path.insert(0, Block())
-import edge_client.scoring, edge_client.task
+import edge_client.learning.scoring, shoal.task.bundle
 assert "onnxruntime" not in sys.modules
 from pathlib import Path
 import numpy as np
-from edge_client import data, export, model, training
-bundle = edge_client.task.TaskBundle.from_dir(Path(sys.argv[1]))
+from edge_client import export
+from edge_client.learning import data
+from edge_client.learning import model
+from edge_client.learning import training
+bundle = shoal.task.bundle.TaskBundle.from_dir(Path(sys.argv[1]))
 assert "onnxruntime" not in sys.modules
 shares = data.split(data.load(Path(sys.argv[1]) / "d.npz", bundle.manifest), b"s")
 backend = model.OrtModel(bundle)
 theta = np.zeros(bundle.length, np.float32)
 result = training.train(theta, shares.train, bundle.manifest.hyper, backend, np.random.default_rng(0), 0, lambda: False)
-losses = edge_client.scoring.score([theta, theta + result.delta], shares.train, backend)
-assert edge_client.scoring.choose(losses) == 1, losses
+losses = edge_client.learning.scoring.score([theta, theta + result.delta], shares.train, backend)
+assert edge_client.learning.scoring.choose(losses) == 1, losses
 export.export(bundle, theta + result.delta, Path(sys.argv[1]) / "m.onnx")
 assert "torch" not in sys.modules and "onnx" not in sys.modules
 print("clean")

@@ -22,7 +22,7 @@ from aggregator.numerics.errors import NumericsError
 from aggregator.numerics.rows import CHUNK_COLUMNS
 from aggregator.numerics.similarity import cosine_matrix
 from aggregator.numerics.torch_backend import TorchBackend
-from wire.errors import ConfigError
+from shoal.errors import ConfigError
 
 ROOT = Path(__file__).parents[4]
 ROWS = np.random.default_rng(21).standard_normal((6, CHUNK_COLUMNS + 777), dtype=np.float32)
@@ -142,7 +142,7 @@ def test_without_torch_cuda_is_refused_and_auto_is_numpy() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from aggregator.numerics.backend import select\n"
-        "from wire.errors import ConfigError\n"
+        "from shoal.errors import ConfigError\n"
         "assert select('auto', work_flops=1e18).name == 'numpy'\n"
         "try:\n    select('cuda')\n"
         "except ConfigError as error:\n    assert 'shoal[aggregator]' in error.hint\n"

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from aggregator.numerics.bipartition import Bipartition, bipartition
 from aggregator.numerics.errors import NumericsError
-from wire.errors import ConfigError, IntegrityError
+from shoal.errors import ConfigError, IntegrityError
 
 Matrix = NDArray[np.float64]
 

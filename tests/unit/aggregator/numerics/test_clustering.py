@@ -127,7 +127,7 @@ def test_missing_packages_are_named_with_what_to_install() -> None:
         "import numpy as np\n"
         "from aggregator.numerics.clustering import complete_linkage, kmeans\n"
         "from aggregator.numerics.embedding import madc\n"
-        "from wire.errors import ConfigError\n"
+        "from shoal.errors import ConfigError\n"
         "for call in (lambda: kmeans(np.eye(4), 2, 0), lambda: complete_linkage(np.ones((4, 4)), 2),"
         " lambda: madc(np.eye(4))):\n"
         "    try:\n        call()\n"

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from aggregator.strategies.base import Slot
+from shoal.errors import ConfigError, IntegrityError, KeyMismatchError
 from tests.helpers.plans import D, Rounds, contribution, run_plan
-from wire.errors import ConfigError, IntegrityError, KeyMismatchError
 
 DEVICES = ("dev-1", "dev-2", "dev-3")
 RNG = np.random.default_rng(3)

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from shoal.errors import ConfigError
 from tests.helpers.plans import FULL_BATCH, D, Rounds, contribution, run_plan
-from wire.errors import ConfigError
 
 PROXIMAL = dataclasses.replace(FULL_BATCH, prox_mu=0.1)
 

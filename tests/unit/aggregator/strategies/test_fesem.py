@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from shoal.errors import ConfigError
+from shoal.protocol.documents import SegmentSpec
 from tests.helpers.epochs import Fleet, assert_same
 from tests.helpers.plans import D, Rounds, contribution, run_plan
-from wire.documents import SegmentSpec
-from wire.errors import ConfigError
 
 DEVICES = tuple(f"dev-{i}" for i in range(8))
 RNG = np.random.default_rng(11)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from shoal.errors import ConfigError
 from tests.helpers.epochs import Fleet
 from tests.helpers.plans import D, Rounds, contribution, run_plan
-from wire.errors import ConfigError
 
 DEVICES = ("dev-b", "dev-a", "dev-c")
 RNG = np.random.default_rng(1)

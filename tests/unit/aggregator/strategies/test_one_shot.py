@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from aggregator.strategies.base import Slot
+from shoal.errors import ConfigError
+from shoal.protocol.messages import Phase
 from tests.helpers.epochs import Fleet
 from tests.helpers.plans import D, Rounds, contribution, run_plan
-from wire.errors import ConfigError
-from wire.messages import Phase
 
 DEVICES = tuple(f"dev-{i}" for i in range(6))
 TRUTH = {d: i % 2 for i, d in enumerate(DEVICES)}

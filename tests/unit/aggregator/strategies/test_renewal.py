@@ -9,11 +9,11 @@ import pytest
 
 from aggregator.strategies.base import Event, Slot
 from aggregator.strategies.renewal import Renewal, fresh_slot, news_dump, news_load, renewed_rows
+from shoal.errors import IntegrityError
+from shoal.protocol.documents import SegmentSpec
 from tests.helpers.epochs import Fleet, assert_same
 from tests.helpers.plans import FULL_BATCH, run_plan
 from tests.helpers.quadratics import ALG_5, TRIED
-from wire.documents import SegmentSpec
-from wire.errors import IntegrityError
 
 D = 24
 GROUPS = 3

@@ -13,9 +13,9 @@ from crypto.mask.keys import MaskContext, derive, key_id
 from crypto.mask.masking import mask
 from crypto.mask.modes.registry import MODES
 from crypto.mask.secret import MaskSecret
-from wire import limits
-from wire.errors import ConfigError, UsageError
-from wire.types import Segment
+from shoal import limits
+from shoal.errors import ConfigError, UsageError
+from shoal.types import Segment
 
 SECRET = MaskSecret.from_bytes(bytes(range(32)))
 CONTEXT = MaskContext(

@@ -11,8 +11,8 @@ from crypto.mask.keys import MaskContext, derive
 from crypto.mask.masking import mask, unmask
 from crypto.mask.modes.registry import MODES
 from crypto.mask.secret import MaskSecret
-from wire.errors import IntegrityError, KeyMismatchError, UsageError
-from wire.types import MaskedVector, Segment
+from shoal.errors import IntegrityError, KeyMismatchError, UsageError
+from shoal.types import MaskedVector, Segment
 
 SECRET = MaskSecret.from_bytes(bytes(range(32)))
 CONTEXT = MaskContext("plant-7", b"run", 0, bytes(32), "permutation", (Segment("cluster", 1000),))

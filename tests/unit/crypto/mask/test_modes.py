@@ -12,7 +12,7 @@ from crypto.mask.masking import mask, unmask
 from crypto.mask.modes.permutation import BLOCKED_FROM
 from crypto.mask.modes.registry import MODES
 from crypto.mask.secret import MaskSecret
-from wire.types import MaskedVector, Segment
+from shoal.types import MaskedVector, Segment
 
 SECRET = MaskSecret.from_bytes(bytes(range(32)))
 KEPT_BYTES = {"none": 0, "permutation": 4, "signed-permutation": 5, "rotation": 7}

@@ -8,8 +8,8 @@ import pickle
 import pytest
 
 from crypto.mask.secret import MaskSecret
-from wire import limits
-from wire.errors import IntegrityError
+from shoal import limits
+from shoal.errors import IntegrityError
 
 RAW = b"correct horse battery staple 32b"
 

@@ -13,7 +13,7 @@ import pytest
 from crypto.mask.keys import MaskContext, MaskKey, derive
 from crypto.mask.masking import mask
 from crypto.mask.secret import MaskSecret
-from wire.types import Segment
+from shoal.types import Segment
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[3] / "vectors" / "mask.json").read_text(encoding="ascii"))
 

@@ -17,8 +17,8 @@ from crypto.seal.envelope import (
     seal_to_member,
 )
 from crypto.seal.identity import Identity
-from wire.errors import UntrustedError, WireError
-from wire.messages import Sealed
+from shoal.errors import UntrustedError, WireError
+from shoal.protocol.messages import Sealed
 
 ALICE, BOB, EVE = (Identity.generate(n) for n in ("alice", "bob", "eve"))
 HEAD = Sealed("demo", "upload", "alice", "bob")

@@ -7,9 +7,9 @@ import stat
 import pytest
 
 from crypto.seal.identity import Identity, check_seal_key, fingerprint, verify
-from support.files import write_private
-from wire.documents import Member
-from wire.errors import ConfigError, IntegrityError, UntrustedError, WireError
+from shoal.errors import ConfigError, IntegrityError, UntrustedError, WireError
+from shoal.protocol.documents import Member
+from shoal.util.files import write_private
 
 
 @pytest.fixture(scope="module")

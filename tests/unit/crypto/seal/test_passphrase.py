@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 
 from crypto.seal.passphrase import Lock, is_locked
-from wire.errors import ConfigError, IntegrityError, UntrustedError
+from shoal.errors import ConfigError, IntegrityError, UntrustedError
 
 WORD = b"correct horse battery"
 LOCK = Lock(WORD)

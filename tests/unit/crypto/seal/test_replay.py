@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from crypto.seal.replay import HighWater
-from wire.errors import UntrustedError
-from wire.messages import Announcement
+from shoal.errors import UntrustedError
+from shoal.protocol.messages import Announcement
 
 AT = HighWater(roster=5, run=2, round=3, nonce=b"n" * 16, step=2)
 

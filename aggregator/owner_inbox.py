@@ -1,0 +1,78 @@
+"""What the owner sends while the aggregator runs: a newer roster, and newer keys for later runs."""
+
+from __future__ import annotations
+
+import logging
+
+from aggregator.membership import AggregatorMembership
+from crypto.seal.envelope import open_from_member, read_head
+from shoal import limits
+from shoal.errors import UntrustedError
+from shoal.membership.grants import OWNER_NAME
+from shoal.membership.roster import OWNER_PURPOSE, RosterForkError
+from shoal.protocol.chunking import ChunkKind
+from shoal.protocol.messages import Sealed
+from shoal.protocol.reassembly import Reassembler, Transfer
+from shoal.protocol.topics import TopicKind, Topics
+from shoal.transport.base import Transport
+
+LOG = logging.getLogger("shoal.aggregator")
+ALLOWED = {
+    TopicKind.OWNER_ROSTER: {ChunkKind.ROSTER: limits.MAX_GRANT_BYTES},
+    TopicKind.KEYS: {ChunkKind.GRANT: limits.MAX_RENEWAL_BYTES},
+}
+"""Largest transfer on each of the owner's topics, in bytes; other kinds are refused."""
+
+
+class OwnerMail:
+    """Takes the owner's retained messages into a membership; whatever is not newer changes nothing."""
+
+    def __init__(self, membership: AggregatorMembership) -> None:
+        self._membership = membership
+        self._topics = Topics(membership.fleet)
+        self._chunks = Reassembler(limits.MAX_GRANT_BYTES, whole_transfers=1)
+
+    def subscribe(self, transport: Transport) -> None:
+        """Ask for the owner's topics."""
+        for base in (self._topics.owner_roster, self._topics.keys(self._membership.identity.name)):
+            transport.subscribe(f"{base}/#")
+
+    def take(self, topic: str, payload: bytes, now_s: float) -> bool:
+        """Return whether the topic is one of the owner's; what it brought is then dealt with.
+
+        Raises:
+            UntrustedError: not from the owner, not for us, rolled back, or of the sequence in force with other bytes.
+            WireError: malformed.
+        """
+        parsed = self._topics.parse(topic)
+        if parsed.kind not in ALLOWED:
+            return False
+        if parsed.kind is TopicKind.KEYS and parsed.device != self._membership.identity.name:
+            raise UntrustedError(f"keys for {parsed.device!r}, which the aggregator has not subscribed to")
+        if not payload:
+            return True
+        self._chunks.expire(now_s)
+        transfer = self._chunks.add(parsed.kind.name, payload, now_s, ALLOWED[parsed.kind])
+        if transfer is None:
+            return True
+        if parsed.kind is TopicKind.OWNER_ROSTER:
+            self._on_roster(transfer)
+        elif self._membership.take_grant(bytes(transfer.payload)):
+            LOG.info("newer keys", extra={"kv": {"roster": self._membership.roster.sequence}})
+        return True
+
+    def _on_roster(self, transfer: Transfer) -> None:
+        member = self._membership
+        head, at = read_head(transfer.payload)
+        name = head.purpose.partition("/")[0]
+        if name != OWNER_PURPOSE or head != Sealed(member.fleet, head.purpose, OWNER_NAME, member.identity.name):
+            raise UntrustedError(f"a {head.purpose} of {head.sender!r} where the owner's roster belongs")
+        signed, _ = open_from_member(member.identity, transfer.payload, head, at, member.owner_key, transfer.signed)
+        try:
+            newer = member.adopt(bytes(signed))
+        except RosterForkError as error:
+            if member.is_new_fork(bytes(signed)):
+                LOG.error("two rosters of one sequence", extra={"kv": {"reason": error, "hint": error.hint}})
+            raise
+        if newer:
+            LOG.info("new roster from the owner", extra={"kv": {"sequence": member.roster.sequence}})

@@ -1,0 +1,399 @@
+"""The aggregator's rules, free of I/O: rounds open, uploads are judged, rounds close, a run ends.
+
+`Engine.handle` is a pure transition ``(state, event) -> (state, actions)``: no clock, socket or disk. The driver
+carries actions out and feeds events back; the MQTT daemon and the loopback fleet drive the same object.
+
+An event that neither opens nor closes a round takes a time that does not grow with the fleet: its transition changes
+persistent collections (engine_state.py) and looks at counts, never at all devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any, Final
+
+from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
+from aggregator.rounds.events import (
+    CameOnline,
+    DeadlinePassed,
+    Declined,
+    Event,
+    Gather,
+    KeysHeld,
+    Left,
+    OpenRound,
+    Rostered,
+    RoundClosed,
+    RunFinished,
+    Stored,
+    WentOffline,
+)
+from aggregator.rounds.rollover import Rollover
+from aggregator.rounds.screening import screen
+from aggregator.rounds.state import (
+    EngineState,
+    Transition,
+    bereft,
+    declining,
+    forsaken,
+    opened,
+    record_of,
+    returned,
+    too_late,
+    without,
+)
+from aggregator.rounds.turnover import Turnover
+from aggregator.strategies.base import Contribution, Outcome, RoundPlan, Strategy
+from aggregator.strategies.base import Event as Occurrence
+from aggregator.strategies.registry import make_strategy
+from shoal.limits import MAX_MARGIN
+from shoal.protocol.documents import Roster, RunPlan
+from shoal.protocol.messages import Order, Phase, Upload
+
+ATTACHED_HEAD_BYTES: Final = 1 << 16
+"""Largest head in front of vectors that a device has attached, with what their seal takes."""
+MAX_FIGURE: Final = 3.4e38
+"""Largest loss or norm that a device may report: what float32 holds, so that squares and sums of them stay finite."""
+
+
+class Verdict(Enum):
+    """What to do with an upload that is authentic."""
+
+    STORE = "store"
+    DUPLICATE = "duplicate"
+    REFUSE = "refuse"
+
+
+class Engine:
+    """The rules of one run.
+
+    Attributes:
+        run: the owner's plan, as signed; strategy: the algorithm in the run's first mask epoch.
+        seed: 16 random bytes from which round nonces follow; task_bytes: of the sealed task, which a fold brings along.
+    """
+
+    def __init__(
+        self,
+        run: RunPlan,
+        strategy: Strategy,
+        seed: bytes,
+        strategy_for: Callable[[RunPlan], Strategy] = make_strategy,
+        task_bytes: int = 0,
+    ) -> None:
+        """Take the plan, its strategy, and what makes the strategy of a later mask epoch."""
+        self.run = run
+        self.seed = seed
+        self.task_bytes = task_bytes
+        self._strategy_for = strategy_for
+        self.strategy = strategy
+        self._strategies = {run.key_id: strategy}
+        self._turnover = Turnover(self.strategy_in, self.nonce, self._maybe_open)
+
+    def strategy_in(self, run: RunPlan) -> Strategy:
+        """Return the algorithm in a mask epoch, ``run`` being the plan as it stands there."""
+        if run.key_id not in self._strategies:
+            self._strategies[run.key_id] = self._strategy_for(run)
+        return self._strategies[run.key_id]
+
+    def begin(
+        self, devices: tuple[str, ...], generation: int = 0, roster: Roster | None = None, roster_bytes: bytes = b""
+    ) -> Transition:
+        """Return the state before round 1.
+
+        Args:
+            devices: of the roster.
+            generation: roster sequence of the secrets in force.
+            roster: the newest; without one no mask epoch can end.
+            roster_bytes: the same as the owner signed it.
+        """
+        state = EngineState(
+            PersistentSet(devices),
+            self.strategy.init(devices),
+            self.run,
+            generation=generation,
+            newest=generation,
+            roster=roster,
+            roster_bytes=roster_bytes,
+        )
+        return state, (Gather(),)
+
+    def run_in(self, standing: Mapping[str, Any]) -> RunPlan:
+        """Return the plan as it stands in the mask epoch of an `EngineState.standing`."""
+        if standing["epoch"] == self.run.epoch:
+            return self.run
+        return self.run.in_epoch(standing["epoch"], bytes.fromhex(standing["key_id"]))
+
+    def resume(
+        self,
+        devices: tuple[str, ...],
+        before: Any,
+        round_: int,
+        available: tuple[str, ...],
+        standing: Mapping[str, Any] | None = None,
+        proposal: Contribution | None = None,
+        roster: Roster | None = None,
+        roster_bytes: bytes = b"",
+    ) -> Transition:
+        """Return the state with a round, or a step of a rollover, open again.
+
+        Args:
+            devices: of the roster.
+            before: with ``round_`` and ``available``, what `OpenRound` had made durable.
+            round_: the round.
+            available: who was there.
+            standing: what `EngineState.standing` gave then.
+            proposal: the stored upload of the device that folded, where the rollover had got that far.
+            roster: the newest.
+            roster_bytes: the same as the owner signed it.
+        """
+        fleet = PersistentSet(devices)
+        online = PersistentSet(d for d in available if d in fleet)
+        state = EngineState(fleet, before, self.run, online, roster=roster, roster_bytes=roster_bytes)
+        if standing is None:
+            return self._open(state, round_, available)
+        generation = standing["generation"]
+        state = dataclasses.replace(
+            state,
+            run=self.run_in(standing),
+            since=standing["since"],
+            generation=generation,
+            newest=generation,
+            levels=dict(standing["levels"]),
+            news=tuple(Occurrence(e["round"], e["kind"], e["detail"]) for e in standing["news"]),
+        )
+        r = standing["rollover"]
+        if not standing["open"]:
+            state = dataclasses.replace(state, round=round_, step=standing["step"], online=PersistentSet())
+            if r is not None:
+                failed = Rollover(r["generation"], r["tries"])
+                state = dataclasses.replace(state, rollover=failed, newest=max(r["generation"], generation))
+            return state, (Gather(),)
+        if r is None:
+            return self._open(state, round_, available)
+        signing = r["signing"] and proposal is not None
+        under_way = Rollover(r["generation"], r["tries"], r["folder"], proposal if signing else None)
+        state = dataclasses.replace(
+            state, round=round_, step=standing["step"] - 1, rollover=under_way, newest=max(r["generation"], generation)
+        )
+        if signing:
+            return self._turnover.sign(state, available)
+        return self._turnover.fold(state, available)
+
+    def over(
+        self,
+        devices: tuple[str, ...],
+        round_: int,
+        standing: Mapping[str, Any],
+        received: Mapping[str, tuple[Phase, bytes]],
+    ) -> EngineState:
+        """Return the state of a run that is over, for an aggregator that is started again: no event changes it.
+
+        Args:
+            devices: of the roster.
+            round_: the final round.
+            standing: what `EngineState.standing` gave when it opened.
+            received: device -> (phase, digest) of its durable upload of that round.
+        """
+        run = self.run_in(standing)
+        fleet = PersistentSet(devices)
+        return EngineState(fleet, None, run, round=round_, received=PersistentMap(received), finished=True)
+
+    def nonce(self, round_: int, step: int = 0) -> bytes:
+        """Return the 16 bytes that an upload of the round, or of a step after it, must repeat."""
+        place = round_.to_bytes(4, "little") + (step.to_bytes(4, "little") if step else b"")
+        return hashlib.sha256(b"shoal/v1/round" + self.seed + place).digest()[:16]
+
+    def judge(self, state: EngineState, upload: Upload, digest: bytes) -> tuple[Verdict, str]:
+        """Return whether an authentic upload may be stored, and the reason where not. Changes nothing.
+
+        Exactly once: the first durable upload of (run, round, phase, device) wins; the same bytes again are a
+            duplicate, other bytes are refused. A run that is over still knows what came in its final round.
+        """
+        run, plan = state.run, state.plan
+        if (upload.run_id, upload.epoch, upload.task_digest) != (run.run_id, run.epoch, run.task_digest):
+            return Verdict.REFUSE, "of another run, epoch or task"
+        if (upload.mode, upload.key_id) != (run.mode, run.key_id):
+            return Verdict.REFUSE, "masked under another key or mode"
+        if plan is None or upload.round != state.round or upload.nonce != self.nonce(state.round, plan.step):
+            return self._judge_late(state, upload, digest)
+        order = plan.orders.get(upload.device)
+        if order is None or order.phase != upload.phase:
+            return Verdict.REFUSE, "not asked for"
+        done = state.received.get(upload.device)
+        if done is not None:
+            same = done == (Phase(upload.phase), digest)
+            return (Verdict.DUPLICATE, "") if same else (Verdict.REFUSE, "another upload was stored before")
+        if upload.model not in order.candidates:
+            return Verdict.REFUSE, "trained from a model that was not offered"
+        if upload.length != (run.length if order.train else 0):
+            return Verdict.REFUSE, f"a vector of length {upload.length}"
+        if not self._may_attach(plan, upload):
+            return Verdict.REFUSE, f"{upload.attached} bytes behind the update"
+        if len(upload.margins) != (len(order.candidates) if order.margins else 0):
+            return Verdict.REFUSE, f"{len(upload.margins)} margins"
+        wrong = _wrong_counts(run, order, upload)
+        if wrong:
+            return Verdict.REFUSE, wrong
+        if abs(upload.loss) > MAX_FIGURE or any(abs(m) > MAX_MARGIN for m in upload.margins):
+            return Verdict.REFUSE, "a loss or a margin beyond what a device may report"
+        if not (0 < upload.model_norm <= MAX_FIGURE if order.norm else upload.model_norm == 0):
+            return Verdict.REFUSE, "a model's norm that was not asked for, or an impossible one"
+        return Verdict.STORE, ""
+
+    def _judge_late(self, state: EngineState, upload: Upload, digest: bytes) -> tuple[Verdict, str]:
+        """Judge what comes for a round that is not open."""
+        known = state.finished and state.received.get(upload.device) == (Phase(upload.phase), digest)
+        return (Verdict.DUPLICATE, "") if known else (Verdict.REFUSE, too_late(state))
+
+    def _may_attach(self, plan: RoundPlan, upload: Upload) -> bool:
+        """Whether as much is attached as the order can have asked for: what is folded is handed on to the whole fleet."""
+        most = self._most_attached(plan, upload.device)
+        return min(1, most) <= upload.attached <= most
+
+    def most_attached(self, state: EngineState, device: str) -> int:
+        """Return how many bytes a device may attach to an upload for what is open in ``state``."""
+        return 0 if state.plan is None or device not in state.plan.orders else self._most_attached(state.plan, device)
+
+    def _most_attached(self, plan: RoundPlan, device: str) -> int:
+        order = plan.orders[device]
+        if order.phase == Phase.ENDORSE:
+            return ATTACHED_HEAD_BYTES + 4 * self.run.length * len(order.renew)
+        if order.phase == Phase.CHECKPOINT:
+            vectors = len(plan.models) + len(plan.carried)
+            return ATTACHED_HEAD_BYTES + self.task_bytes + 4 * self.run.length * vectors
+        return 0
+
+    def handle(self, state: EngineState, event: Event) -> Transition:
+        """Return the state after ``event`` and what the driver has to do."""
+        if state.finished:
+            return state, ()
+        match event:
+            case CameOnline(device):
+                state = returned(state, device)
+            case WentOffline(device):
+                state = without(state, device)
+            case Left(device):
+                state = bereft(state, device)
+            case Declined(device, nonce, obstacle):
+                if state.plan is not None and nonce == self.nonce(state.round, state.plan.step):
+                    state = declining(state, device, obstacle)
+            case Stored(contribution, digest):
+                state = self._receive(state, contribution, digest)
+            case DeadlinePassed(round_, step):
+                if (round_, step) == (state.round, state.step):
+                    state = dataclasses.replace(state, overtime=True)
+            case Rostered(roster, data):
+                state = dataclasses.replace(state, roster=roster, roster_bytes=data)
+            case KeysHeld(generation):
+                state = dataclasses.replace(state, newest=max(state.newest, generation))
+        return self._advance(state)
+
+    def _receive(self, state: EngineState, contribution: Contribution, digest: bytes) -> EngineState:
+        order = None if state.plan is None else state.plan.orders.get(contribution.device)
+        if order is None or order.phase != contribution.phase or contribution.device in state.received:
+            return state
+        return dataclasses.replace(
+            state,
+            received=state.received.adding(contribution.device, (contribution.phase, digest)),
+            contributions=state.contributions.appending(contribution),
+            refused=state.refused.removing(contribution.device),
+            gone=state.gone.removing(contribution.device),
+            lost=state.lost.removing(contribution.device),
+        )
+
+    def _advance(self, state: EngineState) -> Transition:
+        if state.plan is None:
+            return self._maybe_open(state)
+        if state.plan.step:
+            return self._turnover.advance(state)
+        if state.newest > state.generation and not state.plan.final:
+            return self._close(state)  # whoever was revoked still reads what is open
+        # Whoever was revoked can't answer, so that the quorum is of those who still can.
+        needed = max(1, math.ceil(self.run.quorum * state.asked))
+        if len(state.received) < needed:
+            return self._close(state) if forsaken(state) else (state, ())
+        if state.awaited and not state.overtime:
+            return state, ()
+        return self._close(state)
+
+    def _maybe_open(self, state: EngineState) -> Transition:
+        """Open a round with whoever is there, as soon as enough are, or end the mask epoch if that is due.
+
+        The first round waits for all devices, later ones for the quorum's share of them; once the deadline has passed,
+        ``min_contributors`` are enough.
+        """
+        if self._is_due(state):
+            return self._turnover.fold(state, None)
+        there = len(state.online)
+        if there < max(1, min(self.run.min_contributors, len(state.devices))):
+            return state, ()
+        share = 1.0 if state.round == 0 else self.run.quorum
+        if there < math.ceil(share * len(state.devices)) and not state.overtime:
+            return state, ()
+        return self._open(state, state.round + 1, state.present)
+
+    def _open(self, state: EngineState, round_: int, available: tuple[str, ...]) -> Transition:
+        before, strategy = state.strategy, self.strategy_in(state.run)
+        if round_ > self.run.rounds:
+            plan = strategy.final(before, round_, available)
+            after = before
+        else:
+            after, plan = strategy.plan(before, round_, available)
+        if not plan.orders:
+            return state, ()
+        state = opened(dataclasses.replace(state, strategy=after), plan)
+        return state, (OpenRound(plan, self.nonce(round_), before, available),)
+
+    def _is_due(self, state: EngineState) -> bool:
+        """Whether the mask epoch ends here: the owner has drawn newer secrets, or it has had its rounds and more are to come.
+
+        Until the newer secrets are at hand, nothing more is announced that whoever was revoked could read.
+        """
+        drawn = 0 if state.roster is None else state.roster.keys_since
+        if max(state.newest, drawn) > state.generation or state.rollover is not None:
+            return True
+        return state.round < self.run.rounds and state.round - state.since >= self.run.epoch_rounds
+
+    def _close(self, state: EngineState) -> Transition:
+        plan = state.plan
+        assert plan is not None
+        strategy, levels = state.strategy, state.levels
+        refused: Mapping[str, float] = {}
+        if plan.final:
+            outcome = Outcome({c.device: c.model for c in state.contributions})
+        else:
+            rules = self.strategy_in(state.run)
+            # Only a whole round shows which updates are too long, so the strategy sees none of them earlier.
+            screened = screen(state.contributions, levels, plan.placing)
+            levels, refused = screened.levels, screened.refused
+            for contribution in screened.accepted:
+                strategy = rules.absorb(strategy, contribution)
+            strategy, outcome = rules.close(strategy, plan)
+        closed = RoundClosed(record_of(state, plan, outcome, refused))
+        state = dataclasses.replace(
+            state,
+            strategy=strategy,
+            levels=levels,
+            plan=None,
+            contributions=PersistentList(),
+            finished=plan.final,
+            overtime=False,
+            news=(),
+        )
+        if plan.final:
+            return state, (closed, RunFinished())
+        state, actions = self._maybe_open(state)
+        return state, (closed, *(actions or (Gather(),)))
+
+
+def _wrong_counts(run: RunPlan, order: Order, upload: Upload) -> str:
+    """Return why the upload's counts can't be true; empty where they can."""
+    if upload.correct > upload.tested or bool(upload.tested) != order.evaluate or (order.train and not upload.samples):
+        return "impossible counts"
+    if run.weighting == "uniform" and upload.samples > 1:
+        return f"{upload.samples} samples where the plan's weighting is uniform"
+    return ""

@@ -1,0 +1,100 @@
+"""The relative norm limit: an update much longer than the others of its round is left out of every mean.
+
+A round is screened when it closes, because the first round has no earlier one to compare with. The decision depends only
+on durable uploads and on the levels in `EngineState.standing`, so a restarted aggregator decides the same.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median_high, median_low
+from typing import Final
+
+from aggregator.strategies.base import Contribution
+from shoal.protocol.messages import Phase
+
+NORM_LIMIT_RATIO: Final = 10.0
+"""An update may be this many times as long as the median update."""
+LEAST_FOR_MEDIAN: Final = 3
+"""Updates of one round from which their own median counts: of two, one could set it for the other."""
+UPDATE_RECIPES: Final = ("train", "pretrain")
+UPDATE_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.PRETRAIN)
+
+Levels = Mapping[str, float]
+"""Median norm of the accepted updates of the last round, by recipe ("train", "pretrain") and by model ("train/3")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Screened:
+    """A round's contributions after screening.
+
+    Attributes:
+        accepted: what the strategy may use, in the order given.
+        refused: norms of the updates that are left out, by device.
+        levels: for the next round.
+    """
+
+    accepted: tuple[Contribution, ...]
+    refused: Mapping[str, float] = field(default_factory=dict)
+    levels: Levels = field(default_factory=dict)
+
+
+def screen(given: Iterable[Contribution], levels: Levels, exempt: Collection[int] = ()) -> Screened:
+    """Separate a round's contributions into those the strategy may use and those with too large a norm.
+
+    An update is refused if its norm is above ``NORM_LIMIT_RATIO`` times the largest of these medians: of the last round's
+    accepted updates, of all updates in this round, and of those in this round that were trained from the same model. The
+    last two count from ``LEAST_FOR_MEDIAN`` updates on. They admit a change that most devices show, such as new data or a
+    restart of IFCA, and a cluster whose updates are longer than those of other clusters. A median of 0 is no reference,
+    and without any reference nothing is refused.
+
+    Args:
+        given: the round's contributions; those without training pass.
+        levels: of the round before; empty in the first.
+        exempt: models whose updates enter no mean.
+    """
+    given = tuple(given)
+    norms: dict[str, list[float]] = defaultdict(list)
+    for c in given:
+        for key in _keys(c, exempt):
+            norms[key].append(c.norm)
+    own = {key: median_low(found) for key, found in norms.items() if len(found) >= LEAST_FOR_MEDIAN}
+    accepted: list[Contribution] = []
+    refused: dict[str, float] = {}
+    passed: dict[str, list[float]] = defaultdict(list)
+    for c in given:
+        keys = _keys(c, exempt)
+        reference = max((source.get(key, 0.0) for key in keys for source in (levels, own)), default=0.0)
+        if reference and c.norm > NORM_LIMIT_RATIO * reference:
+            refused[c.device] = c.norm
+            continue
+        accepted.append(c)
+        for key in keys:
+            passed[key].append(c.norm)
+    # A recipe of which this round refused every update starts again without a level: a pair of devices whose data have
+    # changed would otherwise be refused in every later round.
+    trained = {_recipe(key) for key in norms}
+    found = {key: level for key, level in levels.items() if _recipe(key) not in trained}
+    for key, kept in passed.items():
+        # Of the only two updates in a round the longer one counts: by a tiny update one device could otherwise shut the
+        # other out. Two in one cluster are also compared with all others, so there the shorter one counts.
+        pair = key in UPDATE_RECIPES and len(kept) < LEAST_FOR_MEDIAN
+        level = (median_high if pair else median_low)(kept) or levels.get(key, 0.0)
+        if level:
+            found[key] = level
+    return Screened(tuple(accepted), refused, found)
+
+
+def _keys(contribution: Contribution, exempt: Collection[int]) -> tuple[str, ...]:
+    """Return the levels that a contribution is compared with and counts in; none where it is not screened."""
+    if contribution.phase not in UPDATE_PHASES or contribution.model in exempt:
+        return ()
+    # Pre-training has its own number of steps, so its norms say nothing about those of other rounds.
+    recipe = "pretrain" if contribution.phase is Phase.PRETRAIN else "train"
+    return recipe, f"{recipe}/{contribution.model}"
+
+
+def _recipe(key: str) -> str:
+    return key.partition("/")[0]

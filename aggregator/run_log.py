@@ -1,0 +1,337 @@
+"""Lines of the aggregator's log about a run: the devices that it waits for, and the results of each round."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aggregator.rounds.events import RoundRecord
+from aggregator.rounds.rollover import HASTY_TRIES, Rollover
+from aggregator.rounds.state import EngineState
+from shoal.protocol.documents import RunPlan
+from shoal.protocol.messages import Obstacle
+from shoal.util.times import second
+
+LOG = logging.getLogger("shoal.aggregator")
+NAMES_SHOWN: Final = 5
+STATUS_AFTER_S: Final = 3.0
+"""A round open for this long says what it is waiting for; it is asked again as often."""
+MOST_PAUSE_S: Final = 60.0
+"""The same line comes again after pauses that double up to this."""
+SMALL_ROUNDS: Final = 3
+"""Rounds in a row after which a cluster of too few devices is worth a warning."""
+
+CAPPED_HINT: Final = "check what these devices report; shoal-fleet run --weight-cap N allows more, 0 any weight"
+REFUSED_NORM_HINT: Final = (
+    "check these devices and their data (scale, labels; far more samples than the others mean more steps and a longer "
+    "update: --local epochs=0 --local steps=N gives all the same); shoal-fleet revoke excludes one, and a smaller learning "
+    "rate or --local clip shortens updates"
+)
+OBSTACLES: Final = {
+    Obstacle.DATA: "data do not fit the task",
+    Obstacle.TASK: "training failed",
+    Obstacle.REFUSED: "refused by the device",
+    Obstacle.OTHER: "not possible on the device",
+    Obstacle.UPLOAD: "upload refused",
+    Obstacle.DISK: "disk is full or fails",
+}
+
+
+_DISK: Final = Obstacle.DISK.name.lower()
+"""A device whose disk is full has ended: it must be started again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Too few devices for a round to go on, after its deadline.
+
+    Attributes:
+        missing: the devices that could end it, in name order.
+        unable: those of them that are there but have said that they can't do their part, or whose upload was refused.
+        here: how many have answered, or are there to begin the next round.
+        needed: how many must be.
+        quorum: the plan's share of the devices, for an open round; 0 where the next one can't begin.
+        min_contributors: the plan's.
+        remaining: devices of the fleet without those that are missing.
+    """
+
+    missing: tuple[str, ...]
+    here: int
+    needed: int
+    quorum: float
+    min_contributors: int
+    remaining: int
+    unable: tuple[str, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """Say how many devices there are, and how many must be there."""
+        if self.quorum:
+            return f"{self.here} answered and {self.needed} must (quorum {self.quorum:g})"
+        return f"{self.here} here and {self.needed} must be (min_contributors {self.min_contributors})"
+
+    @property
+    def hint(self) -> str:
+        """Say what a person can do."""
+        absent = [d for d in self.missing if d not in self.unable]
+        ways = []
+        if self.unable:
+            ways.append(f"read in the log of {_shown(list(self.unable))} what is in the way, and sign a run without it")
+        if absent:
+            ways.append(f"start {_shown(absent)} again")
+        them = "it" if len(self.missing) == 1 else "them"
+        advice = f"{'; '.join(ways)}, or take {them} out of the fleet: shoal-fleet revoke FLEET_DIR NAME"
+        if self.remaining < self.min_contributors:
+            fewer = f"{self.remaining} left, and means of fewer than {self.min_contributors} are not made"
+            advice += f" ({fewer}: then sign a run with a smaller --min-contributors)"
+        return advice
+
+
+def shortage(state: EngineState) -> Shortage | None:
+    """Return why a run does not go on though the deadline has passed; None where it does, or rolls over to other keys."""
+    if not state.overtime or state.finished or state.rollover is not None or state.step:
+        return None
+    devices, least = set(state.devices), state.run.min_contributors
+    if state.plan is None:
+        missing = tuple(sorted(devices - state.online))
+        here, needed, quorum = len(devices) - len(missing), max(1, min(least, len(devices))), 0.0
+    else:
+        missing = tuple(d for d in state.waiting if d in devices)
+        quorum = state.run.quorum
+        here, needed = len(state.received), max(1, math.ceil(quorum * state.asked))
+    if here >= needed or not missing:
+        return None
+    unable = tuple(d for d in missing if d in state.online and state.unable.get(d) not in (None, _DISK))
+    return Shortage(missing, here, needed, quorum, least, len(devices) - len(missing), unable)
+
+
+class Lines:
+    """The log's lines about a run as it goes: what is new at once, and the same again more and more seldom.
+
+    Args:
+        run: the owner's plan.
+        keep: takes what the run waits for whenever that changes, and nothing when it goes on.
+        clock: returns unix seconds.
+
+    Attributes:
+        figures: the same as the line that ``keep`` took last, for JSON; empty before the deadline has passed.
+    """
+
+    def __init__(
+        self,
+        run: RunPlan,
+        keep: Callable[[str], None] = lambda _line: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._run = run
+        self._keep = keep
+        self._clock = clock
+        self.figures: dict[str, Any] = {}
+        self._off_since: dict[str, str] = {}
+        self._opened_at = self._deadline_passed = ""
+        self._asked_s = self._again_s = self._pause_s = 0.0
+        self._said: str | None = None
+        self._small: frozenset[int] = frozenset()
+        self._small_rounds = 0
+        self._declined: dict[str, str] = {}
+        self._capped: set[str] = set()
+        self._too_long: set[str] = set()
+
+    def opened(self, now_s: float) -> None:
+        """Begin with a round that has just opened."""
+        self._go_on()
+        self._asked_s, self._opened_at = now_s, self._now()
+
+    def came(self, device: str) -> None:
+        """Note that a device is there."""
+        self._off_since.pop(device, None)
+
+    def left(self, device: str) -> None:
+        """Note that a device has gone offline."""
+        self._off_since.setdefault(device, self._now())
+
+    def _now(self) -> str:
+        return second(int(self._clock()))
+
+    def _go_on(self) -> None:
+        self.figures = {}
+        if self._said != "":
+            self._keep("")
+        self._said = ""
+        self._deadline_passed = ""
+
+    def _missing_since(self, device: str, state: EngineState) -> str:
+        """Return since when a device is off, as far as we know; since the round opened if it is there and has not answered."""
+        if device in state.online:
+            return self._opened_at
+        return self._off_since.setdefault(device, self._opened_at or self._now())
+
+    def _waiting_line(self, state: EngineState) -> tuple[str, dict[str, Any]]:
+        """Return what a run waits for as a line, and as figures if the deadline has passed and too few devices are there."""
+        line, short = waiting_for(state), shortage(state)
+        if short is None:
+            return line, {}
+        self._deadline_passed = self._deadline_passed or self._now()
+        since = {d: self._missing_since(d, state) for d in short.missing}
+        named = ", ".join(f"{d} since {since[d]}" for d in short.missing[:NAMES_SHOWN])
+        more = f" and {len(since) - NAMES_SHOWN} more" if len(since) > NAMES_SHOWN else ""
+        passed = f"the deadline passed at {self._deadline_passed}"
+        figures = {
+            "missing": [{"device": d, "since": at} for d, at in since.items()],
+            "deadline_passed": True,
+            "deadline_passed_at": self._deadline_passed,
+            "here": short.here,
+            "needed": short.needed,
+            "quorum": self._run.quorum,
+            "min_contributors": short.min_contributors,
+            "hint": short.hint,
+        }
+        return f"{line}; {passed}, {short.reason}; missing: {named}{more}; {short.hint}", figures
+
+    def waiting(self, state: EngineState, now_s: float) -> None:
+        """Say what the run is waiting for, if that is due."""
+        if now_s - self._asked_s < STATUS_AFTER_S:
+            return
+        self._asked_s = now_s
+        line, figures = self._waiting_line(state)
+        if line == self._said and now_s < self._again_s:
+            return
+        self._pause_s = STATUS_AFTER_S if line != self._said else min(2 * self._pause_s, MOST_PAUSE_S)
+        LOG.info(line)
+        if line != self._said:
+            self.figures = figures
+            self._keep(line)
+        self._said, self._again_s = line, now_s + self._pause_s
+
+    def closed(self, record: RoundRecord, seconds: float, bytes_up: int) -> None:
+        """Say what a round brought, and which clusters go on as they are because too few devices are in them."""
+        self._go_on()
+        report(self._run.run, record, seconds, bytes_up)
+        if not record.declined.items() <= self._declined.items():
+            facts = {"devices": declined_by(record.declined), "hint": "shoal-edge prints the reason on the device"}
+            LOG.warning("devices can't do their part", extra={"kv": facts})
+        self._declined |= record.declined
+        self._limited(record)
+        sizes = Counter(record.clusters.values())
+        small = frozenset(too_small(record.clusters, self._run.min_contributors))
+        self._small_rounds = self._small_rounds + 1 if small == self._small else 1
+        self._small = small
+        if small and self._small_rounds == SMALL_ROUNDS:
+            shown = ", ".join(f"{c} (devices: {sizes[c]})" for c in sorted(small))
+            hint = (
+                f"a mean of fewer than {self._run.min_contributors} could be read: shoal-fleet run --min-contributors"
+            )
+            LOG.warning("clusters of too few devices learn nothing", extra={"kv": {"clusters": shown, "hint": hint}})
+
+    def _limited(self, record: RoundRecord) -> None:
+        """Log once for each device that its weight was capped, or that its update was left out because of its norm."""
+        if not record.capped.keys() <= self._capped:
+            weights = {d: f"{d} ({w:g})" for d, w in record.capped.items() if d not in self._capped}
+            facts = {"round": record.round, "weights": _shown(sorted(weights.values())), "hint": CAPPED_HINT}
+            LOG.warning("sample counts far above the median of their cluster", extra={"kv": facts})
+        if not record.refused_norm.keys() <= self._too_long:
+            norms = {d: f"{d} ({n:.3g})" for d, n in record.refused_norm.items() if d not in self._too_long}
+            facts = {"round": record.round, "norms": _shown(sorted(norms.values())), "hint": REFUSED_NORM_HINT}
+            LOG.warning("updates left out: norm above ten times the median", extra={"kv": facts})
+        self._capped |= record.capped.keys()
+        self._too_long |= record.refused_norm.keys()
+
+
+def limited_by(capped: Mapping[str, int], refused_norm: Mapping[str, int]) -> str:
+    """Return which devices a run's limits have held back, and in how many rounds; nothing where none.
+
+    Args:
+        capped: device -> rounds in which its weight was capped.
+        refused_norm: device -> rounds in which its update was left out.
+    """
+    said = []
+    if refused_norm:
+        said.append(f"left out, norm above ten times the median: {_counted(refused_norm)}")
+    if capped:
+        said.append(f"weight capped: {_counted(capped)}")
+    return "; ".join(said)
+
+
+def _counted(rounds: Mapping[str, int]) -> str:
+    return _shown([f"{d} (rounds: {rounds[d]})" for d in sorted(rounds)])
+
+
+def cluster_sizes(clusters: Mapping[str, int]) -> list[int]:
+    """Return how many devices are in each cluster, the largest first."""
+    return sorted(Counter(clusters.values()).values(), reverse=True)
+
+
+def too_small(clusters: Mapping[str, int], least: int) -> tuple[int, ...]:
+    """Return the clusters of fewer than ``least`` devices: no mean of theirs is sent to anybody, so they stay as they are."""
+    return tuple(sorted(c for c, n in Counter(clusters.values()).items() if n < least))
+
+
+def _put_off(state: EngineState, rollover: Rollover) -> bool:
+    return rollover.tries >= HASTY_TRIES and not state.overtime
+
+
+def waiting_for(state: EngineState) -> str:
+    """Return one line: what the run is waiting for."""
+    if state.plan is None and state.roster is not None and state.roster.keys_since > state.newest:
+        return f"round {state.round}: the owner has replaced the keys, and the newer ones have not come yet"
+    if state.plan is None and state.roster is not None and state.roster.keys_since < state.newest:
+        return (
+            f"round {state.round}: the owner has replaced the keys, and the roster that goes with them has not come yet"
+        )
+    if state.plan is None and state.rollover is not None and _put_off(state, state.rollover):
+        failed = f"{state.rollover.tries} attempts to end the mask epoch have failed"
+        return f"round {state.round}: {failed}; the next one begins at the deadline"
+    if state.plan is None and state.rollover is not None:
+        return f"round {state.round}: more than half of the roster must be here to end the mask epoch"
+    if state.plan is None:
+        absent = [d for d in state.devices if d not in state.online]
+        there = len(state.devices) - len(absent)
+        return f"gathering: {there} of {len(state.devices)} devices are here{_names(absent)}"
+    done, total = len(state.received), len(state.plan.orders)
+    what = f"round {state.round}"
+    unable = state.unable
+    named = _names([d for d in state.waiting if d not in unable]) + (f"; {declined_by(unable)}" if unable else "")
+    if state.overtime and not done and not unable and state.rollover is None:
+        return f"{what}: nobody of {total} has answered; what a device refuses stands in its own log{named}"
+    if state.rollover is not None:
+        what = f"{what}, {'folding' if state.rollover.proposal is None else 'signing'} the next mask epoch"
+    return f"{what}: {done} of {total}{named}"
+
+
+def declined_by(declined: Mapping[str, str]) -> str:
+    """Return which devices can't do their part, by what stands in the way as a `RoundRecord` has it; nothing where all can."""
+    by = {obstacle: sorted(d for d, why in declined.items() if why == obstacle.name.lower()) for obstacle in Obstacle}
+    return "; ".join(f"{OBSTACLES[obstacle]}: {_shown(names)}" for obstacle, names in by.items() if names)
+
+
+def report(run: int, record: RoundRecord, seconds: float, bytes_up: int) -> None:
+    """Log a round that closed and what happened in it."""
+    r = record
+    pairs = {
+        "run": run,
+        "round": r.round,
+        "devices": f"{r.contributed}/{r.ordered}",
+        "loss": r.loss,
+        "cluster_sizes": "+".join(map(str, cluster_sizes(r.clusters))),
+        "dur_s": seconds,
+        "bytes": bytes_up,
+    }
+    if r.tested:
+        pairs["accuracy"] = r.correct / r.tested
+    LOG.info("round closed", extra={"kv": pairs})
+    for event in r.events:
+        LOG.info(str(event["kind"]), extra={"kv": {k: v for k, v in event.items() if k not in ("kind",)}})
+
+
+def _names(devices: list[str]) -> str:
+    return f", waiting for {_shown(devices)}" if devices else ""
+
+
+def _shown(devices: list[str]) -> str:
+    shown = ", ".join(devices[:NAMES_SHOWN])
+    return f"{shown} and {len(devices) - NAMES_SHOWN} more" if len(devices) > NAMES_SHOWN else shown

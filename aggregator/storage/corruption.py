@@ -1,0 +1,105 @@
+"""Map any error raised while reading a run's files to one error that names the directory.
+
+Damaged contents give an `IntegrityError`. An error of the operating system, such as too many open files, gives a
+`ConfigError` with the system's own text: the files may be whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+
+from shoal.errors import IntegrityError, ShoalError, StorageError
+from shoal.util.files import read_failed, write_failed
+
+_DAMAGE: Final = (sqlite3.DatabaseError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
+_SYSTEM_CODES: Final = frozenset(
+    {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
+)
+"""Primary result codes of SQLite for failures of the operating system or the disk, not of the file's contents."""
+
+
+_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+_SQLITE_DISK: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+DISK_HINT: Final = "free some space or check the disk, then start again: the run goes on where it was"
+
+
+class _Held(Protocol):
+    """Something that lives in a directory."""
+
+    directory: Path
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+H = TypeVar("H", bound=_Held)
+
+
+@contextmanager
+def readable(directory: Path) -> Iterator[None]:
+    """Do what reads a run's files.
+
+    Raises:
+        IntegrityError: the files hold something else than was written there.
+        ConfigError: the operating system refused to read them; a `StorageError` if it may pass.
+    """
+    try:
+        yield
+    except (OSError, *_DAMAGE) as error:
+        raise _unreadable(directory, error) from error
+
+
+@contextmanager
+def disk_errors(directory: Path) -> Iterator[None]:
+    """Do what writes to ``directory``; errors of anything but a disk that is full or fails stay themselves.
+
+    Raises:
+        StorageError: the disk is full or fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        raise write_failed(directory, error) from error
+    except sqlite3.OperationalError as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _SQLITE_DISK:
+            raise
+        raise StorageError(f"can't write {directory}: {error}", hint=DISK_HINT) from error
+
+
+def reads(method: Callable[Concatenate[H, P], R]) -> Callable[Concatenate[H, P], R]:
+    """Have a method read the files in its object's ``directory`` as `readable` does."""
+
+    @wraps(method)
+    def read(held: H, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(held, *args, **kwargs)
+        except (OSError, *_DAMAGE) as error:
+            raise _unreadable(held.directory, error) from error
+
+    return read
+
+
+def _unreadable(directory: Path, error: Exception) -> ShoalError:
+    if isinstance(error, OSError):
+        return read_failed(Path(error.filename or directory), error)
+    if isinstance(error, sqlite3.OperationalError) and is_system_failure(error):
+        return StorageError(
+            f"can't read {directory}: {error}",
+            hint="check the disk, the permissions and the limit of open files (LimitNOFILE), then start again",
+        )
+    return IntegrityError(
+        f"{directory} can't be read: {type(error).__name__}: {str(error)[:200]}",
+        hint="if it is damaged, restore it from a backup, or move it away and sign a new run",
+    )
+
+
+def is_system_failure(error: sqlite3.OperationalError) -> bool:
+    """Tell whether SQLite failed because of the operating system or the disk, by the low byte of its extended result code."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _SYSTEM_CODES

@@ -1,0 +1,176 @@
+"""The runs that the owner signed, as they lie in the aggregator's directory, and whether each is over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
+from aggregator.storage.corruption import readable
+from aggregator.storage.run_status import read_last_record, read_plan
+from aggregator.storage.store import DATABASE
+from crypto.seal.signed import open_document
+from shoal.errors import ConfigError, ShoalError, UntrustedError
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.documents import RunPackage, RunPlan
+
+LOG = logging.getLogger("shoal.aggregator")
+CHANGED_HINT: Final = "a file that is replaced is looked at again by itself"
+
+Stamp = tuple[int, int, int, int]
+"""A file's inode, size in bytes, and times of its last changes in ns: alike as long as nobody touched it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """A run that the owner signed, as it lies in the runs directory.
+
+    Attributes:
+        path: the file.
+        plan: what the owner signed.
+        signed: the same as it travels.
+    """
+
+    path: Path
+    plan: RunPlan
+    signed: bytes
+
+
+def log_refused(name: str, reason: str) -> None:
+    """Say that a file is no run of the owner's."""
+    LOG.warning("run file refused", extra={"kv": {"file": name, "reason": reason}})
+
+
+class RunFiles:
+    """The runs directory. A run's file holds a whole task and can be large: it is read again only after it was touched."""
+
+    def __init__(self, membership: AggregatorMembership, complain: Callable[[str, str], None] = log_refused) -> None:
+        """Read nothing yet.
+
+        Args:
+            membership: whose directory it is.
+            complain: is told the name of a file that is no run of the owner's, and why.
+        """
+        self._membership = membership
+        self._complain = complain
+        self._known: dict[Path, tuple[Stamp, RunFile | str]] = {}
+        self._over: dict[bytes, Stamp] = {}
+
+    def all(self) -> list[RunFile]:
+        """Return the owner's runs by number; what is not a run of the owner's is complained of and left alone."""
+        paths = sorted((self._membership.directory / RUNS_DIRECTORY).glob("*.run"))
+        self._known = {path: self._known[path] for path in paths if path in self._known}
+        found = []
+        for path in paths:
+            try:
+                run = self._look(path)
+            except OSError as error:
+                run = str(error)
+            if isinstance(run, str):
+                self._complain(path.name, run)
+            else:
+                found.append(run)
+        return sorted(found, key=lambda r: r.plan.run)
+
+    def _look(self, path: Path) -> RunFile | str:
+        """Return the run in a file, or the reason why it is none of the owner's."""
+        stamp = _stamp(path)
+        known = self._known.get(path)
+        if known is None or known[0] != stamp:
+            try:
+                known = stamp, self._read(path)
+            except ShoalError as error:
+                known = stamp, str(error)  # not the error: it would hold on to every frame that it is raised through
+            self._known[path] = known
+        return known[1]
+
+    def _read(self, path: Path) -> RunFile:
+        signed = decode(path.read_bytes(), RunPackage).plan
+        plan = open_document(signed, RunPlan, self._membership.owner_key)
+        if plan.fleet != self._membership.fleet:
+            raise UntrustedError(f"a run of fleet {plan.fleet!r}")
+        return RunFile(path, plan, signed)
+
+    def package(self, run: RunFile) -> bytes:
+        """Return what a run's file holds: plan, task and sealed origins.
+
+        Raises:
+            ConfigError: it can't be read any more.
+            UntrustedError: it holds another run by now.
+            WireError: it holds no run by now.
+        """
+        try:
+            package = run.path.read_bytes()
+            if decode(package, RunPackage).plan != run.signed:
+                raise UntrustedError(f"{run.path.name} holds another run than before", hint=CHANGED_HINT)
+        except OSError as error:
+            self._known.pop(run.path, None)
+            raise ConfigError(f"{run.path.name} can't be read: {error.strerror}", hint=CHANGED_HINT) from error
+        except ShoalError:
+            self._known.pop(run.path, None)
+            raise
+        return package
+
+    def is_over(self, plan: RunPlan) -> bool:
+        """Whether the final round of a run is recorded; asked again, it looks into the database only if that was touched.
+
+        Raises:
+            as `is_finished`
+        """
+        try:
+            stamp = _stamp(directory_of(self._membership, plan.run) / DATABASE)
+        except OSError:
+            return is_finished(self._membership, plan)
+        if self._over.get(plan.run_id) == stamp:
+            return True
+        if not is_finished(self._membership, plan):
+            return False
+        self._over[plan.run_id] = stamp
+        return True
+
+
+def directory_of(membership: AggregatorMembership, run: int) -> Path:
+    """Return where everything about a run lies."""
+    return membership.directory / f"run-{run:06d}"
+
+
+def check_order(membership: AggregatorMembership, plan: RunPlan) -> None:
+    """Return if no later run was begun here: devices take part in runs of rising numbers only.
+
+    Raises:
+        UntrustedError: one was.
+    """
+    numbers = (p.parent.name.removeprefix("run-") for p in membership.directory.glob(f"run-*/{DATABASE}"))
+    newest = max((int(number) for number in numbers if number.isdecimal()), default=0)
+    if plan.run < newest:
+        raise UntrustedError(
+            f"run {plan.run} is older than run {newest}, which was begun here, and devices refuse it",
+            hint="have the owner sign it anew: shoal-fleet run",
+        )
+
+
+def is_finished(membership: AggregatorMembership, plan: RunPlan) -> bool:
+    """Whether the final round of a run is recorded.
+
+    Raises:
+        UntrustedError: its number belongs to another run, which was begun or finished before.
+        IntegrityError: the run's directory is damaged.
+    """
+    directory = directory_of(membership, plan.run)
+    held = read_plan(directory)
+    if held is not None and held != encode(plan):
+        raise UntrustedError(
+            f"run {plan.run} is another one than the run {plan.run} that was begun here before",
+            hint=f"have the owner sign it anew, under a number of its own: shoal-fleet run. {directory} holds the other",
+        )
+    last = read_last_record(directory)
+    with readable(directory):
+        return last is not None and bool(last["final"])
+
+
+def _stamp(path: Path) -> Stamp:
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns

@@ -1,0 +1,432 @@
+"""What the aggregator must not forget: SQLite for facts, append-only files for vectors, one group commit for both.
+
+`Store.append` buffers, `Store.commit` makes everything appended so far durable (vectors first, then the rows that
+point at them): only after it returns may an upload be acknowledged. A torn tail of a vector file is harmless, since
+no row points at it.
+
+The database does not grow with the number of rounds but for one short record each (records.py): the snapshot of a round
+deletes, in its own transaction, the rows of earlier uploads that the strategy's state does not refer to. SQLite uses
+the freed pages again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from aggregator.numerics.rows import drop_pages
+from aggregator.storage import records
+from aggregator.storage.corruption import reads
+from aggregator.storage.vector_log import FLOAT_BYTES, UpdateFiles, checksum
+from aggregator.strategies.base import Contribution, Dump, UploadKey, contribution_of
+from shoal.errors import IntegrityError
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.documents import RunPlan
+from shoal.protocol.messages import Upload
+from shoal.types import Float32Vector
+from shoal.util.files import check_own, make_own, private_directory, sync_directory, write_atomic
+
+SCHEMA_VERSION: Final = 3
+DATABASE: Final = "run.sqlite"
+UPDATES: Final = "updates"
+VECTORS: Final = "vectors"
+BUSY_TIMEOUT_MS: Final = 5000
+CHECKED_AT_ONCE: Final = 16
+"""Stored updates that are checked before their pages leave memory again."""
+LOG_PAGES: Final = 256
+"""Pages of the write-ahead log, 4 KiB each, after which SQLite moves them into the database: its default takes 4 MB."""
+_TABLES: Final = (
+    """
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS uploads (
+  round INTEGER NOT NULL, phase INTEGER NOT NULL, device TEXT NOT NULL, header BLOB NOT NULL,
+  digest BLOB NOT NULL, start INTEGER NOT NULL, checksum INTEGER NOT NULL,
+  PRIMARY KEY (round, phase, device)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS snapshot (id INTEGER PRIMARY KEY CHECK (id = 1), round INTEGER NOT NULL, document TEXT NOT
+NULL);
+"""
+    + records.TABLES
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """An upload that is written and not committed."""
+
+    upload: Upload
+    digest: bytes
+    start: int
+    checksum: int
+    norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The strategy's state before the open round, the devices that were available to it, and `EngineState.standing`."""
+
+    round: int
+    available: tuple[str, ...]
+    document: dict[str, Any]
+    vectors: dict[str, Float32Vector]
+    standing: dict[str, Any]
+
+
+class Store:
+    """One run's durable state, in one directory."""
+
+    @reads
+    def __init__(self, directory: Path, run: RunPlan, seed: Callable[[], bytes] = lambda: os.urandom(16)) -> None:
+        """Open or make the run's directory.
+
+        Args:
+            directory: where it lives; made with mode 0700.
+            run: the plan; a directory of another run is refused.
+            seed: gives the 16 bytes from which round nonces follow, when the run is new.
+
+        Raises:
+            IntegrityError: the directory belongs to another run or another version.
+        """
+        self.directory = private_directory(directory)
+        self.run = run
+        # SQLite gives its other files the mode of this one, and would open what others have put here.
+        make_own(directory / DATABASE)
+        for suffix in ("-wal", "-shm", "-journal"):
+            check_own(directory / f"{DATABASE}{suffix}")
+        self._db = sqlite3.connect(directory / DATABASE, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        self._db.execute(f"PRAGMA wal_autocheckpoint={LOG_PAGES}")
+        check_version(self._db, directory)
+        self._db.executescript(_TABLES)
+        self._pending: dict[bytes, _Row] = {}
+        self._batch: list[_Row] = []
+        facts = dict(self._db.execute("SELECT name, value FROM facts"))
+        if not facts:
+            facts = {"schema": str(SCHEMA_VERSION).encode(), "plan": encode(run), "seed": seed()}
+            with self._db:
+                self._db.execute("BEGIN")
+                self._db.executemany("INSERT INTO facts VALUES (?, ?)", list(facts.items()))
+        if facts["plan"] != encode(run):
+            raise IntegrityError(
+                f"{directory} holds another run",
+                hint="a run's directory is never reused: move it away, or sign a new run",
+            )
+        self.seed = bytes(facts["seed"])
+        found = self._db.execute("SELECT document FROM snapshot").fetchone()
+        self._enter(run.epoch if found is None else json.loads(found[0])["standing"]["epoch"])
+
+    def _enter(self, epoch: int) -> None:
+        """Use the folders of a mask epoch, and erase those of all others."""
+        for kind in (UPDATES, VECTORS):
+            for other in private_directory(self.directory / kind).iterdir():
+                if other.name != _folder(epoch):
+                    shutil.rmtree(other)
+        self._updates = UpdateFiles(private_directory(self.directory / UPDATES / _folder(epoch)), self._end_of)
+        self._vectors = private_directory(self.directory / VECTORS / _folder(epoch))
+
+    def _end_of(self, round_: int) -> int:
+        """Return the bytes of a round's file that rows point to."""
+        found = self._db.execute("SELECT start, header FROM uploads WHERE round = ?", (round_,))
+        return max((start + _size(decode(bytes(header), Upload)) for start, header in found), default=0)
+
+    def append(self, upload: Upload, vector: memoryview, norm: float, digest: bytes) -> None:
+        """Write one upload's vector, and remember the rest; nothing is durable before `commit`.
+
+        Args:
+            upload: its header.
+            vector: (length,) float32 little-endian, as bytes, and what is attached to it.
+            norm: the vector's l2 norm.
+            digest: what the device signed, by which a second upload is told from the same one again.
+        """
+        start = 0
+        if len(vector):
+            start = self._updates.append(upload.round, vector)
+        cut = FLOAT_BYTES * upload.length
+        row = _Row(upload, digest, start, checksum(vector[:cut]) + checksum(vector[cut:]), norm)
+        self._pending[digest] = row
+
+    def withdraw(self, digest: bytes) -> None:
+        """Forget an upload of the batch that is still open; its bytes, which no row points to, do no harm."""
+        self._pending.pop(digest, None)
+
+    def prepare(self) -> Callable[[], None]:
+        """Close the batch of what was appended so far; return the slow half of its commit, which any thread may run.
+
+        Appending goes on meanwhile, into the next batch. `commit` is due when the returned function has run.
+        """
+        assert not self._batch, "the batch before is not committed"
+        self._batch, self._pending = list(self._pending.values()), {}
+        return self._updates.syncer()
+
+    def commit(self) -> list[Contribution]:
+        """Make a batch durable, and return it as contributions whose vectors are views of the file.
+
+        The batch is the prepared one, or where there is none all that was appended.
+        """
+        if not self._batch:
+            self.prepare()()
+        rows = [
+            (r.upload.round, r.upload.phase, r.upload.device, encode(r.upload), r.digest, r.start, r.checksum)
+            for r in self._batch
+        ]
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany("INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        done = [self._contribution(r.upload, r.start, r.norm) for r in self._batch]
+        self._batch = []
+        return done
+
+    def _contribution(self, upload: Upload, start: int, norm: float | None = None) -> Contribution:
+        vector, attached = None, b""
+        if upload.length:
+            vector = self._updates.view(upload.round, start, upload.length)
+        if upload.attached:
+            attached = self._updates.read(upload.round, start + FLOAT_BYTES * upload.length, upload.attached)
+        return contribution_of(upload, vector, norm, attached)
+
+    @reads
+    def fetch(self, key: UploadKey) -> Contribution:
+        """Return a stored upload, its vector checked against the checksum that was kept beside it.
+
+        Raises:
+            IntegrityError: it is not there, or the file is damaged.
+        """
+        return self._fetch(key)[0]
+
+    def _fetch(self, key: UploadKey) -> tuple[Contribution, bytes]:
+        found = self._db.execute(
+            "SELECT header, digest, start, checksum FROM uploads WHERE round = ? AND phase = ? AND device = ?", key
+        ).fetchone()
+        if found is None:
+            raise IntegrityError(f"the update of {key[2]} in round {key[0]} is not in {self.directory}")
+        header, digest, start, kept = found
+        upload = decode(bytes(header), Upload)
+        try:
+            contribution = self._contribution(upload, start)
+        except (FileNotFoundError, ValueError) as error:  # mmap raises ValueError for a file that is too short
+            raise IntegrityError(f"the stored update of {key[2]} in round {key[0]} is missing or cut short") from error
+        held = b"" if contribution.vector is None else contribution.vector.data.cast("B")
+        if checksum(held) + checksum(contribution.attached) != kept:
+            raise IntegrityError(f"the stored update of {key[2]} in round {key[0]} was altered or is torn")
+        return contribution, bytes(digest)
+
+    @reads
+    def uploads(self, round_: int) -> list[tuple[Contribution, bytes]]:
+        """Return the durable uploads of a round with the digests that their devices signed, in order of device id."""
+        keys = self._db.execute("SELECT round, phase, device FROM uploads WHERE round = ? ORDER BY device", (round_,))
+        found = []
+        for key in keys.fetchall():
+            found.append(self._fetch(key))
+            if len(found) % CHECKED_AT_ONCE == 0:
+                drop_pages([c.vector for c, _ in found[-CHECKED_AT_ONCE:] if c.vector is not None])
+        return found
+
+    def snapshot(
+        self,
+        round_: int,
+        available: Iterable[str],
+        dump: Dump,
+        closed: tuple[int, dict[str, Any]] | None = None,
+        standing: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Make the state before round ``round_`` durable, and drop the rows, vectors and updates that nothing refers to.
+
+        Args:
+            round_: the round that is open from now on.
+            available: the devices that were available to it.
+            dump: the strategy's state before it.
+            closed: number and record of the round before, kept in the same transaction.
+            standing: `EngineState.standing`; None stands for the run's first mask epoch.
+        """
+        document = self._document(self._vectors, available, dump, standing)
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?)", (round_, json.dumps(document)))
+            self._forget_uploads(round_, dump.uploads)
+            if closed is not None:
+                records.write(self._db, *closed)
+        self._sweep(round_, set(document["vectors"]), {key[0] for key in dump.uploads})
+
+    def _forget_uploads(self, before: int, needed: frozenset[UploadKey]) -> None:
+        """Delete the rows of uploads of rounds before ``before`` that are not ``needed``."""
+        if not any(key[0] < before for key in needed):
+            self._db.execute("DELETE FROM uploads WHERE round < ?", (before,))
+            return
+        found = self._db.execute("SELECT round, phase, device FROM uploads WHERE round < ?", (before,)).fetchall()
+        gone = [key for key in found if key not in needed]
+        self._db.executemany("DELETE FROM uploads WHERE round = ? AND phase = ? AND device = ?", gone)
+
+    def _document(
+        self, folder: Path, available: Iterable[str], dump: Dump, standing: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """Make a state's vectors durable in ``folder``; return the rest of it."""
+        kept = {}
+        for name, vector in dump.vectors.items():
+            path = folder / f"{name}.f32"
+            data = np.ascontiguousarray(vector, "<f4").data.cast("B")
+            if not path.exists():
+                write_atomic(path, data, sync_name=False)
+            kept[name] = checksum(data)
+        sync_directory(folder)
+        where = {"epoch": self.run.epoch} if standing is None else dict(standing)
+        return {"available": list(available), "state": dump.document, "vectors": kept, "standing": where}
+
+    def renew(
+        self,
+        round_: int,
+        dump: Dump,
+        own: Mapping[UploadKey, Contribution],
+        standing: Mapping[str, Any],
+        epoch: bytes,
+    ) -> None:
+        """Begin a mask epoch: all that was uploaded is erased but for what devices have masked anew.
+
+        What is new lies in folders of its own until the transaction that points to it, so that a crash leaves the old
+        epoch or the new one.
+
+        Args:
+            round_: the round that it follows.
+            dump: the strategy's state in the new epoch.
+            own: the uploads that were masked anew, by the keys that they keep.
+            standing: `EngineState.standing`, with no round open.
+            epoch: what devices begin it with, see `epoch`.
+        """
+        name = _folder(standing["epoch"])
+        updates, vectors = (private_directory(self.directory / kind / name) for kind in (UPDATES, VECTORS))
+        for left in (*updates.iterdir(), *vectors.iterdir()):
+            left.unlink()  # of an earlier try that a crash ended
+        files = UpdateFiles(updates, lambda _: 0)
+        rows = [self._rewritten(files, standing["epoch"], own[key]) for key in sorted(own)]
+        files.syncer()()
+        files.release()
+        for folder in (updates, updates.parent, vectors.parent):
+            sync_directory(folder)
+        document = self._document(vectors, (), dump, standing)
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("DELETE FROM uploads")
+            self._db.executemany("INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            self._db.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?)", (round_, json.dumps(document)))
+            self._db.execute("INSERT OR REPLACE INTO facts VALUES ('epoch', ?)", (epoch,))
+        self._updates.release()
+        self._enter(standing["epoch"])
+
+    def epoch(self) -> bytes:
+        """Return the encoded `shoal.protocol.epochs.Epoch` that the mask epoch began with; empty in a run's first."""
+        found = self._db.execute("SELECT value FROM facts WHERE name = 'epoch'").fetchone()
+        return b"" if found is None else bytes(found[0])
+
+    def _rewritten(self, files: UpdateFiles, epoch: int, contribution: Contribution) -> tuple[Any, ...]:
+        """Write an upload's new vector to ``files``; return its row."""
+        header, digest = self._db.execute(
+            "SELECT header, digest FROM uploads WHERE round = ? AND phase = ? AND device = ?", contribution.key
+        ).fetchone()
+        upload = dataclasses.replace(decode(bytes(header), Upload), epoch=epoch, key_id=contribution.key_id)
+        vector = contribution.row.astype("<f4", copy=False).tobytes()
+        start = files.append(upload.round, memoryview(vector))
+        return (*contribution.key, encode(upload), digest, start, checksum(vector))
+
+    def fail(self, round_: int, phases: Iterable[int], dump: Dump, standing: Mapping[str, Any]) -> None:
+        """Drop what was uploaded for these phases of a round, and keep how the run stands with nothing open.
+
+        Both or neither: a step that was announced once, and failed, must not be announced again as another one.
+        """
+        document = self._document(self._vectors, (), dump, {**standing, "open": False})
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany("DELETE FROM uploads WHERE round = ? AND phase = ?", [(round_, p) for p in phases])
+            self._db.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?)", (round_, json.dumps(document)))
+        self._updates.rewind(round_)
+
+    def _sweep(self, round_: int, names: set[str], rounds: set[int]) -> None:
+        for path in self._vectors.glob("*.f32"):
+            if path.stem not in names:
+                path.unlink()
+        self._updates.sweep(round_, rounds)
+
+    @reads
+    def restore(self) -> Snapshot | None:
+        """Return the last snapshot, or None where the run has not begun.
+
+        Raises:
+            IntegrityError: a vector is missing or not what was written.
+        """
+        found = self._db.execute("SELECT round, document FROM snapshot").fetchone()
+        if found is None:
+            return None
+        document = json.loads(found[1])
+        vectors = {}
+        for name, kept in document["vectors"].items():
+            path = self._vectors / f"{name}.f32"
+            data = path.read_bytes() if path.exists() else b""
+            if len(data) % FLOAT_BYTES or not data or checksum(data) != kept:
+                raise IntegrityError(f"{path} is missing or altered", hint="restore the directory from a backup")
+            vectors[name] = np.frombuffer(data, "<f4")
+        return Snapshot(found[0], tuple(document["available"]), document["state"], vectors, document["standing"])
+
+    def record(self, round_: int, record: dict[str, Any]) -> None:
+        """Keep what a closed round brought."""
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            records.write(self._db, round_, record)
+
+    @reads
+    def records(self) -> list[dict[str, Any]]:
+        """Return the closed rounds in order, all but the newest without the figures of single devices (records.py)."""
+        return records.read(self._db)
+
+    @reads
+    def over(self) -> bool:
+        """Whether the final round is recorded."""
+        last = records.read_last(self._db)
+        return last is not None and bool(last["final"])
+
+    def erase(self) -> None:
+        """End the run: erase every update that devices sent; offsets and records stay."""
+        self._updates.release()
+        erase_updates(self.directory)
+
+    def close(self) -> None:
+        """Close files and database."""
+        self._updates.release()
+        self._db.close()
+
+
+def check_version(database: sqlite3.Connection, directory: Path) -> None:
+    """Return if the database in ``directory`` is new, or of this version.
+
+    Raises:
+        IntegrityError: another version of the aggregator has written it.
+    """
+    if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone():
+        return
+    found = database.execute("SELECT value FROM facts WHERE name = 'schema'").fetchone()
+    if found is not None and found[0] != str(SCHEMA_VERSION).encode():
+        raise IntegrityError(
+            f"{directory} was written by another version of shoal-aggregator",
+            hint="finish the run with that version, or move the directory away and sign a new run",
+        )
+
+
+def erase_updates(directory: Path) -> None:
+    """Erase the updates of a run that is over, whose directory it is."""
+    for path in (directory / UPDATES).glob("*/*.f32"):
+        path.unlink()
+
+
+def _folder(epoch: int) -> str:
+    return f"epoch-{epoch:06d}"
+
+
+def _size(upload: Upload) -> int:
+    return FLOAT_BYTES * upload.length + upload.attached

@@ -1,0 +1,160 @@
+"""Masked updates on disk: one append-only file for each round, and one mapping through which all its updates are read.
+
+Descriptors and mappings do not grow with the fleet. A round's file is made longer than what it holds, in steps that
+double, so that its mapping is replaced only a few times while uploads arrive; the surplus takes no disk blocks.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from aggregator.numerics.rows import FilePages
+from shoal.types import Float32Vector
+from shoal.util.files import open_own, sync_directory
+
+FLOAT_BYTES: Final = 4
+ROUNDS: Final = "[0-9]*.f32"
+SPARES: Final = "spare-*.f32"
+SPARES_KEPT: Final = 2
+"""Files of past rounds that are kept for their disk blocks."""
+FIRST_MAPPED_BYTES: Final = 16 << 20
+"""Shortest mapping of a file that still grows."""
+
+
+def checksum(data: bytes | memoryview) -> int:
+    """Return the sum of the 32-bit words of ``data``: it finds torn and zeroed pages, and costs a tenth of a digest.
+
+    Nothing is guarded against whoever can write to the aggregator's disk: he can change the database as well.
+    """
+    whole = len(data) - len(data) % FLOAT_BYTES
+    total = int(np.frombuffer(data[:whole], "<u4").sum(dtype=np.uint64)) + sum(data[whole:])
+    return total & 0x7FFFFFFFFFFFFFFF
+
+
+class UpdateFiles:
+    """The files of one mask epoch."""
+
+    def __init__(self, directory: Path, end_of: Callable[[int], int]) -> None:
+        """Use ``directory``, which is there; ``end_of`` gives the bytes of a round's file that rows point to."""
+        self._directory = directory
+        self._end_of = end_of
+        self._files: dict[int, int] = {}
+        self._pages: dict[int, FilePages] = {}
+        self._ends: dict[int, int] = {}
+        self._dirty: set[int] = set()
+
+    def append(self, round_: int, data: memoryview) -> int:
+        """Write ``data`` behind what a round's file holds; return where it begins. Not durable before `syncer` has run."""
+        handle = self._file(round_)
+        start = self._ends[round_]
+        view = data
+        while view:
+            view = view[os.pwrite(handle, view, self._ends[round_]) :]
+            self._ends[round_] = start + len(data) - len(view)
+        self._dirty.add(round_)
+        return start
+
+    def rewind(self, round_: int) -> None:
+        """Let what comes next in a round's file take the place of bytes that no row points to any more."""
+        if round_ in self._ends:
+            self._ends[round_] = self._end_of(round_)
+
+    def syncer(self) -> Callable[[], None]:
+        """Return what makes all that was written so far durable; any thread may run it."""
+        handles = [self._files[round_] for round_ in self._dirty]
+        self._dirty.clear()
+
+        def sync() -> None:
+            for handle in handles:
+                os.fdatasync(handle)
+
+        return sync
+
+    def _path(self, round_: int) -> Path:
+        return self._directory / f"{round_:06d}.f32"
+
+    def _file(self, round_: int) -> int:
+        if round_ not in self._files:
+            path = self._path(round_)
+            if not path.exists():
+                spare = next(path.parent.glob(SPARES), None)
+                if spare is not None:
+                    spare.rename(path)
+            self._files[round_] = open_own(path)
+            sync_directory(path.parent)
+            # Bytes behind the last row are a spare's old ones, or the torn tail of a crash: write over them.
+            self._ends[round_] = self._end_of(round_)
+        return self._files[round_]
+
+    def view(self, round_: int, start: int, length: int) -> Float32Vector:
+        """Return coordinates of a round's file, (length,) float32, as a view that takes no memory of its own.
+
+        Raises:
+            OSError: the file is missing, or the system refuses.
+            ValueError: the file is too short.
+        """
+        stop = start + FLOAT_BYTES * length
+        pages = self._pages.get(round_)
+        if pages is None or len(pages) < stop:
+            pages = self._pages[round_] = self._map(round_, stop)
+        return np.frombuffer(pages, "<f4", length, start)
+
+    def _map(self, round_: int, stop: int) -> FilePages:
+        """Map a round's file, which must hold the bytes before ``stop``."""
+        handle = self._files.get(round_)
+        if handle is None:
+            with self._path(round_).open("rb") as file:
+                return FilePages(file.fileno(), self._size(file.fileno(), stop), access=mmap.ACCESS_READ)
+        size = self._size(handle, stop)
+        roomy = max(FIRST_MAPPED_BYTES, 2 * stop)
+        if size < roomy:
+            os.ftruncate(handle, roomy)
+        return FilePages(handle, max(size, roomy), access=mmap.ACCESS_READ)
+
+    @staticmethod
+    def _size(handle: int, least: int) -> int:
+        size = os.fstat(handle).st_size
+        if size < least:
+            raise ValueError(f"a file of {size} bytes where {least} were written")
+        return size
+
+    def read(self, round_: int, start: int, length: int) -> bytes:
+        """Return bytes of a round's file.
+
+        Raises:
+            OSError: the file is missing.
+        """
+        with self._path(round_).open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+
+    def sweep(self, before: int, needed: Iterable[int]) -> None:
+        """Drop the files of rounds before ``before`` that are not ``needed``; what their views show is undefined then."""
+        keep = set(needed)
+        for path in self._directory.glob(ROUNDS):
+            old = int(path.stem)
+            if old < before and old not in keep:
+                self._pages.pop(old, None)
+                handle = self._files.pop(old, None)
+                if handle is not None:
+                    os.close(handle)
+                    self._dirty.discard(old)
+                # Writing over allocated blocks takes a third of the time of making new ones durable.
+                path.rename(self._directory / f"spare-{old:06d}.f32")
+        for path in sorted(self._directory.glob(SPARES))[:-SPARES_KEPT]:
+            path.unlink()
+
+    def release(self) -> None:
+        """Cut all files to what they hold, and close them."""
+        for round_, handle in self._files.items():
+            os.ftruncate(handle, self._ends[round_])
+            os.close(handle)
+        self._files.clear()
+        self._pages.clear()
+        self._ends.clear()

@@ -1,0 +1,97 @@
+"""Splits on probation: a split that has stopped paying is taken back (cfl section II-A, "always greater or equal").
+
+Clusters are cut at a stationary point of their common model, and the tree keeps that model. Every so often the devices
+of two leaves that came from one cut score their own leaf's model and the kept one on their validation share: the
+paired test that confirms a split, mirrored. Where either leaf, or both together, prefer the kept model, as often in a
+row as ``patience`` says, the leaves become one cluster again and go on from that model.
+
+The test may be laxer than a split's: on digits with 90 images a device, labels permuted or swapped, each device of a
+true split would have lost .2 to 1.6 of loss by the kept model, up to 180 rounds after the cut.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from aggregator.strategies.base import Contribution, Event
+from aggregator.strategies.cfl.reassignment import look_due
+from aggregator.strategies.cfl.split_validation import Verdict, judge
+from aggregator.strategies.cfl.state import CflSettings, CflState, Cluster, Step
+from aggregator.strategies.cfl.tree import Node
+from shoal.protocol.messages import Order, Phase, Share
+
+
+def due(state: CflState, settings: CflSettings, round_: int) -> tuple[Node, ...]:
+    """Return the nodes whose two children are checked in round ``round_``: both leaves, neither on trial.
+
+    A round in which devices are offered other leaves' models (cfl_moves.py) puts checks off by one.
+    """
+    if settings.check_every == 0 or look_due(state, settings, round_):
+        return ()
+    return tuple(
+        node
+        for node in state.tree.values()
+        if round_ >= node.check_at and all(c in state.clusters and c not in state.trials for c in node.children)
+    )
+
+
+def check_order(leaf: int, node: int) -> Order:
+    """Return the order to score the leaf's model and, against it, the one of the node above."""
+    return Order(int(Phase.SCORE), (leaf, node), int(Share.VALIDATION), train=False, evaluate=False, margins=True)
+
+
+def close_check(
+    state: CflState, node: Node, given: list[Contribution], settings: CflSettings, least_side: int, round_: int
+) -> Step:
+    """Return the state after the two leaves under ``node`` were asked.
+
+    A leaf of which fewer than ``least_side`` devices answered has no say; where neither has, nothing is learnt.
+    """
+    answers = []
+    for child in node.children:
+        members = set(state.clusters[child].members)
+        answers.append([-c.margins[1] for c in given if c.device in members and c.phase is Phase.SCORE])
+    heard = [a for a in answers if len(a) >= least_side]
+    verdicts = [judge(a) for a in heard]
+    if len(heard) == len(node.children):
+        verdicts.append(judge([margin for a in heard for margin in a]))
+    node = dataclasses.replace(node, check_at=round_ + settings.check_every)
+    if verdicts:
+        doubted = any(v.prefer > settings.prefer and v.p_value < settings.merge_p_value for v in verdicts)
+        node = dataclasses.replace(node, strikes=node.strikes + 1 if doubted else 0)
+        if doubted:
+            detail = _detail(node, verdicts)
+            if node.strikes >= settings.patience:
+                return _merge(state, node, detail, settings, round_)
+            state = dataclasses.replace(state, tree={**state.tree, node.id: node})
+            return state, (Event(round_, "split-doubted", detail),)
+    return dataclasses.replace(state, tree={**state.tree, node.id: node}), ()
+
+
+def _detail(node: Node, verdicts: list[Verdict]) -> dict[str, Any]:
+    return {
+        "cluster": node.id,
+        "children": list(node.children),
+        "strikes": node.strikes,
+        "prefer": [v.prefer for v in verdicts],
+        "margin": [v.margin for v in verdicts],
+        "p_value": [v.p_value for v in verdicts],
+    }
+
+
+def _merge(state: CflState, node: Node, detail: dict[str, Any], settings: CflSettings, round_: int) -> Step:
+    """The cluster before the cut is back with its model and everybody who came since, and is left alone for a while."""
+    leaves = [state.clusters[c] for c in node.children]
+    waiting = tuple(d for d, at in state.unplaced.items() if at == node.id)
+    members = (*leaves[0].members, *leaves[1].members, *waiting)
+    whole = Cluster(node.id, members, node.slot, quiet_until=round_ + 1 + settings.refused_cool_down)
+    clusters = {k: c for k, c in state.clusters.items() if k not in node.children}
+    state = dataclasses.replace(
+        state,
+        clusters={**clusters, node.id: whole},
+        tree={k: n for k, n in state.tree.items() if k != node.id},
+        unplaced={d: at for d, at in state.unplaced.items() if at != node.id},
+    )
+    sizes = [len(leaf.members) for leaf in leaves]
+    return state, (Event(round_, "merge", {**detail, "sizes": sizes}),)

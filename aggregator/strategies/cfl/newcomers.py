@@ -1,0 +1,85 @@
+"""Devices that come later, or whose update was missing when their cluster was cut: Alg. 4 of the CFL paper.
+
+Alg. 4 compares a newcomer's update with cached ones. Where a rollover of the mask has left an edge of its node without
+any, it scores the models of the leaves below that node instead, as in IFCA, trains the best and becomes a member of that
+leaf; it waits while all of them are on trial.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from aggregator.strategies.base import Contribution, Event, train_order
+from aggregator.strategies.cfl.reassignment import trusted
+from aggregator.strategies.cfl.state import ROOT, CflState, Step
+from aggregator.strategies.cfl.tree import follow, leaves
+from shoal.protocol.messages import Order, Phase
+
+
+def welcome(state: CflState, there: set[str]) -> CflState:
+    """Devices that no cluster knows join the only cluster, unless that is on trial, or start at the root of the tree."""
+    known = {d for c in state.clusters.values() for d in c.members} | set(state.unplaced)
+    new = sorted(there - known)
+    if not new:
+        return state
+    if state.tree:
+        return dataclasses.replace(state, unplaced={**state.unplaced, **dict.fromkeys(new, ROOT)})
+    if ROOT in state.trials:
+        return state
+    root = state.clusters[ROOT]
+    whole = dataclasses.replace(root, members=(*root.members, *new))
+    return dataclasses.replace(state, clusters={**state.clusters, ROOT: whole})
+
+
+def orders(state: CflState, there: set[str]) -> dict[str, Order]:
+    """Return what those who are not placed train: their node's model, or the best of the leaves below it."""
+    asked = {}
+    for device, at in state.unplaced.items():
+        if device not in there:
+            continue
+        candidates: tuple[int, ...] = (at,)
+        if not all(state.tree[at].edges):
+            candidates = tuple(leaf for leaf in leaves(state.tree, at) if leaf not in state.trials)
+        if candidates:
+            asked[device] = train_order(candidates, evaluate=False)
+    return asked
+
+
+def join(state: CflState, given: list[Contribution], round_: int) -> Step:
+    """Whoever has chosen a leaf by loss becomes its member, before the leaf is averaged: its update counts."""
+    chosen: dict[str, int] = {}
+    for update in given:
+        if update.device in state.unplaced and update.phase is Phase.TRAIN and update.model in state.clusters:
+            chosen[update.device] = update.model
+    if not chosen:
+        return state, ()
+    clusters = dict(state.clusters)
+    for leaf in dict.fromkeys(chosen.values()):
+        new = tuple(d for d, at in chosen.items() if at == leaf)
+        clusters[leaf] = dataclasses.replace(clusters[leaf], members=(*clusters[leaf].members, *new))
+    unplaced = {d: n for d, n in state.unplaced.items() if d not in chosen}
+    events = (Event(round_, "newcomer", {"device": d, "cluster": at, "by": "loss"}) for d, at in chosen.items())
+    return dataclasses.replace(state, clusters=clusters, unplaced=unplaced), tuple(events)
+
+
+def place(state: CflState, given: list[Contribution], round_: int) -> Step:
+    """Each newcomer goes one edge down (lines 3 to 13); at a leaf it becomes a member, after a trial if there is one."""
+    events = []
+    for update in given:
+        at = state.unplaced.get(update.device)
+        if at is None or update.model != at or update.vector is None:
+            continue
+        child = follow(trusted(state, state.tree[at]), update)
+        if child in state.tree:
+            state = dataclasses.replace(state, unplaced={**state.unplaced, update.device: child})
+        elif child not in state.trials:
+            state = _with_member(state, child, update.device)
+            events.append(Event(round_, "newcomer", {"device": update.device, "cluster": child}))
+    return state, tuple(events)
+
+
+def _with_member(state: CflState, leaf: int, device: str) -> CflState:
+    cluster = state.clusters[leaf]
+    cluster = dataclasses.replace(cluster, members=(*cluster.members, device))
+    unplaced = {d: n for d, n in state.unplaced.items() if d != device}
+    return dataclasses.replace(state, unplaced=unplaced, clusters={**state.clusters, leaf: cluster})

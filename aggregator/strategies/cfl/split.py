@@ -1,0 +1,136 @@
+"""Where CFL would cut a cluster: the tests of Alg. 5 (lines 13 to 18), and what can be said of the cut beforehand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.numerics.backend import Backend
+from aggregator.numerics.bipartition import bipartition
+from aggregator.numerics.gap import gamma_limit, is_safe_split, overlap
+from aggregator.numerics.similarity import cosine_matrix
+from aggregator.strategies.base import Contribution
+from aggregator.strategies.cfl.state import CflSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """A cluster's mean update and its largest single update in one round, as l2 norms."""
+
+    mean: float
+    largest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A candidate split.
+
+    Attributes:
+        sides: the updates of either half, in order of device id.
+        figures: what events report of it, see `describe`.
+    """
+
+    sides: tuple[tuple[Contribution, ...], tuple[Contribution, ...]]
+    figures: Mapping[str, Any]
+
+
+def settled(settings: CflSettings, norms: Norms, early_norm: float) -> bool:
+    """Whether the mean has (nearly) vanished while single updates have not (cfl Eqs 32 and 33).
+
+    Args:
+        settings: gives eps1 and eps2, and whether they are norms or shares.
+        norms: the cluster's in this round.
+        early_norm: largest update norm of the first rounds.
+    """
+    if settings.form == "relative":
+        return norms.mean < settings.eps1 * norms.largest and norms.largest > settings.eps2 * early_norm
+    return norms.mean < settings.eps1 and norms.largest > settings.eps2
+
+
+def find_cut(
+    settings: CflSettings, rows: Sequence[Contribution], least_side: int, norms: Norms, backend: Backend | None
+) -> Cut | None:
+    """Return the optimal bipartition of the updates' cosines (cfl Alg. 1), or None where it may not be made.
+
+    Args:
+        settings: gives the linkage and gamma_max.
+        rows: the members' newest updates, each with a vector (d,).
+        least_side: fewest devices of a half.
+        norms: the cluster's in this round, for the report.
+        backend: computes the cosines.
+    """
+    if len(rows) < 2 * least_side:
+        return None
+    similarity = cosine_matrix([c.row for c in rows], backend=backend)
+    cut = bipartition(similarity, linkage=settings.linkage)
+    if min(len(cut.left), len(cut.right)) < least_side or not is_safe_split(cut.cross_max, settings.gamma_max):
+        return None
+    left, right = (tuple(rows[i] for i in side) for side in (cut.left, cut.right))
+    lengths = np.array([c.norm for c in rows])
+    return Cut((left, right), describe(similarity, lengths, (cut.left, cut.right), cut.cross_max, norms))
+
+
+def describe(
+    similarity: NDArray[np.float64],
+    lengths: NDArray[np.float64],
+    sides: tuple[tuple[int, ...], tuple[int, ...]],
+    cross_max: float,
+    norms: Norms,
+) -> dict[str, Any]:
+    """Return what is known of a cut.
+
+    Args:
+        similarity: shape (m, m), cosines.
+        lengths: shape (m,), the updates' l2 norms.
+        sides: positions of either half.
+        cross_max: largest cosine across.
+        norms: the cluster's.
+
+    Returns:
+        cross_max; gamma_limit, the noise up to which the cut is right (cfl Eq. 39); mean_norm and max_norm; for either
+        side intra_min, its least cosine, and intra_min_estimate, the bound on that if the side is one group
+        (cfl Eq. 37). None where a side has one device, or is noisier than the bound covers.
+    """
+    inside = [np.ix_(side, side) for side in sides]
+    pairs = [similarity[i][np.triu_indices(len(side), 1)] for i, side in zip(inside, sides, strict=True)]
+    gammas = [noise(similarity[i], lengths[list(side)]) for i, side in zip(inside, sides, strict=True)]
+    return {
+        "cross_max": cross_max,
+        "gamma_limit": gamma_limit(cross_max),
+        "mean_norm": norms.mean,
+        "max_norm": norms.largest,
+        "intra_min": [float(p.min()) if len(p) else None for p in pairs],
+        "intra_min_estimate": [_estimate(g) for g in gammas],
+    }
+
+
+def noise(similarity: NDArray[np.float64], lengths: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return each update's noise gamma, shape (n,), if all are of one distribution whose true update is their mean.
+
+    The distance from the mean in units of the mean's length (cfl Eq. 16), from cosines and norms alone; infinite where
+    the mean vanishes.
+
+    Args:
+        similarity: shape (n, n), cosines.
+        lengths: shape (n,), l2 norms.
+    """
+    products = similarity * lengths[:, None] * lengths[None, :]
+    mean_squared = float(products.mean())
+    if mean_squared <= 0.0:
+        return np.full(len(lengths), math.inf)
+    squared = np.diagonal(products) - 2.0 * products.mean(axis=1) + mean_squared
+    gammas: NDArray[np.float64] = np.sqrt(np.maximum(squared, 0.0) / mean_squared)
+    return gammas
+
+
+def _estimate(gammas: NDArray[np.float64]) -> float | None:
+    """H of the two noisiest devices, the least of all pairs' (cfl Eq. 37)."""
+    if len(gammas) < 2:
+        return None
+    second, first = np.sort(gammas)[-2:]
+    return overlap(float(first), float(second)) if first < 1.0 else None

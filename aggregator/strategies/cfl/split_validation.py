@@ -1,0 +1,118 @@
+"""Validated splits: CFL finds a candidate, loss scoring on held-out data confirms it.
+
+The norm tests of Alg. 5 can't tell a true group from a device's own over-fitting. So both halves of a candidate
+bipartition train from the parent for a few rounds, then every device scores both halves' models on its validation
+share, the same scoring as IFCA's, and reports how much worse the other half's model is. The split stands only if each
+side clearly prefers its own: the CFL paper's "always greater or equal" (section II-A), made a test.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aggregator.strategies.base import Contribution, Slot, slot_dump, slot_load, train_order
+from shoal.protocol.messages import Order, Phase, Share
+from shoal.types import Float32Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """One side of a candidate split: its devices, and the model they train on trial."""
+
+    model: int
+    members: tuple[str, ...]
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A candidate split under test.
+
+    Attributes:
+        cluster: the parent's id; left, right: the halves.
+        evidence: the masked updates that suggested it, by which newcomers will be told apart.
+        figures: what is known of the cut, for the events.
+        trained: trial rounds done; waited: rounds in which a half could not be averaged, or not enough devices
+            scored.
+    """
+
+    cluster: int
+    left: Half
+    right: Half
+    evidence: tuple[Contribution, ...]
+    figures: Mapping[str, Any]
+    trained: int = 0
+    waited: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one side said: share that prefer their own model, mean margin, and the p-value of "no better than the other"."""
+
+    devices: int
+    prefer: float
+    margin: float
+    p_value: float
+
+
+def trial_order(trial: Trial, own: Half, other: Half, trial_rounds: int) -> Order:
+    """Return what the devices of ``own`` do next: train its model for ``trial_rounds``, then score both halves'."""
+    if trial.trained < trial_rounds:
+        return train_order((own.model,), evaluate=False, phase=Phase.TRIAL)
+    return Order(
+        int(Phase.SCORE), (own.model, other.model), int(Share.VALIDATION), train=False, evaluate=False, margins=True
+    )
+
+
+def judge(margins: Sequence[float]) -> Verdict:
+    """Return the verdict of one side from its devices' margins (loss of the other half's model less that of their own).
+
+    The p-value is the one-sided paired t-test's; a side of one device has none and gets 1.
+    """
+    values = np.asarray(margins, np.float64)
+    n = len(values)
+    mean = float(values.mean()) if n else 0.0
+    prefer = float((values > 0).mean()) if n else 0.0
+    return Verdict(n, prefer, mean, paired_t_p_value(values))
+
+
+def paired_t_p_value(differences: np.ndarray) -> float:
+    """Return P(T >= t) under "mean difference <= 0" for Student's t with n - 1 degrees of freedom."""
+    n = len(differences)
+    if n < 2:
+        return 1.0
+    mean, spread = float(differences.mean()), float(differences.std(ddof=1))
+    if spread == 0.0:
+        return 0.0 if mean > 0 else 1.0
+    from scipy.special import stdtr  # only splits pay for loading scipy
+
+    return float(stdtr(n - 1, -mean / (spread / math.sqrt(n))))
+
+
+def dump(trial: Trial, vectors: dict[str, Float32Vector]) -> dict[str, Any]:
+    """Return the trial as JSON."""
+    return {
+        "cluster": trial.cluster,
+        "halves": [
+            {"model": h.model, "members": list(h.members), "slot": slot_dump(f"model-{h.model}", h.slot, vectors)}
+            for h in (trial.left, trial.right)
+        ],
+        "evidence": [list(c.key) for c in trial.evidence],
+        "figures": dict(trial.figures),
+        "trained": trial.trained,
+        "waited": trial.waited,
+    }
+
+
+def load(document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], fetch: Any) -> Trial:
+    """Return the trial that `dump` described."""
+    left, right = (Half(h["model"], tuple(h["members"]), slot_load(h["slot"], vectors)) for h in document["halves"])
+    evidence = tuple(fetch((k[0], k[1], k[2])) for k in document["evidence"])
+    return Trial(
+        document["cluster"], left, right, evidence, document["figures"], document["trained"], document["waited"]
+    )

@@ -1,0 +1,193 @@
+"""CFL's settings and state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aggregator.strategies.base import Contribution, Dump, Event, Fetch, Gathered, Slot, require, slot_dump, slot_load
+from aggregator.strategies.cfl import split_validation as cfl_trial
+from aggregator.strategies.cfl import tree as cfl_tree
+from aggregator.strategies.cfl.split_validation import Trial, Verdict
+from aggregator.strategies.cfl.tree import Node
+from shoal.types import Float32Vector
+
+ROOT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CflSettings:
+    """CFL's own parameters. The paper gives Alg. 5 absolute eps; the relative form travels between models.
+
+    Attributes:
+        linkage: ``single`` (Alg. 1, optimal) or ``complete`` (what public code does).
+        form: ``relative``: eps1 is a share of the largest update norm of the round, eps2 of the largest seen in the
+            first ``early_rounds``; ``absolute``: both are norms.
+        eps1: the mean update's norm must be below it (Eq. 32).
+        eps2: the largest update's norm must be above it (Eq. 33); 0 turns it off.
+        gamma_max: split only if it is below sqrt((1 - alpha_cross_max)/2); 0 turns it off.
+        cool_down: rounds after a split in which the children are left alone.
+        warm_up: rounds before the first test.
+        validate: try a candidate split on held-out data first; off gives the paper's Alg. 5 alone.
+        trial_rounds, min_side, prefer, margin, p_value: a trial's length; least devices on a side; what each side
+            must exceed in the share that prefer their own model and in mean margin (loss), and stay below in the
+            paired t-test. Five devices with 20 held-out images each reach only p = .07 at a mean margin of .17:
+            below .1 a true label swap of that size is refused; at .1 ten runs without groups were never split.
+        refused_cool_down: rounds of peace after a failed trial and after a merge.
+        max_age: rounds after which a member's update is too old to be compared; whoever has no newer one when its
+            cluster is cut is placed like a newcomer.
+        merge_every: rounds between checks whether two leaves of one cut do better than the model before it; 0 never
+            checks, -1 stands for 20, but for 0 where ``validate`` is off: Alg. 5 alone never merges. A check takes the
+            place of a training round of these two leaves, so every 20 costs them 5%.
+        patience: checks in a row that a split must fail to be taken back.
+        merge_p_value: a check fails where a leaf, or both together, prefer the model before the cut: more than
+            ``prefer`` of the devices, with a paired t-test below this.
+        look_every: in every so many rounds devices that train are offered the models of up to four other leaves and may
+            change clusters (cfl_moves.py); 0 never offers, -1 stands for 20, but for 0 where ``validate`` is off: Alg. 5
+            alone knows no way back. A device fetches, scores and holds these models then; the loss that it reports is
+            that before training.
+        path: in the final round devices keep every model from their leaf to the root (section V-C).
+        trace: report each cluster's norms of Eqs 32 and 33 in every round.
+    """
+
+    linkage: str = "single"
+    form: str = "relative"
+    eps1: float = 0.4
+    eps2: float = 0.0
+    gamma_max: float = 0.0
+    cool_down: int = 3
+    warm_up: int = 0
+    early_rounds: int = 10
+    validate: bool = True
+    trial_rounds: int = 2
+    min_side: int = 2
+    prefer: float = 0.75
+    margin: float = 0.1
+    p_value: float = 0.1
+    refused_cool_down: int = 10
+    max_age: int = 20
+    merge_every: int = -1
+    patience: int = 2
+    merge_p_value: float = 0.05
+    look_every: int = -1
+    path: bool = False
+    trace: bool = False
+
+    def check(self) -> None:
+        """Raise ConfigError where a value makes no sense."""
+        require(self.linkage in ("single", "complete"), f"linkage {self.linkage!r} is neither single nor complete")
+        require(self.form in ("relative", "absolute"), f"form {self.form!r} is neither relative nor absolute")
+        require(self.eps1 > 0 and self.eps2 >= 0, "eps1 is positive and eps2 not negative")
+        require(0 <= self.gamma_max < 1, "gamma_max lies in [0, 1)")
+        require(self.trial_rounds >= 1 and self.min_side >= 1, "trial_rounds and min_side are at least 1")
+        require(0 <= self.prefer < 1 and 0 < self.p_value <= 1, "prefer and p_value are shares")
+        require(self.max_age >= 1 and self.patience >= 1, "max_age and patience are at least 1")
+        require(
+            self.merge_every >= -1 and self.merge_every != 1,
+            "merge_every is -1 for the default, 0 for never, or at least 2",
+            hint="checked in every round, a cluster would never train",
+        )
+        require(
+            self.look_every >= -1 and self.look_every != 1,
+            "look_every is -1 for the default, 0 for never, or at least 2",
+            hint="a round in which devices may move is no round to check splits in",
+        )
+        require(0 < self.merge_p_value <= 1, "merge_p_value is a share")
+
+    @property
+    def check_every(self) -> int:
+        """Rounds between two checks of a split; 0 where splits are never checked."""
+        return self._rounds(self.merge_every)
+
+    @property
+    def look_rounds(self) -> int:
+        """Rounds between two offers of other leaves' models; 0 where there are none."""
+        return self._rounds(self.look_every)
+
+    def _rounds(self, given: int) -> int:
+        if given >= 0:
+            return given
+        return 20 if self.validate else 0
+
+    def convinces(self, verdict: Verdict) -> bool:
+        """Whether a side's devices clearly prefer the model that they were asked about."""
+        return verdict.prefer > self.prefer and verdict.margin >= self.margin and verdict.p_value < self.p_value
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A leaf of the tree: a group that shares a model. Its id is its model's id."""
+
+    id: int
+    members: tuple[str, ...]
+    slot: Slot
+    quiet_until: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CflState:
+    """All clusters, the trials under way, the tree, and each device's newest update.
+
+    Attributes:
+        unplaced: newcomers and the node whose model they train next (Alg. 4).
+        early_norm: largest update norm of the first rounds.
+        next_id: the next model id.
+    """
+
+    clusters: Mapping[int, Cluster]
+    trials: Mapping[int, Trial] = field(default_factory=dict)
+    tree: Mapping[int, Node] = field(default_factory=dict)
+    unplaced: Mapping[str, int] = field(default_factory=dict)
+    newest: Mapping[str, Contribution] = field(default_factory=dict)
+    early_norm: float = 0.0
+    next_id: int = 1
+    gathered: Gathered = field(default_factory=dict)
+
+
+Step = tuple[CflState, tuple[Event, ...]]
+"""A state and what happened on the way to it."""
+
+
+def dump(state: CflState) -> Dump:
+    """Return the state as the store keeps it; updates are kept as references to stored uploads."""
+    vectors: dict[str, Float32Vector] = {}
+    document: dict[str, Any] = {
+        "clusters": [
+            {
+                "id": c.id,
+                "members": list(c.members),
+                "slot": slot_dump(f"model-{c.id}", c.slot, vectors),
+                "quiet_until": c.quiet_until,
+            }
+            for c in state.clusters.values()
+        ],
+        "trials": [cfl_trial.dump(t, vectors) for t in state.trials.values()],
+        "tree": cfl_tree.dump(state.tree, vectors),
+        "unplaced": dict(state.unplaced),
+        "newest": [list(c.key) for c in state.newest.values()],
+        "early_norm": state.early_norm,
+        "next_id": state.next_id,
+    }
+    uploads = {c.key for c in state.newest.values()} | cfl_tree.referenced(state.tree)
+    uploads |= {c.key for t in state.trials.values() for c in t.evidence}
+    return Dump(document, vectors, frozenset(uploads))
+
+
+def load(document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], fetch: Fetch) -> CflState:
+    """Return the state that `dump` described."""
+    clusters = {
+        c["id"]: Cluster(c["id"], tuple(c["members"]), slot_load(c["slot"], vectors), c["quiet_until"])
+        for c in document["clusters"]
+    }
+    trials = [cfl_trial.load(t, vectors, fetch) for t in document["trials"]]
+    newest = [fetch((k[0], k[1], k[2])) for k in document["newest"]]
+    return CflState(
+        clusters,
+        {t.cluster: t for t in trials},
+        cfl_tree.load(document["tree"], vectors, fetch),
+        document["unplaced"],
+        {c.device: c for c in newest},
+        document["early_norm"],
+        document["next_id"],
+    )

@@ -1,0 +1,325 @@
+"""Clustered federated learning: Sattler et al., Algs 1, 3 and 5, with the parameter tree of Alg. 4.
+
+Every cluster averages its own devices' masked updates. Where the mean update has become small while single updates
+have not (Eqs 32 and 33), the cluster is cut in two by the optimal bipartition of the updates' cosines (Alg. 1),
+subject to gamma_max (Eq. 39): cfl_cut.py. By default such a candidate is first put on trial (cfl_trial.py), a split
+that stops paying is taken back (cfl_merge.py), and devices may change clusters (cfl_moves.py). Clusters are sets of
+device ids throughout, never positions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from aggregator.numerics.backend import Backend
+from aggregator.strategies.base import (
+    Average,
+    Contribution,
+    Dump,
+    Event,
+    Fetch,
+    Outcome,
+    RoundPlan,
+    Slot,
+    capped_devices,
+    drawn,
+    evaluates,
+    final_order,
+    gather,
+    in_order,
+    mean_update,
+    norm_of,
+    parse_settings,
+    require_one_origin,
+    train_order,
+)
+from aggregator.strategies.cfl import merge as cfl_merge
+from aggregator.strategies.cfl import newcomers as cfl_newcomers
+from aggregator.strategies.cfl import reassignment as cfl_moves
+from aggregator.strategies.cfl import renewal as cfl_renewal
+from aggregator.strategies.cfl import state as cfl_state
+from aggregator.strategies.cfl import tree as cfl_tree
+from aggregator.strategies.cfl.split import Cut, Norms, find_cut, settled
+from aggregator.strategies.cfl.split_validation import Half, Trial, judge, trial_order
+from aggregator.strategies.cfl.state import ROOT, CflSettings, CflState, Cluster, Step
+from aggregator.strategies.cfl.tree import Node
+from aggregator.strategies.renewal import Inherited, Renewal
+from shoal.protocol.documents import RunPlan
+from shoal.protocol.messages import Order, Phase
+from shoal.types import Float32Vector
+
+MAX_WAITS = 5
+"""Rounds that a trial may lose to absent devices before it is given up."""
+
+
+class Cfl:
+    """CFL on masked offsets."""
+
+    name = "cfl"
+
+    def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
+        self.run = run
+        self.average = average
+        self.settings: CflSettings = parse_settings(CflSettings, run)
+        self.settings.check()
+        require_one_origin(run)
+        self.backend = backend
+        self.least_side = max(self.settings.min_side, run.min_contributors)
+
+    @staticmethod
+    def models(_run: RunPlan) -> int:
+        """Most models that a round names: clusters, halves on trial, and nodes that newcomers or checks ask for."""
+        return 1024
+
+    def init(self, devices: tuple[str, ...]) -> CflState:
+        """Return the state before round 1: one cluster of all devices (Alg. 5, line 3)."""
+        return CflState({ROOT: Cluster(ROOT, devices, Slot())})
+
+    def plan(self, state: CflState, round_: int, available: tuple[str, ...]) -> tuple[CflState, RoundPlan]:
+        """Clusters train; halves on trial train their own model, then score both; newcomers train their node's model.
+
+        The draw of partial participation is for training. Scoring sends no update, and a newcomer's first ones
+        place it: for these all who are there are asked. Where trials leave nobody who is there anything to do, they
+        are given up.
+        """
+        there, present = set(available), set(drawn(self.run, round_, available))
+        state = cfl_newcomers.welcome(state, there)
+        evaluate = evaluates(self.run, round_)
+        models: dict[int, Slot] = {}
+        orders: dict[str, Order] = {}
+        checked = {c: node for node in cfl_merge.due(state, self.settings, round_) for c in node.children}
+        looked = cfl_moves.look_due(state, self.settings, round_)
+        offers = cfl_moves.offers(state, round_ // self.settings.look_rounds) if looked else {}
+        for cluster in state.clusters.values():
+            models[cluster.id] = cluster.slot
+            node, trial = checked.get(cluster.id), state.trials.get(cluster.id)
+            if trial is not None:
+                for own, other in ((trial.left, trial.right), (trial.right, trial.left)):
+                    models[own.model] = own.slot
+                    order = trial_order(trial, own, other, self.settings.trial_rounds)
+                    asked = self._on_trial(own, order, there, present)
+                    orders.update(dict.fromkeys(asked, order))
+            elif node is not None:
+                models[node.id] = node.slot
+                order = cfl_merge.check_order(cluster.id, node.id)
+                orders.update({d: order for d in cluster.members if d in there})
+            else:
+                order = train_order(offers.get(cluster.id, (cluster.id,)), evaluate=evaluate)
+                orders.update({d: order for d in cluster.members if d in present})
+        orders |= cfl_newcomers.orders(state, there)
+        for at in sorted({m for o in orders.values() for m in o.candidates} - models.keys()):
+            models[at] = state.tree[at].slot
+        if there and not orders and state.trials:
+            return self.plan(dataclasses.replace(state, trials={}), round_, available)
+        if self.run.epoch_rounds < self.run.rounds:
+            orders = cfl_renewal.keeping(state, orders)
+        return state, RoundPlan(round_, models, orders, placing=frozenset(state.tree))
+
+    def _on_trial(self, half: Half, order: Order, there: set[str], present: set[str]) -> list[str]:
+        """Who of a half is asked: whoever was drawn, but everybody to score, or where the drawn are too few."""
+        chosen = [d for d in half.members if d in present]
+        if not order.train or len(chosen) < self.least_side:
+            return [d for d in half.members if d in there]
+        return chosen
+
+    def absorb(self, state: CflState, contribution: Contribution) -> CflState:
+        """Keep the contribution for `close`."""
+        return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
+
+    def close(self, state: CflState, plan: RoundPlan) -> tuple[CflState, Outcome]:
+        """Alg. 5, lines 12 to 22, for every cluster; trials, checks and newcomers move on by one step."""
+        given = in_order(state.gathered.values())
+        newest = {d: c for d, c in state.newest.items() if plan.round - c.round <= self.settings.max_age}
+        state = dataclasses.replace(state, gathered={}, newest=newest)
+        if plan.round <= self.settings.early_rounds:
+            largest = max((c.norm for c in given), default=0.0)
+            state = dataclasses.replace(state, early_norm=max(state.early_norm, largest))
+        events: list[Event] = []
+        state, news = cfl_newcomers.join(state, given, plan.round)
+        events.extend(news)
+        if cfl_moves.look_due(state, self.settings, plan.round):
+            turn = plan.round // self.settings.look_rounds
+            state, news = cfl_moves.move(state, given, self.least_side, plan.round, turn)
+            events.extend(news)
+        due = cfl_merge.due(state, self.settings, plan.round)
+        checked = {child for node in due for child in node.children}
+        means: list[list[Contribution]] = []
+        for cluster in tuple(c for c in state.clusters.values() if c.id not in checked):
+            trial = state.trials.get(cluster.id)
+            if trial is not None:
+                trained = [c for c in given if c.phase is Phase.TRIAL]
+                halves = [[c for c in trained if c.device in h.members] for h in (trial.left, trial.right)]
+                means += halves if min(map(len, halves)) >= self.least_side else []
+                state, news = self._continue_trial(state, trial, given, plan.round)
+            else:
+                members = set(cluster.members)
+                mine = [c for c in given if c.phase is Phase.TRAIN and c.model == cluster.id and c.device in members]
+                means += [mine] if len(mine) >= self.run.min_contributors else []
+                state, news = self._close_cluster(state, cluster, mine, plan.round)
+            events.extend(news)
+        for node in due:
+            state, news = cfl_merge.close_check(state, node, given, self.settings, self.least_side, plan.round)
+            events.extend(news)
+        state, news = cfl_newcomers.place(state, given, plan.round)
+        events.extend(news)
+        capped = capped_devices(means, self.run.weighting, self.run.weight_cap)
+        return state, Outcome({d: c.id for c in state.clusters.values() for d in c.members}, tuple(events), capped)
+
+    def _close_cluster(self, state: CflState, cluster: Cluster, given: list[Contribution], round_: int) -> Step:
+        if len(given) < self.run.min_contributors:
+            return state, ()
+        mean = self.average(given, self.run.weighting, self.run.weight_cap)
+        norms = Norms(norm_of(mean), max(c.norm for c in given))
+        newest = {**state.newest, **{c.device: c for c in given}}
+        moved = dataclasses.replace(cluster, slot=cluster.slot.moved(mean, len(given), round_))
+        state = dataclasses.replace(state, newest=newest, clusters={**state.clusters, cluster.id: moved})
+        trace: tuple[Event, ...] = ()
+        if self.settings.trace:
+            figures = {"cluster": cluster.id, "mean_norm": norms.mean, "max_norm": norms.largest}
+            trace = (Event(round_, "norms", figures),)
+        quiet = round_ <= self.settings.warm_up or round_ < cluster.quiet_until
+        if quiet or not settled(self.settings, norms, state.early_norm):
+            return state, trace
+        # Updates from another model, as a cluster's members bring them from before a split, are not compared.
+        rows = [newest[d] for d in sorted(cluster.members) if d in newest and newest[d].model == cluster.id]
+        cut = find_cut(self.settings, rows, self.least_side, norms, self.backend)
+        if cut is None:
+            return state, trace
+        step = self._open_trial if self.settings.validate else self._split_at_once
+        state, events = step(state, cluster, cut, given, round_)
+        return state, (*trace, *events)
+
+    def _split_at_once(
+        self, state: CflState, before: Cluster, cut: Cut, given: list[Contribution], round_: int
+    ) -> Step:
+        """Alg. 5 alone: both children start at the parent's old model plus their own side's mean."""
+        parent = state.clusters[before.id]
+        fresh = {c.device for c in given}
+        halves = []
+        for i, side in enumerate(cut.sides):
+            now = [c for c in side if c.device in fresh]
+            slot = parent.slot
+            if len(now) >= self.run.min_contributors:
+                mean = self.average(now, self.run.weighting, self.run.weight_cap)
+                slot = before.slot.moved(mean, len(now), round_)
+            halves.append(Half(state.next_id + i, tuple(c.device for c in side), slot))
+        state = dataclasses.replace(state, next_id=state.next_id + 2)
+        evidence = [c for side in cut.sides for c in side]
+        return self._split(state, parent, (halves[0], halves[1]), evidence, cut.figures, round_)
+
+    def _open_trial(self, state: CflState, before: Cluster, cut: Cut, _given: list[Contribution], round_: int) -> Step:
+        parent = state.clusters[before.id]
+        left, right = (
+            Half(state.next_id + i, tuple(c.device for c in side), parent.slot) for i, side in enumerate(cut.sides)
+        )
+        trial = Trial(parent.id, left, right, tuple(in_order(c for side in cut.sides for c in side)), cut.figures)
+        detail = {"cluster": parent.id, "sizes": [len(left.members), len(right.members)], **cut.figures}
+        state = dataclasses.replace(state, trials={**state.trials, parent.id: trial}, next_id=state.next_id + 2)
+        return state, (Event(round_, "trial-opened", detail),)
+
+    def _continue_trial(self, state: CflState, trial: Trial, given: list[Contribution], round_: int) -> Step:
+        sides = [frozenset(h.members) for h in (trial.left, trial.right)]
+        mine = [[c for c in given if c.device in side] for side in sides]
+        if min(map(len, mine)) < self.least_side:
+            trial = dataclasses.replace(trial, waited=trial.waited + 1)
+            if trial.waited > MAX_WAITS:
+                return self._end_trial(state, trial, {"reason": "devices absent"}, round_)
+            return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
+        if trial.trained < self.settings.trial_rounds:
+            halves = [
+                dataclasses.replace(
+                    h, slot=h.slot.moved(self.average(m, self.run.weighting, self.run.weight_cap), len(m), round_)
+                )
+                for h, m in zip((trial.left, trial.right), mine, strict=True)
+            ]
+            trial = dataclasses.replace(trial, left=halves[0], right=halves[1], trained=trial.trained + 1)
+            return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
+        verdicts = [judge([c.margins[1] for c in m]) for m in mine]
+        detail = {
+            **trial.figures,
+            "prefer": [v.prefer for v in verdicts],
+            "margin": [v.margin for v in verdicts],
+            "p_value": [v.p_value for v in verdicts],
+        }
+        if not all(self.settings.convinces(v) for v in verdicts):
+            return self._end_trial(state, trial, detail, round_)
+        trials = {k: t for k, t in state.trials.items() if k != trial.cluster}
+        parent = state.clusters[trial.cluster]
+        state = dataclasses.replace(state, trials=trials)
+        return self._split(state, parent, (trial.left, trial.right), list(trial.evidence), detail, round_)
+
+    def _end_trial(self, state: CflState, trial: Trial, detail: Mapping[str, Any], round_: int) -> Step:
+        """The parent goes on as it was and is left alone for a while."""
+        parent = dataclasses.replace(
+            state.clusters[trial.cluster], quiet_until=round_ + 1 + self.settings.refused_cool_down
+        )
+        trials = {k: t for k, t in state.trials.items() if k != trial.cluster}
+        sizes = [len(trial.left.members), len(trial.right.members)]
+        state = dataclasses.replace(state, trials=trials, clusters={**state.clusters, parent.id: parent})
+        return state, (Event(round_, "split-refused", {"cluster": parent.id, "sizes": sizes, **detail}),)
+
+    def _split(
+        self,
+        state: CflState,
+        parent: Cluster,
+        halves: tuple[Half, Half],
+        evidence: list[Contribution],
+        detail: Mapping[str, Any],
+        round_: int,
+    ) -> Step:
+        """Replace ``parent`` by its halves and grow the tree; members without an update are placed like newcomers."""
+        sides = [frozenset(h.members) for h in halves]
+        edges = tuple(tuple(c for c in evidence if c.device in side) for side in sides)
+        first, second = halves
+        check_at = round_ + self.settings.check_every
+        node = Node(parent.id, parent.slot, (first.model, second.model), (edges[0], edges[1]), check_at)
+        clusters = {k: c for k, c in state.clusters.items() if k != parent.id}
+        quiet = round_ + 1 + self.settings.cool_down
+        clusters |= {h.model: Cluster(h.model, h.members, h.slot, quiet) for h in halves}
+        placed = {*first.members, *second.members}
+        lost = dict.fromkeys((d for d in parent.members if d not in placed), parent.id)
+        state = dataclasses.replace(
+            state, clusters=clusters, tree={**state.tree, node.id: node}, unplaced={**state.unplaced, **lost}
+        )
+        sizes = [len(first.members), len(second.members)]
+        info = {"cluster": parent.id, "children": list(node.children), "sizes": sizes, **detail}
+        return state, (Event(round_, "split", info),)
+
+    def final(self, state: CflState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
+        """Every device takes its cluster's model; one that is not placed yet takes its node's, an unknown one the root's.
+
+        With ``path`` each also gets the models above its own, up to the root (section V-C).
+        """
+        slots = {c.id: c.slot for c in state.clusters.values()} | {n.id: n.slot for n in state.tree.values()}
+        own = {d: c.id for c in state.clusters.values() for d in c.members} | dict(state.unplaced)
+        models: dict[int, Slot] = {}
+        orders: dict[str, Order] = {}
+        for device in devices:
+            at = own.get(device, ROOT)
+            line = cfl_tree.path(state.tree, at) if self.settings.path else (at,)
+            models |= {m: slots[m] for m in line}
+            order = final_order(line[::-1])
+            orders[device] = dataclasses.replace(order, phase=int(Phase.KEEP)) if self.settings.path else order
+        return RoundPlan(round_, models, orders, final=True)
+
+    def inherited(self, state: CflState) -> Inherited:
+        """All models outlive the mask epoch, and the updates that place newcomers (cfl_renewal.py)."""
+        return cfl_renewal.inherited(state)
+
+    def renewed(self, state: CflState, renewal: Renewal) -> CflState:
+        """Return the state in the next mask epoch."""
+        return cfl_renewal.renewed(state, renewal, self.run.key_id)
+
+    def retain(self, state: CflState, active: frozenset[str]) -> CflState:
+        """Return the state without devices that are not ``active``."""
+        return cfl_renewal.retain(state, active)
+
+    def dump(self, state: CflState) -> Dump:
+        """Return the state as the store keeps it."""
+        return cfl_state.dump(state)
+
+    def load(self, document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], fetch: Fetch) -> CflState:
+        """Return the state that `dump` described."""
+        return cfl_state.load(document, vectors, fetch)

@@ -1,0 +1,1 @@
+"""aggregator.strategies.fedgroup.strategy."""

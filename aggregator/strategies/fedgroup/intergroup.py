@@ -1,0 +1,87 @@
+"""FedGroup's inter-group aggregation: fedgroup Alg. 2, lines 16 to 19.
+
+Each group's model w_j becomes w_j + eta_g sum over l != j of w_l / |w_l|: whole models, not offsets. With
+w_j = a_j origin + unmask(O_j) the sum is taken on the scales a_j and on the masked offsets O_j by themselves, so the
+aggregator needs no origin, only the lengths |w_l|, which masks and origins hide from it. Devices report the length of the
+model that they have trained, |w_l + delta_i|. With weights p_i, and since the mean of squares is the square of the mean
+and the variance,
+
+    |w_l + mean delta|^2 = sum p_i |w_l + delta_i|^2 - sum p_i |delta_i|^2 + |mean delta|^2
+
+which is the length after the intra-group update, exactly. A group that did not move this round is counted with the last
+length that it was known to have (inter-group aggregation may have changed it since), and not at all before that.
+
+Lengths are what devices say they are. One that makes a length vanish makes its group's share of the others explode, so
+that a model which no device would take (`fits`) is not made: the groups then stay what they were for this round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from aggregator.strategies.base import Contribution, Slot, norm_of, weights_of
+from shoal.errors import IntegrityError
+from shoal.limits import MAX_SCALE
+from shoal.types import Float32Vector
+
+
+def length_after(given: list[Contribution], before: Slot, after: Slot, weighting: str, cap: float = 0.0) -> float:
+    """Return the l2 norm of a group's model after its intra-group update.
+
+    Args:
+        given: the updates whose mean moved ``before`` to ``after``, each with ``model_norm``.
+        before: the group's slot when the round began.
+        after: the same, moved.
+        weighting: samples or uniform, as the mean was weighted.
+        cap: the weight cap of that mean.
+
+    Raises:
+        IntegrityError: a contribution comes without the norm of the trained model.
+    """
+    missing = [c.device for c in given if not c.model_norm]
+    if missing:
+        raise IntegrityError(f"{missing[0]} did not report the norm of its model, which eta_g needs")
+    weights = weights_of(given, weighting, cap)
+    squares = np.array([c.model_norm**2 - c.norm**2 for c in given])
+    assert after.offset is not None
+    step = norm_of(after.offset if before.offset is None else after.offset - before.offset)
+    return math.sqrt(max(float(np.average(squares, weights=weights)) + step**2, 0.0))
+
+
+def aggregate(slots: tuple[Slot, ...], lengths: tuple[float, ...], eta: float, round_: int) -> tuple[Slot, ...]:
+    """Return the groups' models after inter-group aggregation.
+
+    Args:
+        slots: after the intra-group update.
+        lengths: the models' l2 norms; 0 where unknown: such a group adds to no other.
+        eta: eta_g.
+        round_: becomes the slots' version.
+    """
+    return tuple(_plus_others(slots, lengths, j, eta, round_) for j in range(len(slots)))
+
+
+def fits(slot: Slot, longest: float) -> bool:
+    """Whether devices take such a model: its scale in bounds, its offset finite and not longer than ``longest``."""
+    return slot.scale <= MAX_SCALE and slot.norm <= longest
+
+
+def _plus_others(slots: tuple[Slot, ...], lengths: tuple[float, ...], j: int, eta: float, round_: int) -> Slot:
+    own = slots[j]
+    others = [(s, eta / length) for i, (s, length) in enumerate(zip(slots, lengths, strict=True)) if i != j and length]
+    if not others:
+        return own
+    scale = own.scale + sum(share * s.scale for s, share in others)
+    moved = dataclasses.replace(own, scale=scale, version=round_)
+    extra: Float32Vector | None = None
+    for s, share in others:
+        if s.offset is not None:
+            with np.errstate(over="ignore", invalid="ignore"):  # of a length near 0: `fits` tells
+                piece = s.offset * np.float32(share)
+                extra = piece if extra is None else extra + piece
+    if extra is None:
+        return moved
+    with np.errstate(over="ignore", invalid="ignore"):
+        return moved.moved(extra, min(s.contributors for s, _ in others if s.offset is not None), round_)

@@ -1,0 +1,207 @@
+"""FedGroup's settings and state, how the store keeps it, and what outlives a mask epoch.
+
+At a rollover each group gets an origin of its own, and so do w_0, where newcomers pre-train, and the auxiliary global
+model. Later the auxiliary model is still the mean of the groups': their new origins' mean is the origin that it was
+folded into, so it lacks but the mean of their offsets since then. Inter-group aggregation needs whole models that share
+an origin and ends there. Directions are masked anew; unless all of them are, newcomers take the group of least loss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from aggregator.strategies.base import Dump, Event, Gathered, Slot, require, slot_dump, slot_load
+from aggregator.strategies.renewal import (
+    Carried,
+    Inherited,
+    Renewal,
+    fresh_slot,
+    news_dump,
+    news_load,
+    renewed_rows,
+)
+from shoal import limits
+from shoal.types import Float32Vector
+
+
+@dataclass(frozen=True, slots=True)
+class FedGroupSettings:
+    """FedGroup's own parameters.
+
+    Attributes:
+        groups: m.
+        alpha: the group cold start takes alpha * m devices, or all where there are fewer.
+        measure: ``edc`` (Eq. 8) or ``madc`` (Eq. 7).
+        start: where the groups' models start: at the ``mean`` of their devices' pre-trained models (Alg. 3, line 16),
+            or at the ``origin`` (Alg. 2, line 2).
+        rcc: ablation: the groups' directions are those of m cold devices drawn at random, no clustering.
+        rac: ablation: devices that were not in the cold start come to a group at random.
+        eta_g: inter-group learning rate (Alg. 2, line 18); 0 is off. Devices then report the length of their models.
+        discrepancy: report Eq. 4 in every round.
+    """
+
+    groups: int = 3
+    alpha: int = 20
+    measure: str = "edc"
+    start: str = "mean"
+    rcc: bool = False
+    rac: bool = False
+    eta_g: float = 0.0
+    discrepancy: bool = True
+
+    def check(self) -> None:
+        """Raise ConfigError for values that make no sense."""
+        require(1 <= self.groups <= limits.MAX_MODELS - 2, f"groups is from 1 to {limits.MAX_MODELS - 2}")
+        require(self.alpha >= 1, "alpha is at least 1")
+        require(self.measure in ("edc", "madc"), f"measure {self.measure!r} is neither edc nor madc")
+        require(0 <= self.eta_g <= 1, f"eta_g {self.eta_g:g} is not between 0 and 1")
+        require(self.start in ("mean", "origin"), f"start {self.start!r} is neither mean nor origin")
+
+
+@dataclass(frozen=True, slots=True)
+class FedGroupState:
+    """The groups, once the cold start has made them.
+
+    Attributes:
+        slots: the groups' models; directions: their Delta w_0, (d,) float32, which newcomers are compared with, none
+            where a rollover has lost them; behind: devices whose updates are averaged in each.
+        origin: w_0; common: the model from which the auxiliary one is as far as the groups' are on average from theirs.
+        apart: a rollover has given each group an origin of its own, so that there is no inter-group aggregation.
+        since: round of the group cold start, 0 before.
+        assignment: group of every device that has one.
+        cohort: devices drawn for the round that waits for its newcomers' cold start; empty where none waits.
+        lengths: with eta_g, the last known l2 norm of each group's model; 0 where unknown.
+        news: what the next round's outcome tells of a rollover.
+    """
+
+    slots: tuple[Slot, ...] = ()
+    directions: tuple[Float32Vector, ...] = ()
+    behind: tuple[int, ...] = ()
+    origin: Slot = field(default_factory=Slot)
+    common: Slot = field(default_factory=Slot)
+    apart: bool = False
+    since: int = 0
+    assignment: Mapping[str, int] = field(default_factory=dict)
+    cohort: tuple[str, ...] = ()
+    lengths: tuple[float, ...] = ()
+    news: tuple[Event, ...] = ()
+    gathered: Gathered = field(default_factory=dict)
+
+    @property
+    def auxiliary(self) -> Slot:
+        """The auxiliary global model: the mean of the groups' models (fedgroup Alg. 2), the origin while there are none."""
+        if not self.slots:
+            return self.origin
+        scale = sum(s.scale for s in self.slots) / len(self.slots)
+        moved = [s for s in self.slots if s.offset is not None]
+        if not moved:
+            return dataclasses.replace(self.common, scale=scale)
+        total = np.zeros_like(moved[0].offset)
+        for slot in moved:
+            total += slot.offset
+        total /= np.float32(len(self.slots))
+        fewest, newest = min(s.contributors for s in moved), max(s.version for s in moved)
+        return Slot(self.common.origin, total, fewest, newest, scale)
+
+
+def inherited(state: FedGroupState, groups: int, *, directions: bool) -> Inherited:
+    """Return the groups' models by their numbers, the auxiliary model as ``groups``, w_0 as the number after it.
+
+    Before the group cold start there is only w_0.
+
+    Args:
+        state: between rounds.
+        groups: m.
+        directions: whether newcomers are compared with directions.
+    """
+    if not state.since:
+        return Inherited({groups + 1: state.origin})
+    rows = zip(state.directions, state.behind, strict=True) if directions else ()
+    models = {**dict(enumerate(state.slots)), groups: state.auxiliary, groups + 1: state.origin}
+    return Inherited(models, carried={_direction(j): Carried(row, count) for j, (row, count) in enumerate(rows)})
+
+
+def renewed(state: FedGroupState, renewal: Renewal, groups: int, *, directions: bool, adds: bool) -> FedGroupState:
+    """Return the state in the next mask epoch.
+
+    Args:
+        state: as `inherited` took it.
+        renewal: what has come through.
+        groups: m.
+        directions: as in `inherited`.
+        adds: whether inter-group aggregation was asked for.
+    """
+    origin = fresh_slot(renewal, groups + 1)
+    if not state.since:
+        return FedGroupState(origin=origin, common=origin, news=state.news)
+    rows = renewed_rows(renewal, [_direction(j) for j in range(len(state.directions))]) if directions else ()
+    news = list(state.news)
+    if directions and state.directions and not rows:
+        news.append(Event(renewal.round, "directions-lost", {}))
+    if adds and not state.apart:
+        news.append(Event(renewal.round, "intergroup-ended", {}))
+    return dataclasses.replace(
+        state,
+        slots=tuple(fresh_slot(renewal, j) for j in range(len(state.slots))),
+        directions=rows,
+        behind=state.behind if rows else (),
+        origin=origin,
+        common=fresh_slot(renewal, groups),
+        apart=True,
+        lengths=(0.0,) * len(state.slots),
+        news=tuple(news),
+        gathered={},
+    )
+
+
+def _direction(group: int) -> str:
+    return f"direction-{group}"
+
+
+def dump(state: FedGroupState, epoch: int) -> Dump:
+    """Return the state as the store keeps it; the auxiliary model goes with it for whoever reads the store.
+
+    Args:
+        state: between rounds.
+        epoch: the mask epoch, in which the directions are what they are.
+    """
+    vectors: dict[str, Float32Vector] = {}
+    directions = [f"{_direction(j)}-{epoch}" for j in range(len(state.directions))]
+    document: dict[str, Any] = {
+        "slots": [slot_dump(f"model-{j}", s, vectors) for j, s in enumerate(state.slots)],
+        "auxiliary": slot_dump("auxiliary", state.auxiliary, vectors),
+        "directions": directions,
+        "behind": list(state.behind),
+        "origin": slot_dump("origin", state.origin, vectors),
+        "common": slot_dump("common", state.common, vectors),
+        "apart": state.apart,
+        "since": state.since,
+        "assignment": dict(state.assignment),
+        "cohort": list(state.cohort),
+        "lengths": list(state.lengths),
+        "news": news_dump(state.news),
+    }
+    vectors |= dict(zip(directions, state.directions, strict=True))
+    return Dump(document, vectors)
+
+
+def load(document: Mapping[str, Any], vectors: Mapping[str, Float32Vector]) -> FedGroupState:
+    """Return the state that `dump` described."""
+    return FedGroupState(
+        tuple(slot_load(s, vectors) for s in document["slots"]),
+        tuple(vectors[name] for name in document["directions"]),
+        tuple(document["behind"]),
+        slot_load(document["origin"], vectors),
+        slot_load(document["common"], vectors),
+        document["apart"],
+        document["since"],
+        document["assignment"],
+        tuple(document["cohort"]),
+        tuple(document["lengths"]),
+        news_load(document["news"]),
+    )

@@ -1,0 +1,252 @@
+"""FedGroup: Duan et al., Algs 2 and 3, with Eqs 4 to 9.
+
+Group cold start (Alg. 3): alpha * m devices, drawn at random, pre-train from the origin by the plan's ``pretrain``
+recipe; their updates are clustered by EDC (Eq. 8) or MADC (Eq. 7), and each group remembers its direction, the mean of
+its devices' updates. Line 16 calls that mean the group's model and leaves w_0 out; a model is origin + mean here
+(``start = mean``), or the origin, as Alg. 2 has it (``start = origin``). RCC draws the directions instead.
+
+Training (Alg. 2): a cohort is drawn. Those in it that no group knows pre-train from the origin in a round of their own
+and join the group whose direction has the highest cosine (Eq. 9, for EDC as for MADC); RAC sends them to one at random
+instead. Then the whole cohort trains, each device its group's model, and every group is FedAvg by itself (lines 5 to 7);
+an empty one keeps its model (line 12). Inter-group aggregation (lines 16 to 19, intergroup.py) is off unless ``eta_g`` is
+set. The auxiliary global model is the mean of the groups'; a device that never met a group ends with it.
+
+Where a rollover has lost the directions (fedgroup_state.py), newcomers don't pre-train: they score the groups' models,
+train the best with the rest of the cohort, and join the group that they chose.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from aggregator.numerics.backend import Backend
+from aggregator.strategies.base import (
+    Average,
+    Contribution,
+    Dump,
+    Event,
+    Fetch,
+    Outcome,
+    RoundPlan,
+    Slot,
+    advanced,
+    capped_devices,
+    drawn,
+    evaluates,
+    final_order,
+    gather,
+    in_order,
+    mean_update,
+    parse_settings,
+    require,
+    require_one_origin,
+    train_order,
+)
+from aggregator.strategies.discrepancy import discrepancy
+from aggregator.strategies.fedgroup import intergroup
+from aggregator.strategies.fedgroup import state as fedgroup_state
+from aggregator.strategies.fedgroup.cold_start import fewest_updates, group_updates, nearest_directions, random_centres
+from aggregator.strategies.fedgroup.state import FedGroupSettings, FedGroupState
+from aggregator.strategies.renewal import Inherited, Renewal, retained
+from shoal.protocol.documents import RunPlan
+from shoal.protocol.messages import Order, Phase
+from shoal.types import Float32Vector
+
+Step = tuple[FedGroupState, tuple[Event, ...]]
+
+
+class FedGroup:
+    """FedGroup on masked offsets.
+
+    Attributes:
+        auxiliary, untrained: model ids of the auxiliary global model and of the origin; groups have 0 to m - 1.
+    """
+
+    name = "fedgroup"
+
+    def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
+        self.run = run
+        self.backend = backend
+        self.average = average
+        self.settings: FedGroupSettings = parse_settings(FedGroupSettings, run)
+        self.settings.check()
+        require(run.rounds > 1, f"{self.name} takes a round of its own before the first one of training")
+        require_one_origin(run)
+        require(
+            not self.settings.eta_g or run.epoch_rounds >= run.rounds,
+            f"eta_g adds up models of one origin, but the mask changes after {run.epoch_rounds} of {run.rounds} rounds",
+            "let one mask epoch cover the run, or leave eta_g at 0",
+        )
+        self.auxiliary = self.settings.groups
+        self.untrained = self.settings.groups + 1
+
+    @staticmethod
+    def models(run: RunPlan) -> int:
+        """Most models a run names at a time: the groups', the auxiliary one, the origin."""
+        settings: FedGroupSettings = parse_settings(FedGroupSettings, run)
+        return settings.groups + 2
+
+    def init(self, _devices: tuple[str, ...]) -> FedGroupState:
+        """Return the state before round 1: no groups yet."""
+        return FedGroupState()
+
+    def plan(self, state: FedGroupState, round_: int, available: tuple[str, ...]) -> tuple[FedGroupState, RoundPlan]:
+        """The group cold start, a cohort's newcomers' cold start, or the cohort's training."""
+        if not state.since:
+            count = min(self.settings.alpha * self.settings.groups, len(available))
+            chosen = self._random(round_).choice(len(available), count, replace=False)
+            return state, self._pretraining(state, round_, tuple(available[i] for i in sorted(chosen)))
+        there = frozenset(available)
+        waiting = tuple(d for d in state.cohort if d in state.assignment and d in there)
+        state = dataclasses.replace(state, cohort=())
+        cohort = waiting or drawn(self.run, round_, available)
+        cold = tuple(d for d in cohort if d not in state.assignment)
+        if cold and self.settings.rac:
+            places = self._random(round_).integers(len(state.slots), size=len(cold)).tolist()
+            state = dataclasses.replace(state, assignment={**state.assignment, **dict(zip(cold, places, strict=True))})
+        elif cold and state.directions:
+            return dataclasses.replace(state, cohort=cohort), self._pretraining(state, round_, cold)
+        evaluate = evaluates(self.run, round_)
+        orders = {d: self._training(state, d, evaluate=evaluate) for d in cohort}
+        used = sorted({j for o in orders.values() for j in o.candidates})
+        return state, RoundPlan(round_, {j: state.slots[j] for j in used}, orders)
+
+    def _random(self, round_: int) -> np.random.Generator:
+        return np.random.default_rng([self.run.seed, round_, 1])
+
+    def _training(self, state: FedGroupState, device: str, *, evaluate: bool) -> Order:
+        own = state.assignment.get(device)
+        groups = tuple(range(len(state.slots))) if own is None else (own,)
+        return dataclasses.replace(train_order(groups, evaluate=evaluate), norm=self._adds(state))
+
+    def _adds(self, state: FedGroupState) -> bool:
+        """Whether groups' models are added up."""
+        return self.settings.eta_g > 0 and not state.apart
+
+    def _pretraining(self, state: FedGroupState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
+        order = train_order((self.untrained,), evaluate=False, phase=Phase.PRETRAIN)
+        return RoundPlan(round_, {self.untrained: state.origin}, dict.fromkeys(devices, order))
+
+    def absorb(self, state: FedGroupState, contribution: Contribution) -> FedGroupState:
+        """Keep the contribution for `close`."""
+        return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
+
+    def close(self, state: FedGroupState, plan: RoundPlan) -> tuple[FedGroupState, Outcome]:
+        """Alg. 3 or Eq. 9 after pre-training, else Alg. 2 lines 5 to 7."""
+        given = in_order(state.gathered.values())
+        news = state.news
+        state = dataclasses.replace(state, news=(), gathered={})
+        capped: dict[str, float] = {}
+        if not state.since:
+            state, events = self._start(state, given, plan.round)
+        elif any(c.phase is Phase.PRETRAIN for c in given):
+            state, events = self._welcome(state, given, plan.round)
+        else:
+            means = [[c for c in given if c.model == j] for j in range(len(state.slots))]
+            least = max(1, self.run.min_contributors)
+            capped = capped_devices((m for m in means if len(m) >= least), self.run.weighting, self.run.weight_cap)
+            state, events = self._train(state, given, plan.round)
+        return state, Outcome(state.assignment, (*news, *events), capped)
+
+    def _start(self, state: FedGroupState, given: list[Contribution], round_: int) -> Step:
+        """Alg. 3, lines 6 to 18."""
+        s = self.settings
+        needed = fewest_updates(s.groups, s.measure)
+        if len(given) < needed:
+            return state, (Event(round_, "cold-start-postponed", {"updates": len(given), "needed": needed}),)
+        rows = [c.row for c in given]
+        centres: list[Float32Vector] = []
+        if s.rcc:
+            centres = [rows[i] for i in random_centres(rows, s.groups, self.run.seed)]
+            labels = nearest_directions(rows, centres, self.backend)
+        else:
+            labels = group_updates(rows, s.groups, s.measure, self.run.seed, self.backend).tolist()
+        slots, directions = [], []
+        for j in range(len(centres) or max(labels) + 1):
+            members = [c for c, label in zip(given, labels, strict=True) if label == j]
+            directions.append(centres[j] if centres else self.average(members, "uniform"))
+            enough = s.start == "mean" and len(members) >= max(1, self.run.min_contributors)
+            begin = state.origin
+            slots.append(begin.moved(self.average(members, "uniform"), len(members), round_) if enough else begin)
+        assignment = {c.device: label for c, label in zip(given, labels, strict=True)}
+        sizes = [labels.count(j) for j in range(len(slots))]
+        state = dataclasses.replace(
+            state,
+            slots=tuple(slots),
+            directions=tuple(directions),
+            behind=(1,) * len(slots) if centres else tuple(sizes),
+            since=round_,
+            assignment=assignment,
+            lengths=(0.0,) * len(slots),
+        )
+        return state, (Event(round_, "cold-start", {"devices": len(given), "sizes": sizes}),)
+
+    def _welcome(self, state: FedGroupState, given: list[Contribution], round_: int) -> Step:
+        """Eq. 9."""
+        places = nearest_directions([c.row for c in given], list(state.directions), self.backend)
+        placed = {c.device: j for c, j in zip(given, places, strict=True)}
+        event = Event(round_, "newcomers", {"groups": placed})
+        return dataclasses.replace(state, assignment={**state.assignment, **placed}), (event,)
+
+    def _train(self, state: FedGroupState, given: list[Contribution], round_: int) -> Step:
+        by_group = [[c for c in given if c.model == j] for j in range(len(state.slots))]
+        slots = tuple(
+            advanced(s, mine, self.run, self.average, round_) for s, mine in zip(state.slots, by_group, strict=True)
+        )
+        joined = {c.device: c.model for c in given if c.device not in state.assignment}
+        events: tuple[Event, ...] = ()
+        if joined:
+            events = (Event(round_, "newcomers", {"groups": joined, "by": "loss"}),)
+        if self.settings.discrepancy:
+            before, after = dict(enumerate(state.slots)), dict(enumerate(slots))
+            events += discrepancy(given, before, after, round_)
+        lengths = state.lengths
+        if self._adds(state):
+            lengths = tuple(
+                known if after is before else self._length_after(mine, before, after)
+                for known, mine, before, after in zip(lengths, by_group, state.slots, slots, strict=True)
+            )
+            added = intergroup.aggregate(slots, lengths, self.settings.eta_g, round_)
+            if all(intergroup.fits(s, self.run.norm_limit * round_) for s in added):
+                slots = added
+            else:
+                events += (Event(round_, "intergroup-refused", {"lengths": list(lengths)}),)
+                lengths = state.lengths
+        assignment = {**state.assignment, **joined}
+        return dataclasses.replace(state, slots=slots, assignment=assignment, lengths=lengths), events
+
+    def _length_after(self, given: list[Contribution], before: Slot, after: Slot) -> float:
+        return intergroup.length_after(given, before, after, self.run.weighting, self.run.weight_cap)
+
+    def final(self, state: FedGroupState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
+        """Every device takes its group's model; one that no group knows takes the auxiliary global model."""
+        models = {**dict(enumerate(state.slots)), self.auxiliary: state.auxiliary}
+        orders = {d: final_order((state.assignment.get(d, self.auxiliary),)) for d in devices}
+        used = {o.candidates[0] for o in orders.values()}
+        return RoundPlan(round_, {j: s for j, s in models.items() if j in used}, orders, final=True)
+
+    def inherited(self, state: FedGroupState) -> Inherited:
+        """Groups, auxiliary model, w_0 and directions outlive the mask epoch (fedgroup_state.py)."""
+        return fedgroup_state.inherited(state, self.settings.groups, directions=not self.settings.rac)
+
+    def renewed(self, state: FedGroupState, renewal: Renewal) -> FedGroupState:
+        """Return the state in the next mask epoch: groups with origins of their own, and no inter-group aggregation."""
+        s = self.settings
+        return fedgroup_state.renewed(state, renewal, s.groups, directions=not s.rac, adds=s.eta_g > 0)
+
+    def retain(self, state: FedGroupState, active: frozenset[str]) -> FedGroupState:
+        """Return the state without devices that are not ``active``."""
+        cohort = tuple(d for d in state.cohort if d in active)
+        return dataclasses.replace(state, assignment=retained(state.assignment, active), cohort=cohort)
+
+    def dump(self, state: FedGroupState) -> Dump:
+        """Return the state as the store keeps it."""
+        return fedgroup_state.dump(state, self.run.epoch)
+
+    def load(self, document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], _fetch: Fetch) -> FedGroupState:
+        """Return the state that `dump` described."""
+        return fedgroup_state.load(document, vectors)

@@ -1,0 +1,174 @@
+"""IFCA's settings and state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aggregator.strategies.base import Dump, Event, Gathered, Slot, parse_settings, require, slot_dump, slot_load
+from aggregator.strategies.ifca.broadcast import Broadcast
+from aggregator.strategies.renewal import news_dump, news_load
+from shoal.protocol.documents import RunPlan
+from shoal.types import Float32Vector
+
+INFINITE = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class IfcaSettings:
+    """IFCA's own parameters.
+
+    Attributes:
+        k: clusters.
+        option: ``model`` (II) or ``gradient`` (I: one full-batch step a round, of size ``lr * lr_decay^(round - 1)``).
+        normalise: who a sum of updates is divided among: ``machines`` (all m), ``participants`` of the round,
+            ``cluster`` (those who chose it), ``samples`` (weighted by n_i among those who chose it); ``auto`` is the
+            paper's: machines for I, cluster for II.
+        restarts: random starts; restart_rounds: rounds each is given.
+        stable_rounds: rounds without a changed identity after which devices are sent their own model only; 0 is never.
+        probe_every: then every so many rounds all are asked to choose again.
+    """
+
+    k: int = 2
+    option: str = "model"
+    normalise: str = "auto"
+    restarts: int = 1
+    restart_rounds: int = 10
+    stable_rounds: int = 0
+    probe_every: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class IfcaState:
+    """The models of the start that is under way, and the best finished start.
+
+    Attributes:
+        slots: k slots; shared: the segment that they have in common, None without weight sharing.
+        start: which random start they belong to; started: rounds it has had.
+        best, best_shared, best_loss: the finished start of least training loss; settled: whether it was chosen for good.
+        choice: each device's last chosen cluster.
+        broadcast: what is known of the identities' stability.
+        news: what the next round's outcome tells of a rollover.
+    """
+
+    devices: tuple[str, ...]
+    slots: tuple[Slot, ...]
+    shared: Slot | None = None
+    start: int = 0
+    started: int = 0
+    best: tuple[Slot, ...] = ()
+    best_shared: Slot | None = None
+    best_start: int = 0
+    best_loss: float = INFINITE
+    best_choice: Mapping[str, int] = field(default_factory=dict)
+    settled: bool = False
+    choice: Mapping[str, int] = field(default_factory=dict)
+    broadcast: Broadcast = field(default_factory=Broadcast)
+    news: tuple[Event, ...] = ()
+    gathered: Gathered = field(default_factory=dict)
+
+    def settle(self) -> IfcaState:
+        """Return the state in which the best finished start is the one that goes on."""
+        return dataclasses.replace(
+            self,
+            slots=self.best,
+            shared=self.best_shared,
+            start=self.best_start,
+            settled=True,
+            choice=self.best_choice,
+            best=(),
+            best_shared=None,
+        )
+
+
+def checked_settings(run: RunPlan) -> IfcaSettings:
+    """Return the settings of an IFCA run.
+
+    Raises:
+        ConfigError: they are out of range or don't fit the rest of the plan.
+    """
+    s: IfcaSettings = parse_settings(IfcaSettings, run)
+    require(s.k >= 1 and s.restarts >= 1 and s.restart_rounds >= 1, "k, restarts and restart_rounds are at least 1")
+    require(s.stable_rounds >= 0 and s.probe_every >= 1, "stable_rounds is at least 0, probe_every at least 1")
+    require(s.option in ("model", "gradient"), f"option {s.option!r} is neither model nor gradient")
+    known = ("auto", "machines", "participants", "cluster", "samples")
+    require(s.normalise in known, f"normalise {s.normalise!r} is none of {', '.join(known)}")
+    require(
+        s.option == "model" or (run.local.batch_size == 0 and run.local.steps == 1 and not run.local.momentum),
+        "option gradient takes one full-batch step a round",
+        "set batch_size 0, steps 1 and momentum 0, or option model",
+    )
+    require(
+        run.origins == s.k * s.restarts,
+        f"{s.restarts} starts of {s.k} models need {s.k * s.restarts} origins, the run ships {run.origins}",
+    )
+    require(
+        s.restarts == 1 or s.restarts * s.restart_rounds < run.rounds,
+        f"{s.restarts} starts of {s.restart_rounds} rounds leave none of {run.rounds} to the kept one",
+        "raise rounds, or lower restarts or restart_rounds",
+    )
+    require(
+        sorted(g.name for g in run.segments) in (["cluster"], ["cluster", "shared"]),
+        "ifca needs one cluster segment and at most one shared one",
+        "leave some parameters out of the shared ones",
+    )
+    require(
+        s.restarts == 1 or len(run.segments) == 1 or run.epoch_rounds >= s.restarts * s.restart_rounds,
+        f"the mask changes after {run.epoch_rounds} rounds, in the middle of {s.restarts} starts of {s.restart_rounds}, "
+        "which share weights",
+        "let the first mask epoch cover all starts, or start once: one rollover folds one shared segment",
+    )
+    return s
+
+
+def dump_state(state: IfcaState) -> Dump:
+    """Return the state as the store keeps it."""
+    vectors: dict[str, Float32Vector] = {}
+
+    def shared(slot: Slot | None) -> dict[str, Any] | None:
+        return None if slot is None else slot_dump(f"shared-{slot.origin}", slot, vectors)
+
+    document = {
+        "devices": list(state.devices),
+        "slots": [slot_dump(f"model-{s.origin}", s, vectors) for s in state.slots],
+        "shared": shared(state.shared),
+        "start": state.start,
+        "started": state.started,
+        "best": [slot_dump(f"model-{s.origin}", s, vectors) for s in state.best],
+        "best_shared": shared(state.best_shared),
+        "best_start": state.best_start,
+        "best_loss": None if state.best_loss == INFINITE else state.best_loss,
+        "best_choice": dict(state.best_choice),
+        "settled": state.settled,
+        "choice": dict(state.choice),
+        "broadcast": state.broadcast.dump(),
+        "news": news_dump(state.news),
+    }
+    return Dump(document, vectors)
+
+
+def load_state(document: Mapping[str, Any], vectors: Mapping[str, Float32Vector]) -> IfcaState:
+    """Return the state that `dump_state` described."""
+
+    def shared(slot: Mapping[str, Any] | None) -> Slot | None:
+        return None if slot is None else slot_load(slot, vectors)
+
+    best_loss = document["best_loss"]
+    return IfcaState(
+        devices=tuple(document["devices"]),
+        slots=tuple(slot_load(s, vectors) for s in document["slots"]),
+        shared=shared(document["shared"]),
+        start=document["start"],
+        started=document["started"],
+        best=tuple(slot_load(s, vectors) for s in document["best"]),
+        best_shared=shared(document["best_shared"]),
+        best_start=document["best_start"],
+        best_loss=INFINITE if best_loss is None else best_loss,
+        best_choice=document["best_choice"],
+        settled=document["settled"],
+        choice=document["choice"],
+        broadcast=Broadcast.load(document["broadcast"]),
+        news=news_load(document["news"]),
+    )

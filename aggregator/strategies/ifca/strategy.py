@@ -1,0 +1,258 @@
+"""IFCA, the iterative federated clustering algorithm: Ghosh et al., Alg. 1 (conference) and Alg. 2 (extended).
+
+Each device scores the k models on its own data, takes the one of least loss and trains it (extended, lines 6 to 11); the
+server averages among those who chose the same (option I: gradients over all m machines, line 14; option II: models, line
+15). With a ``shared`` segment these coordinates are averaged over all participants and only the others are clustered
+(section 4.3). Several random starts are run for a few rounds each and the one of least training loss is kept, as section 6
+does for its synthetic data: starts that freeze with a merged or an empty cluster show a loss well above the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.numerics.backend import Backend
+from aggregator.strategies.base import (
+    Average,
+    Contribution,
+    Dump,
+    Event,
+    Fetch,
+    Outcome,
+    RoundPlan,
+    Slot,
+    capped_devices,
+    drawn,
+    evaluates,
+    final_order,
+    gather,
+    in_order,
+    mean_loss,
+    mean_update,
+    parse_settings,
+    train_order,
+    weights_of,
+)
+from aggregator.strategies.ifca import renewal as ifca_renewal
+from aggregator.strategies.ifca.broadcast import Broadcast
+from aggregator.strategies.ifca.state import INFINITE, IfcaSettings, IfcaState, checked_settings, dump_state, load_state
+from aggregator.strategies.renewal import Inherited, Renewal
+from shoal.protocol.documents import RunPlan
+from shoal.types import Float32Vector
+
+
+@dataclass(frozen=True, slots=True)
+class _Mean:
+    """A cluster's mean update, (d,) float32, and the contributions in it with their weights, (count,) float64."""
+
+    update: Float32Vector
+    given: list[Contribution]
+    weights: NDArray[np.float64]
+
+    @property
+    def count(self) -> int:
+        """Devices in the mean."""
+        return len(self.given)
+
+
+class Ifca:
+    """IFCA on masked offsets."""
+
+    name = "ifca"
+
+    def __init__(self, run: RunPlan, _backend: Backend | None = None, average: Average = mean_update) -> None:
+        self.run = run
+        self.average = average
+        self.settings = s = checked_settings(run)
+        by_option = "machines" if s.option == "gradient" else "cluster"
+        self.normalise = by_option if s.normalise == "auto" else s.normalise
+        self.weighting = "samples" if self.normalise == "samples" else "uniform"
+        self.sharing = len(run.segments) > 1
+
+    @staticmethod
+    def models(run: RunPlan) -> int:
+        """Most models a run names at a time."""
+        settings: IfcaSettings = parse_settings(IfcaSettings, run)
+        return settings.k * settings.restarts
+
+    def init(self, devices: tuple[str, ...]) -> IfcaState:
+        """Return the state before round 1: the first start, every model at its origin."""
+        slots, shared = self._origins(0)
+        return IfcaState(devices, slots, shared, settled=self.settings.restarts == 1)
+
+    def _origins(self, start: int) -> tuple[tuple[Slot, ...], Slot | None]:
+        """Return a start's models; the shared segment is that of its first origin."""
+        first = start * self.settings.k
+        slots = tuple(Slot(origin=first + j) for j in range(self.settings.k))
+        return slots, slots[0] if self.sharing else None
+
+    def _ids(self, state: IfcaState) -> tuple[int, ...]:
+        first = state.slots[0].origin
+        return tuple(range(first, first + self.settings.k))
+
+    def plan(self, state: IfcaState, round_: int, available: tuple[str, ...]) -> tuple[IfcaState, RoundPlan]:
+        """Whoever is drawn scores all k models, or is sent his own where identities are stable, and trains the best.
+
+        Model ids are origin numbers.
+        """
+        ids, s = self._ids(state), self.settings
+        evaluate = evaluates(self.run, round_)
+        orders = dict.fromkeys(drawn(self.run, round_, available), train_order(ids, evaluate=evaluate))
+        if state.settled and state.broadcast.narrow(s.stable_rounds, s.probe_every):
+            for device in orders.keys() & state.broadcast.confirmed:
+                orders[device] = train_order((ids[state.choice[device]],), evaluate=evaluate)
+        known = frozenset(state.devices)
+        newcomers = tuple(d for d in available if d not in known)
+        if newcomers:
+            state = dataclasses.replace(state, devices=(*state.devices, *newcomers))
+        return state, RoundPlan(round_, dict(zip(ids, state.slots, strict=True)), orders, shared=state.shared)
+
+    def absorb(self, state: IfcaState, contribution: Contribution) -> IfcaState:
+        """Keep the contribution for `close`."""
+        return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
+
+    def close(self, state: IfcaState, plan: RoundPlan) -> tuple[IfcaState, Outcome]:
+        """Average within each cluster (an empty one keeps its model), then end a start that has had its rounds."""
+        given = in_order(state.gathered.values())
+        first = state.slots[0].origin
+        news = state.news
+        broadcast, events = self._observed(state, plan, {c.device: c.model - first for c in given})
+        slots, shared = self._averaged(state, given, plan.round)
+        capped = self._capped(state, given)
+        choice = {**state.choice, **{c.device: c.model - first for c in given}}
+        state = dataclasses.replace(
+            state,
+            slots=slots,
+            shared=shared,
+            choice=choice,
+            broadcast=broadcast,
+            news=(),
+            gathered={},
+            started=state.started + 1,
+        )
+        if not state.settled and state.started >= self.settings.restart_rounds:
+            state, events = self._end_start(state, given, plan.round)
+        told = state.choice if state.settled else choice  # a start that has just ended leaves no choices behind
+        return state, Outcome({d: told.get(d, 0) for d in state.devices}, (*news, *events), capped)
+
+    def _averaged(
+        self, state: IfcaState, given: list[Contribution], round_: int
+    ) -> tuple[tuple[Slot, ...], Slot | None]:
+        means: dict[int, _Mean] = {}
+        least = self.run.min_contributors
+        for j in self._ids(state):
+            chosen = [c for c in given if c.model == j]
+            if len(chosen) >= (1 if self.sharing else least):
+                update = self.average(chosen, self.weighting, self.run.weight_cap)
+                means[j] = _Mean(update, chosen, weights_of(chosen, self.weighting, self.run.weight_cap))
+        among = {"machines": len(state.devices), "participants": len(given)}.get(self.normalise)
+        span = self.run.span("cluster")
+        slots = dict(zip(self._ids(state), state.slots, strict=True))
+        for j, mean in means.items():
+            if mean.count >= least:
+                own = mean.update[span].copy() if self.sharing else mean.update
+                slots[j] = slots[j].moved(_scaled(own, mean.count, among), mean.count, round_)
+        shared = state.shared
+        if shared is not None and len(given) >= least:
+            shared = shared.moved(_scaled(self._shared_mean(given, means), len(given), among), len(given), round_)
+        return tuple(slots.values()), shared
+
+    def _shared_mean(self, given: list[Contribution], means: Mapping[int, _Mean]) -> Float32Vector:
+        """Return the mean update of the shared segment over all participants, capped by the median of all of them."""
+        span, cap = self.run.span("shared"), self.run.weight_cap
+        weights = dict(zip((c.device for c in given), weights_of(given, self.weighting, cap), strict=True))
+        if any(weights[c.device] != w for m in means.values() for c, w in zip(m.given, m.weights, strict=True)):
+            return self.average(given, self.weighting, cap)[span].copy()
+        # Each update is read once: the mean over all is the weighted mean of the clusters' means.
+        total = sum(m.update[span].astype(np.float64) * m.weights.sum() for m in means.values())
+        return np.asarray(total / sum(m.weights.sum() for m in means.values()), np.float32)
+
+    def _capped(self, state: IfcaState, given: list[Contribution]) -> dict[str, float]:
+        """Return the devices whose weight was capped; see `capped_devices`."""
+        least = self.run.min_contributors
+        means = [[c for c in given if c.model == j] for j in self._ids(state)]
+        means = [m for m in means if len(m) >= least]
+        if self.sharing and len(given) >= least:
+            means.insert(0, given)
+        return capped_devices(means, self.weighting, self.run.weight_cap)
+
+    def _observed(
+        self, state: IfcaState, plan: RoundPlan, choice: Mapping[str, int]
+    ) -> tuple[Broadcast, tuple[Event, ...]]:
+        """Return what the round's choices say of the identities' stability, and whether the broadcast changes."""
+        s, before = self.settings, state.broadcast
+        if not (state.settled and s.stable_rounds):
+            return before, ()
+        asked = {d for d, order in plan.orders.items() if len(order.candidates) == s.k}
+        chosen = {d: j for d, j in choice.items() if d in asked}
+        after = before.observed(chosen, state.choice, full=len(asked) == len(plan.orders))
+        if after.settled(s.stable_rounds) == before.settled(s.stable_rounds):
+            return after, ()
+        if after.settled(s.stable_rounds):
+            return after, (Event(plan.round, "broadcast-narrowed", {"stable_rounds": after.stable}),)
+        changed = sorted(d for d, j in chosen.items() if state.choice.get(d, j) != j)
+        return after, (Event(plan.round, "broadcast-widened", {"changed": changed}),)
+
+    def _end_start(
+        self, state: IfcaState, given: list[Contribution], round_: int
+    ) -> tuple[IfcaState, tuple[Event, ...]]:
+        loss = mean_loss(given, self.run, empty=INFINITE)
+        sizes = Counter(state.choice.values())
+        detail = {"start": state.start, "loss": loss, "sizes": [sizes.get(j, 0) for j in range(self.settings.k)]}
+        events = [Event(round_, "start-ended", detail)]
+        if loss < state.best_loss or not state.best:
+            state = dataclasses.replace(
+                state,
+                best=state.slots,
+                best_shared=state.shared,
+                best_start=state.start,
+                best_loss=loss,
+                best_choice=state.choice,
+            )
+        if state.start + 1 < self.settings.restarts:
+            following = state.start + 1
+            slots, shared = self._origins(following)
+            state = dataclasses.replace(state, slots=slots, shared=shared, start=following, started=0, choice={})
+        else:
+            events.append(Event(round_, "start-kept", {"start": state.best_start, "loss": state.best_loss}))
+            state = state.settle()
+        return state, tuple(events)
+
+    def final(self, state: IfcaState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
+        """Every device takes the model of least loss on its own data: the paper's test protocol."""
+        ids = self._ids(state)
+        models = dict(zip(ids, state.slots, strict=True))
+        orders = {d: final_order(ids) for d in devices}
+        return RoundPlan(round_, models, orders, final=True, shared=state.shared)
+
+    def inherited(self, state: IfcaState) -> Inherited:
+        """All starts outlive the mask epoch while restarts are under way (ifca_renewal.py), else the k models."""
+        return ifca_renewal.inherited(state, self.settings.k * self.settings.restarts)
+
+    def renewed(self, state: IfcaState, renewal: Renewal) -> IfcaState:
+        """Return the state in the next mask epoch; model ids are origin numbers again."""
+        return ifca_renewal.renewed(state, renewal)
+
+    def retain(self, state: IfcaState, active: frozenset[str]) -> IfcaState:
+        """Return the state without devices that are not ``active``: Alg. 1's m counts those that are."""
+        return ifca_renewal.retain(state, active)
+
+    def dump(self, state: IfcaState) -> Dump:
+        """Return the state as the store keeps it."""
+        return dump_state(state)
+
+    def load(self, document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], _fetch: Fetch) -> IfcaState:
+        """Return the state that `dump` described."""
+        return load_state(document, vectors)
+
+
+def _scaled(mean: Float32Vector, count: int, among: int | None) -> Float32Vector:
+    """Return the sum behind a mean of ``count`` updates divided by ``among``, or the mean itself for None."""
+    return mean if among in (None, count) else mean * np.float32(count / among)

@@ -1,0 +1,152 @@
+"""`shoal-edge run`: one loop that feeds the device's runtime from a broker and its worker."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from edge_client.config import EdgeConfig
+from edge_client.learning.data import files_of, load
+from edge_client.learning.worker import ThreadWorker
+from edge_client.membership import REVOKED_HINT, DeviceMembership
+from edge_client.protocol.presence import presence
+from edge_client.runtime import DeviceRuntime
+from edge_client.storage.state import DeviceState
+from shoal.address import BrokerAddress
+from shoal.errors import ShoalError, StorageError, UntrustedError
+from shoal.transport.base import TakenOver
+from shoal.transport.inbox import Inbox
+from shoal.transport.mqtt import MqttTransport
+from shoal.util.files import write_atomic
+from shoal.util.locks import serving
+from shoal.util.process import settle
+from shoal.util.times import second
+
+LOG = logging.getLogger("shoal.edge")
+POLL_S: Final = 0.5
+BIRTH_FILE: Final = "birth"
+MOST_BIRTHS: Final = (1 << 64) - 1
+"""Births are 64 bits wide on the wire."""
+
+
+def next_birth(membership: DeviceMembership) -> int:
+    """Return a number that grows with every start, also where the clock is wrong."""
+    path = membership.directory / BIRTH_FILE
+    birth = max(_last_birth(path) + 1, time.time_ns())
+    write_atomic(path, str(birth).encode())
+    return birth
+
+
+def _last_birth(path: Path) -> int:
+    """Return what was kept; 0 where nothing is, or something that no life of ours wrote."""
+    if not path.exists():
+        return 0
+    try:
+        last = int(path.read_text(encoding="ascii"))
+        if not 0 <= last < MOST_BIRTHS:
+            raise ValueError("out of range")
+    except ValueError as error:
+        LOG.warning("the number of this device's last start is damaged", extra={"kv": {"file": path, "reason": error}})
+        return 0
+    return last
+
+
+def _uniform() -> float:
+    """Draw from [0, 1), for jitter."""
+    return int.from_bytes(os.urandom(4), "little") / 2**32
+
+
+def serve(config: EdgeConfig) -> None:
+    """Take part in the fleet's runs until stopped, or with ``once`` until a run is done whose end was not told before.
+
+    Raises:
+        NotEnrolledError: the device belongs to no fleet.
+        BrokerUnreachableError: the first connection failed.
+        ConfigError: another program serves this directory.
+        UntrustedError: another device uses this device's name, or the owner has revoked it.
+        DataError: its data are missing or of no known format.
+        StorageError: the disk is full or fails; `shoal-edge status` says so.
+    """
+    DeviceMembership(config.dir)  # whoever is no device leaves no trace in a directory that may be anybody's
+    files_of(config.data)
+    with serving(config.dir, hint="one `shoal-edge run` serves a device; end the other first"):
+        try:
+            _serve(config)
+        except StorageError as error:
+            DeviceState(config.dir).save_trouble(error, second(int(time.time())))
+            raise
+
+
+def _serve(config: EdgeConfig) -> None:
+    membership = DeviceMembership(config.dir)
+    inbox = Inbox()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: inbox.put(None))
+    birth = next_birth(membership)
+    DeviceState(config.dir).clear_trouble()
+    address = BrokerAddress.parse(
+        config.broker or membership.broker, ca_file=config.ca, cert_file=config.cert, key_file=config.key
+    )
+    transport = MqttTransport(
+        address,
+        f"shoal-{membership.fleet}-{membership.name}",
+        inbox.put,
+        will=presence(membership, birth, online=False),
+        manual_ack=True,
+    )
+    runtime = DeviceRuntime(
+        membership,
+        transport,
+        ThreadWorker(),
+        lambda manifest: load(config.data, manifest),
+        birth=birth,
+        results=inbox.put,
+        uniform=_uniform,
+        threads=config.threads,
+    )
+    runtime.start()
+    transport.start(require=True)
+    LOG.info("connected", extra={"kv": {"device": membership.name, "fleet": membership.fleet}})
+    try:
+        _loop(config, runtime, inbox, membership.name)
+    except BaseException:
+        with suppress(ShoalError):  # what ended it is what a person must hear of
+            runtime.close()
+        raise
+    runtime.close()
+    runtime.remember_end()
+
+
+def _loop(config: EdgeConfig, runtime: DeviceRuntime, inbox: Inbox, name: str) -> None:
+    """Feed the runtime until stopped, or with ``once`` until a run is done, which is remembered only behind the goodbye.
+
+    Whoever is killed before that ends at once when it is started again.
+    """
+    settled = None
+    while not (config.once and runtime.runs_done):
+        for event in inbox.batch(POLL_S):
+            if event is None:
+                LOG.info("stopping")
+                return
+            if isinstance(event, TakenOver):
+                raise UntrustedError(
+                    f"another device connected as {name}",
+                    hint="each device needs its own directory: was this one copied?",
+                )
+            if callable(event):
+                event()
+            else:
+                runtime.on_event(event, time.monotonic())
+        if runtime.revoked:
+            raise UntrustedError("the owner has revoked this device", hint=REVOKED_HINT)
+        runtime.tick(time.monotonic())
+        if not config.once:
+            runtime.remember_end()
+        if runtime.following != settled:
+            settled = runtime.following
+            settle()

@@ -1,0 +1,124 @@
+"""Predict with the device's models, and write one as an ONNX file: the best finished model, or the one under way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_client import export as exporting
+from edge_client.learning.data import load_inputs
+from edge_client.learning.model import OrtModel
+from edge_client.membership import DeviceMembership
+from edge_client.run.package import reopen
+from edge_client.storage import path_models as kept
+from edge_client.storage.finished_models import FinishedModels
+from edge_client.storage.state import DeviceState, OwnModel
+from shoal.errors import ConfigError, IntegrityError
+from shoal.task.bundle import TaskBundle
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The models that answer, with their task.
+
+    Attributes:
+        bundle: the task.
+        models: one run's, of one round: from the root of cfl's tree to the device's own.
+        live: whether they are of the run under way rather than finished ones.
+    """
+
+    bundle: TaskBundle = field(repr=False)
+    models: tuple[OwnModel, ...] = field(repr=False)
+    live: bool
+
+    @property
+    def own(self) -> OwnModel:
+        """The model of the device's own cluster."""
+        return self.models[-1]
+
+    def at(self, node: int | None) -> OwnModel:
+        """Return the model of a node, by default of the device's own cluster.
+
+        Raises:
+            ConfigError: the device does not hold it.
+        """
+        return kept.pick(self.models, node)
+
+    def predict(self, source: Path, *, node: int | None = None, ensemble: bool = False) -> NDArray[Any]:
+        """Return one answer a sample; see `predict`."""
+        if ensemble and node is not None:
+            raise ConfigError("one node or the ensemble of all, not both", hint="leave --node or --ensemble away")
+        models = self.models if ensemble else (self.at(node),)
+        backend, inputs = OrtModel(self.bundle), load_inputs(source, self.bundle.manifest)
+        outputs = backend.predict(models[0].theta, inputs)
+        for model in models[1:]:
+            outputs = outputs + backend.predict(model.theta, inputs)
+        if self.bundle.manifest.kind == "regression":
+            return outputs / np.float32(len(models))
+        answer: NDArray[np.int64] = outputs.argmax(axis=-1)
+        return answer
+
+    def document(self, node: int | None = None) -> dict[str, Any]:
+        """Return which model answers, as it stands in JSON."""
+        model = self.at(node)
+        return {"run": model.run, "round": model.round, "cluster": model.cluster, "live": self.live}
+
+
+def choose(directory: Path, *, live: bool = False) -> Chosen:
+    """Return the models that answer.
+
+    Args:
+        directory: the device's.
+        live: take the model of the run under way. Otherwise it is taken only while no run has finished.
+
+    Raises:
+        IntegrityError: there is no model yet, or a file is damaged.
+    """
+    membership = DeviceMembership(directory)
+    found = None if live else FinishedModels(directory).answering()
+    if found is not None:
+        _, bundle, models = found
+        return Chosen(bundle, models, live=False)
+    files = DeviceState(directory)
+    model = files.load_model()
+    package = files.load_run()
+    if package is None:
+        raise IntegrityError(f"{directory} holds no run", hint="let the device take part in one")
+    run = reopen(package, files.load_epoch(), membership)
+    if run.plan.run_id != model.run_id:
+        raise IntegrityError(
+            f"the model is of run {model.run}, the task of run {run.plan.run}",
+            hint="let the device finish a round of the new run",
+        )
+    return Chosen(run.bundle, (*kept.above(directory, model), model), live=True)
+
+
+def predict(
+    directory: Path, source: Path, *, node: int | None = None, ensemble: bool = False, live: bool = False
+) -> NDArray[Any]:
+    """Return one answer a sample: the class for classification, the task's outputs otherwise.
+
+    Args:
+        directory: the device's.
+        source: samples in any format that training takes; labels may be there and are ignored.
+        node: answer with the model of this node of cfl's tree, which must be on the device's path; None stands for
+            its own cluster's.
+        ensemble: answer with the average of the outputs of all models on the path (cfl section V-C).
+        live: as in `choose`.
+
+    Raises:
+        ConfigError: the device does not hold the node's model, or both a node and the ensemble are asked for.
+    """
+    return choose(directory, live=live).predict(source, node=node, ensemble=ensemble)
+
+
+def export(directory: Path, output: Path, *, node: int | None = None, live: bool = False) -> OwnModel:
+    """Write the model of ``node``, by default of the device's own cluster, as a self-contained ONNX file; return it."""
+    chosen = choose(directory, live=live)
+    model = chosen.at(node)
+    exporting.export(chosen.bundle, model.theta, output)
+    return model

@@ -1,0 +1,201 @@
+"""A device's samples: read from files, checked against the task's contract, split into three shares."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from edge_client.learning.data_files import Raw, read_csv, read_idx, read_npz
+from shoal.errors import DataError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shoal.task.manifest import TaskManifest, TensorSpec
+
+TRAIN_PERCENT: Final = 60
+VALIDATION_PERCENT: Final = 20
+MIN_SAMPLES: Final = 5
+"""Fewest samples that give each of the three shares one."""
+
+_SPLIT_LABEL: Final = b"shoal/data-split/1"
+_FLOAT32_EXACT: Final = 1 << 24
+_FORMATS_HINT: Final = "give an .npz with x and y, a folder of them, a .csv, or IDX files (train-images-idx3-ubyte)"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples and labels of the same length.
+
+    Attributes:
+        x: shape (n, *input shape), the task's input dtype.
+        y: shape (n, *label shape), the task's label dtype.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[Any]
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y) or len(self.x) == 0:
+            raise DataError(f"a batch needs as many labels as samples, and one at least: {len(self.x)}, {len(self.y)}")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """A device's samples in three disjoint parts: trained on, consulted for splits, reported."""
+
+    train: Batch
+    validation: Batch
+    test: Batch
+
+
+def load(source: Path, manifest: TaskManifest) -> Batch:
+    """Return every sample of ``source`` in the task's shapes and dtypes.
+
+    Raises:
+        DataError: the source is missing, of no known format, or breaks the contract; file and row are named.
+    """
+    batches = [_conform(raw, manifest) for raw in _read(source)]
+    if len(batches) == 1:
+        return batches[0]
+    return Batch(np.concatenate([b.x for b in batches]), np.concatenate([b.y for b in batches]))
+
+
+def load_inputs(source: Path, manifest: TaskManifest) -> NDArray[Any]:
+    """Return the samples of ``source`` alone, shape (n, *input shape): labels may be absent.
+
+    In a CSV file the last column counts as a label only if there is one column more than the task takes.
+
+    Raises:
+        DataError: as for `load`.
+    """
+    width = math.prod(manifest.input.shape)
+    parts = []
+    for raw in _read(source, labelled=False):
+        x = raw.x
+        if x.ndim == 2 and raw.y.ndim == 1 and x.shape[1] == width - 1 and len(raw.y) == len(x):
+            x = np.column_stack((x, raw.y))
+        parts.append(_tensor(x, manifest.input, raw, "sample"))
+    return np.concatenate(parts)
+
+
+def split(batch: Batch, seed: bytes) -> Shares:
+    """Split into 60/20/20 by a permutation that depends on ``seed`` and the number of samples alone.
+
+    The permutation is the same on every platform and library version: SHAKE-256 words sorted, no numpy stream.
+
+    Raises:
+        DataError: fewer than MIN_SAMPLES samples.
+    """
+    n = len(batch)
+    if n < MIN_SAMPLES:
+        raise DataError(f"{n} samples are too few to split", hint=f"a device needs at least {MIN_SAMPLES}")
+    validation = n * VALIDATION_PERCENT // 100
+    train = n - 2 * validation
+    order = permutation(n, seed)
+    cuts = order[:train], order[train : train + validation], order[train + validation :]
+    return Shares(*(Batch(batch.x[rows], batch.y[rows]) for rows in cuts))
+
+
+def permutation(n: int, seed: bytes) -> NDArray[np.int64]:
+    """Return a permutation of 0..n-1, shape (n,), int64.
+
+    SHAKE-256(label, length-prefixed seed) gives n little-endian 64-bit words; the index replaces a word's low bits, so that
+    all words differ and any sorting algorithm returns the same order, on any platform and library version.
+    """
+    stream = hashlib.shake_256(_SPLIT_LABEL + len(seed).to_bytes(4, "little") + seed).digest(8 * n)
+    words = np.frombuffer(stream, "<u8").astype(np.uint64)
+    bits = np.uint64(max(n - 1, 1).bit_length())
+    words = (words >> bits << bits) | np.arange(n, dtype=np.uint64)
+    words.sort()
+    return (words & np.uint64((1 << int(bits)) - 1)).astype(np.int64)
+
+
+def files_of(source: Path) -> Sequence[Path]:
+    """Return the files that hold the samples of ``source``, without a look inside.
+
+    Raises:
+        DataError: there are none, or none of a known format.
+    """
+    try:
+        if source.is_dir():
+            archives = sorted(source.glob("*.npz"), key=lambda path: path.name)
+            if archives:
+                return archives
+            found = sorted(source.glob("*images*idx*"), key=lambda path: (not path.name.startswith("train"), path.name))
+            if found:
+                return found[:1]
+            raise DataError(f"{source} holds no data file of a known format", hint=_FORMATS_HINT)
+        if not source.exists():
+            raise DataError(f"{source} does not exist", hint=_FORMATS_HINT)
+    except OSError as error:
+        raise DataError(f"{source} can't be read: {error.strerror}", hint="check its permissions") from error
+    name = source.name.lower()
+    if not (name.endswith((".npz", ".csv")) or "idx" in name):
+        raise DataError(f"{source} is of no known format", hint=_FORMATS_HINT)
+    return [source]
+
+
+def _read(source: Path, *, labelled: bool = True) -> Sequence[Raw]:
+    return [_read_file(path, labelled=labelled) for path in files_of(source)]
+
+
+def _read_file(path: Path, *, labelled: bool) -> Raw:
+    name = path.name.lower()
+    if name.endswith(".npz"):
+        return read_npz(path, labelled=labelled)
+    return read_csv(path) if name.endswith(".csv") else read_idx(path)
+
+
+def _conform(raw: Raw, manifest: TaskManifest) -> Batch:
+    if len(raw.x) != len(raw.y):
+        raise DataError(f"{raw.origin} has {len(raw.x)} samples but {len(raw.y)} labels")
+    if len(raw.x) == 0:
+        raise DataError(f"{raw.origin} holds no sample")
+    return Batch(_tensor(raw.x, manifest.input, raw, "sample"), _tensor(raw.y, manifest.label, raw, "label"))
+
+
+def _tensor(values: NDArray[Any], spec: TensorSpec, raw: Raw, what: str) -> NDArray[Any]:
+    """Return ``values`` (n, ...) as (n, *spec.shape) of the contract's dtype, or name the first row that can't be."""
+    n, width = len(values), math.prod(spec.shape)
+    if values.dtype.kind not in "fiub":
+        raise DataError(f"{raw.origin}: each {what} must be numbers, not {values.dtype}")
+    if values.size != n * width:
+        raise DataError(
+            f"{raw.origin}: a {what} has shape {values.shape[1:]}, the task expects {spec.shape}",
+            hint="check that this data belongs to this task",
+        )
+    flat = values.reshape(n, width)
+    if values.dtype.kind == "f":
+        _require(np.isfinite(flat), raw, what, "is not finite")
+    if spec.dtype == "float32":
+        if values.dtype.kind == "f":
+            if values.dtype.itemsize > 4:
+                _require(np.abs(flat) <= np.finfo(np.float32).max, raw, what, "is too large for float32")
+        elif values.dtype.itemsize > 2:
+            exact = (flat <= _FLOAT32_EXACT) & (flat >= -_FLOAT32_EXACT)
+            _require(exact, raw, what, "is an integer that float32 can't hold exactly")
+    else:
+        if values.dtype.kind == "f":
+            _require(flat == np.trunc(flat), raw, what, "is not a whole number")
+        _require(
+            (flat < (spec.limit or 1 << 62)) & (flat >= 0), raw, what, f"is not in 0..{(spec.limit or 1 << 62) - 1}"
+        )
+    return np.ascontiguousarray(flat.reshape(n, *spec.shape), dtype=spec.dtype)
+
+
+def _require(good: NDArray[np.bool_], raw: Raw, what: str, complaint: str) -> None:
+    """Raise DataError naming the first row of ``good`` (n, width) that is not all true."""
+    rows = good.all(axis=1)
+    if not rows.all():
+        row = int(np.argmin(rows))
+        raise DataError(f"{raw.origin}, {raw.row_name(row)}: the {what} {complaint}", hint="fix or remove that row")

@@ -1,0 +1,44 @@
+"""IFCA's cluster estimate: which of k models fits a device's data best (Ghosh et al., Algorithm 1, line 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shoal.errors import TaskError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from edge_client.learning.data import Batch
+    from edge_client.learning.model import Backend
+    from shoal.types import Float32Vector
+
+
+def score(models: Sequence[Float32Vector], batch: Batch, backend: Backend) -> NDArray[np.float64]:
+    """Return each model's mean loss on the batch, shape (k,), float64.
+
+    Args:
+        models: k vectors of shape (d,), float32.
+        batch: n samples.
+        backend: evaluates the task's loss.
+    """
+    return np.array([backend.score(theta, batch.x, batch.y).mean_loss for theta in models], dtype=np.float64)
+
+
+def choose(losses: NDArray[np.float64]) -> int:
+    """Return the index of the smallest loss: the lowest index on ties, never one whose loss is NaN.
+
+    Args:
+        losses: shape (k,), float64.
+
+    Raises:
+        TaskError: there is no loss, or all of them are NaN.
+    """
+    if losses.size == 0 or np.isnan(losses).all():
+        raise TaskError(
+            "no model has a usable loss on this device's data", hint="check the data, lower the learning rate"
+        )
+    return int(np.nanargmin(losses))

@@ -1,0 +1,270 @@
+"""Carry out one order: score, choose, train, mask, seal.
+
+The clear update does not leave the device. For CFL runs of several mask epochs `own_updates` also writes it, in clear, to the
+device's private directory, until the run is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.mask.keys import MaskKey
+from crypto.mask.masking import mask
+from crypto.seal.envelope import Parcel, parcel_for_member
+from crypto.seal.identity import Identity
+from edge_client.learning import scoring, training
+from edge_client.learning.data import Batch, Shares, permutation
+from edge_client.learning.model import Backend
+from edge_client.learning.norm_noise import blur_factor
+from edge_client.run.package import Run
+from edge_client.storage.finished_models import Validation
+from edge_client.storage.update_cache import OwnUpdates, wanted
+from shoal.limits import MAX_MARGIN
+from shoal.protocol.codec import encode
+from shoal.protocol.documents import Member, RunPlan
+from shoal.protocol.messages import Announcement, Order, Phase, Sealed, Share, Upload
+from shoal.task.manifest import LocalTraining
+from shoal.types import Float32Vector
+
+MARGIN_CLIP: Final = MAX_MARGIN
+MARGIN_DECIMALS: Final = 2
+LOSS_DECIMALS: Final = 4
+NORM_DECIMALS: Final = 4
+PERCENT: Final = 100
+"""Out of so many a device reports its test answers where it does not tell how many samples it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """All that a device works with during a mask epoch of a run; ``own`` are updates that it keeps for later ones."""
+
+    run: Run
+    identity: Identity
+    aggregator: Member
+    backend: Backend
+    shares: Shares
+    own: OwnUpdates
+
+    @property
+    def plan(self) -> RunPlan:
+        """The owner's plan as it stands in this epoch."""
+        return self.run.plan
+
+    @property
+    def key(self) -> MaskKey:
+        """The epoch's mask."""
+        return self.run.key
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An order carried out.
+
+    Attributes:
+        parcel: the upload as it travels.
+        model: the chosen candidate; loss: as reported; correct, tested: on the test share, where asked.
+        objection: why a checkpoint was not signed.
+        validation: in a final round, the fit of the chosen model, and of earlier finished models of the same task, to the
+            validation share, by run id.
+    """
+
+    parcel: Parcel
+    model: int
+    loss: float
+    correct: int
+    tested: int
+    objection: str = ""
+    validation: Mapping[bytes, Validation] = field(default_factory=dict)
+
+
+def carry_out(
+    shop: Workshop,
+    announcement: Announcement,
+    order: Order,
+    models: Mapping[int, Float32Vector],
+    cancelled: Callable[[], bool],
+) -> Finished:
+    """Carry ``order`` out and return the sealed upload.
+
+    Args:
+        shop: data, backend and keys.
+        announcement: the round.
+        order: this device's part.
+        models: theta (d,), float32, of every candidate.
+        cancelled: asked between steps of training.
+
+    Raises:
+        Cancelled: the round is not wanted any more.
+        TaskError: the model or the data can't be used.
+    """
+    if order.keep:
+        shop.own.keep(order.keep)
+    share = share_of(shop.shares, order.share)
+    chosen, loss = order.candidates[0], 0.0
+    margins: tuple[float, ...] = ()
+    offered = order.candidates[:1] if order.phase == Phase.KEEP else order.candidates
+    if len(offered) > 1 or not order.train:
+        losses = scoring.score([models[c] for c in offered], share, shop.backend)
+        best = scoring.choose(losses)
+        chosen, loss = offered[best], float(losses[best])
+        if order.margins:
+            margins = reported_margins(losses)
+    theta = models[chosen]
+    correct = tested = 0
+    if order.evaluate:
+        test = shop.shares.test
+        score = shop.backend.score(theta, test.x, test.y)
+        correct, tested = score.correct, score.count
+    body, model_norm = b"", 0.0
+    if order.train:
+        result = training.train(
+            theta,
+            shop.shares.train,
+            local_training(shop.plan, order.phase),
+            shop.backend,
+            BatchOrder(shop.plan, shop.identity.name, announcement.round),
+            announcement.round - 1,
+            cancelled,
+        )
+        if len(order.candidates) == 1:
+            loss = result.mean_loss
+        delta = result.delta
+        if shop.plan.norm_blur:
+            delta = delta * np.float32(blur_factor(shop.plan.norm_blur))
+        if order.norm:
+            model_norm = round(float(np.linalg.norm(theta + delta)), NORM_DECIMALS)
+        if wanted(shop.plan):
+            shop.own.note(announcement.round, delta)
+        body = masked_bytes(delta, shop.key)
+    parcel = sealed_upload(
+        shop,
+        announcement,
+        order,
+        chosen,
+        body,
+        loss=round(loss, LOSS_DECIMALS),
+        margins=margins,
+        correct=correct,
+        tested=tested,
+        model_norm=model_norm,
+    )
+    return Finished(parcel, chosen, loss, correct, tested)
+
+
+def masked_bytes(vector: Float32Vector, key: MaskKey) -> bytes:
+    """Return a vector (d,), float32, under a mask as it travels: float32 little-endian."""
+    return mask(vector, key).values.astype("<f4", copy=False).tobytes()
+
+
+def sealed_upload(
+    shop: Workshop,
+    announcement: Announcement,
+    order: Order,
+    model: int,
+    body: bytes = b"",
+    *,
+    attached: bytes = b"",
+    loss: float = 0.0,
+    margins: tuple[float, ...] = (),
+    correct: int = 0,
+    tested: int = 0,
+    model_norm: float = 0.0,
+) -> Parcel:
+    """Return an upload, sealed to the aggregator and signed.
+
+    Args:
+        shop: keys and plan.
+        announcement: the round.
+        order: this device's part in it.
+        model: the chosen candidate.
+        body: the masked update, float32 little-endian.
+        attached: what follows it in the steps of a rollover.
+        loss: as in Upload, and so are all that follow.
+        margins: see Upload.
+        correct: see Upload.
+        tested: see Upload.
+        model_norm: see Upload.
+    """
+    samples, hits, tries = reported_counts(shop.plan, len(shop.shares.train), correct, tested)
+    upload = Upload(
+        fleet=shop.plan.fleet,
+        run=shop.plan.run,
+        run_id=shop.plan.run_id,
+        epoch=shop.plan.epoch,
+        round=announcement.round,
+        phase=order.phase,
+        nonce=announcement.nonce,
+        device=shop.identity.name,
+        recipient=shop.aggregator.seal_key,
+        task_digest=shop.plan.task_digest,
+        mode=shop.plan.mode,
+        key_id=shop.key.key_id,
+        model=model,
+        samples=samples,
+        loss=loss,
+        margins=margins,
+        correct=hits,
+        tested=tries,
+        length=len(body) // 4,
+        model_norm=model_norm,
+        attached=len(attached),
+    )
+    head = Sealed(shop.plan.fleet, "upload", shop.identity.name, shop.aggregator.name)
+    content = body + attached if attached else body
+    return parcel_for_member(shop.identity, shop.aggregator.seal_key, head, encode(upload), content)
+
+
+def share_of(shares: Shares, share: int) -> Batch:
+    """Return the part of the device's data that an order names."""
+    return {Share.TRAIN: shares.train, Share.VALIDATION: shares.validation, Share.TEST: shares.test}[Share(share)]
+
+
+def local_training(plan: RunPlan, phase: int = Phase.TRAIN) -> LocalTraining:
+    """Return the plan's local settings for a phase as training takes them."""
+    local = plan.pretrain if phase == Phase.PRETRAIN else plan.local
+    return LocalTraining(
+        local.epochs, local.steps, local.batch_size, local.lr, local.momentum, local.lr_decay, local.clip, local.prox_mu
+    )
+
+
+def reported_margins(losses: NDArray[np.float64]) -> tuple[float, ...]:
+    """Return each candidate's loss less the first's, clipped and rounded: enough to vote, little about the data.
+
+    Args:
+        losses: shape (k,), float64, mean losses of the candidates.
+    """
+    differences = np.clip(np.nan_to_num(losses - losses[0], nan=MARGIN_CLIP), -MARGIN_CLIP, MARGIN_CLIP)
+    return tuple(round(float(v), MARGIN_DECIMALS) for v in differences)
+
+
+def reported_counts(plan: RunPlan, samples: int, correct: int, tested: int) -> tuple[int, int, int]:
+    """Return (samples, correct, tested) as the upload says: the true ones where the plan weights by samples.
+
+    A device with more than ``max_samples`` reports that many and trains on all of them.
+    Under ``weighting=uniform`` nobody needs to know how many samples a device has: it reports one, and its test answers in
+    percent, because the size of the test share tells as much.
+    """
+    if plan.weighting != "uniform":
+        return min(samples, plan.max_samples), correct, tested
+    return 1, round(PERCENT * correct / tested) if tested else 0, PERCENT if tested else 0
+
+
+class BatchOrder:
+    """The batch orders of one round: the same after a restart, others on every device, stable on every platform.
+
+    numpy's generators would do as well, but their streams are not promised stable, and importing them costs 2 MB.
+    """
+
+    def __init__(self, plan: RunPlan, device: str, round_: int) -> None:
+        self._seed = f"{plan.seed}/{device}/{round_}"
+        self._epoch = 0
+
+    def permutation(self, n: int, /) -> NDArray[np.int64]:
+        """Return the next epoch's order of n samples, shape (n,), int64."""
+        self._epoch += 1
+        return permutation(n, f"{self._seed}/{self._epoch}".encode())

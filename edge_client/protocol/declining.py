@@ -1,0 +1,86 @@
+"""What a device says instead of an upload: that none will come, so that nobody waits for it, and in one word why.
+
+The word is all that leaves the device. What exactly does not fit stands in its own log: an error's text may name files and
+values.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from shoal.errors import DataError, IntegrityError, ShoalError, StorageError, TaskError, UntrustedError
+from shoal.protocol.messages import Obstacle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from crypto.seal.replay import HighWater
+    from edge_client.membership import DeviceMembership
+    from edge_client.protocol.notes import Notes
+    from edge_client.run.following import Following
+    from shoal.protocol.messages import Announcement
+
+
+def obstacle_of(error: ShoalError) -> Obstacle:
+    """Return the word for an error."""
+    match error:
+        case StorageError():
+            return Obstacle.DISK
+        case DataError():
+            return Obstacle.DATA
+        case TaskError():
+            return Obstacle.TASK
+        case UntrustedError() | IntegrityError():
+            return Obstacle.REFUSED
+        case _:
+            return Obstacle.OTHER
+
+
+class Declining:
+    """Tells the aggregator that a device can't do its part, once for each time that it is asked."""
+
+    def __init__(self, membership: DeviceMembership, notes: Notes) -> None:
+        self._membership = membership
+        self._notes = notes
+        self._refused: tuple[bytes, ShoalError] | None = None
+        self._last: tuple[bytes, ShoalError] | None = None
+
+    @contextmanager
+    def unless_followed(self, following: Following, announced: Callable[[], None]) -> Iterator[None]:
+        """Note why the run that ``following`` opens in the body can't be followed, if so, and look at what was ``announced``."""
+        try:
+            yield
+        except ShoalError as error:
+            new = self._refused is None or self._refused[0] != following.newest
+            if following.newest:
+                self._refused = following.newest, error
+                if new:
+                    announced()
+            raise
+
+    def followed(self) -> None:
+        """Forget what stood in the way: a run is followed."""
+        self._refused = self._last = None
+
+    def unfollowed(self, announcement: Announcement) -> None:
+        """Take an announcement of a run that is not followed: decline it if that is because the run can't be."""
+        if self._refused is not None and self._refused[0] == announcement.run_id:
+            self.decline(announcement, self._refused[1])
+
+    def refused(self, announcement: Announcement, error: ShoalError, mark: HighWater) -> None:
+        """Take an announcement that was refused: decline it, unless it is an old one, beyond which the device's ``mark`` is."""
+        if announcement.place > mark.place:
+            self.decline(announcement, error)
+
+    def again(self, announcement: Announcement) -> None:
+        """Take an announcement of the run: decline it again if it was declined, for an aggregator that was started again."""
+        if self._last is not None and self._last[0] == announcement.nonce:
+            self.decline(announcement, self._last[1])
+
+    def decline(self, announcement: Announcement, error: ShoalError) -> None:
+        """Say that no upload will come for an announcement, unless none was asked for."""
+        if announcement.order_for(self._membership.index) is None:
+            return
+        self._last = announcement.nonce, error
+        self._notes.decline(announcement, obstacle_of(error))

@@ -1,0 +1,138 @@
+"""The transfers that a device accepts: on which topics and of which size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from shoal import limits
+from shoal.errors import UntrustedError
+from shoal.protocol import sizes
+from shoal.protocol.chunking import ChunkKind
+from shoal.protocol.topics import TopicKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from edge_client.membership import DeviceMembership
+    from edge_client.protocol.model_feed import ModelFeed
+    from edge_client.protocol.roster_sync import RosterFeed
+    from edge_client.run.package import Run
+    from shoal.protocol.messages import Announcement
+    from shoal.protocol.topics import ParsedTopic
+
+UNSUBSCRIBED: Final[Mapping[ChunkKind, int]] = {}
+"""For a topic that the device has unsubscribed from. The broker may still send what it had queued."""
+
+
+class Inbound:
+    """Checks each chunk's topic before the chunk takes any memory.
+
+    A device that does not know the run yet can't tell how large the run package is. It fetches one of up to
+    `limits.FIRST_PACKAGE_BYTES`; a larger one, or a larger mask epoch, is fetched once the aggregator's signed announcement
+    has given its size.
+
+    Args:
+        membership: keys and fleet.
+        models: knows the labels of the models that the device follows.
+        rosters: knows the roster that the device asked for.
+    """
+
+    def __init__(self, membership: DeviceMembership, models: ModelFeed, rosters: RosterFeed) -> None:
+        self._membership = membership
+        self._feed = models
+        self._rosters = rosters
+        self._run: Run | None = None
+        self._task_bytes = self._models = 0
+        self._package_bytes = self._epoch_bytes = 0
+
+    def begin(self, run: Run) -> None:
+        """Compute the limits of ``run`` from now on."""
+        self._run = run
+        self._task_bytes = len(run.bundle.to_bytes())
+
+    def announced(self, announcement: Announcement) -> tuple[TopicKind, ...]:
+        """Take the sizes in an authentic announcement; return the topics where a larger transfer than before is accepted now."""
+        before = self._package_most, self._epoch_most
+        self._package_bytes, self._epoch_bytes = announcement.package_bytes, announcement.epoch_bytes
+        self._models = len(announcement.models)
+        after = self._package_most, self._epoch_most
+        topics = (TopicKind.PLAN, TopicKind.CHECKPOINT)
+        return tuple(t for t, old, new in zip(topics, before, after, strict=True) if new > old)
+
+    def source(self, topic: ParsedTopic) -> str:
+        """Return the name under which a topic's chunks are collected."""
+        return self.source_of(topic.kind, topic.label)
+
+    def source_of(self, kind: TopicKind, label: str = "") -> str:
+        """Return the same for a kind of topic and, for a model, its label."""
+        return f"{kind.name}/{label}"
+
+    def allowed(self, topic: ParsedTopic) -> Mapping[ChunkKind, int]:
+        """Return the largest transfer of each kind on a topic, in bytes; UNSUBSCRIBED where nothing is expected any more.
+
+        Raises:
+            UntrustedError: the device has never subscribed to the topic.
+        """
+        match topic.kind:
+            case TopicKind.CTL if topic.device == self._membership.name:
+                # A roster comes here only after the device was revoked while it was off.
+                return {
+                    ChunkKind.CONTROL: limits.MAX_CONTROL_BYTES,
+                    ChunkKind.ROSTER: sizes.roster_bytes(self._devices),
+                }
+            case TopicKind.KEYS if topic.device == self._membership.name:
+                return {ChunkKind.GRANT: limits.MAX_RENEWAL_BYTES}
+            case TopicKind.ROUND:
+                most = sizes.announcement_bytes(self._devices, self._most_models)
+                return {ChunkKind.ROUND: most}
+            case TopicKind.PLAN:
+                return {ChunkKind.PLAN: self._package_most}
+            case TopicKind.CHECKPOINT:
+                return {ChunkKind.EPOCH: self._epoch_most}
+            case TopicKind.ROSTER_CHANGE:
+                return {ChunkKind.ROSTER: limits.MAX_ROSTER_CHANGE_BYTES}
+            case TopicKind.ROSTER:
+                wanted = self._rosters.wanted_devices
+                return {ChunkKind.ROSTER: sizes.roster_bytes(wanted)} if wanted is not None else UNSUBSCRIBED
+            case TopicKind.MODEL:
+                return self._model(topic.label)
+        raise UntrustedError(
+            f"a message on a topic of kind {topic.kind.value!r}, which this device has not subscribed to",
+            hint="check the broker: it sends what nobody asked for",
+        )
+
+    def _model(self, label: str) -> Mapping[ChunkKind, int]:
+        if self._run is None or label not in self._feed.labels:
+            return UNSUBSCRIBED
+        return {ChunkKind.MODEL: sizes.model_bytes(self._run.plan), ChunkKind.EPOCH: self._own_epoch_bytes}
+
+    @property
+    def _devices(self) -> int:
+        return len(self._membership.roster.devices) + sizes.FLEET_GROWTH_DEVICES
+
+    @property
+    def _most_models(self) -> int:
+        return limits.MAX_MODELS if self._run is None else max(self._run.plan.max_models, self._models)
+
+    @property
+    def _own_epoch_bytes(self) -> int:
+        """The largest mask epoch that the run followed can have now.
+
+        The announcement names all models that are folded. The plan's ``max_models`` may be a thousand of them, which nobody
+        could hold.
+        """
+        assert self._run is not None
+        return sizes.epoch_bytes(self._run.plan, self._models, self._task_bytes, self._devices)
+
+    @property
+    def _package_most(self) -> int:
+        return _capped(max(limits.FIRST_PACKAGE_BYTES, self._package_bytes))
+
+    @property
+    def _epoch_most(self) -> int:
+        own = 0 if self._run is None else self._own_epoch_bytes
+        return _capped(max(limits.FIRST_PACKAGE_BYTES, self._epoch_bytes, own))
+
+
+def _capped(size: int) -> int:
+    return min(size, limits.MAX_TRANSFER_BYTES)

@@ -1,0 +1,39 @@
+"""Which models a device receives: exactly those behind the topic labels that its part in the round calls for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edge_client.run.models import Inventory
+    from shoal.protocol.topics import Topics
+    from shoal.transport.base import Transport
+
+
+class ModelFeed:
+    """The subscriptions to models of one device.
+
+    Attributes:
+        labels: topic labels of what is received.
+    """
+
+    def __init__(self, transport: Transport, topics: Topics) -> None:
+        self._transport = transport
+        self._topics = topics
+        self.labels: tuple[str, ...] = ()
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """The topics below which what is received lies."""
+        return tuple(map(self._topics.model, self.labels))
+
+    def follow(self, labels: tuple[str, ...], models: Inventory | None) -> None:
+        """Receive what is behind ``labels`` and nothing else; what came behind others is dropped from ``models``."""
+        for label in set(self.labels) - set(labels):
+            self._transport.unsubscribe(f"{self._topics.model(label)}/#")
+            if models is not None:
+                models.drop(label)
+        for label in labels:
+            if label not in self.labels:
+                self._transport.subscribe(f"{self._topics.model(label)}/#")
+        self.labels = labels

@@ -1,0 +1,53 @@
+"""Short messages from a device to the aggregator on the topic of its uploads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from crypto.seal.envelope import parcel_for_member
+from shoal.membership.roster import aggregator_of
+from shoal.protocol.chunking import ChunkKind, split
+from shoal.protocol.codec import encode
+from shoal.protocol.messages import Decline, Reminder, Sealed
+
+if TYPE_CHECKING:
+    from edge_client.membership import DeviceMembership
+    from shoal.protocol.messages import Announcement, Obstacle
+    from shoal.transport.base import Transport
+
+
+class Subject(NamedTuple):
+    """What a reminder says of an upload."""
+
+    transfer: bytes
+    digest: bytes
+    size: int
+
+
+class Notes:
+    """Sends them on ``topic``, sealed to the aggregator and signed by the device."""
+
+    def __init__(self, membership: DeviceMembership, transport: Transport, topic: str) -> None:
+        self._membership = membership
+        self._transport = transport
+        self._topic = topic
+
+    def decline(self, announcement: Announcement, obstacle: Obstacle) -> None:
+        """Say that no upload will come for an announcement."""
+        member = self._membership
+        note = Decline(member.fleet, member.name, announcement.run_id, announcement.nonce, int(obstacle))
+        self._send(note, ChunkKind.DECLINE, announcement.round)
+
+    def remind(self, run_id: bytes, round_: int, upload: Subject, chunk_bytes: int, turn: int) -> None:
+        """Ask what became of an ``upload``; the other arguments are `Reminder`'s."""
+        member = self._membership
+        about = (upload.transfer, upload.digest, upload.size, chunk_bytes)
+        self._send(Reminder(member.fleet, member.name, run_id, round_, *about, turn), ChunkKind.REMINDER, round_)
+
+    def _send(self, note: Decline | Reminder, kind: ChunkKind, round_: int) -> None:
+        member = self._membership
+        aggregator = aggregator_of(member.roster)
+        head = Sealed(member.fleet, kind.name.lower(), member.name, aggregator.name)
+        parcel = parcel_for_member(member.identity, aggregator.seal_key, head, encode(note))
+        for chunk in split(parcel.payload, kind=kind, round=round_, name=parcel.transfer_id):
+            self._transport.publish(self._topic, chunk)

@@ -1,0 +1,176 @@
+"""What a device has to show: its figures, and the model of its own cluster, on disk now and then."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from edge_client.storage import path_models as kept
+from edge_client.storage.finished_models import FinishedModels
+from edge_client.storage.state import OwnModel
+
+if TYPE_CHECKING:
+    from crypto.seal.replay import HighWater
+    from edge_client.learning.update import Finished
+    from edge_client.membership import DeviceMembership
+    from edge_client.protocol.round_state import Stage
+    from edge_client.run.package import Run
+    from edge_client.storage.state import DeviceState
+    from shoal.protocol.documents import RunPlan
+    from shoal.protocol.messages import Announcement, Order
+    from shoal.transport.base import Transport
+    from shoal.types import Float32Vector
+
+LOG = logging.getLogger("shoal.edge")
+STATUS_EVERY_S: Final = 1.0
+SAVE_MODEL_EVERY_S: Final = 30.0
+RUNS_REMEMBERED: Final = 16
+
+
+def _ended_before(files: DeviceState) -> dict[str, dict[str, Any]]:
+    """Return the figures of runs that ended before a restart, by number, as far as they can be read."""
+    ended = (files.load_status() or {}).get("ended")
+    if not isinstance(ended, dict):
+        return {}
+    return {run: figures for run, figures in ended.items() if isinstance(figures, dict)}
+
+
+class Results:
+    """The results of the run that is followed, and figures of those before."""
+
+    def __init__(
+        self, membership: DeviceMembership, files: DeviceState, transport: Transport, clock_s: Callable[[], float]
+    ) -> None:
+        """Take up the files of an earlier process; ``clock_s`` gives unix seconds."""
+        self._clock_s = clock_s
+        self._finished = FinishedModels(membership.directory)
+        self._finished.tidy()
+        self._run: Run | None = None
+        self._membership = membership
+        self._files = files
+        self._transport = transport
+        self._own: OwnModel | None = None
+        self._saved_model_s = self._saved_status_s = -math.inf
+        self._figures: dict[str, Any] = {}
+        self._ended: dict[str, dict[str, Any]] = _ended_before(files)
+        self._base = (0, 0)
+        self._untold = b""
+
+    def begin(self, run: Run, *, again: bool) -> None:
+        """Start the figures of a run, or ``again`` go on with them in another mask epoch."""
+        plan = run.plan
+        self._run = run
+        if not again:
+            self._base = (self._transport.bytes_sent, self._transport.bytes_received)
+            ended = self._ended.get(str(plan.run), {})
+            self._figures = {"run": plan.run, "algorithm": plan.algorithm, "mode": plan.mode, "rounds": 0, **ended}
+        self._figures["mask_epoch"] = plan.epoch
+
+    def note(
+        self,
+        announcement: Announcement,
+        order: Order,
+        result: Finished,
+        models: Mapping[int, Float32Vector],
+        now_s: float,
+    ) -> None:
+        """Take what came of an order, from ``models`` (d,) float32 by id."""
+        rounds = self._figures.get("rounds", 0) + 1
+        self._figures.update(rounds=rounds, round=announcement.round, cluster=result.model, loss=result.loss)
+        if result.tested:
+            self._figures["accuracy"] = result.correct / result.tested
+        if announcement.finished or order.train:
+            theta = models[result.model]
+            self._own = OwnModel(announcement.run, announcement.run_id, announcement.round, result.model, theta)
+        if announcement.finished:
+            self.save_model(now_s, durable=True)
+            path = kept.keep(self._membership.directory, announcement, order, result.model, models)
+            if path:
+                self._figures["path"] = path
+            self._add_finished(announcement, result, models, path)
+
+    def _add_finished(
+        self, announcement: Announcement, result: Finished, models: Mapping[int, Float32Vector], path: list[int]
+    ) -> None:
+        assert self._run is not None
+
+        def model(cluster: int) -> OwnModel:
+            return OwnModel(announcement.run, announcement.run_id, announcement.round, cluster, models[cluster])
+
+        self._finished.add(
+            model(result.model),
+            [model(node) for node in path if node != result.model],
+            self._run.bundle,
+            algorithm=self._run.plan.algorithm,
+            at_s=int(self._clock_s()),
+            figures=result.validation,
+        )
+
+    def lacks_final_model(self, mark: HighWater, plan: RunPlan) -> bool:
+        """Whether a device whose mark is in the final round of ``plan`` lacks the model that it ended with."""
+        if (mark.run, mark.round) != (plan.run, plan.rounds + 1):
+            return False
+        return self._files.lacks_final_model(mark, plan) or not self._finished.holds(plan.run_id)
+
+    def keep_up(self, now_s: float) -> None:
+        """Save the newest model if the last one saved is old."""
+        if now_s - self._saved_model_s > SAVE_MODEL_EVERY_S:
+            self.save_model(now_s, durable=False)
+
+    def save_model(self, now_s: float, *, durable: bool) -> None:
+        """Save the newest model, if there is one that is not."""
+        if self._own is not None:
+            self._files.save_model(self._own, durable=durable)
+            self._saved_model_s = now_s
+            self._own = None if durable else self._own
+
+    def finish(self, plan: RunPlan, stage: Stage, now_s: float) -> bool:
+        """Close the figures of a run, unless an earlier life has; return whether its end was told in none."""
+        told = self._files.was_told(plan.run_id)
+        if told:
+            LOG.info("waiting for the next run", extra={"kv": {"after": plan.run}})
+        else:
+            self._untold = plan.run_id
+        if not self._figures.get("finished"):
+            self._close(plan, stage, now_s)
+        return not told
+
+    def remember_end(self) -> None:
+        """Keep, durably, that the end of the run was told, if it has come."""
+        if self._untold:
+            self._files.save_told(self._untold)
+            self._untold = b""
+
+    def _close(self, plan: RunPlan, stage: Stage, now_s: float) -> None:
+        self._count_bytes()
+        self._figures["finished"] = True
+        earlier = list(self._ended.items())[1 - RUNS_REMEMBERED :]
+        self._ended = {**dict(earlier), str(plan.run): dict(self._figures)}
+        self.publish(stage, now_s, force=True)
+        LOG.info("run finished", extra={"kv": {"run": plan.run, **self._figures}})
+
+    def publish(self, stage: Stage, now_s: float, *, force: bool = False) -> None:
+        """Write the figures where people and programs find them, at most once a second unless forced."""
+        if not force and now_s - self._saved_status_s < STATUS_EVERY_S:
+            return
+        self._saved_status_s = now_s
+        self._count_bytes()
+        self._files.save_status(
+            {
+                "device": self._membership.name,
+                "fleet": self._membership.fleet,
+                "stage": stage.value,
+                "torch_loaded": "torch" in sys.modules,
+                **self._figures,
+                "ended": self._ended,
+            }
+        )
+
+    def _count_bytes(self) -> None:
+        if self._figures.get("finished"):
+            return
+        sent, received = self._transport.bytes_sent - self._base[0], self._transport.bytes_received - self._base[1]
+        self._figures.update(bytes_up=sent, bytes_down=received)

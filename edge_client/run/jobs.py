@@ -1,0 +1,132 @@
+"""What a device carries its orders out with: its samples, the run's graphs, and the job that an order makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from edge_client.learning.data import Batch, Shares, split
+from edge_client.learning.model import OrtModel
+from edge_client.learning.update import Finished, Workshop, carry_out
+from edge_client.storage.finished_models import UNMEASURED, FinishedModels, Validation, measured
+from edge_client.storage.update_cache import OwnUpdates
+from shoal.errors import IntegrityError, ShoalError
+from shoal.membership.roster import aggregator_of
+from shoal.protocol.messages import Phase
+
+if TYPE_CHECKING:
+    from edge_client.learning.model import Backend
+    from edge_client.learning.worker import Job
+    from edge_client.membership import DeviceMembership
+    from edge_client.run.models import Inventory
+    from edge_client.run.package import Run
+    from shoal.protocol.messages import Announcement, Order
+    from shoal.task.bundle import TaskBundle
+    from shoal.task.manifest import TaskManifest
+    from shoal.types import Float32Vector
+
+LOG = logging.getLogger("shoal.edge")
+
+
+class Workplace:
+    """One device's samples, and its workshop for the run that it follows.
+
+    Attributes:
+        proposal: (transfer id, payload) of the newest checkpoint that another device proposed; empty where none was.
+    """
+
+    def __init__(
+        self,
+        membership: DeviceMembership,
+        load_data: Callable[[TaskManifest], Batch],
+        *,
+        threads: int,
+        backend: Callable[[TaskBundle, int], Backend] = OrtModel,
+    ) -> None:
+        """Take whose it is, what gives its samples in a task's shapes, and how many threads ONNX Runtime may use.
+
+        ``backend`` makes what evaluates a task, from the task and the number of threads.
+        """
+        self._make_backend = backend
+        self._membership = membership
+        self._load_data = load_data
+        self._threads = threads
+        self._workshop: Workshop | None = None
+        self._shares: tuple[bytes, Shares] | None = None
+        self.proposal = (b"", b"")
+
+    def follow(self, run: Run, *, again: bool) -> int:
+        """Set up for a run, or ``again`` for its next mask epoch; return the number of samples to train on.
+
+        Raises:
+            DataError: the samples do not fit the task.
+        """
+        digest = run.plan.task_digest
+        if self._shares is None or self._shares[0] != digest:
+            seed = f"{self._membership.fleet}/{self._membership.name}".encode()
+            self._shares = (digest, split(self._load_data(run.bundle.manifest), seed))
+        shares = self._shares[1]
+        if again and self._workshop is not None:
+            self._workshop = dataclasses.replace(self._workshop, run=run)
+        else:
+            member, backend = self._membership, self._make_backend(run.bundle, self._threads)
+            aggregator, own = aggregator_of(member.roster), OwnUpdates(member.directory, run.plan)
+            self._workshop = Workshop(run, member.identity, aggregator, backend, shares, own)
+        self.proposal = (b"", b"")
+        return len(shares.train)
+
+    def job(
+        self, announcement: Announcement, order: Order, thetas: Mapping[int, Float32Vector], models: Inventory
+    ) -> Job:
+        """Return what a worker does for an order of the run; ``thetas`` are (d,) float32 by id, as ``models`` gave them.
+
+        Raises:
+            UntrustedError: the checkpoint at hand, or what is to be folded, is not what was announced.
+        """
+        assert self._workshop is not None
+        shop = self._workshop
+        if announcement.finished:
+            return lambda cancelled: self._finish(shop, announcement, order, thetas, cancelled)
+        if not announcement.step:
+            return lambda cancelled: carry_out(shop, announcement, order, thetas, cancelled)
+        from edge_client.run import rollover  # rare, and a small device's memory is dear
+
+        carried = models.carried(announcement) if order.phase == Phase.CHECKPOINT else {}
+        return rollover.job(shop, announcement, order, thetas, carried, self.proposal, self._membership)
+
+    def _finish(
+        self,
+        shop: Workshop,
+        announcement: Announcement,
+        order: Order,
+        thetas: Mapping[int, Float32Vector],
+        cancelled: Callable[[], bool],
+    ) -> Finished:
+        """Carry out the order of a final round, and measure its model on the validation share.
+
+        Earlier finished models of the same task are measured again: the samples may have changed since, and only figures of
+        the same samples can be compared.
+        """
+        done = carry_out(shop, announcement, order, thetas, cancelled)
+        found = {announcement.run_id: _validation(shop, thetas[done.model])}
+        store = FinishedModels(self._membership.directory)
+        try:
+            earlier = [m for m in store.models() if m.task == shop.plan.task_digest and m.run_id not in found]
+        except IntegrityError:
+            earlier = []  # `FinishedModels.add` replaces the damaged list, and warns
+        for model in earlier:
+            try:
+                found[model.run_id] = _validation(shop, store.load(model, model.own).theta)
+            except ShoalError as error:
+                LOG.warning("a finished model can't be used", extra={"kv": {"run": model.run, "reason": error}})
+                found[model.run_id] = UNMEASURED
+        return dataclasses.replace(done, validation=found)
+
+
+def _validation(shop: Workshop, theta: Float32Vector) -> Validation:
+    share = shop.shares.validation
+    score = shop.backend.score(theta, share.x, share.y)
+    regression = shop.run.bundle.manifest.kind == "regression"
+    return measured(score.mean_loss, score.correct, score.count, len(share), regression=regression)

@@ -1,0 +1,277 @@
+"""A run package opened: the owner's plan, the task and the origins."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from crypto.mask.keys import MaskContext, MaskKey, derive
+from crypto.mask.modes.registry import MODES
+from crypto.seal.envelope import open_from_group, read_head, seal_to_group
+from crypto.seal.signed import open_document
+from edge_client.run.policy import check_plan
+from shoal.errors import IntegrityError, UntrustedError
+from shoal.membership.certificates import check_certificate
+from shoal.membership.grants import OWNER_NAME
+from shoal.protocol.codec import decode, decode_prefix, encode
+from shoal.protocol.documents import Roster, RunPackage, RunPlan
+from shoal.protocol.epochs import Epoch, Origins
+from shoal.protocol.messages import Sealed
+from shoal.task.bundle import TaskBundle
+
+if TYPE_CHECKING:
+    from crypto.mask.secret import MaskSecret
+    from crypto.seal.envelope import GroupKey
+    from crypto.seal.identity import Identity
+    from edge_client.membership import DeviceMembership
+    from shoal.protocol.epochs import Checkpoint
+    from shoal.types import Float32Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run that this device may follow.
+
+    Attributes:
+        plan: the owner's, as it stands in this mask epoch.
+        origins: shape (origins, d), float32, read-only: what models are offsets from; the aggregator never has them.
+        key: the mask; segment_keys: the same mask, segment by segment, for what travels in parts.
+        since: the round after which the mask epoch began, 0 for the first.
+        generation: roster sequence of the secrets that it is made with.
+    """
+
+    plan: RunPlan
+    bundle: TaskBundle
+    origins: Float32Vector
+    key: MaskKey
+    segment_keys: Mapping[str, MaskKey]
+    since: int = 0
+    generation: int = 0
+
+
+def task_purpose(plan_digest: bytes) -> str:
+    """Return the purpose under which the owner seals a task to its devices."""
+    return f"task/{plan_digest.hex()}"
+
+
+def origins_purpose(run_id: bytes) -> str:
+    """Return the purpose under which the owner seals a run's origins to its devices."""
+    return f"origins/{run_id.hex()}"
+
+
+def owners_plan(package: bytes, membership: DeviceMembership) -> RunPlan:
+    """Return the plan of a package, if it is the owner's, whether this device can follow it or not.
+
+    Raises:
+        UntrustedError: it is not.
+        WireError: the bytes are not a run package.
+    """
+    return open_document(decode(package, RunPackage).plan, RunPlan, membership.owner_key)
+
+
+def check_followable(plan: RunPlan, membership: DeviceMembership) -> None:
+    """Return if this device can follow a plan.
+
+    Raises:
+        UntrustedError: as `check_plan`.
+    """
+    check_plan(plan, fleet=membership.fleet, modes=tuple(MODES))
+
+
+def open_plan(package: bytes, membership: DeviceMembership) -> RunPlan:
+    """Return the plan of a package, if it is the owner's and one that this device can follow.
+
+    Raises:
+        UntrustedError: it is not.
+        WireError: the bytes are not a run package.
+    """
+    return _plan(decode(package, RunPackage), membership)
+
+
+def starts_later(plan: RunPlan, membership: DeviceMembership) -> bool:
+    """Whether a device that hears of the run now can only begin in a later mask epoch of it: it came, or fell, behind."""
+    generation = membership.grant.keys_since
+    return generation > plan.roster_sequence or membership.grant.mask_epoch > plan.epoch
+
+
+def open_run(package: bytes, membership: DeviceMembership) -> Run:
+    """Return the run as it begins, with its task, origins and mask key.
+
+    Raises:
+        UntrustedError: not the owner's, or not sealed under the devices' content key.
+        IntegrityError: task, origins or mask do not fit the plan, or the device is past the run's first mask epoch.
+    """
+    parts = decode(package, RunPackage)
+    plan = _plan(parts, membership)
+    raw = _open(parts.origins, origins_purpose(plan.run_id), membership)
+    if len(raw) != 4 * plan.origins * plan.length:
+        raise IntegrityError(f"{len(raw)} bytes of origins where {plan.origins} of {plan.length} belong")
+    origins = np.frombuffer(raw, "<f4").reshape(plan.origins, plan.length)
+    generation = membership.grant.keys_since
+    key = epoch_key(plan, membership.secret_at(generation, plan.epoch), plan.epoch)
+    if key.key_id != plan.key_id:
+        raise IntegrityError(
+            "this device's mask secret is not the one that the run was made with",
+            hint="have the owner issue a new grant, and join again",
+        )
+    task = _task(_open(parts.task, task_purpose(plan.task_digest), membership), plan)
+    return Run(plan, task, origins, key, segment_keys(key), 0, generation)
+
+
+def open_epoch(package: bytes, epoch: Epoch, membership: DeviceMembership, least_roster: int = 0) -> Run:
+    """Return the run in a later mask epoch, if more than half of the roster signed what it begins with.
+
+    Keys that the owner has replaced since are no obstacle as long as we hold them: from there the fleet rolls over to the
+    newest, and trains no more before it has.
+
+    Args:
+        package: the run's.
+        epoch: as it came.
+        membership: keys and fleet.
+        least_roster: oldest roster that is accepted of it, besides the plan's and that which the keys were drawn at.
+
+    Raises:
+        UntrustedError: the plan is not the owner's; the certificate does not hold, is of a roster that is too old, or is
+            not of this run.
+        RosterForkError: its roster has the sequence of ours and other bytes.
+        NotEnrolledError: the keys that it is made with have not come yet.
+        IntegrityError: what was signed is not what is sealed, or does not fit the plan.
+    """
+    plan = _plan(decode(package, RunPackage), membership)
+    claimed = epoch.certificate.checkpoint
+    least = max(plan.roster_sequence, claimed.generation, least_roster)
+    c, roster = check_certificate(
+        epoch.certificate, owner_key=membership.owner_key, fleet=membership.fleet, least_sequence=least
+    )
+    membership.check_fork(roster.sequence, epoch.certificate.roster)
+    if c.run_id != plan.run_id:
+        raise UntrustedError("a mask epoch of another run")
+    if hashlib.sha256(epoch.sealed).digest() != c.digest:
+        raise IntegrityError("what is sealed is not what the devices signed")
+    bundle, origins = open_origins(epoch.sealed, c, plan, membership, roster)
+    key = epoch_key(plan, membership.secret_at(c.generation, c.next_epoch), c.next_epoch)
+    if key.key_id != c.key_id:
+        raise IntegrityError("this device's mask secret is not that of the mask epoch", hint="join the fleet anew")
+    later = plan.in_epoch(c.next_epoch, c.key_id, c.origins)
+    return Run(later, bundle, origins, key, segment_keys(key), c.round, c.generation)
+
+
+def reopen(package: bytes, epoch: bytes | None, membership: DeviceMembership) -> Run:
+    """Return a run as the device's files have it.
+
+    Args:
+        package: the run's.
+        epoch: what its mask epoch began with, an encoded `shoal.protocol.epochs.Epoch`; one of another run is not looked at.
+        membership: whose files they are.
+
+    Raises:
+        as `open_run` and `open_epoch`
+    """
+    if epoch is not None:
+        found = decode(epoch, Epoch)
+        if found.certificate.checkpoint.run_id == open_plan(package, membership).run_id:
+            return open_epoch(package, found, membership)
+    return open_run(package, membership)
+
+
+def open_origins(
+    sealed: bytes | memoryview,
+    checkpoint: Checkpoint,
+    plan: RunPlan,
+    membership: DeviceMembership,
+    roster: Roster | None = None,
+) -> tuple[TaskBundle, Float32Vector]:
+    """Return the task, and the origins (origins, d) float32, that a device has sealed for the others.
+
+    Args:
+        sealed: as it came.
+        checkpoint: which describes it.
+        plan: of the run.
+        membership: keys and fleet.
+        roster: who may have sealed it; the newest by default. Whoever has been revoked since was still trusted then.
+
+    Raises:
+        UntrustedError: it is not from a device of the roster, or not of this checkpoint.
+        IntegrityError: it does not fit the plan.
+    """
+    head, at = read_head(sealed)
+    sender = (roster or membership.roster).device(head.sender)
+    if sender is None or (head.fleet, head.purpose) != (membership.fleet, epoch_purpose(checkpoint)):
+        raise UntrustedError(f"a sealed {head.purpose.split('/')[0]} of {head.sender!r} that is not this checkpoint's")
+    group = membership.content_of(checkpoint.generation)
+    plain = open_from_group(group, sealed, head, at, sender.sign_key)
+    found, rest = decode_prefix(plain, Origins)
+    if (found.fleet, found.run_id, found.next_epoch) != (plan.fleet, plan.run_id, checkpoint.next_epoch):
+        raise UntrustedError("origins of another run or mask epoch")
+    size = 4 * found.origins * found.length
+    if (found.origins, found.length) != (checkpoint.origins, plan.length) or len(rest) != found.task + size:
+        raise IntegrityError(f"{len(rest)} bytes where a task and {checkpoint.origins} origins belong")
+    origins = np.frombuffer(rest[found.task :], "<f4").reshape(found.origins, found.length)
+    if not np.isfinite(origins).all():
+        raise IntegrityError("origins that are not finite")
+    return _task(rest[: found.task], plan), origins
+
+
+def seal_origins(
+    task: TaskBundle,
+    origins: Float32Vector,
+    checkpoint: Checkpoint,
+    identity: Identity,
+    group: GroupKey,
+) -> bytes:
+    """Return what `open_origins` opens.
+
+    Args:
+        task: the run's.
+        origins: shape (origins, d), float32.
+        checkpoint: of which only run and epoch are looked at.
+        identity: who seals.
+        group: the content key of the epoch that begins.
+    """
+    raw = task.to_bytes()
+    count, length = origins.shape
+    head = Origins(checkpoint.fleet, checkpoint.run_id, checkpoint.next_epoch, len(raw), count, length)
+    plain = encode(head) + raw + origins.astype("<f4", copy=False).tobytes()
+    return seal_to_group(identity, group, Sealed(group.fleet, epoch_purpose(checkpoint), identity.name, "*"), plain)
+
+
+def epoch_purpose(checkpoint: Checkpoint) -> str:
+    """Return the purpose under which a device seals origins to the others."""
+    return f"epoch/{checkpoint.run_id.hex()}/{checkpoint.next_epoch}"
+
+
+def epoch_key(plan: RunPlan, secret: MaskSecret, epoch: int) -> MaskKey:
+    """Return the mask key of a run's epoch, from the secret of that epoch."""
+    context = MaskContext(plan.fleet, plan.run_id, epoch, plan.task_digest, plan.mode, plan.mask_segments)
+    return derive(secret, context)
+
+
+def _task(data: memoryview, plan: RunPlan) -> TaskBundle:
+    bundle = TaskBundle.from_bytes(bytes(data))
+    if bundle.digest != plan.task_digest or bundle.segments != plan.mask_segments:
+        raise IntegrityError("the task is not the one that the run plan names")
+    return bundle
+
+
+def segment_keys(key: MaskKey) -> dict[str, MaskKey]:
+    """Return the mask of each segment by its name, and the whole under the empty name; all bear the one key id."""
+    names = (segment.name for segment in key.context.segments)
+    parts = {n: MaskKey(key.context, key.key_id, t.length, (t,)) for n, t in zip(names, key.transforms, strict=True)}
+    return {"": key, **parts}
+
+
+def _plan(parts: RunPackage, membership: DeviceMembership) -> RunPlan:
+    plan = open_document(parts.plan, RunPlan, membership.owner_key)
+    check_followable(plan, membership)
+    return plan
+
+
+def _open(sealed: bytes, purpose: str, membership: DeviceMembership) -> memoryview:
+    head, at = read_head(sealed)
+    if (head.fleet, head.purpose, head.sender) != (membership.fleet, purpose, OWNER_NAME):
+        raise UntrustedError(f"a sealed {head.purpose.split('/')[0]} that is not this run's")
+    return open_from_group(membership.content, sealed, head, at, membership.owner_key)

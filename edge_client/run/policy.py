@@ -1,0 +1,205 @@
+"""What a device puts up with: nothing that its owner's run plan does not allow."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shoal.errors import UntrustedError
+from shoal.limits import MAX_SCALE
+from shoal.protocol.documents import RunPlan
+from shoal.protocol.messages import (
+    CARRIED_FIRST,
+    NO_TRANSFER,
+    PROPOSAL_MODEL,
+    SHARED_MODEL,
+    Announcement,
+    ModelHeader,
+    ModelRef,
+    Order,
+    Phase,
+)
+
+TRAINING_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.PRETRAIN)
+ROLLOVER_PHASES: Final = (Phase.CHECKPOINT, Phase.ENDORSE)
+CARRYING: Final = ("fedgroup", "fedgrouprox", "one-shot")
+"""Algorithms with masked vectors that are no models, and outlive a mask epoch."""
+PRETRAINING: Final = ("fedgroup", "fedgrouprox", "one-shot")
+"""Algorithms that have a use for the plan's second recipe."""
+
+
+def check_plan(plan: RunPlan, *, fleet: str, modes: tuple[str, ...]) -> None:
+    """Return if the plan is one that this device can follow.
+
+    Raises:
+        UntrustedError: another fleet's, or a mask mode that this version does not have.
+    """
+    if plan.fleet != fleet:
+        raise UntrustedError(f"a run plan of fleet {plan.fleet!r}")
+    if plan.mode not in modes:
+        raise UntrustedError(
+            f"a run plan with mask mode {plan.mode!r}", hint=f"this device has {', '.join(modes)}: update it"
+        )
+
+
+def check_announcement(announcement: Announcement, plan: RunPlan, since: int = 0, generation: int = 0) -> None:
+    """Return if the round, or the step of a rollover, lies within the plan.
+
+    Args:
+        announcement: of the run's current mask epoch.
+        plan: as it stands in that epoch.
+        since: the round after which the epoch began.
+        generation: roster sequence of the secrets that the epoch is made with.
+
+    Raises:
+        UntrustedError: another run, mask epoch, mode or key; a mask epoch that goes on too long or ends before its time;
+            too many rounds or models; an unknown origin; a mean of too few devices.
+    """
+    a = announcement
+    if (a.fleet, a.run, a.run_id) != (plan.fleet, plan.run, plan.run_id):
+        raise UntrustedError("an announcement of another run")
+    if (a.epoch, a.key_id, a.mode) != (plan.epoch, plan.key_id, plan.mode):
+        raise UntrustedError("an announcement under another mask key or mode than the plan's")
+    _check_place(a, plan, since, generation)
+    if len(a.models) > plan.max_models:
+        raise UntrustedError(f"{len(a.models)} models where the plan allows {plan.max_models}")
+    if len({m.model for m in a.models}) != len(a.models):
+        raise UntrustedError("an announcement names a model twice")
+    for model in a.models:
+        if model.model == SHARED_MODEL:
+            raise UntrustedError("an announcement has a model with the shared part's number")
+        if model.model >= CARRIED_FIRST:
+            raise UntrustedError(f"an announcement has a model with number {model.model}, which no model has")
+        _check_ref(model, f"model {model.model}", plan)
+    if a.shared is not None:
+        if {s.name for s in plan.segments} != {"shared", "cluster"} or a.shared.model != SHARED_MODEL:
+            raise UntrustedError("an announcement with a shared part that the plan does not have")
+        _check_ref(a.shared, "the shared part", plan)
+    _check_rollover(a, plan, generation)
+
+
+def _check_place(a: Announcement, plan: RunPlan, since: int, generation: int) -> None:
+    if a.step:
+        if a.finished or not since <= a.round <= plan.rounds:
+            raise UntrustedError(f"a rollover after round {a.round} of a run of {plan.rounds}")
+        if a.generation < generation:
+            raise UntrustedError(f"a rollover to keys of roster {a.generation} after {generation}")
+        # The owner gave the run as many mask epochs as its plan needs: with more it would come into another run's.
+        if a.generation == generation and (a.round != since + plan.epoch_rounds or a.round == plan.rounds):
+            raise UntrustedError(
+                f"a rollover after round {a.round}, the mask being {plan.epoch_rounds} rounds' of {since}"
+            )
+    elif not 1 <= a.round <= plan.rounds + 1 or (a.round > plan.rounds) != a.finished:
+        raise UntrustedError(f"round {a.round} of a run of {plan.rounds}")
+    elif not since < a.round <= since + plan.epoch_rounds + a.finished:
+        raise UntrustedError(f"round {a.round} under a mask of {plan.epoch_rounds} rounds, used since {since}")
+
+
+def _check_rollover(a: Announcement, plan: RunPlan, generation: int) -> None:
+    if not a.step and (a.carried or a.proposal or a.generation):
+        raise UntrustedError("a round with the parts of a rollover")
+    if a.carried and (plan.algorithm not in CARRYING or len(a.carried) > plan.max_models):
+        raise UntrustedError(f"{len(a.carried)} vectors that are no models")
+    if a.carried and a.generation != generation:
+        raise UntrustedError("vectors to be masked anew under secrets that were drawn to keep somebody out")
+    if a.proposal is not None and a.proposal.model != PROPOSAL_MODEL:
+        raise UntrustedError("a checkpoint under a model's number")
+    names = {m.model for m in (*a.models, *a.carried)}
+    if len(names) != len(a.models) + len(a.carried) or {SHARED_MODEL, PROPOSAL_MODEL} & names:
+        raise UntrustedError("an announcement names a vector twice")
+    for vector in a.carried:
+        if vector.scale != 0 or vector.model < CARRIED_FIRST or vector.transfer == NO_TRANSFER:
+            raise UntrustedError(f"vector {vector.model} is a model")
+        if vector.contributors < plan.min_contributors:
+            raise UntrustedError(f"vector {vector.model} is a mean of {vector.contributors} devices")
+
+
+def adds_models(plan: RunPlan) -> bool:
+    """Whether the owner lets the aggregator add models up: FedGroup's inter-group aggregation, an ``eta_g`` above 0."""
+    return any(s.name == "eta_g" and s.value.strip("0.") for s in plan.settings)
+
+
+def keeps_path(plan: RunPlan) -> bool:
+    """Whether the owner wants devices to keep every model of their path: CFL's ``path``."""
+    switched = any(s.name == "path" and s.value.lower() in ("on", "true") for s in plan.settings)
+    return plan.algorithm == "cfl" and switched
+
+
+def _check_scale(scale: float, what: str, plan: RunPlan) -> None:
+    if not (scale == 1 or (adds_models(plan) and 1 <= scale <= MAX_SCALE)):
+        raise UntrustedError(f"{what} is {scale:g} times its origin, which the plan does not allow")
+
+
+def _check_ref(ref: ModelRef, what: str, plan: RunPlan) -> None:
+    _check_scale(ref.scale, what, plan)
+    if ref.origin >= plan.origins:
+        raise UntrustedError(f"{what} starts from origin {ref.origin} of {plan.origins}")
+    if ref.transfer != NO_TRANSFER and ref.contributors < plan.min_contributors:
+        raise UntrustedError(f"{what} is a mean of {ref.contributors} devices, the plan wants {plan.min_contributors}")
+
+
+def check_order(order: Order, announcement: Announcement, plan: RunPlan, generation: int = 0) -> None:
+    """Return if the order can be carried out.
+
+    Args:
+        order: this device's.
+        announcement: that `check_announcement` has let pass.
+        plan: as it stands in the current mask epoch.
+        generation: as in `check_announcement`.
+
+    Raises:
+        UntrustedError: it names a model that is not announced, trains in the final round, or is of a phase that the
+            plan's algorithm does not have.
+    """
+    known = {m.model for m in announcement.models}
+    if not set(order.candidates) <= known:
+        raise UntrustedError("an order names a model that is not announced")
+    if len(set(order.candidates)) != len(order.candidates):
+        raise UntrustedError("an order names a candidate twice")
+    if (order.phase in ROLLOVER_PHASES) != (announcement.step > 0):
+        raise UntrustedError("a rollover in a round, or work of a round in a rollover")
+    if (order.phase == Phase.ENDORSE) != (announcement.proposal is not None):
+        raise UntrustedError("an order to sign nothing, or to fold what is folded")
+    if (order.keep or order.renew) and plan.algorithm != "cfl":
+        raise UntrustedError(f"an order to keep updates, which {plan.algorithm} has no use for")
+    if order.keep > announcement.round or (order.renew and order.phase != Phase.ENDORSE):
+        raise UntrustedError("an order to keep an update of a later round, or to mask one anew out of turn")
+    if order.renew and announcement.generation != generation:
+        # Whoever knows the older secrets knows the update, and would learn the new mask from it.
+        raise UntrustedError("an order to mask an update anew under secrets that were drawn to keep somebody out")
+    if order.train and (announcement.round > plan.rounds or order.phase not in TRAINING_PHASES):
+        raise UntrustedError("an order to train where there is nothing to train for")
+    if order.phase == Phase.PRETRAIN and plan.algorithm not in PRETRAINING:
+        raise UntrustedError(f"an order to pre-train, which {plan.algorithm} does not do")
+    if order.phase == Phase.KEEP and not (announcement.finished and keeps_path(plan)):
+        raise UntrustedError("an order to keep a path of models, which the plan does not ask for")
+    if order.train and order.margins:
+        raise UntrustedError("an order to train and report margins at once")
+    if order.norm and not (order.train and adds_models(plan)):
+        raise UntrustedError("an order to report a model's norm, which the plan has no use for")
+
+
+def check_model(header: ModelHeader, plan: RunPlan, body_bytes: int, norm: float) -> None:
+    """Return if a masked offset, or the segment of one that the header names, may become a model.
+
+    Raises:
+        UntrustedError: another run's, epoch's or key's; a segment that the plan does not have; a wrong length; not
+            finite or longer than all rounds could make it.
+    """
+    if (header.fleet, header.run_id) != (plan.fleet, plan.run_id):
+        raise UntrustedError("a model of another run")
+    if (header.epoch, header.key_id) != (plan.epoch, plan.key_id):
+        raise UntrustedError("a model under another mask key")
+    parts = [s.name for s in plan.segments] if len(plan.segments) > 1 else []
+    if header.segment not in ("", *parts) or (header.model == SHARED_MODEL) != (header.segment == "shared"):
+        raise UntrustedError(f"segment {header.segment!r} of model {header.model}")
+    span = plan.span(header.segment)
+    if header.length != span.stop - span.start or body_bytes != 4 * header.length:
+        raise UntrustedError(f"a model of {header.length} coordinates in {body_bytes} bytes")
+    if header.origin >= plan.origins:
+        raise UntrustedError(f"a model from origin {header.origin} of {plan.origins}")
+    if header.scale != 0 or not CARRIED_FIRST <= header.model < PROPOSAL_MODEL or plan.algorithm not in CARRYING:
+        _check_scale(header.scale, f"model {header.model}", plan)
+    if not 1 <= header.round <= plan.rounds + 1:
+        raise UntrustedError(f"a model of round {header.round} of {plan.rounds}")
+    if not norm <= plan.norm_limit * header.round:
+        raise UntrustedError(f"a model whose offset has norm {norm:.3g}, beyond {plan.norm_limit:.3g} a round")

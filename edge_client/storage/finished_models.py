@@ -1,0 +1,433 @@
+"""The last finished models of a device, and the rule that picks the one that answers.
+
+``finished/list.bin`` names the models. Each model and each task is a file named after its SHA-256. `FinishedModels.add` writes
+the new files durably and then replaces the list in one rename, so that a power cut leaves the old list or the new one, each
+with all of its files. Files that the list does not name are removed after each change and at the next start.
+
+The newest model answers unless an older one of the same task does better on the device's validation share. For example, runs
+1, 2 and 3 of one task end with accuracies of 0.91, 0.95 and 0.93: run 2's model answers. `rollback` overrides the rule until
+a later run finishes: ``finished/rollback.bin`` names the chosen run and the newest one at that time, and counts only while
+that run is still the newest. The serving program writes the list and `rollback` writes the choice, so neither needs a lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from edge_client.storage.state import OwnModel, model_bytes, parse_model
+from shoal.errors import ConfigError, IntegrityError
+from shoal.protocol.codec import U16, U32, U64, Fixed16, Fixed32, decode_prefix, encode, message
+from shoal.types import DIGEST_BYTES
+from shoal.util.files import PRIVATE_DIR_MODE, read_private, sync_directory, write_atomic, write_failed
+from shoal.util.times import iso
+
+if TYPE_CHECKING:
+    from shoal.task.bundle import TaskBundle
+
+LOG = logging.getLogger("shoal.edge")
+FINISHED_MODELS_KEPT: Final = 3
+FOLDER: Final = "finished"
+LIST_FILE: Final = "list.bin"
+ROLLBACK_FILE: Final = "rollback.bin"
+MODEL_FILES: Final = "model-*.bin"
+TASK_FILES: Final = "task-*.bin"
+LIST_VERSION: Final = 1
+READ_ATTEMPTS: Final = 3
+"""A serving program may remove a model between the look at the list and the read of its file."""
+
+T = TypeVar("T")
+
+
+@message(66)
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """A model's fit to the validation share of its device.
+
+    Attributes:
+        loss: mean loss; None if it is not a finite number, or the model could not be measured.
+        correct: labels predicted right.
+        labels: labels seen; 0 for regression, which has no accuracy.
+        samples: size of the share.
+    """
+
+    loss: float | None
+    correct: U32
+    labels: U32
+    samples: U32
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of labels predicted right, 0 to 1; None for regression."""
+        return self.correct / self.labels if self.labels else None
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """A key that grows with quality: accuracy, or minus the loss for regression; unusable losses rank lowest."""
+        if self.loss is None:
+            return False, 0.0
+        return True, -self.loss if self.accuracy is None else self.accuracy
+
+
+UNMEASURED: Final = Validation(None, 0, 0, 0)
+
+
+@message(67)
+@dataclass(frozen=True, slots=True)
+class FinishedNode:
+    """One model of a finished run: its cluster and the SHA-256 of its file."""
+
+    cluster: U16
+    file: Fixed32
+
+
+@message(68)
+@dataclass(frozen=True, slots=True)
+class FinishedModel:
+    """The model that a device ended a run with.
+
+    Attributes:
+        run, run_id, round, algorithm: the run and its final round.
+        task: digest of the task; its file has the same SHA-256.
+        finished_at_s: unix seconds by the device's clock.
+        validation: its fit to the validation share as that was when the newest run of the same task finished.
+        own: the model of the device's cluster.
+        above: the models above it in cfl's tree, from the root; empty without the setting ``path``.
+    """
+
+    run: U32
+    run_id: Fixed16
+    round: U32
+    algorithm: str
+    task: Fixed32
+    finished_at_s: U64
+    validation: Validation
+    own: FinishedNode
+    above: tuple[FinishedNode, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return the figures as they stand in JSON."""
+        return {
+            "run": self.run,
+            "run_id": self.run_id.hex(),
+            "round": self.round,
+            "algorithm": self.algorithm,
+            "cluster": self.own.cluster,
+            "task_digest": self.task.hex(),
+            "finished_at": iso(self.finished_at_s),
+            "validation_loss": self.validation.loss,
+            "validation_accuracy": self.validation.accuracy,
+            "validation_samples": self.validation.samples,
+        }
+
+
+@message(69)
+@dataclass(frozen=True, slots=True)
+class FinishedList:
+    """The head of list.bin, oldest model first; its SHA-256 follows."""
+
+    version: U16
+    models: tuple[FinishedModel, ...]
+
+
+@message(70)
+@dataclass(frozen=True, slots=True)
+class RollbackChoice:
+    """The head of rollback.bin: the chosen run, in force while ``newest`` finished last; its SHA-256 follows."""
+
+    run_id: Fixed16
+    newest: Fixed16
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The finished models, oldest first, the one that answers, and whether `rollback` chose it."""
+
+    models: tuple[FinishedModel, ...]
+    answers: FinishedModel | None
+    pinned: bool
+
+    def documents(self) -> list[dict[str, Any]]:
+        """Return the models as they stand in JSON, newest first."""
+        return [
+            {**m.document(), "answers": m is self.answers, "pinned": self.pinned and m is self.answers}
+            for m in reversed(self.models)
+        ]
+
+
+def best_of(models: Sequence[FinishedModel]) -> FinishedModel | None:
+    """Return the newest model, or the best of its task if an older one fits the validation share better.
+
+    Args:
+        models: oldest first.
+    """
+    if not models:
+        return None
+    same = [m for m in models if m.task == models[-1].task]
+    top = max(m.validation.rank for m in same)
+    return next(m for m in reversed(same) if m.validation.rank == top)
+
+
+def measured(mean_loss: float, correct: int, labels: int, samples: int, *, regression: bool) -> Validation:
+    """Return the validation figures of a score; see `Validation` for the arguments."""
+    loss = mean_loss if math.isfinite(mean_loss) else None
+    return Validation(loss, 0, 0, samples) if regression else Validation(loss, correct, labels, samples)
+
+
+class FinishedModels:
+    """The finished models in one device's directory; holds no state besides the files."""
+
+    def __init__(self, directory: Path) -> None:
+        self._device = directory
+        self._folder = directory / FOLDER
+
+    def models(self) -> tuple[FinishedModel, ...]:
+        """Return the finished models, oldest first.
+
+        Raises:
+            IntegrityError: the list is damaged, or of another version.
+        """
+        path = self._folder / LIST_FILE
+        found = _read_sealed(path, FinishedList)
+        if found is None:
+            return ()
+        if found.version != LIST_VERSION:
+            raise IntegrityError(
+                f"{path} has version {found.version}, not {LIST_VERSION}",
+                hint=f"use the shoal-edge that wrote it, or remove {self._folder} and let the device finish a run",
+            )
+        return found.models
+
+    def holds(self, run_id: bytes) -> bool:
+        """Whether the final model of a run is in the list; a damaged list holds none."""
+        try:
+            return any(m.run_id == run_id for m in self.models())
+        except IntegrityError:
+            return False
+
+    def standing(self) -> Standing:
+        """Return the models, and the one that answers.
+
+        Raises:
+            IntegrityError: the list, or the choice of `rollback`, is damaged.
+        """
+        models = self.models()
+        choice = _read_sealed(self._folder / ROLLBACK_FILE, RollbackChoice) if models else None
+        if choice is not None and choice.newest == models[-1].run_id:
+            for model in models:
+                if model.run_id == choice.run_id:
+                    return Standing(models, model, pinned=True)
+        return Standing(models, best_of(models), pinned=False)
+
+    def answering(self) -> tuple[FinishedModel, TaskBundle, tuple[OwnModel, ...]] | None:
+        """Return the model that answers, its task, and its models from the root to its own; None before the first.
+
+        Raises:
+            IntegrityError: a file is damaged or missing.
+        """
+        for _ in range(READ_ATTEMPTS - 1):
+            try:
+                return self._answering()
+            except ConfigError as error:
+                if not isinstance(error.__cause__, FileNotFoundError):
+                    raise
+        return self._answering()
+
+    def _answering(self) -> tuple[FinishedModel, TaskBundle, tuple[OwnModel, ...]] | None:
+        model = self.standing().answers
+        if model is None:
+            return None
+        return model, self.task(model), tuple(self.load(model, node) for node in (*model.above, model.own))
+
+    def task(self, model: FinishedModel) -> TaskBundle:
+        """Return the task of a finished model.
+
+        Raises:
+            IntegrityError: its file is damaged.
+            ConfigError: its file is missing.
+        """
+        from shoal.task.bundle import TaskBundle
+
+        return TaskBundle.from_bytes(self._read(TASK_FILES, model.task))
+
+    def load(self, model: FinishedModel, node: FinishedNode) -> OwnModel:
+        """Return one model of a finished run.
+
+        Raises:
+            IntegrityError: its file is damaged.
+            ConfigError: its file is missing.
+        """
+        data = self._read(MODEL_FILES, node.file)
+        loaded = parse_model(data, self._path(MODEL_FILES, node.file))
+        if (loaded.run_id, loaded.cluster) != (model.run_id, node.cluster):
+            raise IntegrityError(f"{self._path(MODEL_FILES, node.file)} is of another run or cluster")
+        return loaded
+
+    def add(
+        self,
+        own: OwnModel,
+        above: Sequence[OwnModel],
+        task: TaskBundle,
+        *,
+        algorithm: str,
+        at_s: int,
+        figures: Mapping[bytes, Validation],
+    ) -> None:
+        """Add the model that a run ended with, durably, and remove the oldest beyond FINISHED_MODELS_KEPT.
+
+        Args:
+            own: the model of the device's cluster.
+            above: the models above it in cfl's tree, from the root.
+            task: the run's.
+            algorithm: the run's.
+            at_s: unix seconds.
+            figures: fit to the validation share by run id, of this model and of earlier ones that were measured again.
+
+        Raises:
+            ConfigError: a file can't be written; the list stays as it was.
+        """
+        self._make_folder()
+        nodes = [self._write_model(model) for model in (*above, own)]
+        self._write(TASK_FILES, task.digest, task.to_bytes())
+        sync_directory(self._folder)
+        validation = figures.get(own.run_id, UNMEASURED)
+        new = FinishedModel(
+            own.run, own.run_id, own.round, algorithm, task.digest, at_s, validation, nodes[-1], tuple(nodes[:-1])
+        )
+        earlier = [
+            replace(m, validation=figures.get(m.run_id, m.validation))
+            for m in self._models_or_none()
+            if m.run_id != own.run_id
+        ]
+        models = (*earlier, new)[-FINISHED_MODELS_KEPT:]
+        _write_sealed(self._folder / LIST_FILE, encode(FinishedList(LIST_VERSION, models)))
+        self._remove_all_but(models)
+
+    def tidy(self) -> None:
+        """Remove files that the list does not name; with a damaged list all files stay until it is replaced."""
+        try:
+            models = self.models()
+        except IntegrityError as error:
+            LOG.warning("finished models can't be read", extra={"kv": {"reason": error}})
+            return
+        self._remove_all_but(models)
+
+    def rollback(self, run: int | None) -> FinishedModel:
+        """Let an earlier finished model answer until a later run finishes, and return it.
+
+        Args:
+            run: number of its run; None takes the one that finished before the one that answers now.
+
+        Raises:
+            ConfigError: there is no such model, or the choice can't be written.
+            IntegrityError: its file is damaged.
+        """
+        standing = self.standing()
+        models, used = standing.models, standing.answers
+        if used is None:
+            raise ConfigError("this device has no finished model yet", hint="let it take part in a run until that ends")
+        runs = f"{'run' if len(models) == 1 else 'runs'} {', '.join(str(m.run) for m in reversed(models))}"
+        hint = f"give one of them: shoal-edge rollback {self._device} RUN"
+        if run is None:
+            before = models[: models.index(used)]
+            if not before:
+                raise ConfigError(
+                    f"this device has no finished model older than run {used.run}'s: it has {runs}", hint=hint
+                )
+            chosen = before[-1]
+        else:
+            found = [m for m in models if m.run == run]
+            if not found:
+                raise ConfigError(f"this device has no finished model of run {run}: it has {runs}", hint=hint)
+            chosen = found[-1]
+        for node in (*chosen.above, chosen.own):
+            self._read(MODEL_FILES, node.file)
+        self._read(TASK_FILES, chosen.task)
+        _write_sealed(self._folder / ROLLBACK_FILE, encode(RollbackChoice(chosen.run_id, models[-1].run_id)))
+        if self.standing().answers != chosen:
+            raise ConfigError("a later run has just finished", hint="look at `shoal-edge models`, and roll back again")
+        return chosen
+
+    def _models_or_none(self) -> tuple[FinishedModel, ...]:
+        try:
+            return self.models()
+        except IntegrityError as error:
+            LOG.warning("a damaged list of finished models is replaced", extra={"kv": {"reason": error}})
+            return ()
+
+    def _make_folder(self) -> None:
+        try:
+            if not self._folder.is_dir():
+                self._folder.mkdir(mode=PRIVATE_DIR_MODE)
+                sync_directory(self._device)
+        except OSError as error:
+            raise write_failed(self._folder, error) from error
+
+    def _write_model(self, model: OwnModel) -> FinishedNode:
+        head, body = model_bytes(model)
+        hasher = hashlib.sha256(head)
+        hasher.update(body)
+        self._write(MODEL_FILES, hasher.digest(), head, body)
+        return FinishedNode(model.cluster, hasher.digest())
+
+    def _write(self, pattern: str, digest: bytes, *pieces: bytes | memoryview) -> None:
+        write_atomic(self._path(pattern, digest), *pieces, sync_name=False)
+
+    def _read(self, pattern: str, digest: bytes) -> bytes:
+        path = self._path(pattern, digest)
+        data = read_private(path)
+        if hashlib.sha256(data).digest() != digest:
+            raise IntegrityError(
+                f"{path} is damaged",
+                hint="let another finished model answer with `shoal-edge rollback`, or the newest with --live",
+            )
+        return data
+
+    def _path(self, pattern: str, digest: bytes) -> Path:
+        return self._folder / pattern.replace("*", digest.hex())
+
+    def _remove_all_but(self, models: Sequence[FinishedModel]) -> None:
+        wanted = {self._path(TASK_FILES, m.task) for m in models}
+        wanted |= {self._path(MODEL_FILES, node.file) for m in models for node in (*m.above, m.own)}
+        for pattern in (MODEL_FILES, TASK_FILES):
+            for path in self._folder.glob(pattern):
+                if path not in wanted:
+                    _remove(path)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        LOG.warning("a file can't be removed", extra={"kv": {"file": path, "reason": error.strerror}})
+
+
+def _write_sealed(path: Path, head: bytes) -> None:
+    write_atomic(path, head, hashlib.sha256(head).digest())
+
+
+def _read_sealed(path: Path, kind: Callable[..., T]) -> T | None:
+    """Return the message in a file that its SHA-256 follows; None if the file is missing.
+
+    Raises:
+        IntegrityError: it is damaged.
+        ConfigError: others can read it.
+    """
+    try:
+        data = read_private(path)
+    except ConfigError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
+    head = data[:-DIGEST_BYTES]
+    if hashlib.sha256(head).digest() != data[-DIGEST_BYTES:]:
+        raise IntegrityError(f"{path} is damaged", hint="remove it; --live answers with the newest model in any case")
+    found, rest = decode_prefix(head, kind)  # type: ignore[arg-type]
+    if len(rest):
+        raise IntegrityError(f"{path} has {len(rest)} bytes too many", hint="remove it")
+    return found

@@ -1,0 +1,334 @@
+"""What a device keeps across restarts and power cuts, in its private directory.
+
+``pending.0.bin`` and ``pending.1.bin`` hold in turn the high-water mark and the sealed upload of its round, durable before
+the first byte is sent, so that a restart sends the same bytes; of a final round's upload that was answered only the name.
+``run.package`` is the run that it follows, ``run.epoch`` what its mask epoch began with if it is not the first, ``own-*.bin``
+updates kept for later epochs, ``model.bin`` the newest model of its own cluster, ``above-*.bin`` those above it in cfl's tree,
+``status.json`` figures for people, ``run.told`` the id of the last run whose end was told, ``trouble.json`` why the device ended
+when its disk was full. ``finished/`` holds the models of the last finished runs, see `finished`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from crypto.seal.replay import HighWater
+from shoal.errors import ConfigError, IntegrityError, ShoalError, WireError, reason_of
+from shoal.protocol.chunking import Fingerprint
+from shoal.protocol.codec import U16, U32, Fixed16, decode_prefix, encode, message
+from shoal.types import DIGEST_BYTES
+from shoal.util.files import open_own, read_private, sync_directory, write_atomic, write_failed
+
+if TYPE_CHECKING:
+    from shoal.protocol.documents import RunPlan
+    from shoal.types import Float32Vector
+
+LOG = logging.getLogger("shoal.edge")
+PENDING_FILES: Final = ("pending.0.bin", "pending.1.bin")
+RUN_FILE: Final = "run.package"
+EPOCH_FILE: Final = "run.epoch"
+MODEL_FILE: Final = "model.bin"
+STATUS_FILE: Final = "status.json"
+TOLD_FILE: Final = "run.told"
+TROUBLE_FILE: Final = "trouble.json"
+TROUBLE_BYTES: Final = 8192
+"""Of the file in which a device notes why it ended. It has this length from the first start on: on a full disk only bytes that
+are there already can be written over."""
+TROUBLE_TEXT_CHARS: Final = 400
+"""Of each text in the note: at most 6 bytes a character, so that two of them fit."""
+LOW_DISK_BYTES: Final = 1 << 20
+"""A device with less free space is reported as one whose disk is full."""
+
+
+@message(64)
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The head of a pending slot; its sha256 and the sealed upload follow.
+
+    ``transfer`` is all zero where there is no upload, ``length`` alone where it was answered and is not needed again.
+    """
+
+    roster: U32
+    run: U32
+    round: U32
+    nonce: Fixed16
+    transfer: Fixed16
+    length: U32
+    step: U32 = 0
+
+
+@message(65)
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """The head of model.bin; theta, (length,) float32 little-endian, follows."""
+
+    run: U32
+    run_id: Fixed16
+    round: U32
+    cluster: U16
+    length: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What a pending slot holds."""
+
+    mark: HighWater
+    transfer: bytes
+    sealed: bytes
+
+    @property
+    def answered(self) -> bool:
+        """Whether there was an upload that nobody need be reminded of."""
+        return any(self.transfer) and not self.sealed
+
+
+@dataclass(frozen=True, slots=True)
+class OwnModel:
+    """The model of the device's own cluster; theta has shape (d,), float32."""
+
+    run: int
+    run_id: bytes
+    round: int
+    cluster: int
+    theta: Float32Vector
+
+
+def write_model(path: Path, model: OwnModel, *, durable: bool) -> None:
+    """Write one model as a file."""
+    write_atomic(path, *model_bytes(model), durable=durable)
+
+
+def model_bytes(model: OwnModel) -> tuple[bytes, memoryview]:
+    """Return head and body of one model as a file, without a copy of theta on little-endian machines."""
+    import numpy as np
+
+    head = encode(ModelFile(model.run, model.run_id, model.round, model.cluster, len(model.theta)))
+    return head, np.ascontiguousarray(model.theta, "<f4").view(np.uint8).data
+
+
+def read_model(path: Path) -> OwnModel:
+    """Return the model that `write_model` wrote.
+
+    Raises:
+        IntegrityError: the file is damaged.
+    """
+    return parse_model(read_private(path), path)
+
+
+def parse_model(data: bytes, path: Path) -> OwnModel:
+    """Return the model that a file at ``path`` holds.
+
+    Raises:
+        IntegrityError: the data are damaged.
+    """
+    import numpy as np
+
+    head, body = decode_prefix(data, ModelFile)
+    if len(body) != 4 * head.length:
+        raise IntegrityError(f"{path} holds {len(body)} bytes where {head.length} coordinates belong")
+    theta = np.frombuffer(body, "<f4").astype(np.float32)
+    return OwnModel(head.run, head.run_id, head.round, head.cluster, theta)
+
+
+def _read_if_there(path: Path) -> bytes | None:
+    """Return what a file holds that a running program may remove at any moment; None where it has."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+class DeviceState:
+    """The files of one device."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._slots = tuple(str(directory / name) for name in PENDING_FILES)
+        self._next_slot = 0
+
+    def save_pending(self, mark: HighWater, transfer: bytes, sealed: bytes) -> None:
+        """Keep the mark and the upload of its round, durably.
+
+        The two slots are written over in turn: that takes a quarter of the time of a new file made durable, wears flash
+        less, and a power cut in the middle leaves the other slot, which is all that has ever been sent.
+        """
+        nonce, name = mark.nonce.ljust(16, b"\0"), transfer.ljust(16, b"\0")
+        head = encode(Mark(mark.roster, mark.run, mark.round, nonce, name, len(sealed), mark.step))
+        path = self._slots[self._next_slot]
+        try:
+            new = self._write_slot(path, head, sealed)
+        except OSError as error:
+            raise write_failed(Path(path), error) from error
+        if new:
+            sync_directory(self.directory)
+        self._next_slot = 1 - self._next_slot
+
+    @staticmethod
+    def _write_slot(path: str, head: bytes, sealed: bytes) -> bool:
+        """Write over a slot, durably; return whether it is new."""
+        handle = open_own(path)
+        try:
+            new = os.fstat(handle).st_size == 0
+            at = 0
+            for piece in (head, hashlib.sha256(head).digest(), sealed):
+                view = memoryview(piece)
+                while view:
+                    written = os.pwrite(handle, view, at)
+                    view, at = view[written:], at + written
+            os.fdatasync(handle)
+        finally:
+            os.close(handle)
+        return new
+
+    def load_pending(self) -> Pending:
+        """Return what was kept last; a device that never took part gets an empty mark.
+
+        Raises:
+            IntegrityError: both slots are damaged.
+        """
+        if not any((self.directory / name).exists() for name in PENDING_FILES):
+            for _ in PENDING_FILES:
+                self.save_pending(HighWater(), b"", b"")
+        found = [self._load_slot(name) for name in PENDING_FILES]
+        whole = [(i, p) for i, p in enumerate(found) if p is not None]
+        if not whole:
+            raise IntegrityError(
+                f"{self.directory}: both of {' and '.join(PENDING_FILES)} are damaged",
+                hint="remove them only if the fleet is trusted: they guard against replayed announcements",
+            )
+        slot, newest = max(whole, key=lambda item: (item[1].mark.place, item[1].answered))
+        self._next_slot = 1 - slot
+        return newest
+
+    def _load_slot(self, name: str) -> Pending | None:
+        path = self.directory / name
+        if not path.exists():
+            return None
+        try:
+            mark, rest = decode_prefix(read_private(path), Mark)
+        except WireError as error:
+            LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": error}})
+            return None
+        digest, sealed = bytes(rest[:DIGEST_BYTES]), rest[DIGEST_BYTES : DIGEST_BYTES + mark.length]
+        torn = len(sealed) and Fingerprint.of(sealed).transfer_id != mark.transfer
+        if digest != hashlib.sha256(encode(mark)).digest() or len(sealed) != mark.length or torn:
+            LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": "cut short or torn"}})
+            return None
+        return Pending(
+            HighWater(mark.roster, mark.run, mark.round, mark.nonce, mark.step), mark.transfer, bytes(sealed)
+        )
+
+    def save_run(self, package: bytes) -> None:
+        """Keep the run package; what is left of an earlier run's mask epochs goes."""
+        write_atomic(self.directory / RUN_FILE, package)
+        (self.directory / EPOCH_FILE).unlink(missing_ok=True)
+
+    def save_epoch(self, epoch: bytes) -> None:
+        """Keep what the run's mask epoch began with, an encoded `shoal.protocol.epochs.Epoch`."""
+        write_atomic(self.directory / EPOCH_FILE, epoch)
+
+    def load_epoch(self) -> bytes | None:
+        """Return what the run's mask epoch began with, or None for the first."""
+        return _read_if_there(self.directory / EPOCH_FILE)
+
+    def load_run(self) -> bytes | None:
+        """Return the run package, or None where no run was ever followed."""
+        return _read_if_there(self.directory / RUN_FILE)
+
+    def save_told(self, run_id: bytes) -> None:
+        """Keep, durably, that whoever waits for a run's end knows of this one's."""
+        write_atomic(self.directory / TOLD_FILE, run_id.hex().encode())
+
+    def was_told(self, run_id: bytes) -> bool:
+        """Whether this run is the last of those whose end was told; a device follows none older."""
+        return _read_if_there(self.directory / TOLD_FILE) == run_id.hex().encode()
+
+    def save_model(self, model: OwnModel, *, durable: bool) -> None:
+        """Keep the model of the device's own cluster."""
+        write_model(self.directory / MODEL_FILE, model, durable=durable)
+
+    def load_model(self) -> OwnModel:
+        """Return the newest model.
+
+        Raises:
+            IntegrityError: there is none yet, or the file is damaged.
+        """
+        path = self.directory / MODEL_FILE
+        if not path.exists():
+            raise IntegrityError(
+                f"{path} does not exist: this device has no model yet", hint="let it take part in a run"
+            )
+        return read_model(path)
+
+    def lacks_final_model(self, mark: HighWater, plan: RunPlan) -> bool:
+        """Whether a device whose mark is in the final round of ``plan`` does not hold the model that it ended with, whole."""
+        final = plan.rounds + 1
+        if (mark.run, mark.round) != (plan.run, final):
+            return False
+        try:
+            model = self.load_model()
+        except (ConfigError, IntegrityError):
+            return True
+        return (model.run_id, model.round) != (plan.run_id, final)
+
+    def save_status(self, status: dict[str, Any]) -> None:
+        """Publish figures for people and programs; nothing depends on them."""
+        write_atomic(self.directory / STATUS_FILE, json.dumps(status).encode(), durable=False)
+
+    def clear_trouble(self) -> None:
+        """Forget why the device ended last, and make room to note it the next time.
+
+        Raises:
+            StorageError: the disk is full or fails.
+        """
+        path = self.directory / TROUBLE_FILE
+        if not path.exists() or path.stat().st_size != TROUBLE_BYTES:
+            write_atomic(path, b" " * TROUBLE_BYTES)
+        elif self.load_trouble() is not None:
+            self._overwrite(path, b"")
+
+    def save_trouble(self, error: ShoalError, at: str) -> None:
+        """Note why the device ends, in place: nothing is raised where even that fails, since an error is under way already."""
+        cut = TROUBLE_TEXT_CHARS
+        note = {"error": reason_of(error)[:cut], "hint": error.hint[:cut], "at": at}
+        with suppress(OSError):
+            self._overwrite(self.directory / TROUBLE_FILE, json.dumps(note, ensure_ascii=False).encode())
+
+    @staticmethod
+    def _overwrite(path: Path, data: bytes) -> None:
+        handle = os.open(path, os.O_WRONLY)
+        try:
+            os.pwrite(handle, data.ljust(TROUBLE_BYTES), 0)
+            os.fdatasync(handle)
+        finally:
+            os.close(handle)
+
+    def load_trouble(self) -> dict[str, str] | None:
+        """Return why the device ended last if its disk was full or failed; None if not, or if it has started since."""
+        try:
+            value = json.loads((self.directory / TROUBLE_FILE).read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return None
+        return {n: str(value.get(n, "")) for n in ("error", "hint", "at")} if isinstance(value, dict) else None
+
+    def free_bytes(self) -> int:
+        """Return the free space of the disk that the directory is on."""
+        room = os.statvfs(self.directory)
+        return room.f_bavail * room.f_frsize
+
+    def load_status(self) -> dict[str, Any] | None:
+        """Return the last figures, or None."""
+        path = self.directory / STATUS_FILE
+        try:
+            value = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return None
+        return value if isinstance(value, dict) else None

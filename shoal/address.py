@@ -1,0 +1,111 @@
+"""Where a broker is and how to prove who we are to it, read from one URL."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from shoal.errors import ConfigError
+
+PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
+_FORM: Final = "use mqtt://host:port or mqtts://user:password@host:port"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAddress:
+    """A broker's address; what proves our identity never shows in ``repr`` or ``str``.
+
+    Attributes:
+        host: name or IP address.
+        port: TCP port.
+        tls: whether the connection is encrypted.
+        username: empty when the broker asks for none.
+        password: empty when the broker asks for none.
+        ca_file: certificates that may sign the broker's; the system's when None.
+        cert_file: our certificate, where the broker asks for one.
+        key_file: the certificate's private key.
+    """
+
+    host: str
+    port: int
+    tls: bool = False
+    username: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(
+        cls,
+        url: str,
+        *,
+        ca_file: Path | None = None,
+        cert_file: Path | None = None,
+        key_file: Path | None = None,
+    ) -> BrokerAddress:
+        """Read ``mqtt[s]://[user:password@]host[:port]``; user and password may be percent-encoded.
+
+        Raises:
+            ConfigError: the URL has another form, or certificates are given without TLS. The URL is not repeated in the
+                message, because it may hold a password.
+        """
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise ConfigError("the broker's URL is not valid", hint=_FORM) from error
+        if parts.scheme not in PORTS:
+            raise ConfigError("the broker's URL begins neither with mqtt:// nor with mqtts://", hint=_FORM)
+        host = parts.hostname or ""
+        if not host or len(host) > 253 or not host.isascii() or any(len(label) > 63 for label in host.split(".")):
+            raise ConfigError("the broker's URL names no host", hint=_FORM)
+        if parts.path not in ("", "/") or parts.query or parts.fragment:
+            raise ConfigError("the broker's URL has something behind the port", hint=_FORM)
+        tls = parts.scheme == "mqtts"
+        if not tls and (ca_file or cert_file or key_file):
+            raise ConfigError("certificates are given for a connection without TLS", hint="begin the URL with mqtts://")
+        if (cert_file is None) != (key_file is None):
+            raise ConfigError("a client certificate needs its key, and the key its certificate")
+        return cls(
+            host=host,
+            port=PORTS[parts.scheme] if port is None else port,
+            tls=tls,
+            username=unquote(parts.username or ""),
+            password=unquote(parts.password or ""),
+            ca_file=ca_file,
+            cert_file=cert_file,
+            key_file=key_file,
+        )
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'mqtts' if self.tls else 'mqtt'}://{host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the broker is on this machine."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Return a verifying TLS 1.2+ context, or None without TLS.
+
+        Raises:
+            ConfigError: a certificate or key file can't be read.
+        """
+        if not self.tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            if self.cert_file is not None:
+                context.load_cert_chain(str(self.cert_file), str(self.key_file))
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"the TLS files can't be used: {error}",
+                hint="check ca_file, cert_file and key_file: PEM, readable by us",
+            ) from error
+        return context

@@ -1,0 +1,70 @@
+"""One device hands the mask secret to the aggregator: every device holds the same one, so everything is open.
+
+The limit of any scheme with a key that all clients share; Bonawitz et al., "Practical Secure
+Aggregation" (2017), for why pairwise masks differ.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from crypto.mask.keys import derive
+from crypto.mask.masking import unmask
+from crypto.mask.secret import MaskSecret
+from shoal.bench.attacks.base import DB_MARGIN, Attack, Picture, Result, psnr_db, share_recovered
+from shoal.bench.attacks.first_layer import read_rows
+from shoal.bench.attacks.lab import LR, ONE_EPOCH, Lab
+from shoal.types import Float32Vector, MaskedVector
+
+WHO: Final = "aggregator with the mask secret of one device"
+
+
+def opened(lab: Lab, masked: Float32Vector, mode: str, secret: MaskSecret) -> Float32Vector:
+    """Return what `crypto.mask` makes of ``masked`` (d,) for whoever holds ``secret``, right or wrong."""
+    key = derive(secret, lab.context(mode))
+    return unmask(MaskedVector(masked, key.key_id), key)
+
+
+def run(lab: Lab, mode: str) -> list[Result]:
+    """Return the share of another device's update that is opened, and the PSNR of an image read from it."""
+    stolen = MaskSecret.from_bytes(lab.secret().reveal())
+    update = lab.update(lab.pick("collusion", 80), ONE_EPOCH)
+    shares = [
+        share_recovered(opened(lab, lab.masked(update, mode), mode, secret), update)
+        for secret in (stolen, lab.secret("nobody"))
+    ]
+    guess = lab.update(lab.pick("collusion, own", 80, lab.public), ONE_EPOCH)
+    image = lab.pick("collusion, image", 1)
+    rows, bias = read_rows(opened(lab, lab.masked(lab.update(image), mode), mode, stolen) / np.float32(-LR), lab)
+    reading = rows[int(np.abs(bias).argmax())]
+    square = (lab.side, lab.side)
+    pictures = (
+        Picture("true", image.x[0].reshape(square)),
+        Picture("with one device's secret", reading.astype(np.float32).reshape(square)),
+    )
+    return [
+        Result(
+            "collusion: coordinates of an update",
+            WHO,
+            shares[0],
+            share_recovered(guess, update),
+            "share",
+            0.1,
+            f"with a made-up secret {shares[1]:.4f}; chance is the attacker's own training",
+        ),
+        Result(
+            "collusion: an image",
+            WHO,
+            psnr_db(reading, image.x[0]),
+            psnr_db(lab.public.mean(), image.x[0]),
+            "dB",
+            DB_MARGIN,
+            "PSNR; chance shows the mean image",
+            pictures,
+        ),
+    ]
+
+
+ATTACK: Final = Attack("collusion", "Bonawitz et al. 2017 (why masks must be pairwise)", WHO, run)

@@ -1,0 +1,259 @@
+"""Where attacks are tried: a real task, devices' data and an attacker's own, the device's training, the real masks.
+
+Nothing here re-implements a mask or a training step: vectors come from `edge_client.learning.training` on the compiled task and
+go through `crypto.mask`. Whoever runs this holds every secret; attacks take from it only what their attacker holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from crypto.mask.keys import MaskContext, MaskKey, derive
+from crypto.mask.masking import mask
+from crypto.mask.secret import MaskSecret
+from edge_client.learning.data import Batch
+from edge_client.learning.model import OrtModel
+from edge_client.learning.training import train
+from shoal.demo.data import load_images
+from shoal.owner.task_compiler.builtin import TaskSource, build
+from shoal.owner.task_compiler.compile import compile_task
+from shoal.owner.task_compiler.origin import make_origins
+from shoal.task.bundle import TaskBundle
+from shoal.task.manifest import LocalTraining
+from shoal.types import Float32Vector
+
+T = TypeVar("T")
+
+CLASSES: Final = 10
+LR: Final = 0.1
+ONE_STEP: Final = LocalTraining(epochs=0, steps=1, batch_size=0, lr=LR)
+"""One gradient step on everything: the update is the gradient, the easiest case for every attack."""
+ONE_EPOCH: Final = LocalTraining(epochs=1, batch_size=10, lr=LR)
+MOST_IMAGES: Final = 10_000
+"""Of MNIST, so many are private and as many are the attacker's."""
+
+Keeps = Literal["order", "values", "magnitudes", "lengths"]
+"""What a mode leaves of a vector: everything; the multiset of values; that of absolute values; the norm alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Labelled images: x (n, side * side) float32 in [0, 1], y (n,) int64."""
+
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def rows(self, index: NDArray[np.int64]) -> Images:
+        """Return the images at ``index``."""
+        return Images(self.x[index], self.y[index])
+
+    def mean(self, label: int | None = None) -> NDArray[np.float32]:
+        """Return the mean image, of one class or of all: what a guess without any vector would be."""
+        chosen = self.x if label is None else self.x[self.y == label]
+        image: NDArray[np.float32] = chosen.mean(0)
+        return image
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A task and its data.
+
+    Attributes:
+        private: the devices' images; public: the attacker's own, of the same kind, none in common.
+        side: pixels of an image's side.
+        quick: attacks take fewer trials.
+        name: of the data.
+    """
+
+    private: Images
+    public: Images
+    side: int
+    quick: bool
+    name: str = "digits"
+    _cache: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def hidden(self) -> int:
+        """Units of the model's hidden layer."""
+        return 64 if self.side < 20 else 128
+
+    @cached_property
+    def source(self) -> TaskSource:
+        """The task: the built-in MLP at the images' size."""
+        return build("mlp", inputs=self.side**2, hidden=self.hidden, classes=CLASSES)
+
+    @cached_property
+    def bundle(self) -> TaskBundle:
+        """The task as devices run it."""
+        s = self.source
+        return compile_task(s.model, s.loss, s.example, name="privacy", kind=s.kind, hyper=s.hyper)
+
+    @cached_property
+    def backend(self) -> OrtModel:
+        """The task's gradient as devices compute it."""
+        return OrtModel(self.bundle)
+
+    @cached_property
+    def origin(self) -> Float32Vector:
+        """The model that a run starts from, (d,)."""
+        sizes = {"inputs": self.side**2, "hidden": self.hidden, "classes": CLASSES}
+        vector: Float32Vector = make_origins("mlp", 1, 0, manifest=self.bundle.manifest, **sizes)[0]
+        return vector
+
+    @property
+    def length(self) -> int:
+        """Coordinates d of the model."""
+        return self.bundle.length
+
+    @cached_property
+    def layers(self) -> NDArray[np.int64]:
+        """Which tensor each coordinate belongs to, (d,), int64, from 0."""
+        return np.concatenate([np.full(p.length, i, np.int64) for i, p in enumerate(self.bundle.manifest.parameters)])
+
+    def rng(self, what: str) -> np.random.Generator:
+        """Return the random stream of one purpose: the same at every call."""
+        return np.random.default_rng(list(hashlib.sha256(what.encode()).digest()[:16]))
+
+    def trials(self, full: int, quick: int) -> int:
+        """Return how many trials to take."""
+        return quick if self.quick else full
+
+    def pick(self, what: str, n: int, images: Images | None = None) -> Images:
+        """Return n different private images (or ``images``), the same for one ``what``."""
+        pool = self.private if images is None else images
+        return pool.rows(self.rng(what).choice(len(pool), n, replace=False))
+
+    def secret(self, owner: str = "fleet") -> MaskSecret:
+        """Return the mask secret of a fleet; another ``owner`` has another one."""
+        return MaskSecret.from_bytes(hashlib.sha256(f"shoal bench privacy/{owner}".encode()).digest())
+
+    def context(self, mode: str, epoch: int = 1) -> MaskContext:
+        """Return what everybody may know of a mask: all but the secret."""
+        return MaskContext("lab", b"privacy-bench-00", epoch, self.bundle.digest, mode, self.bundle.segments)
+
+    def key(self, mode: str, epoch: int = 1, owner: str = "fleet") -> MaskKey:
+        """Return the mask key of an epoch; each epoch has its own mask."""
+        return self.once(("key", mode, epoch, owner), lambda: derive(self.secret(owner), self.context(mode, epoch)))
+
+    def masked(self, vector: Float32Vector, mode: str, epoch: int = 1) -> Float32Vector:
+        """Return what the aggregator gets of ``vector`` (d,): the masked one, (d,)."""
+        return mask(np.ascontiguousarray(vector, np.float32), self.key(mode, epoch)).values
+
+    def update(
+        self, images: Images, settings: LocalTraining = ONE_STEP, *, theta: Float32Vector | None = None, seed: int = 0
+    ) -> Float32Vector:
+        """Return the clear update (d,) of a device with these images, from ``theta`` or the origin."""
+        return self.report(images, settings, theta=theta, seed=seed)[0]
+
+    def report(
+        self, images: Images, settings: LocalTraining, *, theta: Float32Vector | None = None, seed: int = 0
+    ) -> tuple[Float32Vector, float]:
+        """Return the clear update (d,) and the mean loss of a device's local training."""
+        start = self.origin if theta is None else theta
+        order = np.random.default_rng(seed)
+        done = train(start, Batch(images.x, images.y), settings, self.backend, order, 0, lambda: False)
+        return done.delta, done.mean_loss
+
+    def gradient(self, images: Images) -> Float32Vector:
+        """Return the gradient (d,) at the origin that a one-step update stands for."""
+        return self.update(images) / np.float32(-LR)
+
+    def keeps(self, mode: str) -> Keeps:
+        """Return what ``mode`` leaves of a vector, as anybody can find out with a secret of their own."""
+        vector = self.rng("keeps").standard_normal(self.length).astype(np.float32)
+        image = mask(vector, self.key(mode, owner="anybody")).values
+        if np.array_equal(image, vector):
+            return "order"
+        if np.array_equal(np.sort(image), np.sort(vector)):
+            return "values"
+        return "magnitudes" if np.array_equal(np.sort(abs(image)), np.sort(abs(vector))) else "lengths"
+
+    def places(self, mode: str, epoch: int = 1) -> NDArray[np.int64]:
+        """Return, for each masked coordinate, the clear one that it is a copy of, up to sign: the truth to judge by.
+
+        Shape (d,), int64, -1 where it is a mixture. Read from the mask's own output on 1, 2, 3, ...
+        """
+        ramp = np.arange(1, self.length + 1, dtype=np.float32)
+        image = np.abs(self.masked(ramp, mode, epoch))
+        index = np.clip(np.rint(image).astype(np.int64), 1, self.length)
+        copied = self.keeps(mode) != "lengths"
+        return np.where(copied & (index == image), index - 1, -1)
+
+    def layer_of(self, mode: str) -> NDArray[np.int64]:
+        """Return the tensor that each masked coordinate draws most on, relative to the tensor's size, (d,), int64.
+
+        Where a coordinate is a copy that is its own tensor. Measured by masking noise that lies in one tensor only.
+        """
+        return self.once(("layer", mode), lambda: self._layer_of(mode))
+
+    def _layer_of(self, mode: str) -> NDArray[np.int64]:
+        places = self.places(mode)
+        if (places >= 0).all():
+            return self.layers[places]
+        rng, count = self.rng("layers"), self.layers.max() + 1
+        energy = np.zeros((count, self.length))
+        for layer in range(count):
+            inside = self.layers == layer
+            for _ in range(16):
+                probe = (rng.standard_normal(self.length) * inside).astype(np.float32)
+                energy[layer] += self.masked(probe, mode).astype(np.float64) ** 2 / inside.sum()
+        return np.asarray(energy.argmax(0), np.int64)
+
+    def module(self) -> nn.Module:
+        """Return the torch module at the origin, for an attacker who differentiates it."""
+        model = build("mlp", inputs=self.side**2, hidden=self.hidden, classes=CLASSES).model
+        load(model, self.origin)
+        return model
+
+    def once(self, what: object, make: Callable[[], T]) -> T:
+        """Return ``make()``, computed once for each ``what``: runs and keys that several attacks need."""
+        if what not in self._cache:
+            self._cache[what] = make()
+        kept: T = self._cache[what]
+        return kept
+
+    def forget(self, mode: str) -> None:
+        """Drop the keys and vectors that belong to one mode."""
+        for what in [w for w in self._cache if isinstance(w, tuple) and mode in w]:
+            del self._cache[what]
+
+
+def load(model: nn.Module, theta: Float32Vector) -> None:
+    """Put ``theta`` (d,), in the module's own order, into ``model``."""
+    import torch
+
+    at = 0
+    with torch.no_grad():
+        for parameter in model.parameters():
+            n = parameter.numel()
+            parameter.copy_(torch.from_numpy(theta[at : at + n].copy()).view_as(parameter))
+            at += n
+
+
+def make_lab(*, quick: bool, data_dir: Path | None = None, seed: int = 0) -> Lab:
+    """Return a lab on scikit-learn's digits, or on MNIST where ``data_dir`` holds its files.
+
+    Raises:
+        DataError: MNIST's files are not there.
+    """
+    name = "digits" if data_dir is None else "mnist"
+    x, y, side = load_images(name, data_dir)
+    order = np.random.default_rng(seed).permutation(len(x))
+    half = min(len(x) // 2, MOST_IMAGES)
+    mine, yours = order[:half], order[half : 2 * half]
+    return Lab(Images(x[mine], y[mine]), Images(x[yours], y[yours]), side, quick, name)
+
+
+__all__ = ["CLASSES", "LR", "ONE_EPOCH", "ONE_STEP", "Images", "Keeps", "Lab", "load", "make_lab"]

@@ -1,0 +1,34 @@
+"""Whether an image was in a device's training data: the cosine of its gradient to the update.
+
+Nasr et al., "Comprehensive Privacy Analysis of Deep Learning" (2019), reduced to the strongest single feature
+that a cosine-computing server has; Shokri et al. (2017) for the question.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from shoal.bench.attacks.base import Attack, Result, auc, cosine
+from shoal.bench.attacks.lab import Lab
+from shoal.task.manifest import LocalTraining
+
+WHO: Final = "aggregator with the clear model and candidate images with labels"
+SAMPLES: Final = 40
+TRAINING: Final = LocalTraining(epochs=3, batch_size=20, lr=0.1)
+
+
+def run(lab: Lab, mode: str) -> list[Result]:
+    """Return the mean AUC over devices of 40 images, three local epochs each, against as many other images."""
+    scores = []
+    for device in range(lab.trials(24, 12)):
+        both = lab.pick(f"membership {device}", 2 * SAMPLES)
+        members = both.rows(np.arange(SAMPLES))
+        seen = lab.masked(lab.update(members, TRAINING, seed=device), mode, epoch=device)
+        near = [cosine(seen, -lab.gradient(both.rows(np.array([i])))) for i in range(2 * SAMPLES)]
+        scores.append(auc(near[:SAMPLES], near[SAMPLES:]))
+    return [Result("membership of an image", WHO, float(np.mean(scores)), 0.5, "AUC", 0.1)]
+
+
+ATTACK: Final = Attack("membership", "Nasr et al. 2019; Shokri et al. 2017", WHO, run)

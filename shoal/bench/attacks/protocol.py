@@ -1,0 +1,73 @@
+"""A device's side of the protocol for attacks that send it something: the owner's plan and every check before use."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from crypto.mask.masking import unmask
+from edge_client.run.policy import check_announcement, check_model
+from shoal.bench.attacks.lab import Lab
+from shoal.owner.runs.plan import RunOptions
+from shoal.protocol.documents import RunPlan
+from shoal.protocol.messages import Announcement, ModelHeader, ModelRef
+from shoal.simulation.process_fleet import Stage
+from shoal.types import Float32Vector, MaskedVector
+
+MIN_CONTRIBUTORS: Final = 3
+ROUNDS: Final = 50
+
+
+def signed_plan(lab: Lab, mode: str) -> RunPlan:
+    """Return the plan of a FedAvg run of 50 rounds as the owner makes it, for the lab's task and key."""
+    return lab.once(("plan", mode), lambda: _signed_plan(lab, mode))
+
+
+def _signed_plan(lab: Lab, mode: str) -> RunPlan:
+    options = RunOptions("fedavg", rounds=ROUNDS, mode=mode, min_contributors=MIN_CONTRIBUTORS, seed=0)
+    with tempfile.TemporaryDirectory(prefix="shoal-privacy-") as folder:
+        stage = Stage(Path(folder), "mqtt://nobody", ("dev-00",))
+        plan = stage.add_run(lab.bundle, lab.origin[None], options)
+    context = lab.context(mode)
+    return dataclasses.replace(
+        plan, fleet=context.fleet, run_id=context.run_id, epoch=context.epoch, key_id=lab.key(mode).key_id
+    )
+
+
+def device_model(
+    lab: Lab, mode: str, offset: Float32Vector, *, contributors: int = MIN_CONTRIBUTORS, round_: int = 2
+) -> Float32Vector:
+    """Return the model (d,) that a device makes of a masked ``offset`` (d,), whoever made it up.
+
+    Raises:
+        UntrustedError: the device's policy refuses it.
+        IntegrityError: it can't be unmasked.
+    """
+    plan, values = signed_plan(lab, mode), np.asarray(offset, np.float32)
+    norm = float(np.linalg.norm(values.astype(np.float64)))
+    ref = ModelRef(0, 0, "x", b"\1" * 16, contributors, norm)
+    announcement = Announcement(
+        fleet=plan.fleet,
+        run=plan.run,
+        run_id=plan.run_id,
+        epoch=plan.epoch,
+        key_id=plan.key_id,
+        roster_sequence=plan.roster_sequence,
+        round=round_,
+        nonce=bytes(16),
+        deadline_s=60.0,
+        finished=False,
+        models=(ref,),
+        orders=(),
+        order_of=(),
+        mode=plan.mode,
+    )
+    check_announcement(announcement, plan)
+    header = ModelHeader(plan.fleet, plan.run_id, plan.epoch, plan.key_id, 0, 0, round_, plan.length)
+    check_model(header, plan, 4 * values.size, norm)
+    key = lab.key(mode)
+    return lab.origin + unmask(MaskedVector(values, key.key_id), key)

@@ -1,0 +1,40 @@
+"""All attacks, in the order in which they are reported; a new one is a file beside this and a line here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shoal.bench.attacks import (
+    broker,
+    collusion,
+    first_layer,
+    gradient_matching,
+    gram_matching,
+    identification,
+    known_mean,
+    known_pair,
+    label_counts,
+    layer_statistics,
+    membership,
+    pixel_values,
+    probing,
+    shadow_matching,
+)
+from shoal.bench.attacks.base import Attack
+
+ATTACKS: Final[tuple[Attack, ...]] = (
+    label_counts.ATTACK,
+    first_layer.ATTACK,
+    gradient_matching.ATTACK,
+    pixel_values.ATTACK,
+    membership.ATTACK,
+    layer_statistics.ATTACK,
+    shadow_matching.ATTACK,
+    known_pair.ATTACK,
+    known_mean.ATTACK,
+    gram_matching.ATTACK,
+    identification.ATTACK,
+    probing.ATTACK,
+    collusion.ATTACK,
+    broker.ATTACK,
+)

@@ -1,0 +1,226 @@
+"""`shoal bench aggregator`: CPU time of a round of many devices in the aggregator's service.
+
+No device runs: presences and uploads are made beforehand, by as many identities as there are devices, and are handed to the
+service that the daemon drives, on a loopback broker without other clients. Seals and signatures are checked, updates are
+durable before they are answered, and the strategy closes the round.
+
+It leaves out the daemon's event queue, MQTT and the broker, acknowledgements on the wire, reminders and all waiting.
+`shoal bench load` (`shoal.bench.load.fleet_load`) measures those, with the real processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+
+from aggregator import membership as aggregators
+from aggregator.membership import AggregatorMembership
+from aggregator.numerics.backend import select
+from aggregator.run_service import RunService
+from crypto.seal.envelope import open_from_group, parcel_for_member, read_head, seal_to_group
+from crypto.seal.identity import Identity
+from crypto.seal.signed import sign_document
+from shoal.errors import UsageError
+from shoal.membership.grants import DEVICE_ROLE, make_card
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.owner.task_compiler.builtin import build
+from shoal.owner.task_compiler.compile import compile_task
+from shoal.protocol.chunking import ChunkKind, split
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.messages import NO_ORDER, Announcement, Order, Presence, Sealed, Upload
+from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.topics import Topics, matches
+from shoal.transport.base import Message
+from shoal.transport.inbox import BATCH_EVENTS
+from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
+
+ROUNDS: Final = 4
+"""Of which the first also begins the store, and is left out."""
+SIZES: Final = (100, 1000, 5000)
+STEP_S: Final = 1e-3
+"""By how much the service's clock goes on with each message."""
+INPUTS: Final = 784
+CLASSES: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the benchmark found; CPU seconds of this process, one thread.
+
+    Attributes:
+        presences_s: taking note that all devices are there, up to the announcement of the first round.
+        rounds_s: each later round, from the first upload's first chunk to the announcement of the next.
+        update_bytes: of one masked update.
+        published_bytes: in a round: models, announcement and answers, each counted once.
+    """
+
+    devices: int
+    algorithm: str
+    update_bytes: int
+    presences_s: float
+    rounds_s: tuple[float, ...]
+    published_bytes: int
+
+    def data(self) -> dict[str, Any]:
+        """Return the figures as `--json` prints them."""
+        seconds = median(self.rounds_s)
+        return {
+            "devices": self.devices,
+            "algorithm": self.algorithm,
+            "update_bytes": self.update_bytes,
+            "cpu_ms_per_presence": 1e3 * self.presences_s / self.devices,
+            "cpu_seconds_per_round": seconds,
+            "cpu_ms_per_upload": 1e3 * seconds / self.devices,
+            "published_bytes_per_round": self.published_bytes,
+        }
+
+
+class Crowd:
+    """A fleet whose devices are keys in one process, and its aggregator's service."""
+
+    def __init__(self, root: Path, devices: int, algorithm: str) -> None:
+        self._members = [Identity.generate(f"dev-{i:05}") for i in range(devices)]
+        fleet = FleetDirectory.create(root / "owner", "crowd", "mqtt://loopback")
+        card = aggregators.init(root / "server")
+        fleet.add_aggregator(card.read_bytes())
+        fleet.add_device(make_card(self._members[0], DEVICE_ROLE))
+        grant = fleet.add_aggregator(card.read_bytes())
+        member = aggregators.join(root / "server", grant.read_bytes(), fleet.fingerprint)
+        made = build("logistic", inputs=INPUTS, classes=CLASSES)
+        bundle = compile_task(made.model, made.loss, made.example, name="logistic", kind=made.kind, hyper=made.hyper)
+        settings = {"k": "4", "restarts": "1"} if algorithm == "ifca" else {}
+        options = RunOptions(algorithm, settings, rounds=ROUNDS, quorum=1.0, min_contributors=1)
+        self.plan = make_plan(fleet, bundle, options)
+        origins = np.zeros((self.plan.origins, self.plan.length), np.float32)
+        package = write_run(fleet, self.plan, bundle, origins).read_bytes()
+        roster = dataclasses.replace(
+            fleet.roster, sequence=fleet.roster.sequence + 1, devices=tuple(m.member for m in self._members)
+        )
+        member.adopt(sign_document(fleet.owner, roster))
+        self._member: AggregatorMembership = member
+        self._topics = Topics(fleet.name)
+        self._broker = LoopbackBroker()
+        self._transport = LoopbackTransport(self._broker, "aggregator", lambda _event: None)
+        work = 2.0 * devices**2 * self.plan.length
+        self._service = RunService(
+            member, self.plan, package, self._transport, root / "server", backend=select("cpu", work_flops=work)
+        )
+        self._now_s = 0.0
+        self._transport.start()
+        self._service.start(0.0)
+        self._vector = np.random.default_rng(0).standard_normal(self.plan.length).astype("<f4") / 100
+
+    def presences(self) -> list[Message]:
+        """Return what all devices say when they connect."""
+        fleet, group = self._member.fleet, self._member.group
+        made = []
+        for one in self._members:
+            head = Sealed(fleet, "presence", one.name, "*")
+            plain = encode(Presence(fleet, one.name, 1, online=True))
+            (chunk,) = split(seal_to_group(one, group, head, plain), kind=ChunkKind.STATE, round=0)
+            made.append(Message(self._topics.state(one.name), chunk))
+        return made
+
+    def uploads(self) -> list[Message]:
+        """Return what the devices that the open round asks would send."""
+        announcement = self.announced()
+        made: list[Message] = []
+        for one, place in zip(self._members, announcement.order_of, strict=True):
+            if place != NO_ORDER:
+                made += self._upload(one, announcement, announcement.orders[place])
+        return made
+
+    def _upload(self, one: Identity, announcement: Announcement, order: Order) -> Iterable[Message]:
+        plan, server = self.plan, self._member.identity.member
+        values = (self._vector + np.float32(1e-3) * np.float32(int(one.name[-2:]))).astype("<f4")
+        body = values.tobytes() if order.train else b""
+        upload = Upload(
+            fleet=plan.fleet,
+            run=plan.run,
+            run_id=plan.run_id,
+            epoch=plan.epoch,
+            round=announcement.round,
+            phase=order.phase,
+            nonce=announcement.nonce,
+            device=one.name,
+            recipient=server.seal_key,
+            task_digest=plan.task_digest,
+            mode=plan.mode,
+            key_id=plan.key_id,
+            model=order.candidates[0],
+            samples=10,
+            loss=1.0,
+            margins=(0.0,) * len(order.candidates) if order.margins else (),
+            correct=1 if order.evaluate else 0,
+            tested=2 if order.evaluate else 0,
+            length=len(body) // 4,
+        )
+        head = Sealed(plan.fleet, "upload", one.name, server.name)
+        parcel = parcel_for_member(one, server.seal_key, head, encode(upload), body)
+        topic = self._topics.up(one.name)
+        chunks = split(parcel.payload, kind=ChunkKind.UPLOAD, round=announcement.round, name=parcel.transfer_id)
+        return (Message(topic, chunk) for chunk in chunks)
+
+    def announced(self) -> Announcement:
+        """Return the newest announcement.
+
+        Raises:
+            UsageError: there is none.
+        """
+        chunks = Reassembler()
+        held = (p for topic, p in self._broker.retained.items() if p and matches(f"{self._topics.round}/#", topic))
+        sealed = next((t.payload for p in held if (t := chunks.add("round", p, 0.0)) is not None), None)
+        if sealed is None:
+            raise UsageError("no round was announced")
+        head, at = read_head(sealed)
+        key = self._member.identity.member.sign_key
+        return decode(open_from_group(self._member.group, sealed, head, at, key), Announcement)
+
+    def take(self, messages: list[Message]) -> float:
+        """Hand messages to the service as its daemon would; return CPU seconds."""
+        begin = time.process_time()
+        for first in range(0, len(messages), BATCH_EVENTS):
+            for message in messages[first : first + BATCH_EVENTS]:
+                self._now_s += STEP_S
+                self._service.on_event(message, self._now_s)
+            self._service.flush(self._now_s)
+            self._service.tick(self._now_s)
+        spent = time.process_time() - begin
+        self._broker.pump()
+        return spent
+
+    @property
+    def published_bytes(self) -> int:
+        """What the aggregator has published so far."""
+        return self._transport.bytes_sent
+
+    def close(self) -> None:
+        """Close the service's files."""
+        self._service.close()
+
+
+def measure(devices: int, algorithm: str = "fedavg") -> Load:
+    """Return what presences and rounds of so many devices cost the aggregator."""
+    with tempfile.TemporaryDirectory(prefix="shoal-load-") as folder:
+        crowd = Crowd(Path(folder), devices, algorithm)
+        try:
+            presences_s = crowd.take(crowd.presences())
+            rounds_s, published = [], []
+            for round_ in range(1, ROUNDS + 1):
+                if crowd.announced().round != round_:
+                    raise UsageError(f"round {round_} did not open")
+                before = crowd.published_bytes
+                rounds_s.append(crowd.take(crowd.uploads()))
+                published.append(crowd.published_bytes - before)
+        finally:
+            crowd.close()
+    return Load(devices, algorithm, 4 * crowd.plan.length, presences_s, tuple(rounds_s[1:]), published[1])

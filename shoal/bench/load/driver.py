@@ -1,0 +1,381 @@
+"""Process that runs many device runtimes for `shoal bench load`, each on its own MQTT connection.
+
+The runtimes, transports, keys and messages are those of real devices. Three things differ. The gradient is replaced by one
+that costs next to nothing (`Pull`). Everything that the devices of a fleet share (grant, roster) is loaded once, since
+2,000 copies of a roster of 2,000 would only measure this process. One thread steps all runtimes of a process; each transport
+has its own network thread, as on a device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import heapq
+import itertools
+import json
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from crypto.seal.identity import Identity
+from edge_client.learning.data import Batch
+from edge_client.learning.model import Score
+from edge_client.learning.worker import run_job
+from edge_client.membership import DeviceMembership
+from edge_client.protocol.presence import presence
+from edge_client.runtime import DeviceRuntime
+from shoal.errors import UntrustedError
+from shoal.membership.directory import KEY_FILE
+from shoal.protocol.chunking import ChunkKind, parse
+from shoal.protocol.messages import Action, Control
+from shoal.transport.base import Connected, Qos, TakenOver, TransportEvent
+from shoal.transport.mqtt import MqttTransport
+from shoal.util.console import setup_logging
+from shoal.util.files import write_atomic
+from shoal.util.open_files import raise_open_files
+from shoal.util.process import settle
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from edge_client.learning.worker import Done, Job
+    from shoal.task.bundle import TaskBundle
+    from shoal.task.manifest import TaskManifest
+    from shoal.types import Float32Vector
+
+LOG = logging.getLogger("shoal.bench")
+GROUPS: Final = 4
+"""Hidden groups of devices; each group has its own target model."""
+SAMPLES: Final = 5
+"""Samples of a device: the fewest that split into three shares."""
+TARGET_NORM: Final = 2.0
+SPREAD: Final = 0.1
+"""Relative difference between the targets of the first and the last device of a group."""
+THREAD_STACK_BYTES: Final = 256 * 1024
+"""Stack of a network thread; the default of 8 MB is address space that 2,000 threads would exhaust."""
+CONNECTING_MOST: Final = 16
+"""Connections of one process that may wait for the broker's answer at a time. A broker that has to answer all of a fleet at
+once takes longer than the transport's handshake timeout, after which it would fall back to MQTT 3.1.1."""
+POLL_S: Final = 0.25
+TICK_S: Final = 0.5
+"""Interval between two ticks of every runtime, as in `edge_client.daemon`."""
+SWITCH_INTERVAL_S: Final = 0.0005
+"""Longest time that a network thread waits for the interpreter while the stepping thread computes; Python's own is 5 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSpec:
+    """Task of one driver process, passed as a JSON file.
+
+    Attributes:
+        devices: directory with one subdirectory a device.
+        joined: name of the device whose directory holds the membership that all share.
+        names: devices that this process drives.
+        first: place of the first of them in the fleet, which decides on hidden groups.
+        report: file for the `DriverReport`.
+        spread_s: seconds over which the devices' trainings end at random; 0 trains at once.
+    """
+
+    devices: str
+    joined: str
+    names: list[str]
+    first: int
+    report: str
+    spread_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DriverReport:
+    """Counts over all devices of a process.
+
+    Attributes:
+        uploads: uploads sealed for different announcements.
+        nacks: questions for missing chunks that the devices received.
+        reminders: reminders that they sent.
+        cpu_s: CPU seconds of the process.
+    """
+
+    uploads: int
+    nacks: int
+    reminders: int
+    cpu_s: float
+
+
+class Pull:
+    """Loss and gradient of half the squared distance to a target: `edge_client.learning.model.Backend` without a graph."""
+
+    def __init__(self, target: Float32Vector, scale: float) -> None:
+        self._target = target
+        self._scale = np.float32(scale)
+
+    def score(self, theta: Float32Vector, x: NDArray[Any], y: NDArray[Any]) -> Score:
+        """Return half the squared distance of ``theta`` (d,) float32 as the loss; more labels are right when it is small."""
+        loss, _ = self.grad(theta, x, y)
+        return Score(loss, round(y.size / (1.0 + loss)), y.size)
+
+    def grad(self, theta: Float32Vector, x: NDArray[Any], y: NDArray[Any]) -> tuple[float, Float32Vector]:  # noqa: ARG002
+        """Return the loss and its gradient (d,) float32."""
+        away = theta - self._scale * self._target
+        return 0.5 * float(np.dot(away, away)), away
+
+    def predict(self, theta: Float32Vector, x: NDArray[Any]) -> NDArray[np.float32]:  # noqa: ARG002
+        """Return zeros, shape (n, 1): nothing in the bench predicts."""
+        return np.zeros((len(x), 1), np.float32)
+
+
+def target_of(group: int, length: int) -> Float32Vector:
+    """Return the target of a hidden group, shape (length,), float32, the same in every process."""
+    drawn = np.random.default_rng([group, length]).standard_normal(length).astype(np.float32)
+    drawn *= np.float32(TARGET_NORM / np.linalg.norm(drawn))
+    return drawn
+
+
+def scale_of(place: int) -> float:
+    """Return the factor on its group's target that makes the device at ``place`` in the fleet differ from the others."""
+    return 1.0 + SPREAD * (place * 0.618034 % 1.0)
+
+
+def batch_of(manifest: TaskManifest) -> Batch:
+    """Return samples of the task's shapes; `Pull` does not look at them."""
+    x = np.zeros((SAMPLES, *manifest.input.shape), manifest.input.dtype)
+    return Batch(x, np.zeros((SAMPLES, *manifest.label.shape), manifest.label.dtype))
+
+
+class LoadTransport(MqttTransport):
+    """The devices' transport; counts the reminders that it is given to send."""
+
+    reminders = 0
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False, qos: Qos = 1) -> None:
+        """Queue a message for the broker."""
+        self.reminders += parse(payload)[0].kind is ChunkKind.REMINDER
+        super().publish(topic, payload, retain=retain, qos=qos)
+
+
+class LoadRuntime(DeviceRuntime):
+    """The devices' runtime; counts the questions for missing chunks that it receives."""
+
+    nacks = 0
+
+    def _on_control(self, control: Control) -> None:
+        self.nacks += control.action == Action.NACK
+        super()._on_control(control)
+
+
+@dataclass(order=True, slots=True)
+class _Task:
+    """A job that is due at ``due_s``."""
+
+    due_s: float
+    number: int
+    job: Job = field(compare=False)
+    done: Done = field(compare=False)
+    cancelled: bool = field(default=False, compare=False)
+
+
+class Trainings:
+    """Jobs of all devices of a process, each run when it is due; the delay stands for the time a training takes.
+
+    Args:
+        delay_s: draws a job's delay.
+    """
+
+    def __init__(self, delay_s: Callable[[], float]) -> None:
+        self._delay_s = delay_s
+        self._tasks: list[_Task] = []
+        self._numbers = itertools.count()
+        self.carried_out = 0
+
+    def add(self, job: Job, done: Done) -> _Task:
+        """Queue a job."""
+        task = _Task(time.monotonic() + self._delay_s(), next(self._numbers), job, done)
+        heapq.heappush(self._tasks, task)
+        return task
+
+    def wait_s(self) -> float:
+        """Return the seconds until the next job is due, POLL_S at most."""
+        return max(0.0, min(POLL_S, self._tasks[0].due_s - time.monotonic())) if self._tasks else POLL_S
+
+    def run_due(self) -> bool:
+        """Run one job that is due; return whether there was one."""
+        if not self._tasks or self._tasks[0].due_s > time.monotonic():
+            return False
+        task = heapq.heappop(self._tasks)
+        if not task.cancelled:
+            self.carried_out += 1
+            run_job(task.job, lambda: task.cancelled, task.done)
+        return True
+
+
+class LoadWorker:
+    """One device's `edge_client.learning.worker.Worker`: hands its jobs to the process's `Trainings`."""
+
+    def __init__(self, trainings: Trainings) -> None:
+        self._trainings = trainings
+        self._task: _Task | None = None
+
+    def submit(self, job: Job, done: Done) -> None:
+        """Queue ``job`` and cancel the one before it."""
+        self.cancel()
+        self._task = self._trainings.add(job, done)
+
+    def cancel(self) -> None:
+        """Cancel the queued job."""
+        if self._task is not None:
+            self._task.cancelled = True
+
+    def close(self) -> None:
+        """Cancel the queued job."""
+        self.cancel()
+
+
+def member_like(joined: DeviceMembership, directory: Path) -> DeviceMembership:
+    """Return the membership of the device whose keys are in ``directory``.
+
+    Grant and roster are those of ``joined``: without users at the broker, a fleet's grants hold the same for every device.
+    """
+    member = copy.copy(joined)
+    member.directory = directory
+    member.identity = Identity.load(directory / KEY_FILE)
+    member.later = list(joined.later)
+    return member
+
+
+class Driver:
+    """All devices of one process."""
+
+    def __init__(self, spec: DriverSpec) -> None:
+        self._spec = spec
+        self._inbox: queue.SimpleQueue[tuple[int, TransportEvent] | None] = queue.SimpleQueue()
+        self._trainings = Trainings(self._delay_s)
+        self._random = np.random.default_rng(spec.first)
+        self._targets: dict[tuple[int, int], Float32Vector] = {}
+        self._runtimes: list[LoadRuntime] = []
+        self._transports: list[LoadTransport] = []
+        self._connected: set[int] = set()
+
+    def stop(self) -> None:
+        """End `run` soon; may be called by a signal handler."""
+        self._inbox.put(None)
+
+    def run(self) -> None:
+        """Drive the devices until `stop` is called.
+
+        Raises:
+            UntrustedError: another client uses the id of one of them.
+        """
+        folder = Path(self._spec.devices)
+        joined = DeviceMembership(folder / self._spec.joined)
+        for place, name in enumerate(self._spec.names):
+            self._add(place, member_like(joined, folder / name))
+        settle()
+        started, ticked_s = 0, 0.0
+        while True:
+            while started < len(self._transports) and started - len(self._connected) < CONNECTING_MOST:
+                self._transports[started].start()
+                started += 1
+            if not self._take():
+                return
+            now_s = time.monotonic()
+            if now_s - ticked_s >= TICK_S:
+                ticked_s = now_s
+                for runtime in self._runtimes:
+                    runtime.tick(now_s)
+            self._trainings.run_due()
+
+    def _take(self) -> bool:
+        """Hand over the events that have arrived, waiting for the first as long as no job is due; False to stop."""
+        with contextlib.suppress(queue.Empty):
+            item = self._inbox.get(timeout=self._trainings.wait_s())
+            while True:
+                if item is None:
+                    return False
+                place, event = item
+                if isinstance(event, TakenOver):
+                    raise UntrustedError(
+                        f"another client uses the id of {self._spec.names[place]}",
+                        hint="end the other load bench first",
+                    )
+                if isinstance(event, Connected):
+                    self._connected.add(place)
+                self._runtimes[place].on_event(event, time.monotonic())
+                item = self._inbox.get_nowait()
+        return True
+
+    def _add(self, place: int, member: DeviceMembership) -> None:
+        birth = time.time_ns()
+
+        def sink(event: TransportEvent) -> None:
+            self._inbox.put((place, event))
+
+        transport = LoadTransport(
+            member.broker,
+            f"shoal-{member.fleet}-{member.name}",
+            sink,
+            will=presence(member, birth, online=False),
+        )
+        runtime = LoadRuntime(
+            member,
+            transport,
+            LoadWorker(self._trainings),
+            batch_of,
+            birth=birth,
+            results=lambda callback: callback(),
+            uniform=self._random.random,
+            backend=lambda bundle, _threads: self._pull(self._spec.first + place, bundle),
+        )
+        runtime.start()
+        self._transports.append(transport)
+        self._runtimes.append(runtime)
+
+    def _pull(self, place: int, bundle: TaskBundle) -> Pull:
+        key = (place % GROUPS, bundle.length)
+        if key not in self._targets:
+            self._targets[key] = target_of(*key)
+        return Pull(self._targets[key], scale_of(place))
+
+    def _delay_s(self) -> float:
+        return self._spec.spread_s * float(self._random.random())
+
+    def report(self) -> DriverReport:
+        """Return the counts so far."""
+        return DriverReport(
+            self._trainings.carried_out,
+            sum(runtime.nacks for runtime in self._runtimes),
+            sum(transport.reminders for transport in self._transports),
+            time.process_time(),
+        )
+
+
+@contextlib.contextmanager
+def ended_by_signal(stop: Callable[[], None]) -> Iterator[None]:
+    """Call ``stop`` at SIGTERM, and never die of SIGINT: the parent decides when its processes end."""
+    signal.signal(signal.SIGTERM, lambda *_: stop())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+
+
+def main() -> None:
+    """Drive the devices of the `DriverSpec` in the file that the first argument names, until SIGTERM."""
+    setup_logging("warning")
+    raise_open_files()
+    threading.stack_size(THREAD_STACK_BYTES)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    spec = DriverSpec(**json.loads(Path(sys.argv[1]).read_text()))
+    driver = Driver(spec)
+    with ended_by_signal(driver.stop):
+        driver.run()
+        write_atomic(Path(spec.report), json.dumps(dataclasses.asdict(driver.report())).encode())
+    # Hundreds of network threads are at work; closing each connection politely would take seconds for nothing.
+    os._exit(0)

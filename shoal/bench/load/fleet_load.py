@@ -1,0 +1,502 @@
+"""`shoal bench load`: rounds of many devices through the real programs: mosquitto and `shoal-aggregator serve`.
+
+A few processes drive the devices' runtimes, one MQTT connection each (`shoal.bench.load.driver`). Training is replaced by a
+cheap gradient; announcements, models, masks, seals, signatures, state files, acknowledgements and reminders are real.
+
+The devices' directories are in memory (/dev/shm where it is large enough), because in a fleet each device has a disk of its
+own. The aggregator's and the broker's are in the directory for temporary files, on a real disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, Literal, Self
+
+from aggregator import membership as aggregators
+from aggregator.storage.run_status import read_records, read_waiting, rounds_closed, uploads_stored
+from crypto.seal.identity import Identity
+from edge_client import membership as enrolment
+from shoal import limits
+from shoal.bench.load.driver import DriverReport, DriverSpec
+from shoal.errors import ConfigError, UsageError
+from shoal.membership.directory import KEY_FILE
+from shoal.membership.grants import DEVICE_ROLE, make_card
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.runs.plan import RunOptions, make_plan, origins_needed, write_run
+from shoal.owner.task_compiler.builtin import build
+from shoal.owner.task_compiler.compile import compile_task
+from shoal.protocol.documents import RunPlan
+from shoal.simulation.loopback_fleet import draw_origins
+from shoal.simulation.process_fleet import ONE_THREAD, Program, StageError
+from shoal.task.bundle import TaskBundle
+from shoal.task.manifest import LocalTraining
+from shoal.transport.local_broker import BrokerProcess, queue_limits, start_broker
+from shoal.util.open_files import raise_open_files
+
+Model = Literal["logistic", "mlp"]
+Fault = Literal["aggregator", "broker"]
+
+FLEET: Final = "load"
+MODELS: Final[dict[str, dict[str, int]]] = {
+    "logistic": {"inputs": 784, "classes": 10},
+    "mlp": {"inputs": 784, "hidden": 200, "classes": 10},
+}
+SETTINGS: Final[dict[str, dict[str, str]]] = {"ifca": {"k": "4", "restarts": "1"}}
+"""Settings of the algorithms that need any."""
+WARM_UP_ROUNDS: Final = 1
+"""Rounds at the start that medians leave out: in the first one the run's package and the models travel for the first time."""
+DEVICES_PER_DRIVER: Final = 250
+STALLED_S: Final = 300.0
+"""The bench gives up when no round has closed and nothing has been stored for so long."""
+SAMPLE_EVERY_S: Final = 0.05
+FAULT_SAMPLE_EVERY_S: Final = 0.005
+DOWN_S: Final = 1.0
+"""Time that a killed process stays away."""
+STOP_S: Final = 20.0
+DEADLINE_S: Final = 3600.0
+"""Deadline of a round. The quorum is the whole fleet, so a round with a lost upload ends only when the upload arrives."""
+SPARE_FILES: Final = 64
+"""Open files of a broker or a driver besides one, or FILES_PER_DEVICE, for each device."""
+FILES_PER_DEVICE: Final = 5
+"""Socket, eventfd and paho's own pair, and one state file for a moment."""
+COPIES_PER_DEVICE: Final = 6
+"""Files of a model's size in a device's directory: run package, two pending slots, model, and room for one being replaced."""
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a place for a private directory of random name
+CLOCK_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_PR_SET_PDEATHSIG: Final = 1
+_LIBC: Final = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFigures:
+    """Result of one run of the bench; ``data`` names the fields as `--json` prints them.
+
+    Attributes:
+        seconds: of each training round after the warm-up, by the aggregator's records.
+        aggregator_cpu_s: CPU seconds of the aggregator in those rounds.
+        broker_cpu_s: CPU seconds of the broker in those rounds.
+        uploads_measured: uploads in those rounds.
+        drivers_cpu_s: CPU seconds of all driver processes from start to end.
+    """
+
+    devices: int
+    model_bytes: int
+    algorithm: str
+    rounds: int
+    seconds: tuple[float, ...]
+    aggregator_cpu_s: float
+    broker_cpu_s: float
+    uploads_measured: int
+    aggregator_rss_mb_max: float
+    open_files_max: int
+    uploads_expected: int
+    uploads_counted: int
+    nacks: int
+    reminders: int
+    drivers_cpu_s: float
+
+    def data(self) -> dict[str, Any]:
+        """Return the figures as `--json` prints them."""
+        return {
+            "devices": self.devices,
+            "model_bytes": self.model_bytes,
+            "algorithm": self.algorithm,
+            "rounds": self.rounds,
+            "seconds_per_round_median": median(self.seconds),
+            "aggregator_cpu_ms_per_upload": 1e3 * self.aggregator_cpu_s / self.uploads_measured,
+            "broker_cpu_s_per_round": self.broker_cpu_s / len(self.seconds),
+            "aggregator_rss_mb_max": self.aggregator_rss_mb_max,
+            "open_files_max": self.open_files_max,
+            "uploads_expected": self.uploads_expected,
+            "uploads_counted": self.uploads_counted,
+            "nacks": self.nacks,
+            "reminders": self.reminders,
+        }
+
+
+@dataclass(slots=True)
+class Sample:
+    """State of the aggregator and the broker at one moment; CPU in seconds since each started, memory in MB of 2^20 bytes."""
+
+    at_s: float
+    closed: int
+    aggregator_cpu_s: float
+    broker_cpu_s: float
+    rss_mb: float
+    rss_mb_max: float
+    open_files: int
+
+
+class LoadFleet:
+    """A fleet of n devices with one run, and the processes that serve it; a context manager that ends them all.
+
+    Args:
+        devices: size of the fleet.
+        model: name in MODELS.
+        algorithm: of the run.
+        rounds: training rounds of the run.
+        open_files: soft and hard limit on the aggregator's open files.
+        spread_s: see `DriverSpec`.
+    """
+
+    def __init__(
+        self,
+        devices: int,
+        model: Model = "logistic",
+        algorithm: str = "fedavg",
+        rounds: int = 5,
+        open_files: int = 1024,
+        spread_s: float = 0.0,
+    ) -> None:
+        if model not in MODELS:
+            raise UsageError(f"no model {model!r}", hint=f"use {' or '.join(MODELS)}")
+        self.devices, self.rounds, self.algorithm = devices, rounds, algorithm
+        self._open_files = open_files
+        self._spread_s = spread_s
+        self._stack = contextlib.ExitStack()
+        self._programs: list[Program] = []
+        self._drivers: list[tuple[Program, Path]] = []
+        self.names = [f"dev-{place:05}" for place in range(devices)]
+        _check_open_files(devices)
+        try:
+            self._set_up(model)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _set_up(self, model: Model) -> None:
+        self.root = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-load-")))
+        made = build(model, **MODELS[model])
+        local = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.5)
+        self.bundle: TaskBundle = compile_task(
+            made.model, made.loss, made.example, name=model, kind=made.kind, hyper=local
+        )
+        options = RunOptions(
+            self.algorithm,
+            SETTINGS.get(self.algorithm, {}),
+            rounds=self.rounds,
+            local=local,
+            min_contributors=1,
+            quorum=1.0,
+            deadline_s=DEADLINE_S,
+            seed=0,
+        )
+        self.model_bytes = 4 * self.bundle.length
+        state_bytes = self.devices * COPIES_PER_DEVICE * (self.model_bytes * origins_needed(options) + (64 << 10))
+        place = _memory_directory(state_bytes)
+        self._states = Path(
+            self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-load-devices-", dir=place))
+        )
+        queue = queue_limits(self.devices, self.model_bytes)
+        self.broker: BrokerProcess = self._stack.enter_context(
+            start_broker("mosquitto", self.root / "broker", queue=queue)
+        )
+        self.aggregator_dir = self.root / "aggregator"
+        self.fleet, self.identities = self._enrol()
+        self.plan: RunPlan = make_plan(self.fleet, self.bundle, options)
+        origins = draw_origins(self.bundle.manifest, origins_needed(options), 0)
+        self.package = write_run(self.fleet, self.plan, self.bundle, origins)
+        shutil.copy2(self.package, self.aggregator_dir / aggregators.RUNS_DIRECTORY / self.package.name)
+        self.run_dir = self.aggregator_dir / f"run-{self.plan.run:06d}"
+
+    def _enrol(self) -> tuple[FleetDirectory, list[Identity]]:
+        """Make the owner's directory, the aggregator's and the devices', with one roster for all of them."""
+        fleet = FleetDirectory.create(self.root / "owner", FLEET, self.broker.url)
+        card = aggregators.init(self.aggregator_dir).read_bytes()
+        fleet.add_aggregator(card)
+        identities = [Identity.generate(name) for name in self.names]
+        for identity in identities:
+            identity.save(self._states / identity.name / KEY_FILE)
+        cards = [make_card(identity, DEVICE_ROLE) for identity in identities]
+        fleet.add_devices(cards)
+        grant = fleet.add_aggregator(card)
+        aggregators.join(self.aggregator_dir, grant.read_bytes(), fleet.fingerprint)
+        joined = fleet.add_device(cards[0])
+        enrolment.join(self._states / self.names[0], joined.read_bytes(), fleet.fingerprint)
+        return fleet, identities
+
+    def start_aggregator(self) -> None:
+        """Start `shoal-aggregator serve` with the limit on open files."""
+        limit = self._open_files
+
+        def limited() -> None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+            _end_with_parent()
+
+        start = "from aggregator.cli import main; main()"
+        self.aggregator = self._start("aggregator", start, ["serve", str(self.aggregator_dir)], limited)
+
+    def start_drivers(self) -> None:
+        """Start the processes that drive the devices."""
+        for number, first in enumerate(range(0, self.devices, DEVICES_PER_DRIVER)):
+            report = self.root / f"report-{number}.json"
+            names = self.names[first : first + DEVICES_PER_DRIVER]
+            spec = DriverSpec(str(self._states), self.names[0], names, first, str(report), self._spread_s)
+            file = self.root / f"driver-{number}.json"
+            file.write_text(json.dumps(dataclasses.asdict(spec)))
+            start = "from shoal.bench.load.driver import main; main()"
+            self._drivers.append((self._start(f"driver-{number}", start, [str(file)]), report))
+
+    def start_driver(self, name: str, code: str, spec: dict[str, Any]) -> None:
+        """Start one more driver process from Python ``code`` that takes a JSON file with ``spec`` and its report's place."""
+        report, file = self.root / f"report-{name}.json", self.root / f"{name}.json"
+        file.write_text(json.dumps({**spec, "report": str(report)}))
+        self._drivers.append((self._start(name, code, [str(file)]), report))
+
+    def _start(self, name: str, code: str, arguments: list[str], before: Any = None) -> Program:
+        logs = self.root / "logs"
+        logs.mkdir(exist_ok=True)
+        handle = (logs / f"{name}.log").open("ab")
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=handle,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **ONE_THREAD, "NO_COLOR": "1"},
+            preexec_fn=before or _end_with_parent,  # noqa: PLW1509 - two system calls, no Python lock is taken
+        )
+        program = Program(name, process, logs / f"{name}.log", handle)
+        self._programs.append(program)
+        return program
+
+    @property
+    def joined_dir(self) -> Path:
+        """Directory of the device whose membership all others share."""
+        return self._states / self.names[0]
+
+    def kill_aggregator(self) -> None:
+        """End the aggregator with SIGKILL."""
+        self.aggregator.stop(signal.SIGKILL)
+        self._programs.remove(self.aggregator)
+
+    def sample(self, at_s: float) -> Sample:
+        """Return the present state of the aggregator and the broker.
+
+        Raises:
+            StageError: a process has ended by itself.
+        """
+        self.check()
+        pid = self.aggregator.pid
+        try:
+            rss_mb, rss_mb_max = _memory_mb(pid)
+            files = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+            cpu_s = cpu_seconds(pid)
+        except OSError as error:
+            raise StageError(f"the aggregator has ended:\n{self.aggregator.tail()}") from error
+        broker_s = cpu_seconds(self.broker.pid) if self.broker.pid else 0.0
+        return Sample(at_s, rounds_closed(self.run_dir), cpu_s, broker_s, rss_mb, rss_mb_max, files)
+
+    def check(self) -> None:
+        """Raise StageError if a process has ended by itself."""
+        for program in self._programs:
+            code = program.process.poll()
+            if code is not None:
+                raise StageError(f"{program.name} ended with status {code}:\n{program.tail()}")
+
+    def reports(self) -> list[DriverReport]:
+        """End the drivers and return their counts."""
+        for program, _ in self._drivers:
+            program.process.send_signal(signal.SIGTERM)
+        found = []
+        for program, report in self._drivers:
+            try:
+                program.process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                program.process.kill()
+            if not report.exists():
+                raise StageError(f"{program.name} left no report:\n{program.tail()}")
+            found.append(DriverReport(**json.loads(report.read_text())))
+            self._programs.remove(program)
+            program.stop()
+        self._drivers.clear()
+        return found
+
+    def close(self) -> None:
+        """End all processes and remove the directories."""
+        for program in self._programs:
+            if program.process.poll() is None:
+                program.process.send_signal(signal.SIGTERM)
+        for program in self._programs:
+            program.stop()
+        self._programs.clear()
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def measure(
+    devices: int,
+    *,
+    model: Model = "logistic",
+    algorithm: str = "fedavg",
+    rounds: int = 5,
+    open_files: int = 1024,
+    prepared: bool = False,
+    fault: Fault | None = None,
+    spread_s: float = 0.0,
+) -> LoadFigures:
+    """Run the bench once.
+
+    Args:
+        devices: size of the fleet.
+        model: logistic (31,400 bytes) or mlp (636,040 bytes).
+        algorithm: of the run.
+        rounds: training rounds.
+        open_files: soft and hard limit on the aggregator's open files.
+        prepared: seal all uploads first and replay them from one process (`shoal.bench.load.replay`).
+        fault: process to kill with SIGKILL in the middle of a round, once, and to start again.
+        spread_s: see `DriverSpec`; a fault needs some, so that there is a middle.
+
+    Raises:
+        StageError: a process ended by itself, or the run stalled.
+        ConfigError: this process may not open enough files for so many devices.
+    """
+    with LoadFleet(devices, model, algorithm, rounds, open_files, spread_s) as fleet:
+        if prepared:
+            from shoal.bench.load.replay import prepare
+
+            replay = prepare(fleet)
+            fleet.start_aggregator()
+            replay()
+        else:
+            fleet.start_aggregator()
+            fleet.start_drivers()
+        samples = list(watch(fleet, fault))
+        reports = fleet.reports()
+        records = read_records(fleet.run_dir)
+        return figures(fleet, records, samples, reports)
+
+
+def watch(fleet: LoadFleet, fault: Fault | None = None) -> Iterator[Sample]:
+    """Yield samples until the run has ended.
+
+    Raises:
+        StageError: a process ended by itself, no round closed for STALLED_S, or the run ended before the fault.
+    """
+    changed_s, before = time.monotonic(), (-1, -1)
+    while True:
+        sample = fleet.sample(time.monotonic())
+        yield sample
+        if sample.closed > fleet.rounds:
+            if fault is not None:
+                raise StageError(
+                    "the run ended before there was a middle to kill a process in", hint="use more devices"
+                )
+            return
+        now = (sample.closed, uploads_stored(fleet.run_dir, sample.closed + 1))
+        if now != before:
+            changed_s, before = sample.at_s, now
+        elif sample.at_s - changed_s > STALLED_S:
+            raise StageError(
+                f"nothing happened for {STALLED_S:g} s in round {now[0] + 1}, of which {now[1]} of {fleet.devices} uploads "
+                f"are stored: {read_waiting(fleet.run_dir)}\n{fleet.aggregator.tail()}"
+            )
+        if fault is not None and sample.closed >= WARM_UP_ROUNDS and 0 < now[1] < fleet.devices:
+            strike(fleet, fault)
+            fault = None
+        time.sleep(SAMPLE_EVERY_S if fault is None else FAULT_SAMPLE_EVERY_S)
+
+
+def strike(fleet: LoadFleet, fault: Fault) -> None:
+    """Kill the aggregator or the broker with SIGKILL and start it again after DOWN_S."""
+    if fault == "aggregator":
+        fleet.kill_aggregator()
+        time.sleep(DOWN_S)
+        fleet.start_aggregator()
+    else:
+        fleet.broker.kill()
+        time.sleep(DOWN_S)
+        fleet.broker.start()
+
+
+def figures(
+    fleet: LoadFleet, records: list[dict[str, Any]], samples: list[Sample], reports: list[DriverReport]
+) -> LoadFigures:
+    """Return the figures of a run that has ended."""
+    first = min(WARM_UP_ROUNDS, fleet.rounds - 1)
+    begin = next(s for s in samples if s.closed >= first)
+    end = next(s for s in samples if s.closed >= fleet.rounds)
+    measured = [r for r in records if first < r["round"] <= fleet.rounds]
+    return LoadFigures(
+        devices=fleet.devices,
+        model_bytes=fleet.model_bytes,
+        algorithm=fleet.algorithm,
+        rounds=fleet.rounds,
+        seconds=tuple(r["seconds"] for r in measured),
+        aggregator_cpu_s=max(0.0, end.aggregator_cpu_s - begin.aggregator_cpu_s),
+        broker_cpu_s=max(0.0, end.broker_cpu_s - begin.broker_cpu_s),
+        uploads_measured=sum(r["contributed"] for r in measured),
+        aggregator_rss_mb_max=max(s.rss_mb_max for s in samples),
+        open_files_max=max(s.open_files for s in samples),
+        uploads_expected=sum(r["ordered"] for r in records),
+        uploads_counted=sum(r["contributed"] for r in records),
+        nacks=sum(r.nacks for r in reports),
+        reminders=sum(r.reminders for r in reports),
+        drivers_cpu_s=sum(r.cpu_s for r in reports),
+    )
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the user and system CPU seconds of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
+
+
+def _memory_mb(pid: int) -> tuple[float, float]:
+    """Return a process's resident memory now and at its peak (VmRSS, VmHWM), in MB of 2^20 bytes."""
+    found = {}
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in ("VmRSS", "VmHWM"):
+            found[name] = int(value.split()[0]) / 1024
+    return found.get("VmRSS", 0.0), found.get("VmHWM", 0.0)
+
+
+def _check_open_files(devices: int) -> None:
+    """Raise this process's limit on open files, which the broker and the drivers inherit.
+
+    Raises:
+        ConfigError: the hard limit is too low, or the roster too long.
+    """
+    if devices > limits.MAX_DEVICES:
+        raise UsageError(f"{devices} devices are more than a roster takes: {limits.MAX_DEVICES}")
+    hard = raise_open_files()
+    needed = SPARE_FILES + max(devices, FILES_PER_DEVICE * min(devices, DEVICES_PER_DRIVER))
+    if hard < needed:
+        raise ConfigError(
+            f"{devices} devices need {needed} open files, and the hard limit here is {hard}",
+            hint="raise it for this shell (ulimit -Hn), or use fewer devices",
+        )
+
+
+def _memory_directory(needed_bytes: int) -> Path | None:
+    """Return the directory in memory if it has room for the devices' state, else None."""
+    try:
+        free_bytes = shutil.disk_usage(SHARED_MEMORY).free
+    except OSError:
+        return None
+    return SHARED_MEMORY if free_bytes > needed_bytes and os.access(SHARED_MEMORY, os.W_OK) else None
+
+
+def _end_with_parent() -> None:
+    """Ask the kernel for SIGTERM when the parent dies; runs between fork and exec."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

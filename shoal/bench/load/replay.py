@@ -1,0 +1,330 @@
+"""`shoal bench load --prepared`: all uploads are sealed before the clock starts, and one light process replays them.
+
+An upload repeats the nonce of its round, and the nonces follow from a seed in the aggregator's store. The bench makes the
+store before it starts the aggregator, so it knows the seed. It then lets the aggregator's own engine go through the run once
+in memory: that gives every round's nonce and every device's order, and the uploads that answer them.
+
+Left out are the devices: N connections (there is one, and the broker can't tell), announcements and models opened, training,
+masks and seals inside a round, reminders. The replaying process publishes a round's uploads as soon as it sees the
+announcement. It opens the aggregator's answers only after the run. When the round stalls, it sends the uploads again that have
+not been answered, and counts each as a reminder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import queue
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from crypto.seal.envelope import parcel_for_member, seal_to_group
+from edge_client.membership import DeviceMembership
+from shoal import limits
+from shoal.bench.load.driver import (
+    GROUPS,
+    TICK_S,
+    DriverReport,
+    ended_by_signal,
+    scale_of,
+    target_of,
+)
+from shoal.errors import IntegrityError
+from shoal.protocol.chunking import ChunkKind, parse, split
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.messages import Action, Control, Order, Presence, Sealed, Upload
+from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.topics import TopicKind, Topics
+from shoal.transport.base import Connected, Message, Qos, TransportEvent
+from shoal.transport.mqtt import MqttTransport
+from shoal.util.console import setup_logging
+from shoal.util.files import write_atomic
+from shoal.util.open_files import raise_open_files
+
+if TYPE_CHECKING:
+    from aggregator.rounds.events import OpenRound
+    from crypto.seal.envelope import Parcel
+    from shoal.bench.load.fleet_load import LoadFleet
+    from shoal.types import Float32Vector
+
+PRESENCES_FILE: Final = "presences"
+ITEM_HEAD: Final = struct.Struct("<HI16s")
+"""Before each prepared message in a file: length of the device's name, length of the payload, transfer id."""
+PREPARED_SAMPLES: Final = 3
+STEP: Final = 0.5
+"""Prepared updates are this share of the way to the group's target."""
+PENDING_MOST: Final = 128
+"""Publishes that wait for the broker at a time; more would only be held twice."""
+SHORT_SLEEP_S: Final = 0.001
+STALLED_S: Final = 10.0
+"""Uploads without an answer are sent again after so long without any message from the aggregator."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySpec:
+    """Task of the replaying process, passed as a JSON file.
+
+    Attributes:
+        joined: directory of a device, whose membership opens the aggregator's messages.
+        prepared: directory with the files of `prepare`.
+        devices: size of the fleet.
+        report: file for the `DriverReport`.
+    """
+
+    joined: str
+    prepared: str
+    devices: int
+    report: str
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One prepared message of a device."""
+
+    device: str
+    transfer: bytes
+    payload: bytes
+
+
+def prepare(fleet: LoadFleet) -> Callable[[], None]:
+    """Seal all presences and uploads of the run; return a function that starts the process which replays them.
+
+    Call it before the aggregator starts: it makes the run's store.
+    """
+    folder = fleet.root / "prepared"
+    folder.mkdir()
+    with (folder / PRESENCES_FILE).open("wb") as file:
+        for item in _presences(fleet):
+            write_item(file, item)
+    for round_, items in rehearse(fleet):
+        with (folder / _round_file(round_)).open("wb") as file:
+            for item in items:
+                write_item(file, item)
+    spec = {"joined": str(fleet.joined_dir), "prepared": str(folder), "devices": fleet.devices}
+
+    def start() -> None:
+        fleet.start_driver("replay", "from shoal.bench.load.replay import main; main()", spec)
+
+    return start
+
+
+def _presences(fleet: LoadFleet) -> Iterator[Item]:
+    group = fleet.fleet.broadcast
+    for identity in fleet.identities:
+        head = Sealed(fleet.plan.fleet, "presence", identity.name, "*")
+        plain = encode(Presence(fleet.plan.fleet, identity.name, 1, online=True))
+        yield Item(identity.name, bytes(16), seal_to_group(identity, group, head, plain))
+
+
+def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
+    """Yield each round's number and sealed uploads, in an order in which the aggregator will ask for them.
+
+    Raises:
+        IntegrityError: the engine opens no next round though all uploads of a round are there.
+    """
+    import numpy as np
+
+    from aggregator.numerics.backend import select
+    from aggregator.rounds.engine import Engine
+    from aggregator.rounds.events import CameOnline, OpenRound, Stored
+    from aggregator.storage.store import Store
+    from aggregator.strategies.base import contribution_of
+    from aggregator.strategies.registry import make_strategy
+    from edge_client.learning.update import masked_bytes
+    from edge_client.run.package import epoch_key
+
+    plan = fleet.plan
+    store = Store(fleet.run_dir, plan)
+    seed = store.seed
+    store.close()
+    backend = select("cpu", work_flops=2.0 * fleet.devices**2 * plan.length)
+    engine = Engine(plan, make_strategy(plan, backend), seed, lambda later: make_strategy(later, backend))
+    roster = fleet.fleet.roster
+    state, actions = engine.begin(roster.active(), roster.keys_since, roster, fleet.fleet.roster_bytes)
+    key = epoch_key(plan, fleet.fleet.secret_at(plan.epoch), plan.epoch)
+    targets = [target_of(group, plan.length) for group in range(GROUPS)]
+    for name in fleet.names:
+        state, actions = engine.handle(state, CameOnline(name))
+    while not state.finished:
+        opened = next((a for a in actions if isinstance(a, OpenRound)), None)
+        if opened is None:
+            raise IntegrityError(f"no round after {state.round}", hint="choose an algorithm that asks every device")
+        items, stored = [], []
+        for place, identity in enumerate(fleet.identities):
+            order = opened.plan.orders.get(identity.name)
+            if order is None:
+                continue
+            update: Float32Vector = targets[place % GROUPS] * np.float32(STEP * scale_of(place))
+            body = masked_bytes(update, key) if order.train else b""
+            upload = _upload(fleet, opened, order, place, len(body) // 4)
+            items.append(_sealed(fleet, place, upload, body))
+            vector = np.frombuffer(body, "<f4") if body else None
+            stored.append(Stored(contribution_of(upload, vector), items[-1].transfer))
+        yield opened.plan.round, items
+        for event in stored:
+            state, actions = engine.handle(state, event)
+
+
+def _upload(fleet: LoadFleet, opened: OpenRound, order: Order, place: int, length: int) -> Upload:
+    """Return the header of the upload that the device at ``place`` answers an order with."""
+    plan, server = fleet.plan, fleet.fleet.roster.aggregator
+    assert server is not None
+    choice = place % GROUPS % len(order.candidates)
+    margins = tuple(0.0 if c == 0 else 0.5 for c in range(len(order.candidates))) if order.margins else ()
+    return Upload(
+        fleet=plan.fleet,
+        run=plan.run,
+        run_id=plan.run_id,
+        epoch=plan.epoch,
+        round=opened.plan.round,
+        phase=order.phase,
+        nonce=opened.nonce,
+        device=fleet.names[place],
+        recipient=server.seal_key,
+        task_digest=plan.task_digest,
+        mode=plan.mode,
+        key_id=plan.key_id,
+        model=order.candidates[choice],
+        samples=PREPARED_SAMPLES,
+        loss=1.0,
+        margins=margins,
+        correct=1 if order.evaluate else 0,
+        tested=2 if order.evaluate else 0,
+        length=length,
+        model_norm=1.0 if order.norm else 0.0,
+    )
+
+
+def _sealed(fleet: LoadFleet, place: int, upload: Upload, body: bytes) -> Item:
+    server = fleet.fleet.roster.aggregator
+    assert server is not None
+    head = Sealed(fleet.plan.fleet, "upload", upload.device, server.name)
+    parcel: Parcel = parcel_for_member(fleet.identities[place], server.seal_key, head, encode(upload), body)
+    return Item(upload.device, parcel.transfer_id, parcel.payload)
+
+
+def _round_file(round_: int) -> str:
+    return f"round-{round_:06d}"
+
+
+def write_item(file: BinaryIO, item: Item) -> None:
+    """Append one prepared message to a file that `read_items` reads."""
+    name = item.device.encode()
+    file.write(ITEM_HEAD.pack(len(name), len(item.payload), item.transfer))
+    file.write(name)
+    file.write(item.payload)
+
+
+def read_items(path: Path) -> Iterator[Item]:
+    """Yield the prepared messages of a file."""
+    with path.open("rb") as file:
+        while head := file.read(ITEM_HEAD.size):
+            name_bytes, size, transfer = ITEM_HEAD.unpack(head)
+            device = file.read(name_bytes).decode()
+            yield Item(device, transfer, file.read(size))
+
+
+class Replay:
+    """The process that replays: one connection for all devices."""
+
+    def __init__(self, spec: ReplaySpec) -> None:
+        self._spec = spec
+        self._member = DeviceMembership(Path(spec.joined))
+        self._topics = Topics(self._member.fleet)
+        self._inbox: queue.SimpleQueue[TransportEvent | None] = queue.SimpleQueue()
+        self._transport = MqttTransport(
+            self._member.broker, f"shoal-{self._member.fleet}-replay", self._inbox.put, session_expiry_s=0
+        )
+        self._stopped = False
+        self._round = 0
+        self._heard_s = 0.0
+        self._answered: set[tuple[int, str]] = set()
+        self._answers: list[tuple[str, bytes]] = []
+        self._sent = self._again = 0
+
+    def stop(self) -> None:
+        """End `run` soon; may be called by a signal handler."""
+        self._stopped = True
+        self._inbox.put(None)
+
+    def run(self) -> None:
+        """Publish the presences, then each round's uploads when it is announced, until `stop` is called."""
+        for topic_filter in (f"{self._topics.round}/#", self._topics.all_ctl):
+            self._transport.subscribe(topic_filter)
+        self._transport.start(require=True)
+        while not self._stopped:
+            with contextlib.suppress(queue.Empty):
+                self._take(self._inbox.get(timeout=TICK_S))
+            stalled = time.monotonic() - self._heard_s > STALLED_S
+            if self._round and stalled and not self._transport.pending():
+                self._again += self._publish_round(self._round, again=True)
+
+    def _take(self, event: TransportEvent | None) -> None:
+        if isinstance(event, Connected):
+            self._publish_presences()
+        if not isinstance(event, Message) or not event.payload:
+            return
+        self._heard_s = time.monotonic()
+        header = parse(event.payload)[0]
+        parsed = self._topics.parse(event.topic)
+        if parsed.kind is TopicKind.CTL:
+            self._answered.add((header.round, parsed.device))
+            self._answers.append((event.topic, event.payload))
+        elif header.kind is ChunkKind.ROUND and header.index == header.total - 1 and header.round > self._round:
+            self._round = header.round
+            self._sent += self._publish_round(header.round)
+
+    def _publish_presences(self) -> None:
+        for item in read_items(Path(self._spec.prepared, PRESENCES_FILE)):
+            (chunk,) = split(item.payload, kind=ChunkKind.STATE, round=0)
+            self._publish(self._topics.state(item.device), chunk, retain=True)
+
+    def _publish_round(self, round_: int, *, again: bool = False) -> int:
+        """Publish the uploads of a round, or ``again`` those that have no answer; return how many."""
+        count = 0
+        for item in read_items(Path(self._spec.prepared, _round_file(round_))):
+            if again and (round_, item.device) in self._answered:
+                continue
+            count += 1
+            size = self._transport.chunk_bytes
+            chunks = split(item.payload, kind=ChunkKind.UPLOAD, round=round_, chunk_bytes=size, name=item.transfer)
+            first = not again and self._spec.devices * len(chunks) <= limits.RECEIVE_MAXIMUM
+            qos: Qos = 0 if first else 1
+            for chunk in chunks:
+                self._publish(self._topics.up(item.device), chunk, qos=qos)
+        self._heard_s = time.monotonic()
+        return count
+
+    def _publish(self, topic: str, chunk: bytes, *, retain: bool = False, qos: Qos = 1) -> None:
+        while self._transport.pending() >= PENDING_MOST and not self._stopped:
+            time.sleep(SHORT_SLEEP_S)
+        self._transport.publish(topic, chunk, retain=retain, qos=qos)
+
+    def report(self) -> DriverReport:
+        """Open the answers that came and return the counts."""
+        nacks, chunks = 0, Reassembler()
+        for topic, payload in self._answers:
+            transfer = chunks.add(topic, payload, 0.0)
+            if transfer is not None:
+                purpose, plain = self._member.open_broadcast(transfer.payload, transfer.signed)
+                nacks += purpose == "control" and decode(plain, Control).action == Action.NACK
+        return DriverReport(self._sent, nacks, self._again, time.process_time())
+
+
+def main() -> None:
+    """Replay the messages of the `ReplaySpec` in the file that the first argument names, until SIGTERM."""
+    setup_logging("warning")
+    raise_open_files()
+    spec = ReplaySpec(**json.loads(Path(sys.argv[1]).read_text()))
+    replay = Replay(spec)
+    with ended_by_signal(replay.stop):
+        replay.run()
+        write_atomic(Path(spec.report), json.dumps(dataclasses.asdict(replay.report())).encode())
+    os._exit(0)

@@ -1,0 +1,97 @@
+"""The table of loads in deploy/README.md, made from kept results of `shoal bench load`.
+
+``python -m shoal.bench.load.table --run`` measures every fleet of the table, one after the other, and keeps the results;
+``--write`` puts the table between the page's marks; without an option the table is printed. A test compares page and results.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from shoal.report.pages import put_between
+
+ROOT: Final = Path(__file__).parents[3]
+RESULTS: Final = ROOT / "results"
+PAGE: Final = ROOT / "deploy" / "README.md"
+BEGIN: Final = "<!-- loads: python -m shoal.bench.load.table --write -->"
+END: Final = "<!-- end of loads -->"
+ALGORITHMS: Final = ("fedavg", "ifca", "cfl")
+FLEETS: Final = {"logistic": (10, 100, 500, 1000, 2000), "mlp": (10, 100, 500, 1000)}
+ROUNDS: Final = {"logistic": 5, "mlp": 3}
+HEADINGS: Final = {
+    "devices": "devices",
+    "seconds_per_round_median": "s a round",
+    "aggregator_cpu_ms_per_upload": "aggregator, CPU ms an upload",
+    "broker_cpu_s_per_round": "broker, CPU s a round",
+    "aggregator_rss_mb_max": "aggregator, peak MB",
+    "open_files_max": "open files",
+    "uploads_counted": "uploads counted",
+    "nacks": "NACKs",
+    "reminders": "reminders",
+}
+
+
+def file_of(model: str, algorithm: str, devices: int) -> Path:
+    """Return where the result of one fleet is kept."""
+    return RESULTS / f"load-{model}-{algorithm}-{devices}.json"
+
+
+def arguments_of(model: str, algorithm: str, devices: int) -> list[str]:
+    """Return the words after ``shoal`` that measure one fleet."""
+    words = ["--devices", str(devices), "--model", model, "--algorithm", algorithm, "--rounds", str(ROUNDS[model])]
+    return ["bench", "load", *words, "--save", str(file_of(model, algorithm, devices).relative_to(ROOT))]
+
+
+def run() -> None:
+    """Measure every fleet of the table, and keep each result.
+
+    Raises:
+        subprocess.CalledProcessError: a measurement failed.
+    """
+    for model, sizes in FLEETS.items():
+        for algorithm in ALGORITHMS:
+            for devices in sizes:
+                start = [sys.executable, "-c", "from shoal.cli import main; main()"]
+                subprocess.run([*start, *arguments_of(model, algorithm, devices)], cwd=ROOT, check=True)
+
+
+def block() -> str:
+    """Return the table: a line for each kept fleet."""
+    lines = [f"| model | algorithm | {' | '.join(HEADINGS.values())} |", "|---" * (len(HEADINGS) + 2) + "|"]
+    for model, sizes in FLEETS.items():
+        for algorithm in ALGORITHMS:
+            for devices in sizes:
+                file = file_of(model, algorithm, devices)
+                if file.exists():
+                    data = json.loads(file.read_text())["data"]
+                    cells = " | ".join(_cell(data, name) for name in HEADINGS)
+                    lines.append(f"| [{model}](../{file.relative_to(ROOT)}) | {algorithm} | {cells} |")
+    return "\n".join(lines)
+
+
+def _cell(data: Mapping[str, Any], name: str) -> str:
+    value = data[name]
+    if name == "uploads_counted":
+        return f"{value} of {data['uploads_expected']}"
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.0f}" if name.endswith("_mb_max") else f"{value:.2f}"
+
+
+def write(page: Path = PAGE) -> None:
+    """Put the table between the page's marks."""
+    put_between(page, BEGIN, END, block())
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--run"]:
+        run()
+    elif sys.argv[1:] == ["--write"]:
+        write()
+    else:
+        sys.stdout.write(block() + "\n")

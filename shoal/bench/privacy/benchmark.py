@@ -1,0 +1,150 @@
+"""`shoal bench privacy`: for every mask mode its cost, its exactness, and what each attack gets beside chance."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aggregator.numerics.checks import sklearn_module
+from crypto.mask.modes.registry import MODES, find
+from shoal.bench.attacks.base import Result
+from shoal.bench.attacks.lab import Lab, make_lab
+from shoal.bench.attacks.registry import ATTACKS
+from shoal.bench.privacy.cost import MAIN_SIZE, Computed, Cost, measure_computed, measure_cost, measure_seal
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ModeReport:
+    """All that was measured of one mode; ``attacked`` holds each attack's results by its name."""
+
+    mode: str
+    costs: tuple[Cost, ...]
+    computed: Computed
+    attacked: Mapping[str, tuple[Result, ...]]
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """Every attack's results, one a variant."""
+        return tuple(r for results in self.attacked.values() for r in results)
+
+    @property
+    def verdict(self) -> str:
+        """One line made of the results and nothing else: an attack counts if any of its variants works."""
+        worked = [name for name, results in self.attacked.items() if any(r.works for r in results)]
+        stopped = [name for name in self.attacked if name not in worked]
+        can = self.computed.can
+        if can["sees_updates"]:
+            left = "no mask, the aggregator has every update in clear"
+        elif can["sees_values"]:
+            left = "a disguise that leaves all values in sight"
+        elif can["sees_magnitudes"]:
+            left = "a disguise that leaves all absolute values in sight"
+        else:
+            left = "a disguise that leaves norms and dot products in sight"
+        return (
+            f"{left}; {len(worked)} of {len(self.attacked)} attacks get more than chance ({', '.join(worked)}); "
+            f"not: {', '.join(stopped) or 'none'}"
+        )
+
+    def data(self) -> dict[str, Any]:
+        """Return the mode's part of the JSON object."""
+        main = next(c for c in self.costs if c.d == MAIN_SIZE)
+        return {
+            "mode": self.mode,
+            "derive_ms": main.derive_ms,
+            "apply_ms": main.apply_ms,
+            "invert_ms": main.invert_ms,
+            "apply_memcpy_ratio": main.apply_memcpy_ratio,
+            "cosine_error": self.computed.cosine_error,
+            "mean_error": self.computed.mean_error,
+            "can": self.computed.can,
+            "attacks": [r.data() for r in self.results],
+            "verdict": self.verdict,
+            "sizes": [dataclasses.asdict(c) for c in self.costs],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyReport:
+    """A whole run.
+
+    Attributes:
+        dataset: digits or mnist; coordinates: of the attacked model; seal: ms a MB and bytes, the same in every mode.
+        seconds: the run took, wall clock.
+    """
+
+    modes: tuple[ModeReport, ...]
+    dataset: str
+    coordinates: int
+    quick: bool
+    seal: dict[str, float]
+    seconds: float
+
+    def data(self) -> dict[str, Any]:
+        """Return the data of the JSON object."""
+        return {
+            "modes": [m.data() for m in self.modes],
+            "dataset": self.dataset,
+            "coordinates": self.coordinates,
+            "quick": self.quick,
+            "seal": self.seal,
+            "sources": {a.name: a.source for a in ATTACKS},
+            "seconds": self.seconds,
+        }
+
+
+def attack_all(lab: Lab, mode: str, progress: Progress = lambda _: None) -> dict[str, tuple[Result, ...]]:
+    """Return the results of every attack of the registry on one mode, by the attack's name."""
+    results = {}
+    for attack in ATTACKS:
+        progress(f"{mode}: {attack.name}")
+        results[attack.name] = tuple(attack.run(lab, mode))
+    return results
+
+
+def measure(
+    modes: Sequence[str] = (), *, quick: bool = False, data_dir: Path | None = None, progress: Progress = lambda _: None
+) -> PrivacyReport:
+    """Measure ``modes``, by default all, on digits, or on MNIST where ``data_dir`` holds it; one thread.
+
+    Raises:
+        ConfigError: a mode is not known, or scikit-learn is not installed.
+        DataError: MNIST's files are not there.
+    """
+    chosen = tuple(dict.fromkeys(modes)) or tuple(MODES)
+    for mode in chosen:
+        find(mode)
+    start = time.monotonic()
+    with one_thread():
+        progress("compiling the task")
+        lab = make_lab(quick=quick, data_dir=data_dir)
+        reports = []
+        for mode in chosen:
+            progress(f"{mode}: cost")
+            costs = tuple(measure_cost(mode, quick))
+            computed = measure_computed(lab, mode)
+            reports.append(ModeReport(mode, costs, computed, attack_all(lab, mode, progress)))
+            lab.forget(mode)
+        seal = measure_seal(quick)
+    return PrivacyReport(tuple(reports), lab.name, lab.length, quick, seal, time.monotonic() - start)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep BLAS and torch to one thread meanwhile, and leave torch's random state as it was."""
+    import torch
+
+    before = torch.get_num_threads()
+    with sklearn_module("threadpoolctl").threadpool_limits(limits=1), torch.random.fork_rng(devices=[]):
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

@@ -1,0 +1,154 @@
+"""`shoal bench round`: seconds of a warm round with persistent device processes on a real broker.
+
+An MLP 784-200-10 (636 KB), 600 MNIST-shaped samples a device to train on, batch 50, one epoch, FedAvg. Everything is on: sealed,
+masked, signed, durable before the acknowledgement.
+
+All processes share this machine, so what bounds a round is its cores. The same run therefore measures what the gradient
+steps alone cost, and reports the round as a multiple of that: the figure to compare between machines and hours.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+
+from edge_client.learning import data as device_data
+from edge_client.learning.model import OrtModel
+from edge_client.learning.training import train
+from shoal.owner.runs.plan import RunOptions
+from shoal.owner.task_compiler.builtin import build
+from shoal.owner.task_compiler.compile import compile_task
+from shoal.owner.task_compiler.origin import make_origins
+from shoal.simulation.process_fleet import Stage
+from shoal.task.bundle import TaskBundle
+from shoal.task.manifest import LocalTraining
+from shoal.transport.local_broker import start_broker
+from shoal.types import Float32Vector
+
+SAMPLES: Final = 1000
+"""Of which a device trains on 60%: 600."""
+WARM_UP_ROUNDS: Final = 4
+MEASURED_ROUNDS: Final = 20
+TRAININGS: Final = 9
+"""Local trainings whose median is the bound's measure."""
+LOCAL: Final = LocalTraining(epochs=1, batch_size=50, lr=0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFigures:
+    """What the benchmark found.
+
+    Attributes:
+        seconds: of each round, the aggregator's, from opening it to closing it and opening the next.
+        training_s: CPU seconds of one device's gradient steps in one round, alone on one thread.
+        cores: that this run may use.
+    """
+
+    seconds: tuple[float, ...]
+    training_s: float
+    cores: int
+    devices: int
+    model_bytes: int
+    broker: str
+    mode: str
+    device_rss_mb_max: float
+    aggregator_rss_mb_max: float
+
+    @property
+    def bound_s(self) -> float:
+        """Seconds below which no round can be here: every device's gradient steps, spread evenly over the cores."""
+        return self.training_s * max(1.0, self.devices / self.cores)
+
+    def data(self) -> dict[str, Any]:
+        """Return the figures as `--json` prints them."""
+        return {
+            "seconds_per_round_median": median(self.seconds),
+            "seconds_per_round_min": min(self.seconds),
+            "seconds_per_round_max": max(self.seconds),
+            "rounds": len(self.seconds),
+            "seconds_training_alone": self.training_s,
+            "seconds_bound_by_training": self.bound_s,
+            "bound_ratio": median(self.seconds) / self.bound_s,
+            "cores": self.cores,
+            "devices": self.devices,
+            "model_bytes": self.model_bytes,
+            "broker": self.broker,
+            "mode": self.mode,
+            "device_rss_mb_max": self.device_rss_mb_max,
+            "aggregator_rss_mb_max": self.aggregator_rss_mb_max,
+        }
+
+
+def measure(devices: int, broker_kind: str = "auto", rounds: int = MEASURED_ROUNDS) -> RoundFigures:
+    """Run the benchmark once."""
+    made = build("mlp", inputs=784, hidden=200, classes=10)
+    bundle = compile_task(made.model, made.loss, made.example, name="mlp", kind=made.kind, hyper=made.hyper)
+    names = tuple(f"dev-{i:02d}" for i in range(devices))
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        root = Path(folder)
+        (root / "broker").mkdir()
+        data = [_write_data(root / f"data-{i}.npz", i) for i in range(devices)]
+        origins = make_origins("mlp", 1, None, manifest=bundle.manifest, **_SIZES)
+        training_s = training_seconds(bundle, origins[0], data[0])
+        with (
+            start_broker(broker_kind, root / "broker") as broker,
+            Stage(root / "fleet", broker.url, names) as stage,
+        ):
+            options = RunOptions(
+                "fedavg", rounds=WARM_UP_ROUNDS + rounds, local=LOCAL, min_contributors=1, quorum=1.0, seed=0
+            )
+            plan = stage.add_run(bundle, origins, options)
+            stage.start_aggregator("--log", "warning")
+            for name, source in zip(names, data, strict=True):
+                stage.start_device(name, source, "--log", "warning")
+            records = stage.wait(plan.run, timeout_s=60 + 5 * rounds)
+            seconds = tuple(r["seconds"] for r in records[WARM_UP_ROUNDS : WARM_UP_ROUNDS + rounds])
+            device_rss = max(stage.programs[n].peak_rss_mb() for n in names)
+            aggregator_rss = stage.programs["aggregator"].peak_rss_mb()
+            return RoundFigures(
+                seconds,
+                training_s,
+                len(os.sched_getaffinity(0)),
+                devices,
+                4 * plan.length,
+                broker.kind,
+                plan.mode,
+                device_rss,
+                aggregator_rss,
+            )
+
+
+def training_seconds(bundle: TaskBundle, theta: Float32Vector, source: Path) -> float:
+    """Return the CPU seconds of one local training on a device's file, as the median of TRAININGS on one thread.
+
+    Args:
+        bundle: the task.
+        theta: shape (d,), float32, where each training begins.
+        source: the device's samples.
+    """
+    batch = device_data.split(device_data.load(source, bundle.manifest), b"bound").train
+    backend, rng = OrtModel(bundle), np.random.default_rng(0)
+    took = []
+    for number in range(TRAININGS + 1):
+        began = time.thread_time()
+        train(theta, batch, LOCAL, backend, rng, number, lambda: False)
+        took.append(time.thread_time() - began)
+    return median(took[1:])
+
+
+_SIZES: Final = {"inputs": 784, "hidden": 200, "classes": 10}
+
+
+def _write_data(path: Path, seed: int) -> Path:
+    """Write samples shaped like MNIST's: 784 numbers in [0, 1], one of 10 labels."""
+    rng = np.random.default_rng(seed)
+    x = rng.random((SAMPLES, 784), np.float32)
+    np.savez(path, x=x, y=rng.integers(0, 10, SAMPLES))
+    return path

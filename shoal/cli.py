@@ -1,0 +1,354 @@
+"""`shoal`: try it, and measure it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal import limits
+from shoal.errors import ShoalError, UsageError
+from shoal.experiments import cli as simulate_cli
+from shoal.experiments.data import cli as data_cli
+from shoal.util.console import add_version, counted, forbid_inspection, note_error, run_program, say, say_json
+
+if TYPE_CHECKING:
+    from shoal.bench.numerics.kernels import KernelResult
+
+app = typer.Typer(
+    help="Clustered federated learning with an aggregator that works blind: try it, and measure it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+bench_app = typer.Typer(help="Measurements of the real code.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+app.add_typer(data_cli.app, name="data")
+app.command("simulate")(simulate_cli.simulate)
+
+
+def _writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
+    from shoal.report import record
+
+    if path is not None:
+        record.check_place(path, option.opts[0])
+    return path
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+SaveFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Also write the figures there, with command, commit and machine.", dir_okay=False, callback=_writable
+    ),
+]
+HtmlFile = Annotated[
+    Path | None, typer.Option(help="Also write a page with pictures there.", dir_okay=False, callback=_writable)
+]
+BrokerName = Annotated[str, typer.Option(help="auto, mosquitto or amqtt.")]
+
+
+def _broker(name: str) -> Any:
+    if name not in ("auto", "mosquitto", "amqtt"):
+        raise UsageError(f"no broker {name!r}", hint="use auto, mosquitto or amqtt")
+    return name
+
+
+def _deliver(
+    data: dict[str, Any], json: bool, show: Callable[[], None], save: Path | None, *writes: Callable[[], None]
+) -> None:
+    """Write and save the figures, and print them, as one JSON object or as ``show`` does, though they can't be saved."""
+    from shoal.report import record
+
+    failure = None
+    try:
+        for write in writes:
+            write()
+        if save is not None:
+            record.save(save, data)
+    except ShoalError as error:
+        failure = error
+    if json:
+        say_json(data)
+    else:
+        show()
+    if failure is not None:
+        note_error(failure)
+        raise typer.Exit(failure.exit_code)
+
+
+@app.command()
+def demo(
+    devices: Annotated[int, typer.Option(help="Device processes.", min=8, max=60)] = 20,
+    skew: Annotated[str, typer.Option(help="labels (CFL's) or rotation (IFCA's).")] = "labels",
+    data: Annotated[str, typer.Option(help="digits (installed with scikit-learn) or mnist.")] = "digits",
+    data_dir: Annotated[Path | None, typer.Option(help="Where MNIST's files are.", file_okay=False)] = None,
+    seed: Annotated[int, typer.Option(help="Of data split, groups, origins and batch order.", min=0)] = 0,
+    broker: BrokerName = "auto",
+    save: SaveFile = None,
+    json: AsJson = False,
+) -> None:
+    """Find hidden groups with real processes: a broker, an aggregator and 20 devices run FedAvg, CFL and IFCA."""
+    from shoal.demo.report import ConsoleProgress, report
+    from shoal.demo.runner import run_demo
+
+    forbid_inspection()  # the owner's key and the mask secret of the staged fleet are in this process
+    _stop_cleanly()
+    with ConsoleProgress() as progress:
+        result = run_demo(
+            devices=devices,
+            skew=skew,
+            data=data,
+            data_dir=data_dir,
+            seed=seed,
+            broker=_broker(broker),
+            progress=progress,
+        )
+    _deliver(result.data(), json, lambda: report(result), save)
+
+
+@bench_app.command("round")
+def bench_round(
+    devices: Annotated[int, typer.Option(help="Device processes.", min=1, max=200)] = 10,
+    rounds: Annotated[int, typer.Option(help="Measured rounds.", min=3)] = 20,
+    broker: BrokerName = "auto",
+    save: SaveFile = None,
+    json: AsJson = False,
+) -> None:
+    """Seconds of a warm round: persistent device processes, a real broker, MLP 784-200-10, 600 samples each."""
+    from shoal.bench.rounds import measure
+
+    forbid_inspection()
+    _stop_cleanly()
+    data = measure(devices, _broker(broker), rounds).data()
+    _deliver(data, json, lambda: _show_round(data), save)
+
+
+def _show_round(data: dict[str, Any]) -> None:
+    say(
+        f"{data['seconds_per_round_median']:.3f} s a round (median of {data['rounds']}, "
+        f"{data['seconds_per_round_min']:.3f} to {data['seconds_per_round_max']:.3f}), "
+        f"{counted(data['devices'], 'device')} on {data['broker']}, mask {data['mode']}"
+    )
+    say(
+        f"{data['bound_ratio']:.1f} times what the gradient steps alone take here: {data['devices']} x "
+        f"{1e3 * data['seconds_training_alone']:.1f} ms on {data['cores']} cores"
+    )
+    say(
+        f"model {data['model_bytes']} bytes; peak memory: device {data['device_rss_mb_max']:.0f} MB, "
+        f"aggregator {data['aggregator_rss_mb_max']:.0f} MB"
+    )
+
+
+@bench_app.command("aggregator")
+def bench_aggregator(
+    devices: Annotated[
+        list[int] | None, typer.Option(help="Fleet size; may be given again; default: 100, 1000 and 5000.", min=1)
+    ] = None,
+    algorithm: Annotated[str, typer.Option(help="fedavg, ifca, cfl, fedgroup, ...")] = "fedavg",
+    save: SaveFile = None,
+    json: AsJson = False,
+) -> None:
+    """Measure the CPU time of a round in the aggregator's service, for fleets of several sizes and 7850 coordinates.
+
+    It leaves out the daemon's event queue, MQTT and the broker, acknowledgements on the wire, and the devices: uploads are
+    made beforehand and handed to the service in one process. `shoal bench load` measures the whole daemon.
+    """
+    from shoal.bench.load.aggregator import SIZES, measure
+    from shoal.bench.load.engine import measure_engine
+
+    forbid_inspection()
+    loads = [measure(n, algorithm).data() for n in devices or SIZES]
+    engine = measure_engine(algorithm)
+    data = {"algorithm": algorithm, "loads": loads, "engine": engine}
+
+    def show() -> None:
+        _show_loads(loads)
+        _show_engine(engine)
+
+    _deliver(data, json, show, save)
+
+
+def _show_loads(loads: list[dict[str, Any]]) -> None:
+    say(
+        f"{'devices':>7} {'CPU s a round':>14} {'CPU ms an upload':>17} {'CPU ms a presence':>18} {'bytes published':>16}"
+    )
+    for d in loads:
+        say(
+            f"{d['devices']:7} {d['cpu_seconds_per_round']:14.3f} {d['cpu_ms_per_upload']:17.2f} "
+            f"{d['cpu_ms_per_presence']:18.2f} {d['published_bytes_per_round']:16}"
+        )
+
+
+@bench_app.command("load")
+def bench_load(
+    devices: Annotated[
+        int, typer.Option(help="Device runtimes, each on its own connection.", min=1, max=limits.MAX_DEVICES)
+    ],
+    model: Annotated[
+        str, typer.Option(help="logistic (784-10, 31400 bytes) or mlp (784-200-10, 636040).")
+    ] = "logistic",
+    algorithm: Annotated[str, typer.Option(help="fedavg, ifca, cfl, fedgroup, ...")] = "fedavg",
+    rounds: Annotated[int, typer.Option(help="Training rounds, the first of them a warm-up.", min=1)] = 5,
+    open_files: Annotated[int, typer.Option(help="Soft and hard limit on the aggregator's open files.", min=64)] = 1024,
+    prepared: Annotated[
+        bool, typer.Option("--prepared", help="Seal all uploads first, then replay them from one process.")
+    ] = False,
+    save: SaveFile = None,
+    json: AsJson = False,
+) -> None:
+    """Measure rounds through mosquitto and `shoal-aggregator serve`, with many device runtimes in a few processes.
+
+    Training is replaced by a gradient that costs next to nothing; everything else is real. With --prepared no device
+    runtimes run, so that the aggregator is measured alone.
+    """
+    from shoal.bench.load.fleet_load import measure
+
+    forbid_inspection()
+    _stop_cleanly()
+    found = measure(
+        devices, model=_model(model), algorithm=algorithm, rounds=rounds, open_files=open_files, prepared=prepared
+    )
+    data = found.data()
+    _deliver(data, json, lambda: _show_load(data), save)
+
+
+@bench_app.command("soak")
+def bench_soak(
+    devices: Annotated[
+        int, typer.Option(help="Device runtimes, each on its own connection.", min=1, max=limits.MAX_DEVICES)
+    ] = 30,
+    minutes: Annotated[float, typer.Option(help="Length of the soak.", min=0.1)] = 30.0,
+    algorithm: Annotated[str, typer.Option(help="fedavg, ifca, cfl, fedgroup, ...")] = "fedavg",
+    plot: Annotated[Path | None, typer.Option(help="Draw the figure: .png, .svg or .pdf.", dir_okay=False)] = None,
+    save: SaveFile = None,
+    json: AsJson = False,
+) -> None:
+    """Run rounds for many minutes and compare the aggregator's memory, files and times in the first and last third."""
+    from shoal.bench.load import soak
+    from shoal.report.plot import check
+    from shoal.report.record import check_place
+
+    if plot is not None:
+        check(plot)
+        check_place(plot, "--plot")
+    forbid_inspection()
+    _stop_cleanly()
+    found = soak.measure(devices, minutes, algorithm)
+    data = found.data()
+
+    def write_figure() -> None:
+        if plot is not None:
+            soak.plot(found, plot)
+
+    _deliver(data, json, lambda: _show_soak(data), save, write_figure)
+
+
+def _show_soak(data: dict[str, Any]) -> None:
+    say(
+        f"{counted(data['devices'], 'device')}, {data['minutes']:.1f} minutes, {counted(data['rounds'], 'round')}; "
+        f"{counted(data['nacks'], 'NACK')}, {counted(data['reminders'], 'reminder')}"
+    )
+    say(f"{'':28} {'first third':>14} {'last third':>14}")
+    for name, flat in data["flat"].items():
+        first, last = data["first_third"][name], data["last_third"][name]
+        say(f"{name:28} {first:14.4g} {last:14.4g}  {'flat' if flat else 'rises'}")
+
+
+def _model(name: str) -> Any:
+    if name not in ("logistic", "mlp"):
+        raise UsageError(f"no model {name!r}", hint="use logistic or mlp")
+    return name
+
+
+def _show_load(data: dict[str, Any]) -> None:
+    say(
+        f"{counted(data['devices'], 'device')}, {data['algorithm']}, model of {data['model_bytes']} bytes, "
+        f"{counted(data['rounds'], 'round')}: {data['seconds_per_round_median']:.3f} s a round (median)"
+    )
+    say(
+        f"aggregator: {data['aggregator_cpu_ms_per_upload']:.2f} ms of CPU an upload, peak {data['aggregator_rss_mb_max']:.0f} "
+        f"MB, {data['open_files_max']} open files; broker: {data['broker_cpu_s_per_round']:.3f} s of CPU a round"
+    )
+    say(
+        f"uploads: {data['uploads_counted']} counted of {data['uploads_expected']}; "
+        f"{counted(data['nacks'], 'NACK')}, {counted(data['reminders'], 'reminder')}"
+    )
+
+
+def _show_engine(fleets: list[dict[str, Any]]) -> None:
+    say("the engine's rules alone, without messages, seals and disk:")
+    for d in fleets:
+        say(
+            f"{d['devices']:7} devices: {d['us_per_presence']:.1f} us a presence, {d['us_per_upload']:.1f} us an upload"
+        )
+
+
+@bench_app.command("numerics")
+def bench_numerics(
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes.")] = False,
+    save: SaveFile = None,
+    json: AsJson = False,
+) -> None:
+    """Each numeric kernel against its ceiling and its naive form, one thread, CPU time."""
+    import dataclasses
+
+    from shoal.bench.numerics.kernels import measure
+
+    results = measure(quick)
+    data = {"kernels": [dataclasses.asdict(r) for r in results]}
+    _deliver(data, json, lambda: _show_kernels(results), save)
+
+
+def _show_kernels(results: list[KernelResult]) -> None:
+    say(f"{'kernel':24} {'n':>7} {'d':>9} {'CPU s':>10}  {'ceiling x':>9}  {'naive x':>8}")
+    for r in results:
+        say(f"{r.name:24} {r.n:7} {r.d:9} {r.seconds:10.4f}  {r.ceiling_ratio:9.2f}  {r.naive_ratio:8.1f}")
+
+
+@bench_app.command("privacy")
+def bench_privacy(
+    mode: Annotated[list[str] | None, typer.Option(help="Mask mode; may be given again. All by default.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer trials, no CNN, no d = 1e7.")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Attack MNIST, whose files are there.", file_okay=False)] = None,
+    html: HtmlFile = None,
+    save: SaveFile = None,
+    json: AsJson = False,
+) -> None:
+    """What each mask mode costs, what the aggregator can still compute, and what each attack gets beside chance."""
+    from shoal.bench.privacy.benchmark import measure
+    from shoal.bench.privacy.page import page
+    from shoal.bench.privacy.table import lines
+    from shoal.util.console import note
+    from shoal.util.files import write_atomic
+
+    report = measure(mode or (), quick=quick, data_dir=data_dir, progress=note)
+
+    def show() -> None:
+        for line in lines(report):
+            say(line)
+
+    def write_page() -> None:
+        if html is not None:
+            write_atomic(html, page(report).encode(), mode=0o644)
+
+    _deliver(report.data(), json, show, save, write_page)
+
+
+def _stop_cleanly() -> None:
+    """Let SIGTERM unwind as Ctrl-C does, so that everything started is ended."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+def main() -> None:
+    """Run the program."""
+    add_version(app, prog="shoal")
+    run_program(app, prog="shoal")

@@ -1,0 +1,243 @@
+"""`shoal demo`: a broker, an aggregator and twenty devices as real processes find the hidden groups, three times over."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from shoal.demo.data import Hidden, hide_groups, load_images
+from shoal.demo.seen import Seen, look, run_key, stored_update
+from shoal.owner.runs.plan import RunOptions, origins_needed
+from shoal.owner.task_compiler.builtin import build
+from shoal.owner.task_compiler.compile import compile_task
+from shoal.owner.task_compiler.origin import make_origins
+from shoal.protocol.documents import RunPlan
+from shoal.simulation.process_fleet import Stage
+from shoal.task.bundle import TaskBundle
+from shoal.task.manifest import LocalTraining
+from shoal.transport.local_broker import BrokerKind, start_broker
+from shoal.types import Float32Vector
+
+HIDDEN_UNITS: Final = 64
+LOCAL: Final = LocalTraining(epochs=5, batch_size=8, lr=0.1)
+RUN_TIMEOUT_S: Final = 300.0
+POLL_S: Final = 0.1
+LOOK_ROUND: Final = 5
+"""From this round on the demo looks at what lies on the aggregator's disk."""
+STATUS_WAIT_S: Final = 5.0
+OPTIONS: Final = (
+    RunOptions("fedavg", rounds=30, local=LOCAL, min_contributors=1),
+    RunOptions("cfl", rounds=60, local=LOCAL, min_contributors=1),
+    RunOptions(
+        "ifca",
+        {"k": "4", "restarts": "6", "restart_rounds": "8"},
+        rounds=64,
+        local=LOCAL,
+        min_contributors=1,
+    ),
+)
+"""One setting of local training for all three. min_contributors is 1 in the demo only: a fleet's default is 3."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """One algorithm's figures; accuracy in percent over all devices' test shares, in the final round."""
+
+    algorithm: str
+    accuracy: float
+    ari: float
+    clusters: int
+    rounds: int
+    seconds_per_round: float
+    bytes_up_per_device_round: float
+    bytes_down_per_device_round: float
+    mode: str
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """All that the demo found."""
+
+    broker: str
+    devices: int
+    groups: int
+    runs: tuple[RunResult, ...]
+    device_rss_mb_max: float
+    torch_loaded: bool
+    aggregator_rss_mb_max: float
+    seen: Seen
+    side: int
+
+    def data(self) -> dict[str, Any]:
+        """Return the figures as `--json` prints them."""
+        return {
+            "broker": self.broker,
+            "devices": self.devices,
+            "groups": self.groups,
+            "runs": [{f: getattr(r, f) for f in RunResult.__slots__} for r in self.runs],
+            "device": {"rss_mb_max": self.device_rss_mb_max, "torch_loaded": self.torch_loaded},
+            "aggregator": {"rss_mb_max": self.aggregator_rss_mb_max},
+            "seen": {
+                "cosine": self.seen.cosine,
+                "share_in_place": self.seen.share_in_place,
+                "reading_psnr_db_masked": self.seen.masked.psnr_db,
+                "reading_psnr_db_none": self.seen.none.psnr_db,
+            },
+        }
+
+
+class Progress(Protocol):
+    """Who is told how the demo goes on."""
+
+    def stage(self, text: str) -> None:
+        """Something takes a moment."""
+
+    def round(self, algorithm: str, done: int, total: int, record: dict[str, Any] | None) -> None:
+        """So many rounds of a run are closed; ``record`` is the last one's."""
+
+
+def run_demo(
+    *,
+    devices: int,
+    skew: str,
+    data: str,
+    data_dir: Path | None,
+    seed: int,
+    broker: BrokerKind | None,
+    progress: Progress,
+) -> DemoResult:
+    """Run the demo and end everything that it started.
+
+    Raises:
+        DataError: MNIST's files are not where they were said to be.
+        StageError: a program ended early, or a run took too long.
+    """
+    x, y, side = load_images(data, data_dir)
+    hidden = hide_groups(x, y, side, devices=devices, skew=skew, seed=seed)
+    progress.stage("compiling the task: torch on this machine only, ONNX for the devices")
+    sizes = {"inputs": side * side, "hidden": HIDDEN_UNITS, "classes": 10}
+    made = build("mlp", **sizes)
+    bundle = compile_task(made.model, made.loss, made.example, name="digits", kind=made.kind, hyper=LOCAL)
+    with tempfile.TemporaryDirectory(prefix="shoal-demo-") as folder:
+        root = Path(folder)
+        (root / "broker").mkdir()
+        (root / "data").mkdir()
+        sources = hidden.save(root / "data")
+        names = tuple(f"dev-{i:02d}" for i in range(devices))
+        progress.stage("starting the broker")
+        with start_broker(broker or "auto", root / "broker") as running:
+            progress.stage(f"making keys for the owner, the aggregator and {devices} devices")
+            with Stage(root / "fleet", running.url, names) as stage:
+                progress.stage(f"starting the aggregator and {devices} devices on {running.kind}")
+                stage.start_aggregator()
+                for name, source in zip(names, sources, strict=True):
+                    stage.start_device(name, source)
+                runs = tuple(_one_run(stage, bundle, sizes, o, seed, hidden, progress) for o in OPTIONS)
+                return _result(stage, bundle, sizes, hidden, runs, running.kind, seed)
+
+
+def plan_seed(seed: int) -> int:
+    """Return the seed for the plan: the aggregator reads the plan, and must not find in it the seed of the origins."""
+    return int.from_bytes(hashlib.sha256(b"shoal/demo/plan" + str(seed).encode()).digest()[:4], "little")
+
+
+def _one_run(
+    stage: Stage,
+    bundle: TaskBundle,
+    sizes: dict[str, int],
+    options: RunOptions,
+    seed: int,
+    hidden: Hidden,
+    progress: Progress,
+) -> tuple[RunPlan, Float32Vector | None, RunResult]:
+    origins = make_origins("mlp", origins_needed(options), seed, manifest=bundle.manifest, **sizes)
+    plan = stage.add_run(bundle, origins, dataclasses.replace(options, seed=plan_seed(seed)))
+    records, view = _watch(stage, plan, progress)
+    final = records[-1]
+    clusters = [final["clusters"].get(d, -1) for d in stage.devices]
+    figures = [_ended(stage, d, plan.run) for d in stage.devices]
+    rounds = sum(f["rounds"] for f in figures)
+    return (
+        plan,
+        view,
+        RunResult(
+            algorithm=plan.algorithm,
+            accuracy=100.0 * final["correct"] / max(1, final["tested"]),
+            ari=_adjusted_rand(hidden.groups, clusters),
+            clusters=len(set(clusters)),
+            rounds=len(records) - 1,
+            seconds_per_round=float(np.median([r["seconds"] for r in records[1:-1]])),
+            bytes_up_per_device_round=sum(f["bytes_up"] for f in figures) / rounds,
+            bytes_down_per_device_round=sum(f["bytes_down"] for f in figures) / rounds,
+            mode=plan.mode,
+        ),
+    )
+
+
+def _watch(stage: Stage, plan: RunPlan, progress: Progress) -> tuple[list[dict[str, Any]], Float32Vector | None]:
+    """Wait for the run's end, telling the progress; return its rounds and an update that lay on the aggregator's disk."""
+    end = time.monotonic() + RUN_TIMEOUT_S
+    view = None
+    while not stage.finished(plan.run) and time.monotonic() < end:
+        stage.check()
+        records = stage.records(plan.run)
+        progress.round(plan.algorithm, len(records), plan.rounds + 1, records[-1] if records else None)
+        if len(records) >= LOOK_ROUND:
+            seen = stored_update(stage.aggregator_dir / f"run-{plan.run:06d}", plan.length)
+            view = view if seen is None else seen
+        time.sleep(POLL_S)
+    records = stage.wait(plan.run, timeout_s=1.0)
+    progress.round(plan.algorithm, len(records), plan.rounds + 1, records[-1])
+    return records, view
+
+
+def _ended(stage: Stage, device: str, run: int) -> dict[str, Any]:
+    """Return the figures that a device kept of a run that it has just ended."""
+    end = time.monotonic() + STATUS_WAIT_S
+    while time.monotonic() < end:
+        figures = stage.device_status(device).get("ended", {}).get(str(run))
+        if figures is not None:
+            return dict(figures)
+        time.sleep(0.02)
+    stage.check()
+    raise TimeoutError(f"{device} did not report the end of run {run}")
+
+
+def _adjusted_rand(truth: tuple[int, ...], found: list[int]) -> float:
+    from sklearn.metrics import adjusted_rand_score
+
+    return float(adjusted_rand_score(truth, found))
+
+
+def _result(
+    stage: Stage,
+    bundle: TaskBundle,
+    sizes: dict[str, int],
+    hidden: Hidden,
+    runs: tuple[tuple[RunPlan, Float32Vector | None, RunResult], ...],
+    broker: str,
+    seed: int,
+) -> DemoResult:
+    plan, view = next((p, v) for p, v, _ in runs if v is not None)
+    theta = make_origins("mlp", 1, seed, manifest=bundle.manifest, **sizes)[0]
+    seen = look(
+        view, run_key(stage.fleet.secret_at(plan.epoch), plan), bundle, theta, hidden.x[0][0], int(hidden.y[0][0])
+    )
+    return DemoResult(
+        broker=broker,
+        devices=len(stage.devices),
+        groups=len(set(hidden.groups)),
+        runs=tuple(r for _, _, r in runs),
+        device_rss_mb_max=max(stage.programs[d].peak_rss_mb() for d in stage.devices),
+        torch_loaded=any(stage.device_status(d).get("torch_loaded", False) for d in stage.devices),
+        aggregator_rss_mb_max=stage.programs["aggregator"].peak_rss_mb(),
+        seen=seen,
+        side=hidden.side,
+    )

@@ -1,0 +1,134 @@
+"""What the aggregator saw: one of its stored updates beside the true one, and an attempt to read an image from an update.
+
+Only whoever holds the mask secret can make this comparison: the demo runs all parties on one machine, a fleet never does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.mask.keys import MaskContext, MaskKey, derive
+from crypto.mask.masking import mask, unmask
+from crypto.mask.secret import MaskSecret
+from edge_client.learning.data import Batch
+from edge_client.learning.model import OrtModel
+from edge_client.learning.training import train
+from shoal.protocol.documents import RunPlan
+from shoal.task.bundle import TaskBundle
+from shoal.task.manifest import LocalTraining, TaskManifest
+from shoal.types import Float32Vector, MaskedVector
+
+PSNR_CAP_DB: Final = 120.0
+"""An exact reading has no finite figure: this one stands for it."""
+ONE_STEP: Final = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """An image as an attacker read it: (side * side,) in [0, 1], and how near it is to the true one."""
+
+    image: NDArray[np.float32]
+    psnr_db: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The aggregator's view beside the truth.
+
+    Attributes:
+        cosine: between the update on its disk and the true one.
+        share_in_place: share of the non-zero coordinates whose value stands where it belongs.
+        masked, none: the reading attempt on a one-image, one-step update with and without the mask.
+        truth: that image.
+    """
+
+    cosine: float
+    share_in_place: float
+    masked: Reading
+    none: Reading
+    truth: NDArray[np.float32]
+
+
+def run_key(secret: MaskSecret, plan: RunPlan) -> MaskKey:
+    """Return the mask key of a run, as its devices derive it."""
+    return derive(
+        secret,
+        MaskContext(plan.fleet, plan.run_id, plan.epoch, plan.task_digest, plan.mode, plan.mask_segments),
+    )
+
+
+def stored_update(run_directory: Path, length: int) -> Float32Vector | None:
+    """Return one masked update, (length,) float32, as it lies on the aggregator's disk; None where there is none now."""
+    for path in sorted((run_directory / "updates").glob("*/*.f32")):
+        try:
+            update = np.fromfile(path, "<f4", length)
+        except FileNotFoundError:
+            continue  # swept since it was listed
+        if len(update) == length and update.any():
+            return update
+    return None
+
+
+def compare(view: Float32Vector, key: MaskKey) -> tuple[float, float]:
+    """Return (cosine, share in place) of the aggregator's ``view`` (d,) and the update behind it."""
+    true = unmask(MaskedVector(view, key.key_id), key)
+    lengths = float(np.linalg.norm(view)) * float(np.linalg.norm(true))
+    moved = true != 0
+    return float(np.dot(view, true)) / lengths, float((view[moved] == true[moved]).mean())
+
+
+def one_image_update(bundle: TaskBundle, theta: Float32Vector, image: NDArray[np.float32], label: int) -> Float32Vector:
+    """Return the update (d,) of one step on one image: made for the attempt, no fleet sends such a one."""
+    batch = Batch(image[None], np.array([label], np.int64))
+    rng = np.random.default_rng(0)
+    return train(theta, batch, ONE_STEP, OrtModel(bundle), rng, 0, lambda: False).delta
+
+
+def read_image(update: Float32Vector, manifest: TaskManifest, truth: NDArray[np.float32]) -> Reading:
+    """Read the training image from a one-image update: in the first layer, each row of weights over its bias is the image.
+
+    For one image x the gradient of row j is g_j x and that of its bias g_j (the well-known leak of a fully connected first
+    layer), so the row with the largest bias gradient gives x exactly. The attacker is given the model's layout.
+    """
+    weight, bias = manifest.parameters[0], manifest.parameters[1]
+    rows, columns = weight.shape
+    w = update[: rows * columns].reshape(rows, columns)
+    b = update[rows * columns : rows * columns + bias.length]
+    best = int(np.abs(b).argmax())
+    image = np.clip(w[best] / (b[best] or 1.0), 0.0, 1.0).astype(np.float32)
+    error = float(np.mean((image - truth) ** 2))
+    return Reading(image, PSNR_CAP_DB if error <= 0 else min(PSNR_CAP_DB, -10.0 * float(np.log10(error))))
+
+
+def look(
+    view: Float32Vector,
+    key: MaskKey,
+    bundle: TaskBundle,
+    theta: Float32Vector,
+    image: NDArray[np.float32],
+    label: int,
+) -> Seen:
+    """Return what an aggregator saw.
+
+    Args:
+        view: shape (d,), float32, an update from its disk.
+        key: the run's mask.
+        bundle: the task.
+        theta: shape (d,), float32, a model to take the one step from.
+        image: shape (inputs,), float32 in [0, 1].
+        label: its class.
+    """
+    cosine, in_place = compare(view, key)
+    update = one_image_update(bundle, theta, image, label)
+    return Seen(
+        cosine,
+        in_place,
+        read_image(mask(update, key).values, bundle.manifest, image),
+        read_image(update, bundle.manifest, image),
+        image,
+    )

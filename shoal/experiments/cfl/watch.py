@@ -1,0 +1,189 @@
+"""Looking over CFL's shoulder: accuracies, separation gaps and the fate of every split, none of which it ever sees."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from aggregator.numerics.gap import separation_gap
+from aggregator.numerics.similarity import cosine_matrix
+from aggregator.strategies.base import Contribution, Event, Strategy
+from aggregator.strategies.registry import make_strategy
+from shoal.protocol.messages import Phase
+from shoal.simulation.engine.evaluation import Evaluation, evaluate
+from shoal.simulation.engine.metrics import adjusted_rand, purity
+from shoal.simulation.engine.simulate import Observation
+
+LATER_ROUNDS: Final = 10
+"""Rounds after a split at which accuracy is looked at once more."""
+GAP_DECIMALS: Final = 4
+MOST_NATS: Final = 700.0
+"""Of a loss whose exponential is still a float."""
+
+
+class CflWatch:
+    """Notes what happened in every round of a run of ``cfl`` or ``fedavg``.
+
+    Args:
+        groups: each device's true group, in order of the devices.
+        evaluate_every: rounds between two looks at the test shares; a round with a split is always looked at.
+    """
+
+    def __init__(self, groups: Sequence[int], evaluate_every: int = 1) -> None:
+        self.groups = tuple(groups)
+        self.evaluate_every = evaluate_every
+        self.rows: list[dict[str, Any]] = []
+        self.splits: list[dict[str, Any]] = []
+        self.refused: list[dict[str, Any]] = []
+        self.merges: list[dict[str, Any]] = []
+        self.moves: list[dict[str, Any]] = []
+        self._strategy: Strategy | None = None
+        self._seen: list[tuple[int, dict[str, float]]] = []
+        self._opened: dict[int, int] = {}
+
+    def __call__(self, seen: Observation) -> None:
+        """Look at one round; a device that waits for its place in the tree belongs to no cluster."""
+        names = seen.workforce.population.names
+        group_of = dict(zip(names, self.groups, strict=True))
+        label_of = {name: seen.outcome.clusters[name] for name in names if name in seen.outcome.clusters}
+        labels, truth = list(label_of.values()), [group_of[name] for name in label_of]
+        members: dict[int, list[str]] = defaultdict(list)
+        for name, label in label_of.items():
+            members[label].append(name)
+        row: dict[str, Any] = {
+            "round": seen.round,
+            "accuracy": None,
+            "loss": _loss(seen.contributions),
+            "purity": purity(labels, truth),
+            "ari": adjusted_rand(labels, truth),
+            "clusters": len(members),
+            "gaps": cluster_gaps(seen.contributions, group_of),
+            "gap": None,
+        }
+        row["gap"] = min(row["gaps"].values(), default=None)
+        due = (
+            self.evaluate_every and (seen.round - 1) % self.evaluate_every == 0
+        )  # so that a split in round 2 has a before
+        if due or any(e.kind in ("split", "trial-opened", "merge") for e in seen.outcome.events):
+            found = self._tested(seen)
+            if found is not None:
+                row["accuracy"] = found.accuracy
+                each = (found.correct / found.tested).tolist()
+                self._seen.append((seen.round, dict(zip(found.names, each, strict=True))))
+                if seen.workforce.network.kind == "sequence":
+                    row["perplexity"] = math.exp(min(found.loss, MOST_NATS))
+        self.rows.append(row)
+        for event in seen.outcome.events:
+            self._note(event, group_of, members)
+
+    def _tested(self, seen: Observation) -> Evaluation | None:
+        """Test the models that devices would take now on their own test samples."""
+        if self._strategy is None:
+            self._strategy = make_strategy(seen.workforce.run, None, seen.workforce.average)
+        names = seen.workforce.population.names
+        return evaluate(seen.workforce, self._strategy.final(seen.state, seen.plan.round + 1, names), "assigned")
+
+    def _note(self, event: Event, group_of: Mapping[str, int], members: Mapping[int, list[str]]) -> None:
+        detail = dict(event.detail)
+        if event.kind == "trial-opened":
+            self._opened[detail["cluster"]] = event.round
+        elif event.kind == "split-refused":
+            there = {group_of[name] for name in members[detail["cluster"]]}
+            self.refused.append({"round": event.round, "impure": len(there) > 1, **detail})
+        elif event.kind == "merge":
+            self.merges.append({"round": event.round, **detail})
+        elif event.kind == "moved":
+            home = group_of[detail["device"]]
+            kin = [sum(group_of[name] == home for name in members[detail[key]]) for key in ("from", "cluster")]
+            self.moves.append({"round": event.round, **detail, "right": kin[1] - 1 > kin[0]})  # itself is there now
+        elif event.kind == "split":
+            sides = [members[child] for child in detail["children"]]
+            truth = [{group_of[name] for name in side} for side in sides]
+            self.splits.append(
+                {
+                    "round": event.round,
+                    "opened": self._opened.get(detail["cluster"], event.round),
+                    **detail,
+                    "right": not truth[0] & truth[1],
+                    "of_pure_cluster": len(truth[0] | truth[1]) == 1,
+                    "devices": [*sides[0], *sides[1]],
+                }
+            )
+
+    def split_report(self) -> list[dict[str, Any]]:
+        """Return every split with the accuracy, percent, of its devices: before, right after, and some rounds later."""
+        report = []
+        for split in self.splits:
+            entry = {k: v for k, v in split.items() if k != "devices"}
+            at_once = split["opened"] == split["round"]
+            before = [a for r, a in self._seen if r < split["opened"] or (r == split["opened"] and not at_once)]
+            after = [a for r, a in self._seen if r >= split["round"]]
+            later = [a for r, a in self._seen if r >= split["round"] + LATER_ROUNDS]
+            for name, chosen in (("before", before[-1:]), ("after", after[:1]), ("later", later[:1])):
+                entry[f"accuracy_{name}"] = _mean(chosen[0], split["devices"]) if chosen else None
+            report.append(entry)
+        return report
+
+    def partition_round(self) -> int | None:
+        """Return the first round from which on the clusters are the true groups until the end; None if never."""
+        wrong = max((row["round"] for row in self.rows if row["ari"] < 1.0), default=0)
+        return wrong + 1 if self.rows and wrong < self.rows[-1]["round"] else None
+
+    def report(self) -> dict[str, Any]:
+        """Return everything about the clustering that belongs in a result's data."""
+        found, splits = self.partition_round(), self.split_report()
+        return {
+            "splits": splits,
+            "split_log": [_sentence(s) for s in splits],
+            "trials_refused": len(self.refused),
+            "trials_refused_of_impure_clusters": sum(r["impure"] for r in self.refused),
+            "merges": self.merges,
+            "moves": self.moves,
+            "devices_moved": len(self.moves),
+            "wrong_moves": sum(not m["right"] for m in self.moves),
+            "pure_clusters_split": sum(s["of_pure_cluster"] for s in self.splits),
+            "wrong_splits": sum(not s["right"] and not s["of_pure_cluster"] for s in self.splits),
+            "true_partition": found is not None,
+            "true_partition_from_round": found,
+            "rounds_after_partition": None if found is None else self.rows[-1]["round"] - found,
+        }
+
+
+def cluster_gaps(contributions: Sequence[Contribution], group_of: Mapping[str, int]) -> dict[str, float]:
+    """Return the separation gap (cfl Def. 2) of each cluster's updates of this round, by the cluster's id.
+
+    Clusters on trial, or of fewer than two devices, have none.
+    """
+    rows: dict[int, list[Contribution]] = defaultdict(list)
+    for c in contributions:
+        if c.phase is Phase.TRAIN and c.vector is not None and c.norm > 0:
+            rows[c.model].append(c)
+    return {
+        str(model): round(_gap(mine, group_of), GAP_DECIMALS) for model, mine in sorted(rows.items()) if len(mine) > 1
+    }
+
+
+def _sentence(split: Mapping[str, Any]) -> str:
+    names = ("before", "after", "later")
+    found = [f"{split[f'accuracy_{n}']:.1f} % {n}" for n in names if split[f"accuracy_{n}"] is not None]
+    kind = "right" if split["right"] else "of one group" if split["of_pure_cluster"] else "wrong"
+    sizes = " + ".join(map(str, split["sizes"]))
+    return f"round {split['round']}: {sizes} devices ({kind}), {', '.join(found)}"
+
+
+def _gap(mine: Sequence[Contribution], group_of: Mapping[str, int]) -> float:
+    return separation_gap(cosine_matrix([c.row for c in mine]), [group_of[c.device] for c in mine]).gap
+
+
+def _loss(contributions: Sequence[Contribution]) -> float:
+    training = [c for c in contributions if c.vector is not None]
+    return float(np.average([c.loss for c in training], weights=[c.samples for c in training])) if training else np.nan
+
+
+def _mean(accuracies: Mapping[str, float], devices: Sequence[str]) -> float:
+    """Return the mean of ``devices``, percent."""
+    return 100.0 * float(np.mean([accuracies[d] for d in devices]))

@@ -1,0 +1,89 @@
+"""A run of CFL, or of its baseline, on an image or text task, watched round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.experiments.cfl.watch import CflWatch
+from shoal.experiments.common.experiment import Options, Progress, Result
+from shoal.simulation.data import Population
+from shoal.simulation.engine.simulate import SimOptions, SimResult, SimRound, simulate
+from shoal.simulation.trainers.networks import Network
+from shoal.task.manifest import LocalTraining
+from shoal.util.console import counted
+
+
+def watched(
+    algorithm: str,
+    settings: Mapping[str, str],
+    population: Population,
+    network: Network,
+    local: LocalTraining,
+    rounds: int,
+    evaluate_every: int,
+    options: Options,
+    progress: Progress,
+) -> tuple[CflWatch, SimResult]:
+    """Run ``algorithm`` with every update kept, and note what happened.
+
+    Args:
+        algorithm: ``cfl`` or ``fedavg``.
+        settings: of its strategy.
+        population: the devices; without groups all are taken for one.
+        network: what they train.
+        local: a round's recipe.
+        rounds: how many.
+        evaluate_every: rounds between two looks at the test shares.
+        options: seed, mask, device and the knob ``trainer``.
+        progress: told of every round.
+    """
+    watch = CflWatch(population.groups or (0,) * len(population), evaluate_every)
+
+    def told(closed: SimRound) -> None:
+        progress.round(algorithm, closed.round, rounds, watch.rows[-1] if watch.rows else None)
+
+    progress.stage(
+        f"{algorithm}: {counted(len(population), 'device')}, {counted(rounds, 'round')}, {network.length} coordinates"
+    )
+    sim_options = SimOptions(
+        rounds=rounds,
+        local=local,
+        seed=options.seed,
+        mask=options.mask,
+        evaluate_every=0,
+        count="all",
+        trainer=options.knob("trainer", "auto"),
+        device=options.device,
+        deferred=False,
+        weight_cap=0.0,
+        norm_screen=False,
+    )
+    return watch, simulate(algorithm, settings, population, network, sim_options, told, watch=watch)
+
+
+def watched_result(
+    experiment: str,
+    algorithm: str,
+    published: Any,
+    watch: CflWatch,
+    done: SimResult,
+    parameters: Mapping[str, Any],
+    extra: Mapping[str, Any] | None = None,
+) -> Result:
+    """Return what a watched run reports; ``extra`` stands in front of what the watch says."""
+    last = watch.rows[-1]
+    return Result(
+        experiment=experiment,
+        algorithm=algorithm,
+        accuracy=None if done.final is None else done.final.accuracy,
+        clusters=last["clusters"],
+        rounds=len(watch.rows),
+        cpu_seconds_per_round=done.cpu_seconds_per_round,
+        published=published,
+        history=watch.rows,
+        parameters=dict(parameters),
+        purity=last["purity"],
+        ari=last["ari"],
+        extra={**(extra or {}), **(watch.report() if algorithm == "cfl" else {})},
+    )

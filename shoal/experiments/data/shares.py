@@ -1,0 +1,96 @@
+"""Shares of a device's samples, and what is said about a population."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.errors import UsageError
+from shoal.simulation.data import Population, Shard
+
+
+class Shares(NamedTuple):
+    """Which part of its samples a device trains, validates and tests on; they add up to 1."""
+
+    train: float
+    validation: float
+    test: float
+
+
+CFL_SHARES: Final = Shares(0.6, 0.2, 0.2)
+NINETY_TEN: Final = Shares(0.9, 0.0, 0.1)
+_ROUNDING: Final = 1e-9
+"""Keeps 0.6 + 0.2 of 10 samples at 8."""
+
+
+def cut(
+    x: NDArray[Any], y: NDArray[Any], rows: NDArray[np.int64], shares: Shares, names: NDArray[np.int64] | None = None
+) -> tuple[Shard, Shard, Shard]:
+    """Cut ``rows``, in their order, into training, validation and test shards; training gets one sample at least.
+
+    Args:
+        x: shape (n, ...).
+        y: shape (n, ...).
+        rows: shape (count,), int64, which of the n.
+        shares: of training, validation and test.
+        names: shape (classes,), int64, what each label is called here.
+
+    Raises:
+        UsageError: the shares don't add up.
+    """
+    if min(shares) < 0 or shares.train <= 0 or not math.isclose(sum(shares), 1.0):
+        raise UsageError(f"shares {tuple(shares)} must add up to 1, with some to train on")
+    count = len(rows)
+    train = min(count, max(1, int(shares.train * count + _ROUNDING)))
+    seen = int((shares.train + shares.validation) * count + _ROUNDING) if shares.test else count
+    mine, labels = x[rows], y[rows]
+    if names is not None:
+        labels = names[labels]
+    bounds = (0, train, max(train, seen), count)
+    first, second, third = (Shard(mine[a:b], labels[a:b]) for a, b in itertools.pairwise(bounds))
+    return first, second, third
+
+
+def population_of(parts: Sequence[tuple[Shard, Shard, Shard]], groups: tuple[int, ...] | None) -> Population:
+    """Return the devices whose (training, validation, test) shards these are."""
+    train, validation, test = zip(*parts, strict=True) if parts else ((), (), ())
+    return Population(train, validation, test, groups)
+
+
+def by_shard(
+    shards: Sequence[Shard], *, seed: int, shares: Shares = NINETY_TEN, groups: Sequence[int] | None = None
+) -> Population:
+    """Make each shard, a writer's for example, one device: shuffled, and cut by ``shares``."""
+    rng = np.random.default_rng(seed)
+    parts = [cut(s.x, s.y, rng.permutation(len(s)), shares) for s in shards]
+    return population_of(parts, None if groups is None else tuple(groups))
+
+
+def statistics(population: Population) -> dict[str, Any]:
+    """Return what a reader compares with a paper's: devices, samples in all and by part, and their spread over the devices."""
+    train, validation, test, probes = (
+        np.array([len(s) for s in shards], np.int64)
+        for shards in (population.train, population.validation, population.test, population.probes)
+    )
+    held = train + validation + test
+    return {
+        "devices": len(population),
+        "samples": int(held.sum() + probes.sum()),
+        "train": int(train.sum()),
+        "validation": int(validation.sum()),
+        "test": int(test.sum()),
+        "probes": len(probes),
+        "probe_samples": int(probes.sum()),
+        "groups": None if population.groups is None else len(set(population.groups)),
+        "samples_a_device": {
+            "min": int(held.min()),
+            "median": float(np.median(held)),
+            "mean": float(held.mean()),
+            "max": int(held.max()),
+        },
+    }

@@ -1,0 +1,86 @@
+"""The network of fedgroup-sent140: two layers of LSTM over word vectors, then two dense layers (Duan et al., Table II).
+
+Word vectors are frozen, so they are no part of theta: every device has the same, drawn from a fixed seed. Sizes are
+those of the published model (243,861 parameters), but for torch's second bias in each LSTM layer (800), and two outputs in place
+of one (31).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shoal.simulation.trainers.networks import Kind
+from shoal.types import Float32Vector
+
+VECTORS_SEED: Final = 140
+DENSE: Final = 30
+LAYERS: Final = 2
+OUTPUTS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TweetLstm:
+    """Negative or positive: x (n, words) int64, y (n,) int64.
+
+    Attributes:
+        vocabulary: tokens; embedding: length of a word's vector; hidden: units of a layer.
+        vectors: shape (vocabulary, embedding), float32: the words' vectors.
+    """
+
+    vocabulary: int
+    embedding: int = 300
+    hidden: int = 100
+    vectors: Tensor = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        drawn = np.random.default_rng(VECTORS_SEED).standard_normal((self.vocabulary, self.embedding), np.float32)
+        object.__setattr__(self, "vectors", torch.from_numpy(drawn))
+
+    @property
+    def kind(self) -> Kind:
+        """Classification."""
+        return "classification"
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Four tensors a layer of LSTM, then W and b of two dense layers."""
+        shapes: list[tuple[int, ...]] = []
+        inputs, gates = self.embedding, 4 * self.hidden
+        for _ in range(LAYERS):
+            shapes += [(gates, inputs), (gates, self.hidden), (gates,), (gates,)]
+            inputs = self.hidden
+        return (*shapes, (DENSE, self.hidden), (DENSE,), (OUTPUTS, DENSE), (OUTPUTS,))
+
+    @property
+    def length(self) -> int:
+        """Coordinates d of theta."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    def module(self) -> nn.Module:
+        """Return the trained layers as a fresh torch module, initialised from torch's global generator."""
+        lstm = nn.LSTM(self.embedding, self.hidden, LAYERS, batch_first=True)
+        return nn.ModuleList([lstm, nn.Linear(self.hidden, DENSE), nn.Linear(DENSE, OUTPUTS)])
+
+    def forward(self, params: Sequence[Tensor], x: Tensor) -> Tensor:
+        """Return logits (n, 2) of the state after the last word; as published, nothing lies between the dense layers."""
+        words = functional.embedding(x, self.vectors.to(x.device))
+        zeros = words.new_zeros(LAYERS, len(x), self.hidden)
+        weights = list(params[: 4 * LAYERS])
+        states = torch.lstm(words, (zeros, zeros), weights, True, LAYERS, 0.0, True, False, True)[0]
+        w1, b1, w2, b2 = params[4 * LAYERS :]
+        return functional.linear(functional.linear(states[:, -1], w1, b1), w2, b2)
+
+    def init(self, seed: int) -> Float32Vector:
+        """Return theta (d,), float32, as torch initialises the module under ``seed``; the global generator is kept."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            theta = torch.cat([p.detach().reshape(-1) for p in self.module().parameters()])
+        return theta.numpy().astype(np.float32, copy=False)

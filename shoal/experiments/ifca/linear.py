@@ -1,0 +1,269 @@
+"""Mixtures of linear models, and many starts of IFCA on one of them at once (Ghosh et al., sections 5.1 and 6.1).
+
+A start is k first models and a step size. All starts of a trial share the data, so their residuals are one matrix
+product a block of devices, and the block is read once for scoring and for the gradients. The semantics are those of
+`aggregator.strategies.ifca.strategy` with ``option = gradient``: each device takes the model of least loss on its own samples
+(the lowest index on ties), its update is one full-batch step of the mean squared error, and the server adds to each
+model's masked offset the mean of those who chose it times their share of all m machines (Alg. 1, line 14).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from crypto.mask.keys import MaskKey
+
+BLOCK_BYTES: Final = 4 << 20
+"""Samples that are worked on at a time: small enough for a core's share of the cache."""
+
+WINDOW: Final = 10
+"""Iterations between two looks at whether a start can still change its verdict."""
+
+DIVERGED: Final = 1000.0
+"""A start so many times as far from the truth as at first is given up."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mixture:
+    """m devices with n samples each of k linear models.
+
+    Attributes:
+        x: shape (m, n, d), float32; y: shape (m, n), float32: y = <x, truth of the device's group> + noise.
+        truth: shape (k, d), float32; groups: shape (m,), int64, equal in size.
+    """
+
+    x: Tensor
+    y: Tensor
+    truth: Tensor
+    groups: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Endings:
+    """What became of r starts.
+
+    Attributes:
+        thetas: shape (r, k, d), float32, where each start stopped.
+        choices: shape (r, m), int64, the devices' last choices.
+        distances: shape (r,), float32, mean distance to the truth under the best matching; inf where it diverged.
+        iterations: shape (r,), int64, iterations that each had.
+    """
+
+    thetas: Tensor
+    choices: Tensor
+    distances: Tensor
+    iterations: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point of a curve.
+
+    Attributes:
+        k: groups; m: devices, a multiple of k; n: samples a device; d: coordinates.
+        scale: R; sigma: standard deviation of the noise.
+        norm: R is the l2 norm of each true model, as the paper's text has it, and not the value of its coordinates
+            that are not 0, as the authors' code has it.
+    """
+
+    k: int
+    m: int
+    n: int
+    scale: float
+    sigma: float
+    d: int = 1000
+    norm: bool = False
+
+
+def make_mixture(point: Point, seed: tuple[int, ...], device: str = "cpu") -> Mixture:
+    """Return a mixture whose true coordinates are 0 or R, each with probability one half.
+
+    Points that differ in R and sigma alone share everything but the two, so that a curve over R shows R and not
+    another draw.
+
+    Args:
+        point: what to draw.
+        seed: of every draw.
+        device: where the tensors live.
+    """
+    m, n, d, k = point.m, point.n, point.d, point.k
+    rng = np.random.default_rng([*seed, m, n, d, k])
+    bits = rng.integers(0, 2, (k, d)).astype(np.float32)
+    length = np.sqrt(np.maximum(bits.sum(1, keepdims=True), 1)) if point.norm else np.float32(1)
+    truth = (bits * (point.scale / length)).astype(np.float32)
+    x = rng.standard_normal((m, n, d), np.float32)
+    noise = rng.standard_normal((m, n), np.float32) * np.float32(point.sigma)
+    groups = np.arange(m) * k // m
+    y = np.einsum("mnd,md->mn", x, truth[groups]) + noise
+    return Mixture(*(torch.from_numpy(a).to(device) for a in (x, y, truth, groups)))
+
+
+def random_starts(count: int, k: int, d: int, seed: tuple[int, ...], device: str = "cpu") -> Tensor:
+    """Return first models (count, k, d), float32: each coordinate 0 or 1 with probability one half (section 6.1)."""
+    draws = np.random.default_rng([*seed, k, d]).integers(0, 2, (count, k, d))
+    return torch.from_numpy(draws.astype(np.float32)).to(device)
+
+
+def matched_distance(thetas: Tensor, truth: Tensor) -> Tensor:
+    """Return (1/k) sum_j |theta_j - theta*_pi(j)| (r,) for the best permutation pi.
+
+    Args:
+        thetas: shape (r, k, d).
+        truth: shape (k, d).
+    """
+    k = len(truth)
+    costs = torch.linalg.vector_norm(thetas[:, :, None] - truth, dim=3)
+    every = torch.tensor(list(itertools.permutations(range(k))), device=thetas.device)
+    matched: Tensor = costs[:, torch.arange(k, device=thetas.device), every].mean(2).amin(1)
+    return matched
+
+
+def permutation_of(key: MaskKey | None, d: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the gathers (d,) that mask and unmask: masked = vector[first], vector = masked[second].
+
+    Read off the real mask by masking 0, 1, ..., d - 1, which float32 holds exactly.
+    """
+    if key is None:
+        return np.arange(d), np.arange(d)
+    masked = np.empty(d, np.float32)
+    key.apply(np.arange(d, dtype=np.float32), masked)
+    order = masked.astype(np.int64)
+    if not np.array_equal(np.sort(order), np.arange(d)):
+        raise ValueError("the batched linear experiment knows masks that permute coordinates only")
+    return order, np.argsort(order)
+
+
+def one_at_a_time(
+    mixture: Mixture, start: Tensor, rate: float, iterations: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return the models (k, d) and choices (m,) of one start, computed device by device and model by model.
+
+    What `Batch` must equal, and what it is timed against. ``start`` has shape (k, d).
+    """
+    x, y = mixture.x.cpu().numpy(), mixture.y.cpu().numpy()
+    thetas = start.cpu().numpy().copy()
+    m, n, _ = x.shape
+    choices = np.zeros(m, np.int64)
+    for _ in range(iterations):
+        sums = np.zeros_like(thetas)
+        for i in range(m):
+            residuals = [x[i] @ theta - y[i] for theta in thetas]
+            choices[i] = j = int(np.argmin([np.mean(r * r) for r in residuals]))
+            sums[j] += x[i].T @ residuals[j] * np.float32(2 / n)
+        thetas -= np.float32(rate / m) * sums
+    return thetas, choices
+
+
+class Batch:
+    """r starts of IFCA on one mixture, one `step` an iteration.
+
+    Attributes:
+        offsets: shape (r, k, d), float32, masked; all that the server would hold.
+        choices: shape (r, m), int64, of the last step.
+    """
+
+    def __init__(self, mixture: Mixture, starts: Tensor, rates: Tensor, key: MaskKey | None = None) -> None:
+        """Begin at ``starts`` (r, k, d) with the step sizes ``rates`` (r,)."""
+        self.mixture = mixture
+        self.origins = starts
+        self.rates = rates
+        self.offsets = torch.zeros_like(starts)
+        device = starts.device
+        self.mask, self.unmask = (torch.from_numpy(g).to(device) for g in permutation_of(key, starts.shape[2]))
+        m, n, d = mixture.x.shape
+        self.block = max(1, BLOCK_BYTES // (4 * n * d))
+        self.choices = torch.zeros((len(starts), m), dtype=torch.int64, device=device)
+
+    def thetas(self) -> Tensor:
+        """Return the devices' view of the models, (r, k, d)."""
+        return self.origins + self.offsets[..., self.unmask]
+
+    def keep(self, chosen: Tensor) -> None:
+        """Drop the starts that ``chosen`` (r,), bool, leaves out."""
+        self.origins, self.offsets = self.origins[chosen], self.offsets[chosen]
+        self.rates, self.choices = self.rates[chosen], self.choices[chosen]
+
+    def step(self) -> Tensor:
+        """Do one round of every start and return how far its models moved on average, (r,), float32."""
+        x, y = self.mixture.x, self.mixture.y
+        m, n, d = x.shape
+        r, k, _ = self.offsets.shape
+        columns = self.thetas().view(r * k, d).T
+        sums = torch.zeros((r * k, d), device=x.device)
+        first_model = torch.arange(r, device=x.device) * k
+        for begin in range(0, m, self.block):
+            xb = x[begin : begin + self.block]
+            c = len(xb)
+            residuals = torch.mm(xb.reshape(c * n, d), columns).view(c, n, r * k)
+            residuals.sub_(y[begin : begin + c, :, None])
+            choice = residuals.square().mean(1).view(c, r, k).argmin(2)
+            picked = choice[:, None, :, None].expand(c, n, r, 1)
+            own = residuals.view(c, n, r, k).gather(3, picked).squeeze(3)
+            gradients = torch.bmm(own.transpose(1, 2), xb)
+            sums.index_add_(0, (first_model + choice).view(-1), gradients.view(c * r, d))
+            self.choices[:, begin : begin + c] = choice.T
+        moves = sums.view(r, k, d) * (self.rates * (-2.0 / (n * m)))[:, None, None]
+        self.offsets += moves[..., self.mask]
+        moved: Tensor = torch.linalg.vector_norm(moves, dim=2).mean(1)
+        return moved
+
+
+def run_starts(
+    mixture: Mixture,
+    starts: Tensor,
+    rates: Tensor,
+    *,
+    iterations: int,
+    threshold: float,
+    key: MaskKey | None = None,
+    settle: bool = False,
+    first_success: bool = False,
+) -> Endings:
+    """Run ``iterations`` of IFCA from every start.
+
+    Args:
+        mixture: the data.
+        starts: shape (r, k, d), float32.
+        rates: shape (r,), float32, step sizes.
+        iterations: T.
+        threshold: largest distance that is a success.
+        key: masks what the server holds; None works in the clear.
+        settle: stop a start early, looked at every `WINDOW` iterations, once moving on at the fastest pace of the
+            last window could not carry it across ``threshold`` in the iterations that are left, or once it has
+            `DIVERGED`. A pace can grow, so this is a rule of thumb and not a proof; False runs everything.
+        first_success: stop all as soon as one start has settled as a success.
+    """
+    batch = Batch(mixture, starts, rates, key)
+    live = torch.arange(len(starts), device=starts.device)
+    thetas, choices = starts.clone(), batch.choices.clone()
+    distances = torch.full((len(starts),), torch.inf, device=starts.device)
+    counts = torch.zeros(len(starts), dtype=torch.int64, device=starts.device)
+    at_first = matched_distance(starts, mixture.truth)
+    pace = torch.zeros(len(starts), device=starts.device)
+    for done in range(1, iterations + 1):
+        pace = torch.maximum(pace, batch.step())
+        if done % WINDOW and done < iterations:
+            continue
+        now = batch.thetas()
+        distance = matched_distance(now, mixture.truth)
+        sane = torch.isfinite(distance)
+        thetas[live], choices[live], counts[live] = now, batch.choices, done
+        distances[live] = torch.where(sane, distance, torch.inf)
+        going = sane
+        if settle:
+            undecided = (distance - threshold).abs() <= pace * (iterations - done)
+            going = sane & undecided & (distance <= DIVERGED * at_first[live])
+            if first_success and bool((distances[live][~undecided & sane] <= threshold).any()):
+                break
+        if not bool(going.any()):
+            break
+        batch.keep(going)
+        live, pace = live[going], torch.zeros(int(going.sum()), device=starts.device)
+    return Endings(thetas, choices, distances, counts)

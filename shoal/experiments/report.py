@@ -1,0 +1,146 @@
+"""How `shoal simulate` looks: one line of progress on a terminal, and the published numbers beside ours at the end."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from shoal.util.console import note, say
+
+REDRAW_S: Final = 0.1
+FIXED: Final = (
+    *("experiment", "algorithm", "accuracy", "accuracy_last", "purity", "ari", "clusters", "rounds"),
+    *("cpu_seconds_per_round", "published", "parameters", "history"),
+)
+"""What the table shows, or is too long for it."""
+MOST_POINTS: Final = 60
+_CLEAR: Final = "\r\x1b[K"
+
+
+class TerminalProgress:
+    """One line on stderr that keeps up with the run; nothing at all where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self._shown = False
+        self._drawn_s = 0.0
+        self._began_s: dict[str, float] = {}
+        self._terminal = sys.stderr.isatty()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._clear()
+
+    def stage(self, text: str) -> None:
+        """Say what takes a moment."""
+        if self._terminal:
+            self._clear()
+            note(text)
+
+    def round(self, algorithm: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
+        """Show how far a run is, and about how long the rest takes."""
+        now_s = time.monotonic()
+        began_s = self._began_s.setdefault(algorithm, now_s)
+        if not self._terminal or (done < total and now_s - self._drawn_s < REDRAW_S):
+            return
+        self._drawn_s = now_s
+        parts = [f"{algorithm} {done}/{total}"]
+        if 0 < done < total and now_s > began_s:
+            parts.append(f"about {_duration((now_s - began_s) / done * (total - done))} left")
+        parts += [f"{k} {_short(v)}" for k, v in (record or {}).items() if _is_scalar(v) and k != "round"]
+        text = ", ".join(parts)[: shutil.get_terminal_size().columns - 1]
+        sys.stderr.write(_CLEAR + text)
+        sys.stderr.flush()
+        self._shown = True
+
+    def _clear(self) -> None:
+        if self._shown:
+            sys.stderr.write(_CLEAR)
+            sys.stderr.flush()
+            self._shown = False
+
+
+def report(title: str, results: Sequence[Mapping[str, Any]]) -> None:
+    """Print the table of results in the form of `Result.data`, and what else each measured."""
+    say(title)
+    say()
+    width = max(9, *(len(str(r["algorithm"])) for r in results))
+    head = "accuracy     last published  purity     ARI  clusters  rounds  cpu s/round"
+    say(f"{'algorithm':{width}}  {head}")
+    for r in results:
+        published = r["published"] if _is_number(r["published"]) else None
+        say(
+            f"{r['algorithm']:{width}}  {_cell(r['accuracy'], 8, 2)} {_cell(r.get('accuracy_last'), 8, 2)} "
+            f"{_cell(published, 9, 2)} {_cell(r['purity'], 7, 3)} {_cell(r['ari'], 7, 3)} {_cell(r['clusters'], 9, 0)} "
+            f"{_cell(r['rounds'], 7, 0)} {_cell(r['cpu_seconds_per_round'], 12, 3)}"
+        )
+    for r in results:
+        _details(r)
+
+
+def _details(result: Mapping[str, Any]) -> None:
+    lines = []
+    published = result["published"]
+    if published is not None and not _is_number(published):
+        lines.append(f"published: {_flat(published)}")
+    for name, value in result.items():
+        if name == "success":
+            lines += _success_lines(value)
+        elif name not in FIXED and (text := _flat(value)):
+            lines.append(f"{name}: {text}")
+    if lines:
+        say()
+        say(f"{result['algorithm']}:")
+        for line in lines:
+            say(f"  {line}")
+
+
+def _success_lines(curves: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for name, curve in curves.items():
+        for point in curve["points"][:MOST_POINTS]:
+            at = f"{curve['line']} {point[curve['line']]:g}, {curve['axis']} {point[curve['axis']]:g}"
+            lines.append(
+                f"curve ({name}), k {curve['k']}, {at}: {100 * point['probability']:.0f} % of {point['trials']}"
+            )
+    return lines
+
+
+def _flat(value: Any) -> str:
+    """Return a scalar, or a mapping or list of a few scalars, as text; "" where it is anything longer."""
+    if _is_scalar(value):
+        return _short(value)
+    if isinstance(value, Mapping) and all(_is_scalar(v) for v in value.values()):
+        return ", ".join(f"{k} {_short(v)}" for k, v in value.items())
+    if isinstance(value, list) and len(value) <= MOST_POINTS and all(_is_scalar(v) for v in value):
+        return ", ".join(_short(v) for v in value)
+    return ""
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, bool | int | float | str)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _short(value: bool | int | float | str) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _cell(value: float | None, width: int, digits: int) -> str:
+    return f"{'-':>{width}}" if value is None else f"{value:{width}.{digits}f}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

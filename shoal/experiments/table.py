@@ -1,0 +1,148 @@
+"""docs/algorithms.md's table, made from the results that the project keeps: what a page says is what a file says.
+
+``python -m shoal.experiments.table`` prints it; ``--write`` puts it between the page's two marks. A test holds them equal.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from shoal.experiments import registry
+from shoal.report.pages import put_between
+
+ROOT: Final = Path(__file__).parents[2]
+RESULTS: Final = ROOT / "results"
+PAGE: Final = ROOT / "docs" / "algorithms.md"
+BEGIN: Final = "<!-- results: python -m shoal.experiments.table --write -->"
+END: Final = "<!-- end of results -->"
+DROPPED: Final = ("--seed", "--save", "--data-dir", "--plot", "--checkpoint")
+"""Options that tell runs of the same setting apart, or say nothing of it."""
+FLAGS: Final = ("--json",)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One run: its file, the words after ``simulate``, its seed and its data."""
+
+    file: Path
+    words: tuple[str, ...]
+    seed: int
+    data: Mapping[str, Any]
+
+
+def load(folder: Path = RESULTS) -> list[Kept]:
+    """Return every experiment's run that is kept in ``folder``."""
+    found = []
+    for file in sorted(folder.glob("*.json")):
+        document = json.loads(file.read_text())
+        if "simulate" not in document["command"][:2]:
+            continue
+        words, seed = _words(document["command"][2:])
+        data = document["data"]
+        for one in data.get("results", [data]):
+            found.append(Kept(file, words, seed, one))
+    return found
+
+
+def _words(command: Sequence[str]) -> tuple[tuple[str, ...], int]:
+    words: list[str] = []
+    seed, rest = 0, iter(command)
+    for word in rest:
+        name, sign, value = word.partition("=")
+        if name in DROPPED:
+            value = value if sign else next(rest)
+            seed = int(value) if name == "--seed" else seed
+        elif word not in FLAGS:
+            words.append(word)
+    return tuple(words), seed
+
+
+def block(runs: Sequence[Kept]) -> str:
+    """Return the table: a line for each setting, its seeds together."""
+    lines = [
+        "| `shoal simulate ...` | algorithm | published | ours, by seed | groups found (ARI) | files |",
+        "|---|---|---|---|---|---|",
+    ]
+    groups: dict[tuple[int, tuple[str, ...], str], list[Kept]] = {}
+    order = {name: i for i, name in enumerate(registry.ids())}
+    for run in runs:
+        key = (order[run.data["experiment"]], run.words, run.data["algorithm"])
+        groups.setdefault(key, []).append(run)
+    for (_, words, algorithm), same in sorted(groups.items()):
+        same.sort(key=lambda r: r.seed)
+        files = " ".join(f"[{r.seed}](../{r.file.relative_to(ROOT)})" for r in same)
+        ours = "; ".join(f"{r.seed}: {_ours(r.data)}" for r in same)
+        found = sorted({_number(r.data["ari"], 2) for r in same if r.data.get("ari") is not None})
+        published = _published(same[0].data)
+        shown = " to ".join(found[:: max(1, len(found) - 1)]) or "-"
+        lines.append(f"| `{' '.join(words)}` | {algorithm} | {published} | {ours} | {shown} | {files} |")
+    return "\n".join(lines)
+
+
+def _ours(data: Mapping[str, Any]) -> str:
+    if data.get("newcomers"):
+        return f"{data['newcomers']['right']} of {data['newcomers']['tries']} right"
+    if data["accuracy"] is not None:
+        last = data.get("accuracy_last")
+        return f"{data['accuracy']:.2f}" + (f" (last {last:.2f})" if last is not None else "")
+    if CASES_AT_THE_END.keys() <= data.keys():
+        return "; ".join(f"{case}: {_norms(data[name])}" for name, case in CASES_AT_THE_END.items())
+    found = next((say(data[name]) for name, say in SAYS.items() if name in data), None)
+    return found or "see file"
+
+
+def _success(curves: Mapping[str, Any]) -> str:
+    lines = [f"({name}) {line}" for name, curve in curves.items() for line, rises in curve["rises"].items() if rises]
+    count = sum(len(curve["rises"]) for curve in curves.values())
+    return f"rises on {len(lines)} of {count} lines"
+
+
+def _classes(classes: Mapping[str, Mapping[str, float]]) -> str:
+    return ", ".join(f"{c} {found['max']:.1f} / {found['median']:.1f}" for c, found in classes.items())
+
+
+def _norms(end: Mapping[str, float]) -> str:
+    return f"mean {end['mean_updates']:.1g}, largest {end['largest_updates']:.1g}"
+
+
+CASES_AT_THE_END: Final = {"at_the_end_congruent": "congruent", "at_the_end_incongruent": "incongruent"}
+"""Norms of updates in the last rounds of cfl-congruence."""
+
+SAYS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "success": _success,
+    "classes": _classes,
+    "gap": lambda gap: f"gap {gap['updates']:.2f} with updates, {gap['gradients']:.2f} with gradients",
+    "least_chance_k10_gamma1": lambda chance: f"at least {chance:.2f} at gamma 1 from k = 10",
+}
+"""How results without one accuracy are told in a cell, by what their data hold."""
+
+
+def _published(data: Mapping[str, Any]) -> str:
+    value = data["published"]
+    if "classes" in data:
+        return f"classes a device, max / median: {_classes(value)}"
+    if isinstance(value, Mapping):
+        chosen = value.get(str(data.get("devices")), value)
+        value = ", ".join(f"{k} {v}" for k, v in chosen.items()) if isinstance(chosen, Mapping) else chosen
+    return "-" if value is None else str(value)
+
+
+def _number(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}"
+
+
+def write(page: Path = PAGE) -> None:
+    """Put the table between the page's marks."""
+    put_between(page, BEGIN, END, block(load()))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--write"]:
+        write()
+    else:
+        sys.stdout.write(block(load()) + "\n")

@@ -1,0 +1,430 @@
+"""A party's place in a fleet: its keys, the owner's grant and the newest roster, in one private directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import hmac
+import logging
+import re
+import time
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+from crypto.seal.envelope import GroupKey, SealError, open_from_group
+from crypto.seal.identity import Identity
+from crypto.seal.signed import open_document
+from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, ShoalError, UntrustedError, WireError
+from shoal.membership.grants import make_card, open_grant, open_renewal
+from shoal.membership.roster import MOST_DIGITS, RosterForkError, digest_of, has_expired, open_roster
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.documents import AggregatorGrant, DeviceGrant, Roster
+from shoal.protocol.messages import Sealed
+from shoal.util.files import check_directory, named, private_directory, read_private, write_atomic, write_private
+from shoal.util.locks import exclusive
+
+LOG = logging.getLogger("shoal.membership")
+KEY_FILE: Final = "identity.key"
+GRANT_FILE: Final = "membership.bin"
+NEXT_FILE: Final = "membership.next"
+"""With the roster sequence behind it: a grant with newer secrets, in force from the first run or mask epoch made with them."""
+MOST_LATER: Final = 8
+"""Grants with newer secrets that are kept; of more the oldest go."""
+
+ROSTER_FILE: Final = "roster.signed"
+LEAST_FILE: Final = "roster.least"
+"""The highest sequence of a roster that was ever in force, in decimal digits, and that roster's SHA-256 in hex.
+
+An older roster that is copied here is refused, and so is another one of that sequence.
+"""
+CARD_MODE: Final = 0o644
+"""A card holds public keys, and is carried."""
+WAIT_S: Final = 2.0
+"""How long another program that works in the directory may take to end."""
+BUSY_HINT: Final = "end `shoal-edge run` or `shoal-aggregator serve` there first"
+
+DAMAGED_HINT: Final = (
+    "is it this program's directory? Else join again with a grant from the owner: shoal-fleet add-device"
+)
+
+_WAITING: Final = re.compile(re.escape(NEXT_FILE) + r"\.(\d{10})", re.ASCII)
+
+_LEAST: Final = re.compile(rb"(\d{1,%d}) ([0-9a-f]{64})" % MOST_DIGITS)
+
+G = TypeVar("G", AggregatorGrant, DeviceGrant)
+
+
+def make_identity(directory: Path, name: str, role: str) -> Path:
+    """Make a party's keys where they belong; return the card to carry to the owner.
+
+    Where a crash has left keys of this name without their card, it is written anew.
+
+    Raises:
+        ConfigError: there are keys already, or another program is at work there.
+    """
+    identity = Identity.generate(name)
+    private_directory(directory)
+    with exclusive(directory, wait_s=WAIT_S, hint=BUSY_HINT):
+        card = directory / f"{name}.card"
+        if (directory / KEY_FILE).exists():
+            identity = Identity.load(directory / KEY_FILE)
+            if identity.name != name or card.exists():
+                raise ConfigError(
+                    f"{directory} holds keys already", hint="use another directory, or remove this one first"
+                )
+        else:
+            identity.save(directory / KEY_FILE)
+        write_atomic(card, make_card(identity, role), mode=CARD_MODE)
+    return card
+
+
+def accept_grant(directory: Path, grant_file: bytes, kind: type[G], owner_fingerprint: str) -> None:
+    """Store the owner's grant for the keys in ``directory``.
+
+    Raises:
+        NotEnrolledError: there are no keys yet.
+        UntrustedError: the grant is another owner's, or for somebody else.
+        as `store_grant`
+    """
+    if not (directory / KEY_FILE).exists():
+        raise NotEnrolledError(f"{directory} holds no keys yet", hint="run init there first")
+    store_grant(directory, open_grant(Identity.load(directory / KEY_FILE), grant_file, kind, owner_fingerprint))
+
+
+def store_grant(directory: Path, grant: AggregatorGrant | DeviceGrant) -> None:
+    """Store an opened grant as the one in force; the membership file, written last, is what makes a member.
+
+    Raises:
+        UntrustedError: its roster is not the owner's, has expired, is older than one that was in force, or is not the one
+            that its keys were drawn for.
+        ConfigError: the directory belongs to another fleet, or a program that would write over the grant runs there.
+    """
+    if not grant.roster:
+        raise UntrustedError(
+            "this grant only renews the keys of somebody who belongs to the fleet",
+            hint="ask the owner for a new one: shoal-fleet add-device, or add-aggregator",
+        )
+    now_s = int(time.time())
+    roster = open_roster(grant.roster, owner_key=grant.owner_key, fleet=grant.fleet, least_sequence=0, now_s=now_s)
+    if roster.keys_since != grant.keys_since:
+        raise UntrustedError(f"a grant with keys of roster {grant.keys_since} and a roster of keys {roster.keys_since}")
+    with exclusive(directory, wait_s=WAIT_S, hint=BUSY_HINT):
+        _check_follows(directory, grant, roster)
+        write_private(directory / ROSTER_FILE, grant.roster)
+        _raise_least(directory, roster.sequence, grant.roster)
+        write_private(directory / GRANT_FILE, _kept(grant))
+        for since, path in _waiting(directory):
+            if since <= grant.keys_since:
+                path.unlink()
+
+
+def _check_follows(directory: Path, grant: AggregatorGrant | DeviceGrant, roster: Roster) -> None:
+    """Return if a grant may take the place of the one in ``directory``; arguments as in `store_grant`.
+
+    What is kept there beside it, a device's high-water mark above all, is of one fleet.
+    """
+    seen = (_least(directory), _in_file(directory / ROSTER_FILE, grant.owner_key))
+    least = max(sequence for sequence, _ in seen)
+    if (directory / GRANT_FILE).exists():
+        try:
+            held = decode(read_private(directory / GRANT_FILE), type(grant))
+        except WireError:
+            held = grant  # damaged: joining again is how it is repaired
+        if (held.fleet, held.owner_key) != (grant.fleet, grant.owner_key):
+            raise ConfigError(
+                f"{directory} belongs to fleet {held.fleet!r}, and this grant is of another fleet or owner",
+                hint="use another directory: init there, and have the owner add the new card",
+            )
+        least = max(least, held.keys_since)
+    for sequence, digest in seen:
+        _check_same(roster.sequence, grant.roster, sequence, digest)
+    if roster.sequence < least:
+        raise UntrustedError(
+            f"a grant with roster {roster.sequence} after roster {least}: refused as a rollback",
+            hint="join with the newest grant, which lies in the owner's grants folder",
+        )
+
+
+def _check_same(sequence: int, signed: bytes, known_sequence: int, known_digest: bytes) -> None:
+    """Return unless the roster ``signed`` has the sequence of a known one and other bytes.
+
+    Raises:
+        RosterForkError: it has.
+    """
+    if sequence == known_sequence and not hmac.compare_digest(digest_of(signed), known_digest):
+        raise RosterForkError(sequence)
+
+
+def _in_file(path: Path, owner_key: bytes) -> tuple[int, bytes]:
+    """Return sequence and SHA-256 of a roster file, expired or not; 0 and nothing where there is none that the owner signed."""
+    try:
+        signed = read_private(path)
+        return open_document(signed, Roster, owner_key).sequence, digest_of(signed)
+    except ShoalError:
+        return 0, b""
+
+
+def _least(directory: Path) -> tuple[int, bytes]:
+    """Return sequence and SHA-256 of the newest roster that was ever in force; 0 and nothing where none was.
+
+    Raises:
+        IntegrityError: the file that says so is damaged.
+    """
+    path = directory / LEAST_FILE
+    if not path.exists():
+        return 0, b""
+    found = _LEAST.fullmatch(read_private(path))
+    if found is None:
+        raise IntegrityError(
+            f"{path} is damaged, or of an earlier version of Shoal",
+            hint=f"remove it only if {ROSTER_FILE} there is the owner's newest roster",
+        )
+    return int(found[1]), bytes.fromhex(found[2].decode())
+
+
+def _raise_least(directory: Path, sequence: int, signed: bytes) -> None:
+    write_private(directory / LEAST_FILE, f"{sequence} {digest_of(signed).hex()}".encode())
+
+
+def _waiting(directory: Path) -> list[tuple[int, Path]]:
+    """Return the files of grants with newer secrets, and the roster sequence of each, oldest first."""
+    named = ((_WAITING.fullmatch(path.name), path) for path in directory.glob(f"{NEXT_FILE}.*"))
+    return sorted((int(match[1]), path) for match, path in named if match is not None)
+
+
+def _kept(grant: AggregatorGrant | DeviceGrant) -> bytes:
+    """Return a grant as its file holds it: the roster has a file of its own."""
+    return encode(dataclasses.replace(grant, roster=b""))
+
+
+class Membership(Generic[G]):
+    """A party that belongs to a fleet.
+
+    Attributes:
+        directory: where its files are; identity: its private keys; group: the fleet's broadcast key.
+        roster, roster_bytes: the newest roster, and as the owner signed it.
+        later: grants with newer secrets that no run has called for yet, oldest first. A fleet that the owner changes
+            twice in a row may go through the secrets in between.
+    """
+
+    def __init__(self, directory: Path, kind: type[G], *, expired: bool = False) -> None:
+        """Load what `accept_grant` left in ``directory``.
+
+        Args:
+            directory: the party's.
+            kind: of its grant.
+            expired: take up an expired roster as well; nothing but a newer one may then be believed, see `expired`.
+
+        Raises:
+            NotEnrolledError: nobody has joined there.
+            UntrustedError: the roster is not the owner's, older than one that was in force before, or has expired.
+            RosterForkError: another roster of its sequence was in force before.
+        """
+        if not (directory / GRANT_FILE).exists():
+            raise NotEnrolledError(f"{directory} belongs to no fleet", hint="run init there, then join with a grant")
+        check_directory(directory)
+        self.directory = directory
+        self.identity = Identity.load(directory / KEY_FILE)
+        self._kind: type[G] = kind
+        self.grant: G
+        self.later: list[G]
+        try:
+            self._read_grants()
+        except ConfigError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            self._read_grants()  # a running program has put the next grant in force meanwhile
+        self._forks: set[bytes] = set()
+        self._least, digest = _least(directory)
+        self.roster_bytes = read_private(directory / ROSTER_FILE)
+        with named(directory / ROSTER_FILE, DAMAGED_HINT):
+            self.roster = self._open(self.roster_bytes, self._least, expired=expired)
+        _check_same(self.roster.sequence, self.roster_bytes, self._least, digest)
+
+    def _read_grants(self) -> None:
+        self._use(self._grant_in(self.directory / GRANT_FILE))
+        held = self.grant.keys_since
+        waiting = _waiting(self.directory)
+        self.later = [self._grant_in(path) for since, path in waiting if since > held]
+
+    def _grant_in(self, path: Path) -> G:
+        data = read_private(path)
+        with named(path, DAMAGED_HINT):
+            return decode(data, self._kind)
+
+    def _use(self, grant: G) -> None:
+        self.grant = grant
+        self.group = self._broadcast(grant)
+
+    @staticmethod
+    def _broadcast(grant: G) -> GroupKey:
+        return GroupKey(grant.fleet, "broadcast", grant.broadcast_key)
+
+    @property
+    def next(self) -> G | None:
+        """The grant with the newest secrets, where those in force are not."""
+        return self.later[-1] if self.later else None
+
+    @property
+    def newest_generation(self) -> int:
+        """Roster sequence at which the newest secrets that we hold were drawn."""
+        return (self.next or self.grant).keys_since
+
+    @property
+    def keys_since(self) -> int:
+        """Roster sequence at which the owner last drew secrets, as far as we know: by the newest roster, or the newest keys."""
+        return max(self.roster.keys_since, self.newest_generation)
+
+    @property
+    def expired(self) -> bool:
+        """Whether the roster has expired, by this machine's clock."""
+        return has_expired(self.roster, int(time.time()))
+
+    @property
+    def fleet(self) -> str:
+        """The fleet's name."""
+        return self.grant.fleet
+
+    @property
+    def broker(self) -> str:
+        """The broker's address as the owner gave it."""
+        return self.grant.broker
+
+    @property
+    def owner_key(self) -> bytes:
+        """The pinned owner's Ed25519 key, 32 bytes."""
+        return self.grant.owner_key
+
+    def reload(self) -> bool:
+        """Read the roster file again; return whether it holds another roster, which is then in force.
+
+        Raises:
+            UntrustedError: not the owner's, rolled back, or expired. It will not be in force after a restart either.
+            RosterForkError: another roster of the sequence in force.
+        """
+        data = read_private(self.directory / ROSTER_FILE)
+        if data == self.roster_bytes:
+            self._keep_least()
+            return False
+        with named(self.directory / ROSTER_FILE, DAMAGED_HINT):
+            roster = self._open(data, self.roster.sequence)
+        self.check_fork(roster.sequence, data)
+        self.roster, self.roster_bytes = roster, data
+        self._keep_least()
+        return True
+
+    def _keep_least(self) -> None:
+        if self.roster.sequence > self._least:
+            _raise_least(self.directory, self.roster.sequence, self.roster_bytes)
+            self._least = self.roster.sequence
+
+    def adopt(self, data: bytes) -> bool:
+        """Take up a roster from the network; return whether it is newer than ours, and than one that was carried here by hand.
+
+        Raises:
+            UntrustedError: not the owner's, rolled back, or expired.
+            RosterForkError: another roster of the sequence in force.
+        """
+        try:
+            self.reload()
+        except ShoalError as error:  # no such file may keep a newer roster from the network out
+            if isinstance(error, RosterForkError):
+                LOG.error("roster file refused", extra={"kv": {"reason": error, "hint": error.hint}})
+        roster = self._open(data, self.roster.sequence)
+        self.check_fork(roster.sequence, data)
+        if roster.sequence == self.roster.sequence:
+            return False
+        write_private(self.directory / ROSTER_FILE, data)
+        self.roster, self.roster_bytes = roster, data
+        self._keep_least()
+        return True
+
+    def check_fork(self, sequence: int, signed: bytes) -> None:
+        """Return unless a roster that the owner ``signed`` has the sequence of ours and other bytes.
+
+        Raises:
+            RosterForkError: it has.
+        """
+        _check_same(sequence, signed, self.roster.sequence, digest_of(self.roster_bytes))
+
+    def is_new_fork(self, signed: bytes) -> bool:
+        """Note a roster that was refused as a fork; return whether it was the first time, and is worth an alarm.
+
+        Anyone on an open broker can repeat what the owner has sent, and would otherwise fill the log.
+        """
+        digest = digest_of(signed)
+        new = digest not in self._forks
+        self._forks.add(digest)
+        return new
+
+    def take_grant(self, data: bytes) -> bool:
+        """Keep a grant that came through the broker for later; return whether its secrets are newer than all we have.
+
+        The roster that goes with them comes by itself.
+
+        Raises:
+            UntrustedError: not the owner's, for somebody else, or of another fleet.
+        """
+        grant = open_renewal(self.identity, data, self._kind, self.owner_key)
+        if grant.fleet != self.fleet:
+            raise UntrustedError(f"keys of fleet {grant.fleet!r}")
+        if grant.keys_since <= self.newest_generation:
+            return False
+        write_private(self._file_of(grant), _kept(grant))
+        self.later.append(dataclasses.replace(grant, roster=b""))
+        while len(self.later) > MOST_LATER:
+            self._file_of(self.later.pop(0)).unlink(missing_ok=True)
+        return True
+
+    def _replace(self, grant: G) -> None:
+        """Put ``grant`` in the place of the one in force."""
+        write_private(self.directory / GRANT_FILE, _kept(grant))
+        self._use(grant)
+
+    def open_under_any(
+        self, payload: memoryview, head: Sealed, at: int, sender_sign_key: bytes, signed: bytes
+    ) -> tuple[GroupKey, memoryview]:
+        """Return what opens a group envelope, and its plaintext: the broadcast key in use, the one in force or a later one.
+
+        Args:
+            payload: the envelope.
+            head: with ``at``, from `read_head`.
+            at: where the sealed part begins.
+            sender_sign_key: 32 bytes, Ed25519.
+            signed: the envelope's `Fingerprint.signed`.
+
+        Raises:
+            SealError: under no key that we hold, altered, or not the sender's.
+        """
+        held: list[GroupKey] = [self._broadcast(self.grant)]
+        held += [self._broadcast(grant) for grant in self.later]
+        refused = SealError()
+        for group in (self.group, *(g for g in held if g != self.group)):
+            try:
+                return group, open_from_group(group, payload, head, at, sender_sign_key, signed)
+            except SealError as error:
+                refused = error
+        raise refused
+
+    def newer(self, generation: int) -> G | None:
+        """Return the newest grant that is not in force yet and whose secrets were drawn by roster ``generation``."""
+        return next((g for g in reversed(self.later) if g.keys_since <= generation), None)
+
+    def promote(self, grant: G) -> None:
+        """Put one of the newer grants in force and forget those before; what they have sealed can't be read any more."""
+        at = self.later.index(grant) + 1
+        gone, self.later = self.later[:at], self.later[at:]
+        self._replace(grant)
+        for old in gone:
+            self._file_of(old).unlink(missing_ok=True)
+
+    def _file_of(self, grant: G) -> Path:
+        return self.directory / f"{NEXT_FILE}.{grant.keys_since:010d}"
+
+    def _open(self, data: bytes, least_sequence: int, *, expired: bool = False) -> Roster:
+        return open_roster(
+            data,
+            owner_key=self.grant.owner_key,
+            fleet=self.grant.fleet,
+            least_sequence=least_sequence,
+            now_s=0 if expired else int(time.time()),
+        )

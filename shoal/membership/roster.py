@@ -1,0 +1,108 @@
+"""The roster as its readers accept it: signed by the owner, not expired, never older than one seen before."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from crypto.seal.signed import open_document
+from shoal.errors import UntrustedError
+from shoal.protocol.documents import Member, Roster
+from shoal.util.times import utc
+
+MOST_DIGITS: Final = 10
+"""Of a sequence, which is 32 bits wide on the wire."""
+OWNER_PURPOSE: Final = "roster"
+"""First part of the purpose of an envelope with a roster from the owner; sequence and digest follow, for the owner to read."""
+FORK_HINT: Final = (
+    "the owner's directory was restored from a backup, or two copies of it are in use: end the other copy, then let the right "
+    "one run `shoal-fleet publish`, which signs a roster beyond both; compare its devices with `shoal-fleet show`"
+)
+
+
+class RosterForkError(UntrustedError):
+    """The owner has signed two different rosters of one sequence."""
+
+    def __init__(self, sequence: int) -> None:
+        super().__init__(f"two different rosters of sequence {sequence}, both signed by the owner", hint=FORK_HINT)
+
+
+EXPIRED_HINT: Final = (
+    "is this machine's clock right? if so, the owner runs `shoal-fleet renew` and `shoal-fleet publish`"
+)
+
+
+def open_roster(data: bytes | memoryview, *, owner_key: bytes, fleet: str, least_sequence: int, now_s: int) -> Roster:
+    """Return the owner's roster of ``fleet``.
+
+    Args:
+        data: signature and document.
+        owner_key: the pinned owner's Ed25519 key, 32 bytes.
+        fleet: whose roster it must be.
+        least_sequence: highest sequence seen so far.
+        now_s: unix seconds.
+
+    Raises:
+        UntrustedError: not signed by the owner, of another fleet, rolled back, or expired.
+    """
+    roster = open_document(data, Roster, owner_key)
+    if roster.fleet != fleet:
+        raise UntrustedError(f"a roster of fleet {roster.fleet!r}, not {fleet!r}")
+    if roster.sequence < least_sequence:
+        raise UntrustedError(
+            f"a roster of sequence {roster.sequence} after {least_sequence}: refused as a rollback",
+            hint="the owner's newest is roster.signed in the fleet's directory",
+        )
+    if has_expired(roster, now_s):
+        raise UntrustedError(
+            f"the roster has expired: it held until {expiry_of(roster)}",
+            hint="is this machine's clock right? if so, have the owner sign a new one, `shoal-fleet renew`, and hand it out",
+        )
+    return roster
+
+
+def digest_of(signed: bytes | memoryview) -> bytes:
+    """Return the SHA-256 of a signed roster, 32 bytes: rosters of one sequence and different digests are a fork."""
+    return hashlib.sha256(signed).digest()
+
+
+def owner_purpose(sequence: int, signed: bytes) -> str:
+    """Return the purpose of the envelope in which the owner seals a roster to the aggregator.
+
+    The owner can't open that envelope again. In the purpose, which the owner's signature covers, a restored owner reads
+    which roster the fleet has. The broker learns only that number, since the digest covers a signature.
+    """
+    return f"{OWNER_PURPOSE}/{sequence}/{digest_of(signed).hex()}"
+
+
+def read_owner_purpose(purpose: str) -> tuple[int, bytes] | None:
+    """Return sequence and digest from `owner_purpose`; None for another purpose."""
+    name, _, rest = purpose.partition("/")
+    sequence, _, digest = rest.partition("/")
+    if name != OWNER_PURPOSE or not (sequence.isascii() and sequence.isdigit() and len(sequence) <= MOST_DIGITS):
+        return None
+    try:
+        return int(sequence), bytes.fromhex(digest)
+    except ValueError:
+        return None
+
+
+def has_expired(roster: Roster, now_s: int) -> bool:
+    """Whether a roster holds no more at ``now_s``, unix seconds."""
+    return now_s > roster.expires_at_s
+
+
+def expiry_of(roster: Roster) -> str:
+    """Return until when a roster holds, for people: UTC."""
+    return utc(roster.expires_at_s)
+
+
+def aggregator_of(roster: Roster) -> Member:
+    """Return the aggregator's public identity.
+
+    Raises:
+        UntrustedError: the owner has not added one yet.
+    """
+    if roster.aggregator is None:
+        raise UntrustedError("the fleet has no aggregator yet", hint="shoal-fleet add-aggregator DIR CARD")
+    return roster.aggregator

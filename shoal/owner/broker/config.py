@@ -1,0 +1,355 @@
+"""Files for mosquitto: users that reach nothing but their own topics, their passwords, and certificates of the fleet's own CA.
+
+The CA's key stays in the owner's directory; what the broker gets is the server's. Written for mosquitto 2.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from shoal import limits
+from shoal.address import BrokerAddress
+from shoal.errors import ConfigError
+from shoal.membership.grants import OWNER_NAME
+from shoal.owner.keys.broker_users import ENROL_USER
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.keys.outputs import check_output
+from shoal.owner.keys.run_list import signed_plans
+from shoal.protocol.topics import Topics
+from shoal.transport.local_broker import (
+    COPIES_QUEUED,
+    HEAD_BYTES,
+    MIN_QUEUED_BYTES,
+    MIN_QUEUED_MESSAGES,
+    NOTES_QUEUED,
+    queue_limits,
+)
+from shoal.util.files import private_directory, read_private, write_private
+
+CA_FILE: Final = "broker-ca.crt"
+CA_KEY_FILE: Final = "broker-ca.key"
+CA_HINT: Final = "take both from a backup, or remove both: a new CA is made, whose ca.crt everybody needs"
+CLIENTS: Final = "clients"
+CONFIG_FILE: Final = "shoal.conf"
+SAVED_FILES: Final = ("mosquitto.db", "mosquitto.db.new")
+"""Mosquitto's own, beside its configuration."""
+WRITTEN: Final = ("passwords", "shoal.acl", CONFIG_FILE, CLIENTS, "server.key", "server.crt", "ca.crt", *SAVED_FILES)
+DEFAULT_UPLOAD_BYTES: Final = 4 << 20
+"""Of an upload, where nothing is known of the models to come: a million coordinates."""
+BYTES_PER_COORDINATE: Final = 4
+CA_LIFE: Final = datetime.timedelta(days=3650)
+SERVER_LIFE: Final = datetime.timedelta(days=825)
+_SLACK: Final = datetime.timedelta(hours=1)
+"""Devices' clocks may be behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What `write_broker_config` made: the folder, the users, and whether the connection is encrypted."""
+
+    folder: Path
+    users: tuple[str, ...]
+    tls: bool
+
+
+def acl(fleet: FleetDirectory, devices: tuple[str, ...]) -> str:
+    """Return mosquitto's access list for the users of a fleet; a user who is not named may do nothing."""
+    aggregator = fleet.roster.aggregator
+    head = [f"# Fleet {fleet.name}. Made by `shoal-fleet broker-config`: make it again after each approve and revoke."]
+    lines = [*head, *_common_access(fleet.name, None if aggregator is None else aggregator.name)]
+    for name in devices:
+        lines += ["", f"user {name}", *_device_access("topic", fleet.name, name)]
+    return "\n".join(lines) + "\n"
+
+
+def template_acl(fleet: str, aggregator: str = "aggregator") -> str:
+    """Return deploy's access list, for client certificates: mosquitto puts the certificate's common name in place of %u.
+
+    ``python -m shoal.owner.broker.config > deploy/mosquitto/shoal.acl`` writes it.
+    """
+    lines = [
+        f"# /etc/mosquitto/shoal.acl: replace {fleet!r} by your fleet's name.",
+        "# Made by `python -m shoal.owner.broker.config`, from the table that `shoal-fleet broker-config` uses: change it there.",
+        *_common_access(fleet, aggregator),
+        "",
+        "# A device reads the fleet's messages and its own, and writes only under its own name. Patterns hold for every user:",
+        "# %u is the common name of the client's certificate.",
+        *_device_access("pattern", fleet, "%u"),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _shared(topics: Topics) -> tuple[str, ...]:
+    """Return the topics that the aggregator writes for all devices; the retained chunks are below them."""
+    return (
+        topics.roster,
+        topics.roster_change,
+        topics.plan,
+        topics.round,
+        topics.checkpoint,
+        f"{topics.root}/s/model",
+    )
+
+
+def _common_access(fleet: str, aggregator: str | None) -> list[str]:
+    """Return the access of everybody but the devices."""
+    topics = Topics(fleet)
+    lines = [
+        "",
+        "# Enrolment: the client id is the token's id, which only its holder and the owner know.",
+        f"pattern write {topics.root}/e/%c",
+        f"pattern read {topics.root}/e/%c/grant/#",
+        "",
+        f"user {ENROL_USER}",
+        "",
+        f"user {OWNER_NAME}",
+        f"topic readwrite {topics.all_enrol}",
+        f"topic write {topics.root}/e/+/grant/#",
+        f"topic readwrite {topics.owner_roster}/#",
+        f"topic write {topics.root}/s/keys/#",
+        f"topic read {topics.checkpoint}/#",
+    ]
+    if aggregator is not None:
+        lines += ["", f"user {aggregator}"]
+        lines += [f"topic read {topic}" for topic in (topics.all_up, topics.all_state, f"{topics.owner_roster}/#")]
+        lines += [f"topic read {topics.keys(aggregator)}/#"]
+        lines += [f"topic write {topic}" for topic in (topics.all_ctl, *(f"{base}/#" for base in _shared(topics)))]
+    return lines
+
+
+def _device_access(word: str, fleet: str, name: str) -> list[str]:
+    """Return the access of one device, or of all by a pattern.
+
+    Args:
+        word: ``topic`` for the user named above these lines, ``pattern`` for all users.
+        fleet: the fleet's name.
+        name: the device's, or ``%u``, which is no valid name, so that its topics are written out here.
+    """
+    topics = Topics(fleet)
+    own = f"{topics.root}/d/{name}"
+    read = [*(f"{base}/#" for base in _shared(topics)), f"{topics.root}/s/keys/{name}/#", f"{own}/ctl"]
+    return [f"{word} read {topic}" for topic in read] + [f"{word} write {own}/{leaf}" for leaf in ("up", "state")]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is reached from its own machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def config(address: BrokerAddress, installed: Path, devices: int = 0, upload_bytes: int = DEFAULT_UPLOAD_BYTES) -> str:
+    """Return mosquitto's configuration.
+
+    Args:
+        address: of the broker, as the fleet uses it.
+        installed: folder of the other files on the broker's host, where mosquitto also saves its state.
+        devices: in the fleet; together with ``upload_bytes``, of one upload, it decides the limits of the queues.
+        upload_bytes: see ``devices``.
+    """
+    lines = [
+        "# Made by `shoal-fleet broker-config`.",
+        "allow_anonymous false",
+        f"password_file {installed}/passwords",
+        f"acl_file {installed}/shoal.acl",
+        "",
+        f"listener {address.port}{f' {address.host}' if is_loopback(address.host) else ''}",
+    ]
+    if address.tls:
+        lines += [f"certfile {installed}/server.crt", f"keyfile {installed}/server.key", "tls_version tlsv1.2"]
+    lines += [
+        "",
+        "# Without this every small message waits for Nagle's algorithm.",
+        "set_tcp_nodelay true",
+        *queue_comment(devices, upload_bytes),
+        *queue_limits(devices, upload_bytes).lines(),
+        "# A chunk of a message is smaller.",
+        f"max_packet_size {limits.MAX_PACKET_BYTES}",
+        "# Retained messages and queues survive a restart in the file mosquitto.db of this folder, which the user that runs",
+        "# mosquitto must be able to write (started as root, it becomes the user mosquitto). Mosquitto refuses a second",
+        "# persistence_location: leave this one out where Debian's mosquitto.conf includes this file.",
+        "persistence true",
+        f"persistence_location {installed}/",
+        "autosave_interval 5",
+        "persistent_client_expiration 1d",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def queue_comment(devices: int, upload_bytes: int) -> list[str]:
+    """Return a comment that explains the limits of the queues."""
+    chunks = -(-(upload_bytes + HEAD_BYTES) // limits.CHUNK_BYTES)
+    return [
+        "# Above these limits mosquitto drops messages without a word. They hold for the queue of each client, and the longest",
+        "# is the aggregator's while it is away. Messages, beyond those in flight: for each device",
+        f"# {COPIES_QUEUED} times the {chunks} chunks of an upload, and {NOTES_QUEUED} short ones.",
+        "# Bytes, those in flight included: for each device",
+        f"# {COPIES_QUEUED} times an upload of {upload_bytes} bytes, and {NOTES_QUEUED} KiB.",
+        f"# This is for {devices} devices, and never less than {MIN_QUEUED_MESSAGES} messages and {MIN_QUEUED_BYTES} bytes.",
+        "# Mosquitto may need as much memory.",
+    ]
+
+
+def write_broker_config(
+    fleet: FleetDirectory,
+    folder: Path,
+    *,
+    installed: Path | None = None,
+    expected: tuple[str, ...] = (),
+    upload_bytes: int | None = None,
+) -> Written:
+    """Write password, access and certificate files for the fleet's broker, and each user's address.
+
+    From now on the fleet's grants and tokens hold their user and password.
+
+    Args:
+        fleet: the owner's.
+        folder: where to write, made with mode 0700.
+        installed: where the files will lie on the broker's host; ``folder`` by default.
+        expected: devices that are not enrolled yet but already get a user.
+        upload_bytes: of one upload, for the limits of the broker's queues; None takes the largest model of the runs that
+            were signed, or DEFAULT_UPLOAD_BYTES where that is more.
+
+    Raises:
+        ConfigError: the fleet has no aggregator yet, an expected name is not one for a device, the CA's files don't fit, or
+            the folder is the owner's or holds other things.
+    """
+    check_output(fleet.path, folder, ours=WRITTEN, last=CONFIG_FILE)
+    with fleet.changing():
+        return _write(fleet, folder, (installed or folder).absolute(), expected, upload_bytes)
+
+
+def largest_upload_bytes(fleet: FleetDirectory) -> int:
+    """Return the bytes of the largest model among the runs that were signed, or DEFAULT_UPLOAD_BYTES where that is more."""
+    plans = signed_plans(fleet, lambda _complaint: None)  # `shoal-fleet show` complains of them
+    return max([DEFAULT_UPLOAD_BYTES, *(BYTES_PER_COORDINATE * plan.length for plan in plans)])
+
+
+def _write(
+    fleet: FleetDirectory, folder: Path, place: Path, expected: tuple[str, ...], upload_bytes: int | None
+) -> Written:
+    aggregator = fleet.roster.aggregator
+    if aggregator is None:
+        raise ConfigError("the fleet has no aggregator yet", hint="shoal-fleet add-aggregator first")
+    devices = tuple(dict.fromkeys((*fleet.roster.active(), *expected)))
+    for name in expected:
+        fleet.check_name(name)
+    users = (OWNER_NAME, ENROL_USER, aggregator.name, *devices)
+    address = BrokerAddress.parse(fleet.secrets.broker)
+    fleet.users.make()
+    private_directory(folder)
+    write_private(folder / "passwords", "".join(f"{fleet.users.hashed(u)}\n" for u in users).encode())
+    write_private(folder / "shoal.acl", acl(fleet, devices).encode())
+    text = config(address, place, len(devices), upload_bytes or largest_upload_bytes(fleet))
+    write_private(folder / CONFIG_FILE, text.encode())
+    for name in (aggregator.name, *devices):
+        write_private(folder / CLIENTS / f"{name}.url", f"{fleet.broker_for(name)}\n".encode())
+    if address.tls:
+        _write_certificates(fleet, folder, address.host)
+    return Written(folder, users, address.tls)
+
+
+def _write_certificates(fleet: FleetDirectory, folder: Path, host: str) -> None:
+    if not (fleet.path / CA_FILE).exists():
+        _make_ca(fleet)
+    ca, ca_key = _read_ca(fleet.path)
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = _builder(_name(host[:64]), ca.subject, key.public_key(), SERVER_LIFE)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(signs=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName([_alternative(host)]), critical=False)
+    write_private(folder / "server.key", _pem(key))
+    server = builder.sign(ca_key, hashes.SHA256())
+    write_private(folder / "server.crt", server.public_bytes(serialization.Encoding.PEM))
+    write_private(folder / "ca.crt", ca.public_bytes(serialization.Encoding.PEM))
+
+
+def _make_ca(fleet: FleetDirectory) -> None:
+    """Write the CA's key, then its certificate: a key without one was left by a crash, and nobody has seen it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name(f"shoal {fleet.name} broker CA")
+    builder = _builder(name, name, key.public_key(), CA_LIFE)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(signs=True), critical=True)
+    write_private(fleet.path / CA_KEY_FILE, _pem(key))
+    made = builder.sign(key, hashes.SHA256())
+    write_private(fleet.path / CA_FILE, made.public_bytes(serialization.Encoding.PEM))
+
+
+def _read_ca(path: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Return the CA's certificate and its key from the owner's directory.
+
+    Raises:
+        ConfigError: one is missing, damaged, or not the other's.
+    """
+    what = f"{path / CA_FILE} and {path / CA_KEY_FILE}"
+    try:
+        ca = x509.load_pem_x509_certificate(read_private(path / CA_FILE))
+        key = serialization.load_pem_private_key(read_private(path / CA_KEY_FILE), None)
+    except (ConfigError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{what} can't be used: {error}", hint=CA_HINT) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != ca.public_key():
+        raise ConfigError(f"{what} don't belong together", hint=CA_HINT)
+    return ca, key
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, life: datetime.timedelta
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _SLACK)
+        .not_valid_after(now + life)
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common)])
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    form = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+if __name__ == "__main__":
+    sys.stdout.write(template_acl("reef"))

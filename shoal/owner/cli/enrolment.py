@@ -1,0 +1,282 @@
+"""`shoal-fleet token`, `devices`, `approve`, `revoke`, `publish`, `broker-config`: who belongs to the fleet, by the broker."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal import limits
+from shoal.errors import ShoalError, UsageError
+from shoal.owner.enrolment.reminders import broker_users
+from shoal.util.console import note, say, say_json
+
+if TYPE_CHECKING:
+    from shoal.owner.enrolment.admission import Registrar
+    from shoal.owner.keys.directory import FleetDirectory
+
+Directory = Annotated[Path, typer.Argument(help="The owner's directory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Ca = Annotated[Path | None, typer.Option(help="CA certificates for mqtts; default: broker-config's.")]
+Cert = Annotated[Path | None, typer.Option(help="Client certificate.")]
+Key = Annotated[Path | None, typer.Option(help="Client certificate's key.")]
+Wait = Annotated[float, typer.Option(help="Seconds to wait for requests.", min=0.1, max=3600)]
+
+
+def token(
+    directory: Directory,
+    expires: Annotated[str, typer.Option(help="How long it holds: 90s, 30m, 12h, 2d; at most 30d.")] = "30m",
+) -> None:
+    """Print a line that lets one device ask to be enrolled. It holds a secret: hand it over like a password.
+
+    The device still has to be approved. Works without the broker.
+    """
+    from shoal.owner.enrolment.tokens import TokenStore, seconds
+    from shoal.owner.keys.unlock import open_fleet
+
+    span = seconds(expires)
+    fleet = open_fleet(directory)
+    made = TokenStore(fleet).issue(span, int(time.time()))
+    say(made.to_line())
+    note(f"owner {made.owner}, aggregator {made.aggregator}, broker {fleet.broker}")
+    note(f"holds for {expires}, for one device: shoal-edge enrol DIR, then paste the line")
+
+
+def devices(
+    directory: Directory,
+    watch: Annotated[bool, typer.Option("--watch", help="Stay, and print requests as they come.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove refused requests from the broker.")] = False,
+    wait: Wait = 2.0,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    json: AsJson = False,
+) -> None:
+    """List who asks to be enrolled, who was refused and why, and who is enrolled."""
+    from shoal.owner.enrolment.desk import Desk, Tls
+    from shoal.owner.keys.unlock import open_fleet
+
+    if watch and json:
+        raise UsageError("--watch prints lines, --json one object: choose one")
+    fleet = open_fleet(directory)
+    with Desk(fleet, Tls(ca, cert, key), note, beside=not clear) as desk:
+        desk.listen(wait)
+        data = _listing(fleet, desk.registrar)
+        if clear:
+            desk.registrar.clear_refused()
+        desk.flush()
+        if json:
+            say_json(data)
+            return
+        for line in _lines(data):
+            say(line)
+        told = {_asked(r) for r in data["pending"]}
+        while watch:
+            desk.listen(1.0)
+            for request in _listing(fleet, desk.registrar)["pending"]:
+                if _asked(request) not in told:
+                    told.add(_asked(request))
+                    say(_pending(request))
+
+
+def approve(
+    directory: Directory,
+    fingerprint: Annotated[str, typer.Argument(help="The device's, as it printed it and `devices` lists it.")],
+    wait: Wait = 10.0,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Enrol the device that asks with this fingerprint: sign a roster with it, publish its grant and the roster.
+
+    For a device that is in the roster already, grant and roster are published again.
+    """
+    from shoal.owner.enrolment.desk import Desk, Tls
+    from shoal.owner.keys.unlock import open_fleet
+
+    wanted = fingerprint.strip().lower()
+    fleet = open_fleet(directory)
+    with Desk(fleet, Tls(ca, cert, key), note) as desk:
+        registrar = desk.registrar
+        desk.listen(wait, lambda: wanted in registrar.pending or registrar.listed(wanted))
+        for refused in registrar.refused.values():
+            note(f"refused {refused.name}: {refused.reason}")
+        try:
+            member = desk.approve(wanted)
+        except ShoalError as error:
+            if registrar.listed(wanted):
+                _add_hint(
+                    error, f"it is signed and kept: shoal-fleet approve {directory} {wanted} when the broker is back"
+                )
+            raise
+    say(f"{member.name} {wanted}")
+    broker_users(fleet, f"lets {member.name} in, unless --device named it before")
+
+
+def revoke(
+    directory: Directory,
+    device: Annotated[str, typer.Argument(help="The device's name.")],
+    offline: Annotated[bool, typer.Option("--offline", help="Only sign; publish later.")] = False,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Take a device out of the fleet, for good: its name and keys are never taken again.
+
+    A new roster without it, and new broadcast, content and mask secrets, sealed to each remaining party. As soon as the
+    aggregator has them, it hears nothing from the device, closes the open round of a run that is going on and rolls that
+    run over to the new secrets: the device can read nothing that is broadcast from then on. What it has read before, it
+    keeps. A run that was signed before and begins later rolls over at once; it must be signed anew only where a later run has
+    begun already.
+    """
+    from shoal.owner.keys.unlock import open_fleet
+
+    fleet = open_fleet(directory)
+    fleet.revoke(device)
+    say(f"{device} revoked by roster {fleet.roster.sequence}")
+    broker_users(fleet, f"shuts {device} out")
+    if offline:
+        note(f"next: shoal-fleet publish {directory}, or carry roster.signed and grants/ to the others")
+        return
+    _publish_signed(fleet, ca, cert, key)
+
+
+def rotate(
+    directory: Directory,
+    offline: Annotated[bool, typer.Option("--offline", help="Only sign; publish later.")] = False,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Draw new broadcast, content and mask secrets though nobody leaves; a run that is going on rolls over to them.
+
+    A run that was signed before and begins later rolls over at once; it must be signed anew only where a later run has begun
+    already.
+    """
+    from shoal.owner.keys.unlock import open_fleet
+
+    fleet = open_fleet(directory)
+    fleet.rotate()
+    say(f"new secrets since roster {fleet.roster.sequence}")
+    if offline:
+        note(f"next: shoal-fleet publish {directory}")
+        return
+    _publish_signed(fleet, ca, cert, key)
+
+
+def publish(directory: Directory, ca: Ca = None, cert: Cert = None, key: Key = None) -> None:
+    """Leave the newest roster and everybody's newest keys on the broker: after --offline, or if the broker lost them."""
+    from shoal.owner.enrolment.desk import Desk, Tls
+    from shoal.owner.keys.unlock import open_fleet
+
+    fleet = open_fleet(directory)
+    with Desk(fleet, Tls(ca, cert, key), note) as desk:
+        desk.publish()
+    say(f"roster {fleet.roster.sequence}, keys for {len(fleet.cards())}")
+
+
+def broker_config(
+    directory: Directory,
+    out: Annotated[Path, typer.Option(help="Folder to write to.", file_okay=False)],
+    installed: Annotated[
+        Path | None, typer.Option(help="Where the files will lie on the broker's host; default: the folder.")
+    ] = None,
+    device: Annotated[
+        list[str] | None, typer.Option(help="A device to come, that already gets its user; repeatable.")
+    ] = None,
+    upload_bytes: Annotated[
+        int | None,
+        typer.Option(
+            help="Size of one upload, 4 bytes for each coordinate of the model: the broker's queues have room for a round.",
+            min=1,
+            max=limits.MAX_TRANSFER_BYTES,
+            show_default="the largest signed run's, at least 4 MiB",
+        ),
+    ] = None,
+) -> None:
+    """Write mosquitto's configuration, passwords, access list and certificates for this fleet.
+
+    Every device, the aggregator, the owner and those who ask get a user; each reaches nothing but its own topics. From now
+    on grants and tokens hold user and password. Run it again after approve and revoke, and reload mosquitto (SIGHUP).
+    """
+    from shoal.owner.broker.config import CLIENTS, write_broker_config
+    from shoal.owner.keys.unlock import open_fleet
+
+    fleet = open_fleet(directory)
+    made = write_broker_config(fleet, out, installed=installed, expected=tuple(device or ()), upload_bytes=upload_bytes)
+    say(str(made.folder / "shoal.conf"))
+    note(f"users: {', '.join(made.users)}")
+    note(
+        f"next: copy all but the folder of clients to the broker's host, into {(installed or out).absolute()}, which must "
+        "belong to the broker's user (for another folder: --installed, each time)"
+    )
+    note(f"who has joined before finds its address, with its password, in {made.folder / CLIENTS}")
+    if not made.tls:
+        note("warning: the fleet's broker address begins with mqtt://: passwords travel in clear")
+
+
+def _publish_signed(fleet: FleetDirectory, ca: Path | None, cert: Path | None, key: Path | None) -> None:
+    from shoal.owner.enrolment.desk import Desk, Tls
+
+    try:
+        with Desk(fleet, Tls(ca, cert, key), note) as desk:
+            desk.publish()
+    except ShoalError as error:
+        _add_hint(error, f"it is signed and kept: shoal-fleet publish {fleet.path} when the broker is back")
+        raise
+
+
+def _add_hint(error: ShoalError, hint: str) -> None:
+    error.hint = f"{error.hint}; {hint}" if error.hint else hint
+
+
+def _listing(fleet: FleetDirectory, registrar: Registrar) -> dict[str, Any]:
+    from crypto.seal.identity import fingerprint
+
+    now_s = int(time.time())
+    roster = fleet.roster
+    return {
+        "fleet": fleet.name,
+        "roster": roster.sequence,
+        "pending": [
+            {
+                "name": r.name,
+                "fingerprint": r.fingerprint,
+                "token": r.token,
+                "age_s": max(0, now_s - r.asked_at_s),
+            }
+            for r in sorted(registrar.pending.values(), key=lambda r: r.name)
+        ],
+        "refused": [
+            {"name": r.name, "token": r.token, "reason": r.reason}
+            for r in sorted(registrar.refused.values(), key=lambda r: r.token)
+        ],
+        "devices": [
+            {"name": d.name, "fingerprint": fingerprint(d), "revoked": d.name in roster.revoked} for d in roster.devices
+        ],
+    }
+
+
+def _asked(request: dict[str, Any]) -> tuple[str, str]:
+    return request["token"], request["fingerprint"]
+
+
+def _pending(request: dict[str, Any]) -> str:
+    return f"pending {request['name']} {request['fingerprint']} token {request['token']} asked {request['age_s']} s ago"
+
+
+def _lines(data: dict[str, Any]) -> list[str]:
+    lines = [_pending(r) for r in data["pending"]]
+    lines += [f"refused {r['name']} token {r['token']}: {r['reason']}" for r in data["refused"]]
+    return lines + [
+        f"{'revoked' if d['revoked'] else 'enrolled'} {d['name']} {d['fingerprint']}" for d in data["devices"]
+    ]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the owner's program."""
+    for command in (token, devices, approve, revoke, rotate, publish):
+        app.command()(command)
+    app.command("broker-config")(broker_config)

@@ -1,0 +1,372 @@
+"""`shoal-fleet`: the owner's workstation. Keys, roster, tasks and runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import textwrap
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from shoal import limits
+from shoal.errors import TaskError, UsageError
+from shoal.owner.cli import enrolment as admission_cli
+from shoal.owner.enrolment.reminders import broker_users
+from shoal.util.console import add_version, counted, note, run_program, say, say_json
+from shoal.util.wanted import wanted
+
+MOST_ROUNDS = 2**32 - 2
+"""A plan holds 32 bits, and the final round comes on top."""
+
+app = typer.Typer(
+    help="Own a fleet: its keys, its roster, its tasks and its runs. Keep this machine's directory off the server.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+task_app = typer.Typer(help="Compile models into tasks that devices train without torch.", no_args_is_help=True)
+app.add_typer(task_app, name="task")
+
+Directory = Annotated[Path, typer.Argument(help="The owner's directory.")]
+CardFile = Annotated[Path, typer.Argument(help="The card that init printed.", exists=True, dir_okay=False)]
+Expected = Annotated[str, typer.Option(help="Refuse the card unless it has this fingerprint.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def init(
+    directory: Directory,
+    name: Annotated[str, typer.Option(help="The fleet's name: a-z, 0-9 and '-'.")],
+    broker: Annotated[str, typer.Option(help="mqtt://host:port or mqtts://host:port.")],
+    passphrase: Annotated[
+        bool,
+        typer.Option(
+            "--passphrase",
+            help="Put owner key and secrets under a passphrase (Argon2id), asked for at the terminal or read from the "
+            "private file that SHOAL_PASSPHRASE_FILE names.",
+        ),
+    ] = False,
+) -> None:
+    """Make a fleet: owner key, mask secret, content and broadcast keys, an empty roster."""
+    from shoal.owner.keys.directory import FleetDirectory
+    from shoal.owner.keys.unlock import ask
+
+    fleet = FleetDirectory.create(directory, name, broker, ask(twice=True) if passphrase else None)
+    say(f"owner {fleet.fingerprint}")
+    note("next: shoal-aggregator init DIR on the server, then shoal-fleet add-aggregator")
+
+
+@app.command()
+def show(directory: Directory, json: AsJson = False) -> None:
+    """Print the owner's fingerprint, until when the roster holds, who belongs to it, and each run with its mask mode."""
+    from crypto.seal.identity import fingerprint
+    from shoal.owner.keys.run_list import signed_plans, summary
+    from shoal.owner.keys.unlock import open_fleet
+    from shoal.owner.keys.vault import is_under_passphrase
+    from shoal.util.times import day
+
+    fleet = open_fleet(directory)
+    roster = fleet.roster
+    runs = [summary(plan) for plan in signed_plans(fleet, note)]
+    data = {
+        "fleet": fleet.name,
+        "owner": fleet.fingerprint,
+        "broker": fleet.broker,
+        "roster": roster.sequence,
+        "expires": day(roster.expires_at_s),
+        "expires_at_s": roster.expires_at_s,
+        "aggregator": fingerprint(roster.aggregator) if roster.aggregator else None,
+        "passphrase": is_under_passphrase(directory),
+        "devices": [
+            {"name": d.name, "fingerprint": fingerprint(d), "revoked": d.name in roster.revoked} for d in roster.devices
+        ],
+        "runs": runs,
+    }
+    if json:
+        say_json(data)
+        return
+    ends = "expired" if time.time() > roster.expires_at_s else "expires"
+    say(f"fleet {data['fleet']}, roster {data['roster']}, {ends} {data['expires']}")
+    say(f"owner {data['owner']}")
+    say(f"aggregator {data['aggregator'] or '-'}")
+    for device in roster.devices:
+        say(f"{device.name} {fingerprint(device)}{' revoked' if device.name in roster.revoked else ''}")
+    for r in runs:
+        blur = f", norms blurred by {r['norm_blur']:g}" if r["norm_blur"] else ""
+        what = f"{r['algorithm']}, mask {r['mode']}, {counted(r['rounds'], 'round')}"
+        cap = f", weight cap {r['weight_cap']:g}" if r["weight_cap"] else ", no weight cap"
+        say(f"run {r['run']}: {what}, weighting {r['weighting']}{cap if r['weighting'] == 'samples' else ''}{blur}")
+
+
+@app.command("add-device")
+def add_device(directory: Directory, card: CardFile, fingerprint: Expected = "") -> None:
+    """Add a device; prints the grant to carry back to it."""
+    from shoal.owner.keys.unlock import open_fleet
+
+    fleet = open_fleet(directory)
+    grant = fleet.add_device(card.read_bytes(), fingerprint)
+    say(str(grant))
+    note(f"owner {fleet.fingerprint}")
+    note(f"next: shoal-edge join DIR GRANT --owner {fleet.fingerprint}")
+    note(f"hand {directory / 'roster.signed'} to the aggregator, into its directory")
+    broker_users(fleet, f"lets {grant.stem} in, unless --device named it before")
+
+
+@app.command("add-aggregator")
+def add_aggregator(directory: Directory, card: CardFile, fingerprint: Expected = "") -> None:
+    """Name the aggregator; prints the grant to carry back to it. It holds no mask secret."""
+    from shoal.owner.keys.unlock import open_fleet
+
+    fleet = open_fleet(directory)
+    say(str(fleet.add_aggregator(card.read_bytes(), fingerprint)))
+    note(f"next: shoal-aggregator join DIR GRANT --owner {fleet.fingerprint}")
+
+
+@app.command()
+def renew(directory: Directory) -> None:
+    """Sign the roster for another year."""
+    from shoal.owner.keys.unlock import open_fleet
+    from shoal.owner.keys.vault import ROSTER_FILE
+
+    open_fleet(directory).renew()
+    say(str(directory / ROSTER_FILE))
+    note(f"next: shoal-fleet publish {directory}, or hand this file to the aggregator, into its directory")
+
+
+@task_app.command("compile")
+def compile_(
+    directory: Directory,
+    source: Annotated[str, typer.Argument(help="linear, logistic, mlp, cnn, lstm, or file.py:function.")],
+    out: Annotated[Path, typer.Option(help="Directory to write the signed task to.")],
+    option: Annotated[list[str] | None, typer.Option(help="Size of a built-in, NAME=NUMBER; repeatable.")] = None,
+    shared: Annotated[list[str] | None, typer.Option(help="Prefix of parameters that all clusters share.")] = None,
+    name: Annotated[str, typer.Option(help="The task's name; default: the source's.")] = "",
+) -> None:
+    """Compile a torch model and its loss to ONNX, check it against torch, and sign it."""
+    from shoal.owner.keys.outputs import check_output
+    from shoal.owner.keys.unlock import open_fleet
+    from shoal.owner.task_compiler.builtin import build, load_user
+    from shoal.owner.task_compiler.compile import compile_task
+    from shoal.owner.task_compiler.signed import SIGNATURE_FILE, TASK_FILES, Source, write_signed
+
+    fleet = open_fleet(directory)
+    check_output(fleet.path, out, ours=TASK_FILES, last=SIGNATURE_FILE)
+    options = {k: _whole(v, k) for k, v in _pairs(option or []).items()}
+    if options and ":" in source:
+        raise UsageError(
+            f"--option is for built-ins, and {source} is not one", hint="write the sizes into the function"
+        )
+    made = load_user(source) if ":" in source else build(source, **options)
+    bundle = compile_task(
+        made.model,
+        made.loss,
+        made.example,
+        name=name or (source if ":" not in source else Path(source.split(":")[0]).stem.lower().replace("_", "-")),
+        kind=made.kind,
+        hyper=made.hyper,
+        shared=shared or (),
+    )
+    write_signed(bundle, Source(source, options), fleet.owner, out)
+    say(
+        f"{out}: {bundle.length} coordinates, {sum(map(len, (bundle.score, bundle.grad, bundle.predict)))} bytes of graphs"
+    )
+
+
+admission_cli.register(app)
+
+
+class RunCommand(TyperCommand):
+    """`shoal-fleet run`, whose help ends with the algorithms: read from the strategies, so it is never out of date."""
+
+    def format_epilog(self, _ctx: Any, formatter: Any) -> None:
+        """Write each algorithm with its settings."""
+        from shoal.owner.runs.algorithms import describe  # imports numpy: only for those who ask
+
+        formatter.write("\nAlgorithms, and what --set takes for each:\n")
+        for text in describe():
+            formatter.write(f"\n{textwrap.indent(text, '  ')}\n")
+
+
+@app.command(cls=RunCommand)
+def run(
+    directory: Directory,
+    task: Annotated[Path, typer.Option(help="A task that `task compile` wrote.", exists=True, file_okay=False)],
+    algorithm: Annotated[str, typer.Option(help="One of those below.")],
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="The algorithm's own, NAME=VALUE; repeatable.")
+    ] = None,
+    local: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Local training, NAME=VALUE: epochs, steps (instead of epochs, with epochs=0), batch_size, lr, lr_decay, "
+            "momentum, clip, prox_mu."
+        ),
+    ] = None,
+    pretrain: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Local training where devices train alone (cold starts, one-shot), NAME=VALUE as for --local, which it "
+            "starts from."
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds, those of cold starts among them.", min=1, max=MOST_ROUNDS)] = 50,
+    mode: Annotated[
+        str,
+        typer.Option("--mode", "--mask", help="Mask mode: permutation, signed-permutation, rotation or none."),
+    ] = "permutation",
+    norm_limit: Annotated[
+        float,
+        typer.Option(
+            help="Largest l2 norm of one update, whatever the others have; in any case an update counts only up to ten "
+            "times the median norm."
+        ),
+    ] = 1000.0,
+    max_samples: Annotated[
+        int,
+        typer.Option(
+            help="Largest sample count that a device may report; one with more reports this.", min=1, max=2**32 - 1
+        ),
+    ] = limits.DEFAULT_MAX_SAMPLES,
+    weight_cap: Annotated[
+        float,
+        typer.Option(
+            help="Largest weight of a device in a mean, in median weights of its cluster, at least 1; 0: no limit."
+        ),
+    ] = limits.DEFAULT_WEIGHT_CAP,
+    min_contributors: Annotated[int, typer.Option(help="Smaller means are not broadcast.", min=1)] = 3,
+    quorum: Annotated[float, typer.Option(help="Share that closes a round after its deadline.")] = 0.8,
+    participation: Annotated[float, typer.Option(help="Share of the devices drawn for a round.")] = 1.0,
+    deadline_s: Annotated[float, typer.Option(help="Seconds until a round closes on its quorum.")] = 60.0,
+    weighting: Annotated[
+        str, typer.Option(help="samples, or uniform: devices then report no sample counts.")
+    ] = "samples",
+    norm_blur: Annotated[
+        float,
+        typer.Option(
+            help="Relative standard deviation of a random factor on each update, 0 to 0.2, against guessing a device's "
+            "data by the update's norm; 0 is off.",
+            min=0,
+            max=limits.MAX_NORM_BLUR,
+        ),
+    ] = 0.0,
+    evaluate_every: Annotated[
+        int, typer.Option(help="Rounds between accuracy reports; 0: at the end only.", min=0, max=MOST_ROUNDS)
+    ] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Of participation and batch order, which the aggregator knows; never of origins; default: drawn anew.",
+            min=0,
+        ),
+    ] = None,
+    epoch_rounds: Annotated[
+        int,
+        typer.Option(
+            help="Rounds after which devices take a new mask; 0: one mask for the run.", min=0, max=MOST_ROUNDS
+        ),
+    ] = 0,
+) -> None:
+    """Sign a run: what the aggregator may do, the sealed task and the sealed origins; prints the run file."""
+    if not (weight_cap == 0 or 1 <= weight_cap < math.inf):
+        raise UsageError(
+            f"--weight-cap {weight_cap:g} is neither 0 nor at least 1",
+            hint="0 turns it off; 3 is the default; below 1 even the median device would weigh less than its samples",
+        )
+    from shoal.owner.keys.unlock import open_fleet
+    from shoal.owner.runs.checks import check_devices, check_roster, doubts, roster_doubts
+    from shoal.owner.runs.plan import RunOptions, draft_plan, make_plan, write_run
+    from shoal.owner.task_compiler.signed import read_signed
+    from shoal.task.manifest import LocalTraining
+
+    fleet = open_fleet(directory)
+    now_s = int(time.time())
+    check_roster(fleet.roster, now_s)
+    bundle, source = read_signed(task, fleet.owner)
+    training = _local(bundle.manifest.hyper, _pairs(local or []), LocalTraining)
+    options = RunOptions(
+        algorithm=algorithm,
+        settings=_pairs(setting or []),
+        rounds=rounds,
+        mode=mode,
+        local=training,
+        pretrain=_local(training, _pairs(pretrain or []), LocalTraining),
+        norm_limit=norm_limit,
+        min_contributors=min_contributors,
+        quorum=quorum,
+        participation=participation,
+        deadline_s=deadline_s,
+        weighting=weighting,
+        norm_blur=norm_blur,
+        max_samples=max_samples,
+        weight_cap=weight_cap,
+        evaluate_every=evaluate_every,
+        seed=seed,
+        epoch_rounds=epoch_rounds,
+    )
+    draft = draft_plan(fleet, bundle, options)
+    devices = fleet.roster.active()
+    check_devices(draft, devices)
+    for doubt in (*doubts(draft, devices), *roster_doubts(fleet.roster, now_s)):
+        note(f"warning: {doubt}")
+    from shoal.owner.task_compiler.origin import make_origins  # torch: only for options that make sense
+
+    # The aggregator reads the plan and with it the seed: origins come from the operating system's random source.
+    origins = make_origins(source.spec, draft.origins, None, manifest=bundle.manifest, **source.options)
+    with fleet.changing():  # the plan names keys and a number that nobody else may take meanwhile
+        plan = make_plan(fleet, bundle, options)
+        path = write_run(fleet, plan, bundle, origins)
+    say(str(path))
+    note("next: put this file into the aggregator's runs directory; devices get it through the broker")
+
+
+def _pairs(items: list[str]) -> dict[str, str]:
+    pairs = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name or not value:
+            raise UsageError(f"{item!r} is not NAME=VALUE", hint=f"write {name or 'NAME'}=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def _whole(text: str, name: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise UsageError(f"{name} is {wanted(int)}, not {text!r}") from error
+
+
+def _local(defaults: Any, pairs: dict[str, str], kind: type[Any]) -> Any:
+    """Return the task's local settings with ``pairs`` in place of some."""
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    changes: dict[str, Any] = {}
+    for name, text in pairs.items():
+        if name not in fields:
+            raise UsageError(f"local training has no {name!r}", hint=f"it has {', '.join(sorted(fields))}")
+        number: type[Any] = type(fields[name].default)
+        try:
+            changes[name] = number(text)
+        except ValueError as error:
+            raise UsageError(f"{name} is {wanted(number)}, not {text!r}") from error
+    try:
+        local = dataclasses.replace(defaults, **changes)
+    except TaskError as error:
+        raise UsageError(str(error), hint=error.hint) from error
+    if not local.steps and not local.batch_size:
+        raise UsageError(
+            "local training of batch_size=0 and steps=0 trains nothing", hint="with batch_size=0, give steps"
+        )
+    if not local.steps and not local.epochs:
+        raise UsageError("local training of epochs=0 and steps=0 trains nothing", hint="give epochs or steps")
+    return local
+
+
+def main() -> None:
+    """Run the program."""
+    add_version(app, prog="shoal-fleet")
+    run_program(app, prog="shoal-fleet", secret=True)

@@ -1,0 +1,341 @@
+"""The owner at the broker: who asks to be enrolled, the grants that answer, and the newest roster.
+
+`Registrar` runs over any transport and reads no clock: the program drives it from a queue, tests from a loopback broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from crypto.seal.envelope import SealError, is_from, open_from_group, parcel_for_member, read_head
+from crypto.seal.identity import fingerprint
+from shoal import limits
+from shoal.errors import BrokerUnreachableError, ShoalError, UntrustedError
+from shoal.membership.certificates import check_certificate
+from shoal.membership.grants import DEVICE_ROLE, OWNER_NAME, open_card
+from shoal.membership.roster import FORK_HINT, aggregator_of, digest_of, owner_purpose, read_owner_purpose
+from shoal.membership.tokens import Asked, open_request, peek_request
+from shoal.owner.enrolment.tokens import TokenStore
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.keys.run_list import largest_epoch_bytes
+from shoal.protocol.chunking import ChunkKind
+from shoal.protocol.codec import decode
+from shoal.protocol.documents import Card, Member
+from shoal.protocol.epochs import Epoch
+from shoal.protocol.messages import Sealed
+from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.topics import TopicKind, Topics
+from shoal.transport.base import Message, Transport, TransportEvent
+from shoal.transport.retained import RetainedPublisher
+
+REQUESTS = {ChunkKind.ENROL: limits.MAX_ENROLMENT_BYTES}
+"""Largest transfer on an enrolment topic, in bytes; other kinds are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Somebody who asks, with a token that holds.
+
+    Attributes:
+        token: its id; answered: the owner approved these very keys before.
+        asked_at_s: unix seconds by the device's clock.
+    """
+
+    name: str
+    fingerprint: str
+    token: str
+    asked_at_s: int
+    card: bytes
+    answered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that can't be granted; ``name`` is only what it says."""
+
+    name: str
+    token: str
+    reason: str
+
+
+def examine(fleet: FleetDirectory, tokens: TokenStore, token: str, data: bytes | memoryview, now_s: int) -> Request:
+    """Return the request that lies at the topic of ``token``.
+
+    Args:
+        fleet: whose owner looks.
+        tokens: the owner's.
+        token: the id in the topic.
+        data: an encoded EnrolRequest.
+        now_s: unix seconds by the owner's clock.
+
+    Raises:
+        UntrustedError: unknown, expired or used token; a request that does not prove it, or for another fleet.
+        WireError: malformed.
+    """
+    file = tokens.find(token)
+    asked: Asked = open_request(data, file.token)
+    print_ = fingerprint(asked.card.member)
+    if file.used_by not in ("", print_):
+        raise UntrustedError(f"the token was used before, by {file.used_by}")
+    answered = bool(file.used_by) and fleet.listed(asked.card.member)
+    if file.used_by and not answered and asked.card.member.name in fleet.roster.revoked:
+        raise UntrustedError(f"device {asked.card.member.name!r} is revoked, and its token was used")
+    if now_s > file.token.expires_at_s and not answered:
+        raise UntrustedError("the token has expired")
+    return Request(asked.card.member.name, print_, token, asked.asked_at_s, asked.card_bytes, answered)
+
+
+class Registrar:
+    """The owner's side of enrolment.
+
+    Attributes:
+        pending: requests that wait for the owner, by fingerprint; refused: those that can't be granted, by token id.
+    """
+
+    def __init__(
+        self,
+        fleet: FleetDirectory,
+        transport: Transport,
+        complain: Callable[[str], None] = lambda _: None,
+        drain: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take up the fleet's state.
+
+        Args:
+            fleet: whose owner sits here.
+            transport: to the broker.
+            complain: hears of damaged token files.
+            drain: returns when the broker has everything that was published; the fleet stays locked meanwhile.
+        """
+        self._fleet = fleet
+        self._tokens = TokenStore(fleet)
+        self._transport = transport
+        self._complain, self._drain = complain, drain
+        self._old: list[str] = []
+        self._topics = Topics(fleet.name)
+        self._retained = RetainedPublisher(transport)
+        self._chunks = Reassembler(limits.MAX_ENROLMENT_BYTES, whole_transfers=1, max_per_source=1)
+        self._epochs = Reassembler(whole_transfers=1)
+        self._most_epoch_bytes: int | None = None
+        self._rosters = Reassembler(limits.MAX_GRANT_BYTES, whole_transfers=1, max_per_source=1)
+        self._left: tuple[int, bytes] = (0, b"")
+        self.pending: dict[str, Request] = {}
+        self.refused: dict[str, Refused] = {}
+
+    def start(self, now_s: int) -> None:
+        """Ask for every request; clear what tokens of long ago have left on the broker."""
+        self._transport.subscribe(f"{self._topics.checkpoint}/#")  # first: who asks gets no secret from before it
+        self._transport.subscribe(self._topics.all_enrol)
+        self._old = self._tokens.old(now_s, self._complain)
+        for token in self._old:
+            for base in (self._topics.enrol(token), self._topics.grant(token)):
+                self._transport.publish(base, b"", retain=True)
+
+    def look_for_roster(self) -> None:
+        """Ask for the roster that the owner left on the broker before; see `publish_roster`."""
+        self._transport.subscribe(f"{self._topics.owner_roster}/#")
+
+    def flush(self) -> None:
+        """Return when the broker has everything; tokens of long ago are forgotten only then."""
+        self._drain()
+        if self._old:
+            self._tokens.forget(self._old)
+            self._old = []
+
+    def on_event(self, event: TransportEvent, now_s: int) -> None:
+        """Take one event of the transport; ``now_s`` is unix seconds. A grant that got lost is sent again."""
+        if not isinstance(event, Message):
+            return
+        parsed = self._topics.parse(event.topic)
+        if parsed.kind is TopicKind.CHECKPOINT and event.payload:
+            self._on_epoch(event.payload, now_s)
+        if parsed.kind is TopicKind.OWNER_ROSTER and event.payload:
+            self._on_roster(event.payload, now_s)
+        if parsed.kind is not TopicKind.ENROL or not event.payload:
+            return
+        token, name = parsed.label, "?"
+        self.refused.pop(token, None)
+        self.pending = {k: r for k, r in self.pending.items() if r.token != token}
+        try:
+            transfer = self._chunks.add(token, event.payload, float(now_s), REQUESTS)
+            if transfer is None:
+                raise UntrustedError("a request in pieces")
+            name = peek_request(transfer.payload).member.name
+            self._tokens.find(token)  # before the lock, which strangers without a line could else keep busy
+            with self._fleet.changing():
+                request = examine(self._fleet, self._tokens, token, transfer.payload, now_s)
+                if request.answered:
+                    self._answer(request.fingerprint, token)
+        except BrokerUnreachableError:
+            raise
+        except ShoalError as error:
+            self._chunks.drop(token)
+            if len(self.refused) < limits.MAX_REQUESTS:
+                self.refused[token] = Refused(name, token, str(error))
+            return
+        if not request.answered:
+            self.pending[request.fingerprint] = request
+
+    @property
+    def has_seen_roster(self) -> bool:
+        """Whether a roster that the owner signed lay on the broker."""
+        return bool(self._left[0])
+
+    def _on_roster(self, payload: bytes, now_s: float) -> None:
+        """Note which roster the owner left on the broker, and complain where this directory does not hold it.
+
+        It is sealed to the aggregator, so only sequence and digest can be read, in the head that the owner signed.
+        """
+        transfer = self._rosters.add("roster", payload, float(now_s), {ChunkKind.ROSTER: limits.MAX_GRANT_BYTES})
+        if transfer is None:
+            return
+        head, _ = read_head(transfer.payload)
+        found = read_owner_purpose(head.purpose)
+        ours = (head.fleet, head.sender) == (self._fleet.name, OWNER_NAME)
+        if found is None or not ours or found[0] < self._left[0]:
+            return
+        if not is_from(transfer.payload, head, self._fleet.owner.member.sign_key, transfer.signed):
+            raise UntrustedError("a roster on the broker that this owner did not sign")
+        with self._fleet.changing():  # another program of the owner's may have signed it a moment ago
+            self._left = found
+            if self._overtaken:
+                self._complain(
+                    f"warning: the broker holds roster {found[0]}, signed by this owner, which is not in this directory "
+                    f"(its newest is {self._fleet.roster.sequence}): {FORK_HINT}"
+                )
+
+    @property
+    def _overtaken(self) -> bool:
+        """Whether the roster on the broker is newer than ours, or another one of our sequence; call it in `changing`."""
+        sequence, digest = self._left
+        ours = self._fleet.roster.sequence
+        return sequence > ours or (sequence == ours and digest != digest_of(self._fleet.roster_bytes))
+
+    def _count_on(self) -> bool:
+        """Sign a roster beyond the one on the broker where that overtook ours; return whether it did. Call it in `changing`."""
+        if not self._overtaken:
+            return False
+        self._fleet.sign_beyond(self._left[0])
+        self._complain(
+            f"signed roster {self._fleet.roster.sequence}, beyond roster {self._left[0]} on the broker, with new secrets; "
+            "devices that were approved or revoked under that one: look at `shoal-fleet show`, and do it again"
+        )
+        return True
+
+    def _on_epoch(self, payload: bytes, now_s: int) -> None:
+        """Follow the fleet into the mask epoch that it has certified, so that new devices get no secret from before it."""
+        transfer = self._epochs.add("epoch", payload, float(now_s), {ChunkKind.EPOCH: self._epoch_bytes()})
+        if transfer is None:
+            return
+        head, at = read_head(transfer.payload)
+        fleet = self._fleet
+        with fleet.changing():
+            key, sender = fleet.broadcast, aggregator_of(fleet.roster)
+            try:
+                plain = open_from_group(key, transfer.payload, head, at, sender.sign_key, transfer.signed)
+            except SealError:
+                return  # under a broadcast key that has just been replaced: nothing to follow yet
+            certificate, since = decode(plain, Epoch).certificate, fleet.roster.keys_since
+            if certificate.checkpoint.generation != since:
+                return  # the run has not rolled over to our newest secrets yet
+            owner_key = fleet.owner.member.sign_key
+            c, _ = check_certificate(certificate, owner_key=owner_key, fleet=fleet.name, least_sequence=since)
+            fleet.forget_before(c.next_epoch)
+
+    def _epoch_bytes(self) -> int:
+        """Return the largest mask epoch that a run of this fleet can have."""
+        if self._most_epoch_bytes is None:
+            most = max(limits.FIRST_PACKAGE_BYTES, largest_epoch_bytes(self._fleet, lambda _: None))
+            self._most_epoch_bytes = min(limits.MAX_TRANSFER_BYTES, most)
+        return self._most_epoch_bytes
+
+    def listed(self, fingerprint_: str) -> bool:
+        """Whether a device of this fingerprint belongs to the fleet, as far as this program knows, and is not revoked."""
+        return self._listed(fingerprint_.strip().lower()) is not None
+
+    def approve(self, fingerprint_: str, now_s: int) -> Member:
+        """Spend the request's token, sign a roster with the device, and publish both grant and roster; return who it is.
+
+        For a device that is listed already, what an earlier approval may have failed to publish is published again.
+
+        Raises:
+            UntrustedError: nobody with this fingerprint waits, or the token has expired or was used meanwhile.
+            ConfigError: the name is taken.
+        """
+        wanted = fingerprint_.strip().lower()
+        with self._fleet.changing():
+            request = self.pending.get(wanted)
+            if request is not None:
+                self._admit(request, now_s)
+            elif self._listed(wanted) is None:
+                raise UntrustedError(
+                    f"no request of fingerprint {fingerprint_} waits on the broker",
+                    hint="`shoal-fleet devices DIR` lists who waits and why others are refused",
+                )
+            return self._answer(wanted, request.token if request else self._tokens.used_by(wanted))
+
+    def _admit(self, request: Request, now_s: int) -> None:
+        if now_s > self._tokens.find(request.token).token.expires_at_s:
+            raise UntrustedError("the token has expired", hint="give the device a new one: shoal-fleet token")
+        self._fleet.check_device(open_card(request.card))  # before the token is spent
+        self._tokens.use(request.token, request.fingerprint)
+        self._fleet.add_device(request.card, request.fingerprint)
+        del self.pending[request.fingerprint]
+
+    def publish_roster(self) -> None:
+        """Leave the newest roster for the aggregator, which hands it on to the devices; see `_count_on`."""
+        with self._fleet.changing():
+            aggregator = self._fleet.roster.aggregator
+            if aggregator is not None:
+                self._count_on()
+                signed = self._fleet.roster_bytes
+                purpose = owner_purpose(self._fleet.roster.sequence, signed)
+                head = Sealed(self._fleet.name, purpose, OWNER_NAME, aggregator.name)
+                sealed = parcel_for_member(self._fleet.owner, aggregator.seal_key, head, signed)
+                self._leave(self._topics.owner_roster, sealed.payload, ChunkKind.ROSTER)
+
+    def publish_keys(self) -> None:
+        """Leave the newest secrets for everybody who belongs to the fleet, sealed to each; clear those of the revoked."""
+        with self._fleet.changing():
+            for name in self._fleet.roster.revoked:
+                self._transport.publish(self._topics.keys(name), b"", retain=True)
+            for card in self._fleet.cards():
+                self._leave(
+                    self._topics.keys(card.member.name), self._fleet.grant_for(card, renewal=True), ChunkKind.GRANT
+                )
+
+    def clear_refused(self) -> int:
+        """Remove the refused requests from the broker; return how many there were."""
+        for token in self.refused:
+            self._transport.publish(self._topics.enrol(token), b"", retain=True)
+        count = len(self.refused)
+        self.refused.clear()
+        return count
+
+    def _listed(self, fingerprint_: str) -> Member | None:
+        roster = self._fleet.roster
+        found = (d for d in roster.devices if fingerprint(d) == fingerprint_)
+        return next((d for d in found if d.name not in roster.revoked), None)
+
+    def _answer(self, fingerprint_: str, token: str) -> Member:
+        """Publish the grant for a device under its token, if it had one, and the roster; call it in `changing`.
+
+        Raises:
+            UntrustedError: it does not belong to the fleet, or no more.
+        """
+        member = self._listed(fingerprint_)
+        if member is None:
+            raise UntrustedError("the device does not belong to the fleet any more")
+        if self._count_on():
+            self.publish_keys()
+        if token:
+            self._leave(self._topics.grant(token), self._fleet.grant_for(Card(DEVICE_ROLE, member)), ChunkKind.GRANT)
+            self._transport.publish(self._topics.enrol(token), b"", retain=True)
+        self.publish_roster()
+        self.flush()
+        return member
+
+    def _leave(self, base: str, payload: bytes, kind: ChunkKind) -> None:
+        self._retained.adopt(base)  # an earlier sitting may have left one chunk where there are several now
+        self._retained.publish(base, payload, kind=kind)

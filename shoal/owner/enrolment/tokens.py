@@ -1,0 +1,144 @@
+"""The owner's one-time tokens: one private file each, and what became of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from crypto.seal.identity import fingerprint
+from shoal.errors import ConfigError, IntegrityError, ShoalError, UntrustedError, UsageError
+from shoal.membership.tokens import TOKEN_SECRET_BYTES, token_id
+from shoal.owner.keys.broker_users import ENROL_USER
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.codec import U64, decode, encode, message
+from shoal.protocol.enrolment import Token
+from shoal.util.files import read_private, write_private
+
+TOKENS: Final = "tokens"
+FORGOTTEN_AFTER_S: Final = 7 * 24 * 3600
+"""A token that expired so long ago is removed: unknown tokens are refused as expired ones are."""
+
+MAX_LIFE_S: Final = 30 * 24 * 3600
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_ID: Final = re.compile(r"[0-9a-f]{16}")
+
+
+@message(98)
+@dataclass(frozen=True, slots=True)
+class TokenFile:
+    """A token as the owner keeps it.
+
+    Attributes:
+        made_at_s: unix seconds; used_by: the fingerprint of the device that it admitted, empty while unused.
+    """
+
+    token: Token
+    made_at_s: U64
+    used_by: str
+
+
+class TokenStore:
+    """The tokens of one fleet."""
+
+    def __init__(self, fleet: FleetDirectory) -> None:
+        self._fleet = fleet
+        self._folder = fleet.path / TOKENS
+
+    def issue(self, life_s: int, now_s: int) -> Token:
+        """Make a token that admits one device within ``life_s`` seconds.
+
+        Raises:
+            ConfigError: the fleet has no aggregator yet, whom devices pin.
+        """
+        with self._fleet.changing():
+            aggregator = self._fleet.roster.aggregator
+            if aggregator is None:
+                raise ConfigError(
+                    "the fleet has no aggregator yet, and a device must know whom to believe",
+                    hint="shoal-fleet add-aggregator first",
+                )
+            token = Token(
+                self._fleet.name,
+                self._fleet.broker_for(ENROL_USER),
+                self._fleet.fingerprint,
+                fingerprint(aggregator),
+                now_s + life_s,
+                os.urandom(TOKEN_SECRET_BYTES),
+            )
+            self._write(TokenFile(token, now_s, ""))
+            return token
+
+    def find(self, name: str) -> TokenFile:
+        """Return the token of that id.
+
+        Raises:
+            UntrustedError: there is none.
+            ConfigError, IntegrityError: its file can't be read, or is damaged.
+        """
+        path = self._path(name)
+        if not _ID.fullmatch(name) or not path.exists():
+            raise UntrustedError("a token that this owner never gave out, or has forgotten since it expired")
+        try:
+            return decode(read_private(path), TokenFile)
+        except IntegrityError as error:
+            raise IntegrityError(
+                f"{path} is damaged: {error}", hint="remove it, and give the device a new line: shoal-fleet token"
+            ) from error
+
+    def use(self, name: str, by: str) -> None:
+        """Spend a token on the device of fingerprint ``by``: durable before it returns, and for good.
+
+        Raises:
+            UntrustedError: another device has had it.
+        """
+        file = self.find(name)
+        if file.used_by not in ("", by):
+            raise UntrustedError(f"the token was used before, by {file.used_by}")
+        self._write(dataclasses.replace(file, used_by=by))
+
+    def used_by(self, by: str) -> str:
+        """Return the id of a token that was spent on the device of fingerprint ``by``; empty if there is none."""
+        return next((name for name, file in self._all(lambda _: None) if file.used_by == by), "")
+
+    def old(self, now_s: int, complain: Callable[[str], None]) -> list[str]:
+        """Return the ids of tokens that expired FORGOTTEN_AFTER_S ago; ``complain`` hears of files that are no tokens."""
+        return [name for name, f in self._all(complain) if now_s > f.token.expires_at_s + FORGOTTEN_AFTER_S]
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Remove tokens, those that another program has removed meanwhile too."""
+        with self._fleet.changing():
+            for name in names:
+                self._path(name).unlink(missing_ok=True)
+
+    def _all(self, complain: Callable[[str], None]) -> list[tuple[str, TokenFile]]:
+        found = []
+        for path in sorted(self._folder.glob("*.token")):
+            try:
+                found.append((path.stem, self.find(path.stem)))
+            except ShoalError as error:
+                complain(f"skipped {path.name}: {error}{f'; {error.hint}' if error.hint else ''}")
+        return found
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.token"
+
+    def _write(self, file: TokenFile) -> None:
+        write_private(self._path(token_id(file.token.secret)), encode(file))
+
+
+def seconds(text: str) -> int:
+    """Read a span of time: ``90s``, ``30m``, ``12h``, ``2d``.
+
+    Raises:
+        UsageError: it is something else, or longer than MAX_LIFE_S.
+    """
+    found = re.fullmatch(r"([1-9][0-9]{0,6})([smhd])", text.strip())
+    span = int(found[1]) * _UNITS[found[2]] if found else 0
+    if not 0 < span <= MAX_LIFE_S:
+        raise UsageError(f"{text!r} is not a span of time", hint="a number with s, m, h or d, at most 30d: 30m")
+    return span

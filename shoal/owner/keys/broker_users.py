@@ -1,0 +1,93 @@
+"""The broker's users and their passwords: derived from one secret of the owner's, so that none is stored twice."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from shoal.errors import IntegrityError
+from shoal.membership.grants import OWNER_NAME
+from shoal.util.files import read_private, write_private
+
+USERS_FILE: Final = "broker.key"
+USERS_HINT: Final = "take it from a backup, or remove it: broker-config then makes new passwords, which everybody needs"
+SECRET_BYTES: Final = 32
+PASSWORD_BYTES: Final = 18
+ENROL_USER: Final = "enrol"
+"""Who asks to be enrolled; its password is in the lines of `shoal-fleet token`."""
+
+DEVICE_RESERVED: Final = (OWNER_NAME, ENROL_USER, "aggregator")
+ITERATIONS: Final = 101
+"""mosquitto's own default; the passwords are 144 random bits, which no number of iterations makes better."""
+
+_SALT_BYTES: Final = 12
+
+
+class BrokerUsers:
+    """Passwords of a fleet's broker; there are none until `make`."""
+
+    def __init__(self, directory: Path) -> None:
+        """Look for the users' secret in the owner's ``directory``.
+
+        Raises:
+            ConfigError: it can't be read.
+            IntegrityError: it is damaged.
+        """
+        self._file = directory / USERS_FILE
+        self._secret = self._read()
+
+    def __bool__(self) -> bool:
+        return bool(self._secret)
+
+    def __repr__(self) -> str:
+        return f"BrokerUsers({self._file}, <secret>)"
+
+    def make(self) -> None:
+        """Draw the secret, unless there is one; from now on addresses in grants and tokens hold user and password.
+
+        Call it in `FleetDirectory.changing`.
+        """
+        if not self._read():
+            write_private(self._file, os.urandom(SECRET_BYTES))
+        self._secret = self._read()
+
+    def _read(self) -> bytes:
+        if not self._file.exists():
+            return b""
+        secret = read_private(self._file)
+        if len(secret) != SECRET_BYTES:
+            raise IntegrityError(
+                f"{self._file} is damaged: it has {len(secret)} bytes, not {SECRET_BYTES}", hint=USERS_HINT
+            )
+        return secret
+
+    def password(self, user: str) -> str:
+        """Return the password of ``user``: 24 characters of base64url, HKDF-SHA256 of the secret and the name."""
+        info = b"shoal/v1/broker-user/" + user.encode()
+        raw = HKDF(hashes.SHA256(), PASSWORD_BYTES, None, info).derive(self._secret)
+        return base64.urlsafe_b64encode(raw).decode()
+
+    def address(self, url: str, user: str) -> str:
+        """Return ``url`` with user and password, or as it is where there are no users."""
+        if not self._secret:
+            return url
+        parts = urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+        return f"{parts.scheme}://{user}:{self.password(user)}@{host}"
+
+    def hashed(self, user: str) -> str:
+        """Return the line of mosquitto's password file: ``user:$7$iterations$salt$PBKDF2-HMAC-SHA512``."""
+        salt = os.urandom(_SALT_BYTES)
+        digest = hashlib.pbkdf2_hmac("sha512", self.password(user).encode(), salt, ITERATIONS)
+        return f"{user}:$7${ITERATIONS}${_base64(salt)}${_base64(digest)}"
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,435 @@
+"""The owner's directory: keys, mask secret, roster, grants, tokens and runs. Keep it off the server."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from crypto.mask.secret import MaskSecret
+from crypto.seal.envelope import GroupKey
+from crypto.seal.identity import Identity, fingerprint
+from crypto.seal.passphrase import Lock
+from crypto.seal.signed import sign_document
+from shoal.address import BrokerAddress
+from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, ShoalError, UntrustedError
+from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, OWNER_NAME, open_card, seal_grant
+from shoal.membership.roster import open_roster
+from shoal.owner.keys.broker_users import DEVICE_RESERVED, ENROL_USER, BrokerUsers
+from shoal.owner.keys.run_list import RUNS, highest_run
+from shoal.owner.keys.vault import BACKUP_HINT, OWNER_FILE, ROSTER_FILE, SECRETS_FILE, FleetSecrets, Vault
+from shoal.protocol.codec import encode
+from shoal.protocol.documents import AggregatorGrant, Card, DeviceGrant, Member, Roster
+from shoal.types import check_name
+from shoal.util.files import (
+    check_directory,
+    private_directory,
+    remove_unfinished,
+    sync_directory,
+    write_atomic,
+    write_private,
+)
+from shoal.util.locks import exclusive
+
+GRANTS: Final = "grants"
+CHANGE_WAIT_S: Final = 120.0
+"""How long one of the owner's programs waits while another changes the fleet: writing new grants for 5000 devices that
+joined by file takes some 20 s, and what was signed is on its way to the broker for at most `desk.FLUSH_S`."""
+ROLES_HINT: Final = "add-device takes a device's card, add-aggregator the aggregator's"
+LOCKED_HINT: Final = "wait for the other shoal-fleet to end"
+EPOCHS_AFTER_RESTORE: Final = 1 << 20
+RUNS_AFTER_RESTORE: Final = 1000
+"""Mask epochs and run numbers that are left out where the directory was restored: some were given out since the backup."""
+ROSTER_LIFE_S: Final = 365 * 24 * 3600
+"""A roster that is not renewed for a year ends the fleet."""
+
+
+class FleetDirectory:
+    """A fleet as its owner holds it.
+
+    Attributes:
+        path: the directory; owner: the owner's keys; secrets: what the fleet shares; roster: the newest.
+        users: the broker's users, where `shoal-fleet broker-config` has made any.
+    """
+
+    def __init__(self, path: Path, lock: Lock | None = None) -> None:
+        """Open what `create` made; ``lock`` holds the passphrase where there is one.
+
+        Raises:
+            NotEnrolledError: there is no fleet.
+            ConfigError: the owner's key is under a passphrase and none is given.
+            UntrustedError: the passphrase is wrong.
+            IntegrityError: a file is damaged.
+        """
+        if not (path / SECRETS_FILE).exists():
+            raise NotEnrolledError(f"{path} holds no fleet", hint="shoal-fleet init DIR --name NAME --broker URL")
+        self.path = path
+        if path.exists():
+            check_directory(path)
+        self._vault = Vault(path, lock)
+        self._changing = False
+        self.users: BrokerUsers
+        self.secrets: FleetSecrets
+        self.roster: Roster
+        self._signed = b""
+        self.owner = Identity.from_bytes(self._vault.read(OWNER_FILE), path / OWNER_FILE)
+        self._read_state()
+        if self._vault.is_changing:
+            # After a crash it is ours to finish; while another program is at it, looking waits for nobody.
+            with suppress(ConfigError), self.changing(wait_s=0.0):
+                pass
+
+    @contextmanager
+    def changing(self, wait_s: float | None = None) -> Iterator[None]:
+        """Keep other programs of the owner's from changing the fleet, and take up what they have changed before.
+
+        Whatever reads the fleet's state and signs or writes something new by it belongs inside, and so does handing that on.
+
+        Args:
+            wait_s: how long to wait for another program; None is CHANGE_WAIT_S.
+
+        Raises:
+            ConfigError: another program has been changing the fleet for so long.
+        """
+        if self._changing:
+            yield
+            return
+        with exclusive(self.path, wait_s=CHANGE_WAIT_S if wait_s is None else wait_s, hint=LOCKED_HINT):
+            remove_unfinished(self.path)
+            left_over = self._vault.carry_out()
+            self._read_state()
+            self._changing = True
+            try:
+                if left_over:
+                    self._finish_change()
+                yield
+            finally:
+                self._changing = False
+
+    def _read_state(self) -> None:
+        self.secrets, signed = self._vault.state()
+        self.users = BrokerUsers(self.path)
+        if signed and signed == self._signed:
+            return
+        key, fleet = self.owner.member.sign_key, self.secrets.fleet
+        try:
+            self.roster = open_roster(signed, owner_key=key, fleet=fleet, least_sequence=0, now_s=0)
+        except ShoalError as error:
+            raise IntegrityError(f"{self.path / ROSTER_FILE} is damaged: {error}", hint=BACKUP_HINT) from error
+        self._signed = signed
+
+    @classmethod
+    def create(cls, path: Path, name: str, broker: str, lock: Lock | None = None) -> FleetDirectory:
+        """Make a fleet with fresh keys and an empty roster; with ``lock``, owner key and secrets are under its passphrase.
+
+        Raises:
+            ConfigError: there is one already, or the name or the address is not valid.
+        """
+        check_name(name, "fleet")
+        BrokerAddress.parse(broker)
+        private_directory(path)
+        with exclusive(path, wait_s=CHANGE_WAIT_S, hint=LOCKED_HINT):
+            if (path / SECRETS_FILE).exists():
+                raise ConfigError(
+                    f"{path} holds a fleet already", hint="its keys can't be made again: use another directory"
+                )
+            owner = Identity.generate(OWNER_NAME)
+            vault = Vault(path, lock)
+            vault.write(OWNER_FILE, owner.reveal())
+            write_private(path / ROSTER_FILE, sign_document(owner, Roster(name, 1, *_life(), None, (), ())))
+            for sub in (GRANTS, RUNS):
+                private_directory(path / sub)
+            vault.write(SECRETS_FILE, encode(FleetSecrets.fresh(name, broker)))
+        return cls(path, lock)
+
+    @property
+    def name(self) -> str:
+        """The fleet's name."""
+        return self.secrets.fleet
+
+    @property
+    def fingerprint(self) -> str:
+        """The owner's fingerprint, which everyone who joins compares."""
+        return fingerprint(self.owner.member)
+
+    @property
+    def mask_secret(self) -> MaskSecret:
+        """The secret of mask epoch ``secrets.mask_epoch``, from which those of all later ones follow."""
+        return MaskSecret.from_bytes(self.secrets.mask_secret)
+
+    def secret_at(self, epoch: int) -> MaskSecret:
+        """Return the secret from which the masks of a mask epoch are derived.
+
+        Raises:
+            IntegrityError: the epoch lies before all that we hold.
+        """
+        return self.mask_secret.at(epoch, self.secrets.mask_epoch)
+
+    @property
+    def content(self) -> GroupKey:
+        """The key that devices and the owner share, and the aggregator does not have."""
+        return GroupKey(self.name, "content", self.secrets.content_key)
+
+    @property
+    def broadcast(self) -> GroupKey:
+        """The key that devices and the aggregator share."""
+        return GroupKey(self.name, "broadcast", self.secrets.broadcast_key)
+
+    @property
+    def roster_bytes(self) -> bytes:
+        """The roster as signed."""
+        return self._signed
+
+    @property
+    def broker(self) -> str:
+        """The broker's address without user and password."""
+        return str(BrokerAddress.parse(self.secrets.broker))
+
+    def broker_for(self, user: str) -> str:
+        """Return the broker's address as ``user`` connects to it."""
+        return self.users.address(self.secrets.broker, user)
+
+    def add_device(self, card_bytes: bytes, expected_fingerprint: str = "") -> Path:
+        """Add a device, or give a new grant to one that is listed; return the grant for it.
+
+        Raises:
+            UntrustedError: not a device's card, or not of the expected fingerprint.
+            ConfigError: the name is taken by another device.
+        """
+        card = self._checked(card_bytes, DEVICE_ROLE, expected_fingerprint)
+        with self.changing():
+            self.check_device(card)
+            if not self.listed(card.member):
+                self._sign(devices=(*self.roster.devices, card.member))
+            return self._write_grant(card)
+
+    def add_devices(self, cards: Iterable[bytes]) -> None:
+        """Add many new devices with one signature of the roster; `add_device` then writes a grant for each that needs one.
+
+        Raises:
+            UntrustedError: one is not a device's card.
+            ConfigError: a name is taken or not one for a device; no device is added then.
+        """
+        with self.changing():
+            taken = {device.name for device in self.roster.devices}
+            new = []
+            for data in cards:
+                card = self._checked(data, DEVICE_ROLE, "")
+                if card.member.name in taken:
+                    raise ConfigError(
+                        f"the fleet has had another device called {card.member.name!r}",
+                        hint="init the device with another name",
+                    )
+                self.check_name(card.member.name)
+                taken.add(card.member.name)
+                new.append(card.member)
+            self._sign(devices=(*self.roster.devices, *new))
+
+    def check_device(self, card: Card) -> None:
+        """Return if a device may have this name with these keys.
+
+        Raises:
+            ConfigError: the name is reserved, or another device has had it; there is no aggregator yet.
+        """
+        aggregator = self.roster.aggregator
+        if aggregator is None:
+            raise ConfigError(
+                "the fleet has no aggregator yet, and a device must know whom to believe",
+                hint="shoal-fleet add-aggregator first",
+            )
+        self.check_name(card.member.name)
+        listed = next((d for d in self.roster.devices if d.name == card.member.name), None)
+        if listed is not None and not self.listed(card.member):
+            raise ConfigError(
+                f"the fleet has had another device called {card.member.name!r}",
+                hint="init the device with another name",
+            )
+
+    def check_name(self, name: str) -> None:
+        """Return if a device may be called ``name``.
+
+        Raises:
+            ConfigError: it can't stand in a topic, or is somebody else's at the broker.
+        """
+        check_name(name, "device")
+        aggregator = self.roster.aggregator
+        if name in DEVICE_RESERVED or (aggregator is not None and name == aggregator.name):
+            raise ConfigError(
+                f"a device can't be called {name!r}: somebody else has that name at the broker",
+                hint="init the device with another name",
+            )
+
+    def add_aggregator(self, card_bytes: bytes, expected_fingerprint: str = "") -> Path:
+        """Name the fleet's aggregator; return the grant for it.
+
+        Raises:
+            UntrustedError: not an aggregator's card, or not of the expected fingerprint.
+            ConfigError: the fleet has another one.
+        """
+        card = self._checked(card_bytes, AGGREGATOR_ROLE, expected_fingerprint)
+        if card.member.name in (OWNER_NAME, ENROL_USER):
+            raise ConfigError(f"an aggregator can't be called {card.member.name!r}", hint="init it with another name")
+        with self.changing():
+            if self.roster.aggregator is None:
+                self._sign(aggregator=card.member)
+            elif self.roster.aggregator != card.member:
+                raise ConfigError(
+                    f"the fleet has an aggregator already ({fingerprint(self.roster.aggregator)})",
+                    hint="a fleet keeps one aggregator; make a new fleet to change it",
+                )
+            return self._write_grant(card)
+
+    def revoke(self, name: str) -> None:
+        """Take a device out of the roster, and draw new secrets; a run in progress rolls over to them.
+
+        Grant files of those who stay are written anew; who joined through the broker has none and hears of it there.
+
+        Raises:
+            ConfigError: no such device, or it is revoked already.
+        """
+        with self.changing():
+            if self.roster.device(name) is None:
+                what = "is revoked already" if name in self.roster.revoked else "is not in the roster"
+                raise ConfigError(f"device {name!r} {what}", hint="shoal-fleet show lists the devices")
+            self._draw_secrets(revoked=(*self.roster.revoked, name))
+
+    def rotate(self) -> None:
+        """Draw new secrets though nobody leaves; a run in progress rolls over to them; see `revoke`."""
+        with self.changing():
+            self._draw_secrets()
+
+    def sign_beyond(self, sequence: int) -> None:
+        """Sign a roster beyond ``sequence``, with new secrets: this directory was restored, or a copy of it has signed others.
+
+        Run numbers, mask epochs and secrets that were given out since the backup are unknown here. New secrets replace
+        them; numbers and epochs go on after a gap that is wider than a fleet uses between two backups.
+        """
+        with self.changing():
+            s = self.secrets
+            self.secrets = dataclasses.replace(
+                s, next_epoch=s.next_epoch + EPOCHS_AFTER_RESTORE, next_run=s.next_run + RUNS_AFTER_RESTORE
+            )
+            self._draw_secrets(sequence=max(sequence, self.roster.sequence) + 1)
+
+    def _draw_secrets(self, **changes: object) -> None:
+        sequence = changes.pop("sequence", self.roster.sequence + 1)
+        roster = self._next_roster(**{"sequence": sequence, "keys_since": sequence, **changes})
+        first = self.secrets.next_epoch
+        secrets = dataclasses.replace(
+            FleetSecrets.fresh(self.name, self.secrets.broker),
+            mask_epoch=first,
+            next_epoch=first + self.secrets.run_epochs + 1,  # as many as may be left of the runs in progress, and one
+            next_run=self.secrets.next_run,
+            run_epochs=self.secrets.run_epochs,
+        )
+        signed = sign_document(self.owner, roster)
+        self._vault.change(secrets, signed)
+        self.secrets, self.roster, self._signed = secrets, roster, signed
+        self._finish_change()
+
+    def _finish_change(self) -> None:
+        """Write the grants that follow from new secrets; only then is the journal not needed any more."""
+        for name in self.roster.revoked:
+            self._grant_path(name).unlink(missing_ok=True)
+        private_directory(self.path / GRANTS)
+        kept = [card for card in self.cards() if self._grant_path(card.member.name).exists()]
+        for card in kept:
+            write_atomic(self._grant_path(card.member.name), self.grant_for(card), sync_name=False)
+        sync_directory(self.path / GRANTS)
+        self._vault.end_change()
+
+    def take_run(self, epochs: int) -> tuple[int, int]:
+        """Return a run's number and the first of its mask epochs, which nobody else gets; durable before it returns."""
+        with self.changing():
+            s = self.secrets
+            run = max(s.next_run, highest_run(self.path) + 1)
+            taken = dataclasses.replace(
+                s, next_epoch=s.next_epoch + epochs, next_run=run + 1, run_epochs=s.run_epochs + epochs
+            )
+            self._store_secrets(taken)
+            return run, s.next_epoch
+
+    def forget_before(self, epoch: int) -> bool:
+        """Erase the secrets of mask epochs before ``epoch``, so that new grants don't reach back; return whether any were.
+
+        An epoch that no run was given yet is not believed.
+        """
+        with self.changing():
+            if not self.secrets.mask_epoch < epoch < self.secrets.next_epoch:
+                return False
+            secret = self.secret_at(epoch).reveal()
+            self._store_secrets(dataclasses.replace(self.secrets, mask_secret=secret, mask_epoch=epoch))
+            return True
+
+    def _store_secrets(self, secrets: FleetSecrets) -> None:
+        self._vault.write(SECRETS_FILE, encode(secrets))
+        self.secrets = secrets
+
+    def cards(self) -> tuple[Card, ...]:
+        """Return whoever belongs to the fleet now: the aggregator and the devices that are not revoked."""
+        r = self.roster
+        devices = [Card(DEVICE_ROLE, d) for d in r.devices if d.name not in r.revoked]
+        return (*([Card(AGGREGATOR_ROLE, r.aggregator)] if r.aggregator else []), *devices)
+
+    def grant_for(self, card: Card, *, renewal: bool = False) -> bytes:
+        """Return a grant with the newest secrets, which only the card's holder can open; call it in `changing`.
+
+        Args:
+            card: whose it is.
+            renewal: for somebody who belongs to the fleet: without the roster, which reaches him by itself.
+        """
+        s = self.secrets
+        key, broker = self.owner.member.sign_key, self.broker_for(card.member.name)
+        roster, since = b"" if renewal else self.roster_bytes, self.roster.keys_since
+        grant: AggregatorGrant | DeviceGrant
+        if card.role == AGGREGATOR_ROLE:
+            grant = AggregatorGrant(s.fleet, key, broker, roster, since, s.broadcast_key)
+        else:
+            grant = DeviceGrant(
+                s.fleet, key, broker, roster, since, s.broadcast_key, s.mask_secret, s.content_key, s.mask_epoch
+            )
+        return seal_grant(self.owner, card, grant)
+
+    def listed(self, member: Member) -> bool:
+        """Whether these very keys belong to a device of the fleet that is not revoked."""
+        return self.roster.device(member.name) == member
+
+    def renew(self) -> None:
+        """Sign the roster again for another year."""
+        with self.changing():
+            self._sign()
+
+    def _checked(self, data: bytes, role: str, expected: str) -> Card:
+        card = open_card(data)
+        if card.role != role:
+            raise UntrustedError(f"this card asks to be {card.role!r}, not {role!r}", hint=ROLES_HINT)
+        if expected and fingerprint(card.member) != expected.strip().lower():
+            raise UntrustedError(f"this card has fingerprint {fingerprint(card.member)}, not {expected}")
+        return card
+
+    def _next_roster(self, **changes: object) -> Roster:
+        issued, expires = _life()
+        changes = {"sequence": self.roster.sequence + 1, **changes}
+        return dataclasses.replace(self.roster, issued_at_s=issued, expires_at_s=expires, **changes)  # type: ignore[arg-type]
+
+    def _sign(self, **changes: object) -> None:
+        roster = self._next_roster(**changes)
+        signed = sign_document(self.owner, roster)
+        write_private(self.path / ROSTER_FILE, signed)
+        self.roster, self._signed = roster, signed
+
+    def _write_grant(self, card: Card) -> Path:
+        path = self._grant_path(card.member.name)
+        write_private(path, self.grant_for(card))
+        return path
+
+    def _grant_path(self, name: str) -> Path:
+        return self.path / GRANTS / f"{name}.grant"
+
+
+def _life() -> tuple[int, int]:
+    now = int(time.time())
+    return now, now + ROSTER_LIFE_S

@@ -1,0 +1,72 @@
+"""The runs that the owner has signed, as far as anybody may know them: without numpy, for people who only look."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from crypto.seal.signed import open_document
+from shoal.errors import ShoalError
+from shoal.protocol.codec import decode
+from shoal.protocol.documents import RunPackage, RunPlan
+from shoal.protocol.sizes import epoch_bytes
+from shoal.util.files import read_private
+
+if TYPE_CHECKING:
+    from shoal.owner.keys.directory import FleetDirectory
+
+RUNS: Final = "runs"
+_NUMBERED: Final = re.compile(r"([0-9]{6})\.run")
+
+
+def run_file(path: Path, run: int) -> Path:
+    """Return where the owner's directory ``path`` keeps a run."""
+    return path / RUNS / f"{run:06d}.run"
+
+
+def highest_run(path: Path) -> int:
+    """Return the highest number that a file in the owner's directory ``path`` has, 0 where there is none."""
+    found = (_NUMBERED.fullmatch(p.name) for p in (path / RUNS).glob("*.run"))
+    return max((int(m[1]) for m in found if m), default=0)
+
+
+def signed_plans(fleet: FleetDirectory, complain: Callable[[str], None]) -> list[RunPlan]:
+    """Return the plans of the runs in the owner's directory, by number; ``complain`` hears of files that are none of them."""
+    return [plan for plan, _ in _signed(fleet, complain)]
+
+
+def largest_epoch_bytes(fleet: FleetDirectory, complain: Callable[[str], None]) -> int:
+    """Return the size of the largest sealed mask epoch that a run in the owner's directory can have, 0 without a run."""
+    devices = len(fleet.roster.devices)
+    sizes = (epoch_bytes(plan, plan.max_models, task, devices) for plan, task in _signed(fleet, complain))
+    return max(sizes, default=0)
+
+
+def _signed(fleet: FleetDirectory, complain: Callable[[str], None]) -> list[tuple[RunPlan, int]]:
+    """Return each run's plan and the bytes of its sealed task, by number."""
+    found = []
+    for path in sorted((fleet.path / RUNS).glob("*.run")):
+        try:
+            package = decode(read_private(path), RunPackage)
+            plan = open_document(package.plan, RunPlan, fleet.owner.member.sign_key)
+            found.append((plan, len(package.task)))
+        except ShoalError as error:
+            complain(f"{path.name} is no run of this fleet: {error}")
+    return sorted(found, key=lambda run: run[0].run)
+
+
+def summary(plan: RunPlan) -> dict[str, Any]:
+    """Return what people want to know of a run at a glance, its mask mode above all."""
+    return {
+        "run": plan.run,
+        "algorithm": plan.algorithm,
+        "mode": plan.mode,
+        "rounds": plan.rounds,
+        "min_contributors": plan.min_contributors,
+        "weighting": plan.weighting,
+        "norm_blur": plan.norm_blur,
+        "max_samples": plan.max_samples,
+        "weight_cap": plan.weight_cap,
+    }

@@ -1,0 +1,45 @@
+"""The owner's passphrase: from a private file or the terminal, never from the command line."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from crypto.seal.passphrase import Lock
+from shoal.errors import ConfigError
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.keys.vault import is_under_passphrase
+from shoal.util.files import read_private
+
+FILE_VARIABLE: Final = "SHOAL_PASSPHRASE_FILE"
+
+
+def ask(*, twice: bool = False) -> Lock:
+    """Return the passphrase that SHOAL_PASSPHRASE_FILE or the person at the terminal gives.
+
+    Raises:
+        ConfigError: there is neither, it is too short, or the two entries differ.
+    """
+    named = os.environ.get(FILE_VARIABLE)
+    if named:
+        try:
+            return Lock(read_private(Path(named), follow=True).rstrip(b"\r\n"))
+        except ConfigError as error:
+            raise ConfigError(f"{FILE_VARIABLE}: {error}", hint=error.hint) from error
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "the owner's key is under a passphrase, and there is no terminal to ask at",
+            hint=f"name a file of mode 0600 that holds it in {FILE_VARIABLE}",
+        )
+    text = getpass.getpass("Passphrase of the owner's key: ")
+    if twice and getpass.getpass("The same again: ") != text:
+        raise ConfigError("the two passphrases differ")
+    return Lock(text.encode())
+
+
+def open_fleet(directory: Path) -> FleetDirectory:
+    """Open the owner's directory, asking for the passphrase where there is one."""
+    return FleetDirectory(directory, ask() if is_under_passphrase(directory) else None)

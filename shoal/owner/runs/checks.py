@@ -1,0 +1,92 @@
+"""Whether a run can do anything with the devices that the roster has: what can't work is refused, what may not is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from aggregator.strategies.base import drawn, parse_settings
+from aggregator.strategies.registry import SETTINGS
+from shoal.errors import ConfigError
+from shoal.membership.roster import has_expired
+from shoal.protocol.documents import Roster, RunPlan
+from shoal.util.console import counted
+from shoal.util.times import day
+
+LOWER_HINT: Final = (
+    "--min-contributors N lowers it, at the price that devices can read means of so few; or add devices first"
+)
+KEEPS: Final = (
+    "a cluster of fewer devices than --min-contributors keeps its starting model; --min-contributors N lowers it, at "
+    "the price that devices can read means of so few"
+)
+
+EXPIRES_SOON_S: Final = 30 * 24 * 3600
+RENEW: Final = "shoal-fleet renew, then shoal-fleet publish"
+
+
+def check_roster(roster: Roster, now_s: int) -> None:
+    """Return if the roster still holds: nobody takes orders under another.
+
+    Raises:
+        ConfigError: it has expired.
+    """
+    if has_expired(roster, now_s):
+        raise ConfigError(f"the roster expired on {day(roster.expires_at_s)}: nobody would follow the run", hint=RENEW)
+
+
+def roster_doubts(roster: Roster, now_s: int) -> Iterator[str]:
+    """Yield that the roster expires within EXPIRES_SOON_S."""
+    if has_expired(roster, now_s + EXPIRES_SOON_S):
+        yield f"the roster expires on {day(roster.expires_at_s)}, and ends the run then: {RENEW}"
+
+
+def check_devices(plan: RunPlan, devices: tuple[str, ...]) -> None:
+    """Return if a run of these devices can change any model.
+
+    Args:
+        plan: of the run.
+        devices: the roster's that are not revoked, at least one.
+
+    Raises:
+        ConfigError: no round has ``min_contributors`` devices, or there are fewer devices than clusters.
+    """
+    count, least = len(devices), plan.min_contributors
+    if least > count:
+        raise ConfigError(
+            f"--min-contributors {least} wants {counted(least, 'device')} behind each mean, and the roster has {count}: "
+            "no model would ever change",
+            hint=LOWER_HINT,
+        )
+    per_round = len(drawn(plan, 1, devices))
+    if least > per_round:
+        raise ConfigError(
+            f"--participation {plan.participation:g} draws {per_round} of {counted(count, 'device')} for a round, and "
+            f"--min-contributors wants {least} behind each mean: no model would ever change",
+            hint=f"raise --participation; or {LOWER_HINT}",
+        )
+    name, clusters = _clusters(plan)
+    if clusters > count:
+        raise ConfigError(
+            f"{name}={clusters} wants {clusters} clusters, and the roster has {counted(count, 'device')}",
+            hint=f"lower it with --set {name}=N, or add devices first",
+        )
+
+
+def doubts(plan: RunPlan, devices: tuple[str, ...]) -> Iterator[str]:
+    """Yield what may keep a run that `check_devices` let pass from finding clusters."""
+    per_round, least = len(drawn(plan, 1, devices)), plan.min_contributors
+    taking_part = counted(per_round, "device") + ("" if per_round == len(devices) else " a round")
+    _, clusters = _clusters(plan)
+    if per_round / clusters < least:
+        yield (
+            f"{taking_part} for {counted(clusters, 'cluster')} are fewer than --min-contributors {least} for each: {KEEPS}"
+        )
+    if plan.algorithm == "cfl" and per_round < 2 * least:
+        yield (f"CFL can't split {taking_part}: each side needs --min-contributors, {least} of them; {KEEPS}")
+
+
+def _clusters(plan: RunPlan) -> tuple[str, int]:
+    """Return the setting that names the number of clusters, and the number: 1 where there is no such setting."""
+    settings = parse_settings(SETTINGS[plan.algorithm], plan)
+    return next(((name, int(getattr(settings, name))) for name in ("k", "groups") if hasattr(settings, name)), ("", 1))

@@ -1,0 +1,230 @@
+"""A run as the owner signs it: the plan that devices hold the aggregator to, the sealed task and the sealed origins."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from aggregator.strategies.registry import make_strategy, models_needed
+from crypto.mask.keys import MaskContext, key_id
+from crypto.seal.envelope import seal_to_group
+from crypto.seal.signed import sign_document
+from edge_client.run.package import origins_purpose, task_purpose
+from edge_client.run.policy import adds_models
+from shoal import limits
+from shoal.errors import ConfigError, WireError
+from shoal.membership.grants import OWNER_NAME
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.keys.run_list import run_file
+from shoal.protocol.codec import encode
+from shoal.protocol.documents import LocalSettings, RunPackage, RunPlan, SegmentSpec, Setting
+from shoal.protocol.messages import Sealed
+from shoal.task.manifest import LocalTraining
+from shoal.util.files import write_atomic
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shoal.task.bundle import TaskBundle
+
+DEFAULT_MIN_CONTRIBUTORS: Final = 3
+"""Every device holds the mask, so a mean of fewer is nearly one device's update to all others."""
+
+
+RANGES_HINT: Final = "`shoal-fleet run --help` says what each option takes"
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the owner may choose for a run; the rest follows from fleet and task.
+
+    Attributes:
+        algorithm, settings: see `aggregator.strategies`.
+        rounds: training rounds; the final one, in which devices report on their test share, comes on top.
+        mode: mask mode, a name that `crypto.mask.modes.registry` lists.
+        local: local training; None takes the task's defaults.
+        pretrain: training in cold starts and of one-shot clustering; None takes ``local``.
+        norm_limit: largest l2 norm of one update.
+        quorum, participation: shares in (0, 1].
+        deadline_s: seconds after which a round closes on its quorum.
+        weighting: samples or uniform; under uniform devices report neither sample counts nor sizes of test shares.
+        evaluate_every: report accuracy every so many rounds; 0 is at the end only.
+        seed: of participation and batch order; None draws one. The aggregator knows it: origins must not depend on it.
+        epoch_rounds: rounds of a mask epoch, after which devices take a new mask; 0 is one epoch for the run.
+        norm_blur: relative standard deviation of the random factor on each update, 0 to MAX_NORM_BLUR; 0 is off.
+        max_samples: largest sample count that a device may report.
+        weight_cap: largest weight of a device in a mean, in median weights of its cluster; 0 is off.
+    """
+
+    algorithm: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    rounds: int = 50
+    mode: str = "permutation"
+    local: LocalTraining | None = None
+    pretrain: LocalTraining | None = None
+    norm_limit: float = 1000.0
+    min_contributors: int = DEFAULT_MIN_CONTRIBUTORS
+    quorum: float = 0.8
+    participation: float = 1.0
+    deadline_s: float = 60.0
+    weighting: str = "samples"
+    evaluate_every: int = 0
+    seed: int | None = None
+    epoch_rounds: int = 0
+    norm_blur: float = 0.0
+    max_samples: int = limits.DEFAULT_MAX_SAMPLES
+    weight_cap: float = limits.DEFAULT_WEIGHT_CAP
+
+
+def origins_needed(options: RunOptions) -> int:
+    """Return how many origins the run ships: k for each restart of IFCA, else one.
+
+    Raises:
+        ConfigError: k or restarts is not a whole number of at least 1.
+    """
+    if options.algorithm != "ifca":
+        return 1
+    return _at_least_one(options.settings, "k", "2") * _at_least_one(options.settings, "restarts", "1")
+
+
+def _at_least_one(settings: Mapping[str, str], name: str, default: str) -> int:
+    text = settings.get(name, default)
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ConfigError(f"{name} is a whole number of at least 1, not {text!r}", hint=f"--set {name}={default}")
+    return number
+
+
+def make_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> RunPlan:
+    """Return the plan of the fleet's next run, checked by the strategy that will follow it.
+
+    Raises:
+        ConfigError: as `draft_plan`; neither a number nor mask epochs are taken then.
+    """
+    with fleet.changing():
+        draft = draft_plan(fleet, bundle, options)
+        # Each run has mask epochs of its own, so that no two runs share a permutation.
+        run, epoch = fleet.take_run(draft.epochs)
+        context = MaskContext(fleet.name, draft.run_id, epoch, bundle.digest, options.mode, bundle.segments)
+        return dataclasses.replace(draft, run=run, epoch=epoch, key_id=key_id(fleet.secret_at(epoch), context))
+
+
+def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> RunPlan:
+    """Return a plan whose number and mask epochs are not its own: to check the options before anything is taken.
+
+    Raises:
+        ConfigError: a setting is unknown or out of range, or the fleet has no aggregator or no device yet.
+    """
+    if fleet.roster.aggregator is None or not fleet.roster.active():
+        raise ConfigError(
+            "a run needs an aggregator and at least one device",
+            hint="shoal-fleet add-aggregator, shoal-fleet add-device",
+        )
+    try:
+        plan = _written(fleet, bundle, options)
+    except WireError as error:
+        raise ConfigError(str(error), hint=RANGES_HINT) from error
+    _check_hidden(plan)
+    make_strategy(plan)
+    return dataclasses.replace(plan, max_models=models_needed(plan))
+
+
+def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> RunPlan:
+    run, run_id, epoch = fleet.secrets.next_run, os.urandom(16), fleet.secrets.mask_epoch
+    epoch_rounds = options.epoch_rounds or options.rounds
+    context = MaskContext(fleet.name, run_id, epoch, bundle.digest, options.mode, bundle.segments)
+    local = options.local or bundle.manifest.hyper
+    return RunPlan(
+        fleet=fleet.name,
+        run=run,
+        run_id=run_id,
+        roster_sequence=fleet.roster.sequence,
+        task_digest=bundle.digest,
+        algorithm=options.algorithm,
+        settings=tuple(Setting(k, v) for k, v in sorted(options.settings.items())),
+        origins=origins_needed(options),
+        max_models=origins_needed(options),
+        rounds=options.rounds,
+        mode=options.mode,
+        epoch=epoch,
+        epoch_rounds=epoch_rounds,
+        key_id=key_id(fleet.secret_at(epoch), context),
+        segments=tuple(SegmentSpec(s.name, s.length) for s in bundle.segments),
+        norm_limit=options.norm_limit,
+        min_contributors=options.min_contributors,
+        quorum=options.quorum,
+        participation=options.participation,
+        deadline_s=options.deadline_s,
+        weighting=options.weighting,
+        evaluate_every=options.evaluate_every,
+        seed=options.seed if options.seed is not None else int.from_bytes(os.urandom(4), "little"),
+        local=_settings(local),
+        pretrain=_settings(options.pretrain or local),
+        norm_blur=options.norm_blur,
+        max_samples=options.max_samples,
+        weight_cap=options.weight_cap,
+    )
+
+
+def _check_hidden(plan: RunPlan) -> None:
+    """Return if nothing in the plan gives away what another part of it promises to hide.
+
+    Raises:
+        ConfigError: something does.
+    """
+    if plan.norm_blur and adds_models(plan):
+        raise ConfigError(
+            "norm_blur hides nothing where devices report the norm of their model, which eta_g needs",
+            hint="leave out norm_blur, or eta_g",
+        )
+    if plan.weighting == "uniform" and any((s.name, s.value) == ("normalise", "samples") for s in plan.settings):
+        raise ConfigError(
+            "devices report no sample counts under weighting uniform, and normalise=samples needs them",
+            hint="choose weighting samples, or another normalise",
+        )
+
+
+def _settings(local: LocalTraining) -> LocalSettings:
+    return LocalSettings(
+        local.epochs,
+        local.steps,
+        local.batch_size,
+        local.lr,
+        local.lr_decay,
+        local.momentum,
+        local.clip,
+        local.prox_mu,
+    )
+
+
+def write_run(fleet: FleetDirectory, plan: RunPlan, bundle: TaskBundle, origins: NDArray[np.float32]) -> Path:
+    """Sign, seal and write the run file: the same one for the aggregator and, through it, for all devices.
+
+    Args:
+        fleet: whose run it is.
+        plan: from `make_plan`.
+        bundle: the task.
+        origins: shape (plan.origins, plan.length), float32.
+    """
+    if origins.shape != (plan.origins, plan.length):
+        raise ConfigError(f"origins of shape {origins.shape} for {plan.origins} models of {plan.length} coordinates")
+    package = RunPackage(
+        sign_document(fleet.owner, plan),
+        _seal(fleet, task_purpose(plan.task_digest), bundle.to_bytes()),
+        _seal(fleet, origins_purpose(plan.run_id), origins.astype("<f4").tobytes()),
+    )
+    path = run_file(fleet.path, plan.run)
+    write_atomic(path, encode(package))
+    return path
+
+
+def _seal(fleet: FleetDirectory, purpose: str, plain: bytes) -> bytes:
+    return seal_to_group(fleet.owner, fleet.content, Sealed(fleet.name, purpose, OWNER_NAME, "*"), plain)

@@ -1,0 +1,194 @@
+"""Compile a torch module and a loss into a task bundle that a device runs without torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shoal.errors import TaskError
+from shoal.owner.task_compiler.layers import blame, embedding_limit, refuse_random, refuse_unsupported
+from shoal.owner.task_compiler.quiet import quiet
+from shoal.task.bundle import TaskBundle
+from shoal.task.manifest import Kind, LocalTraining, Parameter, TaskManifest, TensorSpec
+from shoal.util import telemetry
+
+if TYPE_CHECKING:
+    from shoal.owner.task_compiler.flat import FlatModel, Loss
+    from shoal.owner.task_compiler.selfcheck import Example
+
+_PERTURBATION = 0.01
+"""Spread added to the initial parameters for tracing and checks: zero weights would hide a wrong gradient."""
+
+_SEED = 20_260
+_TRACE_BATCH = 8
+_EMPTY = "0" * 64
+
+
+def compile_task(
+    model: nn.Module,
+    loss: Loss,
+    example: Example,
+    *,
+    name: str,
+    kind: Kind,
+    hyper: LocalTraining | None = None,
+    shared: Sequence[str] = (),
+) -> TaskBundle:
+    """Return the checked bundle of a task; torch's random state, warnings and streams are left as they were.
+
+    Args:
+        model: maps x (n, ...) to outputs (n, classes), (n, positions, classes), or the shape of y for regression.
+        loss: (outputs, y) -> scalar, a mean over samples.
+        example: n -> (x, y), random samples of the right shapes and dtypes.
+        name: the task's name.
+        kind: what the labels are.
+        hyper: default local training.
+        shared: prefixes of parameter names that all clusters share (IFCA section 4.3); the rest is per cluster.
+
+    Raises:
+        TaskError: the model can't be compiled, with the layer and what to use instead; or it differs from torch.
+    """
+    telemetry.switch_off()  # torch's exporter may import ONNX Runtime by itself
+    refuse_unsupported(model)
+    parameters = layout(model, shared)
+    hyper = hyper or LocalTraining()
+    with torch.random.fork_rng(devices=[]), quiet():
+        torch.manual_seed(_SEED)
+        x, y = example(_TRACE_BATCH)
+        _check_example(x, y, _TRACE_BATCH)
+        outputs = _outputs(model, x)
+        manifest = TaskManifest(
+            name=name,
+            opset=_opset(),
+            kind=kind,
+            parameters=parameters,
+            input=TensorSpec(tuple(x.shape[1:]), _dtype(x, "x"), embedding_limit(model, x)),
+            label=TensorSpec(tuple(y.shape[1:]), _dtype(y, "y"), 0 if kind == "regression" else int(outputs.shape[-1])),
+            hyper=hyper,
+            score_digest=_EMPTY,
+            grad_digest=_EMPTY,
+            predict_digest=_EMPTY,
+        )
+        _check_outputs(outputs, y, kind)
+        _check_loss(loss, outputs, y)
+        refuse_random(model, x)
+        return _build(model, loss, example, manifest, (x, y))
+
+
+def layout(model: nn.Module, shared: Sequence[str] = ()) -> tuple[Parameter, ...]:
+    """Return the model's parameters in vector order: shared ones first, else as the module lists them.
+
+    Args:
+        model: the module.
+        shared: prefixes of whole name parts: ``conv`` covers ``conv.weight``, not ``conv2.weight``.
+
+    Raises:
+        TaskError: a prefix matches nothing, or a parameter is not float32 or takes no gradient.
+    """
+    unused = set(shared)
+    found: list[Parameter] = []
+    for name, value in model.named_parameters():
+        if value.dtype != torch.float32 or not value.requires_grad:
+            raise TaskError(
+                f"parameter {name!r} is {value.dtype}, requires_grad={value.requires_grad}",
+                hint="every parameter must be float32 and trainable; turn frozen ones into buffers (register_buffer)",
+            )
+        matches = {prefix for prefix in shared if f"{name}.".startswith(f"{prefix.rstrip('.')}.")}
+        unused -= matches
+        found.append(Parameter(name, tuple(value.shape), "shared" if matches else "cluster"))
+    if not found:
+        raise TaskError("the model has no parameters")
+    if unused:
+        raise TaskError(
+            f"no parameter begins with {min(unused)!r}", hint=f"names are: {', '.join(p.name for p in found)[:300]}"
+        )
+    return tuple(sorted(found, key=lambda p: p.segment != "shared"))
+
+
+def _build(
+    model: nn.Module, loss: Loss, example: Example, manifest: TaskManifest, sample: tuple[Tensor, Tensor]
+) -> TaskBundle:
+    from shoal.owner.task_compiler.flat import FlatModel, flatten
+    from shoal.owner.task_compiler.graphs import extract, lower, trace
+    from shoal.owner.task_compiler.selfcheck import check
+
+    flat: FlatModel = FlatModel(model, loss, manifest.parameters, counts=manifest.kind != "regression")
+    theta = flatten(model, manifest.parameters)
+    theta = theta + _PERTURBATION * torch.randn(theta.shape)
+    inputs = (theta, *sample)
+    try:
+        graph = trace(flat, inputs)
+        whole = lower(graph, inputs)
+    except TaskError:
+        raise
+    except Exception as error:  # torch raises dozens of types here; all mean "can't compile"
+        raise blame(model, sample[0], error) from error
+    score, grad, predict = (extract(whole, part) for part in ("score", "grad", "predict"))
+    bundle = TaskBundle.seal_digests(manifest, score, grad, predict)
+    check(bundle, flat, theta, example, max(manifest.hyper.batch_size, 32))
+    return bundle
+
+
+def _opset() -> int:
+    from shoal.owner.task_compiler.graphs import OPSET
+
+    return OPSET
+
+
+def _dtype(tensor: Tensor, what: str) -> str:
+    names = {torch.float32: "float32", torch.int64: "int64"}
+    if tensor.dtype not in names:
+        raise TaskError(f"example's {what} is {tensor.dtype}", hint="use torch.float32 or torch.int64")
+    return names[tensor.dtype]
+
+
+def _check_example(x: Tensor, y: Tensor, n: int) -> None:
+    if (
+        not isinstance(x, Tensor)
+        or not isinstance(y, Tensor)
+        or x.ndim == 0
+        or y.ndim == 0
+        or len(x) != n
+        or len(y) != n
+    ):
+        raise TaskError("example(n) must return tensors (x, y) whose first dimension is n")
+
+
+def _outputs(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        try:
+            outputs = model(x)
+        except Exception as error:  # any failure of the user's own forward
+            raise TaskError(f"the model fails on its own example: {str(error)[:300]}") from error
+    if not isinstance(outputs, Tensor) or outputs.ndim == 0 or len(outputs) != len(x):
+        raise TaskError("the model must return one tensor whose first dimension is the batch")
+    return outputs
+
+
+def _check_outputs(outputs: Tensor, y: Tensor, kind: Kind) -> None:
+    expected = tuple(y.shape) if kind == "regression" else (*y.shape, outputs.shape[-1])
+    if tuple(outputs.shape) != expected:
+        raise TaskError(
+            f"a {kind} model with labels {tuple(y.shape[1:])} must return {expected[1:]} a sample, not {tuple(outputs.shape[1:])}"
+        )
+    if kind != "regression" and int(y.max()) >= outputs.shape[-1]:
+        raise TaskError(f"example draws label {int(y.max())}, the model has {outputs.shape[-1]} classes")
+    if not math.isfinite(float(np.sum(outputs.numpy(), dtype=np.float64))):
+        raise TaskError("the model's outputs on its own example are not finite")
+
+
+def _check_loss(loss: Loss, outputs: Tensor, y: Tensor) -> None:
+    try:
+        value = loss(outputs, y)
+    except Exception as error:  # any failure of the user's own loss
+        raise TaskError(f"the loss fails on the model's own example: {str(error)[:300]}") from error
+    if not isinstance(value, Tensor) or value.ndim:
+        found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise TaskError(
+            f"the loss must return one number, the mean over the samples, not {found}", hint="use reduction='mean'"
+        )

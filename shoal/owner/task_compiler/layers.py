@@ -1,0 +1,128 @@
+"""Find the layer that keeps a model from being compiled, and say what to use instead."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shoal.errors import TaskError
+
+_RANDOM: Final = re.compile(r"rand|bernoulli|dropout|multinomial|normal_functional|uniform|exponential")
+_OPERATOR: Final = re.compile(r"aten[.:]+(\w+)")
+_ESCAPE_HINT: Final = (
+    "replace that layer; Linear, Conv, MaxPool, AvgPool, LayerNorm, GroupNorm, LSTM and GRU are known to work"
+)
+
+
+def refuse_unsupported(model: nn.Module) -> None:
+    """Raise TaskError for the first layer that can't be compiled or must not be."""
+    for name, layer in model.named_modules():
+        kind = type(layer).__name__
+        if isinstance(layer, _BatchNorm) and (layer.training or not layer.track_running_stats):
+            raise TaskError(
+                f"layer {name!r} ({kind}) normalises by the batch's statistics, which clients with different data can't share",
+                hint="use GroupNorm or LayerNorm, or freeze it with .eval()",
+            )
+        if isinstance(layer, _NormBase) and layer.training and layer.track_running_stats:
+            raise TaskError(
+                f"layer {name!r} ({kind}) tracks statistics while training", hint="set track_running_stats=False"
+            )
+        rate = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0.0)
+        if isinstance(rate, float) and rate > 0 and layer.training:
+            raise TaskError(
+                f"layer {name!r} ({kind}) drops activations at random, which a compiled graph can't",
+                hint="remove it or call .eval() on it; fewer local epochs or FedProx's mu regularise instead",
+            )
+        if isinstance(layer, _ConvTransposeNd):
+            raise TaskError(
+                f"layer {name!r} ({kind}) is a transposed convolution", hint="use Upsample and a plain convolution"
+            )
+        if isinstance(layer, _ConvNd) and layer.groups != 1:
+            raise TaskError(
+                f"layer {name!r} ({kind}) is a grouped convolution (groups={layer.groups})", hint="use groups=1"
+            )
+
+
+def refuse_random(model: nn.Module, x: Tensor) -> None:
+    """Raise TaskError if a forward pass draws random numbers: a compiled graph is a function of its inputs alone.
+
+    Args:
+        model: the module.
+        x: example input, batch first.
+    """
+    for operator, layer in sorted(_users(model, x)):
+        if _RANDOM.search(operator):
+            raise TaskError(
+                f"layer {layer!r} draws random numbers ({operator}), perhaps by functional.dropout in its forward",
+                hint="remove it, or make it depend on self.training and call .eval()",
+            )
+
+
+def embedding_limit(model: nn.Module, x: Tensor) -> int:
+    """Return the bound on x that its embedding tables set (the fewest rows among those that read x itself), or 0."""
+    rows: list[int] = []
+
+    def note(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if isinstance(layer, nn.Embedding) and inputs and inputs[0] is x:
+            rows.append(layer.num_embeddings)
+
+    handles = [m.register_forward_pre_hook(note) for m in model.modules() if isinstance(m, nn.Embedding)]
+    try:
+        with torch.no_grad():
+            if handles:
+                model(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return min(rows, default=0)
+
+
+def blame(model: nn.Module, x: Tensor, error: BaseException) -> TaskError:
+    """Return the TaskError for an exporter failure, naming the layers that call the operator it names.
+
+    Args:
+        model: the module.
+        x: example input, batch first.
+        error: what torch raised.
+    """
+    text = " ".join(str(part) for part in (error, error.__cause__, error.__context__) if part)
+    operators = list(dict.fromkeys(_OPERATOR.findall(text)))
+    users = _users(model, x)
+    for operator in operators:
+        stem = operator.removesuffix("_backward").strip("_")
+        layers = sorted({layer for used, layer in users if used == stem})
+        if layers:
+            named = ", ".join(repr(layer) for layer in layers[:3])
+            return TaskError(f"layer {named} can't be compiled: no ONNX form of {operator}", hint=_ESCAPE_HINT)
+    reason = f"no ONNX form of {operators[0]}" if operators else str(error).strip().splitlines()[0][:300]
+    return TaskError(f"the model can't be compiled: {reason}", hint=_ESCAPE_HINT)
+
+
+def _users(model: nn.Module, x: Tensor) -> set[tuple[str, str]]:
+    """Return (operator, innermost layer) for every operator of one forward pass."""
+    stack, users = ["model"], set[tuple[str, str]]()
+
+    class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            users.add((func.overloadpacket.__name__.strip("_"), stack[-1]))
+            return func(*args, **(kwargs or {}))
+
+    handles = []
+    for name, layer in model.named_modules():
+        label = f"{name} ({type(layer).__name__})" if name else "model"
+        handles.append(layer.register_forward_pre_hook(lambda _m, _i, label=label: stack.append(label)))
+        handles.append(layer.register_forward_hook(lambda _m, _i, _o: stack.pop() and None))
+    try:
+        with Recorder():  # type: ignore[no-untyped-call]
+            model(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return users

@@ -1,0 +1,217 @@
+"""Cut a payload into chunks that fit a packet, and put them together again from anything that arrives.
+
+Every chunk begins with the same 52 bytes, little-endian, so that each chunk can be checked on its own:
+
+    magic "SHL1" | version u8 | kind u8 | flags u16 = 0 | round u32 | index u32 | total u32 | offset u64 | size u64 | id 16
+
+``id`` is the first 16 bytes of the payload's SHA-256: it names the transfer and proves the reassembly. All chunks of a
+transfer but the last have one length, so offset, size and total must agree in every single header.
+
+A sealed payload ends with a signature over the digest of all before it. `Fingerprint` takes both digests, that of the whole
+and that of all but the trailer, in one pass: hashing is what a large transfer costs most.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from shoal import limits
+from shoal.errors import WireError
+
+MAGIC: Final = b"SHL1"
+VERSION: Final = 1
+HEADER: Final = struct.Struct("<4sBBHIIIQQ16s")
+HEADER_BYTES: Final = HEADER.size
+TRANSFER_ID_BYTES: Final = 16
+
+TRAILER_BYTES: Final = 64
+"""Length of the signature that ends a sealed payload."""
+
+MIN_CHUNK_BYTES: Final = 1024
+"""Shortest chunk of a transfer that has several: bounds the book-keeping that a header can ask for."""
+
+PACKET_ROOM_BYTES: Final = 1024
+"""Room in a packet for a chunk's header, the topic and MQTT's own header."""
+
+MAX_CHUNK_BYTES: Final = limits.MAX_PACKET_BYTES - PACKET_ROOM_BYTES
+"""Longest chunk."""
+
+_ROUND_LIMIT: Final = 1 << 32
+
+
+class ChunkKind(IntEnum):
+    """What a transfer carries."""
+
+    UPLOAD = 1
+    MODEL = 2
+    PLAN = 3
+    ROSTER = 4
+    ROUND = 5
+    CONTROL = 6
+    STATE = 7
+    ENROL = 8
+    GRANT = 9
+    EPOCH = 10
+    DECLINE = 11
+    REMINDER = 12
+
+
+_KINDS: Final = frozenset(int(kind) for kind in ChunkKind)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkHeader:
+    """A checked header: its numbers are consistent and within limits.
+
+    Attributes:
+        kind: what the transfer carries.
+        round: round number, 0 where there is none.
+        index: number of this chunk, below ``total``.
+        total: chunks of the transfer.
+        offset: where this chunk begins in the payload, in bytes.
+        size: bytes of the whole payload.
+        transfer_id: first 16 bytes of the payload's SHA-256.
+        chunk_bytes: length of every chunk but the last; ``size`` when there is only one.
+    """
+
+    kind: ChunkKind
+    round: int
+    index: int
+    total: int
+    offset: int
+    size: int
+    transfer_id: bytes
+    chunk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Two digests of a payload, from one pass over it.
+
+    Attributes:
+        transfer_id: first 16 bytes of the SHA-256 of the whole.
+        signed: SHA-256 of all but the last TRAILER_BYTES, 32 bytes; of the whole where it is not longer than that.
+    """
+
+    transfer_id: bytes
+    signed: bytes
+
+    @classmethod
+    def of(cls, payload: bytes | memoryview) -> Fingerprint:
+        """Hash ``payload``."""
+        view = memoryview(payload)
+        cut = max(0, len(view) - TRAILER_BYTES) or len(view)
+        digest = hashlib.sha256(view[:cut])
+        signed = digest.digest()
+        digest.update(view[cut:])
+        return cls(digest.digest()[:TRANSFER_ID_BYTES], signed)
+
+
+def chunk_bytes_within(max_packet_bytes: int) -> int:
+    """Return the payload length of chunks for a broker that takes packets of ``max_packet_bytes``."""
+    return max(MIN_CHUNK_BYTES, min(limits.CHUNK_BYTES, max_packet_bytes - PACKET_ROOM_BYTES))
+
+
+def chunk_count(size: int, chunk_bytes: int) -> int:
+    """Return how many chunks of ``chunk_bytes`` a payload of ``size`` bytes is cut into."""
+    return -(-size // chunk_bytes)
+
+
+def transfer_id(payload: bytes | memoryview) -> bytes:
+    """Return the 16 bytes that name ``payload``: the beginning of its SHA-256."""
+    return hashlib.sha256(payload).digest()[:TRANSFER_ID_BYTES]
+
+
+def split(
+    payload: bytes | memoryview,
+    *,
+    kind: ChunkKind,
+    round: int,  # noqa: A002 - the field's name in the format
+    chunk_bytes: int = limits.CHUNK_BYTES,
+    indices: Iterable[int] | None = None,
+    name: bytes | None = None,
+) -> list[bytes]:
+    """Cut ``payload`` into chunks with headers, in order.
+
+    Args:
+        payload: at least one byte, at most MAX_TRANSFER_BYTES.
+        kind: what it carries.
+        round: round number, 0 where there is none.
+        chunk_bytes: payload bytes of every chunk but the last.
+        indices: make only these chunks (a resend of what is missing); all of them by default.
+        name: the payload's transfer id, where it is known already.
+
+    Raises:
+        WireError: the payload, the round, the chunk length or an index is out of range.
+    """
+    body = memoryview(payload).cast("B")
+    size = len(body)
+    if not 1 <= size <= limits.MAX_TRANSFER_BYTES:
+        raise WireError(f"a transfer of {size} bytes is not between 1 and {limits.MAX_TRANSFER_BYTES}")
+    if not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES:
+        raise WireError(f"chunks of {chunk_bytes} bytes are not between {MIN_CHUNK_BYTES} and {MAX_CHUNK_BYTES}")
+    if not 0 <= round < _ROUND_LIMIT:
+        raise WireError(f"round {round} does not fit 32 bits")
+    total = chunk_count(size, chunk_bytes)
+    name = transfer_id(body) if name is None else name
+    chunks = []
+    for index in range(total) if indices is None else indices:
+        if not 0 <= index < total:
+            raise WireError(f"chunk {index} does not exist: the transfer has {total}")
+        offset = index * chunk_bytes
+        header = HEADER.pack(MAGIC, VERSION, kind, 0, round, index, total, offset, size, name)
+        chunks.append(b"".join((header, body[offset : offset + chunk_bytes])))
+    return chunks
+
+
+def parse(data: bytes | memoryview) -> tuple[ChunkHeader, memoryview]:
+    """Check one chunk on its own and return its header and a view of its payload.
+
+    Raises:
+        WireError: a field is out of range or contradicts another or the chunk's length.
+    """
+    view = memoryview(data).cast("B")
+    length = len(view) - HEADER_BYTES
+    if length < 1:
+        raise WireError(f"a chunk of {len(view)} bytes has no payload behind its header")
+    magic, version, kind, flags, round_, index, total, offset, size, name = HEADER.unpack_from(view)
+    if magic != MAGIC:
+        raise WireError("the chunk does not begin with SHL1", hint="a peer that is not Shoal writes to this topic")
+    if version != VERSION:
+        raise WireError(f"chunk format {version} is not known", hint=f"this side speaks format {VERSION}: update it")
+    if kind not in _KINDS:
+        raise WireError(f"chunk kind {kind} is not known")
+    if flags:
+        raise WireError(f"chunk flags {flags:#06x} are not known")
+    if not 1 <= size <= limits.MAX_TRANSFER_BYTES:
+        raise WireError(f"a transfer of {size} bytes is not between 1 and {limits.MAX_TRANSFER_BYTES}")
+    if index >= total:
+        raise WireError(f"chunk {index} of {total} does not exist")
+    chunk_bytes = _chunk_bytes(length, index, total, offset, size)
+    header = ChunkHeader(ChunkKind(kind), round_, index, total, offset, size, name, chunk_bytes)
+    return header, view[HEADER_BYTES:]
+
+
+def _chunk_bytes(length: int, index: int, total: int, offset: int, size: int) -> int:
+    """Return the transfer's uniform chunk length as this chunk tells it, or refuse."""
+    if length > MAX_CHUNK_BYTES:
+        raise WireError(f"a chunk of {length} bytes is above {MAX_CHUNK_BYTES}")
+    if total == 1:
+        chunk_bytes = size
+        fits = offset == 0 and length == size
+    elif index < total - 1:
+        chunk_bytes = length
+        fits = offset == index * length and -(-size // length) == total
+    else:
+        chunk_bytes, rest = divmod(offset, index)
+        fits = rest == 0 and length == size - offset and length <= chunk_bytes
+    if not fits:
+        raise WireError(f"chunk {index} of {total}: {length} bytes at {offset} do not fit a transfer of {size}")
+    if total > 1 and not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES:
+        raise WireError(f"chunks of {chunk_bytes} bytes are not between {MIN_CHUNK_BYTES} and {MAX_CHUNK_BYTES}")
+    return chunk_bytes

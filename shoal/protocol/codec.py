@@ -1,0 +1,289 @@
+"""Messages to bytes and back: a fixed, canonical, bounded binary form.
+
+A message is a frozen dataclass whose annotations are the field types below, registered under a kind number. Its encoding
+is ``magic "SHM1" | kind u8 | fields in order``, integers little-endian. Every length is checked against what is left
+before anything is allocated, every value has exactly one encoding, and any bytes give either a message or a WireError.
+docs/wire-format.md has the table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeVar
+
+from shoal import limits
+from shoal.errors import WireError
+
+MAGIC: Final = b"SHM1"
+MAX_STRING_BYTES: Final = 4096
+MAX_BLOB_BYTES: Final = limits.MAX_TRANSFER_BYTES
+MAX_ITEMS: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Int:
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """A tuple of integers written in one piece."""
+
+    code: str
+
+
+U8 = Annotated[int, _Int("<B")]
+U16 = Annotated[int, _Int("<H")]
+U32 = Annotated[int, _Int("<I")]
+U64 = Annotated[int, _Int("<Q")]
+Fixed16 = Annotated[bytes, _Fixed(16)]
+Fixed32 = Annotated[bytes, _Fixed(32)]
+Fixed64 = Annotated[bytes, _Fixed(64)]
+ArrayU16 = Annotated[tuple[int, ...], _Array("H")]
+ArrayU32 = Annotated[tuple[int, ...], _Array("I")]
+
+M = TypeVar("M")
+_BY_KIND: dict[int, type[Any]] = {}
+_KIND_OF: dict[type[Any], int] = {}
+_RECORDS: dict[type[Any], _Coder] = {}
+
+
+class _Reader:
+    """A cursor over received bytes that never reads past the end."""
+
+    __slots__ = ("data", "pos")
+
+    def __init__(self, data: memoryview) -> None:
+        self.data = data
+        self.pos = 0
+
+    def take(self, count: int) -> memoryview:
+        if count > len(self.data) - self.pos:
+            raise WireError(f"message ends early: {count} bytes wanted at {self.pos} of {len(self.data)}")
+        piece = self.data[self.pos : self.pos + count]
+        self.pos += count
+        return piece
+
+    def unpack(self, code: str) -> Any:
+        return struct.unpack(code, self.take(struct.calcsize(code)))[0]
+
+    @property
+    def left(self) -> int:
+        return len(self.data) - self.pos
+
+
+@dataclass(frozen=True, slots=True)
+class _Coder:
+    write: Callable[[bytearray, Any], None]
+    read: Callable[[_Reader], Any]
+
+
+def message(kind: int) -> Callable[[type[M]], type[M]]:
+    """Register a frozen dataclass as the message type ``kind`` (1 to 255)."""
+
+    def register(cls: type[M]) -> type[M]:
+        if kind in _BY_KIND or not 0 < kind < 256:
+            raise ValueError(f"message kind {kind} is taken or out of range")
+        _BY_KIND[kind] = cls
+        _KIND_OF[cls] = kind
+        return cls
+
+    return register
+
+
+def encode(value: Any) -> bytes:
+    """Return the canonical bytes of a registered message.
+
+    Raises:
+        WireError: a field is out of its type's range.
+    """
+    out = bytearray(MAGIC)
+    out.append(_KIND_OF[type(value)])
+    try:
+        _record_of(type(value)).write(out, value)
+    except (struct.error, OverflowError, TypeError, UnicodeEncodeError) as error:
+        raise WireError(f"{type(value).__name__} can't be encoded: {error}") from error
+    return bytes(out)
+
+
+def decode(data: bytes | memoryview, expected: type[M]) -> M:
+    """Return the message of type ``expected`` that ``data`` holds and nothing else.
+
+    Raises:
+        WireError: the bytes are of another type, malformed, too long or too short.
+    """
+    value, rest = decode_prefix(data, expected)
+    if len(rest):
+        raise WireError(f"{expected.__name__} is followed by {len(rest)} bytes too many")
+    return value
+
+
+def decode_prefix(data: bytes | memoryview, expected: type[M]) -> tuple[M, memoryview]:
+    """Return the message at the head of ``data`` and the bytes behind it (a vector, uncopied)."""
+    reader = _Reader(memoryview(data))
+    if bytes(reader.take(len(MAGIC))) != MAGIC:
+        raise WireError("not a message: wrong magic")
+    kind = reader.unpack("<B")
+    if _BY_KIND.get(kind) is not expected:
+        raise WireError(f"message of kind {kind} where {expected.__name__} was expected")
+    value = _record_of(expected).read(reader)
+    if reader.pos > limits.MAX_HEADER_BYTES and reader.left:
+        raise WireError("message header is too long")
+    return typing.cast(M, value), reader.data[reader.pos :]
+
+
+def _record_of(cls: type[Any]) -> _Coder:
+    coder = _RECORDS.get(cls)
+    if coder is None:
+        coder = _RECORDS[cls] = _record(cls)
+    return coder
+
+
+def _record(cls: type[Any]) -> _Coder:
+    """Build the coder of a dataclass, field by field; its own ``__post_init__`` checks run on decoding."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    coders = [(f.name, _coder(hints[f.name])) for f in dataclasses.fields(cls)]
+
+    def write(out: bytearray, value: Any) -> None:
+        if type(value) is not cls:
+            raise TypeError(f"{type(value).__name__} where {cls.__name__} belongs")
+        for name, coder in coders:
+            coder.write(out, getattr(value, name))
+
+    def read(reader: _Reader) -> Any:
+        return cls(*(coder.read(reader) for _, coder in coders))
+
+    return _Coder(write, read)
+
+
+def _coder(hint: Any) -> _Coder:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _annotated(args[1])
+    if origin is tuple:
+        return _sequence(_coder(args[0]))
+    if origin in (typing.Union, types.UnionType):
+        return _optional(_coder(next(a for a in args if a is not type(None))))
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _record_of(hint)
+    return {str: _STRING, bytes: _BLOB, float: _FLOAT, bool: _BOOL}[hint]
+
+
+def _annotated(mark: Any) -> _Coder:
+    if isinstance(mark, _Int):
+        packer = struct.Struct(mark.code)
+        return _Coder(lambda out, v: out.extend(packer.pack(v)), lambda r: packer.unpack(r.take(packer.size))[0])
+    if isinstance(mark, _Array):
+        return _array(mark.code)
+    length: int = mark.length
+
+    def write_fixed(out: bytearray, value: bytes) -> None:
+        if len(value) != length:
+            raise TypeError(f"{len(value)} bytes where {length} belong")
+        out.extend(value)
+
+    return _Coder(write_fixed, lambda r: bytes(r.take(length)))
+
+
+def _array(code: str) -> _Coder:
+    size = struct.calcsize("<" + code)
+
+    def write(out: bytearray, values: tuple[int, ...]) -> None:
+        out.extend(struct.pack("<I", len(values)))
+        out.extend(struct.pack(f"<{len(values)}{code}", *values))
+
+    def read(reader: _Reader) -> tuple[int, ...]:
+        count = _count(reader, size)
+        return struct.unpack(f"<{count}{code}", reader.take(count * size))
+
+    return _Coder(write, read)
+
+
+def _count(reader: _Reader, item_bytes: int) -> int:
+    count = int(reader.unpack("<I"))
+    if count > MAX_ITEMS or count * item_bytes > reader.left:
+        raise WireError(f"a list of {count} items does not fit in {reader.left} bytes")
+    return count
+
+
+def _sequence(item: _Coder) -> _Coder:
+    def write(out: bytearray, values: tuple[Any, ...]) -> None:
+        out.extend(struct.pack("<I", len(values)))
+        for value in values:
+            item.write(out, value)
+
+    return _Coder(write, lambda r: tuple(item.read(r) for _ in range(_count(r, 1))))
+
+
+def _optional(item: _Coder) -> _Coder:
+    def write(out: bytearray, value: Any) -> None:
+        out.append(value is not None)
+        if value is not None:
+            item.write(out, value)
+
+    return _Coder(write, lambda r: item.read(r) if _read_bool(r) else None)
+
+
+def _write_string(out: bytearray, value: str) -> None:
+    raw = value.encode("utf-8")
+    if len(raw) > MAX_STRING_BYTES:
+        raise OverflowError(f"a string of {len(raw)} bytes")
+    out.extend(struct.pack("<H", len(raw)) + raw)
+
+
+def _read_string(reader: _Reader) -> str:
+    length = reader.unpack("<H")
+    if length > MAX_STRING_BYTES:
+        raise WireError(f"a string of {length} bytes")
+    try:
+        return str(reader.take(length), "utf-8")
+    except UnicodeDecodeError as error:
+        raise WireError("a string is not UTF-8") from error
+
+
+def _write_blob(out: bytearray, value: bytes) -> None:
+    if len(value) > MAX_BLOB_BYTES:
+        raise OverflowError(f"a blob of {len(value)} bytes")
+    out.extend(struct.pack("<I", len(value)))
+    out.extend(value)
+
+
+def _write_float(out: bytearray, value: float) -> None:
+    if not math.isfinite(value):
+        raise TypeError(f"{value} where a finite number belongs")
+    out.extend(struct.pack("<d", value))
+
+
+def _read_float(reader: _Reader) -> float:
+    value = float(reader.unpack("<d"))
+    if not math.isfinite(value):
+        raise WireError("a number is not finite")
+    return value
+
+
+def _write_bool(out: bytearray, value: bool) -> None:
+    out.append(1 if value else 0)
+
+
+def _read_bool(reader: _Reader) -> bool:
+    value = reader.unpack("<B")
+    if value > 1:
+        raise WireError(f"a truth value of {value}")
+    return bool(value)
+
+
+_STRING = _Coder(_write_string, _read_string)
+_BLOB = _Coder(_write_blob, lambda r: bytes(r.take(r.unpack("<I"))))
+_FLOAT = _Coder(_write_float, _read_float)
+_BOOL = _Coder(_write_bool, _read_bool)

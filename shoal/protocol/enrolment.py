@@ -1,0 +1,114 @@
+"""Enrolment over the broker: the line that the owner hands out, and the request that a device makes with it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from dataclasses import dataclass, field
+from typing import Final
+
+from shoal.address import BrokerAddress
+from shoal.errors import ConfigError, WireError
+from shoal.protocol.codec import U64, Fixed16, decode, encode, message
+from shoal.protocol.documents import Member, require_name
+
+LINE_PREFIX: Final = "shoal1-"
+CHECK_BYTES: Final = 4
+MAX_LINE_CHARS: Final = 4096
+_HINT: Final = "copy the whole line that `shoal-fleet token` printed"
+
+
+@message(20)
+@dataclass(frozen=True, slots=True)
+class EnrolRequest:
+    """What an unknown device publishes: who it says it is, and a group envelope under the token's key.
+
+    Attributes:
+        sealed: 32 bytes of HMAC, then an `EnrolStatement`.
+    """
+
+    member: Member
+    sealed: bytes
+
+
+@message(21)
+@dataclass(frozen=True, slots=True)
+class EnrolStatement:
+    """What the token's HMAC is over: one device that asks one owner, for one fleet, by one token.
+
+    Attributes:
+        owner, aggregator: the fingerprints that the device has pinned.
+        token: the token's id; expires_at_s: unix seconds, as the line has it.
+        asked_at_s: unix seconds by the device's clock; only for people to read.
+        card: the device's signed Card.
+    """
+
+    fleet: str
+    owner: str
+    aggregator: str
+    token: str
+    expires_at_s: U64
+    asked_at_s: U64
+    card: bytes
+
+    def __post_init__(self) -> None:
+        require_name(self.fleet, "fleet name")
+
+
+@message(22)
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What the owner's line holds: where to ask, whom to believe, and a secret for one device to ask with.
+
+    Attributes:
+        broker: with the user and password of those who ask, where the broker wants them.
+        owner, aggregator: fingerprints.
+        expires_at_s: unix seconds by the owner's clock.
+        secret: 16 random bytes.
+    """
+
+    fleet: str
+    broker: str = field(repr=False)
+    owner: str
+    aggregator: str
+    expires_at_s: U64
+    secret: Fixed16 = field(repr=False)
+
+    def __post_init__(self) -> None:
+        require_name(self.fleet, "fleet name")
+        try:
+            BrokerAddress.parse(self.broker)
+        except ConfigError as error:
+            raise WireError(str(error)) from error
+
+    def to_line(self) -> str:
+        """Return the line: one word, with a checksum against a slip of the mouse."""
+        data = encode(self)
+        return LINE_PREFIX + base64.urlsafe_b64encode(data + _check(data)).decode().rstrip("=")
+
+    @classmethod
+    def from_line(cls, line: str) -> Token:
+        """Read what `to_line` gave.
+
+        Raises:
+            ConfigError: it is something else, or a part of it. The line is not repeated in the message: it is a secret.
+        """
+        text = line.strip()
+        if not text.startswith(LINE_PREFIX) or len(text) > MAX_LINE_CHARS:
+            raise ConfigError("this is no enrolment line", hint=_HINT)
+        body = text.removeprefix(LINE_PREFIX)
+        try:
+            data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise ConfigError("the enrolment line holds characters that do not belong", hint=_HINT) from error
+        if len(data) <= CHECK_BYTES or data[-CHECK_BYTES:] != _check(data[:-CHECK_BYTES]):
+            raise ConfigError("the enrolment line is damaged or cut off", hint=_HINT)
+        try:
+            return decode(data[:-CHECK_BYTES], cls)
+        except WireError as error:
+            raise ConfigError(f"the enrolment line can't be read: {error}", hint=_HINT) from error
+
+
+def _check(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()[:CHECK_BYTES]

@@ -1,0 +1,383 @@
+"""Put chunks of many sources together again, within a fixed budget for each source."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, NoReturn, Protocol
+
+from shoal import limits
+from shoal.errors import WireError, text_of
+from shoal.protocol.chunking import HEADER_BYTES, MIN_CHUNK_BYTES, ChunkHeader, ChunkKind, Fingerprint, parse
+
+MAX_MISSING_LISTED: Final = 1024
+"""A stalled transfer names at most this many missing chunks; the rest follows with the next report."""
+
+LAZY_BYTES: Final = 4 << 20
+"""From this size on, the joined payload is a mapping of its own, into which each chunk is copied and then released.
+
+Below it, memory comes from the heap, which is 15 times as fast: a fresh mapping pays a page fault for every 4 KiB.
+"""
+
+CHUNK_OVERHEAD_BYTES: Final = 192
+"""Memory that a stored chunk takes besides its bytes: the object's header and its entry in a dictionary."""
+
+TRANSFER_OVERHEAD_BYTES: Final = 1024
+"""Memory that an unfinished transfer takes besides its chunks: header, key and dictionaries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A complete payload whose digest is its transfer id; ``signed`` is `Fingerprint`'s."""
+
+    source: str
+    kind: ChunkKind
+    round: int
+    transfer_id: bytes
+    payload: memoryview = field(repr=False)
+    signed: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """A transfer that waits for chunks; ``missing`` names the first MAX_MISSING_LISTED of them, ascending."""
+
+    source: str
+    transfer_id: bytes
+    kind: ChunkKind
+    round: int
+    missing: tuple[int, ...]
+
+
+class TooLargeError(WireError):
+    """A transfer announces more bytes than its source may send, or is of a kind that is not expected there."""
+
+
+_Key = tuple[ChunkKind, int, bytes, int, int]
+"""Kind, round, transfer id, size and chunk length: all that the chunks of one transfer have in common."""
+
+
+class Spool(Protocol):
+    """Keeps chunks outside memory."""
+
+    def put(self, data: bytes) -> int:
+        """Store ``data`` and return where."""
+
+    def take(self, at: int, size: int) -> bytes:
+        """Return ``size`` bytes that `put` stored at ``at``, and free their place."""
+
+    def free(self, at: int, size: int) -> None:
+        """Free the place of ``size`` bytes that `put` stored at ``at``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Spooled:
+    """A chunk in the spool."""
+
+    at: int
+    size: int
+
+
+@dataclass(slots=True)
+class _Pending:
+    """One transfer in reassembly: the chunks that arrived, by index, each with its header, in memory or in the spool."""
+
+    total: int
+    started_s: float
+    touched_s: float
+    reported_s: float
+    held_bytes: int = TRANSFER_OVERHEAD_BYTES
+    chunks: dict[int, bytes | _Spooled] = field(default_factory=dict)
+
+    def missing(self) -> tuple[int, ...]:
+        found: list[int] = []
+        for index in range(self.total):
+            if index not in self.chunks:
+                found.append(index)
+                if len(found) == MAX_MISSING_LISTED:
+                    break
+        return tuple(found)
+
+    def join(self, size: int, spool: Spool | None) -> memoryview:
+        """Return the payload in one piece, and release the chunks."""
+        bodies = (self._body(index, spool) for index in range(self.total))
+        if size < LAZY_BYTES:
+            return memoryview(b"".join(bodies))
+        try:
+            whole = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        except OSError as error:
+            raise MemoryError from error
+        at = 0
+        for body in bodies:
+            whole[at : at + len(body)] = body
+            at += len(body)
+        return whole.toreadonly()
+
+    def _body(self, index: int, spool: Spool | None) -> memoryview:
+        """Take a chunk out and return its payload."""
+        chunk = self.chunks[index]
+        if isinstance(chunk, _Spooled):
+            assert spool is not None, "a spooled chunk without a spool"
+            chunk = spool.take(chunk.at, chunk.size)
+        del self.chunks[index]  # not earlier: one that can't be taken still has a place in the spool
+        return memoryview(chunk)[HEADER_BYTES:]
+
+
+def cost_bytes(size: int) -> int:
+    """Return the most memory that an unfinished transfer of ``size`` bytes can hold, in chunks of the shortest length."""
+    chunks = size // MIN_CHUNK_BYTES + 1
+    return size + chunks * (HEADER_BYTES + CHUNK_OVERHEAD_BYTES) + TRANSFER_OVERHEAD_BYTES
+
+
+class Reassembler:
+    """Puts chunks of many sources together; one owner, not thread-safe, no clock of its own.
+
+    A transfer is known by source, kind, round, id, size and chunk length. A completed transfer is forgotten at once: a chunk
+    that arrives again later begins it again, so the owner must recognise the transfers it already has and ``drop`` them.
+
+    Memory. A transfer holds the chunks that arrived, never the size that it announces. `add` gets the largest size of each
+    kind of transfer that its source may send and refuses anything larger at its first chunk. A source has a budget: the
+    cost of ``whole_transfers`` transfers of the largest size, and ``max_per_source`` unfinished transfers. When a chunk
+    would exceed it, the transfer of the same source that has waited longest for a new chunk gives way. No source ever takes
+    memory from another, so the most that n sources can hold is n budgets. The owner must therefore check before `add` that
+    the source is one it knows: a device of the roster, a topic that it subscribed to.
+
+    A fleet's honest uploads may all be unfinished at one time. Chunks beyond ``memory_bytes`` therefore go to the spool, where
+    there is one, and come back when their transfer is complete.
+
+    Attacks. The source is the name in the topic, and only the broker's access list ties that name to a sender. On a broker
+    without one, anybody can write chunks under a device's name. They share the device's budget, and they can push out its
+    unfinished upload or spoil it with a wrong chunk of the same id, so that the digest fails and the upload is dropped. The
+    device's reminders then make the aggregator ask for the upload again. So such an attacker delays one device for as long
+    as the flood lasts, and the upload arrives afterwards; a forged payload never passes, since digest and signature are
+    checked. With the access list of `shoal-fleet broker-config` only the device itself can do this.
+
+    Args:
+        max_transfer_bytes: largest payload where `add` is not told the limits of its source.
+        whole_transfers: how many transfers of the largest size a source may have unfinished.
+        max_per_source: how many of any size.
+        deadline_s: ``expire`` drops a transfer this long after its first chunk.
+        spool: keeps chunks outside memory; without it all stay in memory.
+        memory_bytes: memory of all chunks together from which on the spool takes them.
+    """
+
+    def __init__(
+        self,
+        max_transfer_bytes: int = limits.MAX_TRANSFER_BYTES,
+        whole_transfers: int = 2,
+        max_per_source: int = limits.MAX_TRANSFERS_PER_SOURCE,
+        deadline_s: float = limits.REASSEMBLY_DEADLINE_S,
+        spool: Spool | None = None,
+        memory_bytes: int = limits.REASSEMBLY_MEMORY_BYTES,
+    ) -> None:
+        self._max_transfer_bytes = max_transfer_bytes
+        self._whole_transfers = whole_transfers
+        self._max_per_source = max_per_source
+        self._deadline_s = deadline_s
+        self._sources: dict[str, dict[_Key, _Pending]] = {}
+        self._held: Counter[str] = Counter()
+        self._held_bytes = 0
+        self._spool = spool
+        self._memory_bytes = memory_bytes
+        self._spooled_bytes = 0
+        self._fed_s = -math.inf
+        self._refused: Counter[str] = Counter()
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of all unfinished transfers: their chunks, but for those in the spool, and the book-keeping."""
+        return self._held_bytes - self._spooled_bytes
+
+    @property
+    def spooled_bytes(self) -> int:
+        """Bytes of unfinished transfers in the spool."""
+        return self._spooled_bytes
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Number of refusals and dropped transfers by reason.
+
+        Keys: malformed, oversized, no-room and digest raise; duplicate, displaced and expired are silent.
+        """
+        return MappingProxyType(self._refused)
+
+    def __len__(self) -> int:
+        return sum(len(transfers) for transfers in self._sources.values())
+
+    def budget_bytes(self, most_bytes: int) -> int:
+        """Return the memory that a source may hold whose largest transfer has ``most_bytes``."""
+        return self._whole_transfers * cost_bytes(most_bytes)
+
+    def add(
+        self,
+        source: str,
+        chunk: bytes | memoryview,
+        now_s: float,
+        allowed: Mapping[ChunkKind, int] | None = None,
+    ) -> Transfer | None:
+        """Take one chunk of ``source``; return the transfer when this chunk completes it.
+
+        Args:
+            source: the sender, as the broker vouches for it (the device in the topic).
+            chunk: header and payload. The payload of a single-chunk transfer is a view of it.
+            now_s: seconds of any steady clock, the same one in every call.
+            allowed: the largest payload of each kind that ``source`` may send, other kinds being refused; without it,
+                ``max_transfer_bytes`` for every kind.
+
+        Raises:
+            TooLargeError: the transfer is larger than ``allowed``.
+            WireError: the chunk is malformed, the digest is wrong, or neither memory nor the spool has room.
+        """
+        try:
+            header, body = parse(chunk)
+        except WireError:
+            self._refused["malformed"] += 1
+            raise
+        most = self._max_transfer_bytes if allowed is None else allowed.get(header.kind, 0)
+        if header.size > most:
+            self._refuse_size(header, most)
+        if header.total == 1:
+            return self._complete(source, header, body)
+        key = (header.kind, header.round, header.transfer_id, header.size, header.chunk_bytes)
+        transfers = self._sources.get(source, {})
+        pending = transfers.get(key)
+        if pending is None:
+            pending = _Pending(header.total, now_s, now_s, now_s)
+            self._hold(source, TRANSFER_OVERHEAD_BYTES)
+            transfers = self._sources.setdefault(source, transfers)
+        elif header.index in pending.chunks:
+            self._refused["duplicate"] += 1
+            return None
+        else:
+            del transfers[key]
+        transfers[key] = pending  # last: the first entry is the one that has waited longest for a chunk
+        cost = len(body) + HEADER_BYTES + CHUNK_OVERHEAD_BYTES
+        self._make_room(source, cost, most if allowed is None else max(allowed.values()))
+        pending.touched_s = self._fed_s = now_s
+        pending.chunks[header.index] = self._keep(chunk if isinstance(chunk, bytes) else bytes(chunk), cost)
+        pending.held_bytes += cost
+        self._hold(source, cost)
+        if len(pending.chunks) < header.total:
+            return None
+        del self._sources[source][key]
+        self._release(source, pending)
+        try:
+            payload = pending.join(header.size, self._spool)
+        except MemoryError:
+            self._refuse("no-room", f"the system has no {header.size} bytes of memory left")
+        except OSError as error:
+            self._refuse("no-room", f"a chunk can't be read again: {text_of(error)}")
+        finally:
+            self._free_places(pending)
+        return self._complete(source, header, payload)
+
+    def stalled(self, now_s: float, quiet_s: float = limits.REASSEMBLY_QUIET_S) -> list[Stalled]:
+        """Return the transfers without a new chunk for a while, each at most once in that time.
+
+        That is ``quiet_s`` seconds; as long as others still get new chunks, `REASSEMBLY_BUSY_S`.
+        """
+        busy = now_s - self._fed_s < quiet_s
+        patience_s = max(quiet_s, limits.REASSEMBLY_BUSY_S) if busy else quiet_s
+        found = []
+        for source, transfers in self._sources.items():
+            for (kind, round_, name, *_), pending in transfers.items():
+                if now_s - max(pending.touched_s, pending.reported_s) >= patience_s:
+                    pending.reported_s = now_s
+                    found.append(Stalled(source, name, kind, round_, pending.missing()))
+        return found
+
+    def missing(
+        self, source: str, round_: int, transfer_id: bytes, size: int, chunk_bytes: int, now_s: float
+    ) -> tuple[int, ...] | None:
+        """Return the first MAX_MISSING_LISTED chunks that an upload lacks, None where nothing of it came.
+
+        `stalled` counts it as reported. Chunks of the same id for another size or chunk length are dropped: the rest will
+        not fit them.
+        """
+        wanted = (ChunkKind.UPLOAD, round_, transfer_id, size, chunk_bytes)
+        for key in [k for k in self._sources.get(source, {}) if k[:3] == wanted[:3] and k != wanted]:
+            self._forget(source, key)
+        pending = self._sources.get(source, {}).get(wanted)
+        if pending is None:
+            return None
+        pending.reported_s = now_s
+        return pending.missing()
+
+    def expire(self, now_s: float) -> list[Stalled]:
+        """Drop and return the transfers that began ``deadline_s`` seconds ago or earlier."""
+        gone = []
+        for source, transfers in list(self._sources.items()):
+            for key, pending in list(transfers.items()):
+                if now_s - pending.started_s >= self._deadline_s:
+                    self._forget(source, key)
+                    self._refused["expired"] += 1
+                    gone.append(Stalled(source, key[2], key[0], key[1], pending.missing()))
+        return gone
+
+    def drop(self, source: str, transfer_id: bytes | None = None) -> int:
+        """Forget the unfinished transfers of ``source``, or only those named; return how many there were."""
+        keys = [key for key in self._sources.get(source, {}) if transfer_id in (None, key[2])]
+        for key in keys:
+            self._forget(source, key)
+        return len(keys)
+
+    def _make_room(self, source: str, cost: int, most_bytes: int) -> None:
+        """Give up the source's other transfers until its newest chunk fits the budget."""
+        transfers, budget = self._sources[source], self.budget_bytes(most_bytes)
+        while len(transfers) > 1 and (self._held[source] + cost > budget or len(transfers) > self._max_per_source):
+            self._forget(source, next(iter(transfers)))
+            self._refused["displaced"] += 1
+
+    def _hold(self, source: str, size: int) -> None:
+        self._held[source] += size
+        self._held_bytes += size
+
+    def _keep(self, chunk: bytes, cost: int) -> bytes | _Spooled:
+        """Return the chunk, or its place in the spool if memory would hold too much with it."""
+        if self._spool is None or self.held_bytes + cost <= self._memory_bytes:
+            return chunk
+        try:
+            at = self._spool.put(chunk)
+        except OSError as error:  # the device will be asked for the chunk when there may be room again
+            self._refuse("no-room", f"a chunk can't be stored: {text_of(error)}")
+        self._spooled_bytes += len(chunk)
+        return _Spooled(at, len(chunk))
+
+    def _forget(self, source: str, key: _Key) -> None:
+        """Give up a transfer and its chunks."""
+        pending = self._sources[source].pop(key)
+        self._release(source, pending)
+        self._free_places(pending)
+
+    def _free_places(self, pending: _Pending) -> None:
+        """Free the places of a transfer's chunks that are still in the spool."""
+        for chunk in pending.chunks.values():
+            if isinstance(chunk, _Spooled) and self._spool is not None:
+                self._spool.free(chunk.at, chunk.size)
+
+    def _release(self, source: str, pending: _Pending) -> None:
+        """Take a transfer that was removed from its source out of the accounts."""
+        self._hold(source, -pending.held_bytes)
+        self._spooled_bytes -= sum(chunk.size for chunk in pending.chunks.values() if isinstance(chunk, _Spooled))
+        if not self._sources[source]:
+            del self._sources[source], self._held[source]
+
+    def _complete(self, source: str, header: ChunkHeader, payload: memoryview) -> Transfer:
+        found = Fingerprint.of(payload)
+        if found.transfer_id != header.transfer_id:
+            self._refuse("digest", "the payload is not what its transfer id promises")
+        return Transfer(source, header.kind, header.round, found.transfer_id, payload, found.signed)
+
+    def _refuse_size(self, header: ChunkHeader, most: int) -> NoReturn:
+        self._refused["oversized"] += 1
+        if not most:
+            raise TooLargeError(f"a transfer of kind {header.kind.name.lower()} is not expected here")
+        raise TooLargeError(f"a transfer of {header.size} bytes is above {most}")
+
+    def _refuse(self, reason: str, message: str) -> NoReturn:
+        self._refused[reason] += 1
+        raise WireError(message)

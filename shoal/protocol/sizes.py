@@ -1,0 +1,67 @@
+"""The largest size of each sealed message, from the run plan and the roster.
+
+A receiver compares the size that a transfer's first chunk announces with these before it allocates a buffer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from shoal import limits
+
+if TYPE_CHECKING:
+    from shoal.protocol.documents import RunPlan
+
+COORDINATE_BYTES: Final = 4
+MARGIN_BYTES: Final = 8
+NAME_BYTES: Final = 2 + limits.MAX_NAME_CHARS
+"""An encoded name of the largest length; names are ASCII."""
+MEMBER_BYTES: Final = NAME_BYTES + 32 + 32
+SIGNED_BY_BYTES: Final = NAME_BYTES + 64
+MODEL_REF_BYTES: Final = 64
+"""An encoded ModelRef takes 58 bytes, its label being 16 hex digits."""
+ORDER_BYTES: Final = 64
+"""Room for one Order for each device. Most devices share one."""
+FLEET_GROWTH_DEVICES: Final = 8192
+"""Devices that the owner may have added since this party received its roster."""
+
+
+def upload_bytes(plan: RunPlan, models: int = 0, attached: int = 0) -> int:
+    """Return the largest sealed upload of a run.
+
+    Args:
+        plan: the run's.
+        models: candidates that devices may report margins for, where there are more than the plan's ``max_models``.
+        attached: most bytes that may follow the update.
+    """
+    margins = MARGIN_BYTES * max(plan.max_models, models)
+    return limits.SEALED_HEAD_BYTES + COORDINATE_BYTES * plan.length + margins + attached
+
+
+def model_bytes(plan: RunPlan) -> int:
+    """Return the largest sealed model of a run."""
+    return limits.SEALED_HEAD_BYTES + COORDINATE_BYTES * plan.length
+
+
+def roster_bytes(devices: int) -> int:
+    """Return the largest sealed roster of so many devices, all of which may be revoked."""
+    return min(limits.MAX_GRANT_BYTES, limits.SEALED_HEAD_BYTES + devices * (MEMBER_BYTES + NAME_BYTES))
+
+
+def announcement_bytes(devices: int, models: int) -> int:
+    """Return the largest sealed announcement for a fleet and a number of models."""
+    return limits.FIRST_ANNOUNCEMENT_BYTES + devices * (2 + ORDER_BYTES) + models * (MODEL_REF_BYTES + 2)
+
+
+def epoch_bytes(plan: RunPlan, models: int, task_bytes: int, devices: int) -> int:
+    """Return the largest sealed mask epoch: its certificate with roster and signatures, the task and the folded models.
+
+    Args:
+        plan: the run's.
+        models: how many may be folded.
+        task_bytes: of the task bundle.
+        devices: in the receiver's roster.
+    """
+    listed = devices + FLEET_GROWTH_DEVICES
+    certificate = roster_bytes(listed) + listed * SIGNED_BY_BYTES
+    return 2 * limits.SEALED_HEAD_BYTES + certificate + task_bytes + COORDINATE_BYTES * plan.length * models

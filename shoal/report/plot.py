@@ -1,0 +1,268 @@
+"""The papers' figures from results: lines over rounds, curves of success, gaps, norms. Needs the extra ``plot``."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from shoal.errors import ConfigError, UsageError
+from shoal.util.files import write_atomic
+
+FORMATS: Final = ("png", "svg", "pdf")
+PANEL_WIDTH_INCH: Final = 5.2
+PANEL_HEIGHT_INCH: Final = 3.8
+DOTS_PER_INCH: Final = 130
+MARGIN: Final = 0.03
+FEW_POINTS: Final = 20
+"""Lines with no more points than this show each of them."""
+
+Data = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line, or dots alone: as many x as y."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    dots: bool = field(default=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes:
+        title, x_label, y_label: what they show.
+        lines: at least one.
+        levels: published values, drawn across; by label.
+        marks: places on the x axis where clusters split.
+        logarithmic: the y axis.
+        chance: whether y is a probability, and the axis goes from 0 to 1.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: Sequence[Line]
+    levels: Mapping[str, float]
+    marks: Sequence[float] = ()
+    logarithmic: bool = False
+    chance: bool = False
+
+
+def check(path: Path) -> None:
+    """Find out before a long run whether a figure can be written to ``path``.
+
+    Raises:
+        UsageError: its name has no known ending, or its folder is missing.
+        ConfigError: matplotlib is not installed.
+    """
+    if path.suffix.lower().lstrip(".") not in FORMATS:
+        raise UsageError(f"{path} names no kind of picture", hint=f"end it in {', '.join('.' + f for f in FORMATS)}")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {path.absolute().parent} for the figure")
+    _figure_class()
+
+
+def plot(results: Sequence[Data], path: Path, figure: str) -> None:
+    """Draw results of one experiment, in the form of `Result.data`, as its kind of ``figure``.
+
+    Raises:
+        UsageError: there is no such kind, no such format, or nothing to draw.
+        ConfigError: matplotlib is not installed, or the file can't be written.
+    """
+    check(path)
+    draw(panels_of(results, figure), path)
+
+
+def draw(panels: Sequence[Panel], path: Path) -> None:
+    """Draw panels beside each other.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the file can't be written.
+    """
+    image = _figure_class()(figsize=(PANEL_WIDTH_INCH * len(panels), PANEL_HEIGHT_INCH), layout="constrained")
+    for axes, panel in zip(image.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _draw(axes, panel)
+    held = io.BytesIO()
+    image.savefig(held, format=path.suffix.lower().lstrip("."), dpi=DOTS_PER_INCH)
+    write_atomic(path, held.getvalue(), mode=0o644, durable=False)
+
+
+def panels_of(results: Sequence[Data], figure: str) -> list[Panel]:
+    """Return what `plot` draws.
+
+    Raises:
+        UsageError: there is no such kind, or nothing to draw.
+    """
+    if figure not in _KINDS:
+        raise UsageError(f"no kind of figure {figure!r}", hint=f"there are {', '.join(_KINDS)}")
+    panels = [panel for panel in _KINDS[figure](results) if panel.lines]
+    if not panels:
+        raise UsageError(f"these results hold nothing for a figure of {figure}")
+    return panels
+
+
+def _figure_class() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("figures need matplotlib", hint="install it with: pip install 'shoal[plot]'") from error
+    return Figure
+
+
+def _draw(axes: Any, panel: Panel) -> None:
+    for line in panel.lines:
+        if line.dots:
+            axes.plot(line.x, line.y, ".", label=line.label, markersize=5)
+            continue
+        axes.plot(line.x, line.y, label=line.label, marker="o" if len(line.x) <= FEW_POINTS else None, markersize=4)
+    for label, level in panel.levels.items():
+        axes.axhline(level, label=label, linestyle="--", linewidth=0.9, color="0.45")
+    for place in panel.marks:
+        axes.axvline(place, linestyle=":", linewidth=0.9, color="0.6")
+    if panel.logarithmic:
+        axes.set_yscale("log")
+    if panel.chance:
+        axes.set_ylim(-MARGIN, 1 + MARGIN)
+    axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize="small")
+
+
+def _over_rounds(
+    results: Sequence[Data], key: str, label: str, *, scale: float = 1.0, published: bool = False
+) -> Panel:
+    """One line an algorithm of ``history[...][key]``, with the published numbers across where there are any."""
+    lines, levels = [], {}
+    marks: set[float] = set()
+    for data in results:
+        pairs = [(row["round"], row[key] * scale) for row in data["history"] if _number(row.get(key))]
+        if pairs:
+            lines.append(Line(str(data["algorithm"]), [x for x, _ in pairs], [y for _, y in pairs]))
+        if published and _number(data.get("published")):
+            levels[f"{data['algorithm']}, published"] = float(data["published"])
+        marks |= set(_splits(data))
+    return Panel(str(results[0]["experiment"]) if results else "", "round", label, lines, levels, sorted(marks))
+
+
+def _splits(data: Data) -> list[float]:
+    """Return the rounds of splits that a result names, as numbers or as objects with a round."""
+    named = data.get("splits")
+    if not isinstance(named, Sequence):
+        return []
+    rounds = [s.get("round") if isinstance(s, Mapping) else s for s in named]
+    return [float(r) for r in rounds if isinstance(r, int | float)]
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _accuracy(results: Sequence[Data]) -> Iterator[Panel]:
+    yield _over_rounds(results, "accuracy", "test accuracy, %", published=True)
+
+
+def _identity(results: Sequence[Data]) -> Iterator[Panel]:
+    yield _over_rounds(results, "purity", "devices in their group's cluster, %", scale=100.0)
+    yield _over_rounds(results, "accuracy", "test accuracy, %", published=True)
+
+
+def _perplexity(results: Sequence[Data]) -> Iterator[Panel]:
+    yield _over_rounds(results, "perplexity", "perplexity", published=True)
+
+
+def _families(results: Sequence[Data], prefix: str) -> tuple[list[Line], str]:
+    """Return a line for each algorithm and key that starts with ``prefix``: over samples where rows have them, or rounds."""
+    lines = []
+    axis = "samples" if any("samples" in row for data in results for row in data["history"]) else "round"
+    for data in results:
+        keys = dict.fromkeys(k for row in data["history"] for k in row if k.startswith(prefix))
+        for key in keys:
+            pairs = [(r[axis], r[key]) for r in data["history"] if _number(r.get(key)) and _number(r.get(axis))]
+            if pairs:
+                name = key.removeprefix(prefix).strip("_") or prefix
+                label = name if len(results) == 1 else f"{data['algorithm']}, {name}"
+                lines.append(Line(label, [x for x, _ in pairs], [y for _, y in pairs]))
+    return lines, axis
+
+
+def _gap(results: Sequence[Data]) -> Iterator[Panel]:
+    lines, axis = _families(results, "gap")
+    label = "samples a device" if axis == "samples" else axis
+    yield Panel(str(results[0]["experiment"]), label, "separation gap", lines, {"no gap": 0.0} if lines else {})
+
+
+def _clusters(results: Sequence[Data]) -> Iterator[Panel]:
+    """Accuracy, and the gap inside each cluster: ``gaps`` of a row, by the cluster's id (CFL, Fig. 8)."""
+    yield _over_rounds(results, "accuracy", "test accuracy, %", published=True)
+    for data in results:
+        rows = [(row["round"], row["gaps"]) for row in data["history"] if isinstance(row.get("gaps"), Mapping)]
+        ids = dict.fromkeys(key for _, gaps in rows for key in gaps)
+        lines = []
+        for key in ids:
+            pairs = [(x, gaps[key]) for x, gaps in rows if _number(gaps.get(key))]
+            lines.append(Line(f"cluster {key}", [x for x, _ in pairs], [y for _, y in pairs]))
+        levels = {"no gap": 0.0} if lines else {}
+        yield Panel(f"{data['algorithm']}, by cluster", "round", "separation gap", lines, levels, _splits(data))
+
+
+def _norms(results: Sequence[Data]) -> Iterator[Panel]:
+    for data in results:
+        lines, axis = _families([data], "norm")
+        yield Panel(str(data["algorithm"]), axis, "norm of the update", lines, {}, logarithmic=True)
+
+
+def _success(results: Sequence[Data]) -> Iterator[Panel]:
+    """One panel a curve of ``success``: {curve: {"axis", "line", "points": [{axis, line, "probability"}]}}."""
+    for data in results:
+        for name, curve in data["success"].items():
+            groups: dict[float, list[tuple[float, float]]] = {}
+            for point in curve["points"]:
+                groups.setdefault(point[curve["line"]], []).append((point[curve["axis"]], point["probability"]))
+            lines = [
+                Line(f"{curve['line']} = {value:g}", *map(list, zip(*sorted(pairs), strict=True)))
+                for value, pairs in groups.items()
+            ]
+            yield Panel(f"({name})", str(curve["axis"]), "chance of success", lines, {}, chance=True)
+
+
+def _chance(results: Sequence[Data]) -> Iterator[Panel]:
+    """Lines of ``chance`` over ``gamma``, one for each ``k`` (CFL, Fig. 3)."""
+    for data in results:
+        groups: dict[float, list[tuple[float, float]]] = {}
+        for row in data["history"]:
+            if all(_number(row.get(key)) for key in ("k", "gamma", "chance")):
+                groups.setdefault(row["k"], []).append((row["gamma"], row["chance"]))
+        lines = [
+            Line(f"k = {k:g}", *map(list, zip(*sorted(pairs), strict=True))) for k, pairs in sorted(groups.items())
+        ]
+        yield Panel(str(data["experiment"]), "gamma", "chance of the right bipartition", lines, {}, chance=True)
+
+
+def _panels(results: Sequence[Data]) -> Iterator[Panel]:
+    """What an experiment has laid out itself: ``panels``, each with title, x_label, y_label and lines of label, x, y, dots."""
+    for data in results:
+        for panel in data.get("panels", ()):
+            lines = [
+                Line(str(line["label"]), line["x"], line["y"], dots=bool(line.get("dots"))) for line in panel["lines"]
+            ]
+            yield Panel(str(panel["title"]), str(panel["x_label"]), str(panel["y_label"]), lines, {})
+
+
+_KINDS: Final[dict[str, Callable[[Sequence[Data]], Iterator[Panel]]]] = {
+    "accuracy": _accuracy,
+    "identity": _identity,
+    "perplexity": _perplexity,
+    "gap": _gap,
+    "clusters": _clusters,
+    "norms": _norms,
+    "success": _success,
+    "chance": _chance,
+    "panels": _panels,
+}

@@ -1,0 +1,125 @@
+"""Accuracy on clear models, outside the strategy: the researcher holds everything, and nothing of it goes back in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from aggregator.strategies.base import RoundPlan
+from shoal.protocol.messages import Share
+from shoal.simulation.trainers import scoring
+from shoal.simulation.trainers.blocks import Shelf
+
+if TYPE_CHECKING:
+    from shoal.simulation.engine.workforce import Workforce
+
+Protocol = Literal["argmin", "assigned"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Accuracies of one moment, each in percent.
+
+    Attributes:
+        accuracy: over all test labels together; median: over the tested shards.
+        loss: mean test loss, weighted by samples.
+        models: model that each tested shard took; correct, tested: its labels; arrays (t,), int64.
+        names: the tested devices, empty for probes.
+    """
+
+    accuracy: float
+    median: float
+    loss: float
+    models: NDArray[np.int64]
+    correct: NDArray[np.int64]
+    tested: NDArray[np.int64]
+    names: tuple[str, ...]
+
+
+def evaluate(workforce: Workforce, final: RoundPlan, protocol: Protocol) -> Evaluation | None:
+    """Test the models of a final round.
+
+    Args:
+        workforce: holds data, origins and the mask.
+        final: the strategy's plan of a final round: each device's candidates.
+        protocol: ``argmin``: every test shard (a probe if the population has any, else a device's own) takes the one of
+            least loss on itself among all models, as IFCA's test machines do; ``assigned``: each device takes the best of
+            its candidates by its order's share and is tested on its own test samples.
+
+    Returns:
+        None where there is nothing to test on.
+    """
+    population = workforce.population
+    ids = sorted(final.models)
+    thetas = np.stack([workforce.theta(final, model) for model in ids])
+    models = torch.from_numpy(thetas).to(workforce.device)
+    if protocol == "argmin":
+        shelf = workforce.probes if population.probes else workforce.shelf(Share.TEST)
+        places = np.flatnonzero(shelf.sizes)
+        if len(places) == 0:
+            return None
+        scores = scoring.score(workforce.network, models, shelf, places)
+        best = scoring.choose(scores.losses)
+        names = () if population.probes else tuple(population.names[int(p)] for p in places)
+        return _evaluation(scores, best, np.array(ids), names, shelf, places)
+    shelf = workforce.shelf(Share.TEST)
+    ordered = np.array(sorted(workforce.place_of[name] for name in final.orders), np.int64)
+    places = ordered[shelf.sizes[ordered] > 0] if len(ordered) else ordered
+    if len(places) == 0:
+        return None
+    chosen = _assigned(workforce, final, models, ids, places)
+    losses, correct = np.empty((len(places), 1)), np.empty((len(places), 1), np.int64)
+    tested = np.empty(len(places), np.int64)
+    for row in np.unique(chosen):
+        mine = np.flatnonzero(chosen == row)
+        found = scoring.score(workforce.network, models[int(row) : int(row) + 1], shelf, places[mine])
+        losses[mine], correct[mine], tested[mine] = found.losses, found.correct, found.tested
+    names = tuple(population.names[int(p)] for p in places)
+    scores = scoring.Scores(losses, correct, tested)
+    return _evaluation(scores, np.zeros(len(places), np.int64), np.array(ids)[chosen], names, shelf, places)
+
+
+def _assigned(
+    workforce: Workforce, final: RoundPlan, models: torch.Tensor, ids: list[int], places: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the row of the model that each device takes, shape (t,)."""
+    row_of = {model: row for row, model in enumerate(ids)}
+    chosen = np.empty(len(places), np.int64)
+    undecided: dict[tuple[tuple[int, ...], int], list[int]] = {}
+    for i, place in enumerate(places):
+        order = final.orders[workforce.population.names[int(place)]]
+        if len(order.candidates) == 1:
+            chosen[i] = row_of[order.candidates[0]]
+        else:
+            undecided.setdefault((order.candidates, order.share), []).append(i)
+    for (candidates, share), rows in undecided.items():
+        options = np.array([row_of[c] for c in candidates])
+        losses = workforce.score(models[torch.from_numpy(options).to(models.device)], share, places[rows]).losses
+        chosen[rows] = options[scoring.choose(losses)]
+    return chosen
+
+
+def _evaluation(
+    scores: scoring.Scores,
+    best: NDArray[np.int64],
+    models: NDArray[np.int64],
+    names: tuple[str, ...],
+    shelf: Shelf,
+    places: NDArray[np.int64],
+) -> Evaluation:
+    rows = np.arange(len(best))
+    correct, losses = scores.correct[rows, best], scores.losses[rows, best]
+    taken = models if len(models) == len(best) and scores.losses.shape[1] == 1 else models[best]
+    return Evaluation(
+        accuracy=100.0 * float(correct.sum() / scores.tested.sum()),
+        median=100.0 * float(np.median(correct / scores.tested)),
+        loss=float(np.average(losses, weights=shelf.sizes[places])),
+        models=taken,
+        correct=correct,
+        tested=scores.tested,
+        names=names,
+    )

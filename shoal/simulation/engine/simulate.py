@@ -1,0 +1,389 @@
+"""A whole run in one process: the real strategy, a simulated workforce, and metrics that the strategy never sees."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.numerics.backend import Backend
+from aggregator.rounds.screening import Levels, Screened, screen
+from aggregator.strategies.base import Contribution, Event, Outcome, RoundPlan, Strategy, UploadKey, mean_loss
+from aggregator.strategies.registry import make_strategy, models_needed
+from crypto.mask.keys import MaskContext, MaskKey, derive
+from crypto.mask.secret import MaskSecret
+from shoal import limits
+from shoal.errors import ConfigError
+from shoal.owner.runs.plan import RunOptions, origins_needed
+from shoal.protocol.documents import LocalSettings, RunPlan, SegmentSpec, Setting
+from shoal.protocol.messages import Phase
+from shoal.simulation.data import Population
+from shoal.simulation.engine import checkpoint, metrics
+from shoal.simulation.engine.evaluation import Evaluation, evaluate
+from shoal.simulation.engine.records import SimOptions, SimRound
+from shoal.simulation.engine.workforce import Workforce
+from shoal.simulation.trainers.networks import Network, origins
+from shoal.task.manifest import LocalTraining
+from shoal.types import Float32Vector, Segment
+
+__all__ = ["Observation", "SimOptions", "SimResult", "SimRound", "local_settings", "mask_of", "sim_plan", "simulate"]
+
+FLEET: Final = "simulated"
+RUN_ID: Final = b"simulated-run-id"
+ROUNDS_SPARE: Final = 10
+"""A run may take this many times its rounds where some, of trials and cold starts, do not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A closed round as it was, for experiments that measure more."""
+
+    round: int
+    plan: RoundPlan
+    contributions: tuple[Contribution, ...]
+    outcome: Outcome
+    state: Any
+    workforce: Workforce
+
+
+@dataclass(frozen=True, slots=True)
+class SimResult:
+    """A run.
+
+    Attributes:
+        history: counted rounds, of the kept start where there were several.
+        restart_rounds: rounds spent on starts that were not kept.
+        all_rounds: every round that was carried out; events: theirs, each with its counted round (0 where that does not count).
+        assignment: each device's cluster at the end.
+        final: the last evaluation, None where there is nothing to test on.
+        thetas: model id -> clear (d,), float32, of the models that the run ends with.
+    """
+
+    history: tuple[SimRound, ...]
+    restart_rounds: int
+    all_rounds: int
+    events: tuple[tuple[int, Event], ...]
+    assignment: Mapping[str, int]
+    final: Evaluation | None
+    thetas: Mapping[int, Float32Vector]
+    run: RunPlan
+    strategy: Strategy = field(repr=False)
+    state: Any = field(repr=False)
+    workforce: Workforce = field(repr=False)
+
+    @property
+    def cpu_seconds_per_round(self) -> float:
+        """Mean CPU seconds of the rounds in the history."""
+        return float(np.mean([r.seconds_cpu for r in self.history])) if self.history else 0.0
+
+    @property
+    def best_accuracy(self) -> float | None:
+        """The maximum over evaluated rounds, percent."""
+        seen = [r.accuracy for r in self.history if r.accuracy is not None]
+        return max(seen) if seen else None
+
+
+Progress = Callable[[SimRound], None]
+Watch = Callable[[Observation], None]
+
+
+def local_settings(local: LocalTraining | LocalSettings) -> LocalSettings:
+    """Return a recipe as run plans hold it."""
+    if isinstance(local, LocalSettings):
+        return local
+    names = [f.name for f in dataclasses.fields(LocalSettings)]
+    return LocalSettings(**{name: getattr(local, name) for name in names})
+
+
+def sim_plan(algorithm: str, settings: Mapping[str, str], network: Network, options: SimOptions) -> RunPlan:
+    """Return a run plan without an owner.
+
+    Raises:
+        ConfigError: the strategy refuses it.
+    """
+    needed = origins_needed(RunOptions(algorithm, dict(settings)))
+    before = _rounds_before(settings) if algorithm == "ifca" else 0
+    segments = options.segments or (("cluster", network.length),)
+    plan = RunPlan(
+        fleet=FLEET,
+        run=1,
+        run_id=RUN_ID,
+        roster_sequence=1,
+        task_digest=bytes(32),
+        algorithm=algorithm,
+        settings=tuple(Setting(k, str(v)) for k, v in sorted(settings.items())),
+        origins=needed,
+        max_models=limits.MAX_MODELS,
+        rounds=options.rounds + before,
+        mode=options.mask,
+        epoch=1,
+        epoch_rounds=ROUNDS_SPARE * (options.rounds + before),
+        key_id=bytes(16),
+        segments=tuple(SegmentSpec(name, length) for name, length in segments),
+        norm_limit=1e9,
+        min_contributors=options.min_contributors,
+        quorum=1.0,
+        participation=options.participation,
+        deadline_s=60.0,
+        weighting=options.weighting,
+        evaluate_every=0,
+        seed=options.seed,
+        local=local_settings(options.local),
+        pretrain=local_settings(options.pretrain or options.local),
+        weight_cap=options.weight_cap,
+    )
+    key = mask_of(plan)
+    plan = plan if key is None else dataclasses.replace(plan, key_id=key.key_id)
+    return dataclasses.replace(plan, max_models=min(models_needed(plan), limits.MAX_MODELS))
+
+
+def _rounds_before(settings: Mapping[str, str]) -> int:
+    """Return the rounds of IFCA's starts that are not kept."""
+    try:
+        return (int(settings.get("restarts", "1")) - 1) * int(settings.get("restart_rounds", "10"))
+    except ValueError as error:
+        raise ConfigError(f"restarts and restart_rounds are whole numbers: {error}") from error
+
+
+def mask_of(run: RunPlan) -> MaskKey | None:
+    """Return the run's mask, derived from its seed; None for mode ``none``."""
+    if run.mode == "none":
+        return None
+    secret = MaskSecret.from_bytes(int(run.seed).to_bytes(32, "little"))
+    segments = tuple(Segment(s.name, s.length) for s in run.segments)
+    return derive(secret, MaskContext(run.fleet, run.run_id, run.epoch, run.task_digest, run.mode, segments))
+
+
+def simulate(
+    algorithm: str,
+    settings: Mapping[str, str],
+    population: Population,
+    network: Network,
+    options: SimOptions,
+    progress: Progress | None = None,
+    *,
+    watch: Watch | None = None,
+    start: NDArray[np.float32] | None = None,
+    backend: Backend | None = None,
+) -> SimResult:
+    """Run ``algorithm`` on all devices of ``population``.
+
+    Args:
+        algorithm: a name that `aggregator.strategies.registry` knows.
+        settings: the algorithm's own.
+        population: the devices' data.
+        network: what they train.
+        options: everything else.
+        progress: told of every counted round.
+        watch: shown every round, also those that don't count (their number is then 0).
+        start: origins (run.origins, d), float32; drawn from the seed by torch's initialisation where None.
+        backend: computes similarities; numpy when absent.
+
+    Raises:
+        ConfigError: the strategy refuses the settings, or rounds pass without the counted ones coming to their end.
+        TaskError: training diverged.
+    """
+    run = sim_plan(algorithm, settings, network, options)
+    start = origins(network, run.origins, options.seed) if start is None else start
+    workforce = Workforce(
+        population,
+        network,
+        run,
+        start,
+        trainer=options.trainer,
+        mask=mask_of(run),
+        device=options.device,
+        threads=options.threads,
+        deferred=options.deferred,
+        norms=options.norms,
+    )
+    strategy = make_strategy(run, backend, workforce.average)
+    name = checkpoint.fingerprint(run, start, options.arrivals)
+    return _Simulation(strategy, workforce, options, progress, watch, name).run()
+
+
+class _Simulation:
+    def __init__(
+        self,
+        strategy: Strategy,
+        workforce: Workforce,
+        options: SimOptions,
+        progress: Progress | None,
+        watch: Watch | None,
+        name: str,
+    ) -> None:
+        self.strategy, self.workforce, self.options = strategy, workforce, options
+        self.name = name
+        self.data = "" if options.checkpoint is None else checkpoint.data_digest(workforce.population)
+        self.progress, self.watch = progress, watch
+        self.names = workforce.population.names
+        unknown = sorted(options.arrivals.keys() - set(self.names))
+        if unknown or not self._there(1):
+            raise ConfigError(f"no device {unknown[0]} to arrive" if unknown else "no device is there in round 1")
+        self.history: list[SimRound] = []
+        self.starts: list[list[SimRound]] = []
+        self.events: list[tuple[int, Event]] = []
+        self.uncounted_s = 0.0
+        self.uncounted_events: tuple[Event, ...] = ()
+        self.last: Evaluation | None = None
+        self.levels: Levels = {}
+
+    def _there(self, round_: int) -> tuple[str, ...]:
+        return tuple(d for d in self.names if self.options.arrivals.get(d, 1) <= round_)
+
+    def run(self) -> SimResult:
+        state = self.strategy.init(self._there(1))
+        run, options = self.workforce.run, self.options
+        round_, outcome, spent = 0, Outcome({}), 0
+        kept = None if options.checkpoint is None else checkpoint.load(options.checkpoint, self.name, self.data)
+        uploads: dict[UploadKey, Contribution] = {}
+        if kept is not None:
+            state, uploads = self.strategy.load(kept.document, kept.vectors, kept.fetch), dict(kept.uploads)
+            round_, spent, outcome = self._go_on(kept.standing)
+        saved_s = time.monotonic()
+        while len(self.history) < options.rounds or self.starts:
+            round_ += 1
+            if round_ > run.epoch_rounds:
+                raise ConfigError(f"{round_ - 1} rounds brought only {len(self.history)} that count")
+            begin = time.process_time()
+            state, plan = self.strategy.plan(state, round_, self._there(round_))
+            given = self.workforce.carry_out(plan)
+            screened = screen(given, self.levels, plan.placing) if options.norm_screen else Screened(tuple(given))
+            self.levels = screened.levels
+            for contribution in screened.accepted:
+                state = self.strategy.absorb(state, contribution)
+            state, outcome = self.strategy.close(state, plan)
+            seconds = time.process_time() - begin
+            counts = options.count == "all" or any(o.train and o.phase == Phase.TRAIN for o in plan.orders.values())
+            number = len(self.history) + 1 if counts else 0
+            if counts:
+                self._record(number, round_, state, given, outcome, seconds, screened.refused)
+            else:
+                self.uncounted_s += seconds
+                self.uncounted_events += outcome.events
+            self.events += [(number, event) for event in outcome.events]
+            if self.watch is not None:
+                self.watch(Observation(number, plan, tuple(given), outcome, state, self.workforce))
+            spent += self._restarts(state, round_, outcome)
+            if options.checkpoint is not None:
+                dump = self.strategy.dump(state)
+                known = {**uploads, **{c.key: c for c in given}}
+                uploads = {key: known[key] for key in dump.uploads}
+                if time.monotonic() - saved_s >= checkpoint.SAVE_EVERY_S:
+                    standing = self._standing(round_, spent, outcome)
+                    checkpoint.save(options.checkpoint, self.name, self.data, standing, dump, uploads)
+                    saved_s = time.monotonic()
+        if self.last is None:
+            self.last = self._evaluate(state, round_)
+        final = self.strategy.final(state, round_ + 1, self._there(round_))
+        thetas = {model: self.workforce.theta(final, model) for model in final.models}
+        return SimResult(
+            tuple(self.history),
+            spent,
+            round_,
+            tuple(self.events),
+            dict(outcome.clusters),
+            self.last,
+            thetas,
+            run,
+            self.strategy,
+            state,
+            self.workforce,
+        )
+
+    def _standing(self, round_: int, spent: int, outcome: Outcome) -> checkpoint.Standing:
+        starts = tuple(tuple(rounds) for rounds in self.starts)
+        history = tuple(self.history)
+        return checkpoint.Standing(
+            round_,
+            spent,
+            dict(outcome.clusters),
+            history,
+            starts,
+            tuple(self.events),
+            self.uncounted_s,
+            self.uncounted_events,
+            dict(self.levels),
+        )
+
+    def _go_on(self, standing: checkpoint.Standing) -> tuple[int, int, Outcome]:
+        self.history, self.starts = list(standing.history), [list(rounds) for rounds in standing.starts]
+        self.events, self.levels = list(standing.events), standing.levels
+        self.uncounted_s, self.uncounted_events = standing.uncounted_s, standing.uncounted_events
+        return standing.round, standing.spent, Outcome(standing.clusters)
+
+    def _restarts(self, state: Any, round_: int, outcome: Outcome) -> int:
+        """Set the history of a finished start aside, or go on with the kept one's; return the rounds thrown away.
+
+        A start's last round is described once it is kept: until then the state has already moved on to the next start.
+        """
+        kept = next((e.detail["start"] for e in outcome.events if e.kind == "start-kept"), None)
+        if _ends_start(outcome):
+            self.starts.append(self.history)
+            self.history = []
+        if kept is None:
+            return 0
+        lost = sum(len(rounds) for i, rounds in enumerate(self.starts) if i != kept)
+        self.history, self.starts = self.starts[kept], []
+        number = len(self.history)
+        self.history[-1] = dataclasses.replace(self.history[-1], **self._figures(number, state, round_, outcome))
+        return lost
+
+    def _evaluate(self, state: Any, round_: int) -> Evaluation | None:
+        final = self.strategy.final(state, round_ + 1, self._there(round_))
+        return evaluate(self.workforce, final, self.options.protocol)
+
+    def _figures(self, number: int, state: Any, round_: int, outcome: Outcome) -> dict[str, Any]:
+        """Return the clustering's quality and, where it is due, the accuracy as fields of a `SimRound`."""
+        every = self.options.evaluate_every
+        due = number == self.options.rounds or (every and number % every == 0)
+        found = self._evaluate(state, round_) if due else None
+        self.last = found if found is not None else self.last
+        labels = [outcome.clusters[d] for d in self.names if d in outcome.clusters]
+        sizes = sorted((labels.count(label) for label in set(labels)), reverse=True)
+        figures: dict[str, Any] = {"clusters": len(sizes), "sizes": tuple(sizes)}
+        if found is not None:
+            figures |= {"accuracy": found.accuracy, "median": found.median}
+        groups = self.workforce.population.groups
+        if groups is not None and labels:
+            truth = [g for d, g in zip(self.names, groups, strict=True) if d in outcome.clusters]
+            figures |= {"purity": metrics.purity(labels, truth), "ari": metrics.adjusted_rand(labels, truth)}
+        return figures
+
+    def _record(
+        self,
+        number: int,
+        round_: int,
+        state: Any,
+        given: list[Contribution],
+        outcome: Outcome,
+        seconds: float,
+        refused: Mapping[str, float],
+    ) -> None:
+        accepted = [c for c in given if c.device not in refused]
+        loss = mean_loss(accepted, self.workforce.run, empty=float("nan"))
+        norms = [c.norm for c in given if c.norm > 0]
+        entry = SimRound(
+            round=number,
+            plan_round=round_,
+            loss=loss,
+            norms=(float(np.mean(norms)), max(norms)) if norms else None,
+            seconds_cpu=seconds + self.uncounted_s,
+            events=(*self.uncounted_events, *outcome.events),
+            capped=outcome.capped,
+            refused_norm=refused,
+            **({} if _ends_start(outcome) else self._figures(number, state, round_, outcome)),
+        )
+        self.uncounted_s, self.uncounted_events = 0.0, ()
+        self.history.append(entry)
+        if self.progress is not None:
+            self.progress(entry)
+
+
+def _ends_start(outcome: Outcome) -> bool:
+    return any(e.kind == "start-ended" for e in outcome.events)

@@ -1,0 +1,367 @@
+"""Simulated devices that carry out a round plan, as `edge_client.learning.update.carry_out` does on each real one.
+
+Score the candidates, take the best, train it, mask the update. Devices are trained in blocks. Where a strategy only
+wants means, updates are summed as they arise and no device's update ever exists alone: `Workforce.average` then gives
+the mean of exactly those contributions that it is asked for, masked once, for a mask commutes with sums.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aggregator.strategies.base import Contribution, RoundPlan, mean_update, norm_of, weights_of, whole_offset
+from crypto.mask.keys import MaskKey
+from crypto.mask.masking import mask, unmask
+from edge_client.learning.update import LOSS_DECIMALS, NORM_DECIMALS, BatchOrder, reported_margins
+from shoal.errors import DataError, IntegrityError
+from shoal.protocol.documents import LocalSettings, RunPlan
+from shoal.protocol.messages import Order, Phase, Share
+from shoal.simulation.data import Population
+from shoal.simulation.trainers import scoring
+from shoal.simulation.trainers.blocks import Block, Shelf, Trained, Trainer
+from shoal.simulation.trainers.dual import Dual, Scored
+from shoal.simulation.trainers.networks import Network
+from shoal.simulation.trainers.registry import make_trainer
+from shoal.types import Float32Vector, MaskedVector
+
+ROWS_BYTES: Final = 64 << 20
+"""Updates of a block, and of a round before they are summed instead of kept, take at most this much."""
+MEANS_ONLY: Final = frozenset({"fedavg", "fedprox", "ifca"})
+"""Strategies that never look at a single update."""
+
+Group = tuple[Order, NDArray[np.int64], NDArray[np.int64]]
+"""Devices with like orders: the order, their places (c,), and the candidates as rows of the models: (c, 1), or (1, k)."""
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Clear updates trained from one model in one phase, summed; whose they are."""
+
+    uniform: Tensor
+    samples: Tensor | None
+    devices: set[str] = dataclasses.field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Round:
+    """The round that was carried out last."""
+
+    plan: RoundPlan
+    models: Tensor
+    row_of: Mapping[int, int]
+    sums: dict[tuple[int, int], _Sum] = dataclasses.field(default_factory=dict)
+
+
+class Workforce:
+    """All devices of a population.
+
+    Args:
+        population: their data.
+        network: what they train.
+        run: the plan: recipes, seed, algorithm, segments.
+        origins: shape (run.origins, d), float32.
+        trainer: "loop", "batched", "dual", or "auto" for the fastest that can train the network.
+        mask: the mask of everything that a strategy sees; None leaves updates and offsets clear.
+        device: torch's name of the device that computes.
+        threads: threads of one matrix product.
+        norms: compute single updates' norms for IFCA too where updates are summed; IFCA never looks at them.
+        deferred: sum updates instead of keeping them; None decides by the algorithm and by how much they would take.
+    """
+
+    def __init__(
+        self,
+        population: Population,
+        network: Network,
+        run: RunPlan,
+        origins: NDArray[np.float32],
+        *,
+        trainer: str = "auto",
+        mask: MaskKey | None = None,
+        device: str = "cpu",
+        threads: int = 1,
+        deferred: bool | None = None,
+        norms: bool = False,
+    ) -> None:
+        if origins.shape != (run.origins, network.length) or run.length != network.length:
+            raise DataError(
+                f"origins of shape {origins.shape} for {run.origins} models of {network.length} coordinates"
+            )
+        torch.set_num_threads(threads)
+        self.population, self.network, self.run, self.mask = population, network, run, mask
+        self.origins = np.ascontiguousarray(origins, np.float32)
+        self.device = torch.device(device)
+        self.deferred = deferred
+        self.norms = norms or run.algorithm != "ifca"
+        self.place_of = {name: i for i, name in enumerate(population.names)}
+        self._shelves: dict[Share, Shelf] = {}
+        self._probes: Shelf | None = None
+        self.trainer: Trainer = make_trainer(trainer, network, self.shelf(Share.TRAIN))
+        self.samples = np.minimum(population.samples, run.max_samples)
+        self._equal = bool((self.samples == self.samples[0]).all())
+        self._round: _Round | None = None
+
+    def shelf(self, share: Share | int) -> Shelf:
+        """Return one share of all devices' data; every device must have some."""
+        share = Share(share)
+        if share not in self._shelves:
+            shards = {
+                Share.TRAIN: self.population.train,
+                Share.VALIDATION: self.population.validation,
+                Share.TEST: self.population.test,
+            }[share]
+            self._shelves[share] = Shelf(shards, self.device)
+        return self._shelves[share]
+
+    @property
+    def probes(self) -> Shelf:
+        """Return the test shards that belong to no device."""
+        if self._probes is None:
+            self._probes = Shelf(self.population.probes, self.device)
+        return self._probes
+
+    def theta(self, plan: RoundPlan, model: int) -> Float32Vector:
+        """Return a model of the plan in the clear, (d,) float32: its origin and its unmasked offset."""
+        slot = plan.models[model]
+        theta: Float32Vector = self.origins[slot.origin] * np.float32(slot.scale)
+        if plan.shared is not None:
+            span = self.run.span("shared")
+            theta[span] = self.origins[plan.shared.origin, span]
+        offset = whole_offset(self.run, plan, model)
+        if offset is None:
+            return theta
+        if self.mask is not None:
+            offset = unmask(MaskedVector(offset, self.mask.key_id), self.mask)
+        theta += offset
+        return theta
+
+    def carry_out(self, plan: RoundPlan) -> list[Contribution]:
+        """Carry every order of ``plan`` out; return what devices upload, in order of their names."""
+        ids = sorted(plan.models)
+        thetas = np.stack([self.theta(plan, model) for model in ids])
+        models = torch.from_numpy(thetas).to(self.device)
+        self._round = _Round(plan, models, {model: row for row, model in enumerate(ids)})
+        deferred = self._defers(plan)
+        given: list[Contribution] = []
+        with torch.no_grad():
+            for group in self._groups(plan):
+                given += self._carry_out_group(group, ids, deferred)
+        return sorted(given, key=lambda c: c.device)
+
+    def average(self, contributions: list[Contribution], weighting: str, cap: float = 0.0) -> Float32Vector:
+        """Return the mean of contributions' masked updates, (d,) float32: see `aggregator.strategies.base.Average`.
+
+        Sums of this round are used where whole groups of those trained from one model are asked for; other devices
+        are trained once more.
+        """
+        if all(c.vector is not None for c in contributions):
+            return mean_update(contributions, weighting, cap)
+        current = self._round
+        if current is None or any(c.vector is not None or c.round != current.plan.round for c in contributions):
+            raise IntegrityError("a mean over updates that the simulator never kept", hint="use deferred=False")
+        alike = weighting == "uniform" or self._equal
+        weights = weights_of(contributions, "uniform" if alike else weighting, cap).tolist()
+        # Devices at the cap all weigh the same: their plain sum is enough.
+        asked: dict[tuple[int, int, float], list[Contribution]] = defaultdict(list)
+        for c, w in zip(contributions, weights, strict=True):
+            asked[int(c.phase), c.model, 0.0 if alike or w == c.samples else w].append(c)
+        total = torch.zeros(self.network.length, device=self.device)
+        for (phase, model, limit), chosen in asked.items():
+            kept = current.sums.get((phase, model))
+            if kept is None or kept.devices != {c.device for c in chosen}:
+                kept = self._sum_again(current, (phase, model), chosen)
+            if limit:
+                total += kept.uniform * limit
+            else:
+                total += kept.uniform if weighting == "uniform" or kept.samples is None else kept.samples
+        mean: Float32Vector = (total / sum(weights)).cpu().numpy()
+        return self._masked(mean)
+
+    def _masked(self, clear: Float32Vector) -> Float32Vector:
+        return clear if self.mask is None else mask(clear, self.mask).values
+
+    def _defers(self, plan: RoundPlan) -> bool:
+        if self.deferred is not None:
+            return self.deferred
+        training = sum(order.train for order in plan.orders.values())
+        return self.run.algorithm in MEANS_ONLY and 4 * training * self.network.length > ROWS_BYTES
+
+    def _groups(self, plan: RoundPlan) -> list[Group]:
+        """Devices whose orders differ in a single candidate only work together."""
+        assert self._round is not None
+        row_of = self._round.row_of
+        members: dict[Order, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
+        for name in sorted(plan.orders):
+            order = plan.orders[name]
+            alone = len(order.candidates) == 1
+            key = dataclasses.replace(order, candidates=(0,)) if alone else order
+            members[key].append((self.place_of[name], order.candidates))
+        groups: list[Group] = []
+        for order, work in members.items():
+            ids = np.array([place for place, _ in work], np.int64)
+            alone = len(order.candidates) == 1
+            rows = [[row_of[c] for c in candidates] for _, candidates in (work if alone else work[:1])]
+            groups.append((order, ids, np.array(rows, np.int64)))
+        return groups
+
+    def _carry_out_group(self, group: Group, ids: Sequence[int], deferred: bool) -> list[Contribution]:
+        order, places, candidates = group
+        given: list[Contribution] = []
+        shelf = self.shelf(Share.TRAIN) if order.train else self.shelf(order.share)
+        parts = shelf.parts(places, *self.trainer.limits(candidates.shape[1])) if order.train else [places]
+        position = {int(p): i for i, p in enumerate(places)}
+        for part in parts:
+            mine = candidates if len(candidates) != len(places) else candidates[[position[int(p)] for p in part]]
+            given += self._carry_out_part(order, part, mine, ids, deferred)
+        return given
+
+    def _carry_out_part(
+        self,
+        order: Order,
+        part: NDArray[np.int64],
+        candidates: NDArray[np.int64],
+        ids: Sequence[int],
+        deferred: bool,
+    ) -> list[Contribution]:
+        assert self._round is not None
+        models = self._round.models
+        margins: list[tuple[float, ...]] = [()] * len(part)
+        reported = np.zeros(len(part))
+        start = candidates[:, 0] if candidates.shape[1] == 1 else np.zeros(len(part), np.int64)
+        block = self.shelf(Share.TRAIN).block(part) if order.train else None
+        scored: Scored | None = None
+        if candidates.shape[1] > 1:
+            options = models[torch.from_numpy(candidates[0]).to(self.device)]
+            if block is not None and order.share == Share.TRAIN and self._fuses(block, order):
+                assert isinstance(self.trainer, Dual)
+                scored = self.trainer.score(options, block)
+            losses = self.score(options, order.share, part).losses if scored is None else scored.losses
+            best = scoring.choose(losses)
+            start, reported = candidates[0][best], losses[np.arange(len(part)), best]
+            if order.margins:
+                margins = [reported_margins(row) for row in losses]
+        elif not order.train:
+            reported = self.score_own(start, order.share, part).losses[:, 0]
+        correct = tested = np.zeros(len(part), np.int64)
+        if order.evaluate:
+            own = self.score_own(start, Share.TEST, part)
+            correct, tested = own.correct[:, 0], own.tested
+        rows: Sequence[Float32Vector | None] = [None] * len(part)
+        norms = np.zeros(len(part))
+        lengths = np.zeros(len(part))
+        if block is not None:
+            trained = self._train(order, block, start, None if scored is None else scored.of(best))
+            if candidates.shape[1] == 1:
+                reported = trained.losses
+            if deferred:
+                norms = trained.norms() if self.norms else norms
+                self._add(trained, order, part, [ids[s] for s in start], start)
+            else:
+                rows = [self._masked(row) for row in trained.rows().cpu().numpy()]
+                norms = np.array([norm_of(row) for row in rows if row is not None])
+            if order.norm:
+                lengths = self._model_norms(trained, start)
+        return [
+            Contribution(
+                round=self._round.plan.round,
+                phase=Phase(order.phase),
+                device=self.population.names[int(place)],
+                model=ids[int(start[i])],
+                samples=int(self.samples[place]),
+                loss=round(float(reported[i]), LOSS_DECIMALS),
+                key_id=self.run.key_id,
+                margins=margins[i],
+                correct=int(correct[i]),
+                tested=int(tested[i]),
+                vector=rows[i],
+                norm=float(norms[i]),
+                model_norm=round(float(lengths[i]), NORM_DECIMALS),
+            )
+            for i, place in enumerate(part)
+        ]
+
+    def _model_norms(self, trained: Trained, start: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the l2 norm of every trained model, (c,) float64: what inter-group aggregation weights by."""
+        assert self._round is not None
+        whole = trained.rows() + self._round.models[torch.from_numpy(start).to(self.device)]
+        norms: NDArray[np.float64] = torch.linalg.vector_norm(whole.double(), dim=1).cpu().numpy()
+        return norms
+
+    def _fuses(self, block: Block, order: Order) -> bool:
+        return isinstance(self.trainer, Dual) and self.trainer.suits(block, self._recipe(order.phase))
+
+    def _train(self, order: Order, block: Block, start: NDArray[np.int64], pre: Tensor | None = None) -> Trained:
+        assert self._round is not None
+        round_ = self._round.plan.round
+        orders = [BatchOrder(self.run, self.population.names[int(p)], round_) for p in block.ids]
+        work = (self._round.models, start, block, orders, self._recipe(order.phase), round_)
+        if pre is not None and isinstance(self.trainer, Dual):
+            return self.trainer.train(*work, pre)
+        return self.trainer.train(*work)
+
+    def _recipe(self, phase: int) -> LocalSettings:
+        return self.run.pretrain if phase == Phase.PRETRAIN else self.run.local
+
+    def _add(
+        self, trained: Trained, order: Order, part: NDArray[np.int64], models: Sequence[int], start: NDArray[np.int64]
+    ) -> None:
+        """Add a block's updates to the sums of the models that they started from."""
+        assert self._round is not None
+        for row in np.unique(start):
+            chosen = np.flatnonzero(start == row)
+            key = (int(order.phase), int(models[int(chosen[0])]))
+            if key not in self._round.sums:
+                zero = torch.zeros(self.network.length, device=self.device)
+                self._round.sums[key] = _Sum(zero, None if self._equal else zero.clone())
+            total = self._round.sums[key]
+            trained.add_to(total.uniform, chosen, None)
+            if total.samples is not None:
+                trained.add_to(total.samples, chosen, self.samples[part[chosen]].astype(np.float32))
+            total.devices |= {self.population.names[int(p)] for p in part[chosen]}
+
+    def _sum_again(self, current: _Round, key: tuple[int, int], chosen: Sequence[Contribution]) -> _Sum:
+        """Train some devices of this round once more, for a mean that was not foreseen."""
+        phase, model = key
+        places = np.array(sorted(self.place_of[c.device] for c in chosen), np.int64)
+        order = next(o for o in current.plan.orders.values() if o.phase == phase and o.train)
+        kept = current.sums
+        current.sums = {}
+        try:
+            with torch.no_grad():
+                for part in self.shelf(Share.TRAIN).parts(places, *self.trainer.limits(1)):
+                    start = np.full(len(part), current.row_of[model], np.int64)
+                    block = self.shelf(Share.TRAIN).block(part)
+                    self._add(self._train(order, block, start), order, part, [model] * len(part), start)
+            return current.sums[key]
+        finally:
+            current.sums = kept
+
+    def score(self, models: Tensor, share: Share | int, places: NDArray[np.int64]) -> scoring.Scores:
+        """Score every model (k, d) on one share of the devices at ``places`` (c,).
+
+        Raises:
+            DataError: one of them has no samples in that share.
+        """
+        shelf = self.shelf(share)
+        if not shelf.sizes[places].all():
+            raise DataError(f"a simulated device has no {Share(share).name.lower()} samples")
+        return scoring.score(self.network, models, shelf, places)
+
+    def score_own(self, start: NDArray[np.int64], share: Share | int, places: NDArray[np.int64]) -> scoring.Scores:
+        """Score on each device the one model that ``start`` (c,) names as a row of this round's: arrays (c, 1)."""
+        assert self._round is not None
+        losses, correct = np.empty((len(places), 1)), np.empty((len(places), 1), np.int64)
+        tested = np.empty(len(places), np.int64)
+        for row in np.unique(start):
+            mine = np.flatnonzero(start == row)
+            found = self.score(self._round.models[int(row) : int(row) + 1], share, places[mine])
+            losses[mine], correct[mine], tested[mine] = found.losses, found.correct, found.tested
+        return scoring.Scores(losses, correct, tested)

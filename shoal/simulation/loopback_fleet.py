@@ -1,0 +1,313 @@
+"""A whole fleet in this process, on virtual time: the real keys, messages, rules and files, no sockets and no threads.
+
+What `shoal.simulation.process_fleet.Stage` lays out on disk is driven here by one loop: a broker in memory, the aggregator's run
+service, and for every device its runtime with a worker that computes when its turn comes. The same calls with the same
+seeds give the same run, so a scenario (a lost chunk, a crash between two writes) can be replayed exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.membership import AggregatorMembership
+from aggregator.numerics.backend import Backend
+from aggregator.run_service import RunService
+from aggregator.storage.signed_runs import RunFiles
+from edge_client.daemon import next_birth
+from edge_client.learning.data import Batch
+from edge_client.learning.worker import InlineWorker
+from edge_client.membership import DeviceMembership
+from edge_client.protocol.presence import presence
+from edge_client.runtime import DeviceRuntime
+from edge_client.storage.state import DeviceState, OwnModel
+from shoal.errors import DataError, ShoalError, UsageError
+from shoal.owner.runs.plan import RunOptions, origins_needed
+from shoal.simulation.process_fleet import Stage
+from shoal.task.bundle import TaskBundle
+from shoal.task.manifest import TaskManifest
+from shoal.transport.base import TransportEvent
+from shoal.transport.faults import Faults
+from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
+
+BROKER_URL: Final = "mqtt://loopback"
+"""Stands in the grants; nobody connects to it."""
+POLL_S: Final = 0.25
+"""Virtual seconds that pass at most before deadlines and timers are looked at again."""
+
+
+class LoopbackError(ShoalError):
+    """A loopback fleet did not get where it should in the virtual time it had."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopbackDevice:
+    """One life of a device: what a crash takes with it."""
+
+    runtime: DeviceRuntime
+    transport: LoopbackTransport
+    worker: InlineWorker
+
+
+class LoopbackFleet:
+    """One run of one fleet, from the owner's signature to the devices' final models.
+
+    Args:
+        root: an empty directory; owner, aggregator and devices get theirs below it.
+        bundle: the task.
+        data: every device's samples by its name, in the task's dtypes; devices join in the order of their names.
+        options: the run.
+        faults: what the network does to messages; may also be set later, as ``fleet.broker.faults``.
+        origins: shape (origins, d), float32, what the models start from; drawn by `draw_origins` when absent.
+        backend: computes similarities; numpy when absent.
+
+    Attributes:
+        stage: the directories; ``stage.fleet`` is the owner's.
+        broker: the network, and the clock: ``broker.now_s``.
+        plan: the run, as the owner signed it.
+        service: the aggregator, None while it is dead.
+        devices: the living devices by name.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        bundle: TaskBundle,
+        data: Mapping[str, Batch],
+        options: RunOptions,
+        faults: Faults | None = None,
+        *,
+        origins: NDArray[np.float32] | None = None,
+        backend: Backend | None = None,
+    ) -> None:
+        self.stage = Stage(root, BROKER_URL, tuple(sorted(data)))
+        self.broker = LoopbackBroker(faults)
+        self.bundle = bundle
+        self._data = dict(data)
+        self._backend = backend
+        if origins is None:
+            # One seed for all, as no real fleet may have it: every party is in this process, and runs must be repeatable.
+            origins = draw_origins(bundle.manifest, origins_needed(options), options.seed or 0)
+        self.plan = self.stage.add_run(bundle, origins, options)
+        self.service: RunService | None = None
+        self.devices: dict[str, LoopbackDevice] = {}
+        self._aggregator: LoopbackTransport | None = None
+        self.revive_aggregator()
+        for name in self.stage.devices:
+            self.revive_device(name)
+
+    @property
+    def now_s(self) -> float:
+        """Virtual seconds since the fleet was made."""
+        return self.broker.now_s
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run's final round is closed."""
+        return self.service is not None and self.service.finished
+
+    def client_id(self, name: str) -> str:
+        """Return the MQTT client id of a device, or of ``aggregator``."""
+        return f"shoal-{self.plan.fleet}-{name}"
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the closed rounds, as the aggregator stored them."""
+        return self.stage.records(self.plan.run)
+
+    def model(self, name: str) -> OwnModel:
+        """Return the newest model that the device has written to disk."""
+        return DeviceState(self.stage.device_dir(name)).load_model()
+
+    def step(self) -> bool:
+        """Let happen what is due now; where nothing is, let time pass. Return whether anything happened.
+
+        A step delivers messages, carries out one order a device, and commits and acknowledges what reached the
+        aggregator.
+        """
+        if self._act():
+            return True
+        due_s = self.broker.next_due_s()
+        wait_s = POLL_S if due_s is None else min(POLL_S, due_s - self.now_s)
+        self.broker.advance(wait_s)
+        for device in tuple(self.devices.values()):
+            device.runtime.tick(self.now_s)
+        if self.service is not None:
+            self.service.tick(self.now_s)
+        return False
+
+    def _act(self) -> bool:
+        moved = self.broker.pump() > 0
+        for device in tuple(self.devices.values()):
+            moved = device.worker.work() or moved
+        moved = self.broker.pump() > 0 or moved
+        if self.service is not None:
+            self.service.flush(self.now_s)
+        return self.broker.pump() > 0 or moved
+
+    def settle(self) -> None:
+        """Let happen everything that needs no time to pass."""
+        while self._act():
+            pass
+
+    def run(self, max_virtual_s: float) -> list[dict[str, Any]]:
+        """Step to the end of the run and return its records.
+
+        Raises:
+            LoopbackError: it is not finished after ``max_virtual_s`` virtual seconds.
+        """
+        self.run_until(lambda: self.finished, max_virtual_s)
+        self.settle()
+        return self.records()
+
+    def run_until(self, reached: Callable[[], bool], max_virtual_s: float) -> None:
+        """Step until ``reached()`` holds.
+
+        Raises:
+            LoopbackError: it does not after ``max_virtual_s`` virtual seconds.
+        """
+        end_s = self.now_s + max_virtual_s
+        while not reached():
+            if self.now_s >= end_s:
+                doing = self.service.status() if self.service is not None else "the aggregator is dead"
+                raise LoopbackError(f"not there after {max_virtual_s:g} virtual seconds; {doing}")
+            self.step()
+
+    def kill_device(self, name: str) -> None:
+        """End a device as a power cut does: its connection breaks, its will is published, only its files remain."""
+        del self.devices[name]
+        self._cut(name)
+
+    def revive_device(self, name: str, batch: Batch | None = None) -> None:
+        """Start a device from its directory.
+
+        Args:
+            name: whose.
+            batch: its data from now on; as before when absent.
+
+        Raises:
+            UsageError: it is alive.
+        """
+        if name in self.devices:
+            raise UsageError(f"{name} is alive")
+        if batch is not None:
+            self._data[name] = batch
+        membership = DeviceMembership(self.stage.device_dir(name))
+        birth = next_birth(membership)
+        worker, random = InlineWorker(), Random(f"{self.plan.seed}/{name}/{self.now_s}")  # noqa: S311 - jitter
+
+        def sink(event: TransportEvent) -> None:
+            if self.devices.get(name) is device:
+                runtime.on_event(event, self.now_s)
+
+        will = presence(membership, birth, online=False)
+        transport = LoopbackTransport(self.broker, self.client_id(name), sink, will)
+        runtime = DeviceRuntime(
+            membership,
+            transport,
+            worker,
+            lambda manifest: self._samples(name, manifest),
+            birth=birth,
+            results=lambda callback: callback(),
+            uniform=random.random,
+        )
+        device = self.devices[name] = LoopbackDevice(runtime, transport, worker)
+        runtime.start()
+        transport.start()
+
+    def add_device(self, name: str, batch: Batch) -> None:
+        """Let the owner admit a new device while the run goes on, and start it."""
+        self.stage.add_device(name)
+        if self.service is not None:
+            self.service.reload_roster()
+        self.revive_device(name, batch)
+
+    def kill_aggregator(self) -> None:
+        """End the aggregator as a crash does: what it had not committed is gone.
+
+        Raises:
+            UsageError: it is dead.
+        """
+        if self.service is None:
+            raise UsageError("the aggregator is dead")
+        service, self.service = self.service, None
+        service.close()
+        self._cut("aggregator")
+
+    def revive_aggregator(self) -> None:
+        """Start the aggregator from its directory; it takes the run up where its store left it.
+
+        Raises:
+            UsageError: it is alive.
+        """
+        if self.service is not None:
+            raise UsageError("the aggregator is alive")
+        membership = AggregatorMembership(self.stage.aggregator_dir)
+        runs = RunFiles(membership)
+        run = next(r for r in runs.all() if r.plan.run == self.plan.run)
+
+        def sink(event: TransportEvent) -> None:
+            if self.service is service:
+                service.on_event(event, self.now_s)
+
+        transport = LoopbackTransport(self.broker, self.client_id("aggregator"), sink)
+        service = RunService(
+            membership, run.plan, runs.package(run), transport, membership.directory, backend=self._backend
+        )
+        self.service = service
+        service.start(self.now_s)
+        transport.start()
+
+    def _cut(self, name: str) -> None:
+        client = self.client_id(name)
+        if client in self.broker.connected():
+            self.broker.disconnect(client)
+
+    def _samples(self, name: str, manifest: TaskManifest) -> Batch:
+        batch = self._data[name]
+        if batch.x.shape[1:] != manifest.input.shape:
+            raise DataError(f"samples of shape {batch.x.shape[1:]} for a task that takes {manifest.input.shape}")
+        return batch
+
+    def close(self) -> None:
+        """Stop everybody cleanly and release files; the directories stay."""
+        for device in self.devices.values():
+            device.runtime.close()
+        self.devices.clear()
+        if self.service is not None:
+            self.service.close()
+            self.service = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def draw_origins(manifest: TaskManifest, count: int, seed: int) -> NDArray[np.float32]:
+    """Return ``count`` starting models, shape (count, d), float32, without torch.
+
+    Every tensor is drawn as torch draws a linear or a convolutional layer, uniformly within 1/sqrt(fan-in); a vector
+    (a bias) takes the bound of the tensor before it. `make_origins` in
+    shoal/owner/task_compiler/origin.py draws what the model itself asks for.
+    """
+    rng = np.random.default_rng([seed, count])
+    origins = np.empty((count, manifest.length), np.float32)
+    for origin in origins:
+        at, bound = 0, 1.0
+        for parameter in manifest.parameters:
+            if len(parameter.shape) > 1:
+                bound = 1.0 / math.sqrt(math.prod(parameter.shape[1:]))
+            origin[at : at + parameter.length] = rng.uniform(-bound, bound, parameter.length)
+            at += parameter.length
+    return origins

@@ -1,0 +1,217 @@
+"""A whole fleet on this machine, for the demo, the benchmarks and the tests: real programs, real keys, real files.
+
+Everything that would be carried between machines is carried between directories here; the programs are started as a person would.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Final, Self
+
+from aggregator import membership as aggregator_membership
+from aggregator.storage.run_status import read_records
+from edge_client import membership as enrolment
+from edge_client.storage.state import DeviceState
+from shoal.errors import ShoalError
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.keys.vault import ROSTER_FILE
+from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.protocol.documents import RunPlan
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shoal.task.bundle import TaskBundle
+
+STOP_S: Final = 10.0
+ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_PR_SET_PDEATHSIG: Final = 1
+_LIBC: Final = ctypes.CDLL(None)
+
+
+class StageError(ShoalError):
+    """A program of the staged fleet ended when it should not."""
+
+
+@dataclass(slots=True)
+class Program:
+    """A started program and its log file."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    handle: IO[bytes] = field(repr=False)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    def peak_rss_mb(self) -> float:
+        """Return the most memory it has held, in MB of 2^20 bytes, as the kernel counts it (VmHWM)."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+        raise StageError(f"{self.name} has ended", hint=f"see {self.log}")
+
+    def maps(self, word: str) -> bool:
+        """Whether a file whose name holds ``word`` is mapped into its memory."""
+        return word in Path(f"/proc/{self.pid}/maps").read_text()
+
+    def tail(self, lines: int = 15) -> str:
+        """Return the end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal, wait, and return the exit status; a program that does not end is killed."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+            try:
+                self.process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.handle.close()
+        return self.process.wait()
+
+
+class Stage:
+    """A fleet's directories and programs under one root.
+
+    Args:
+        root: an empty directory.
+        broker: its address.
+        devices: names.
+    """
+
+    def __init__(self, root: Path, broker: str, devices: tuple[str, ...], fleet: str = "demo") -> None:
+        self.root = root
+        self.fleet = FleetDirectory.create(root / "owner", fleet, broker)
+        self.aggregator_dir = root / "aggregator"
+        self.programs: dict[str, Program] = {}
+        self.devices: tuple[str, ...] = ()
+        card = aggregator_membership.init(self.aggregator_dir)
+        grant = self.fleet.add_aggregator(card.read_bytes())
+        aggregator_membership.join(self.aggregator_dir, grant.read_bytes(), self.fleet.fingerprint)
+        for name in devices:
+            self.add_device(name)
+
+    def device_dir(self, name: str) -> Path:
+        """Return a device's directory."""
+        return self.root / "devices" / name
+
+    def add_device(self, name: str) -> None:
+        """Carry a new device's card to the owner, its grant back, and the new roster to the aggregator."""
+        card = enrolment.init(self.device_dir(name), name)
+        grant = self.fleet.add_device(card.read_bytes())
+        enrolment.join(self.device_dir(name), grant.read_bytes(), self.fleet.fingerprint)
+        roster = self.aggregator_dir / ROSTER_FILE
+        fresh = roster.with_suffix(".new")
+        fresh.write_bytes(self.fleet.roster_bytes)
+        fresh.chmod(0o600)
+        fresh.replace(roster)
+        self.devices = (*self.devices, name)
+
+    def add_run(self, bundle: TaskBundle, origins: NDArray[np.float32], options: RunOptions) -> RunPlan:
+        """Sign a run and carry it to the aggregator."""
+        plan = make_plan(self.fleet, bundle, options)
+        path = write_run(self.fleet, plan, bundle, origins)
+        target = self.aggregator_dir / "runs" / path.name
+        fresh = target.with_suffix(".new")
+        fresh.write_bytes(path.read_bytes())
+        fresh.replace(target)
+        return plan
+
+    def start_aggregator(self, *arguments: str) -> Program:
+        """Start `shoal-aggregator serve`."""
+        return self._start("aggregator", "aggregator", ["serve", str(self.aggregator_dir), *arguments])
+
+    def start_device(self, name: str, data: Path, *arguments: str) -> Program:
+        """Start `shoal-edge run`."""
+        return self._start(name, "edge_client", ["run", str(self.device_dir(name)), "--data", str(data), *arguments])
+
+    def _start(self, name: str, package: str, arguments: list[str]) -> Program:
+        logs = self.root / "logs"
+        logs.mkdir(exist_ok=True)
+        log = logs / f"{name}.log"
+        handle = log.open("ab")
+        start = f"from {package}.cli import main; main()"
+        environment = {**os.environ, **ONE_THREAD, "NO_COLOR": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-c", start, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=handle,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 - one prctl call, no Python lock is taken
+        )
+        program = self.programs[name] = Program(name, process, log, handle)
+        return program
+
+    def records(self, run: int) -> list[dict[str, Any]]:
+        """Return the closed rounds of a run."""
+        return read_records(self.aggregator_dir / f"run-{run:06d}")
+
+    def finished(self, run: int) -> bool:
+        """Whether the run's final round is closed."""
+        records = self.records(run)
+        return bool(records) and bool(records[-1]["final"])
+
+    def wait(self, run: int, timeout_s: float) -> list[dict[str, Any]]:
+        """Return the run's rounds once it is finished.
+
+        Raises:
+            StageError: it took too long, or a program ended.
+        """
+        end = time.monotonic() + timeout_s
+        while not self.finished(run):
+            self.check()
+            if time.monotonic() > end:
+                raise StageError(f"run {run} did not finish in {timeout_s:g} s\n{self.programs['aggregator'].tail()}")
+            time.sleep(0.05)
+        return self.records(run)
+
+    def check(self) -> None:
+        """Raise StageError if a program has ended by itself."""
+        for program in self.programs.values():
+            code = program.process.poll()
+            if code is not None:
+                raise StageError(f"{program.name} ended with status {code}:\n{program.tail()}")
+
+    def device_status(self, name: str) -> dict[str, Any]:
+        """Return the figures that a device keeps for people."""
+        return DeviceState(self.device_dir(name)).load_status() or {}
+
+    def stop(self, name: str, number: int = signal.SIGTERM) -> int:
+        """Stop one program and forget it; return its exit status."""
+        return self.programs.pop(name).stop(number)
+
+    def close(self) -> None:
+        """Stop everything: devices first, together."""
+        for program in self.programs.values():
+            if program.process.poll() is None:
+                program.process.send_signal(signal.SIGTERM)
+        for program in self.programs.values():
+            program.stop()
+        self.programs.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _end_with_parent() -> None:
+    """Runs in the child before exec: a killed demo leaves no device behind."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

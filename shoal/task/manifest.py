@@ -1,0 +1,304 @@
+"""What a task is, as data: parameter layout, data contract, hyper-parameters, graph digests; and its TOML form."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Final, Literal
+
+from shoal import limits
+from shoal.errors import ConfigError, TaskError
+from shoal.types import check_name
+
+FORMAT_VERSION: Final = 1
+MAX_MANIFEST_BYTES: Final = 256 * 1024
+MAX_PARAMETERS: Final = 4096
+"""Most parameter tensors of one model."""
+
+MAX_RANK: Final = 8
+MAX_SAMPLE_VALUES: Final = 1 << 24
+"""Most numbers in one sample or one label."""
+
+GRAPH_NAMES: Final = ("score", "grad", "predict")
+
+_PARAMETER_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+_HEX_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+Kind = Literal["classification", "regression", "sequence"]
+KINDS: Final[tuple[Kind, ...]] = ("classification", "regression", "sequence")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTraining:
+    """How a device trains between two uploads: plain SGD in one of three lengths.
+
+    ``batch_size == 0`` takes ``steps`` steps on the whole training share. Otherwise mini-batches: ``epochs`` passes,
+    or, if ``epochs == 0``, exactly ``steps`` mini-batches.
+
+    Attributes:
+        epochs: passes over the training share, mini-batches only.
+        steps: gradient steps, see above.
+        batch_size: samples a step; 0 is the whole share.
+        lr: step size in the first round.
+        momentum: heavy-ball factor, 0 <= momentum < 1; the velocity starts at zero each round.
+        lr_decay: factor a round, the step size of round t is lr * lr_decay**t.
+        clip: largest global L2 norm of a step's gradient (proximal term included); 0 is off.
+        prox_mu: FedProx's mu, weight of the pull towards the round's first model; 0 is off.
+    """
+
+    epochs: int = 1
+    steps: int = 0
+    batch_size: int = 10
+    lr: float = 0.1
+    momentum: float = 0.0
+    lr_decay: float = 1.0
+    clip: float = 0.0
+    prox_mu: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "steps", "batch_size"):
+            value = getattr(self, name)
+            if type(value) is not int or not 0 <= value <= 1 << 31:
+                raise TaskError(f"{name} must be an integer from 0 to 2^31, not {value!r}")
+        bounds = {"lr": 1e6, "momentum": 1.0, "lr_decay": 1.0, "clip": 1e30, "prox_mu": 1e6}
+        for name, top in bounds.items():
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= top:
+                raise TaskError(f"{name} must be a number from 0 to {top:g}, not {value!r}")
+            object.__setattr__(self, name, float(value))
+        if self.momentum >= 1.0 or self.lr <= 0.0 or self.lr_decay <= 0.0:
+            raise TaskError("training needs lr > 0, lr_decay > 0 and momentum < 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One tensor of the model inside the flat vector.
+
+    Attributes:
+        name: torch's parameter name.
+        shape: its shape; () is a scalar.
+        segment: ``shared`` or ``cluster``.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    segment: str
+
+    def __post_init__(self) -> None:
+        if not _PARAMETER_NAME.fullmatch(self.name):
+            raise TaskError(f"parameter name {self.name[:80]!r} is not valid")
+        if self.segment not in ("shared", "cluster"):
+            raise TaskError(f"parameter {self.name!r} has segment {self.segment!r}, not 'shared' or 'cluster'")
+        _check_shape(self.shape, limits.MAX_COORDINATES, f"parameter {self.name!r}")
+
+    @property
+    def length(self) -> int:
+        """Coordinates of the tensor."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What one sample (or label) must look like.
+
+    Attributes:
+        shape: without the batch dimension.
+        dtype: ``float32`` or ``int64``.
+        limit: for int64, values lie in [0, limit); 0 sets no bound.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    limit: int = 0
+
+    def __post_init__(self) -> None:
+        _check_shape(self.shape, MAX_SAMPLE_VALUES, "data contract")
+        if self.dtype not in ("float32", "int64"):
+            raise TaskError(f"dtype {self.dtype!r} is not supported", hint="use float32 or int64")
+        if type(self.limit) is not int or not 0 <= self.limit <= 1 << 40:
+            raise TaskError(f"limit {self.limit!r} is not an integer from 0 to 2^40")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskManifest:
+    """Everything about a task but the graphs themselves.
+
+    Attributes:
+        name: a-z, 0-9 and '-'.
+        opset: ONNX operator set of all three graphs.
+        kind: what the labels are: a class, a number, or a class for each position of a sequence.
+        parameters: in the order of the flat vector; all ``shared`` ones first.
+        input: one sample.
+        label: one label; ``limit`` is the number of classes.
+        hyper: default local training.
+        score_digest: SHA-256 of score.onnx, lower-case hex.
+        grad_digest: SHA-256 of grad.onnx.
+        predict_digest: SHA-256 of predict.onnx.
+        format_version: of this structure.
+    """
+
+    name: str
+    opset: int
+    kind: Kind
+    parameters: tuple[Parameter, ...]
+    input: TensorSpec
+    label: TensorSpec
+    hyper: LocalTraining
+    score_digest: str
+    grad_digest: str
+    predict_digest: str
+    format_version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        if self.format_version != FORMAT_VERSION:
+            raise TaskError(
+                f"task format {self.format_version!r} is not supported",
+                hint="update shoal on this machine or recompile",
+            )
+        try:
+            check_name(self.name, "task name")
+        except ConfigError as error:
+            raise TaskError(str(error), hint=error.hint) from None
+        if self.kind not in KINDS:
+            raise TaskError(f"task kind {self.kind!r} is not one of {', '.join(KINDS)}")
+        if type(self.opset) is not int:
+            raise TaskError(f"opset {self.opset!r} is not an integer")
+        for digest in (self.score_digest, self.grad_digest, self.predict_digest):
+            if not _HEX_DIGEST.fullmatch(digest):
+                raise TaskError("a graph digest is not 64 lower-case hex digits")
+        self._check_parameters()
+        rank = 1 if self.kind == "sequence" else 0
+        if self.kind == "regression":
+            if self.label.dtype != "float32" or self.label.limit:
+                raise TaskError("a regression task needs float32 labels without a limit")
+        elif self.label.dtype != "int64" or len(self.label.shape) != rank or self.label.limit < 2:
+            raise TaskError(f"a {self.kind} task needs int64 labels of rank {rank} and at least 2 classes")
+
+    def _check_parameters(self) -> None:
+        if not 1 <= len(self.parameters) <= MAX_PARAMETERS:
+            raise TaskError(f"a task has 1 to {MAX_PARAMETERS} parameter tensors, not {len(self.parameters)}")
+        if len({p.name for p in self.parameters}) != len(self.parameters):
+            raise TaskError("two parameters have the same name")
+        order = [p.segment for p in self.parameters]
+        if order != sorted(order, reverse=True):  # "shared" > "cluster"
+            raise TaskError("shared parameters must come before cluster parameters")
+        if self.length > limits.MAX_COORDINATES:
+            raise TaskError(f"the model has {self.length} coordinates, more than {limits.MAX_COORDINATES}")
+
+    @property
+    def length(self) -> int:
+        """Coordinates d of the flat vector."""
+        return sum(p.length for p in self.parameters)
+
+    def to_toml(self) -> str:
+        """Return the one TOML text of this manifest: same manifest, same bytes."""
+        lines = [
+            f"format_version = {self.format_version}",
+            f'name = "{self.name}"',
+            f"opset = {self.opset}",
+            f'kind = "{self.kind}"',
+        ]
+        for title, spec in (("input", self.input), ("label", self.label)):
+            lines += [
+                "",
+                f"[{title}]",
+                f"shape = {list(spec.shape)}",
+                f'dtype = "{spec.dtype}"',
+                f"limit = {spec.limit}",
+            ]
+        lines += ["", "[hyper]"]
+        lines += [f"{field.name} = {getattr(self.hyper, field.name)!r}" for field in fields(LocalTraining)]
+        lines += ["", "[digests]"]
+        lines += [f'{graph} = "{getattr(self, graph + "_digest")}"' for graph in GRAPH_NAMES]
+        for p in self.parameters:
+            lines += [
+                "",
+                "[[parameters]]",
+                f'name = "{p.name}"',
+                f"shape = {list(p.shape)}",
+                f'segment = "{p.segment}"',
+            ]
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def from_toml(cls, data: bytes) -> TaskManifest:
+        """Read a manifest.
+
+        Raises:
+            TaskError: it is oversize, not TOML, has a missing, unknown or duplicated key, or a value out of range.
+        """
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise TaskError(f"task.toml has {len(data)} bytes, more than {MAX_MANIFEST_BYTES}")
+        try:
+            top = tomllib.loads(data.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise TaskError(f"task.toml is not valid TOML: {str(error)[:200]}") from None
+        _keys(top, "", "format_version", "name", "opset", "kind", "input", "label", "hyper", "digests", "parameters")
+        digests, hyper = _table(top, "digests"), _table(top, "hyper")
+        _keys(digests, "digests.", *GRAPH_NAMES)
+        _keys(hyper, "hyper.", *(field.name for field in fields(LocalTraining)))
+        entries = top["parameters"]
+        if not isinstance(entries, list) or len(entries) > MAX_PARAMETERS:
+            raise TaskError(f"parameters must be at most {MAX_PARAMETERS} tables")
+        return cls(
+            name=_text(top, "name"),
+            opset=top["opset"],
+            kind=_text(top, "kind"),  # type: ignore[arg-type]  # __post_init__ checks it
+            parameters=tuple(_parameter(entry) for entry in entries),
+            input=_spec(_table(top, "input"), "input."),
+            label=_spec(_table(top, "label"), "label."),
+            hyper=LocalTraining(**hyper),  # type: ignore[arg-type]  # __post_init__ checks the types
+            score_digest=_text(digests, "score"),
+            grad_digest=_text(digests, "grad"),
+            predict_digest=_text(digests, "predict"),
+            format_version=top["format_version"],
+        )
+
+
+def _check_shape(shape: tuple[int, ...], most: int, what: str) -> None:
+    if len(shape) > MAX_RANK or any(type(size) is not int or not 1 <= size <= most for size in shape):
+        raise TaskError(f"{what} has shape {str(shape)[:80]}: up to {MAX_RANK} dimensions of at least 1 are allowed")
+    if math.prod(shape) > most:
+        raise TaskError(f"{what} holds {math.prod(shape)} numbers, more than {most}")
+
+
+def _keys(table: Mapping[str, object], prefix: str, *names: str) -> None:
+    if unknown := sorted(set(table) - set(names)):
+        raise TaskError(f"task.toml has an unknown key {(prefix + unknown[0])[:80]!r}")
+    if missing := sorted(set(names) - set(table)):
+        raise TaskError(f"task.toml lacks {prefix + missing[0]!r}")
+
+
+def _table(parent: Mapping[str, object], key: str) -> dict[str, object]:
+    value = parent[key]
+    if not isinstance(value, dict):
+        raise TaskError(f"task.toml: {key} must be a table")
+    return value
+
+
+def _text(table: Mapping[str, object], key: str) -> str:
+    value = table[key]
+    if not isinstance(value, str):
+        raise TaskError(f"task.toml: {key} must be a string")
+    return value
+
+
+def _shape(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > MAX_RANK:
+        raise TaskError(f"task.toml: a shape must be a list of at most {MAX_RANK} sizes")
+    return tuple(value)
+
+
+def _spec(table: Mapping[str, object], prefix: str) -> TensorSpec:
+    _keys(table, prefix, "shape", "dtype", "limit")
+    return TensorSpec(_shape(table["shape"]), _text(table, "dtype"), table["limit"])  # type: ignore[arg-type]
+
+
+def _parameter(entry: object) -> Parameter:
+    if not isinstance(entry, dict):
+        raise TaskError("task.toml: each parameter must be a table")
+    _keys(entry, "parameters.", "name", "shape", "segment")
+    return Parameter(_text(entry, "name"), _shape(entry["shape"]), _text(entry, "segment"))

@@ -1,0 +1,278 @@
+"""Just enough of ONNX's protobuf encoding to judge a graph before ONNX Runtime sees it, and to bind one input.
+
+Field numbers are those of onnx.proto (ONNX IR specification); the encoding is protobuf's: a varint key
+``number << 3 | wire_type``, then a varint, 4 or 8 fixed bytes, or a length and that many bytes. Every field that is
+not
+named below is refused: what we do not understand, ONNX Runtime must not act upon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.errors import TaskError
+
+MAX_GRAPH_BYTES: Final = 64 << 20
+"""Largest ONNX graph a device loads; theta is an input, so even big models have small graphs."""
+
+MAX_FIELDS: Final = 1_000_000
+"""Most protobuf fields read in one graph: bounds the time hostile bytes can take (2.3 s on the build machine)."""
+
+MIN_OPSET: Final = 18
+MAX_OPSET: Final = 23
+"""Newest operator set that the oldest supported ONNX Runtime (1.23) implements in full."""
+
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+TENSOR_FLOAT: Final = 1
+"""TensorProto.DataType.FLOAT."""
+
+# ModelProto
+_MODEL_ALLOWED: Final = frozenset({1, 2, 3, 4, 5, 6, 7, 8})
+_MODEL_GRAPH, _MODEL_OPSET = 7, 8
+_MODEL_FUNCTIONS: Final = 25
+# GraphProto
+_GRAPH_ALLOWED: Final = frozenset({1, 2, 5, 10, 11, 12, 13})
+_GRAPH_NODE, _GRAPH_INITIALIZER, _GRAPH_INPUT = 1, 5, 11
+# NodeProto: input, output, name, op_type, attribute, doc_string, domain
+_NODE_ALLOWED: Final = frozenset({1, 2, 3, 4, 5, 6, 7})
+_NODE_ATTRIBUTE, _NODE_DOMAIN = 5, 7
+# AttributeProto: name, f, i, s, t, floats, ints, strings, tensors, doc_string, type
+_ATTRIBUTE_ALLOWED: Final = frozenset({1, 2, 3, 4, 5, 7, 8, 9, 10, 13, 20})
+_ATTRIBUTE_TENSOR, _ATTRIBUTE_TENSORS = 5, 10
+_ATTRIBUTE_GRAPHS: Final = frozenset({6, 11})
+# TensorProto: dims, data_type, *_data, name, raw_data, doc_string, data_location
+_TENSOR_ALLOWED: Final = frozenset({1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14})
+_TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME, _TENSOR_RAW, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 1, 2, 8, 9, 13, 14
+_MESSAGE_NAME: Final = 1
+"""``name`` is field 1 of ValueInfoProto; ``domain`` is field 1 of OperatorSetIdProto."""
+
+_STANDARD_DOMAINS: Final = frozenset({b"", b"ai.onnx"})
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One protobuf field.
+
+    Attributes:
+        number: its number in the message.
+        wire_type: VARINT, FIXED64, LENGTH or FIXED32.
+        value: the integer of a VARINT (below 2^64), 0 for fixed fields and for LENGTH.
+        body: the bytes of a LENGTH field, empty otherwise.
+        raw: the whole field as encoded, key included.
+    """
+
+    number: int
+    wire_type: int
+    value: int
+    body: memoryview
+    raw: memoryview
+
+
+class _Reader:
+    """Splits messages into fields, at most MAX_FIELDS over its lifetime."""
+
+    def __init__(self) -> None:
+        self._left = MAX_FIELDS
+
+    def fields(self, data: memoryview) -> Iterator[Field]:
+        """Yield the fields of one message in order.
+
+        Raises:
+            TaskError: the bytes are not a protobuf message, or hold more fields than the budget.
+        """
+        at, end = 0, len(data)
+        while at < end:
+            self._left -= 1
+            if self._left < 0:
+                raise TaskError(f"graph holds more than {MAX_FIELDS} protobuf fields")
+            start = at
+            key, at = _varint(data, at)
+            number, wire_type = key >> 3, key & 7
+            if number == 0:
+                raise TaskError("graph is not valid protobuf: field number 0")
+            value, body = 0, data[:0]
+            if wire_type == VARINT:
+                value, at = _varint(data, at)
+            elif wire_type == LENGTH:
+                size, at = _varint(data, at)
+                if size > end - at:
+                    raise TaskError("graph is not valid protobuf: a field is longer than its message")
+                body = data[at : at + size]
+                at += size
+            elif wire_type in (FIXED32, FIXED64):
+                at += 4 if wire_type == FIXED32 else 8
+                if at > end:
+                    raise TaskError("graph is not valid protobuf: it ends inside a number")
+            else:
+                raise TaskError(f"graph is not valid protobuf: wire type {wire_type}")
+            yield Field(number, wire_type, value, body, data[start:at])
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """Read one base-128 varint of at most 10 bytes; return (value, next position)."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            raise TaskError("graph is not valid protobuf: it ends inside a varint")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, at
+    raise TaskError("graph is not valid protobuf: a varint has more than 10 bytes")
+
+
+def encode_varint(value: int) -> bytes:
+    """Return ``value`` (0 <= value < 2^64) as a base-128 varint."""
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def encode_length(number: int, size: int) -> bytes:
+    """Return key and length that stand before the ``size`` bytes of LENGTH field ``number``."""
+    return encode_varint(number << 3 | LENGTH) + encode_varint(size)
+
+
+def encode_bytes(number: int, body: bytes) -> bytes:
+    """Return LENGTH field ``number`` holding ``body``."""
+    return encode_length(number, len(body)) + body
+
+
+def check_graph(model: bytes, what: str) -> int:
+    """Return the operator set version of a serialised ONNX model that a device may load.
+
+    Args:
+        model: ModelProto bytes.
+        what: the graph's name for messages.
+
+    Raises:
+        TaskError: it is too big, malformed, refers to external data, uses another operator domain than ONNX's own,
+            has local functions, control flow, sparse tensors or metadata.
+    """
+    if len(model) > MAX_GRAPH_BYTES:
+        raise TaskError(f"{what} has {len(model)} bytes, more than the limit of {MAX_GRAPH_BYTES}")
+    reader = _Reader()
+    graphs: list[memoryview] = []
+    versions: list[int] = []
+    for field in reader.fields(memoryview(model)):
+        if field.number == _MODEL_FUNCTIONS:
+            raise TaskError(f"{what} defines local functions; only standard operators are allowed")
+        _allow(field, _MODEL_ALLOWED, what, "model")
+        if field.number == _MODEL_GRAPH:
+            graphs.append(_message(field, what))
+        elif field.number == _MODEL_OPSET:
+            versions.append(_opset(reader, _message(field, what), what))
+    if len(graphs) != 1 or len(versions) != 1:
+        raise TaskError(f"{what} must hold exactly one graph and one operator set import")
+    for field in reader.fields(graphs[0]):
+        _allow(field, _GRAPH_ALLOWED, what, "graph")
+        if field.number == _GRAPH_NODE:
+            _check_node(reader, _message(field, what), what)
+        elif field.number == _GRAPH_INITIALIZER:
+            _check_tensor(reader, _message(field, what), what)
+    return versions[0]
+
+
+def bind_input(model: bytes, name: str, length: int) -> bytes:
+    """Return the bytes that, followed by ``length`` float32 numbers, are ``model`` with input ``name`` made a constant.
+
+    The graph is moved to the end of the model, and the constant to the end of the graph, so that its raw data is
+    last.
+
+    Args:
+        model: ModelProto bytes that :func:`check_graph` accepts.
+        name: the graph input to turn into an initializer of shape (length,), float32.
+        length: coordinates.
+
+    Raises:
+        TaskError: the graph has no such input.
+    """
+    reader = _Reader()
+    encoded, size = name.encode(), 4 * length
+    head, kept, graph, found = bytearray(), bytearray(), memoryview(b""), False
+    for field in reader.fields(memoryview(model)):
+        if field.number == _MODEL_GRAPH:
+            graph = field.body
+        else:
+            head += field.raw
+    for field in reader.fields(graph):
+        if field.number == _GRAPH_INPUT and _name_of(reader, field.body) == encoded:
+            found = True
+        else:
+            kept += field.raw
+    if not found:
+        raise TaskError(f"predict graph has no input {name!r}")
+    tensor = encode_varint(_TENSOR_DIMS << 3 | VARINT) + encode_varint(length)
+    tensor += encode_varint(_TENSOR_TYPE << 3 | VARINT) + encode_varint(TENSOR_FLOAT)
+    tensor += encode_bytes(_TENSOR_NAME, encoded) + encode_length(_TENSOR_RAW, size)
+    kept += encode_length(_GRAPH_INITIALIZER, len(tensor) + size) + tensor
+    return bytes(head + encode_length(_MODEL_GRAPH, len(kept) + size) + kept)
+
+
+def _allow(field: Field, allowed: frozenset[int], what: str, where: str) -> None:
+    if field.number not in allowed:
+        raise TaskError(f"{what} has field {field.number} in a {where} message, which task graphs may not use")
+
+
+def _message(field: Field, what: str) -> memoryview:
+    if field.wire_type != LENGTH:
+        raise TaskError(f"{what} is not valid ONNX: field {field.number} is not a message")
+    return field.body
+
+
+def _name_of(reader: _Reader, value_info: memoryview) -> bytes:
+    name = b""
+    for field in reader.fields(value_info):
+        if field.number == _MESSAGE_NAME:
+            name = bytes(field.body)
+    return name
+
+
+def _opset(reader: _Reader, body: memoryview, what: str) -> int:
+    version = 0
+    for field in reader.fields(body):
+        if field.number == _MESSAGE_NAME:
+            _check_domain(bytes(_message(field, what)), what)
+        else:
+            version = field.value
+    if not MIN_OPSET <= version <= MAX_OPSET:
+        raise TaskError(f"{what} uses operator set {version}; {MIN_OPSET} to {MAX_OPSET} are supported")
+    return version
+
+
+def _check_domain(domain: bytes, what: str) -> None:
+    if domain not in _STANDARD_DOMAINS:
+        raise TaskError(
+            f"{what} uses operator domain {domain[:40]!r}",
+            hint="only ONNX's standard operators are allowed on a device",
+        )
+
+
+def _check_node(reader: _Reader, body: memoryview, what: str) -> None:
+    for field in reader.fields(body):
+        _allow(field, _NODE_ALLOWED, what, "node")
+        if field.number == _NODE_DOMAIN:
+            _check_domain(bytes(_message(field, what)), what)
+        elif field.number == _NODE_ATTRIBUTE:
+            for part in reader.fields(_message(field, what)):
+                if part.number in _ATTRIBUTE_GRAPHS:
+                    raise TaskError(f"{what} uses control flow (If, Loop, Scan), whose time has no bound")
+                _allow(part, _ATTRIBUTE_ALLOWED, what, "attribute")
+                if part.number in (_ATTRIBUTE_TENSOR, _ATTRIBUTE_TENSORS):
+                    _check_tensor(reader, _message(part, what), what)
+
+
+def _check_tensor(reader: _Reader, body: memoryview, what: str) -> None:
+    for field in reader.fields(body):
+        external = field.number == _TENSOR_EXTERNAL
+        if external or (field.number == _TENSOR_LOCATION and (field.wire_type != VARINT or field.value != 0)):
+            raise TaskError(
+                f"{what} keeps a tensor in another file", hint="task graphs hold their constants themselves"
+            )
+        _allow(field, _TENSOR_ALLOWED, what, "tensor")

@@ -1,0 +1,351 @@
+"""A broker in memory on virtual time: the whole protocol without sockets, threads or a clock.
+
+Nothing moves until the driver calls ``pump`` or ``advance``; two runs with the same calls and the same faults deliver the
+same messages in the same order. It keeps MQTT's rules: retained messages, wills, persistent sessions, wildcard filters,
+one connection a client id.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from shoal import limits
+from shoal.errors import UsageError, WireError
+from shoal.protocol.topics import matches
+from shoal.transport.base import (
+    Connected,
+    Disconnected,
+    Message,
+    Qos,
+    Sink,
+    TakenOver,
+    TransportEvent,
+    Will,
+    check_publish,
+)
+from shoal.transport.faults import Faults, Hop, Passage
+
+MAX_STEPS: Final = 10_000_000
+"""A pump that takes more steps than this has two peers that answer each other without end."""
+
+
+@dataclass(slots=True)
+class _Session:
+    """What the broker knows of one client id; it outlives the connection."""
+
+    transport: LoopbackTransport
+    online: bool = False
+    filters: dict[str, None] = field(default_factory=dict)
+    backlog: deque[Message] = field(default_factory=deque)
+
+
+class LoopbackBroker:
+    """The broker and the network around it; single-threaded.
+
+    Args:
+        faults: what happens to messages on the way; nothing by default. May be replaced at any time.
+        queue_offline: keep messages for a disconnected client's session (mosquitto does, anonymous amqtt does not).
+
+    Attributes:
+        now_s: virtual time in seconds.
+        retained: the retained messages, payload by topic.
+        delivered: messages handed to sinks so far.
+    """
+
+    def __init__(self, faults: Faults | None = None, *, queue_offline: bool = True) -> None:
+        self.faults = faults
+        self.retained: dict[str, bytes] = {}
+        self.now_s = 0.0
+        self.delivered = 0
+        self._queue_offline = queue_offline
+        self._sessions: dict[str, _Session] = {}
+        self._lost_s: dict[str, float] = {}
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = 0
+
+    def pump(self) -> int:
+        """Do everything that is due now, and what follows from it; return the number of steps.
+
+        Raises:
+            UsageError: the peers answer each other without end.
+        """
+        steps = 0
+        while self._agenda and self._agenda[0][0] <= self.now_s:
+            if steps >= MAX_STEPS:
+                raise UsageError(
+                    "the loopback broker does not come to rest", hint="two peers answer each other at once"
+                )
+            heapq.heappop(self._agenda)[2]()
+            steps += 1
+        return steps
+
+    def advance(self, seconds: float) -> int:
+        """Let ``seconds`` of virtual time pass, doing everything at its own moment; return the number of steps."""
+        until = self.now_s + seconds
+        steps = self.pump()
+        while self._agenda and self._agenda[0][0] <= until:
+            self.now_s = self._agenda[0][0]
+            steps += self.pump()
+        self.now_s = until
+        return steps
+
+    def next_due_s(self) -> float | None:
+        """Return the virtual time of the next step, None when nothing is under way."""
+        return self._agenda[0][0] if self._agenda else None
+
+    def connected(self) -> tuple[str, ...]:
+        """Return the ids of the connected clients, sorted."""
+        return tuple(sorted(client for client, session in self._sessions.items() if session.online))
+
+    def disconnect(self, client: str, *, graceful: bool = False) -> None:
+        """End the connection of ``client``; its will is published unless ``graceful``. It stays away until ``reconnect``.
+
+        Raises:
+            UsageError: it is not connected.
+        """
+        session = self._sessions.get(client)
+        if session is None or not session.online:
+            raise UsageError(f"client {client!r} is not connected")
+        self._part(session, graceful=graceful)
+        session.transport.report(Disconnected("closed" if graceful else "connection lost"))
+
+    def reconnect(self, client: str) -> None:
+        """Let a client that was disconnected come back; it is connected after the next ``pump``.
+
+        Raises:
+            UsageError: the broker never saw it.
+        """
+        if client not in self._sessions:
+            raise UsageError(f"client {client!r} was never connected")
+        self._sessions[client].transport.start()
+
+    def restart(self, *, keep: bool = True) -> None:
+        """Throw everybody out without wills and let them come back; sessions and retained messages survive with ``keep``."""
+        online = [session for session in self._sessions.values() if session.online]
+        for session in self._sessions.values():
+            session.online = False
+            self._lost_s[session.transport.client_id] = self.now_s
+            if not keep:
+                session.filters.clear()
+                session.backlog.clear()
+        if not keep:
+            self.retained.clear()
+        for session in online:
+            session.transport.report(Disconnected("the broker restarted"))
+            session.transport.start()
+
+    def schedule(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Do ``action`` in ``delay_s`` seconds of virtual time."""
+        self._sequence += 1
+        heapq.heappush(self._agenda, (self.now_s + delay_s, self._sequence, action))
+
+    def accept(self, transport: LoopbackTransport) -> None:
+        """Connect ``transport``; whoever used its client id before is taken over."""
+        session = self._sessions.get(transport.client_id)
+        present = session is not None
+        fresh = session is None or session.transport is not transport
+        if session is None:
+            session = self._sessions[transport.client_id] = _Session(transport)
+        elif session.online:
+            if not fresh:
+                return
+            self._part(session, graceful=False)
+            session.transport.report(TakenOver())
+        session.transport = transport
+        session.online = True
+        transport.report(Connected(session_present=present))
+        backlog, session.backlog = session.backlog, deque()
+        for message in backlog:
+            self._send(transport.client_id, message)
+        asked, transport.asked_offline = transport.asked_offline, {}
+        for topic_filter in asked:
+            self.unsubscribe(transport.client_id, topic_filter)
+        for topic_filter in transport.filters:
+            self.subscribe(transport.client_id, topic_filter, again=not fresh)
+        transport.flush()
+
+    def subscribe(self, client: str, topic_filter: str, *, again: bool = False) -> None:
+        """Subscribe ``client`` and send what is retained; with ``again`` only if the session did not hold the filter."""
+        session = self._sessions[client]
+        known = topic_filter in session.filters
+        session.filters[topic_filter] = None
+        if again and known:
+            return
+        for topic, payload in self.retained.items():
+            if matches(topic_filter, topic):
+                self._send(client, Message(topic, payload, retained=True))
+
+    def unsubscribe(self, client: str, topic_filter: str) -> None:
+        """End a subscription of ``client``."""
+        self._sessions[client].filters.pop(topic_filter, None)
+
+    def submit(self, client: str, message: Message, settled: Callable[[], None], qos: Qos = 1) -> None:
+        """Take a publish of ``client`` (``retained`` asks to retain it) on its way through the network to the broker."""
+        sent_s = self.now_s
+
+        def arrive() -> None:
+            if qos == 1 or not sent_s <= self._lost_s.get(client, -1.0) < self.now_s:
+                self._arrive(message, qos)
+
+        delays = self._fate(Hop.UP, client, message)
+        for delay_s in delays:
+            self.schedule(delay_s, arrive)
+        self.schedule(max(delays, default=0.0), settled)
+
+    def leave(self, transport: LoopbackTransport) -> None:
+        """Say goodbye for ``transport``, without its will."""
+        session = self._sessions.get(transport.client_id)
+        if session is not None and session.transport is transport:
+            self._part(session, graceful=True)
+
+    def _part(self, session: _Session, *, graceful: bool) -> None:
+        session.online = False
+        if not graceful:
+            self._lost_s[session.transport.client_id] = self.now_s
+        will = session.transport.will
+        if will is not None and not graceful:
+            last_words = Message(will[0], will[1], retained=True)
+            self.schedule(0.0, lambda: self._arrive(last_words, 1))
+
+    def _arrive(self, message: Message, qos: Qos) -> None:
+        if message.retained:
+            if message.payload:
+                self.retained[message.topic] = message.payload
+            else:
+                self.retained.pop(message.topic, None)
+        live = Message(message.topic, message.payload)
+        for client, session in self._sessions.items():
+            if any(matches(topic_filter, message.topic) for topic_filter in session.filters):
+                self._send(client, live, qos)
+
+    def _send(self, client: str, message: Message, qos: Qos = 1) -> None:
+        for delay_s in self._fate(Hop.DOWN, client, message):
+            self.schedule(delay_s, lambda: self._hand_over(client, message, qos))
+
+    def _hand_over(self, client: str, message: Message, qos: Qos) -> None:
+        session = self._sessions[client]
+        if session.online:
+            self.delivered += 1
+            session.transport.report(message)
+        elif self._queue_offline and qos == 1 and not message.retained:
+            session.backlog.append(message)
+
+    def _fate(self, hop: Hop, client: str, message: Message) -> tuple[float, ...]:
+        if self.faults is None:
+            return (0.0,)
+        return tuple(self.faults(Passage(hop, client, message.topic, message.payload)))
+
+
+class LoopbackTransport:
+    """A client of a LoopbackBroker; implements shoal.transport.base.Transport.
+
+    Args:
+        broker: the broker to connect to.
+        client_id: unique among the broker's clients.
+        sink: receives every event, from inside the broker's ``pump``.
+        will: topic and payload that the broker retains when the connection is lost.
+    """
+
+    def __init__(self, broker: LoopbackBroker, client_id: str, sink: Sink, will: Will | None = None) -> None:
+        self.client_id = client_id
+        self.will = will
+        self.filters: dict[str, None] = {}
+        self.asked_offline: dict[str, None] = {}
+        self._broker = broker
+        self._sink = sink
+        self._queue: deque[tuple[Message, Qos]] = deque()
+        self._unsettled = 0
+        self._online = False
+        self._closed = False
+        self._bytes_sent = 0
+        self._bytes_received = 0
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload bytes handed to the broker."""
+        return self._bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Payload bytes of every message that reached the sink."""
+        return self._bytes_received
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Payload bytes of a chunk: a broker in memory takes any."""
+        return limits.CHUNK_BYTES
+
+    def start(self, *, require: bool = False) -> None:  # noqa: ARG002 - a broker in memory always answers
+        """Connect at the next ``pump``."""
+        if self._closed:
+            raise UsageError(f"transport {self.client_id!r} is closed")
+        self._broker.schedule(0.0, lambda: None if self._closed else self._broker.accept(self))
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False, qos: Qos = 1) -> None:
+        """Queue a message; it moves with the next ``pump`` after the connection stands.
+
+        Raises:
+            WireError: the packet is too large, the topic is not publishable, or the transport is closed.
+        """
+        if self._closed:
+            raise WireError("the transport is closed")
+        check_publish(topic, payload)
+        self._queue.append((Message(topic, payload, retained=retain), qos))
+        if self._online:
+            self.flush()
+
+    def subscribe(self, topic_filter: str) -> None:
+        """Receive what matches ``topic_filter``, now and after every reconnection."""
+        self.filters[topic_filter] = None
+        if self._online:
+            self._broker.subscribe(self.client_id, topic_filter)
+        else:
+            self.asked_offline[topic_filter] = None
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        """No longer receive ``topic_filter``."""
+        self.filters.pop(topic_filter, None)
+        if self._online:
+            self._broker.unsubscribe(self.client_id, topic_filter)
+        else:
+            self.asked_offline[topic_filter] = None
+
+    def pending(self) -> int:
+        """Return how many publishes the broker has not acknowledged; those at QoS 0 count until it has received them."""
+        return len(self._queue) + self._unsettled
+
+    def close(self) -> None:
+        """Say goodbye; what was published while connected still arrives."""
+        self._closed = True
+        if self._online:
+            self._online = False
+            self._broker.leave(self)
+
+    def flush(self) -> None:
+        """Hand everything queued to the broker; the broker calls this when the connection stands."""
+        while self._queue:
+            message, qos = self._queue.popleft()
+            self._unsettled += 1
+            self._bytes_sent += len(message.payload)
+            self._broker.submit(self.client_id, message, self._settled, qos)
+
+    def report(self, event: TransportEvent) -> None:
+        """Take an event from the broker and pass it to the sink."""
+        match event:
+            case Connected():
+                self._online = True
+            case Disconnected():
+                self._online = False
+            case TakenOver():
+                self._online = False
+                self._closed = True
+            case Message():
+                self._bytes_received += len(event.payload)
+        self._sink(event)
+
+    def _settled(self) -> None:
+        self._unsettled -= 1

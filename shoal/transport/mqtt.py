@@ -1,0 +1,473 @@
+"""A transport over a real MQTT broker: paho-mqtt 2.x, MQTT 5 with a fall-back to 3.1.1, one network thread.
+
+Only the network thread touches paho. ``publish`` and ``subscribe`` queue work and wake the thread, which keeps no more than
+a window of publishes inside paho: paho copies every packet it holds, resends all of them at a reconnection, and re-slices
+a long backlog at every send.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
+
+from paho.mqtt.client import MQTTMessage
+from paho.mqtt.enums import MQTTProtocolVersion
+
+from shoal import limits
+from shoal.address import BrokerAddress
+from shoal.errors import BrokerUnreachableError, UsageError, WireError
+from shoal.protocol.chunking import chunk_bytes_within
+from shoal.protocol.topics import matches
+from shoal.transport.base import (
+    Connected,
+    Disconnected,
+    Message,
+    Qos,
+    Sink,
+    TakenOver,
+    TransportEvent,
+    Will,
+    check_publish,
+)
+from shoal.transport.mqtt_connection import Link, LinkOptions, Publish
+
+_log = logging.getLogger(__name__)
+
+HANDSHAKE_S: Final = 3.0
+"""An MQTT 5 greeting unanswered for so long is tried again with 3.1.1."""
+
+HANDSHAKE_LOOPBACK_S: Final = 0.5
+"""The same on this machine: amqtt waits for the rest of a greeting that it misreads, without a word."""
+
+FLUSH_S: Final = 2.0
+"""``close`` waits at most this long for what is queued."""
+
+SHORT_LIFE_S: Final = 10.0
+"""A connection that ends sooner does not reset the back-off, and looks like another client with our id."""
+
+SHORT_LIVES: Final = 3
+"""So many of them in a row, each ended without a word and none by an unreachable broker, mean a session take-over.
+
+MQTT 5 has a reason code for it, which mosquitto 2.0.11 does not send; 3.1.1 has none.
+"""
+
+SESSION_TAKEN_OVER: Final = 0x8E
+UNSUPPORTED_VERSIONS: Final = (None, 0x84)
+"""Reason codes that leave the version in doubt: the broker hung up without a word, or names the version itself."""
+
+REFUSED_CREDENTIALS: Final = (0x86, 0x87, 0x8A)
+"""Bad user name or password, not authorised, banned. 3.1.1 has two codes of its own, which paho turns into the first two."""
+CREDENTIALS_HINT: Final = (
+    "the broker refuses this client's credentials: check user, password or certificate; a device may have been revoked"
+)
+
+_TICK_S: Final = 1.0
+_CLOSING_TICK_S: Final = 0.05
+
+
+class _Receipt(NamedTuple):
+    """A received message that waits to be acknowledged; ``connection`` counts connections, ``bytes`` its memory."""
+
+    connection: int
+    packet_id: int
+    qos: int
+    bytes: int
+
+
+def backoff_s(attempt: int, minimum_s: float, maximum_s: float, uniform: Callable[[float, float], float]) -> float:
+    """Return the wait before reconnection ``attempt`` (0, 1, ...): exponential with full jitter.
+
+    Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015. A fleet that lost its broker at one moment
+    must not come back at one moment.
+    """
+    return uniform(0.0, min(maximum_s, minimum_s * 2.0 ** min(attempt, 30)))
+
+
+def _uniform(low: float, high: float) -> float:
+    """Draw from [low, high]; the random module would cost a device half a megabyte."""
+    return low + (high - low) * int.from_bytes(os.urandom(4), "little") / 0xFFFFFFFF
+
+
+class MqttTransport:
+    """A client of an MQTT broker; implements shoal.transport.base.Transport.
+
+    Args:
+        url: ``mqtt[s]://[user:password@]host[:port]``, or an address with its certificates.
+        client_id: unique among the broker's clients; the session's name.
+        sink: receives every event on the network thread: put it on a queue and return.
+        will: topic and payload that the broker retains when the connection is lost.
+        session_expiry_s: how long the broker keeps the session of a lost connection (over 3.1.1: 0 not at
+            all, else as long as it likes).
+        max_queued_bytes: payload bytes that may wait for the broker before ``publish`` refuses.
+        manual_ack: a received message is acknowledged when its ``acknowledge`` is called, not on arrival, and nothing
+            more is read while `limits.MAX_UNHANDLED_BYTES` of them wait for that. `inbox.Inbox` makes these calls.
+        reconnect_min_s: bound of the random wait before the first reconnection.
+        reconnect_max_s: bound of every later one; it doubles in between.
+    """
+
+    def __init__(
+        self,
+        url: str | BrokerAddress,
+        client_id: str,
+        sink: Sink,
+        *,
+        will: Will | None = None,
+        session_expiry_s: int = limits.SESSION_EXPIRY_DEVICE_S,
+        max_queued_bytes: int = limits.MAX_TRANSFER_BYTES,
+        manual_ack: bool = False,
+        reconnect_min_s: float = limits.RECONNECT_MIN_S,
+        reconnect_max_s: float = limits.RECONNECT_MAX_S,
+    ) -> None:
+        if will is not None:
+            check_publish(*will)
+        self.address = url if isinstance(url, BrokerAddress) else BrokerAddress.parse(url)
+        self.client_id = client_id
+        self._sink = sink
+        self._will = will
+        self._session_expiry_s = session_expiry_s
+        self._max_queued_bytes = max_queued_bytes
+        self._manual_ack = manual_ack
+        self._reconnect_s = (reconnect_min_s, reconnect_max_s)
+        self._tls = self.address.tls_context()
+        self._link = self._make_link(MQTTProtocolVersion.MQTTv5)
+        self._thread = threading.Thread(target=self._run, name=f"mqtt-{client_id}", daemon=True)
+        self._first_outcome = threading.Event()
+        self._failure = ""
+        self._failure_code: int | None = None
+
+        self._lock = threading.Lock()
+        self._wake_fd = -1
+        self._queue: deque[Publish] = deque()
+        self._waiting_bytes = 0
+        self._requests: deque[tuple[str, bool]] = deque()
+        self._filters: tuple[str, ...] = ()
+        self._started = self._closing = False
+        self._close_by_s = 0.0
+        self._handled: deque[_Receipt] = deque()
+
+        # Written by the network thread alone.
+        self._silent = False
+        self._ever_online = self._told_offline = False
+        self._online_since_s = 0.0
+        self._short_lives = 0
+        self._bytes_sent = 0
+        self._bytes_received = 0
+        self._connection = 0
+        self._unhandled_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"MqttTransport({self.address}, client_id={self.client_id!r})"
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload bytes handed to the network, resends not counted."""
+        return self._bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Payload bytes of every message that reached the sink."""
+        return self._bytes_received
+
+    @property
+    def protocol_version(self) -> str:
+        """The MQTT version in use: ``5`` or ``3.1.1``."""
+        return "5" if self._protocol == MQTTProtocolVersion.MQTTv5 else "3.1.1"
+
+    def start(self, *, require: bool = False) -> None:
+        """Begin to connect and return at once; with ``require``, return when the first connection stands.
+
+        Raises:
+            BrokerUnreachableError: only with ``require``: the first connection failed or took CONNECT_TIMEOUT_S. The
+                transport is closed then.
+        """
+        if self._started or self._closing:
+            raise UsageError(f"transport {self.client_id!r} was started before", hint="make a new one")
+        self._started = True
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread.start()
+        if not require:
+            return
+        in_time = self._first_outcome.wait(limits.CONNECT_TIMEOUT_S)
+        failure = self._failure if in_time else f"no answer in {limits.CONNECT_TIMEOUT_S:g} s"
+        if failure:
+            with self._lock:
+                self._queue.clear()
+            self.close()
+            raise BrokerUnreachableError(
+                f"no MQTT broker can be used at {self.address}: {failure}",
+                hint=CREDENTIALS_HINT
+                if self._failure_code in REFUSED_CREDENTIALS
+                else "check the address, that the broker runs, and the user, password or certificate that it asks for",
+            )
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Payload bytes of a chunk that the broker takes: it tells its limit when it accepts us (MQTT 5 only)."""
+        return chunk_bytes_within(self._link.max_packet_bytes)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False, qos: Qos = 1) -> None:
+        """Queue a message for the broker; never blocks, works offline.
+
+        Raises:
+            WireError: the packet is above MAX_PACKET_BYTES or what the broker takes, the topic is not publishable, the
+                queue is full, or the transport is closed.
+        """
+        check_publish(topic, payload, self._link.max_packet_bytes)
+        with self._lock:
+            if self._closing:
+                raise WireError("the transport is closed")
+            if self._waiting_bytes + len(payload) > self._max_queued_bytes:
+                raise WireError(
+                    f"{self._waiting_bytes} bytes already wait for the broker", hint="look at pending() first"
+                )
+            self._waiting_bytes += len(payload)
+            self._queue.append(Publish(topic, payload, retain, qos))
+            self._wake()
+
+    def subscribe(self, topic_filter: str) -> None:
+        """Receive what matches ``topic_filter``, now and after every reconnection."""
+        self._request(topic_filter, wanted=True)
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        """No longer receive ``topic_filter``."""
+        self._request(topic_filter, wanted=False)
+
+    def pending(self) -> int:
+        """Return how many publishes the broker has not acknowledged; those at QoS 0 count until its machine has received them."""
+        with self._lock:
+            return len(self._queue) + self._link.inflight
+
+    def close(self) -> None:
+        """Flush what is queued for at most FLUSH_S, say goodbye and stop; the sink is not called afterwards."""
+        with self._lock:
+            if not self._closing:
+                self._closing = True
+                self._close_by_s = time.monotonic() + FLUSH_S
+                self._wake()
+        if self._started and threading.current_thread() is not self._thread:
+            self._thread.join(FLUSH_S + limits.CONNECT_TIMEOUT_S)
+            self._silent = True
+
+    def on_online(self, *, session_present: bool) -> None:
+        """Tell the owner, then restore the subscriptions: the link calls this inside a step."""
+        with self._lock:
+            requests = dict(self._requests)
+            known = [topic_filter for topic_filter in self._filters if topic_filter not in requests]
+            self._requests.clear()
+        self._online_since_s = time.monotonic()
+        if self._told_offline:
+            self._told_offline = False
+            _log.info("connected to %s again", self.address)
+        self._emit(Connected(session_present=session_present))
+        self._link.subscribe(known, only_new=self._ever_online)
+        for topic_filter, wanted in requests.items():
+            if wanted:
+                self._link.subscribe((topic_filter,))
+            else:
+                self._link.unsubscribe(topic_filter)
+        self._ever_online = True
+        self._first_outcome.set()
+
+    def on_message(self, message: MQTTMessage) -> None:
+        """Pass a publish on, unless nobody asked for it: the link calls this inside a step.
+
+        amqtt sends a returning client every retained message that matches anybody's subscription, at QoS 0.
+        """
+        try:
+            topic = message.topic
+        except UnicodeDecodeError:
+            _log.warning("a message on a topic that is no UTF-8 was ignored")
+            if self._manual_ack and message.qos:
+                self._link.acknowledge(message.mid)
+            return
+        if message.retain and message.qos == 0 and not any(matches(wanted, topic) for wanted in self._filters):
+            return  # at QoS 0 there is nothing to acknowledge
+        payload = bytes(message.payload)
+        self._bytes_received += len(payload)
+        if not self._manual_ack:
+            self._emit(Message(topic, payload, message.retain))
+            return
+        receipt = _Receipt(self._connection, message.mid, message.qos, len(payload) + limits.MESSAGE_OVERHEAD_BYTES)
+        self._unhandled_bytes += receipt.bytes
+        self._emit(Message(topic, payload, message.retain, partial(self._on_handled, receipt)))
+
+    def _on_handled(self, receipt: _Receipt) -> None:
+        """Queue an acknowledgement for the network thread; called on the thread that handles messages."""
+        with self._lock:
+            self._handled.append(receipt)
+            if len(self._handled) == 1:
+                self._wake()
+
+    def _acknowledge(self, link: Link) -> None:
+        """Send the queued acknowledgements, but for those of an earlier connection: the broker sends these messages again."""
+        while self._handled:
+            with self._lock:
+                receipts = tuple(self._handled)
+                self._handled.clear()
+            for receipt in receipts:
+                self._unhandled_bytes -= receipt.bytes
+                if receipt.qos and receipt.connection == self._connection:
+                    link.acknowledge(receipt.packet_id)
+
+    def on_settled(self, size: int) -> None:
+        """Free the bytes of a publish that needs nothing more: the link calls this on the network thread."""
+        with self._lock:
+            self._waiting_bytes -= size
+
+    def _request(self, topic_filter: str, *, wanted: bool) -> None:
+        with self._lock:
+            others = tuple(known for known in self._filters if known != topic_filter)
+            self._filters = (*others, topic_filter) if wanted else others
+            self._requests.append((topic_filter, wanted))
+            self._wake()
+
+    def _wake(self) -> None:
+        """Interrupt the network thread's wait; call with the lock held."""
+        if self._wake_fd >= 0:
+            os.eventfd_write(self._wake_fd, 1)
+
+    def _emit(self, event: TransportEvent) -> None:
+        if not self._silent:
+            self._sink(event)
+
+    def _make_link(self, protocol: MQTTProtocolVersion, reason: str = "") -> Link:
+        self._protocol = protocol
+        options = LinkOptions(
+            self.address, self._tls, self.client_id, self._will, self._session_expiry_s, protocol, self._manual_ack
+        )
+        return Link(options, self, reason)
+
+    def _run(self) -> None:
+        """Connect, serve and reconnect until closed or taken over."""
+        attempt = 0
+        try:
+            while not self._finished():
+                self._connect_and_serve()
+                if self._fall_back():
+                    continue
+                reason = self._link.reason
+                if self._link.was_online and not self._closing:
+                    lived_s = time.monotonic() - self._online_since_s
+                    if self._is_taken_over(lived_s):
+                        _log.error("another client uses the id %s: stopped", self.client_id)
+                        self._emit(TakenOver())
+                        return
+                    self._emit(Disconnected(reason))
+                    attempt = attempt if lived_s < SHORT_LIFE_S else 0
+                if not self._ever_online:
+                    self._failure, self._failure_code = reason, self._link.reason_code
+                    self._first_outcome.set()
+                if not self._closing:
+                    self._told_offline = True
+                    if self._link.reason_code in REFUSED_CREDENTIALS:
+                        _log.warning("not connected to %s: %s; %s", self.address, reason, CREDENTIALS_HINT)
+                    else:
+                        _log.info("not connected to %s: %s", self.address, reason)
+                self._pause(backoff_s(attempt, *self._reconnect_s, _uniform))
+                attempt += 1
+        finally:
+            with self._lock:
+                self._closing = True
+                os.close(self._wake_fd)
+                self._wake_fd = -1
+
+    def _connect_and_serve(self) -> None:
+        """Open the link and step it until the connection ends."""
+        link = self._link
+        self._connection += 1
+        if not link.open():
+            self._short_lives = 0
+            return
+        answer_by_s = time.monotonic() + self._patience_s()
+        parting = False
+        while link.alive:
+            self._acknowledge(link)
+            if link.online:
+                self._feed(link)
+            if self._finished() and not parting:
+                parting = True
+                link.goodbye()
+            elif parting and time.monotonic() >= self._close_by_s:
+                link.abort("closed")
+            if link.alive:
+                left_s = _TICK_S if link.online else answer_by_s - time.monotonic()
+                # While closing, only the broker's acknowledgements matter, and they must be read.
+                read = self._closing or not link.online or self._unhandled_bytes < limits.MAX_UNHANDLED_BYTES
+                wait_s = max(0.0, min(left_s, _CLOSING_TICK_S if self._closing else _TICK_S))
+                link.step(self._wake_fd, wait_s, read=read)
+            if not link.online and time.monotonic() >= answer_by_s:
+                link.abort("the broker did not answer the greeting")
+
+    def _patience_s(self) -> float:
+        """Return how long to wait for the broker's answer to a greeting."""
+        if self._protocol != MQTTProtocolVersion.MQTTv5 or self._ever_online:
+            return limits.CONNECT_TIMEOUT_S
+        return HANDSHAKE_LOOPBACK_S if self.address.is_loopback else HANDSHAKE_S
+
+    def _feed(self, link: Link) -> None:
+        """Hand the link what is queued, as far as its window allows."""
+        while self._requests:
+            with self._lock:
+                topic_filter, wanted = self._requests.popleft()
+            if wanted:
+                link.subscribe((topic_filter,))
+            else:
+                link.unsubscribe(topic_filter)
+        while link.has_room:
+            with self._lock:
+                if not self._queue:
+                    return
+                message = self._queue.popleft()
+                size = len(message.payload)
+                if link.takes(message):
+                    if not link.publish(message):
+                        self._queue.appendleft(message)
+                        return
+                    self._bytes_sent += size
+                else:
+                    self._waiting_bytes -= size
+                    _log.error("dropped %d bytes for %s: queued before the broker told its limit", size, message.topic)
+
+    def _finished(self) -> bool:
+        """Whether we are closing and there is nothing left to send, or no time left to send it."""
+        return self._closing and (self.pending() == 0 or time.monotonic() >= self._close_by_s)
+
+    def _is_taken_over(self, lived_s: float) -> bool:
+        if self._link.reason_code == SESSION_TAKEN_OVER:
+            return True
+        # A connection that we cut says nothing of other clients: anybody may have sent what made us cut it.
+        silent = self._link.reason_code is None and not self._link.cut
+        self._short_lives = self._short_lives + 1 if silent and lived_s < SHORT_LIFE_S else 0
+        return self._short_lives >= SHORT_LIVES
+
+    def _fall_back(self) -> bool:
+        """Change the MQTT version if that may be why no connection ever stood; True when it should be tried at once."""
+        if self._ever_online:
+            return False
+        if self._protocol != MQTTProtocolVersion.MQTTv5:
+            self._link = self._make_link(MQTTProtocolVersion.MQTTv5, reason=self._link.reason)
+            return False
+        in_doubt = self._link.greeted and self._link.reason_code in UNSUPPORTED_VERSIONS
+        if in_doubt:
+            self._link = self._make_link(MQTTProtocolVersion.MQTTv311)
+        return in_doubt
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, but no longer than a close allows."""
+        until_s = time.monotonic() + seconds
+        poller = select.poll()
+        poller.register(self._wake_fd, select.POLLIN)
+        while not self._finished():
+            limit_s = min(until_s, self._close_by_s) if self._closing else until_s
+            left_ms = (limit_s - time.monotonic()) * 1000.0
+            if left_ms <= 0.0:
+                return
+            for fd, _ in poller.poll(left_ms):
+                os.eventfd_read(fd)

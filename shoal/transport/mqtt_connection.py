@@ -1,0 +1,368 @@
+"""One paho client driven by hand: a connection that is opened, stepped and watched by shoal/transport/mqtt.py's network thread.
+
+paho's own ``loop_start`` selects on file descriptors below 1024 only, has no jitter and can't change the protocol version;
+its ``loop_read``, ``loop_write`` and ``loop_misc`` are meant for a loop like ours. Nothing here is thread-safe.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import select
+import socket
+import ssl
+import struct
+import sys
+import termios
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from shoal import limits
+from shoal.address import BrokerAddress
+from shoal.errors import text_of
+from shoal.transport.base import Qos, Will, packet_bytes
+
+_log = logging.getLogger(__name__)
+
+WINDOW: Final = 32
+"""Publishes inside paho at a time: 4 MB of 120 KiB chunks, enough for 1 Gbit/s over 30 ms of delay."""
+
+TCP_TIMEOUT_S: Final = 5.0
+"""TCP and TLS handshakes that take longer have failed."""
+
+_BROKEN_STREAM: Final = (ValueError, IndexError, KeyError, struct.error)
+"""What paho raises when the bytes are no MQTT."""
+
+
+class Publish(NamedTuple):
+    """A message on its way to the broker."""
+
+    topic: str
+    payload: bytes
+    retain: bool
+    qos: Qos
+
+
+class LinkEvents(Protocol):
+    """Who is told what happens on a link; called on the thread that steps it."""
+
+    def on_online(self, *, session_present: bool) -> None:
+        """The broker accepted us: subscribe now."""
+
+    def on_message(self, message: MQTTMessage) -> None:
+        """A publish arrived."""
+
+    def on_settled(self, size: int) -> None:
+        """A publish of ``size`` payload bytes needs nothing more: acknowledged, or sent or lost at QoS 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    """What a link keeps over all its connections.
+
+    Attributes:
+        address: the broker.
+        tls: context for a TLS connection, None without.
+        client_id: name of the session.
+        will: topic and payload of the retained will.
+        session_expiry_s: how long the broker keeps the session of a lost connection; over 3.1.1 only whether it keeps it.
+        protocol: the MQTT version to speak.
+        manual_ack: received publishes are acknowledged by `Link.acknowledge`, not on arrival.
+    """
+
+    address: BrokerAddress
+    tls: ssl.SSLContext | None
+    client_id: str
+    will: Will | None
+    session_expiry_s: int
+    protocol: MQTTProtocolVersion
+    manual_ack: bool = False
+
+
+class _BoundedClient(Client):
+    """paho's client, which otherwise collects packets of up to 256 MB whatever limit we have announced.
+
+    Attributes:
+        overrun: a packet above the limit has ended the connection.
+    """
+
+    overrun = False
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        length = self._in_packet["remaining_length"]
+        if self._in_packet["have_remaining"] and length > limits.MAX_PACKET_BYTES:
+            _log.error("the broker sent a packet of %d bytes, over the limit of %d", length, limits.MAX_PACKET_BYTES)
+            self.overrun = True
+            raise ConnectionError("a packet above the limit")
+        return super()._sock_recv(bufsize)
+
+
+class Link:
+    """A paho client, its connection and the publishes inside it.
+
+    Attributes:
+        online: the broker accepted this connection and it has not ended.
+        was_online: the broker accepted this connection at some time.
+        greeted: the connection reached something that listens, and our greeting was sent.
+        reason: why the connection ended or was refused; empty while it stands.
+        reason_code: MQTT 5's code for that, where the broker sent one.
+        cut: we ended the connection, because of what the broker sent or did not send.
+        max_packet_bytes: largest packet the broker takes.
+    """
+
+    def __init__(self, options: LinkOptions, events: LinkEvents, reason: str = "") -> None:
+        self.online = False
+        self.was_online = False
+        self.greeted = False
+        self.reason = reason
+        self.reason_code: int | None = None
+        self.cut = False
+        self.max_packet_bytes: int = limits.MAX_PACKET_BYTES
+        self._options = options
+        self._events = events
+        self._window = WINDOW
+        self._inflight: dict[int, int] = {}
+        self._once: deque[tuple[int, int]] = deque()
+        self._sent_once = False
+        self._opened_before = False
+        self._client = self._make_client()
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a socket."""
+        return self._client.socket() is not None
+
+    @property
+    def inflight(self) -> int:
+        """Publishes that the broker has not acknowledged; those at QoS 0 count until its machine has received them all."""
+        on_its_way = self._sent_once and _unreceived_bytes(self._client.socket()) > 0
+        return len(self._inflight) + len(self._once) + on_its_way
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another publish may be handed over."""
+        return self.online and len(self._inflight) + len(self._once) < self._window
+
+    def open(self) -> bool:
+        """Connect the socket and send the greeting; what was in flight is resent once the broker accepts.
+
+        Returns:
+            Whether a TCP, or TLS, connection stands; ``reason`` says why not.
+        """
+        self.online = self.was_online = self.greeted = self.cut = False
+        self.reason, self.reason_code = "", None
+        self._client.overrun = False
+        self._sent_once = False
+        while self._once:
+            self._events.on_settled(self._once.popleft()[1])
+        if not self._opened_before:
+            self._opened_before = True
+            address = self._options.address
+            if self._is_v5:
+                greeting = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+                greeting.SessionExpiryInterval = self._options.session_expiry_s
+                greeting.ReceiveMaximum = limits.RECEIVE_MAXIMUM
+                greeting.MaximumPacketSize = limits.MAX_PACKET_BYTES
+                self._client.connect_async(
+                    address.host, address.port, limits.KEEPALIVE_S, clean_start=False, properties=greeting
+                )
+            else:
+                self._client.connect_async(address.host, address.port, limits.KEEPALIVE_S)
+        try:
+            self._client.reconnect()
+        except OSError as error:
+            self.reason = text_of(error)
+        else:
+            self.greeted = True
+        return self.greeted
+
+    def step(self, wake_fd: int, timeout_s: float, *, read: bool = True) -> None:
+        """Wait for the socket, ``wake_fd`` or the time, then read (unless ``read`` is false) and write."""
+        sock: Any = self._client.socket()
+        poller = select.poll()
+        poller.register(wake_fd, select.POLLIN)
+        poller.register(sock, (select.POLLIN if read else 0) | (select.POLLOUT if self._client.want_write() else 0))
+        buffered = read and self._options.tls is not None and sock.pending() > 0
+        try:
+            for fd, happened in poller.poll(0 if buffered else timeout_s * 1000.0):
+                if fd == wake_fd:
+                    os.eventfd_read(wake_fd)
+                    continue
+                if happened & ~select.POLLOUT:
+                    self._client.loop_read()
+            if buffered:
+                self._client.loop_read()
+            self._client.loop_misc()
+            self._write()
+        except _BROKEN_STREAM:
+            _log.exception("broken MQTT stream: the connection is dropped")
+            self.abort("the broker sent what is no MQTT")
+
+    def _write(self) -> None:
+        """Write what paho has collected, acknowledgements and publishes together in as few segments as they need."""
+        client = self._client
+        if not client.want_write():
+            return
+        sock: Any = client.socket()
+        corks = sock is not None and self._options.tls is None
+        if corks:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+        client.loop_write()
+        still: Any = client.socket()
+        if corks and still is sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+
+    def takes(self, message: Publish) -> bool:
+        """Whether the broker accepts a publish of this size."""
+        return packet_bytes(message.topic, message.payload) <= self.max_packet_bytes
+
+    def publish(self, message: Publish) -> bool:
+        """Hand a publish over; False when paho has no packet id free for it."""
+        info = self._client.publish(message.topic, message.payload, qos=message.qos, retain=message.retain)
+        if info.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
+            return False
+        if message.qos == 0:
+            self._once.append((info.mid, len(message.payload)))
+        else:
+            self._inflight[info.mid] = len(message.payload)
+        return True
+
+    def acknowledge(self, packet_id: int) -> None:
+        """Tell the broker that a publish at QoS 1 was handled; only with `LinkOptions.manual_ack`."""
+        self._client.ack(packet_id, 1)
+
+    def subscribe(self, filters: Iterable[str], *, only_new: bool = False) -> None:
+        """Subscribe with QoS 1; with ``only_new``, MQTT 5 sends retained messages only if the session lacks the filter."""
+        if self._is_v5:
+            options = SubscribeOptions(qos=1, retainHandling=1 if only_new else 0)
+            for topic_filter in filters:
+                self._client.subscribe(topic_filter, options=options)
+        else:
+            for topic_filter in filters:
+                self._client.subscribe(topic_filter, qos=1)
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        """End a subscription."""
+        self._client.unsubscribe(topic_filter)
+
+    def goodbye(self) -> None:
+        """Send DISCONNECT: the broker discards the will; the socket closes once it is written."""
+        self._client.disconnect()
+
+    def abort(self, reason: str) -> None:
+        """Cut the connection; the broker publishes the will."""
+        self.cut = True
+        sock: Any = self._client.socket()
+        if sock is None:
+            return
+        self.reason = self.reason or reason
+        try:
+            sock.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            _log.debug("shutdown of a dead socket: %s", error)
+        self._client.disconnect()  # can't be written any more: paho meets the error and lets go of the socket
+        if self.alive:
+            self._client.loop_write()
+
+    @property
+    def _is_v5(self) -> bool:
+        return self._options.protocol == MQTTProtocolVersion.MQTTv5
+
+    def _make_client(self) -> _BoundedClient:
+        options = self._options
+        client = _BoundedClient(
+            CallbackAPIVersion.VERSION2,
+            client_id=options.client_id,
+            clean_session=None if self._is_v5 else options.session_expiry_s == 0,
+            protocol=options.protocol,
+            reconnect_on_failure=False,
+            manual_ack=options.manual_ack,
+        )
+        client.connect_timeout = TCP_TIMEOUT_S
+        client.max_inflight_messages_set(
+            0
+        )  # our own window bounds it; paho scans all it holds at every acknowledgement
+        if options.address.username:
+            client.username_pw_set(options.address.username, options.address.password or None)
+        if options.tls is not None:
+            client.tls_set_context(options.tls)
+        if options.will is not None:
+            client.will_set(options.will[0], options.will[1], qos=1, retain=True)
+        client.on_socket_open = _no_delay
+        client.on_socket_register_write = _later
+        client.on_connect = self._on_connect
+        client.on_disconnect = self._on_disconnect
+        client.on_message = self._on_message
+        client.on_publish = self._on_publish
+        client.on_subscribe = self._on_subscribe
+        return client
+
+    def _on_connect(
+        self, _client: Client, _data: Any, flags: ConnectFlags, code: ReasonCode, properties: Properties | None
+    ) -> None:
+        if code.is_failure:
+            self.reason, self.reason_code = f"the broker refused: {code}", code.value
+            return
+        self._window = min(WINDOW, getattr(properties, "ReceiveMaximum", WINDOW))
+        self.max_packet_bytes = min(limits.MAX_PACKET_BYTES, getattr(properties, "MaximumPacketSize", 1 << 28))
+        self.online = self.was_online = True
+        self._events.on_online(session_present=flags.session_present)
+
+    def _on_disconnect(
+        self, _client: Client, _data: Any, flags: DisconnectFlags, code: ReasonCode, _properties: Properties | None
+    ) -> None:
+        self.online = False
+        if self._client.overrun:
+            self.cut, self.reason = True, "the broker sent a packet above the limit"
+        if flags.is_disconnect_packet_from_server:
+            self.reason, self.reason_code = f"the broker said: {code}", code.value
+        else:
+            self.reason = self.reason or ("closed" if not code.is_failure else "connection lost")
+
+    def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
+        self._events.on_message(message)
+
+    def _on_publish(self, _client: Client, _data: Any, mid: int, code: ReasonCode, _properties: Properties) -> None:
+        if code.is_failure:
+            _log.error("the broker refused a publish: %s", code)
+        if self._once and self._once[0][0] == mid:
+            self._sent_once = True
+            self._events.on_settled(self._once.popleft()[1])
+        elif mid in self._inflight:
+            self._events.on_settled(self._inflight.pop(mid))
+
+    def _on_subscribe(
+        self, _client: Client, _data: Any, _mid: int, codes: list[ReasonCode], _properties: Properties | None
+    ) -> None:
+        for code in codes:
+            if code.is_failure:
+                _log.error("the broker refused a subscription: %s", code)
+
+
+def _unreceived_bytes(sock: Any) -> int:
+    """Return how many bytes the system holds that the other end's system has not acknowledged; none without a connection."""
+    count = bytearray(4)
+    try:
+        fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, count)
+    except (AttributeError, OSError, ValueError):
+        return 0
+    return int.from_bytes(count, sys.byteorder)
+
+
+def _no_delay(_client: Client, _data: Any, sock: Any) -> None:
+    """Switch Nagle's algorithm off: it costs 92 ms on every QoS 1 round trip."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _later(_client: Client, _data: Any, _socket: Any) -> None:
+    """Keep paho from writing each packet at once: `Link.step` writes them together."""

@@ -1,0 +1,152 @@
+"""Layered configuration: flag, then SHOAL_* environment, then TOML file, then default; unknown keys are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tomllib
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from shoal.address import BrokerAddress
+from shoal.errors import ConfigError
+from shoal.util.wanted import wanted
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[C]):
+    """A configuration and where each of its values came from."""
+
+    values: C
+    origins: Mapping[str, str]
+
+
+def shown(loaded: Loaded[C]) -> Iterator[str]:
+    """Yield a line for each value and where it came from; of an address that may hold a password only the broker's place."""
+    values = {f.name: getattr(loaded.values, f.name) for f in dataclasses.fields(loaded.values)}  # type: ignore[arg-type]
+    return lines(type(loaded.values), values, loaded.origins)
+
+
+def lines(kind: type[Any], values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
+    """Yield what `shown` does for the fields of ``kind``, also where values are missing, as `gather` returns them."""
+    for field in dataclasses.fields(kind):
+        if field.name not in values:
+            yield f"{field.name} = (not set)"
+            continue
+        value = values[field.name]
+        if value and not field.repr:
+            value = BrokerAddress.parse(value)
+        yield f"{field.name} = {value}  # {origins[field.name]}"
+
+
+def load(
+    kind: type[C],
+    *,
+    section: str,
+    file: Path | None,
+    flags: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+) -> Loaded[C]:
+    """Return a ``kind`` (a frozen dataclass of str, int, float, bool and Path fields) filled from all layers.
+
+    Args:
+        kind: the dataclass; its fields are the only keys there are.
+        section: the table of the TOML file, and the middle of the variables: SHOAL_<SECTION>_<KEY>.
+        file: the TOML file, or None for none.
+        flags: values from the command line; None means not given.
+        environment: defaults to the process's.
+
+    Raises:
+        ConfigError: an unknown key, a value of the wrong type, or a file that can't be read.
+    """
+    values, origins = gather(kind, section=section, file=file, flags=flags, environment=environment)
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.name not in values:
+            variable = _variable(section, field.name)
+            raise ConfigError(
+                f"{field.name} is not set",
+                hint=f"give it on the command line, as {variable}, or as {field.name} in [{section}] of a TOML file",
+            )
+    return Loaded(kind(**values), origins)
+
+
+def gather(
+    kind: type[Any],
+    *,
+    section: str,
+    file: Path | None,
+    flags: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values that the layers give, and where each came from; arguments and errors as for `load`.
+
+    What has no default and was not given is in neither.
+    """
+    environment = os.environ if environment is None else environment
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(kind)
+    table = _table(file, section)
+    unknown = sorted(set(table) - set(fields))
+    if unknown:
+        raise ConfigError(
+            f"{file}: unknown key {unknown[0]!r} in [{section}]", hint=f"known keys: {', '.join(sorted(fields))}"
+        )
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for name, field in fields.items():
+        variable = _variable(section, name)
+        if flags.get(name) is not None:
+            values[name], origins[name] = flags[name], "flag"
+        elif variable in environment:
+            values[name], origins[name] = _parse(environment[variable], hints[name], variable), variable
+        elif name in table:
+            values[name], origins[name] = _parse(table[name], hints[name], f"{file}: {name}"), str(file)
+        elif field.default is not dataclasses.MISSING:
+            values[name], origins[name] = field.default, "default"
+    return values, origins
+
+
+def _variable(section: str, name: str) -> str:
+    return f"SHOAL_{section}_{name}".upper()
+
+
+def _table(file: Path | None, section: str) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"can't read {file}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {str(error)[:200]}") from error
+    unknown = sorted(set(document) - {section})
+    if unknown:
+        raise ConfigError(f"{file}: unknown table or key {unknown[0]!r}", hint=f"everything belongs in [{section}]")
+    table = document.get(section, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{file}: [{section}] is not a table")
+    return table
+
+
+def _parse(value: Any, hint: Any, where: str) -> Any:
+    """Return ``value`` as ``hint`` (str, int, float, bool, Path, or one of them | None)."""
+    kinds = [a for a in typing.get_args(hint) if a is not type(None)] or [hint]
+    kind = kinds[0]
+    try:
+        if kind is bool and isinstance(value, str):
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[value.lower()]
+        if kind is bool and not isinstance(value, bool):
+            raise ValueError(value)
+        if kind in (int, float) and isinstance(value, bool):
+            raise ValueError(value)
+        if kind in (str, Path) and not isinstance(value, str):
+            raise ValueError(value)
+        return kind(value)
+    except (ValueError, TypeError, KeyError) as error:
+        what = "true or false" if kind is bool else wanted(kind)
+        raise ConfigError(f"{where} is {what}, not {value!r}") from error

@@ -1,0 +1,172 @@
+"""Hostile messages of every kind on every channel: each cell is refused or does nothing, and the run ends with the same bits.
+
+Messages to the aggregator (upload, decline, reminder, presence, the owner's letter) and to devices (announcement, model, run,
+roster and its change, control, keys), each of them forged, truncated, oversized, replayed, reordered, for another fleet,
+self-signed, and under another mode.
+What reaches the owner's desk: test_hostile_requests.py. Finer variants: test_hostile_uploads.py, test_rogue_aggregator.py,
+test_revocation.py.
+"""
+
+import pytest
+
+from crypto.seal.identity import Identity
+from shoal import limits
+from shoal.protocol.chunking import HEADER, HEADER_BYTES, MAGIC, VERSION
+from shoal.protocol.messages import Action, Obstacle
+from tests.helpers.channels import CHANNELS, VICTIM, Scene, opened
+from tests.helpers.fleets import answers, reasons, thetas
+
+
+def forged(scene, channel):
+    """One bit of the true message is another."""
+    payload = bytearray(scene.true(channel)[-1])
+    payload[len(payload) // 2] ^= 1
+    scene.publish(channel, bytes(payload))
+
+
+def truncated(scene, channel):
+    """The true message without its end."""
+    scene.publish(channel, scene.true(channel)[-1][:-9])
+
+
+def oversized(scene, channel):
+    """One chunk that announces a byte more than any transfer may have."""
+    size = limits.MAX_TRANSFER_BYTES + 1
+    total = -(-size // 1024)
+    head = HEADER.pack(MAGIC, VERSION, int(CHANNELS[channel].kind), 0, 2, 0, total, 0, size, bytes(16))
+    assert len(head) == HEADER_BYTES
+    scene.deliver(channel, [head + bytes(1024)])
+
+
+def replayed(scene, channel):
+    """The oldest true message again."""
+    scene.publish(channel, scene.true(channel)[0])
+
+
+def reordered(scene, channel):
+    """Every true message again, the newest first."""
+    for payload in reversed(scene.true(channel)):
+        scene.publish(channel, payload)
+
+
+def wrong_fleet(scene, channel):
+    """By the right sender, for another fleet."""
+    scene.publish(channel, CHANNELS[channel].seal(scene, None, "other", False))
+
+
+def self_signed(scene, channel):
+    """By somebody of the right name, with keys of his own."""
+    names = dict.fromkeys(("upload", "decline", "reminder", "presence"), VICTIM) | {"letter": "owner", "keys": "owner"}
+    stranger = Identity.generate(names.get(channel, "aggregator"))
+    scene.publish(channel, CHANNELS[channel].seal(scene, stranger, "demo", False))
+
+
+def downgraded(scene, channel):
+    """As if the run had no mask, by the true device or the true aggregator."""
+    scene.publish(channel, CHANNELS[channel].seal(scene, None, "demo", True))
+
+
+KINDS = {
+    "forged": forged,
+    "truncated": truncated,
+    "oversized": oversized,
+    "replayed": replayed,
+    "wrong fleet": wrong_fleet,
+    "self-signed": self_signed,
+    "downgraded mode": downgraded,
+    "reordered": reordered,
+}
+NOT_ITS_SENDERS = "is not its sender's"
+TOO_LARGE = "1073741825 bytes is not between"
+ELSEWHERE = "in 'other'"
+GOES_BACK = "a roster of sequence 6 after 7: refused as a rollback"
+NOTHING_SAID = ""
+"""What is known already, or is older than what is known and harmless, is passed over without a word."""
+
+EXPECTED = {
+    "forged": dict.fromkeys(CHANNELS, NOT_ITS_SENDERS),
+    "truncated": dict.fromkeys(CHANNELS, NOT_ITS_SENDERS) | {"keys": "message ends early"},
+    "oversized": dict.fromkeys(CHANNELS, TOO_LARGE),
+    "replayed": dict.fromkeys(CHANNELS, NOTHING_SAID)
+    | {"letter": GOES_BACK, "announcement": "an announcement under roster", "roster": "refused as a rollback"},
+    "wrong fleet": dict.fromkeys(CHANNELS, ELSEWHERE)
+    | {
+        "upload": "to 'other' on",
+        "decline": "to 'other' on",
+        "reminder": "to 'other' on",
+        "presence": "the presence of 'dev-02' on",
+        "letter": "where the owner's roster belongs",
+        "keys": "keys of fleet 'other'",
+    },
+    "self-signed": dict.fromkeys(CHANNELS, NOT_ITS_SENDERS) | {"keys": "who is not this fleet's"},
+    "downgraded mode": {
+        "upload": "masked under another key or mode",
+        "announcement": "under another mask key",
+        "model": "a model under another mask key",
+        "run": "the signature on this document/RunPlan is not its sender's",
+    },
+    "reordered": dict.fromkeys(CHANNELS, NOTHING_SAID)
+    | {"letter": GOES_BACK, "announcement": "an announcement under roster", "roster": "refused as a rollback"},
+}
+NO_MODE = {"decline", "reminder", "presence", "letter", "roster", "change", "control", "keys"}
+"""Nothing in these depends on the mode."""
+
+
+def test_every_cell_is_filled():
+    assert set(EXPECTED) == set(KINDS)
+    for kind, row in EXPECTED.items():
+        assert set(row) == set(CHANNELS) - (NO_MODE if kind == "downgraded mode" else set())
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_nothing_hostile_on_a_channel_is_believed(tmp_path, caplog, undisturbed, channel):
+    """One kind after the other: refused for its own reason by all who hear it, and neither side stands elsewhere than before.
+
+    In the end the run has all contributions, and every device the bits that it would have had.
+    """
+    scene = Scene(tmp_path / "fleet")
+    with scene.fleet:
+        for kind, row in EXPECTED.items():
+            if channel not in row:
+                continue
+            before = scene.standing()
+            caplog.clear()
+            for party in (scene.fleet.service, *(d.runtime for d in scene.fleet.devices.values())):
+                party._refusals._known.clear()  # else a reason that another kind has had is told later
+            scene.fleet.service._asking._reminded_s.clear()  # else a reminder so soon after the last is dropped unopened
+            KINDS[kind](scene, channel)
+            found = reasons(caplog)
+            if row[channel]:
+                assert any(row[channel] in reason for reason in found), (kind, found)
+            else:
+                assert found == [], kind
+            if (kind, channel) == ("downgraded mode", "upload"):  # its own device's: no other is waited for
+                assert scene.service._state.declined == {VICTIM: Obstacle.UPLOAD}
+            elif (kind, channel) != ("reordered", "upload"):  # among those is the one that is waited for
+                assert scene.standing() == before, kind
+        scene.tap.forgive(scene.rule)
+        assert [r["contributed"] for r in scene.fleet.run(60)] == [3, 3, 3, 3]
+        assert thetas(scene.fleet) == undisturbed
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_what_is_true_on_a_channel_is_believed(tmp_path, caplog, channel):
+    """The control: the same message by its rightful sender, for this fleet and in its mode, moves somebody."""
+    scene = Scene(tmp_path / "fleet")
+    with scene.fleet:
+        later = scene.fleet.now_s + 1  # the victim has reminded us a moment ago
+        scene.fleet.run_until(lambda: scene.fleet.now_s > later, 5)
+        before = scene.standing()
+        if channel in ("roster", "change"):  # the aggregator hands on what the owner has signed
+            payload = CHANNELS[channel].seal(scene, scene.owner.owner, "demo", False)
+        else:
+            payload = CHANNELS[channel].seal(scene, None, "demo", False)
+        if channel == "model":
+            assert scene.runtime._models.take(scene.runtime._feed.labels[0], bytes(16), opened(scene, payload))
+            return
+        scene.publish(channel, payload)
+        if channel == "reminder":
+            last = answers(scene.fleet, scene.tap, VICTIM)[-1]
+            assert (last.action, last.transfer) == (Action.NACK, scene.runtime._state.transfer)
+            return
+        assert scene.standing() != before, reasons(caplog)

@@ -1,0 +1,106 @@
+"""Hostile requests of every kind on the owner's desk: none waits for approval, and the rightful one still does.
+
+Finer variants: tests/unit/shoal/owner/enrolment/test_admission.py. A request names no mask mode, so none can be downgraded.
+"""
+
+import dataclasses
+
+import pytest
+
+from aggregator import membership as aggregators
+from crypto.seal.identity import Identity, fingerprint
+from shoal import limits
+from shoal.membership.tokens import make_request, token_id
+from shoal.owner.enrolment.admission import Registrar
+from shoal.owner.enrolment.tokens import TokenStore
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.chunking import HEADER, MAGIC, VERSION, ChunkKind, split
+from shoal.protocol.topics import Topics
+from shoal.transport.base import Message
+from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
+
+TOPICS = Topics("demo")
+
+
+class Desk:
+    """An owner who looks at what lies on the enrolment topics, and one device that asks rightfully."""
+
+    def __init__(self, root):
+        self.owner = FleetDirectory.create(root / "owner", "demo", "mqtt://loopback")
+        self.owner.add_aggregator(aggregators.init(root / "server").read_bytes())
+        self.token = TokenStore(self.owner).issue(600, 1000)
+        self.device = Identity.generate("dev-1")
+        self.request = make_request(self.device, self.token, 1000)
+
+    def look(self, *payloads, chunks=None):
+        """Return the registrar after it has seen the payloads in turn."""
+        transport = LoopbackTransport(LoopbackBroker(), "owner", lambda _event: None)
+        registrar = Registrar(self.owner, transport)
+        registrar.start(1000)
+        made = [c for p in payloads for c in split(p, kind=ChunkKind.ENROL, round=0)] if chunks is None else chunks
+        for chunk in made:
+            registrar.on_event(Message(TOPICS.enrol(token_id(self.token.secret)), chunk), 1000)
+        return registrar
+
+    def flipped(self):
+        broken = bytearray(self.request)
+        broken[len(broken) // 2] ^= 1
+        return bytes(broken)
+
+    def large(self):
+        size = limits.MAX_TRANSFER_BYTES + 1
+        return [HEADER.pack(MAGIC, VERSION, int(ChunkKind.ENROL), 0, 0, 0, 9, 0, size, bytes(16)) + bytes(1024)]
+
+
+def elsewhere(desk):
+    return make_request(desk.device, dataclasses.replace(desk.token, fleet="other"), 1000)
+
+
+def unproven(desk):
+    return make_request(Identity.generate("dev-1"), dataclasses.replace(desk.token, secret=bytes(16)), 1000)
+
+
+ON_THE_DESK = {
+    "forged": (lambda d: d.look(d.flipped()), "does not prove the token"),
+    "truncated": (lambda d: d.look(d.request[:-9]), "message ends early"),
+    "oversized": (lambda d: d.look(chunks=d.large()), "1073741825 bytes is not between"),
+    "wrong fleet": (lambda d: d.look(elsewhere(d)), "of fleet 'other'"),
+    "self-signed": (lambda d: d.look(unproven(d)), "does not prove the token"),
+}
+
+
+@pytest.mark.parametrize("kind", ON_THE_DESK)
+def test_nothing_hostile_on_the_owners_desk_waits_for_approval(tmp_path, kind):
+    """Listed with its reason, and the rightful request that comes after it still waits for the owner."""
+    desk = Desk(tmp_path)
+    act, expected = ON_THE_DESK[kind]
+    registrar = act(desk)
+    (refused,) = registrar.refused.values()
+    assert expected in refused.reason
+    assert registrar.pending == {}
+    assert desk.owner.roster.devices == ()
+    (request,) = desk.look(desk.request).pending.values()
+    assert request.name == "dev-1"
+
+
+def test_a_request_that_is_replayed_after_the_answer_adds_nobody(tmp_path):
+    """Nor does another device that asks with the spent token."""
+    desk = Desk(tmp_path)
+    registrar = desk.look(desk.request)
+    registrar.approve(fingerprint(desk.device.member), 1000)
+    roster = desk.owner.roster
+    assert desk.look(desk.request, desk.request).pending == {}
+    late = make_request(Identity.generate("dev-2"), desk.token, 1000)
+    (refused,) = desk.look(late).refused.values()
+    assert "the token was used before" in refused.reason
+    assert desk.owner.roster == roster
+
+
+def test_requests_that_overtake_each_other_are_one(tmp_path):
+    """A device asked twice, and the older request comes last: the owner sees one, and lets one device in."""
+    desk = Desk(tmp_path)
+    again = make_request(desk.device, desk.token, 1005)
+    registrar = desk.look(again, desk.request)
+    (request,) = registrar.pending.values()
+    registrar.approve(request.fingerprint, 1000)
+    assert [d.name for d in desk.owner.roster.devices] == ["dev-1"]

@@ -1,0 +1,217 @@
+"""Uploads that must change nothing: every variant is refused, and the true upload still counts afterwards."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from crypto.seal.identity import Identity
+from edge_client.learning.data import Batch
+from shoal.protocol.messages import Action, Phase, Sealed
+from shoal.transport.base import Message
+from tests.helpers.fleets import (
+    Wiretap,
+    answers,
+    device_identity,
+    grouped_data,
+    inject,
+    make_fleet,
+    open_upload,
+    reasons,
+    seal_upload,
+    thetas,
+    uploads_of,
+    with_body,
+)
+
+VICTIM = "dev-02"
+D = 28
+
+
+@dataclasses.dataclass
+class Bench:
+    """A fleet in round 1 that waits for nothing but the victim's upload, which is known and withheld."""
+
+    fleet: object
+    tap: Wiretap
+    rule: object
+    upload: object
+    body: bytes
+
+    def send(self, sealed, topic_of=None):
+        inject(self.fleet, VICTIM, sealed, topic_of=topic_of)
+        self.fleet.settle()
+
+    def released(self):
+        """Let the true upload through and return the records of the whole run."""
+        self.tap.forgive(self.rule)
+        return self.fleet.run(30)
+
+
+@pytest.fixture
+def bench(tmp_path, caplog):
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, rounds=1, quorum=1.0, norm_limit=50.0) as fleet:
+        rule = tap.lose(client=fleet.client_id(VICTIM), ending="/up")
+        fleet.run_until(lambda: uploads_of(fleet, tap, VICTIM), 5)
+        fleet.settle()
+        upload, body = open_upload(fleet, VICTIM, uploads_of(fleet, tap, VICTIM)[0])
+        assert upload.length == D
+        caplog.clear()
+        yield Bench(fleet, tap, rule, upload, body)
+
+
+def changed(**fields):
+    return lambda b: seal_upload(b.fleet, VICTIM, dataclasses.replace(b.upload, **fields), b.body)
+
+
+def with_values(values):
+    return lambda b: seal_upload(b.fleet, VICTIM, *with_body(b.upload, values))
+
+
+def spoiled(position, value):
+    values = np.zeros(D, np.float32)
+    values[position] = value
+    return with_values(values)
+
+
+def signed_by_another(bench):
+    return seal_upload(bench.fleet, VICTIM, bench.upload, bench.body, signer=device_identity(bench.fleet, "dev-01"))
+
+
+def signed_by_a_stranger(bench):
+    return seal_upload(bench.fleet, VICTIM, bench.upload, bench.body, signer=Identity.generate(VICTIM))
+
+
+def shorter_body_than_announced(bench):
+    return seal_upload(bench.fleet, VICTIM, bench.upload, bench.body[:-4])
+
+
+def sealed_to_another(bench):
+    stranger = Identity.generate("aggregator").member
+    return seal_upload(bench.fleet, VICTIM, bench.upload, bench.body, recipient=stranger)
+
+
+def with_head(**fields):
+    def make(bench):
+        head = Sealed("demo", "upload", VICTIM, "aggregator")
+        return seal_upload(bench.fleet, VICTIM, bench.upload, bench.body, head=dataclasses.replace(head, **fields))
+
+    return make
+
+
+AT_THE_DOOR = {
+    "signed by another device": (signed_by_another, "a sealed message was refused"),
+    "signed by a stranger": (signed_by_a_stranger, "a sealed message was refused"),
+    "sealed to another aggregator": (sealed_to_another, "a sealed message was refused"),
+    "head of another fleet": (with_head(fleet="other"), "to 'other'"),
+    "head of another purpose": (with_head(purpose="control"), "a sealed control of"),
+    "head of another sender": (with_head(sender="dev-01"), "a sealed upload of 'dev-01'"),
+    "header of another fleet": (changed(fleet="other"), "an upload for 'other'"),
+    "header of another device": (changed(device="dev-01"), "by 'dev-01'"),
+    "bound to another aggregator": (changed(recipient=bytes(32)), "for another aggregator"),
+    "fewer bytes than announced": (shorter_body_than_announced, "108 bytes where 28"),
+}
+
+BY_THE_RULES = {
+    "NaN in the first place": (spoiled(0, np.nan), "NaN"),
+    "NaN in the last place": (spoiled(D - 1, np.nan), "NaN"),
+    "infinity": (spoiled(3, -np.inf), "NaN or infinities"),
+    "a norm that overflows": (with_values(np.full(D, 3e38, np.float32)), "overflows"),
+    "just over the norm limit": (spoiled(5, 50.001), "above the plan's limit"),
+    "another mask key": (changed(key_id=bytes(16)), "masked under another key"),
+    "another mask mode": (changed(mode="none"), "masked under another key or mode"),
+    "another run": (changed(run_id=bytes(16)), "of another run"),
+    "another epoch": (changed(epoch=7), "of another run, epoch or task"),
+    "another task": (changed(task_digest=bytes(32)), "of another run, epoch or task"),
+    "another round's nonce": (changed(nonce=bytes(16)), "the round is not open"),
+    "a later round": (changed(round=2), "the round is not open"),
+    "another phase": (changed(phase=int(Phase.SCORE)), "not asked for"),
+    "a model that was not offered": (changed(model=1), "a model that was not offered"),
+    "a longer vector": (with_values(np.zeros(D + 1, np.float32)), "a vector of length 29"),
+    "no vector": (with_values(np.zeros(0, np.float32)), "a vector of length 0"),
+    "margins that nobody asked for": (changed(margins=(0.0,)), "1 margins"),
+    "more hits than tries": (changed(correct=2, tested=1), "impossible counts"),
+    "no samples": (changed(samples=0), "impossible counts"),
+}
+
+
+@pytest.mark.parametrize("case", AT_THE_DOOR)
+def test_what_is_not_authentic_gets_no_answer_and_changes_nothing(bench, caplog, case):
+    make, expected = AT_THE_DOOR[case]
+    bench.send(make(bench))
+    (reason,) = reasons(caplog)
+    assert expected in reason
+    assert not answers(bench.fleet, bench.tap, VICTIM)
+    assert [r["contributed"] for r in bench.released()] == [3, 3]
+
+
+@pytest.mark.parametrize("case", BY_THE_RULES)
+def test_what_breaks_a_rule_is_refused_with_the_reason(bench, caplog, case):
+    make, expected = BY_THE_RULES[case]
+    bench.send(make(bench))
+    assert any(expected in reason for reason in reasons(caplog))
+    (control,) = answers(bench.fleet, bench.tap, VICTIM)
+    assert control.action == Action.REFUSED
+    assert expected in control.reason
+    assert [r["contributed"] for r in bench.released()] == [3, 3]
+
+
+def test_a_device_whose_updates_are_too_large_is_told_and_moves_on(tmp_path, caplog):
+    """Its own honest upload is refused once a round, never resent, and it takes part in the next and the final round."""
+    data = grouped_data(3)
+    loud = data[VICTIM]
+    data[VICTIM] = Batch(loud.x * np.float32(1e4), loud.y)
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", data, faults=tap, rounds=2, quorum=0.6, norm_limit=50.0) as fleet:
+        records = fleet.run(300)
+        assert [r["contributed"] for r in records] == [2, 2, 3]
+        assert [r["missing"] for r in records] == [[VICTIM], [VICTIM], []]
+        refusals = [a for a in answers(fleet, tap, VICTIM) if a.action == Action.REFUSED]
+        assert [a.round for a in refusals] == [1, 2]
+        assert all("above the plan's limit 50" in a.reason for a in refusals)
+        assert len(uploads_of(fleet, tap, VICTIM)) == 3
+        assert len(set(thetas(fleet).values())) == 1
+
+
+def test_an_unknown_device_is_refused(bench, caplog):
+    stranger = Identity.generate("dev-99")
+    upload = dataclasses.replace(bench.upload, device="dev-99")
+    head = Sealed("demo", "upload", "dev-99", "aggregator")
+    bench.send(seal_upload(bench.fleet, "dev-99", upload, bench.body, signer=stranger, head=head), topic_of="dev-99")
+    assert reasons(caplog) == ["dev-99 is not in the roster"]
+    assert [r["contributed"] for r in bench.released()] == [3, 3]
+
+
+def test_an_upload_on_another_devices_topic_is_refused(bench, caplog):
+    bench.send(changed()(bench), topic_of="dev-01")
+    assert "on dev-01's topic" in reasons(caplog)[0]
+    assert [r["contributed"] for r in bench.released()] == [3, 3]
+
+
+def test_a_second_upload_of_the_round_is_refused(bench, caplog):
+    """The first durable upload wins; another vector under the same name is refused, also before the commit."""
+    other = seal_upload(bench.fleet, VICTIM, *with_body(bench.upload, np.ones(D, np.float32)))
+    bench.send(changed()(bench))
+    records = bench.fleet.records()
+    assert [r["contributed"] for r in records] == [3]
+    bench.send(other)
+    assert "the round is not open" in reasons(caplog)[0]
+
+
+def test_two_uploads_before_one_commit_count_once(bench, caplog):
+    other = seal_upload(bench.fleet, VICTIM, *with_body(bench.upload, np.ones(D, np.float32)))
+    inject(bench.fleet, VICTIM, changed()(bench))
+    bench.send(other)
+    assert "another upload came before" in reasons(caplog)[0]
+    (record, *_) = bench.fleet.records()
+    assert record["norms"][VICTIM] == pytest.approx(np.linalg.norm(np.frombuffer(bench.body, "<f4")), rel=1e-6)
+
+
+@pytest.mark.parametrize("payload", [b"", b"x", b"SHL1", bytes(60), b"SHL1" + bytes(100)])
+def test_garbage_on_every_topic_disturbs_nobody(bench, payload):
+    """Neither side dies, and the run ends as if nothing had been said."""
+    root = "shoal/v1/demo"
+    for leaf in ("d/dev-02/up", "d/dev-02/state", "d/dev-02/ctl", "s/round", "s/plan", "s/roster", "s/model/x", "s/y"):
+        bench.fleet.broker.submit("attacker", Message(f"{root}/{leaf}", payload), lambda: None)
+    assert [r["contributed"] for r in bench.released()] == [3, 3]

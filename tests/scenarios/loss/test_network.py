@@ -1,0 +1,312 @@
+"""An unkind network: whatever is doubled, late, out of order or lost, the run ends with the same bits."""
+
+import numpy as np
+import pytest
+
+from edge_client.learning.data import Batch
+from shoal.protocol.chunking import ChunkKind, parse
+from shoal.protocol.messages import Action
+from shoal.task.manifest import LocalTraining
+from shoal.transport.faults import FaultRule, Hop, RuledFaults
+from tests.helpers.fleets import Wiretap, answers, concerns, make_fleet, names, thetas, uploads_of
+
+UP, CTL = "shoal/v1/+/d/+/up", "shoal/v1/+/d/+/ctl"
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [FaultRule(duplicate=1.0)],
+        [FaultRule(delay_s=(0.0, 0.3))],
+        [FaultRule(topic_filter=UP, reorder=0.7, reorder_s=3.0, duplicate=0.5)],
+        [FaultRule(topic_filter=UP, drop=0.4), FaultRule(topic_filter=CTL, drop=0.4)],
+        [FaultRule(topic_filter=CTL, drop=0.9)],
+    ],
+    ids=["doubled", "slow", "reordered", "lossy", "deaf"],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_bad_network_changes_no_bit(tmp_path, undisturbed, rules, seed):
+    with make_fleet(tmp_path / "fleet", faults=RuledFaults(rules, seed=seed), quorum=1.0, deadline_s=1e6) as fleet:
+        records = fleet.run(20_000)
+        assert [r["contributed"] for r in records] == [3, 3, 3, 3]
+        assert thetas(fleet) == undisturbed
+
+
+@pytest.fixture(scope="module")
+def wide(logistic):
+    """A task whose vector takes three chunks: d = 80,004."""
+    rng = np.random.default_rng(0)
+    data = {
+        name: Batch(rng.standard_normal((10, 20_000)).astype(np.float32), rng.integers(0, 4, 10)) for name in names(2)
+    }
+    local = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.01)
+    return {"data": data, "bundle": logistic(20_000, 4), "local": local, "rounds": 2, "quorum": 1.0}
+
+
+@pytest.fixture(scope="module")
+def wide_result(tmp_path_factory, wide):
+    with make_fleet(tmp_path_factory.mktemp("wide") / "fleet", **wide) as fleet:
+        fleet.run(10)
+        return thetas(fleet)
+
+
+def upload_chunks(tap, client):
+    """Return the numbers of the chunks of uploads that a client has sent, in order."""
+    headers = [parse(p.payload)[0] for p in tap.sent(client=client, ending="/up")]
+    return [h.index for h in headers if h.kind is ChunkKind.UPLOAD]
+
+
+def test_a_missing_chunk_is_asked_for_alone(tmp_path, wide, wide_result):
+    """The aggregator names what it lacks, and the device sends that and nothing else."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
+        tap.lose(client=fleet.client_id("dev-00"), ending="/up", chunk=1, times=2)
+        fleet.run(100)
+        asked = [c for c in answers(fleet, tap, "dev-00") if c.action == Action.NACK]
+        assert [c.missing for c in asked] == [(1,), (1,)]
+        assert upload_chunks(tap, fleet.client_id("dev-00"))[:5] == [0, 1, 2, 1, 1]
+        assert thetas(fleet) == wide_result
+
+
+def test_what_is_asked_for_and_still_on_its_way_is_not_sent_again(tmp_path, wide, wide_result):
+    """A slow link: the aggregator misses a chunk that arrives ten seconds after the others."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
+        client = fleet.client_id("dev-00")
+
+        def slow(passage):
+            late = concerns(passage, client, "/up", Hop.UP) and parse(passage.payload)[0].index == 1
+            return (10.0,) if late else None
+
+        tap.rules.append(slow)
+        fleet.run(100)
+        assert [c for c in answers(fleet, tap, "dev-00") if c.action == Action.NACK]
+        assert upload_chunks(tap, client) == [0, 1, 2] * 2 + [0]
+        assert thetas(fleet) == wide_result
+
+
+def test_an_aggregator_that_is_away_during_the_first_sending_asks_for_it(tmp_path, wide, wide_result):
+    """The broker keeps the reminders for it, and not an upload: it asks for all of it, once."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
+        fleet.broker.pump()
+        aggregator = fleet.client_id("aggregator")
+        fleet.broker.disconnect(aggregator)
+        backlog = fleet.broker._sessions[aggregator].backlog
+
+        def kept():
+            return [parse(m.payload)[0].kind for m in backlog if m.topic.endswith("/up")]
+
+        fleet.run_until(lambda: len(kept()) > 4, 60)
+        assert set(kept()) == {ChunkKind.REMINDER}
+        fleet.broker.reconnect(aggregator)
+        assert [r["contributed"] for r in fleet.run(100)] == [2] * 3
+        for device in fleet.devices:
+            assert upload_chunks(tap, fleet.client_id(device)) == [0, 1, 2] * 3 + [0]
+        assert thetas(fleet) == wide_result
+
+
+def test_what_a_breaking_connection_takes_with_it_is_sent_again(tmp_path, wide, wide_result):
+    """The chunks are under way at QoS 0 when the connection of their device breaks."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
+        client = fleet.client_id("dev-01")
+        tap.rules.append(lambda passage: (0.5,) if concerns(passage, client, "/up", Hop.UP) else None)
+        fleet.run_until(lambda: tap.sent(client=client, ending="/up"), 5)
+        fleet.broker.disconnect(client)
+        tap.rules.clear()
+        fleet.run_until(lambda: fleet.now_s > 1, 5)
+        reached = tap.sent(client=fleet.client_id("aggregator"), ending="/up", hop=Hop.DOWN)
+        topic = tap.sent(client=client, ending="/up")[0].topic
+        assert not [p for p in reached if p.topic == topic]
+        fleet.broker.reconnect(client)
+        assert [r["contributed"] for r in fleet.run(100)] == [2] * 3
+        assert thetas(fleet) == wide_result
+
+
+def test_a_device_that_is_back_reminds_before_it_says_anything_else(tmp_path, wide):
+    """What it would have to say waits for the broker, and no reminder is made while something does."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
+        client = fleet.client_id("dev-01")
+        tap.lose(client=client, ending="/up", hop=Hop.UP)
+        fleet.settle()
+        fleet.broker.disconnect(client)
+        fleet.broker.pump()
+        before, now_s = len(tap.heard), fleet.now_s
+        fleet.broker.reconnect(client)
+        fleet.settle()
+        assert fleet.now_s == now_s
+        sent = [p for p in tap.heard[before:] if p.client == client and p.hop is Hop.UP]
+        assert parse(sent[0].payload)[0].kind is ChunkKind.REMINDER
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["sessions kept", "everything forgotten"])
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_a_broker_restart_in_a_wide_run_changes_no_bit(tmp_path, wide, wide_result, keep, steps):
+    with make_fleet(tmp_path / "fleet", **wide) as fleet:
+        for _ in range(steps):
+            fleet.step()
+        fleet.broker.restart(keep=keep)
+        assert [r["contributed"] for r in fleet.run(100)] == [2] * 3
+        assert thetas(fleet) == wide_result
+
+
+def test_chunks_out_of_order_and_doubled_are_put_together(tmp_path, wide, wide_result):
+    faults = RuledFaults([FaultRule(duplicate=0.5, reorder=0.8, reorder_s=0.5)], seed=3)
+    with make_fleet(tmp_path / "fleet", faults=faults, **wide) as fleet:
+        fleet.run(100)
+        assert thetas(fleet) == wide_result
+
+
+def test_a_lost_model_is_fetched_again(tmp_path, undisturbed):
+    """The retained offset got lost on its way to one device; it subscribes anew and gets it."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+        client, lost = fleet.client_id("dev-01"), []
+
+        def rule(passage):
+            if "/s/model/" in passage.topic and passage.client == client and passage.hop is Hop.DOWN and not lost:
+                lost.append(passage)
+                return ()
+            return None
+
+        tap.rules.append(rule)
+        records = fleet.run(100)
+        assert lost
+        assert 1 <= records[1]["seconds"] < 10
+        assert thetas(fleet) == undisturbed
+
+
+def test_a_late_upload_is_refused_and_the_device_moves_on(tmp_path):
+    """It arrives after its round was closed on the quorum: it counts nowhere, and its sender takes part in the next."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=0.6, deadline_s=20.0) as fleet:
+        client, late = fleet.client_id("dev-02"), []
+
+        def rule(passage):
+            if concerns(passage, client, "/up", Hop.UP) and parse(passage.payload)[0].round == 1:
+                late.append(passage)
+                return (25.0,) if len(late) == 1 else ()
+            return None
+
+        tap.rules.append(rule)
+        hold = tap.lose(client=fleet.client_id("dev-01"), ending="/up")
+        fleet.run_until(lambda: fleet.now_s > 1, 5)
+        tap.forgive(hold)
+        fleet.run_until(lambda: len(fleet.records()) == 1, 30)
+        hold = tap.lose(client=fleet.client_id("dev-01"), ending="/up")
+        fleet.run_until(lambda: fleet.now_s >= 26, 30)
+        refused = [c for c in answers(fleet, tap, "dev-02") if c.action == Action.REFUSED]
+        assert [c.reason for c in refused] == ["the round is not open"]
+        tap.forgive(hold)
+        records = fleet.run(100)
+        assert records[0]["missing"] == ["dev-02"]
+        assert records[0]["seconds"] == pytest.approx(20.0, abs=0.3)
+        assert [r["contributed"] for r in records] == [2, 3, 3, 3]
+
+
+def test_a_device_that_falls_silent_mid_upload_is_left_behind_at_the_deadline(tmp_path, wide):
+    """Its connection seems to stand, only two of its three chunks came: the quorum closes the round, and it waits again."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, **{**wide, "quorum": 0.5, "deadline_s": 15.0}) as fleet:
+        tap.lose(client=fleet.client_id("dev-01"), ending="/up", chunk=2)
+        records = fleet.run(100)
+        assert [r["missing"] for r in records[:2]] == [["dev-01"]] * 2
+        assert [r["contributed"] for r in records] == [1, 1, 2]  # the final report has no vector: one chunk
+        assert records[0]["seconds"] == pytest.approx(15.0, abs=0.3)
+
+
+def test_a_device_that_says_goodbye_by_its_will_is_not_waited_for(tmp_path):
+    """The broker publishes its will: the round closes at once on its quorum, and the device's return brings it back."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=0.6, rounds=4) as fleet:
+        tap.lose(client=fleet.client_id("dev-02"), ending="/up", times=1)
+        fleet.run_until(lambda: uploads_of(fleet, tap, "dev-02"), 5)
+        fleet.settle()
+        hold = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
+        fleet.kill_device("dev-02")
+        fleet.run_until(lambda: fleet.now_s > 5, 10)
+        assert [(r["contributed"], r["missing"]) for r in fleet.records()] == [(2, ["dev-02"])]
+        assert fleet.records()[0]["seconds"] < 1
+        fleet.revive_device("dev-02")
+        fleet.settle()
+        tap.forgive(hold)
+        records = fleet.run(100)
+        assert [r["contributed"] for r in records] == [2, 2, 3, 3, 3]
+        assert len(set(thetas(fleet).values())) == 1
+
+
+def test_the_will_of_an_earlier_life_is_ignored(tmp_path, undisturbed):
+    """The broker noticed the dead connection only after the device had come back on a new one."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+        hold = tap.lose(client=fleet.client_id("dev-02"), ending="/up")
+        fleet.run_until(lambda: uploads_of(fleet, tap, "dev-02"), 5)
+        late = []
+
+        def rule(passage):
+            if passage.hop is Hop.DOWN and passage.topic.endswith("/dev-02/state") and not late:
+                late.append(passage)
+                return (2.0,)
+            return None
+
+        tap.rules.append(rule)
+        fleet.kill_device("dev-02")
+        fleet.revive_device("dev-02")
+        fleet.run_until(lambda: fleet.now_s > 5, 10)
+        assert late
+        tap.forgive(hold)
+        assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
+        assert thetas(fleet) == undisturbed
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["sessions kept", "everything forgotten"])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 6])
+def test_a_broker_restart_changes_no_bit(tmp_path, undisturbed, keep, steps):
+    """At any step, with and without its memory: what is retained is published again, what was in flight is resent."""
+    with make_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
+        for _ in range(steps):
+            fleet.step()
+        fleet.broker.restart(keep=keep)
+        assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
+        assert thetas(fleet) == undisturbed
+
+
+def test_a_short_partition_is_survived(tmp_path, undisturbed):
+    """The connection of one device breaks and comes back: it is the same life, and nothing is lost."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+        tap.lose(client=fleet.client_id("dev-01"), ending="/up", times=1)
+        fleet.run_until(lambda: uploads_of(fleet, tap, "dev-01"), 5)
+        fleet.broker.disconnect(fleet.client_id("dev-01"))
+        fleet.run_until(lambda: fleet.now_s > 3, 5)
+        fleet.broker.reconnect(fleet.client_id("dev-01"))
+        assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
+        assert thetas(fleet) == undisturbed
+
+
+def test_a_presence_that_a_broker_loses_is_said_again(tmp_path):
+    """Long before the deadline of the gathering, which is all that would help otherwise."""
+    tap = Wiretap()
+    tap.lose(ending="/dev-01/state", hop=Hop.UP, times=1)
+    with make_fleet(tmp_path / "fleet", faults=tap, deadline_s=60.0) as fleet:
+        records = fleet.run(20)
+        assert [r["contributed"] for r in records] == [3] * len(records)
+
+
+@pytest.mark.parametrize("what", ["/s/round", "/s/plan"])
+def test_what_a_broker_does_not_hand_out_at_first_is_looked_for_once_more(tmp_path, undisturbed, what):
+    """The retained round, or plan, misses a device that has just connected; nobody says it again before the deadline."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0, deadline_s=600.0) as fleet:
+        client, until_s = fleet.client_id("dev-01"), 1.5
+
+        def rule(passage):
+            hit = what in passage.topic and passage.client == client and passage.hop is Hop.DOWN
+            return () if hit and fleet.now_s < until_s else None
+
+        tap.rules.append(rule)
+        records = fleet.run(60)
+        assert [r["contributed"] for r in records] == [3] * len(records)
+        assert thetas(fleet) == undisturbed

@@ -1,0 +1,254 @@
+"""Crashes: aggregator and devices die at any point, come back from their directories, and every update counts once."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from aggregator.storage.store import Store
+from edge_client.protocol.round_state import Stage
+from shoal.errors import IntegrityError, UsageError
+from shoal.protocol.messages import Action
+from shoal.task.manifest import LocalTraining
+from shoal.transport.faults import Hop
+from tests.helpers.fleets import (
+    Wiretap,
+    answers,
+    grouped_data,
+    make_fleet,
+    thetas,
+    uploads_of,
+)
+
+QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
+ALGORITHMS = {
+    "fedavg": {"rounds": 4},
+    "ifca": {
+        "algorithm": "ifca",
+        "rounds": 6,
+        "local": QUICK,
+        "settings": {"k": "2", "restarts": "2", "restart_rounds": "2"},
+    },
+    "cfl": {"algorithm": "cfl", "rounds": 7, "local": QUICK},
+}
+
+
+@pytest.fixture(scope="module", params=list(ALGORITHMS))
+def algorithm(request, tmp_path_factory):
+    """(options, clusters and models that an undisturbed run ends with)."""
+    options = {**ALGORITHMS[request.param], "quorum": 1.0}
+    with make_fleet(tmp_path_factory.mktemp("calm") / "fleet", grouped_data(6, 2), **options) as fleet:
+        records = fleet.run(10)
+        return options, records[-1]["clusters"], [r["norms"] for r in records], thetas(fleet)
+
+
+@pytest.mark.parametrize("at_round", [1, 4, 5])
+def test_an_aggregator_that_dies_with_some_uploads_stored_counts_each_once(tmp_path, algorithm, at_round):
+    """It takes the round up where it was: stored updates are not asked for again, and not a bit of the result differs."""
+    options, clusters, norms, models = algorithm
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", grouped_data(6, 2), faults=tap, **options) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == at_round - 1, 10)
+        holds = [tap.lose(client=fleet.client_id(d), ending="/up") for d in ("dev-02", "dev-03")]
+        fleet.settle()
+        stored = answers(fleet, tap, "dev-00")[-1]
+        assert (stored.action, stored.round) == (Action.ACK, at_round)
+        before = len(uploads_of(fleet, tap, "dev-00"))
+        fleet.kill_aggregator()
+        fleet.step()
+        fleet.revive_aggregator()
+        fleet.settle()
+        assert f"round {at_round}: 4 of 6" in fleet.service.status()
+        assert len(uploads_of(fleet, tap, "dev-00")) == before
+        for hold in holds:
+            tap.forgive(hold)
+        records = fleet.run(100)
+        assert [r["contributed"] for r in records] == [6] * len(norms)
+        assert records[-1]["clusters"] == clusters
+        assert [r["norms"] for r in records] == norms
+        assert thetas(fleet) == models
+
+
+def test_an_aggregator_that_dies_before_the_commit_asks_again(tmp_path, undisturbed):
+    """Bytes in the file without a row are a torn tail: written over, acknowledged only when they are durable."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+        fleet.broker.pump()
+        for device in fleet.devices.values():
+            device.worker.work()
+        fleet.broker.pump()
+        (file,) = (fleet.stage.aggregator_dir / "run-000001" / "updates").glob("*/*.f32")
+        assert file.stat().st_size == 3 * 4 * fleet.plan.length
+        fleet.kill_aggregator()
+        assert not answers(fleet, tap, "dev-00")
+        fleet.revive_aggregator()
+        assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
+        assert thetas(fleet) == undisturbed
+
+
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_an_aggregator_may_die_at_any_step(tmp_path, undisturbed, steps):
+    with make_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
+        for _ in range(steps):
+            fleet.step()
+        fleet.kill_aggregator()
+        fleet.step()
+        fleet.revive_aggregator()
+        assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
+        assert thetas(fleet) == undisturbed
+
+
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_a_device_may_die_at_any_step(tmp_path, undisturbed, steps):
+    with make_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
+        for _ in range(steps):
+            fleet.step()
+        fleet.kill_device("dev-01")
+        fleet.step()
+        fleet.revive_device("dev-01")
+        assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
+        assert thetas(fleet) == undisturbed
+
+
+def test_all_of_them_may_die_together(tmp_path, undisturbed):
+    """A power cut takes the broker's memory, the aggregator and every device."""
+    with make_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 2, 10)
+        for name in tuple(fleet.devices):
+            fleet.kill_device(name)
+        fleet.kill_aggregator()
+        fleet.broker.restart(keep=False)
+        for name in reversed(fleet.stage.devices):
+            fleet.revive_device(name)
+        fleet.revive_aggregator()
+        assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
+        assert thetas(fleet) == undisturbed
+
+
+@pytest.mark.parametrize("lost", ["upload", "answer"])
+def test_a_device_that_dies_after_sealing_stands_by_the_same_bytes(tmp_path, undisturbed, lost):
+    """If its upload got lost the kept bytes go out again; if the answer did it is given again. They count once."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+        client = fleet.client_id("dev-01")
+        if lost == "upload":
+            silence = tap.lose(client=client, ending="/up")
+        else:
+            silence = tap.lose(client=client, ending="/ctl", hop=Hop.DOWN)
+        hold = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
+        fleet.settle()
+        (first,) = uploads_of(fleet, tap, "dev-01")
+        fleet.kill_device("dev-01")
+        fleet.settle()
+        tap.forgive(silence)
+        fleet.revive_device("dev-01")
+        fleet.settle()
+        assert uploads_of(fleet, tap, "dev-01") == ([first, first] if lost == "upload" else [first])
+        assert [c.action for c in answers(fleet, tap, "dev-01")][-1] == Action.ACK
+        tap.forgive(hold)
+        assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
+        assert thetas(fleet) == undisturbed
+
+
+def test_a_device_that_dies_before_sealing_computes_the_same_update_again(tmp_path):
+    """Mini-batch order follows from plan, round and name: the second life reaches the vector that the first would have."""
+    vectors = []
+    for die in (False, True):
+        tap = Wiretap()
+        with make_fleet(tmp_path / str(die), faults=tap, local=QUICK) as fleet:
+            fleet.broker.pump()
+            if die:
+                fleet.kill_device("dev-01")
+                fleet.revive_device("dev-01")
+            fleet.settle()
+            tap.rules.clear()
+            fleet.run(100)
+            vectors.append(thetas(fleet))
+    assert vectors[0] == vectors[1]
+
+
+def test_an_answered_device_that_restarts_does_not_train_again(tmp_path, undisturbed):
+    """Its round still waits for another one: it asks what became of the kept upload, and is told again."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+        hold = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
+        fleet.settle()
+        assert [c.action for c in answers(fleet, tap, "dev-01")] == [Action.ACK]
+        fleet.kill_device("dev-01")
+        fleet.revive_device("dev-01")
+        fleet.settle()
+        assert len(uploads_of(fleet, tap, "dev-01")) == 1
+        assert [c.action for c in answers(fleet, tap, "dev-01")] == [Action.ACK, Action.ACK]
+        tap.forgive(hold)
+        fleet.run(100)
+        assert thetas(fleet) == undisturbed
+
+
+def test_an_altered_update_on_the_aggregators_disk_is_noticed(tmp_path):
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+        tap.lose(client=fleet.client_id("dev-00"), ending="/up")
+        fleet.settle()
+        fleet.kill_aggregator()
+        (file,) = (fleet.stage.aggregator_dir / "run-000001" / "updates").glob("*/*.f32")
+        raw = bytearray(file.read_bytes())
+        raw[5] ^= 1
+        file.write_bytes(raw)
+        with pytest.raises(IntegrityError, match="altered or is torn"):
+            fleet.revive_aggregator()
+
+
+def test_nobody_is_revived_twice(tmp_path):
+    with make_fleet(tmp_path / "fleet") as fleet:
+        with pytest.raises(UsageError, match="alive"):
+            fleet.revive_device("dev-00")
+        with pytest.raises(UsageError, match="alive"):
+            fleet.revive_aggregator()
+        fleet.kill_aggregator()
+        with pytest.raises(UsageError, match="dead"):
+            fleet.kill_aggregator()
+
+
+def test_a_model_that_comes_while_a_device_works_does_not_disturb_it(tmp_path):
+    """A restarted aggregator seals the same model anew: the device keeps the one that it has worked from."""
+    with make_fleet(tmp_path / "fleet", rounds=6) as fleet:
+        device = next(iter(fleet.devices.values()))
+        runtime, worker = device.runtime, device.worker
+        fleet.run_until(lambda: len(fleet.records()) >= 2, 100)
+        parts = runtime._models._parts
+        fleet.run_until(lambda: runtime._state.stage is Stage.WORKING and parts, 100)
+        handed_back, results = [], runtime._hand_back
+        runtime._hand_back = handed_back.append
+        assert worker.work()
+        runtime._hand_back = results
+        (label,) = runtime._feed.labels
+        part = parts[label]
+        parts[label] = dataclasses.replace(part, transfer=b"another transfer", theta=part.theta + 1)
+        handed_back.pop()()
+        np.testing.assert_array_equal(runtime._results._own.theta, part.theta)
+        assert fleet.run(1000)[-1]["final"]
+
+
+def test_a_round_that_followed_a_deadline_is_found_again(tmp_path, monkeypatch):
+    """It does not follow from the uploads of the round before, and devices do no announced round twice."""
+
+    class Crash(BaseException):
+        pass
+
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, rounds=2, quorum=0.6, deadline_s=10.0) as fleet:
+        tap.lose(client=fleet.client_id("dev-02"), ending="/up")
+        keep = Store.snapshot
+
+        def crash(store, round_, *args, **kwargs):
+            if round_ == 2:
+                raise Crash
+            keep(store, round_, *args, **kwargs)
+
+        monkeypatch.setattr(Store, "snapshot", crash)
+        with pytest.raises(Crash):
+            fleet.run(100)
+        monkeypatch.undo()
+        fleet.kill_aggregator()
+        fleet.revive_aggregator()
+        assert [r["contributed"] for r in fleet.run(200)] == [2, 2, 2]

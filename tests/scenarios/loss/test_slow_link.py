@@ -1,0 +1,61 @@
+"""Links that take longer than anybody waits: nothing travels twice that may still be on its way."""
+
+import pytest
+
+from shoal.protocol.chunking import ChunkKind, parse
+from shoal.protocol.messages import Action
+from shoal.transport.faults import Hop
+from tests.helpers.fleets import Wiretap, answers, grouped_data, make_fleet, names, slow_link, thetas, uploads_of
+
+INPUTS = 20_000
+"""Uploads of three chunks."""
+
+
+@pytest.mark.parametrize("count", [8, 24], ids=["first sent at QoS 0", "first sent at QoS 1"])
+def test_nothing_is_sent_twice_however_long_the_queue(tmp_path, logistic, count):
+    """Half a minute of queue a round: devices remind the aggregator, which has all of it to come, and asks for nothing."""
+    data = grouped_data(count, n=10, inputs=INPUTS)
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", data, bundle=logistic(INPUTS, 4), rounds=2, quorum=1.0, faults=tap) as fleet:
+        tap.rules.append(slow_link(fleet, fleet.client_id("aggregator"), count * 4 * fleet.plan.length / 30))
+        records = fleet.run(1000)
+        assert [r["contributed"] for r in records] == [count] * 3
+        assert all(30 <= r["seconds"] < 31 for r in records[:2])
+        for name in names(count):
+            assert len(uploads_of(fleet, tap, name)) == 3
+            assert {c.action for c in answers(fleet, tap, name)} == {Action.ACK}
+        kinds = [parse(p.payload)[0].kind for p in tap.sent(ending="/up")]
+        assert kinds.count(ChunkKind.REMINDER) > count
+
+
+@pytest.mark.parametrize("seconds", [4, 40, 400], ids=lambda s: f"{s} s a round")
+def test_no_model_is_sent_twice_to_a_device_on_a_slow_link(tmp_path, logistic, seconds):
+    """Nor the run's package, which is longer: the device looks for what is lost, and finds that nothing is."""
+    data = grouped_data(2, n=10, inputs=INPUTS)
+    tap = Wiretap()
+    options = {"algorithm": "ifca", "settings": {"k": "2"}, "rounds": 2, "quorum": 1.0, "deadline_s": 1e6}
+    with make_fleet(tmp_path / "fleet", data, bundle=logistic(INPUTS, 4), faults=tap, **options) as fleet:
+        client = fleet.client_id("dev-01")
+        tap.rules.append(slow_link(fleet, client, 2 * 4 * fleet.plan.length / seconds))
+        assert [r["contributed"] for r in fleet.run(5000)] == [2] * 3
+        large = [(p.topic, p.payload) for p in tap.sent(client=client, hop=Hop.DOWN) if len(p.payload) > 10_000]
+        assert len(large) >= 3 * 2 * 2
+        assert len(set(large)) == len(large)
+
+
+def test_an_aggregator_that_stored_an_upload_and_died_acknowledges_it_from_the_reminder(tmp_path, undisturbed):
+    """The answer got lost with it: the upload does not travel again."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+        hold = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
+        deaf = tap.lose(client=fleet.client_id("dev-01"), ending="/ctl", hop=Hop.DOWN)
+        fleet.settle()
+        fleet.kill_aggregator()
+        tap.forgive(deaf)
+        fleet.revive_aggregator()
+        fleet.settle()
+        assert [c.action for c in answers(fleet, tap, "dev-01")] == [Action.ACK] * 2
+        assert len(uploads_of(fleet, tap, "dev-01")) == 1
+        tap.forgive(hold)
+        assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
+        assert thetas(fleet) == undisturbed

@@ -1,0 +1,189 @@
+"""A device is revoked in the middle of a run: the others go on without it, and nobody listens to it any more."""
+
+import pytest
+
+from aggregator.membership import AggregatorMembership
+from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
+from edge_client.membership import DeviceMembership
+from shoal.protocol.reassembly import Reassembler
+from shoal.simulation.loopback_fleet import LoopbackError
+from shoal.transport.faults import FaultRule, Hop, RuledFaults
+from tests.helpers.fleets import (
+    Wiretap,
+    aggregator_identity,
+    grouped_data,
+    make_fleet,
+    publish,
+    same_partition,
+    truth_of,
+    uploads_of,
+)
+
+
+def broadcasts(passages):
+    """Return (purpose, sealed) of every whole message to the fleet among ``passages``, in order."""
+    chunks = Reassembler()
+    found = []
+    for p in passages:
+        if "/s/" in p.topic and p.payload and p.hop is Hop.UP:
+            transfer = chunks.add(p.topic.rpartition("/")[0] if p.topic[-1].isdigit() else p.topic, p.payload, 0.0)
+            if transfer is not None:
+                found.append(bytes(transfer.payload))
+    return found
+
+
+def readable(fleet, name, sealed):
+    """Whether the keys in a device's directory open a message of the aggregator to the fleet."""
+    member = DeviceMembership(fleet.stage.device_dir(name))
+    head, at = read_head(sealed)
+    key = aggregator_identity(fleet).member.sign_key
+    for grant in (member.grant, member.next):
+        if grant is not None:
+            try:
+                open_from_group(GroupKey(fleet.plan.fleet, "broadcast", grant.broadcast_key), sealed, head, at, key)
+            except SealError:
+                continue
+            return True
+    return False
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["at once", "while the aggregator is away"])
+@pytest.mark.parametrize("change", ["revoke", "rotate"])
+def test_a_run_rolls_over_to_fresh_secrets(tmp_path, restart, change, caplog):
+    """The open round closes, the fleet folds and goes on under new keys; whoever was revoked reads and says nothing more."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=5, quorum=1.0) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
+        if restart:
+            fleet.kill_aggregator()
+        owner, before = fleet.stage.fleet, fleet.stage.fleet.secrets
+        owner.revoke("dev-03") if change == "revoke" else owner.rotate()
+        publish(fleet)
+        if restart:
+            fleet.revive_aggregator()
+        sent, started_s = len(uploads_of(fleet, tap, "dev-03")), fleet.now_s
+        fleet.run_until(lambda: fleet.service._state.run.epoch > fleet.plan.epoch, 60)
+        later = len(tap.heard)
+        records = fleet.run(60)
+        assert fleet.now_s - started_s < fleet.plan.deadline_s / 2
+        assert records[-1]["final"]
+        (event,) = [e for r in records for e in r["events"] if e["kind"] == "mask-epoch"]
+        assert event["epoch"] == before.next_epoch == owner.secrets.mask_epoch
+        assert event["signatures"] == (3 if change == "revoke" else 4)
+        after = broadcasts(tap.heard[later:])
+        assert len(after) >= 3
+        assert all(readable(fleet, "dev-00", m) for m in after)
+        stays = DeviceMembership(fleet.stage.device_dir("dev-00"))
+        assert stays.next is None
+        assert stays.grant.mask_secret == owner.secrets.mask_secret != before.mask_secret
+        assert stays.grant.content_key == owner.secrets.content_key != before.content_key
+        assert AggregatorMembership(fleet.stage.aggregator_dir).grant.broadcast_key == owner.secrets.broadcast_key
+        if change == "revoke":
+            assert not any(readable(fleet, "dev-03", m) for m in after)
+            assert "dev-03" not in records[-1]["norms"]
+            trained = [r for r in records if not r["final"]]
+            assert "dev-03" in trained[0]["clusters"]
+            assert "dev-03" not in trained[-1]["clusters"]
+            assert len(uploads_of(fleet, tap, "dev-03")) <= sent + 1
+            assert not fleet.devices["dev-03"].runtime._membership.next
+        gone = [name for name, device in fleet.devices.items() if device.runtime.revoked]
+        assert gone == (["dev-03"] if change == "revoke" else [])
+        refused = [r for r in caplog.records if r.getMessage() == "refused" and r.name == "shoal.edge"]
+        assert refused == [], "nobody listens to what it can't read any more"
+
+
+@pytest.mark.parametrize(
+    ("hidden", "waiting"),
+    [
+        (["o/roster"], "the roster that goes with them has not come yet"),
+        (["o/roster", "s/keys/aggregator"], "waiting for dev-00, dev-01, dev-02"),
+    ],
+    ids=["the roster", "roster and keys"],
+)
+def test_nobody_works_on_while_the_aggregator_does_not_hear_of_a_revocation(tmp_path, hidden, waiting):
+    """Its own new keys say so to it; and if it hides or misses those as well, the devices' new keys say so to them."""
+    rules = [FaultRule(f"+/+/+/{topic}/#", hop=Hop.DOWN, drop=1.0) for topic in hidden]
+    with make_fleet(
+        tmp_path / "fleet", faults=RuledFaults(rules, seed=0), count=4, rounds=99, quorum=1.0, deadline_s=500.0
+    ) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
+        fleet.stage.fleet.revoke("dev-03")
+        publish(fleet)
+        fleet.settle()
+        closed = len(fleet.records())
+        with pytest.raises(LoopbackError, match=waiting):
+            fleet.run_until(lambda: len(fleet.records()) > closed, 60)
+        assert fleet.service._membership.roster.revoked == ()
+        told = [fleet.devices[f"dev-0{i}"].runtime._membership for i in range(3)]
+        assert all(member.roster.revoked == () for member in told)
+        assert {member.keys_since for member in told} == {fleet.stage.fleet.roster.keys_since}
+
+
+def test_nothing_that_a_revoked_device_could_have_unmasked_is_masked_anew(tmp_path):
+    """FedGroup's directions are dropped: under the new mask they would be a known pair for whoever holds the old one."""
+    options = {"algorithm": "fedgroup", "settings": {"groups": "2", "alpha": "4"}, "rounds": 6}
+    data = grouped_data(6, groups=2)
+    with make_fleet(tmp_path / "fleet", data, quorum=0.6, **options) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) >= 2, 20)
+        fleet.stage.fleet.revoke("dev-05")
+        publish(fleet)
+        records = fleet.run(60)
+        (event,) = [e for r in records for e in r["events"] if e["kind"] == "mask-epoch"]
+        assert (event["carried"], event["renewed"]) == (0, 0)
+        assert [e for r in records for e in r["events"] if e["kind"] == "directions-lost"]
+        assert same_partition(records[-1]["clusters"], {d: g for d, g in truth_of(6, 2).items() if d != "dev-05"})
+
+
+def test_a_newcomer_after_a_revocation_finds_task_and_origins_in_the_checkpoint(tmp_path):
+    """The run package is sealed under a content key that it never gets."""
+    with make_fleet(tmp_path / "fleet", count=4, rounds=6, quorum=0.6) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
+        fleet.stage.fleet.revoke("dev-03")
+        publish(fleet)
+        fleet.run_until(lambda: fleet.service._state.run.epoch > fleet.plan.epoch, 60)
+        fleet.add_device("dev-04", grouped_data(5)["dev-04"])
+        records = fleet.run(60)
+        assert "dev-04" in records[-2]["norms"]
+        assert fleet.model("dev-04").theta.tobytes() == fleet.model("dev-00").theta.tobytes()
+        fleet.kill_device("dev-04")
+        fleet.revive_device("dev-04")
+        assert fleet.devices["dev-04"].runtime.following == fleet.plan.run
+
+
+def test_a_device_that_was_away_while_another_was_revoked_catches_up(tmp_path):
+    """It finds its new keys, the roster and the checkpoint on the broker."""
+    with make_fleet(tmp_path / "fleet", count=5, rounds=6, quorum=0.5, deadline_s=5.0) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
+        fleet.kill_device("dev-01")
+        fleet.stage.fleet.revoke("dev-03")
+        publish(fleet)
+        fleet.run_until(lambda: fleet.service._state.run.epoch > fleet.plan.epoch, 60)
+        fleet.revive_device("dev-01")
+        records = fleet.run(60)
+        assert "dev-01" in records[-1]["clusters"]
+        assert fleet.model("dev-01").theta.tobytes() == fleet.model("dev-00").theta.tobytes()
+
+
+def test_a_recorded_roster_and_recorded_keys_bring_nobody_back(tmp_path, caplog):
+    """The broker plays back what lay there before the revocation."""
+    with make_fleet(tmp_path / "fleet", count=3, rounds=2) as fleet:
+        fleet.stage.fleet.renew()
+        publish(fleet)
+        fleet.settle()
+        topics = [t for t in fleet.broker.retained if "/o/roster" in t or "/s/keys/" in t]
+        recorded = {t: fleet.broker.retained[t] for t in topics}
+        assert len(recorded) == 5
+        fleet.stage.fleet.revoke("dev-02")
+        publish(fleet)
+        fleet.settle()
+        caplog.clear()
+        from shoal.transport.base import Message
+
+        for topic, payload in recorded.items():
+            fleet.broker.submit("attacker", Message(topic, payload, retained=True), lambda: None)
+        fleet.settle()
+        assert "refused as a rollback" in caplog.text or any(
+            "rollback" in str(getattr(r, "kv", "")) for r in caplog.records
+        )
+        assert fleet.service._membership.roster.revoked == ("dev-02",)
+        assert fleet.devices["dev-00"].runtime._membership.newest_generation == fleet.stage.fleet.roster.keys_since

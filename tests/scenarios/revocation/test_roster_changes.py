@@ -1,0 +1,120 @@
+"""The owner changes the roster during a run: devices hear of the change alone, and of the whole only where they missed one."""
+
+import time
+
+import pytest
+
+from shoal.owner.enrolment.admission import Registrar
+from shoal.transport.faults import Hop
+from shoal.transport.loopback import LoopbackTransport
+from tests.helpers.fleets import Wiretap, make_fleet
+
+LATE = "dev-01"
+
+
+class Scene:
+    """A fleet in its first round, and its owner at the broker."""
+
+    def __init__(self, root):
+        self.tap = Wiretap()
+        self.fleet = make_fleet(root, faults=self.tap, count=3, rounds=3, quorum=1.0)
+        self.owner = self.fleet.stage.fleet
+        transport = LoopbackTransport(self.fleet.broker, "owner", lambda _event: None)
+        self.registrar = Registrar(self.owner, transport)
+        self.registrar.start(int(time.time()))
+        transport.start()
+        self.fleet.settle()
+        self.tap.heard.clear()  # whoever joined early has fetched the whole by now
+
+    def renew(self):
+        self.owner.renew()
+        self.registrar.publish_roster()
+        self.fleet.settle()
+
+    def heard(self, name, leaf):
+        """Return how many bytes of a topic a device was sent."""
+        client = self.fleet.client_id(name)
+        passed = [p for p in self.tap.heard if p.client == client and p.hop is Hop.DOWN and p.payload]
+        return sum(len(p.payload) for p in passed if p.topic.split("/s/")[-1].split("/")[0] == leaf)
+
+    def held(self, name):
+        return self.fleet.devices[name].runtime._membership.roster_bytes
+
+
+@pytest.fixture
+def scene(tmp_path):
+    made = Scene(tmp_path / "fleet")
+    with made.fleet:
+        yield made
+
+
+def test_a_device_that_is_there_hears_changes_only(scene):
+    for _ in range(3):
+        scene.renew()
+        assert {scene.held(name) for name in scene.fleet.devices} == {scene.owner.roster_bytes}
+    for name in scene.fleet.devices:
+        assert scene.heard(name, "roster") == 0
+        assert scene.heard(name, "roster-change") > 0
+    scene.fleet.run(60)
+
+
+def test_whoever_missed_a_change_asks_for_the_whole_once(scene):
+    rule = scene.tap.lose(client=scene.fleet.client_id(LATE), ending="/roster-change", hop=Hop.DOWN)
+    before = scene.held(LATE)
+    scene.renew()
+    assert scene.held(LATE) == before
+    scene.tap.forgive(rule)
+    scene.renew()
+    assert scene.held(LATE) == scene.owner.roster_bytes
+    once = scene.heard(LATE, "roster")
+    assert once > 0
+    scene.renew()
+    assert scene.held(LATE) == scene.owner.roster_bytes
+    assert scene.heard(LATE, "roster") == once
+    scene.fleet.run(60)
+
+
+def test_a_whole_roster_that_does_not_come_is_asked_for_again(scene):
+    change = scene.tap.lose(client=scene.fleet.client_id(LATE), ending="/roster-change", hop=Hop.DOWN)
+    scene.renew()
+    scene.tap.forgive(change)
+    whole = scene.tap.lose(client=scene.fleet.client_id(LATE), ending="/roster", hop=Hop.DOWN)
+    scene.renew()
+    scene.tap.forgive(whole)
+    scene.fleet.run_until(lambda: scene.held(LATE) == scene.owner.roster_bytes, 90)
+    scene.fleet.run(90)
+
+
+def test_a_device_that_was_away_follows_from_the_changes_that_waited(scene):
+    scene.fleet.kill_device(LATE)
+    for _ in range(2):
+        scene.renew()
+    scene.fleet.revive_device(LATE)
+    scene.fleet.settle()
+    assert scene.held(LATE) == scene.owner.roster_bytes
+    scene.fleet.run(60)
+
+
+def test_an_aggregator_that_starts_again_makes_nobody_fetch_what_he_has(scene):
+    scene.renew()
+    scene.fleet.kill_aggregator()
+    scene.fleet.revive_aggregator()
+    scene.renew()
+    assert {scene.held(name) for name in scene.fleet.devices} == {scene.owner.roster_bytes}
+    assert sum(scene.heard(name, "roster") for name in scene.fleet.devices) == 0
+    scene.fleet.run(60)
+
+
+def test_a_lost_note_of_what_was_told_costs_the_whole(scene, monkeypatch):
+    """An aggregator restored from a backup: it can't tell what the fleet knows, and names the newest."""
+    scene.renew()
+    scene.fleet.kill_aggregator()
+    (scene.fleet.stage.aggregator_dir / "roster.told").write_bytes(b"junk")
+    scene.owner.renew()
+    scene.registrar.publish_roster()
+    scene.fleet.broker.pump()
+    scene.fleet.revive_aggregator()
+    scene.fleet.settle()
+    scene.renew()
+    assert {scene.held(name) for name in scene.fleet.devices} == {scene.owner.roster_bytes}
+    scene.fleet.run(60)

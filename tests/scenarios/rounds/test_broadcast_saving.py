@@ -1,0 +1,68 @@
+"""IFCA's saving of communication on whole fleets: model bytes that devices fetch once their identities are stable."""
+
+import pytest
+
+from shoal.task.manifest import LocalTraining
+from shoal.transport.faults import Hop
+from tests.helpers.fleets import Wiretap, announcements, grouped_data, make_fleet, same_partition, thetas, truth_of
+from tests.helpers.tasks import logistic_bundle
+
+INPUTS = 40
+BUNDLE = logistic_bundle(INPUTS, 4)
+OPTIONS = {"algorithm": "ifca", "rounds": 20, "quorum": 1.0, "local": LocalTraining(epochs=2, batch_size=10, lr=0.5)}
+SETTINGS = {"k": "2", "restarts": "4", "restart_rounds": "2"}
+SAVING = {**SETTINGS, "stable_rounds": "2", "probe_every": "8"}
+
+
+def play(root, settings, **options):
+    """Return (records, models, model bytes that devices received by round, announcements) of a run."""
+    tap = Wiretap()
+    data = grouped_data(6, 2, n=200, inputs=INPUTS)
+    with make_fleet(root, data, bundle=BUNDLE, faults=tap, **{**OPTIONS, **options, "settings": settings}) as fleet:
+        received = []
+        while not fleet.finished:
+            before = len(tap.heard)
+            done = len(fleet.records())
+            fleet.run_until(lambda done=done: len(fleet.records()) > done, 30)
+            models = [p for p in tap.heard[before:] if p.hop is Hop.DOWN and "/s/model/" in p.topic]
+            received.append(sum(len(p.payload) for p in models if p.client != fleet.client_id("aggregator")))
+        fleet.settle()
+        return fleet.records(), thetas(fleet), received, announcements(fleet, tap)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("saving")
+    return {name: play(root / name, settings) for name, settings in (("full", SETTINGS), ("saving", SAVING))}
+
+
+def narrow_rounds(announced):
+    """Return the rounds in which somebody was sent one model only."""
+    return [a.round for a in announced if any(len(order.candidates) == 1 for order in a.orders)]
+
+
+def test_devices_fetch_their_own_model_only(runs):
+    """Restarts end with round 8; 9 and 10 prove stability; 11 to 17 are narrow, 18 is the probe, 19 and 20 narrow again."""
+    _, _, full, _ = runs["full"]
+    _, _, saving, announced = runs["saving"]
+    assert narrow_rounds(announced) == [11, 12, 13, 14, 15, 16, 17, 19, 20]
+    one = 4 * BUNDLE.length
+    for round_ in range(12, 17):  # round 11's models are published while all are still subscribed to both
+        assert 6 * one < saving[round_ - 1] == full[round_ - 1] / 2
+    assert sum(saving) < 0.85 * sum(full)
+
+
+def test_saving_changes_no_model(runs):
+    """While identities are stable, choosing among all would have chosen the same."""
+    records, models, *_ = runs["saving"]
+    assert same_partition(records[-1]["clusters"], truth_of(6, 2))
+    assert models == runs["full"][1]
+    assert [e["kind"] for r in records for e in r["events"]][-1] == "broadcast-narrowed"
+
+
+def test_a_device_that_sits_out_receives_no_model(tmp_path):
+    """With half of the devices drawn a round, the other half fetch nothing; they choose anew when they are drawn."""
+    everybody = play(tmp_path / "all", {"k": "2"}, rounds=10)
+    half = play(tmp_path / "half", {"k": "2"}, rounds=10, participation=0.5)
+    assert [r["ordered"] for r in half[0]] == [3] * 10 + [6]
+    assert 0 < sum(half[2][1:10]) < 0.85 * sum(everybody[2][1:10])

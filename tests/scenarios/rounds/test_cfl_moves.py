@@ -1,0 +1,66 @@
+"""Devices change clusters in a running fleet: their data have become another group's."""
+
+import pytest
+
+from shoal.task.manifest import LocalTraining
+from tests.helpers.fleets import grouped_data, make_fleet, same_partition, thetas, truth_of
+
+COUNT, EVERY = 8, 6
+OPTIONS = {
+    "algorithm": "cfl",
+    "rounds": 3 * EVERY,
+    "local": LocalTraining(epochs=2, batch_size=10, lr=0.5),
+    "settings": {"look_every": str(EVERY)},
+    "quorum": 1.0,
+}
+
+
+def drift(fleet):
+    """Let a device come back with data of the other group; return what it measures now."""
+    fleet.kill_device("dev-02")
+    fleet.revive_device("dev-02", grouped_data(COUNT, 2)["dev-03"])
+    return {**truth_of(COUNT, 2), "dev-02": 1}
+
+
+def moves(records):
+    return [(r["round"], e["device"]) for r in records for e in r["events"] if e["kind"] == "moved"]
+
+
+@pytest.mark.parametrize("mode", ["permutation", "rotation"])
+def test_a_device_whose_data_have_changed_changes_clusters(tmp_path, mode):
+    with make_fleet(tmp_path / "fleet", grouped_data(COUNT, 2), **OPTIONS, mode=mode) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == EVERY, 10)
+        assert same_partition(fleet.records()[-1]["clusters"], truth_of(COUNT, 2))
+        truth = drift(fleet)
+        records = fleet.run(10)
+        assert moves(records) == [(2 * EVERY, "dev-02")]
+        assert same_partition(records[-1]["clusters"], truth)
+        models = thetas(fleet)
+        assert same_partition({d: hash(m) for d, m in models.items()}, truth)
+
+
+def test_nobody_moves_whose_data_stay(tmp_path):
+    with make_fleet(tmp_path / "fleet", grouped_data(COUNT, 2), **OPTIONS) as fleet:
+        records = fleet.run(10)
+        assert moves(records) == []
+        assert same_partition(records[-1]["clusters"], truth_of(COUNT, 2))
+
+
+@pytest.mark.parametrize("answered", [0, 3])
+def test_an_aggregator_that_dies_in_the_round_of_a_move_ends_with_the_same_models(tmp_path, answered):
+    ends = []
+    for crash in (False, True):
+        with make_fleet(tmp_path / f"fleet-{crash}", grouped_data(COUNT, 2), **OPTIONS) as fleet:
+            fleet.run_until(lambda fleet=fleet: len(fleet.records()) == EVERY, 10)
+            drift(fleet)
+            fleet.run_until(lambda fleet=fleet: len(fleet.records()) == 2 * EVERY - 1, 10)
+            if crash:
+                for _ in range(answered):
+                    fleet.step()
+                fleet.kill_aggregator()
+                fleet.step()
+                fleet.revive_aggregator()
+            records = fleet.run(10)
+            assert len(moves(records)) == 1
+            ends.append((records[-1]["clusters"], thetas(fleet)))
+    assert ends[0] == ends[1]

@@ -1,0 +1,140 @@
+"""Every model from a device's leaf to the root (cfl section V-C): asked for, kept, and used to predict."""
+
+import json
+
+import numpy as np
+import pytest
+
+from edge_client import inference as answers
+from edge_client.learning.model import OrtModel
+from edge_client.storage import path_models as kept
+from edge_client.storage.state import DeviceState
+from shoal.errors import ConfigError
+from shoal.task.manifest import LocalTraining
+from shoal.util.console import run_program
+from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, make_fleet, same_partition, truth_of
+from tests.helpers.tasks import logistic_bundle
+
+CFL = {
+    "algorithm": "cfl",
+    "rounds": 8,
+    "local": LocalTraining(epochs=2, batch_size=10, lr=0.5),
+    "settings": {"path": "on"},
+}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """Return (fleet, records) of a run that was cut into two groups and kept all models."""
+    with make_fleet(tmp_path_factory.mktemp("path") / "fleet", grouped_data(8, 2), **CFL) as fleet:
+        yield fleet, fleet.run(10)
+
+
+@pytest.fixture
+def samples(tmp_path):
+    x = np.random.default_rng(3).standard_normal((50, INPUTS)).astype(np.float32)
+    np.savez(tmp_path / "x.npz", x=x)
+    return tmp_path / "x.npz", x
+
+
+def outputs(theta, x):
+    return OrtModel(logistic_bundle(INPUTS, CLASSES)).predict(theta, x)
+
+
+def test_the_final_round_reports_on_the_leaf_and_keeps_the_rest(ended):
+    """Clusters and accuracy are the leaves', as without `path`; beside it lies the root's model, the same for everybody."""
+    fleet, records = ended
+    assert same_partition(records[-1]["clusters"], truth_of(8, 2))
+    assert 0 not in records[-1]["clusters"].values()
+    assert records[-1]["correct"] / records[-1]["tested"] > 0.75
+    roots = set()
+    for name in fleet.stage.devices:
+        own = fleet.model(name)
+        (root,) = kept.above(fleet.stage.device_dir(name), own)
+        assert (own.cluster, root.cluster) == (records[-1]["clusters"][name], 0)
+        assert not np.array_equal(root.theta, own.theta)
+        roots.add(root.theta.tobytes())
+        assert DeviceState(fleet.stage.device_dir(name)).load_status()["path"] == [0, own.cluster]
+    assert len(roots) == 1
+
+
+def test_predictions_by_node_and_by_all_together(ended, samples):
+    """Any model on the path answers, and the average of all models' outputs does."""
+    fleet, _ = ended
+    path, x = samples
+    directory = fleet.stage.device_dir("dev-01")
+    own = fleet.model("dev-01")
+    (root,) = kept.above(directory, own)
+    mine, general = outputs(own.theta, x), outputs(root.theta, x)
+    assert np.array_equal(answers.predict(directory, path), mine.argmax(1))
+    assert np.array_equal(answers.predict(directory, path, node=own.cluster), mine.argmax(1))
+    assert np.array_equal(answers.predict(directory, path, node=0), general.argmax(1))
+    assert np.array_equal(answers.predict(directory, path, ensemble=True), (mine + general).argmax(1))
+    assert not np.array_equal(mine.argmax(1), general.argmax(1))
+
+
+def test_a_model_above_can_be_exported(ended, tmp_path, samples):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    fleet, _ = ended
+    directory, x = fleet.stage.device_dir("dev-02"), samples[1]
+    (root,) = kept.above(directory, fleet.model("dev-02"))
+    assert answers.export(directory, tmp_path / "root.onnx", node=0).cluster == 0
+    session = onnxruntime.InferenceSession(str(tmp_path / "root.onnx"), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], outputs(root.theta, x), rtol=1e-6)
+
+
+def test_a_node_off_the_path_is_refused_with_those_on_it(ended, samples):
+    fleet, records = ended
+    own = fleet.model("dev-00").cluster
+    (other,) = set(records[-1]["clusters"].values()) - {own}
+    with pytest.raises(ConfigError, match=f"no model of node {other}, but of 0, {own}"):
+        answers.predict(fleet.stage.device_dir("dev-00"), samples[0], node=other)
+
+
+def test_the_command_line_answers_by_node_and_ensemble(ended, samples, capsys, monkeypatch):
+    """`shoal-edge predict --node N | --ensemble`; both at once are refused."""
+    from edge_client import cli
+
+    fleet, _ = ended
+    directory, path = str(fleet.stage.device_dir("dev-03")), str(samples[0])
+
+    def call(*options):
+        monkeypatch.setattr("sys.argv", ["shoal-edge", "predict", directory, "--data", path, "--json", *options])
+        with pytest.raises(SystemExit) as ended_with:
+            run_program(cli.app, prog="shoal-edge")
+        out = capsys.readouterr().out
+        return ended_with.value.code, json.loads(out or "{}").get("data", {})
+
+    _, general = call("--node", "0")
+    _, together = call("--ensemble")
+    assert general["predictions"] == answers.predict(fleet.stage.device_dir("dev-03"), samples[0], node=0).tolist()
+    assert (
+        together["predictions"] == answers.predict(fleet.stage.device_dir("dev-03"), samples[0], ensemble=True).tolist()
+    )
+    assert call("--node", "0", "--ensemble")[0] not in (0, None)
+
+
+def test_without_path_nothing_is_kept_beside_the_own_model(tmp_path, samples):
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **{**CFL, "settings": {}}) as fleet:
+        fleet.run(10)
+        directory, own = fleet.stage.device_dir("dev-00"), fleet.model("dev-00")
+        assert "path" not in DeviceState(directory).load_status()
+        assert kept.above(directory, own) == []
+        assert own.cluster != 0
+        with pytest.raises(ConfigError, match="no model of node 0"):
+            answers.predict(directory, samples[0], node=0)
+
+
+def test_a_later_run_replaces_what_was_kept(tmp_path):
+    """Models of another run are never mixed in, and their files do not pile up."""
+    from edge_client.storage.state import OwnModel
+
+    def model(run, node):
+        return OwnModel(run, bytes([run]) * 16, 9, node, np.full(4, float(node), np.float32))
+
+    kept.replace(tmp_path, [model(1, 0), model(1, 3)])
+    assert [m.cluster for m in kept.above(tmp_path, model(1, 7))] == [0, 3]
+    assert kept.above(tmp_path, model(2, 7)) == []
+    kept.replace(tmp_path, [model(2, 0)])
+    assert [p.name for p in sorted(tmp_path.iterdir())] == ["above-00000.bin"]
+    assert kept.pick([model(2, 7)], None).cluster == 7

@@ -1,0 +1,297 @@
+"""A device that can't do its part says so: the round does not wait for it, and the aggregator can name it."""
+
+import dataclasses
+import logging
+
+import numpy as np
+import pytest
+
+from aggregator.run_log import waiting_for
+from aggregator.uploads.validation import DECLINE_PURPOSE
+from crypto.seal.envelope import open_from_member, read_head, seal_to_member
+from edge_client.learning.data import Batch
+from shoal.protocol.chunking import ChunkKind, parse, split
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.messages import Decline, Obstacle, Sealed
+from shoal.protocol.topics import Topics
+from shoal.transport.base import Message
+from tests.helpers.fleets import (
+    Wiretap,
+    aggregator_identity,
+    announcements,
+    device_identity,
+    grouped_data,
+    make_fleet,
+    publish,
+    reasons,
+    uploads_of,
+    whole,
+)
+
+ODD = "dev-02"
+DEADLINE_S = 60.0
+
+
+def unfit(batch):
+    """The same samples with one input too few."""
+    return Batch(batch.x[:, 1:].copy(), batch.y)
+
+
+def exploding(batch):
+    """Samples on which no loss is finite."""
+    return Batch(np.full_like(batch.x, 1e30), batch.y)
+
+
+def data_with(change, count=4):
+    data = grouped_data(count)
+    return {**data, ODD: change(data[ODD])}
+
+
+def fleet_of(tmp_path, change, *, tap=None, **options):
+    settings = {"quorum": 0.5, "deadline_s": DEADLINE_S, **options}
+    return make_fleet(tmp_path / "fleet", data_with(change), faults=tap, **settings)
+
+
+def declines_of(fleet, tap, name=ODD):
+    """Return what a device has sent instead of uploads, as the aggregator reads it."""
+    found = []
+    chunks = [p.payload for p in tap.sent(client=fleet.client_id(name), ending="/up")]
+    for sealed in whole([c for c in chunks if parse(c)[0].kind is ChunkKind.DECLINE]):
+        head, at = read_head(sealed)
+        key = device_identity(fleet, name).member.sign_key
+        message, body = open_from_member(aggregator_identity(fleet), sealed, head, at, key)
+        assert (head.purpose, len(body)) == (DECLINE_PURPOSE, 0)
+        found.append(decode(message, Decline))
+    return found
+
+
+@pytest.mark.parametrize(("change", "obstacle"), [(unfit, "data"), (exploding, "task")])
+def test_nobody_waits_for_a_device_that_can_not(tmp_path, change, obstacle, caplog):
+    tap = Wiretap()
+    with fleet_of(tmp_path, change, tap=tap) as fleet:
+        records = fleet.run(DEADLINE_S)
+        assert fleet.now_s < DEADLINE_S / 2
+        rounds = [r for r in records if not r["final"]]
+        assert [(r["contributed"], r["missing"], r["declined"]) for r in rounds] == [(3, [ODD], {ODD: obstacle})] * 3
+        said = [d.nonce for d in declines_of(fleet, tap)]
+        told = [a.nonce for a in announcements(fleet, tap)]
+        assert said in (told, told[:-1])  # once each; who failed to train can still take part in the final round
+    warnings = [r for r in caplog.records if r.getMessage() == "devices can't do their part"]
+    assert [ODD in w.kv["devices"] for w in warnings] == [True]
+
+
+def test_only_a_word_leaves_the_device(tmp_path):
+    """An error's text may name files and values: what is sent has no room for it."""
+    tap = Wiretap()
+    with fleet_of(tmp_path, unfit, tap=tap, rounds=1) as fleet:
+        fleet.run(DEADLINE_S)
+        first = declines_of(fleet, tap)[0]
+        nonce = announcements(fleet, tap)[0].nonce
+        assert first == Decline("demo", ODD, fleet.plan.run_id, nonce, int(Obstacle.DATA))
+
+
+def test_the_others_learn_what_they_would_without_it(tmp_path):
+    with fleet_of(tmp_path, unfit) as fleet:
+        fleet.run(DEADLINE_S)
+        found = model_of(fleet, "dev-00")
+    data = grouped_data(4)
+    with make_fleet(tmp_path / "without", {n: b for n, b in data.items() if n != ODD}) as fleet:
+        fleet.run(DEADLINE_S)
+        assert np.allclose(found, model_of(fleet, "dev-00"), atol=1e-5)
+
+
+def model_of(fleet, name):
+    return fleet.model(name).theta
+
+
+def test_a_round_that_all_decline_says_so_and_goes_on_with_whoever_is_mended(tmp_path):
+    data = {name: unfit(batch) for name, batch in grouped_data(3).items()}
+    with make_fleet(tmp_path / "fleet", data, quorum=1.0, rounds=1) as fleet:
+        fleet.run_until(lambda: fleet.service is not None and "fit" in fleet.service.status(), DEADLINE_S)
+        fleet.settle()
+        assert fleet.service.status() == "round 1: 0 of 3; data do not fit the task: dev-00, dev-01, dev-02"
+        for name, batch in grouped_data(3).items():
+            fleet.kill_device(name)
+            fleet.revive_device(name, batch)
+        records = fleet.run(DEADLINE_S)
+        assert records[0]["contributed"] == 3
+        assert records[0]["declined"] == {}
+
+
+def test_an_aggregator_that_was_started_again_is_told_again(tmp_path):
+    """It comes back in the middle of the round, with one device still to answer."""
+    tap = Wiretap()
+    with fleet_of(tmp_path, exploding, tap=tap, rounds=1) as fleet:
+        late = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
+        fleet.run_until(lambda: declines_of(fleet, tap), 20)
+        fleet.settle()
+        fleet.kill_aggregator()
+        fleet.revive_aggregator()
+        fleet.settle()
+        assert waiting_for(fleet.service._state).endswith("training failed: dev-02")
+        tap.forgive(late)
+        records = fleet.run(DEADLINE_S)
+        assert records[0]["declined"] == {ODD: "task"}
+        assert fleet.now_s < DEADLINE_S
+
+
+@pytest.fixture
+def waiting(tmp_path, caplog):
+    """A fleet in round 2 that waits for one upload; what is said on its behalf must change nothing."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", grouped_data(3), faults=tap, rounds=2, quorum=0.5) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 1, 30)
+        tap.lose(client=fleet.client_id(ODD), ending="/up")
+        fleet.run_until(lambda: len(uploads_of(fleet, tap, ODD)) == 2, 30)
+        fleet.settle()
+        caplog.clear()
+        yield fleet, tap
+
+
+def say(fleet, decline, *, signer=ODD, sender=ODD, topic_of=ODD, purpose=DECLINE_PURPOSE):
+    """Publish a decline as anybody at the broker could, and let it arrive."""
+    head = Sealed("demo", purpose, sender, "aggregator")
+    sealed = seal_to_member(
+        device_identity(fleet, signer), aggregator_identity(fleet).member.seal_key, head, encode(decline)
+    )
+    (chunk,) = split(sealed, kind=ChunkKind.DECLINE, round=2)
+    fleet.broker.submit("attacker", Message(Topics("demo").up(topic_of), chunk), lambda: None)
+    fleet.settle()
+
+
+def test_what_is_said_in_its_name_changes_nothing(waiting, caplog):
+    fleet, tap = waiting
+    now, before = announcements(fleet, tap)[-1], announcements(fleet, tap)[0]
+    true = Decline("demo", ODD, fleet.plan.run_id, now.nonce, int(Obstacle.DATA))
+    say(fleet, dataclasses.replace(true, nonce=before.nonce))
+    assert reasons(caplog) == []  # of a round that is over: true then, and of no use now
+    say(fleet, true, signer="dev-00")
+    say(fleet, true, signer="dev-00", sender="dev-00")
+    say(fleet, dataclasses.replace(true, device="dev-00"), topic_of="dev-00", signer=ODD)
+    say(fleet, dataclasses.replace(true, run_id=bytes(16)))
+    say(fleet, dataclasses.replace(true, fleet="reef"))
+    say(fleet, true, purpose="upload")
+    assert len(reasons(caplog)) == 6
+    assert fleet.service.status() == "round 2: 2 of 3, waiting for dev-02"
+    say(fleet, true)
+    assert fleet.records()[-1]["declined"] == {ODD: "data"}
+
+
+def test_a_device_that_declines_what_is_not_asked_of_it_changes_nothing(waiting):
+    """It has answered already."""
+    fleet, tap = waiting
+    nonce = announcements(fleet, tap)[-1].nonce
+    told = Decline("demo", "dev-00", fleet.plan.run_id, nonce, int(Obstacle.OTHER))
+    say(fleet, told, signer="dev-00", sender="dev-00", topic_of="dev-00")
+    assert fleet.service.status() == "round 2: 2 of 3, waiting for dev-02"
+
+
+def test_the_reason_stands_in_the_devices_own_log(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "shoal.edge")
+    with fleet_of(tmp_path, unfit, rounds=1) as fleet:
+        fleet.run(DEADLINE_S)
+    assert any("samples of shape (5,)" in str(r.kv["reason"]) for r in caplog.records if hasattr(r, "kv"))
+
+
+def test_models_differ_where_one_device_is_left_out(tmp_path):
+    """So that the comparison above could fail."""
+    with make_fleet(tmp_path / "all", grouped_data(4)) as everybody:
+        everybody.run(DEADLINE_S)
+        with_it = model_of(everybody, "dev-00")
+    with fleet_of(tmp_path, unfit) as fleet:
+        fleet.run(DEADLINE_S)
+        assert not np.allclose(model_of(fleet, "dev-00"), with_it, atol=1e-5)
+
+
+def test_a_mask_epoch_ends_without_it(tmp_path):
+    with fleet_of(tmp_path, unfit, rounds=2, epoch_rounds=1) as fleet:
+        records = fleet.run(DEADLINE_S)
+        assert fleet.now_s < DEADLINE_S / 2
+        assert [e["kind"] for r in records for e in r["events"]] == ["mask-epoch"]
+        assert [r["declined"] for r in records] == [{ODD: "data"}] * 3
+
+
+def test_a_run_that_is_refused_is_declined_once_however_often_it_is_looked_at(tmp_path):
+    """It is fetched again every few seconds: its data may have been mended."""
+    tap = Wiretap()
+    with fleet_of(tmp_path, unfit, tap=tap, rounds=1) as fleet:
+        slow = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
+        fleet.run_until(lambda: fleet.now_s > DEADLINE_S / 2, DEADLINE_S)
+        assert len(tap.sent(client=fleet.client_id(ODD), ending="/up")) == 1
+        tap.forgive(slow)
+        fleet.run(2 * DEADLINE_S)
+
+
+def test_data_that_are_mended_while_the_device_lives_are_taken_up(tmp_path):
+    """And what stood in the way before is not said again."""
+    tap = Wiretap()
+    with fleet_of(tmp_path, unfit, tap=tap, rounds=4) as fleet:
+        slow = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
+        fleet.run_until(lambda: declines_of(fleet, tap), 20)
+        fleet._data[ODD] = grouped_data(4)[ODD]
+        fleet.run_until(lambda: uploads_of(fleet, tap, ODD), 20)
+        fleet.kill_aggregator()
+        fleet.revive_aggregator()
+        fleet.settle()
+        tap.forgive(slow)
+        records = fleet.run(DEADLINE_S)
+        assert [r["declined"] for r in records] == [{}] * 5
+        assert [r["contributed"] for r in records] == [4] * 5
+
+
+def test_what_is_played_back_makes_nobody_decline(tmp_path):
+    """An older announcement, also of the round that is open: as many as a broker likes."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", grouped_data(3), faults=tap, rounds=2) as fleet:
+        late = tap.lose(client=fleet.client_id(ODD), ending="/up")
+        fleet.run_until(lambda: fleet.service is not None and len(fleet.service._state.received) == 2, 20)
+        before = tap.sent(ending="/s/round")
+        fleet.stage.fleet.renew()
+        publish(fleet)
+        fleet.kill_aggregator()
+        fleet.revive_aggregator()
+        fleet.settle()
+        assert announcements(fleet, tap)[-1].roster_sequence > announcements(fleet, tap)[0].roster_sequence
+        for passage in 10 * before:
+            fleet.broker.submit("attacker", Message(passage.topic, passage.payload), lambda: None)
+            fleet.settle()
+        assert [declines_of(fleet, tap, name) for name in fleet.devices] == [[], [], []]
+        tap.forgive(late)
+        assert [r["contributed"] for r in fleet.run(DEADLINE_S)] == [3, 3, 3]
+
+
+def test_a_newcomer_whose_data_do_not_fit_says_so_in_a_later_mask_epoch(tmp_path):
+    """It can only begin where the newer secrets are; data that are mended are taken up there as well."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", count=4, rounds=8, quorum=0.6, deadline_s=DEADLINE_S, faults=tap) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
+        fleet.stage.fleet.revoke("dev-03")
+        publish(fleet)
+        fleet.run_until(lambda: fleet.service._state.run.epoch > fleet.plan.epoch, 60)
+        good = grouped_data(5)["dev-04"]
+        fleet.add_device("dev-04", unfit(good))
+        fleet.run_until(lambda: declines_of(fleet, tap, "dev-04"), DEADLINE_S / 2)
+        slow = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
+        fleet._data["dev-04"] = good
+        fleet.run_until(lambda: fleet.devices["dev-04"].runtime.following is not None, DEADLINE_S)
+        tap.forgive(slow)
+        records = fleet.run(5 * DEADLINE_S)
+        assert records[-1]["missing"] == []
+        assert "dev-04" in records[-1]["clusters"]
+
+
+def test_nobody_waits_for_a_device_whose_upload_was_refused(tmp_path):
+    data = grouped_data(4)
+    data[ODD] = Batch(data[ODD].x * 40, data[ODD].y)
+    with make_fleet(tmp_path / "fleet", data, quorum=0.5, deadline_s=DEADLINE_S, norm_limit=5.0) as fleet:
+        records = fleet.run(DEADLINE_S)
+        assert fleet.now_s < DEADLINE_S / 2
+        assert [r["declined"] for r in records] == [{ODD: "upload"}] * 3 + [{}]
+
+
+def test_a_fault_of_all_that_are_asked_does_not_use_up_the_run(tmp_path):
+    """A few are drawn each round, and no sample fits: a round at most goes by in every deadline."""
+    data = {name: unfit(batch) for name, batch in grouped_data(6).items()}
+    with make_fleet(tmp_path / "fleet", data, rounds=20, quorum=0.5, participation=0.3, deadline_s=DEADLINE_S) as fleet:
+        fleet.run_until(lambda: fleet.now_s > 4 * DEADLINE_S, 5 * DEADLINE_S)
+        assert len(fleet.records()) <= 4

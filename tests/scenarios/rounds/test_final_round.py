@@ -1,0 +1,163 @@
+"""The end of a run: every device keeps the model it ends with, and is answered, whoever dies on the way."""
+
+import pytest
+
+from edge_client.protocol.round_state import Stage
+from edge_client.storage.state import DeviceState
+from shoal.protocol.messages import Action
+from shoal.transport.faults import Hop
+from tests.helpers.fleets import Wiretap, answers, make_fleet, thetas, uploads_of
+
+FINAL = 4
+"""The standard small fleet trains three rounds."""
+
+
+class PowerCut(BaseException):
+    """Ends a device wherever it is."""
+
+
+def until_done(fleet, name):
+    fleet.run_until(lambda: fleet.devices[name].runtime.runs_done, 1000)
+
+
+def stage_of(fleet, name):
+    return fleet.devices[name].runtime._state.stage
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_an_upload_whose_answer_got_lost_is_answered_after_the_end(tmp_path, undisturbed, dies):
+    """Also by an aggregator that died behind the record of the final round, and has begun again."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == FINAL - 1, 100)
+        silence = tap.lose(client=fleet.client_id("dev-01"), ending="/ctl", hop=Hop.DOWN)
+        records = fleet.run(100)
+        assert not fleet.devices["dev-01"].runtime.runs_done
+        if dies:
+            fleet.kill_aggregator()
+            fleet.revive_aggregator()
+            assert fleet.finished
+        tap.forgive(silence)
+        until_done(fleet, "dev-01")
+        assert answers(fleet, tap, "dev-01")[-1].action == Action.ACK
+        assert fleet.records() == records
+        assert thetas(fleet) == undisturbed
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_straggler_of_the_final_round_is_told_that_the_run_is_over(tmp_path, undisturbed, dies):
+    """It has fetched the model that it ends with all the same."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=0.6, deadline_s=5.0) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == FINAL - 1, 100)
+        hold = tap.lose(client=fleet.client_id("dev-01"), ending="/up")
+        records = fleet.run(100)
+        assert records[-1]["missing"] == ["dev-01"]
+        if dies:
+            fleet.kill_aggregator()
+            fleet.revive_aggregator()
+        tap.forgive(hold)
+        until_done(fleet, "dev-01")
+        last = answers(fleet, tap, "dev-01")[-1]
+        assert (last.action, last.reason) == (Action.REFUSED, "the run is over")
+        assert fleet.records() == records
+        assert thetas(fleet) == undisturbed
+
+
+def test_an_answered_device_that_restarts_after_the_end_sends_nothing(tmp_path):
+    """Nobody may be there to answer it again. Its figures are still those of the run that ended."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap) as fleet:
+        fleet.run(100)
+        sent = len(uploads_of(fleet, tap, "dev-01"))
+        figures = DeviceState(fleet.stage.device_dir("dev-01")).load_status()["ended"]["1"]
+        fleet.kill_aggregator()
+        for _ in range(2):
+            fleet.kill_device("dev-01")
+            fleet.revive_device("dev-01")
+            until_done(fleet, "dev-01")
+        for _ in range(1000):
+            fleet.step()
+        assert len(uploads_of(fleet, tap, "dev-01")) == sent
+        assert stage_of(fleet, "dev-01") is Stage.IDLE
+        again = DeviceState(fleet.stage.device_dir("dev-01")).load_status()["ended"]["1"]
+        assert again == figures
+
+
+def test_an_end_that_was_told_counts_in_no_later_life(tmp_path, caplog):
+    """Else `run --once` would end at once in every later run: the broker retains the announcement that ended this one."""
+    with make_fleet(tmp_path / "fleet") as fleet:
+        fleet.run(100)
+        fleet.settle()
+        told, untold = "dev-01", "dev-02"
+        files = {name: DeviceState(fleet.stage.device_dir(name)) for name in (told, untold)}
+        before = {name: files[name].load_status() for name in files}
+        fleet.devices[told].runtime.remember_end()
+        caplog.clear()
+        caplog.set_level("INFO")
+        for _ in range(2):
+            for name in files:
+                fleet.kill_device(name)
+                fleet.revive_device(name)
+            until_done(fleet, untold)
+            for _ in range(100):
+                fleet.step()
+            assert fleet.devices[told].runtime.following == fleet.plan.run
+            assert not fleet.devices[told].runtime.runs_done
+        assert {name: files[name].load_status() for name in files} == before
+        assert "run finished" not in caplog.text
+        assert caplog.text.count("waiting for the next run") == 2
+
+
+def cut(fleet, name, method, when):
+    """Let a device die at ``method`` of its files where ``when(runtime)`` holds, and come back."""
+    runtime = fleet.devices[name].runtime
+    real = getattr(runtime._files, method)
+
+    def dying(*arguments, **options):
+        if when(runtime):
+            raise PowerCut
+        real(*arguments, **options)
+
+    setattr(runtime._files, method, dying)
+    with pytest.raises(PowerCut):
+        fleet.run(100)
+    fleet.kill_device(name)
+    fleet.revive_device(name)
+
+
+@pytest.mark.parametrize("method", ["save_model", "save_pending"])
+def test_a_power_cut_in_the_final_round_costs_no_device_its_model(tmp_path, undisturbed, method):
+    """Wherever it falls: what the round needs is still on the broker, and the device does its work again."""
+    with make_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
+        cut(fleet, "dev-01", method, lambda runtime: runtime._state.mark.round == FINAL)
+        fleet.run(100)
+        until_done(fleet, "dev-01")
+        assert fleet.model("dev-01").round == FINAL
+        assert thetas(fleet) == undisturbed
+
+
+def test_a_final_upload_without_its_model_is_not_enough(tmp_path, undisturbed):
+    """As a version that wrote the upload first could leave it: the device fetches and keeps the model again."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == FINAL - 1, 100)
+        tap.lose(client=fleet.client_id("dev-01"), ending="/ctl", hop=Hop.DOWN)
+        fleet.run(100)
+        fleet.kill_device("dev-01")
+        (fleet.stage.device_dir("dev-01") / "model.bin").unlink()
+        tap.rules.clear()
+        fleet.revive_device("dev-01")
+        until_done(fleet, "dev-01")
+        assert answers(fleet, tap, "dev-01")[-1].action == Action.REFUSED
+        assert thetas(fleet) == undisturbed
+
+
+def test_nothing_of_a_strategy_is_held_behind_the_end(tmp_path):
+    with make_fleet(tmp_path / "fleet", algorithm="cfl", rounds=4) as fleet:
+        fleet.run(100)
+        assert fleet.service._state.strategy is None
+        fleet.kill_aggregator()
+        fleet.revive_aggregator()
+        assert fleet.finished
+        assert not list((fleet.stage.aggregator_dir / "run-000001" / "updates").glob("*/*.f32"))

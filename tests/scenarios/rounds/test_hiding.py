@@ -1,0 +1,117 @@
+"""What owners may have their devices keep back: sample counts under uniform weighting, exact norms under norm_blur."""
+
+import numpy as np
+import pytest
+
+from edge_client.learning.data import Batch
+from shoal.errors import ConfigError
+from shoal.limits import MAX_NORM_BLUR
+from shoal.owner.runs.plan import RunOptions
+from shoal.task.manifest import LocalTraining
+from tests.helpers.fleets import (
+    Wiretap,
+    grouped_data,
+    make_fleet,
+    open_upload,
+    same_partition,
+    truth_of,
+    uploads_of,
+)
+
+QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
+ALONE = LocalTraining(epochs=6, batch_size=10, lr=0.5)
+GROUPS = {"rounds": 5, "local": QUICK, "pretrain": ALONE}
+RUNS = {
+    "fedavg": {"local": QUICK},
+    "ifca": {"algorithm": "ifca", "rounds": 5, "settings": {"k": "2"}, "local": QUICK, "seed": 2},
+    "ifca, restarts": {
+        "algorithm": "ifca",
+        "rounds": 8,
+        "settings": {"k": "2", "restarts": "2", "restart_rounds": "3"},
+        "local": QUICK,
+        "seed": 2,
+    },
+    "cfl": {"algorithm": "cfl", "rounds": 8, "local": QUICK},
+    "fedgroup": {"algorithm": "fedgroup", **GROUPS, "settings": {"groups": "2", "alpha": "2"}},
+    "one-shot": {"algorithm": "one-shot", **GROUPS, "settings": {"k": "2"}},
+    "fesem": {
+        "algorithm": "fesem",
+        "rounds": 5,
+        "settings": {"k": "2"},
+        "local": LocalTraining(epochs=30, batch_size=10, lr=0.8),
+        "seed": 3,
+    },
+}
+
+
+def uneven_data(count, groups):
+    """As `grouped_data`, but every device has another number of samples."""
+    data = grouped_data(count, groups, n=90)
+    return {name: Batch(b.x[: 50 + 7 * i], b.y[: 50 + 7 * i]) for i, (name, b) in enumerate(data.items())}
+
+
+def finish(fleet, options):
+    records = fleet.run(30)
+    if options.get("algorithm"):
+        assert same_partition(records[-1]["clusters"], truth_of(6, 2))
+    assert 0.75 < records[-1]["correct"] / records[-1]["tested"] <= 1 or not options.get("algorithm")
+    return records
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_under_uniform_weighting_no_upload_tells_how_much_data_a_device_has(tmp_path, name):
+    """Every algorithm still works; counts and sizes of test shares are the same for all, though their data is not."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", uneven_data(6, 2), faults=tap, weighting="uniform", **RUNS[name]) as fleet:
+        finish(fleet, RUNS[name])
+        seen = [open_upload(fleet, d, sealed)[0] for d in fleet.stage.devices for sealed in uploads_of(fleet, tap, d)]
+        assert {u.samples for u in seen} == {1}
+        assert {u.tested for u in seen} <= {0, 100}
+        assert any(u.tested for u in seen)
+
+
+def test_under_sample_weighting_they_do(tmp_path):
+    """The control: otherwise the counts are as uneven as the data."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", uneven_data(6, 2), faults=tap, local=QUICK) as fleet:
+        fleet.run(30)
+        seen = [open_upload(fleet, d, uploads_of(fleet, tap, d)[0])[0] for d in fleet.stage.devices]
+        assert len({u.samples for u in seen}) == 6
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_blurred_norms_lead_to_the_same_groups(tmp_path, name):
+    """One per cent on every norm: the hidden groups as before, and no recorded norm is what it would have been."""
+    norms = []
+    for blur in (0.0, 0.01):
+        options = {**RUNS[name], "norm_blur": blur}
+        with make_fleet(tmp_path / f"{blur}", grouped_data(6, 2), **options) as fleet:
+            norms.append(finish(fleet, RUNS[name])[0]["norms"])
+    exact, blurred = norms
+    assert set(exact) == set(blurred)
+    ratios = np.array([blurred[d] / exact[d] for d in exact])
+    assert len(set(ratios.tolist())) == len(ratios)
+    assert (np.abs(ratios - 1) <= 0.041).all()
+    assert (ratios != 1).all()
+
+
+@pytest.mark.parametrize("blur", [-0.01, MAX_NORM_BLUR + 0.01, float("nan")])
+def test_the_owner_signs_no_blur_beyond_its_bounds(tmp_path, blur):
+    with pytest.raises(ConfigError, match="norm blur"):
+        make_fleet(tmp_path, norm_blur=blur)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"algorithm": "fedgroup", "settings": {"groups": "2", "eta_g": "0.1"}, "norm_blur": 0.01}, "hides nothing"),
+        ({"algorithm": "ifca", "settings": {"normalise": "samples"}, "weighting": "uniform"}, "no sample counts"),
+    ],
+)
+def test_the_owner_signs_no_run_that_gives_away_what_it_promises_to_hide(tmp_path, options, match):
+    with pytest.raises(ConfigError, match=match):
+        make_fleet(tmp_path, **options)
+
+
+def test_options_are_off_unless_asked_for():
+    assert (RunOptions("fedavg").norm_blur, RunOptions("fedavg").weighting) == (0.0, "samples")

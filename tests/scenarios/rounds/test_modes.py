@@ -1,0 +1,122 @@
+"""Whole runs in every mask mode: the same clusters, the same models but for rounding, and a mode that everybody states."""
+
+import dataclasses
+import json
+import logging
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from crypto.mask.keys import key_id
+from crypto.mask.modes.registry import MODES
+from edge_client.cli import app as edge
+from edge_client.run.policy import check_announcement
+from shoal.errors import ConfigError, UntrustedError
+from shoal.task.manifest import LocalTraining
+from tests.helpers.fleets import (
+    Wiretap,
+    announcements,
+    grouped_data,
+    make_fleet,
+    mask_key,
+    open_upload,
+    same_partition,
+    truth_of,
+    uploads_of,
+)
+
+QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
+ALONE = LocalTraining(epochs=6, batch_size=10, lr=0.5)
+FEDGROUP = {"algorithm": "fedgroup", "rounds": 5, "local": QUICK, "pretrain": ALONE}
+RUNS = {
+    "fedavg": {},
+    "ifca": {"algorithm": "ifca", "rounds": 5, "settings": {"k": "2"}, "local": QUICK, "seed": 2},
+    "cfl": {"algorithm": "cfl", "rounds": 8, "local": QUICK},
+    "fedgroup": {**FEDGROUP, "settings": {"groups": "2", "alpha": "2"}},
+    "madc": {**FEDGROUP, "settings": {"groups": "2", "alpha": "2", "measure": "madc"}},
+    "one-shot": {"algorithm": "one-shot", "rounds": 4, "settings": {"k": "2"}, "local": QUICK, "pretrain": ALONE},
+    "fesem": {
+        "algorithm": "fesem",
+        "rounds": 5,
+        "settings": {"k": "2"},
+        "local": dataclasses.replace(QUICK, epochs=30, lr=0.8),
+        "seed": 3,
+    },
+    "fedgrouprox": {
+        **FEDGROUP,
+        "algorithm": "fedgrouprox",
+        "settings": {"groups": "2", "alpha": "2"},
+        "local": dataclasses.replace(QUICK, prox_mu=0.05),
+    },
+}
+
+
+@pytest.mark.parametrize("options", [pytest.param(options, id=name) for name, options in RUNS.items()])
+def test_every_mode_gives_the_same_clusters_and_models(tmp_path, options):
+    """The hidden groups, where there are any to be found, and every device's model to 1e-5 of what it is in the clear."""
+    ends = {}
+    for mode in MODES:
+        with make_fleet(tmp_path / mode, grouped_data(6, 2), mode=mode, **options) as fleet:
+            records = fleet.run(20)
+            models = np.stack([fleet.model(name).theta for name in sorted(fleet.stage.devices)]).astype(np.float64)
+            ends[mode] = records[-1]["clusters"], models
+    clusters, clear = ends["none"]
+    assert not options or same_partition(clusters, truth_of(6, 2))
+    for mode, (found, models) in ends.items():
+        assert found == clusters, mode
+        assert np.linalg.norm(models - clear) <= 1e-5 * np.linalg.norm(clear), mode
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_plan_status_and_uploads_state_the_mode(tmp_path, mode, caplog):
+    """The owner signs it, a device's status shows it, every upload repeats it, and the announcement's key id is its own."""
+    tap = Wiretap()
+    caplog.set_level(logging.INFO)
+    with make_fleet(tmp_path / "fleet", faults=tap, mode=mode) as fleet:
+        fleet.run(10)
+        assert fleet.plan.mode == mode
+        assert {r.kv["mode"] for r in caplog.records if r.getMessage() == "following run"} == {mode}
+        upload, _ = open_upload(fleet, "dev-00", uploads_of(fleet, tap, "dev-00")[0])
+        assert (upload.mode, upload.key_id) == (mode, fleet.plan.key_id)
+        directory = str(fleet.stage.device_dir("dev-00"))
+    shown = CliRunner().invoke(edge, ["status", directory, "--json"])
+    assert json.loads(shown.stdout)["data"]["mode"] == mode
+    shown = CliRunner().invoke(edge, ["status", directory])
+    assert f"mode: {mode}" in shown.stdout
+
+
+def test_an_announcement_under_another_mode_is_refused(tmp_path):
+    """The key id that the owner signed holds the mode: a rogue aggregator can't announce the same run in the clear."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, mode="rotation") as fleet:
+        fleet.run(10)
+        announcement, plan = announcements(fleet, tap)[0], fleet.plan
+        check_announcement(announcement, plan)
+        own = mask_key(fleet).context
+        for mode in set(MODES) - {"rotation"}:
+            other = key_id(fleet.stage.fleet.secret_at(own.epoch), dataclasses.replace(own, mode=mode))
+            with pytest.raises(UntrustedError, match="another mask key"):
+                check_announcement(dataclasses.replace(announcement, key_id=other), plan)
+
+
+def test_what_is_uploaded_under_a_rotation_shares_no_value_with_what_is_uploaded_in_the_clear(tmp_path):
+    """The same fleet, the same round: a permutation keeps every value, a rotation none, and both keep the norm."""
+    bodies = {}
+    for mode in MODES:
+        tap = Wiretap()
+        with make_fleet(tmp_path / mode, faults=tap, mode=mode) as fleet:
+            fleet.run(10)
+            _, body = open_upload(fleet, "dev-00", uploads_of(fleet, tap, "dev-00")[0])
+            bodies[mode] = np.frombuffer(body, "<f4")
+    clear = np.sort(np.abs(bodies["none"]))
+    np.testing.assert_array_equal(np.sort(bodies["permutation"]), np.sort(bodies["none"]))
+    np.testing.assert_array_equal(np.sort(np.abs(bodies["signed-permutation"])), clear)
+    assert not np.intersect1d(np.abs(bodies["rotation"]), clear).size
+    np.testing.assert_allclose(np.linalg.norm(bodies["rotation"]), np.linalg.norm(clear), rtol=1e-6)
+
+
+def test_the_owner_can_not_sign_a_mode_that_does_not_exist(tmp_path):
+    with pytest.raises(ConfigError, match="'householder'") as caught:
+        make_fleet(tmp_path, mode="householder")
+    assert "signed-permutation" in caught.value.hint

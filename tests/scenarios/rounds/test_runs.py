@@ -1,0 +1,206 @@
+"""Whole runs on the loopback fleet: every algorithm from the owner's signature to the devices' models."""
+
+import numpy as np
+import pytest
+
+from edge_client.learning.data import split
+from edge_client.learning.model import OrtModel
+from edge_client.learning.training import train
+from shoal.errors import ConfigError
+from shoal.protocol.messages import Action
+from shoal.simulation.loopback_fleet import LoopbackError, draw_origins
+from shoal.task.manifest import LocalTraining
+from tests.helpers.fleets import (
+    CLASSES,
+    FULL_BATCH,
+    INPUTS,
+    Wiretap,
+    answers,
+    clear_offsets,
+    grouped_data,
+    make_fleet,
+    same_partition,
+    thetas,
+    truth_of,
+)
+from tests.helpers.tasks import logistic_bundle
+
+QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
+IFCA = {"algorithm": "ifca", "rounds": 5, "settings": {"k": "2"}, "local": QUICK}
+CFL = {"algorithm": "cfl", "rounds": 8, "local": QUICK}
+
+
+def events(records, kind):
+    return [e for r in records for e in r["events"] if e["kind"] == kind]
+
+
+def test_fedavg_runs_to_the_end(tmp_path):
+    """Every round has all devices, the loss falls, and everybody ends with the same model."""
+    with make_fleet(tmp_path / "fleet", count=4, rounds=4) as fleet:
+        records = fleet.run(10)
+        assert [r["round"] for r in records] == [1, 2, 3, 4, 5]
+        assert [r["final"] for r in records] == [False] * 4 + [True]
+        assert all(r["contributed"] == r["ordered"] == 4 and not r["missing"] for r in records)
+        assert records[3]["loss"] < records[0]["loss"]
+        assert records[-1]["tested"] == 4 * 12
+        assert len(set(thetas(fleet).values())) == 1
+        assert fleet.model("dev-00").round == 5
+
+
+def test_the_next_round_is_announced_before_the_last_uploads_are_acknowledged(tmp_path):
+    """Devices wait for the announcement only: acknowledging each of them first would delay the whole fleet."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=2) as fleet:
+        fleet.run(10)
+        told = [p.topic.rsplit("/", 1)[-1] for p in tap.sent(client=fleet.client_id("aggregator"))]
+        spoken = [leaf for leaf in told if leaf in ("round", "ctl")]
+        announced = [i for i, leaf in enumerate(spoken) if leaf == "round"]
+        before = [spoken[:i].count("ctl") for i in announced]
+        assert len(before) == 3
+        assert before[0] == 0
+        assert before[1] < 4
+        assert before[2] < 8
+        assert spoken.count("ctl") == 12
+        for name in fleet.stage.devices:
+            assert [a.action for a in answers(fleet, tap, name)] == [Action.ACK] * 3
+
+
+def test_the_whole_protocol_computes_plain_fedavg_bit_for_bit(tmp_path):
+    """Masks, seals, files and messages leave no trace in the model: a ten-line loop in the clear gives the same bits."""
+    data = grouped_data(3)
+    data["dev-01"] = type(data["dev-01"])(data["dev-01"].x[:25], data["dev-01"].y[:25])
+    bundle = logistic_bundle(INPUTS, CLASSES)
+    origin = draw_origins(bundle.manifest, 1, 1)[0]
+    with make_fleet(tmp_path / "fleet", data, rounds=3) as fleet:
+        fleet.run(10)
+        reached = fleet.model("dev-02").theta
+    backend, offset = OrtModel(bundle), np.zeros_like(origin)
+    shares = [split(data[name], f"demo/{name}".encode()).train for name in sorted(data)]
+    for round_ in range(3):
+        theta, total = origin + offset, np.zeros_like(origin)
+        for share in shares:
+            step = train(theta, share, FULL_BATCH, backend, np.random.default_rng(0), round_, lambda: False)
+            total += step.delta * np.float32(len(share))
+        offset = offset + total / np.float32(sum(map(len, shares)))
+    assert reached.tobytes() == (origin + offset).tobytes()
+
+
+def test_ifca_finds_the_groups(tmp_path):
+    settings = {"k": "2", "restarts": "4", "restart_rounds": "2"}
+    with make_fleet(tmp_path / "fleet", grouped_data(6, 2), **{**IFCA, "rounds": 12, "settings": settings}) as fleet:
+        records = fleet.run(10)
+        assert same_partition(records[-1]["clusters"], truth_of(6, 2))
+        assert records[-1]["correct"] / records[-1]["tested"] > 0.75
+        models = thetas(fleet)
+        assert same_partition({d: hash(m) for d, m in models.items()}, truth_of(6, 2))
+
+
+def test_ifca_keeps_the_start_of_least_loss(tmp_path):
+    settings = {"k": "2", "restarts": "3", "restart_rounds": "2"}
+    with make_fleet(tmp_path / "fleet", grouped_data(4, 2), **{**IFCA, "rounds": 8, "settings": settings}) as fleet:
+        records = fleet.run(10)
+        ended, (kept,) = events(records, "start-ended"), events(records, "start-kept")
+        assert [e["start"] for e in ended] == [0, 1, 2]
+        best = min(ended, key=lambda e: e["loss"])
+        assert (kept["start"], kept["loss"]) == (best["start"], best["loss"])
+        assert {c // 2 for c in records[-1]["clusters"].values()} == {kept["start"]}
+
+
+def test_cfl_splits_into_the_groups(tmp_path):
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **CFL) as fleet:
+        records = fleet.run(10)
+        (cut,) = events(records, "split")
+        assert same_partition(records[-1]["clusters"], truth_of(8, 2))
+        assert min(cut["prefer"]) > 0.75
+        assert max(cut["p_value"]) < 0.01
+        assert records[-1]["correct"] / records[-1]["tested"] > 0.75
+
+
+def test_cfl_does_not_split_devices_without_groups(tmp_path):
+    """The norm test is made to fire as early and as often as it can; the trials refuse what it suggests."""
+    settings = {"eps1": "5", "refused_cool_down": "0", "trial_rounds": "1"}
+    options = {**CFL, "rounds": 10, "settings": settings}
+    with make_fleet(tmp_path / "fleet", grouped_data(6, 1, n=100), **options) as fleet:
+        records = fleet.run(10)
+        assert len(events(records, "split-refused")) >= 2
+        assert not events(records, "split")
+        assert set(records[-1]["clusters"].values()) == {0}
+
+
+def test_a_newcomer_finds_its_group_by_the_tree(tmp_path):
+    """Alg. 4: a device that joins after the split is led to its group by the cached updates, and ends with its model."""
+    data = grouped_data(10, 2)
+    late = data.pop("dev-09")
+    with make_fleet(tmp_path / "fleet", data, **CFL) as fleet:
+        fleet.run_until(lambda: bool(events(fleet.records(), "split")), 10)
+        fleet.add_device("dev-09", late)
+        records = fleet.run(100)
+        (placed,) = events(records, "newcomer")
+        assert placed["device"] == "dev-09"
+        assert same_partition(records[-1]["clusters"], truth_of(10, 2))
+        models = thetas(fleet)
+        assert models["dev-09"] == models["dev-07"] != models["dev-08"]
+
+
+def test_a_newcomer_joins_fedavg(tmp_path):
+    data = grouped_data(3)
+    late = data.pop("dev-02")
+    with make_fleet(tmp_path / "fleet", data, rounds=4) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 1, 10)
+        fleet.add_device("dev-02", late)
+        records = fleet.run(100)
+        assert records[0]["ordered"] == 2
+        assert records[-1]["contributed"] == 3
+        assert len(set(thetas(fleet).values())) == 1
+
+
+@pytest.mark.parametrize("options", [{}, IFCA, CFL], ids=["fedavg", "ifca", "cfl"])
+def test_masks_change_no_result(tmp_path, options):
+    """Under the permutation and without it: the same clusters, and models equal bit for bit (means move no bits)."""
+    seen = []
+    for mode in ("permutation", "none"):
+        with make_fleet(tmp_path / mode, grouped_data(8, 2), mode=mode, **options) as fleet:
+            records = fleet.run(10)
+            seen.append((records[-1]["clusters"], thetas(fleet)))
+    assert seen[0] == seen[1]
+
+
+def test_the_aggregator_never_holds_a_clear_vector(tmp_path):
+    """Its files hold the offset permuted: the same values, in another order than any device's."""
+    with make_fleet(tmp_path / "fleet") as fleet:
+        fleet.run(10)
+        (clear,) = clear_offsets(fleet).values()
+        (path,) = (fleet.stage.aggregator_dir / "run-000001" / "vectors").glob("*/*.f32")
+        held = np.frombuffer(path.read_bytes(), "<f4")
+        assert not np.array_equal(held, clear)
+        assert np.array_equal(np.sort(held), np.sort(clear))
+
+
+def test_accuracy_is_reported_when_asked(tmp_path):
+    with make_fleet(tmp_path / "fleet", rounds=4, evaluate_every=2) as fleet:
+        assert [r["tested"] > 0 for r in fleet.run(10)] == [False, True, False, True, True]
+
+
+def test_partial_participation_draws_the_same_devices_again(tmp_path):
+    """Half of the devices a round, decided by the plan's seed; everybody takes part in the final round."""
+    drawn = []
+    for name in ("a", "b"):
+        with make_fleet(tmp_path / name, count=4, participation=0.5) as fleet:
+            records = fleet.run(10)
+            assert [r["contributed"] for r in records] == [2, 2, 2, 4]
+            drawn.append([sorted(r["norms"]) for r in records])
+    assert drawn[0] == drawn[1]
+    assert len({tuple(d) for d in drawn[0][:3]}) > 1
+
+
+def test_a_run_that_can_not_finish_says_what_it_waits_for(tmp_path):
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+        tap.lose(client=fleet.client_id("dev-01"), ending="/up")
+        with pytest.raises(LoopbackError, match="round 1: 2 of 3, waiting for dev-01"):
+            fleet.run(5)
+
+
+def test_a_plan_that_its_strategy_refuses_is_not_signed(tmp_path):
+    with pytest.raises(ConfigError, match="leave none"):
+        make_fleet(tmp_path, algorithm="ifca", settings={"restarts": "2", "restart_rounds": "5"}, rounds=10)

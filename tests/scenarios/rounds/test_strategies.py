@@ -1,0 +1,209 @@
+"""Whole runs on the loopback fleet: local training, FedProx, FeSEM, one-shot clustering, FedGroup and FedGrouProx."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from shoal.errors import ConfigError
+from shoal.simulation.loopback_fleet import draw_origins
+from shoal.task.manifest import LocalTraining
+from shoal.transport.faults import Hop
+from tests.helpers.fleets import (
+    LOST,
+    Wiretap,
+    clear_offsets,
+    grouped_data,
+    make_fleet,
+    same_partition,
+    thetas,
+    truth_of,
+)
+
+QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
+ALONE = LocalTraining(epochs=6, batch_size=10, lr=0.5)
+FORGETFUL = LocalTraining(epochs=30, batch_size=10, lr=0.8)
+PROXIMAL = dataclasses.replace(QUICK, prox_mu=0.05)
+
+FEDGROUP = {
+    "algorithm": "fedgroup",
+    "rounds": 6,
+    "settings": {"groups": "2", "alpha": "2"},
+    "local": QUICK,
+    "pretrain": ALONE,
+}
+MADC = {**FEDGROUP, "settings": {"groups": "2", "alpha": "2", "measure": "madc"}}
+FEDGROUPROX = {**FEDGROUP, "algorithm": "fedgrouprox", "local": PROXIMAL}
+ONE_SHOT = {"algorithm": "one-shot", "rounds": 4, "settings": {"k": "2"}, "local": QUICK, "pretrain": ALONE}
+FESEM = {"algorithm": "fesem", "rounds": 5, "settings": {"k": "2"}, "local": FORGETFUL, "seed": 3}
+FEDPROX = {"algorithm": "fedprox", "local": PROXIMAL}
+LOCAL = {"algorithm": "local", "local": QUICK}
+CLUSTERING = {"fedgroup": FEDGROUP, "madc": MADC, "fedgrouprox": FEDGROUPROX, "one-shot": ONE_SHOT, "fesem": FESEM}
+EVERY = {**CLUSTERING, "fedprox": FEDPROX, "local": LOCAL}
+
+
+def by_name(cases):
+    return [pytest.param(options, id=name) for name, options in cases.items()]
+
+
+def events(records, kind):
+    return [e for r in records for e in r["events"] if e["kind"] == kind]
+
+
+@pytest.mark.parametrize("options", by_name(CLUSTERING))
+def test_the_hidden_groups_are_found_and_each_has_its_model(tmp_path, options):
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **options) as fleet:
+        records = fleet.run(20)
+        assert same_partition(records[-1]["clusters"], truth_of(8, 2))
+        assert records[-1]["correct"] / records[-1]["tested"] > 0.75
+        assert same_partition({d: hash(m) for d, m in thetas(fleet).items()}, truth_of(8, 2))
+
+
+@pytest.mark.parametrize("options", by_name(EVERY))
+def test_masks_change_no_result(tmp_path, options):
+    """Under the permutation and without it: the same clusters, and models equal bit for bit."""
+    seen = []
+    for mode in ("permutation", "none"):
+        with make_fleet(tmp_path / mode, grouped_data(6, 2), mode=mode, **options) as fleet:
+            records = fleet.run(20)
+            seen.append((records[-1]["clusters"], thetas(fleet)))
+    assert seen[0] == seen[1]
+
+
+def test_local_training_gives_everybody_a_model_of_its_own(tmp_path):
+    with make_fleet(tmp_path / "fleet", grouped_data(4), **LOCAL) as fleet:
+        records = fleet.run(10)
+        assert sorted(records[-1]["clusters"].values()) == [0, 1, 2, 3]
+        assert len(set(thetas(fleet).values())) == 4
+        assert records[2]["loss"] < records[0]["loss"]
+
+
+def test_the_proximal_term_holds_devices_back(tmp_path):
+    """The same fleet with and without it: the updates are shorter, and nothing but the algorithm's name tells them apart."""
+    norms = []
+    for options in (FEDPROX, {"algorithm": "fedavg", "local": QUICK}):
+        with make_fleet(tmp_path / options["algorithm"], **options) as fleet:
+            norms.append(fleet.run(10)[0]["norms"])
+    assert all(norms[0][d] < norms[1][d] for d in norms[0])
+
+
+def test_a_proximal_run_without_the_term_is_not_signed(tmp_path):
+    with pytest.raises(ConfigError, match="prox_mu is 0"):
+        make_fleet(tmp_path, algorithm="fedgrouprox", local=QUICK)
+
+
+def test_fedgroup_puts_newcomers_through_a_cold_start_of_their_own(tmp_path):
+    """Eq. 9 for the devices that the group cold start did not draw, and for one that joins the fleet later."""
+    data = grouped_data(7, 2)
+    late = data.pop("dev-06")
+    with make_fleet(tmp_path / "fleet", data, **{**FEDGROUP, "rounds": 7}) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 3, 10)
+        fleet.add_device("dev-06", late)
+        records = fleet.run(100)
+        (cold,) = events(records, "cold-start")
+        assert (cold["round"], cold["devices"], sum(cold["sizes"])) == (1, 4, 4)
+        first, second = events(records, "newcomers")
+        assert (first["round"], len(first["groups"])) == (2, 2)
+        assert list(second["groups"]) == ["dev-06"]
+        assert [r["ordered"] for r in records[:3]] == [4, 2, 6]
+        assert records[-2]["ordered"] == 7
+        assert same_partition(records[-1]["clusters"], truth_of(7, 2))
+        assert len(events(records, "discrepancy")) == sum(r["round"] in (3, 4, 6, 7) for r in records)
+
+
+def test_inter_group_aggregation_adds_whole_models_over_the_wire(tmp_path):
+    """Alg. 2, line 18: what devices end with is their group's scaled origin and offset, and the mask changes it by rounding."""
+    settings = {**FEDGROUP["settings"], "eta_g": "0.05"}
+    ends = []
+    for mode in ("permutation", "none"):
+        with make_fleet(tmp_path / mode, grouped_data(6, 2), mode=mode, **{**FEDGROUP, "settings": settings}) as fleet:
+            fleet.run_until(lambda f=fleet: len(f.records()) == f.plan.rounds, 20)
+            slots = fleet.service._state.strategy.slots
+            records = fleet.run(20)
+            assert same_partition(records[-1]["clusters"], truth_of(6, 2))
+            origin = draw_origins(fleet.bundle.manifest, 1, 1)[0]
+            clear = clear_offsets(fleet)
+            assert all(s.scale > 1 for s in slots)
+            for device, group in records[-1]["clusters"].items():
+                (offset,) = [v for name, v in clear.items() if name.startswith(f"model-{group}-")]
+                expected = np.float32(slots[group].scale) * origin + offset
+                np.testing.assert_allclose(fleet.model(device).theta, expected, rtol=1e-6, atol=1e-7)
+            ends.append(np.stack([fleet.model(d).theta for d in fleet.stage.devices]))
+    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-4, atol=1e-5)
+
+
+def test_fedgroup_with_partial_participation_groups_everybody_in_the_end(tmp_path):
+    options = {**FEDGROUP, "rounds": 14, "participation": 0.5}
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **options) as fleet:
+        records = fleet.run(20)
+        assert same_partition(records[-1]["clusters"], truth_of(8, 2))
+        assert {r["ordered"] for r in records[3:-1]} <= {1, 2, 3, 4}
+
+
+def test_the_devices_that_fedgroup_never_met_end_with_the_auxiliary_model(tmp_path):
+    """The cold start took all rounds there were: the others take the mean of the groups' models."""
+    options = {**FEDGROUP, "rounds": 2, "participation": 0.25}
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **options) as fleet:
+        records = fleet.run(10)
+        strangers = [d for d, j in records[-1]["clusters"].items() if j == 2]
+        assert strangers
+        origin = fleet.model(strangers[0]).theta
+        clear = clear_offsets(fleet)
+        models = [v for name, v in clear.items() if name.startswith("model-")]
+        (auxiliary,) = [v for name, v in clear.items() if name.startswith("auxiliary-")]
+        np.testing.assert_allclose(auxiliary, sum(models) / 2, rtol=1e-6)
+        assert len({fleet.model(d).theta.tobytes() for d in strangers}) == 1
+        assert origin.shape == auxiliary.shape
+
+
+def test_a_device_that_missed_the_first_round_of_one_shot_joins_later(tmp_path):
+    data = grouped_data(6, 2)
+    late = data.pop("dev-05")
+    with make_fleet(tmp_path / "fleet", data, **{**ONE_SHOT, "rounds": 5}) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 2, 10)
+        fleet.add_device("dev-05", late)
+        records = fleet.run(100)
+        (placed,) = events(records, "newcomer")
+        assert (placed["device"], placed["cluster"]) == ("dev-05", records[-1]["clusters"]["dev-03"])
+        assert same_partition(records[-1]["clusters"], truth_of(6, 2))
+
+
+@pytest.fixture(scope="module", params=list(CLUSTERING))
+def calm(request, tmp_path_factory):
+    """(options, clusters and models that an undisturbed run ends with)."""
+    options = {**CLUSTERING[request.param], "quorum": 1.0}
+    with make_fleet(tmp_path_factory.mktemp("calm") / "fleet", grouped_data(6, 2), **options) as fleet:
+        return options, fleet.run(20)[-1]["clusters"], thetas(fleet)
+
+
+@pytest.mark.parametrize("round_", [1, 2, 3])
+def test_a_crash_of_the_aggregator_in_any_phase_changes_no_bit(tmp_path, calm, round_):
+    """Killed with some uploads of the round durable: cold starts, cohorts that wait and centres are all taken up again."""
+    options, clusters, models = calm
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", grouped_data(6, 2), faults=tap, **options) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == round_ - 1, 20)
+        tap.rules.append(all_but_the_first(fleet))
+        fleet.settle()
+        state = fleet.service._state
+        assert (state.round, len(state.received)) == (round_, 1)
+        assert state.waiting
+        fleet.kill_aggregator()
+        fleet.step()
+        fleet.revive_aggregator()
+        tap.rules.clear()
+        records = fleet.run(100)
+        assert records[-1]["clusters"] == clusters
+        assert thetas(fleet) == models
+
+
+def all_but_the_first(fleet):
+    """Return a rule that loses the uploads of all devices but the first that the open round has an order for."""
+
+    def rule(passage):
+        if passage.hop is not Hop.UP or not passage.topic.endswith("/up"):
+            return None
+        first = min(fleet.service._state.plan.orders)
+        return None if passage.client == fleet.client_id(first) else LOST
+
+    return rule

@@ -1,0 +1,166 @@
+"""What `shoal-aggregator status` tells of the round that is open."""
+
+import json
+import logging
+import re
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from aggregator.cli import app
+from aggregator.storage.run_status import WAITING_FILE, forget_waiting
+from shoal.owner.runs.plan import RunOptions
+from shoal.util.locks import exclusive
+from tests.helpers.fleets import Wiretap, make_fleet
+
+
+def status(fleet, *options):
+    with exclusive(fleet.stage.aggregator_dir, wait_s=0, hint=""):
+        told = CliRunner().invoke(app, ["status", str(fleet.stage.aggregator_dir), *options])
+    assert told.exit_code == 0, told.output
+    return told.output
+
+
+def waiting(fleet):
+    return json.loads(status(fleet, "--json"))["data"]["runs"][0]["waiting"]
+
+
+@pytest.fixture
+def tap():
+    return Wiretap()
+
+
+@pytest.fixture
+def fleet(tmp_path, tap):
+    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0, deadline_s=1e6) as made:
+        yield made
+
+
+def test_a_round_that_waits_says_for_whom_until_it_goes_on(fleet, tap):
+    """Nothing at first: most rounds never wait. The last line is the log's."""
+    fleet.run_until(lambda: len(fleet.records()) == 1, 10)
+    hold = tap.lose(client=fleet.client_id("dev-02"), ending="/up")
+    fleet.run_until(lambda: "2 of 3" in fleet.service.status(), 10)
+    assert waiting(fleet) == ""
+    fleet.run_until(lambda: waiting(fleet), 10)
+    assert waiting(fleet) == "round 2: 2 of 3, waiting for dev-02"
+    assert status(fleet).splitlines()[-1] == "run 1 now: round 2: 2 of 3, waiting for dev-02"
+    tap.forgive(hold)
+    fleet.run_until(lambda: len(fleet.records()) == 2, 100)
+    assert waiting(fleet) == ""
+
+
+def test_before_the_first_round_it_says_who_is_here(fleet):
+    for name in fleet.stage.devices:
+        fleet.kill_device(name)
+    fleet.run_until(lambda: fleet.now_s > 5, 10)
+    assert waiting(fleet).startswith("gathering: 0 of 3 devices are here")
+    for name in fleet.stage.devices:
+        fleet.revive_device(name)
+    fleet.run(100)
+    assert waiting(fleet) == ""
+
+
+def test_a_run_that_ends_leaves_nothing(fleet, tap):
+    """Also where its last round had to wait."""
+    fleet.run_until(lambda: len(fleet.records()) == 3, 10)
+    hold = tap.lose(client=fleet.client_id("dev-02"), ending="/up")
+    fleet.run_until(lambda: waiting(fleet), 10)
+    tap.forgive(hold)
+    fleet.run(100)
+    assert not list(fleet.stage.aggregator_dir.rglob(WAITING_FILE))
+
+
+def test_a_run_in_the_queue_hides_nothing(fleet, tap):
+    tap.lose(client=fleet.client_id("dev-02"), ending="/up")
+    fleet.run_until(lambda: waiting(fleet), 10)
+    fleet.stage.add_run(fleet.bundle, np.zeros((1, fleet.plan.length), np.float32), RunOptions("fedavg", rounds=2))
+    assert [line[:10] for line in status(fleet).splitlines()[1:]] == ["run 1: fed", "run 1 now:", "run 2: fed"]
+
+
+def test_what_cannot_be_written_is_no_reason_to_end(fleet, tap, caplog):
+    """A directory where the file belongs stands for whatever is in the way."""
+    (path,) = fleet.stage.aggregator_dir.glob("run-*")
+    (path / WAITING_FILE).mkdir()
+    hold = tap.lose(client=fleet.client_id("dev-02"), ending="/up")
+    fleet.run_until(lambda: fleet.now_s > 5, 10)
+    assert "Is a directory" in waiting(fleet)
+    assert {r.getMessage() for r in caplog.records} >= {"status can't tell what the run waits for"}
+    tap.forgive(hold)
+    fleet.run(100)
+
+
+def test_what_a_killed_aggregator_left_can_be_removed(fleet, tap):
+    """Also in runs that nobody will serve again."""
+    tap.lose(client=fleet.client_id("dev-02"), ending="/up")
+    fleet.run_until(lambda: waiting(fleet), 10)
+    forget_waiting(fleet.stage.aggregator_dir)
+    assert waiting(fleet) == ""
+
+
+def test_what_a_killed_aggregator_left_is_gone_with_its_next_life(fleet, tap):
+    tap.lose(client=fleet.client_id("dev-02"), ending="/up")
+    fleet.run_until(lambda: fleet.now_s > 5, 10)
+    assert waiting(fleet)
+    fleet.kill_aggregator()
+    fleet.revive_aggregator()
+    assert waiting(fleet) == ""
+
+
+def test_nobody_waits_where_nobody_serves(fleet, tap):
+    tap.lose(client=fleet.client_id("dev-02"), ending="/up")
+    fleet.run_until(lambda: fleet.now_s > 5, 10)
+    told = CliRunner().invoke(app, ["status", str(fleet.stage.aggregator_dir)])
+    assert "not serving" in told.output
+    assert "waiting" not in told.output
+
+
+STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+
+
+@pytest.mark.parametrize("quorum", [0.8, 0.5], ids=["in a round", "between rounds"])
+def test_one_dead_device_of_min_contributors_is_named_with_what_to_do(tmp_path, quorum, caplog):
+    """The run waited for ever, and nothing said that the deadline had passed or how to go on."""
+    caplog.set_level(logging.INFO, "shoal.aggregator")
+    options = {"min_contributors": 3, "quorum": quorum, "deadline_s": 20.0, "rounds": 30}
+    with make_fleet(tmp_path / "fleet", count=3, **options) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 1, 10)
+        fleet.kill_device("dev-02")
+        fleet.run_until(lambda: "deadline passed" in waiting(fleet), 60)
+        run = json.loads(status(fleet, "--json"))["data"]["runs"][0]
+        needed = "must be (min_contributors 3)" if quorum == 0.5 else "must (quorum 0.8)"
+        assert re.search(rf"the deadline passed at {STAMP}, 2 .* and 3 {re.escape(needed)}", run["waiting"])
+        assert re.search(rf"missing: dev-02 since {STAMP}; start dev-02 again", run["waiting"])
+        assert "shoal-fleet revoke FLEET_DIR NAME" in run["waiting"]
+        assert "sign a run with a smaller --min-contributors" in run["waiting"]
+        short = run["shortage"]
+        assert [m["device"] for m in short["missing"]] == ["dev-02"]
+        assert all(re.fullmatch(STAMP, m["since"]) for m in short["missing"])
+        assert re.fullmatch(STAMP, short["deadline_passed_at"])
+        assert (short["deadline_passed"], short["here"], short["needed"], short["min_contributors"]) == (True, 2, 3, 3)
+        assert short["hint"] in status(fleet)
+        assert run["waiting"] in [r.getMessage() for r in caplog.records]
+        fleet.revive_device("dev-02")
+        closed = len(fleet.records())
+        fleet.run_until(lambda: len(fleet.records()) > closed + 1, 30)
+        fleet.run_until(lambda: not waiting(fleet), 10)
+        assert json.loads(status(fleet, "--json"))["data"]["runs"][0]["shortage"] is None
+
+
+def test_before_the_deadline_nothing_is_said_of_it(tmp_path):
+    options = {"min_contributors": 3, "quorum": 0.8, "deadline_s": 500.0, "rounds": 30}
+    with make_fleet(tmp_path / "fleet", count=3, **options) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 1, 10)
+        fleet.kill_device("dev-02")
+        fleet.run_until(lambda: waiting(fleet), 60)
+        assert "deadline" not in waiting(fleet)
+        assert json.loads(status(fleet, "--json"))["data"]["runs"][0]["shortage"] is None
+
+
+def test_a_damaged_file_of_what_is_waited_for_is_told(fleet, tap):
+    tap.lose(client=fleet.client_id("dev-02"), ending="/up")
+    fleet.run_until(lambda: waiting(fleet), 10)
+    (path,) = fleet.stage.aggregator_dir.glob(f"run-*/{WAITING_FILE}")
+    path.write_text("{half")
+    assert "is damaged" in waiting(fleet)

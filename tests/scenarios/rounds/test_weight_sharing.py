@@ -1,0 +1,283 @@
+"""IFCA with a shared segment on whole fleets: one shared offset and k small ones, from the owner's signature to the models."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from crypto.mask.masking import mask
+from edge_client.learning.data import Batch
+from edge_client.protocol.round_state import Stage
+from shoal.protocol.chunking import ChunkKind
+from shoal.protocol.codec import encode
+from shoal.protocol.messages import SHARED_MODEL, ModelHeader, ModelRef
+from shoal.protocol.topics import Topics
+from shoal.transport.faults import Hop
+from tests.helpers.fleets import (
+    Wiretap,
+    announce,
+    announcements,
+    group_key,
+    grouped_data,
+    make_fleet,
+    mask_key,
+    names,
+    reasons,
+    same_partition,
+    tell,
+    thetas,
+    truth_of,
+    uploads_of,
+)
+from tests.helpers.tasks import logistic_bundle
+
+INPUTS, CLASSES = 40, 4
+SHARED, OWN = INPUTS * CLASSES, CLASSES
+BUNDLE = logistic_bundle(INPUTS, CLASSES, segment="shared")
+OPTIONS = {"algorithm": "ifca", "rounds": 12, "settings": {"k": "2", "restarts": "3", "restart_rounds": "2"}}
+
+
+def biased_data(count, groups=2, n=100, seed=4):
+    """Return device -> Batch: one concept for all, whose classes each group meets in other proportions."""
+    rng = np.random.default_rng(seed)
+    concept = rng.standard_normal((INPUTS, CLASSES)) * 0.5
+    priors = 4.0 * np.eye(CLASSES)
+    data = {}
+    for i, name in enumerate(names(count)):
+        x = rng.standard_normal((n, INPUTS)).astype(np.float32)
+        data[name] = Batch(x, (x @ concept + priors[i % groups]).argmax(1).astype(np.int64))
+    return data
+
+
+def sharing_fleet(root, count=6, **options):
+    return make_fleet(root, biased_data(count), bundle=BUNDLE, **{**OPTIONS, **options})
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """(records, device -> bytes of its model) of a run without trouble, masked."""
+    with sharing_fleet(tmp_path_factory.mktemp("calm") / "fleet", quorum=1.0) as fleet:
+        return fleet.run(30), thetas(fleet)
+
+
+def test_the_groups_are_found_and_share_their_weights(calm):
+    """Permutation mode: every device ends with the same shared coordinates, bit for bit, and its group's own ones."""
+    records, models = calm
+    assert same_partition(records[-1]["clusters"], truth_of(6, 2))
+    assert records[-1]["correct"] / records[-1]["tested"] > 0.8
+    assert records[10]["loss"] < records[6]["loss"]
+    parts = {d: (m[: 4 * SHARED], m[4 * SHARED :]) for d, m in models.items()}
+    assert len({shared for shared, _ in parts.values()}) == 1
+    assert same_partition({d: hash(own) for d, (_, own) in parts.items()}, truth_of(6, 2))
+
+
+def test_masks_change_no_bit(tmp_path, calm):
+    with sharing_fleet(tmp_path / "fleet", quorum=1.0, mode="none") as fleet:
+        records = fleet.run(30)
+        assert records[-1]["clusters"] == calm[0][-1]["clusters"]
+        assert thetas(fleet) == calm[1]
+
+
+def test_the_aggregator_holds_one_shared_offset_and_small_ones(tmp_path):
+    """Masked, all of them: values in another order than the devices', inside each segment."""
+    with sharing_fleet(tmp_path / "fleet") as fleet:
+        fleet.run(30)
+        files = (fleet.stage.aggregator_dir / "run-000001" / "vectors").glob("*/*.f32")
+        held = {p.stem.rsplit("-", 1)[0]: np.frombuffer(p.read_bytes(), "<f4") for p in files}
+        model = fleet.model("dev-00")
+        first = model.cluster // 2 * 2
+        lengths = {f"shared-{first}": SHARED, f"model-{first}": OWN, f"model-{first + 1}": OWN}
+        assert {name: len(v) for name, v in held.items()} == lengths
+        offset = model.theta[:SHARED] - fleet_origins(fleet)[first, :SHARED]
+        masked = held[f"shared-{first}"]
+        assert not np.allclose(masked, offset, atol=1e-4)
+        np.testing.assert_allclose(np.sort(masked), np.sort(offset), atol=1e-6)
+
+
+def fleet_origins(fleet):
+    """Return the run's origins, which devices hold."""
+    return fleet.devices["dev-00"].runtime._run.origins
+
+
+def model_bytes(tap, hop):
+    """Return the bytes of model transfers that went one hop."""
+    return sum(len(p.payload) for p in tap.heard if p.hop is hop and "/s/model/" in p.topic)
+
+
+def test_what_is_shared_travels_once(tmp_path):
+    """Three models: six rounds bring 6 x (shared + 3 own) instead of 6 x 3 whole vectors, to the broker and to each device."""
+    sent = {}
+    for segment in ("cluster", "shared"):
+        tap, bundle = Wiretap(), logistic_bundle(400, CLASSES, segment=segment)
+        options = {**OPTIONS, "rounds": 6, "settings": {"k": "3"}}
+        data = grouped_data(6, 3, inputs=400)
+        with make_fleet(tmp_path / segment, data, bundle=bundle, faults=tap, **options) as fleet:
+            fleet.run(30)
+            moved = sum(len(m) for m in moved_models(fleet, tap))
+            sent[segment] = [model_bytes(tap, Hop.UP), model_bytes(tap, Hop.DOWN), moved]
+    (whole_up, whole_down, models), (up, down, _) = sent["cluster"], sent["shared"]
+    assert models > 6, "models did move"
+    assert up < 0.55 * whole_up
+    assert down < 0.55 * whole_down
+
+
+def moved_models(fleet, tap):
+    """Return each announcement's models that are no longer at their origin."""
+    return [[m for m in a.models if any(m.transfer)] for a in announcements(fleet, tap)]
+
+
+@pytest.mark.parametrize("victim", ["aggregator", "fetching device", "sending device"])
+def test_a_power_cut_changes_no_bit(tmp_path, calm, victim):
+    """Whoever dies comes back from its directory with the shared part and its own ones."""
+    tap = Wiretap()
+    with sharing_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+        if victim == "aggregator":
+            for rounds in (3, 8):
+                fleet.run_until(lambda rounds=rounds: len(fleet.records()) == rounds, 30)
+                fleet.kill_aggregator()
+                fleet.step()
+                fleet.revive_aggregator()
+        else:
+            ending, hop = ("/up", Hop.UP) if victim == "sending device" else ("", Hop.DOWN)
+            fleet.run_until(lambda: len(fleet.records()) == 7, 30)
+            client = fleet.client_id("dev-01")
+            label = fleet_label(fleet, SHARED_MODEL) if victim == "fetching device" else ""
+            hold = tap.lose(client=client, ending=ending or label, hop=hop)
+            stage = Stage.SENDING if victim == "sending device" else Stage.FETCHING
+            fleet.run_until(lambda: fleet.devices["dev-01"].runtime._state.stage is stage, 30)
+            fleet.settle()
+            fleet.kill_device("dev-01")
+            tap.forgive(hold)
+            fleet.step()
+            fleet.revive_device("dev-01")
+        records = fleet.run(100)
+        assert records[-1]["clusters"] == calm[0][-1]["clusters"]
+        assert thetas(fleet) == calm[1]
+
+
+def fleet_label(fleet, model):
+    return group_key(fleet).topic_label(fleet.plan.run_id, model)
+
+
+def test_fedavg_takes_a_task_with_a_shared_segment(tmp_path):
+    """The baseline to weight sharing on the same task: one model, which travels whole."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", biased_data(3), bundle=BUNDLE, faults=tap) as fleet:
+        fleet.run(10)
+        assert len(set(thetas(fleet).values())) == 1
+        assert all(a.shared is None for a in announcements(fleet, tap))
+
+
+@dataclasses.dataclass
+class Rogue:
+    """A weight-sharing fleet that has served round 1 and whose aggregator is now somebody else."""
+
+    fleet: object
+    tap: Wiretap
+    first: object
+
+    def part(self, model, segment, values, **header):
+        """Publish a part under its label and return its reference."""
+        plan = self.fleet.plan
+        label = fleet_label(self.fleet, model)
+        origin = 0 if model == SHARED_MODEL else model
+        fields = {"key_id": plan.key_id, "length": len(values), "segment": segment, **header}
+        plain = ModelHeader("demo", plan.run_id, plan.epoch, model=model, origin=origin, round=2, **fields)
+        body = np.ascontiguousarray(values, "<f4").tobytes()
+        topic = Topics("demo").model(label)
+        transfer = tell(self.fleet, topic, "model", encode(plain) + body, ChunkKind.MODEL, round_=2)
+        return ModelRef(model, origin, label, transfer, 2, 1.0)
+
+    def announce(self, shared, *models):
+        announcement = dataclasses.replace(
+            self.first, round=2, nonce=b"\2" * 16, models=models or self.first.models, shared=shared
+        )
+        announce(self.fleet, announcement)
+
+    def sent(self):
+        """How many uploads each device has sent since the takeover."""
+        self.fleet.settle()
+        return [len(uploads_of(self.fleet, self.tap, d)) - 1 for d in self.fleet.stage.devices]
+
+
+@pytest.fixture
+def rogue(tmp_path, caplog):
+    tap = Wiretap()
+    options = {"faults": tap, "rounds": 2, "settings": {"k": "2"}, "min_contributors": 2}
+    with sharing_fleet(tmp_path / "fleet", 2, **options) as fleet:
+        fleet.broker.pump()
+        for device in fleet.devices.values():
+            device.worker.work()
+        fleet.broker.pump()
+        fleet.kill_aggregator()
+        (first,) = announcements(fleet, tap)
+        caplog.clear()
+        yield Rogue(fleet, tap, first)
+
+
+SMALL = np.full(SHARED, 0.01, np.float32)
+BAD_PARTS = {
+    "too short": (SMALL[1:], {}, "159 coordinates"),
+    "as long as a whole model": (np.full(SHARED + OWN, 0.01), {}, "164 coordinates"),
+    "shorter than it says": (SMALL[1:], {"length": SHARED}, "160 coordinates in 636 bytes"),
+    "under another key": (SMALL, {"key_id": bytes(16)}, "under another mask key"),
+    "that says it is a cluster's": (SMALL[:OWN], {"segment": "cluster"}, "segment 'cluster' of model 65535"),
+    "that says it is all of it": (np.full(SHARED + OWN, 0.01), {"segment": ""}, "segment '' of model 65535"),
+    "with NaN": (np.full(SHARED, np.nan), {}, "norm nan"),
+    "longer than all rounds could make it": (np.full(SHARED, 900.0), {}, "beyond 1e+03 a round"),
+}
+
+
+@pytest.mark.parametrize("case", [*BAD_PARTS, "none of these"])
+def test_a_shared_part_is_taken_only_as_the_plan_describes_it(rogue, caplog, case):
+    values, header, expected = BAD_PARTS.get(case, (SMALL, {}, ""))
+    shared = rogue.part(SHARED_MODEL, **{"segment": "shared", **header}, values=values)
+    rogue.announce(shared)
+    if not expected:
+        assert rogue.sent() == [1, 1]
+        assert not reasons(caplog)
+        return
+    assert rogue.sent() == [0, 0]
+    assert len(reasons(caplog)) == 2
+    assert expected in reasons(caplog)[0]
+
+
+@pytest.mark.parametrize(
+    ("alter", "expected"),
+    [
+        ({"contributors": 1}, "the shared part is a mean of 1 devices"),
+        ({"origin": 2}, "the shared part starts from origin 2 of 2"),
+        ({"model": 0}, "a shared part that the plan does not have"),
+    ],
+)
+def test_an_announced_shared_part_is_held_to_the_plan(rogue, caplog, alter, expected):
+    shared = dataclasses.replace(rogue.part(SHARED_MODEL, "shared", SMALL), **alter)
+    rogue.announce(shared)
+    assert rogue.sent() == [0, 0]
+    assert expected in reasons(caplog)[0]
+
+
+def test_a_whole_model_does_not_pass_for_a_cluster_part(rogue, caplog):
+    """It is a model of this run; only it is not what was announced, so the device sits the round out and goes on after."""
+    whole = rogue.part(0, "", np.full(SHARED + OWN, 0.01))
+    rogue.announce(rogue.first.shared, whole, rogue.first.models[1])
+    assert rogue.sent() == [0, 0]
+    assert "model 0 is not the one that was announced" in reasons(caplog)[0]
+    assert {d.runtime._state.stage for d in rogue.fleet.devices.values()} == {Stage.IDLE}
+
+
+def test_a_part_is_unmasked_inside_its_segment(rogue):
+    """What a device trains from is origin and clear offset of each segment: the upload says so."""
+    fleet = rogue.fleet
+    clear = np.arange(SHARED + OWN, dtype=np.float32) / 100
+    masked = mask(clear, mask_key(fleet)).values
+    shared = rogue.part(SHARED_MODEL, "shared", masked[:SHARED])
+    own = [rogue.part(j, "cluster", masked[SHARED:]) for j in (0, 1)]
+    rogue.announce(shared, *own)
+    assert rogue.sent() == [1, 1]
+    runtime = fleet.devices["dev-00"].runtime
+    found = runtime._results._own.theta
+    origins = fleet_origins(fleet)
+    expected = origins[runtime._results._own.cluster] + clear
+    expected[:SHARED] = origins[0, :SHARED] + clear[:SHARED]
+    np.testing.assert_array_equal(found, expected)

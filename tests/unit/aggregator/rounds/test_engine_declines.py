@@ -1,0 +1,155 @@
+"""Devices that say they can't: what the engine expects of them afterwards, and what the log says."""
+
+import logging
+
+import pytest
+
+from aggregator.rounds.events import CameOnline, DeadlinePassed, Declined, Stored, WentOffline
+from aggregator.run_log import Lines, waiting_for
+from shoal.protocol.messages import Obstacle
+from tests.helpers.engines import DEVICES, give, kinds, opened
+from tests.helpers.plans import digest_of, engine_of, run_plan, stored, upload_of
+from tests.helpers.rollovers import Scene
+
+
+def decline(engine, state, *devices, obstacle=Obstacle.DATA, nonce=None):
+    actions = ()
+    for device in devices:
+        state, more = engine.handle(state, Declined(device, nonce or engine.nonce(state.round), obstacle))
+        actions += more
+    return state, actions
+
+
+def test_the_round_closes_as_soon_as_all_others_have_answered():
+    engine, state = opened()
+    state, actions = decline(engine, state, "dev-4")
+    assert actions == ()
+    state, actions = give(engine, state, "dev-1", "dev-2", "dev-3", "dev-5")
+    assert kinds(actions) == ["RoundClosed", "OpenRound"]
+    record = actions[0].record
+    assert (record.contributed, record.missing, record.declined) == (4, ("dev-4",), {"dev-4": "data"})
+
+
+def test_the_last_to_decline_closes_the_round():
+    engine, state = opened()
+    state, _ = give(engine, state, *DEVICES[:4])
+    _, actions = decline(engine, state, "dev-5", obstacle=Obstacle.TASK)
+    assert kinds(actions) == ["RoundClosed", "OpenRound"]
+    assert actions[0].record.declined == {"dev-5": "task"}
+
+
+def test_it_is_asked_again_in_the_next_round():
+    engine, state = opened()
+    state, _ = decline(engine, state, "dev-5")
+    state, _ = give(engine, state, *DEVICES[:4])
+    assert "dev-5" in state.plan.orders
+    assert (state.declined, state.waiting, state.awaited) == ({}, DEVICES, 5)
+
+
+def test_the_quorum_is_still_of_everybody():
+    """Quorum 0.6 of five is three: with three that decline, two are too few however long it takes."""
+    engine, state = opened()
+    state, _ = decline(engine, state, "dev-3", "dev-4", "dev-5")
+    state, actions = give(engine, state, "dev-1", "dev-2")
+    assert actions == ()
+    _, actions = engine.handle(state, DeadlinePassed(1))
+    assert actions == ()
+
+
+def test_another_rounds_nonce_counts_for_nothing():
+    engine, state = opened()
+    state, _ = decline(engine, state, "dev-5", nonce=engine.nonce(2))
+    assert state.declined == {}
+    before, _ = engine.begin(DEVICES)
+    assert engine.handle(before, Declined("dev-5", engine.nonce(0), Obstacle.DATA)) == (before, ())
+
+
+def test_who_has_answered_or_was_not_asked_can_not_decline():
+    engine, state = opened()
+    state, _ = give(engine, state, "dev-1")
+    assert decline(engine, state, "dev-1", "dev-9") == (state, ())
+
+
+def test_an_upload_that_comes_after_all_counts():
+    engine, state = opened()
+    state, _ = decline(engine, state, "dev-1")
+    state, actions = give(engine, state, *DEVICES)
+    assert actions[0].record.contributed == 5
+    assert actions[0].record.declined == {}
+
+
+def test_saying_that_it_is_there_takes_nothing_back():
+    """Presences come again for many reasons: only an upload says that the device can."""
+    engine, state = opened()
+    state, _ = decline(engine, state, "dev-5")
+    state, _ = engine.handle(state, WentOffline("dev-5"))
+    state, _ = engine.handle(state, CameOnline("dev-5"))
+    assert state.awaited == 4
+    _, actions = give(engine, state, *DEVICES[:4])
+    assert kinds(actions) == ["RoundClosed", "OpenRound"]
+
+
+def test_a_newcomer_asked_alone_does_not_stop_the_fleet():
+    devices = ("dev-1", "dev-2", "dev-3")
+    engine = engine_of(run_plan("fedgroup", {"groups": 1, "alpha": 3}, quorum=0.7))
+    state, _ = engine.begin(devices)
+    for device in (*devices, "dev-4"):
+        state, _ = engine.handle(state, CameOnline(device))
+    for i, device in enumerate(devices):
+        upload, body = upload_of(engine, state, device, values=[i + 1.0] * 6)
+        state, _ = engine.handle(state, Stored(stored(upload, body), digest_of(upload, body)))
+    assert (state.round, set(state.plan.orders)) == (2, {"dev-4"})
+    state, actions = decline(engine, state, "dev-4")
+    assert actions == ()  # a fault of all that are asked must not use up the run at the speed of the network
+    _, actions = engine.handle(state, DeadlinePassed(2))
+    assert kinds(actions)[0] == "RoundClosed"
+
+
+def test_another_device_folds_where_one_can_not():
+    scene = Scene().due()
+    (folder,) = scene.state.plan.orders
+    nonce = scene.engine.nonce(scene.state.round, scene.state.plan.step)
+    scene.feed(Declined(folder, nonce, Obstacle.REFUSED))
+    assert scene.kinds == ["RolloverFailed", "OpenRound"]
+    assert set(scene.state.plan.orders) != {folder}
+
+
+def test_the_waiting_line_names_them_apart():
+    engine, state = opened()
+    state, _ = decline(engine, state, "dev-2", "dev-5")
+    state, _ = decline(engine, state, "dev-3", obstacle=Obstacle.REFUSED)
+    assert waiting_for(state) == (
+        "round 1: 0 of 5, waiting for dev-1, dev-4; data do not fit the task: dev-2, dev-5; refused by the device: dev-3"
+    )
+
+
+def test_where_all_decline_the_line_does_not_ask_who_refuses():
+    engine, state = opened()
+    state, _ = decline(engine, state, *DEVICES)
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    assert waiting_for(state) == f"round 1: 0 of 5; data do not fit the task: {', '.join(DEVICES)}"
+
+
+def test_the_log_names_each_of_them_once(caplog):
+    caplog.set_level(logging.WARNING, "shoal.aggregator")
+    engine, state = opened()
+    lines = Lines(run_plan())
+    said = []
+    for round_, odd in enumerate(((), ("dev-5",), ("dev-5",), ("dev-4", "dev-5"), (), ("dev-5",)), 1):
+        assert state.round == round_
+        state, _ = decline(engine, state, *odd)
+        state, actions = give(engine, state, *(d for d in DEVICES if d not in odd))
+        lines.closed(actions[0].record, 1.0, 10)
+        said.append(len(caplog.records))
+    assert said == [0, 1, 1, 2, 2, 2]
+    assert [r.kv["devices"] for r in caplog.records] == [
+        "data do not fit the task: dev-5",
+        "data do not fit the task: dev-4, dev-5",
+    ]
+
+
+@pytest.mark.parametrize("obstacle", list(Obstacle))
+def test_every_obstacle_has_words(obstacle):
+    engine, state = opened()
+    state, _ = decline(engine, state, "dev-1", obstacle=obstacle)
+    assert waiting_for(state).endswith(": dev-1")

@@ -1,0 +1,122 @@
+"""Which uploads may be stored: what the engine says of each before it is."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from aggregator.rounds.engine import (
+    CameOnline,
+    DeadlinePassed,
+    Stored,
+    Verdict,
+)
+from shoal.protocol.messages import Phase
+from tests.helpers.engines import DEVICES, give, kinds, opened
+from tests.helpers.plans import digest_of, stored, upload_of
+
+DIGEST = b"d" * 32
+
+
+REFUSALS = {
+    "another run": ({"run_id": bytes(16)}, "of another run"),
+    "another epoch": ({"epoch": 2}, "of another run, epoch or task"),
+    "another task": ({"task_digest": bytes(32)}, "epoch or task"),
+    "another mode": ({"mode": "none"}, "another key or mode"),
+    "another key": ({"key_id": bytes(16)}, "another key or mode"),
+    "a past round": ({"round": 0}, "not open"),
+    "a later round": ({"round": 2}, "not open"),
+    "another nonce": ({"nonce": bytes(16)}, "not open"),
+    "another phase": ({"phase": int(Phase.TRIAL)}, "not asked for"),
+    "a device without an order": ({"device": "dev-9"}, "not asked for"),
+    "a model that was not offered": ({"model": 3}, "not offered"),
+    "no vector": ({"length": 0}, "length 0"),
+    "too long": ({"length": 7}, "length 7"),
+    "margins": ({"margins": (0.0, 1.0)}, "2 margins"),
+    "more hits than tries": ({"correct": 1}, "impossible"),
+    "hits that nobody asked for": ({"correct": 3, "tested": 4}, "impossible"),
+    "tries that nobody asked for": ({"tested": 4}, "impossible"),
+    "no samples": ({"samples": 0}, "impossible"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_judge_refuses(case):
+    changes, expected = REFUSALS[case]
+    engine, state = opened()
+    upload, _ = upload_of(engine, state, "dev-1")
+    verdict, reason = engine.judge(state, dataclasses.replace(upload, **changes), DIGEST)
+    assert verdict is Verdict.REFUSE
+    assert expected in reason
+
+
+def test_judge_refuses_everything_between_rounds():
+    engine, state = opened(devices=("dev-1",))
+    upload, _ = upload_of(engine, state, "dev-1")
+    closed = dataclasses.replace(state, plan=None)
+    assert engine.judge(closed, upload, DIGEST) == (Verdict.REFUSE, "the round is not open")
+
+
+def test_judge_tells_a_resend_from_a_second_upload():
+    """Exactly once: the same bytes are a duplicate, other bytes are refused."""
+    engine, state = opened()
+    state, _ = give(engine, state, "dev-1")
+    again = upload_of(engine, state, "dev-1")
+    other = upload_of(engine, state, "dev-1", values=np.zeros(6))
+    assert engine.judge(state, again[0], digest_of(*again)) == (Verdict.DUPLICATE, "")
+    assert engine.judge(state, other[0], digest_of(*other)) == (Verdict.REFUSE, "another upload was stored before")
+
+
+def test_judge_wants_no_vector_where_none_was_ordered():
+    engine, state = opened(devices=("dev-1",), rounds=1)
+    state, _ = give(engine, state, "dev-1")
+    assert state.plan.final
+    report, _ = upload_of(engine, state, "dev-1")
+    assert engine.judge(state, report, DIGEST) == (Verdict.STORE, "")
+    assert engine.judge(state, dataclasses.replace(report, length=6), DIGEST)[1] == "a vector of length 6"
+
+
+def test_judge_wants_counts_exactly_where_the_order_asks_to_evaluate():
+    """Counts that were not asked for tell about a device's data; missing ones would falsify the accuracy."""
+    engine, state = opened(devices=("dev-1",), evaluate_every=1)
+    assert state.plan.orders["dev-1"].evaluate
+    upload, _ = upload_of(engine, state, "dev-1")
+    assert engine.judge(state, upload, DIGEST) == (Verdict.STORE, "")
+    for counts in ({"correct": 0, "tested": 0}, {"correct": 5, "tested": 4}):
+        changed = dataclasses.replace(upload, **counts)
+        assert engine.judge(state, changed, DIGEST) == (Verdict.REFUSE, "impossible counts")
+
+
+def test_judge_wants_as_many_margins_as_candidates():
+    engine, state = opened(devices=("dev-1",))
+    order = dataclasses.replace(state.plan.orders["dev-1"], candidates=(0, 1), train=False, margins=True)
+    state = dataclasses.replace(state, plan=dataclasses.replace(state.plan, orders={"dev-1": order}))
+    upload, _ = upload_of(engine, state, "dev-1")
+    assert engine.judge(state, upload, DIGEST) == (Verdict.STORE, "")
+    assert engine.judge(state, dataclasses.replace(upload, margins=()), DIGEST)[1] == "0 margins"
+
+
+def test_a_stored_upload_counts_once_even_if_it_is_told_twice():
+    engine, state = opened()
+    upload, body = upload_of(engine, state, "dev-1")
+    event = Stored(stored(upload, body), digest_of(upload, body))
+    once, _ = engine.handle(state, event)
+    twice, _ = engine.handle(once, event)
+    assert twice.contributions == once.contributions
+
+
+def test_a_run_that_is_over_knows_what_came_last():
+    """Also in an aggregator that was started again: the same bytes are acknowledged, anything else comes too late."""
+    devices = DEVICES[:3]
+    engine, state = opened(devices=devices, rounds=1)
+    state, _ = give(engine, state, *devices)
+    state, _ = give(engine, state, "dev-1", "dev-2")
+    last, late = (upload_of(engine, state, device) for device in ("dev-1", "dev-3"))
+    received, standing = dict(state.received), state.standing
+    state, actions = engine.handle(state, DeadlinePassed(2))
+    assert kinds(actions) == ["RoundClosed", "RunFinished"]
+    for over in (state, engine.over(devices, 2, standing, received)):
+        assert engine.judge(over, last[0], digest_of(*last)) == (Verdict.DUPLICATE, "")
+        assert engine.judge(over, last[0], DIGEST) == (Verdict.REFUSE, "the run is over")
+        assert engine.judge(over, late[0], digest_of(*late)) == (Verdict.REFUSE, "the run is over")
+        assert engine.handle(over, CameOnline("dev-3")) == (over, ())

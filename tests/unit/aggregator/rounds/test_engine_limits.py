@@ -1,0 +1,96 @@
+"""The engine leaves out updates of excessive norm when a round closes, and caps weights; records and standing say so."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from aggregator.rounds.engine import Verdict
+from aggregator.rounds.events import DeadlinePassed, Declined, Left, RoundClosed, Stored
+from shoal.protocol.messages import Obstacle
+from tests.helpers.engines import DEVICES, opened
+from tests.helpers.plans import D, digest_of, engine_of, stored, upload_of
+
+GIANT = DEVICES[-1]
+
+
+def round_of(engine, state, *, factor=100.0, samples=10):
+    """Answer the open round; the last device's update is ``factor`` times as long and has ``samples``."""
+    for device in DEVICES:
+        large = device == GIANT
+        values = np.full(D, factor if large else 1.0, np.float32) / 100
+        upload, body = upload_of(engine, state, device, values=values, samples=samples if large else 10)
+        state, actions = engine.handle(state, Stored(stored(upload, body), digest_of(upload, body)))
+    (record,) = [a.record for a in actions if isinstance(a, RoundClosed)]
+    return state, record
+
+
+def test_a_hundredfold_update_is_left_out_in_the_first_round_and_in_later_ones():
+    engine, state = opened()
+    for _ in range(3):
+        state, record = round_of(engine, state)
+        assert set(record.refused_norm) == {GIANT}
+        assert record.refused_norm[GIANT] == pytest.approx(record.norms[GIANT])
+        assert record.contributed == len(DEVICES)
+        assert np.linalg.norm(state.strategy.slot.offset) == pytest.approx(record.round * np.sqrt(D) / 100, rel=1e-5)
+        assert state.strategy.slot.contributors == len(DEVICES) - 1
+
+
+def test_an_honest_round_is_complete():
+    engine, state = opened()
+    state, record = round_of(engine, state, factor=9.0)
+    assert (record.refused_norm, record.capped) == ({}, {})
+    assert state.strategy.slot.contributors == len(DEVICES)
+
+
+def test_a_weight_above_the_cap_is_reduced_and_recorded():
+    engine, state = opened()
+    _, record = round_of(engine, state, factor=1.0, samples=100_000)
+    assert record.capped == {GIANT: 30.0}
+    engine, state = opened(weight_cap=0.0)
+    _, record = round_of(engine, state, factor=1.0, samples=100_000)
+    assert record.capped == {}
+
+
+def test_the_level_of_the_last_round_outlives_a_restart():
+    engine, state = opened()
+    state, _ = round_of(engine, state, factor=1.0)
+    again = engine_of(engine.run)
+    resumed, _ = again.resume(DEVICES, state.strategy, 2, DEVICES, state.standing)
+    assert resumed.levels == state.levels == state.standing["levels"]
+    first, one = round_of(engine, state)
+    second, two = round_of(again, resumed)
+    assert one.refused_norm == two.refused_norm
+    assert first.strategy.slot.offset.tobytes() == second.strategy.slot.offset.tobytes()
+
+
+def test_a_refused_upload_does_not_count_in_the_quorum_after_the_deadline():
+    """With a quorum of .9 of 5 devices a round would otherwise wait for the refused one for ever."""
+    engine, state = opened(quorum=0.9)
+    state, _ = engine.handle(state, Declined(GIANT, engine.nonce(1), Obstacle.UPLOAD))
+    for device in DEVICES[:-1]:
+        upload, body = upload_of(engine, state, device)
+        state, _ = engine.handle(state, Stored(stored(upload, body), digest_of(upload, body)))
+    assert state.round == 1
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    assert state.round == 2
+
+
+def test_a_refused_device_that_is_revoked_as_well_is_left_out_of_the_quorum_once():
+    """Of 4 devices that remain, all must answer with a quorum of .8."""
+    engine, state = opened(quorum=0.8)
+    state, _ = engine.handle(state, Declined(GIANT, engine.nonce(1), Obstacle.UPLOAD))
+    state, _ = engine.handle(state, Left(GIANT))
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    assert state.asked == len(DEVICES) - 1
+
+
+def test_under_uniform_weighting_a_sample_count_is_refused():
+    engine, state = opened(weighting="uniform")
+    upload, body = upload_of(engine, state, GIANT, samples=1)
+    assert engine.judge(state, upload, digest_of(upload, body))[0] is Verdict.STORE
+    for samples in (2, 2**32 - 1):
+        lie = dataclasses.replace(upload, samples=samples)
+        verdict, reason = engine.judge(state, lie, digest_of(lie, body))
+        assert verdict is Verdict.REFUSE
+        assert "uniform" in reason

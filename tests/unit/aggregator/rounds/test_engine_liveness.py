@@ -1,0 +1,90 @@
+"""What one device can't do to a run: hold everybody up, or report figures that no device has."""
+
+import dataclasses
+
+import pytest
+
+from aggregator.rounds.engine import MAX_MARGIN, Verdict
+from aggregator.rounds.events import CameOnline, DeadlinePassed, Left, Stored, WentOffline
+from edge_client.learning.update import MARGIN_CLIP
+from shoal.protocol.messages import Order, Phase, Share
+from tests.helpers.plans import digest_of, engine_of, run_plan, stored, upload_of
+
+DEVICES = ("dev-1", "dev-2", "dev-3")
+DIGEST = b"d" * 32
+
+
+def opened(run, devices=DEVICES):
+    """Return (engine, state) with the first round open."""
+    engine = engine_of(run)
+    state, _ = engine.begin(devices)
+    for device in devices:
+        state, _ = engine.handle(state, CameOnline(device))
+    return engine, state
+
+
+def newcomer_alone(quorum=0.7):
+    """Return (engine, state) of FedGroup with a round open in which one newcomer pre-trains and the others look on."""
+    engine, state = opened(run_plan("fedgroup", {"groups": 1, "alpha": 3}, quorum=quorum))
+    state, _ = engine.handle(state, CameOnline("dev-4"))
+    for i, device in enumerate(DEVICES):
+        upload, body = upload_of(engine, state, device, values=[i + 1.0] * 6)
+        state, _ = engine.handle(state, Stored(stored(upload, body), digest_of(upload, body)))
+    assert (state.round, set(state.plan.orders)) == (2, {"dev-4"})
+    return engine, state
+
+
+@pytest.mark.parametrize("leave", [WentOffline, Left])
+def test_a_newcomer_that_goes_does_not_stop_the_fleet(leave):
+    engine, state = newcomer_alone()
+    state, actions = engine.handle(state, leave("dev-4"))
+    assert actions == ()
+    state, (closed, _) = engine.handle(state, DeadlinePassed(2))
+    assert (closed.record.contributed, closed.record.missing) == (0, ("dev-4",))
+    assert set(state.plan.orders) == set(DEVICES)
+    assert {o.phase for o in state.plan.orders.values()} == {Phase.TRAIN}
+
+
+def test_one_that_goes_after_the_deadline_does_not_either():
+    engine, state = newcomer_alone()
+    state, actions = engine.handle(state, DeadlinePassed(2))
+    assert actions == ()
+    state, actions = engine.handle(state, WentOffline("dev-4"))
+    assert len(actions) == 2
+
+
+def test_a_slow_device_is_still_waited_for():
+    engine, state = newcomer_alone()
+    assert engine.handle(state, DeadlinePassed(2))[1] == ()
+
+
+def test_where_everybody_was_asked_the_round_stays_open_for_those_who_come_back():
+    engine, state = opened(run_plan())
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    for device in DEVICES:
+        state, actions = engine.handle(state, WentOffline(device))
+        assert actions == ()
+    assert state.round == 1
+
+
+def test_a_loss_that_no_float32_holds_is_refused():
+    engine, state = opened(run_plan())
+    upload, _ = upload_of(engine, state, "dev-1")
+    for loss in (1e300, -1e300):
+        assert engine.judge(state, dataclasses.replace(upload, loss=loss), DIGEST)[0] is Verdict.REFUSE
+
+
+def test_a_margin_beyond_the_clip_is_refused():
+    """Unclipped, one device could decide every paired test."""
+    assert MAX_MARGIN == MARGIN_CLIP
+    engine, state = opened(run_plan())
+    order = Order(int(Phase.SCORE), (0, 1), int(Share.VALIDATION), train=False, evaluate=False, margins=True)
+    state = dataclasses.replace(state, plan=dataclasses.replace(state.plan, orders=dict.fromkeys(DEVICES, order)))
+    for margin, verdict in (
+        (5.0, Verdict.STORE),
+        (-5.0, Verdict.STORE),
+        (5.01, Verdict.REFUSE),
+        (-9e9, Verdict.REFUSE),
+    ):
+        upload, _ = upload_of(engine, state, "dev-1", margins=(0.0, margin))
+        assert engine.judge(state, upload, DIGEST)[0] is verdict

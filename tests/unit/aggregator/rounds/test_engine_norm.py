@@ -1,0 +1,43 @@
+"""The norm of a device's model is taken exactly where it was asked for: FedGroup's inter-group aggregation."""
+
+import dataclasses
+import math
+
+from aggregator.rounds.engine import Verdict
+from aggregator.rounds.events import CameOnline, Stored
+from tests.helpers.plans import digest_of, engine_of, run_plan, stored, upload_of
+
+DEVICES = ("dev-1", "dev-2", "dev-3")
+DIGEST = b"d" * 32
+
+
+def second_round(eta):
+    """Return (engine, state) of FedGroup with the first round of training open."""
+    engine = engine_of(run_plan("fedgroup", {"groups": 1, "alpha": 3, "eta_g": eta}))
+    state, _ = engine.begin(DEVICES)
+    for device in DEVICES:
+        state, _ = engine.handle(state, CameOnline(device))
+    for i, device in enumerate(DEVICES):
+        upload, body = upload_of(engine, state, device, values=[i + 1.0] * 6)
+        assert engine.judge(state, upload, DIGEST) == (Verdict.STORE, "")
+        state, _ = engine.handle(state, Stored(stored(upload, body), digest_of(upload, body)))
+    assert state.round == 2
+    return engine, state
+
+
+def test_judge_wants_a_norm_where_the_order_asks_for_it():
+    engine, state = second_round(0.1)
+    assert state.plan.orders["dev-1"].norm
+    upload, _ = upload_of(engine, state, "dev-1", model_norm=2.5)
+    assert engine.judge(state, upload, DIGEST) == (Verdict.STORE, "")
+    for norm in (0.0, -1.0, 1e200, math.nan, math.inf):
+        assert engine.judge(state, dataclasses.replace(upload, model_norm=norm), DIGEST)[0] is Verdict.REFUSE
+
+
+def test_judge_wants_none_where_it_does_not():
+    engine, state = second_round(0)
+    upload, _ = upload_of(engine, state, "dev-1")
+    assert engine.judge(state, upload, DIGEST) == (Verdict.STORE, "")
+    verdict, reason = engine.judge(state, dataclasses.replace(upload, model_norm=2.5), DIGEST)
+    assert verdict is Verdict.REFUSE
+    assert "not asked for" in reason

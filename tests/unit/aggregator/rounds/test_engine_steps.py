@@ -1,0 +1,234 @@
+"""One event costs the engine the same in a fleet of 10,000 devices as in one of 300.
+
+Seconds differ from machine to machine, so these tests count: looks at device names, calls, and bytes taken from the
+allocator. A copy of a set of names looks at no name and is one call, but it takes bytes.
+"""
+
+import dataclasses
+import gc
+import sys
+import tracemalloc
+
+import pytest
+
+from aggregator.rounds.engine import CameOnline, DeadlinePassed, Declined, Engine, Left, Stored, WentOffline
+from aggregator.rounds.rollover import HASTY_TRIES, Rollover
+from aggregator.strategies.base import Contribution
+from aggregator.strategies.registry import make_strategy
+from shoal.protocol.documents import Member, Roster
+from shoal.protocol.messages import Obstacle, Phase
+from tests.helpers.engines import Name
+from tests.helpers.plans import KEY_ID, run_plan
+
+SMALL, LARGE = 300, 10_000
+MOST = 1.5
+"""A device of the large fleet may cost this many times one of the small fleet."""
+DIGEST = b"d" * 32
+CASES = {
+    "fedavg": ({}, {}),
+    "ifca": ({"k": 2}, {"origins": 2, "max_models": 2}),
+    "cfl": ({}, {}),
+    "fedgroup": ({"groups": 3, "alpha": 10_000}, {}),
+}
+
+
+class Cost:
+    """Looks, calls and bytes that events took, each summed over all of them."""
+
+    def __init__(self):
+        self.looks = self.calls = self.bytes = self.events = 0
+
+    def feed(self, engine, state, event, *, quiet=True):
+        """Return the state after one event, which leads to nothing if ``quiet``."""
+        calls = [0]
+
+        def count(_frame, kind, _argument):
+            calls[0] += kind in ("call", "c_call")
+
+        Name.looks = 0
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        sys.setprofile(count)
+        try:
+            state, actions = engine.handle(state, event)
+        finally:
+            sys.setprofile(None)
+        _, peak = tracemalloc.get_traced_memory()
+        assert not (quiet and actions)
+        self.looks += Name.looks
+        self.calls += calls[0]
+        self.bytes += max(0, peak - before)
+        self.events += 1
+        return state
+
+    def each(self):
+        """Return the means over all events."""
+        return {what: getattr(self, what) / self.events for what in ("looks", "calls", "bytes")}
+
+
+@pytest.fixture(autouse=True)
+def _traced():
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+    gc.enable()
+
+
+def compare(measured):
+    """Check that ``measured(count)``, a `Cost`, is about the same for both fleets."""
+    small, large = measured(SMALL).each(), measured(LARGE).each()
+    for what, most in small.items():
+        assert large[what] <= MOST * most, (what, small, large)
+
+
+def names(count):
+    return tuple(Name(f"dev-{i:05}") for i in range(count))
+
+
+def begun(count, algorithm="fedavg", **changes):
+    """Return (engine, state before round 1, devices)."""
+    settings, own = CASES[algorithm]
+    run = run_plan(algorithm, settings, quorum=1.0, **{**own, **changes})
+    engine = Engine(run, make_strategy(run), bytes(16))
+    devices = names(count)
+    state, _ = engine.begin(devices)
+    return engine, state, devices
+
+
+def opened(count, algorithm="fedavg", **changes):
+    """Return (engine, state with round 1 open, devices)."""
+    engine, state, devices = begun(count, algorithm, **changes)
+    for device in devices:
+        state, _ = engine.handle(state, CameOnline(device))
+    assert state.round == 1
+    return engine, state, devices
+
+
+def given(state, device):
+    order = state.plan.orders[device]
+    return Stored(Contribution(1, Phase(order.phase), device, order.candidates[0], 10, 1.0, KEY_ID), DIGEST)
+
+
+def test_the_presences_before_round_1():
+    def measured(count):
+        engine, state, devices = begun(count)
+        cost = Cost()
+        for device in devices[:-1]:
+            state = cost.feed(engine, state, CameOnline(device))
+        state, actions = engine.handle(state, CameOnline(devices[-1]))
+        assert len(actions) == 1
+        assert len(state.plan.orders) == count
+        return cost
+
+    compare(measured)
+
+
+@pytest.mark.parametrize("algorithm", CASES)
+def test_the_uploads_of_a_round(algorithm):
+    def measured(count):
+        engine, state, _ = opened(count, algorithm)
+        asked = list(state.plan.orders)
+        assert len(asked) == count
+        cost = Cost()
+        for device in asked[:-1]:
+            state = cost.feed(engine, state, given(state, device))
+        assert (len(state.received), len(state.contributions), state.awaited) == (count - 1, count - 1, 1)
+        return cost
+
+    compare(measured)
+
+
+def test_a_storm_of_departures_and_returns_while_a_round_is_open():
+    def measured(count):
+        engine, state, devices = opened(count)
+        cost = Cost()
+        for device in devices[1:]:
+            state = cost.feed(engine, state, WentOffline(device))
+        for device in devices[1:]:
+            state = cost.feed(engine, state, CameOnline(device))
+        assert (state.round, state.awaited, len(state.online)) == (1, count, count)
+        return cost
+
+    compare(measured)
+
+
+def test_a_storm_while_the_run_gathers():
+    def measured(count):
+        engine, state, devices = begun(count)
+        cost = Cost()
+        for device in devices[:-1]:
+            state = cost.feed(engine, state, CameOnline(device))
+            state = cost.feed(engine, state, WentOffline(device))
+        return cost
+
+    compare(measured)
+
+
+def test_devices_that_decline_and_are_revoked():
+    def measured(count):
+        engine, state, devices = opened(count)
+        nonce = engine.nonce(1)
+        cost = Cost()
+        for device in devices[: count // 2]:
+            state = cost.feed(engine, state, Declined(device, nonce, Obstacle.DATA))
+        for device in devices[count // 2 : -1]:
+            state = cost.feed(engine, state, Left(device))
+        return cost
+
+    compare(measured)
+
+
+def test_presences_after_the_deadline_of_a_round_that_all_have_declined():
+    def measured(count):
+        engine, state, devices = opened(count)
+        for device in devices:
+            state, _ = engine.handle(state, Declined(device, engine.nonce(1), Obstacle.DATA))
+        state, _ = engine.handle(state, DeadlinePassed(1, 0))
+        cost = Cost()
+        for device in devices:
+            state = cost.feed(engine, state, CameOnline(device))
+        return cost
+
+    compare(measured)
+
+
+def test_newcomers_while_a_round_is_open():
+    def measured(count):
+        engine, state, _ = opened(2)
+        cost = Cost()
+        for i in range(count):
+            state = cost.feed(engine, state, CameOnline(Name(f"new-{i:05}")))
+        assert len(state.devices) == count + 2
+        return cost
+
+    compare(measured)
+
+
+def test_presences_while_a_rollover_is_put_off():
+    def measured(count):
+        engine, state, devices = begun(count)
+        members = tuple(Member(d, bytes(32), bytes(32)) for d in devices)
+        roster = Roster("demo", 1, 0, 1, None, members, ())
+        state = dataclasses.replace(state, round=1, roster=roster, rollover=Rollover(0, HASTY_TRIES))
+        cost = Cost()
+        for device in devices:
+            state = cost.feed(engine, state, CameOnline(device))
+        return cost
+
+    compare(measured)
+
+
+def test_earlier_states_stay_as_they_were():
+    engine, first, devices = opened(6)
+    second, _ = engine.handle(first, given(first, devices[0]))
+    third, _ = engine.handle(second, WentOffline(devices[1]))
+    other, _ = engine.handle(second, given(second, devices[2]))
+    assert [len(s.received) for s in (first, second, third, other)] == [0, 1, 1, 2]
+    assert [len(s.contributions) for s in (first, second, third, other)] == [0, 1, 1, 2]
+    assert [s.awaited for s in (first, second, third, other)] == [6, 5, 4, 4]
+    assert devices[1] in second.online
+    assert devices[1] not in third.online
+    assert third.gone == {devices[1]}
+    assert not other.gone

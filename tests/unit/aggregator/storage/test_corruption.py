@@ -1,0 +1,157 @@
+"""A run's files that something has damaged: an error that names the directory, never a guess and never a bug report."""
+
+import errno
+import json
+import logging
+import os
+import resource
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from aggregator.storage.run_status import read_records
+from aggregator.storage.store import Store
+from aggregator.storage.vector_log import UpdateFiles
+from shoal.errors import ConfigError, IntegrityError, StorageError
+from tests.helpers.fleets import make_fleet
+from tests.helpers.plans import digest_of, engine_of, run_plan, upload_of
+
+RUN = run_plan()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The directory of a run that has closed a round and has a snapshot."""
+    store = Store(tmp_path / "run", RUN)
+    store.record(1, {"round": 1, "final": False})
+    document = '{"available": [], "state": {}, "vectors": {}, "standing": {"epoch": 1}}'
+    store._db.execute("INSERT INTO snapshot VALUES (1, 2, ?)", (document,))
+    store.close()
+    return tmp_path / "run"
+
+
+def change(folder, statement, *values):
+    database = sqlite3.connect(folder / "run.sqlite", isolation_level=None)
+    database.execute(statement, values)
+    database.close()
+
+
+def test_an_undamaged_run_is_read(folder):
+    store = Store(folder, RUN)
+    assert store.restore().round == 2
+    assert store.records() == read_records(folder) == [{"round": 1, "final": False}]
+    store.close()
+
+
+@pytest.mark.parametrize("junk", [b"", b"not a database at all, but long enough for a header" * 9])
+def test_a_file_that_is_no_database_is_told(folder, junk):
+    """An empty one is a new one; anything else is refused with what to do."""
+    for path in folder.glob("run.sqlite*"):
+        path.unlink()
+    (folder / "run.sqlite").write_bytes(junk)
+    (folder / "run.sqlite").chmod(0o600)
+    if not junk:
+        Store(folder, RUN).close()
+        return
+    for read in (lambda: Store(folder, RUN), lambda: read_records(folder)):
+        with pytest.raises(IntegrityError, match="can't be read: DatabaseError") as caught:
+            read()
+        assert str(folder) in str(caught.value)
+        assert "restore it from a backup" in caught.value.hint
+
+
+@pytest.mark.parametrize("document", ["", "{half", "5", '{"available": []}', "[" * 10**5])
+def test_a_snapshot_that_is_none_is_told(folder, document):
+    change(folder, "UPDATE snapshot SET document = ?", document)
+    with pytest.raises(IntegrityError, match="can't be read"):
+        Store(folder, RUN).restore()
+
+
+def test_a_record_that_is_none_is_told(folder):
+    change(folder, "UPDATE rounds SET record = ?", "{half")
+    store = Store(folder, RUN)
+    for read in (store.records, lambda: read_records(folder)):
+        with pytest.raises(IntegrityError, match="can't be read: JSONDecodeError"):
+            read()
+    store.close()
+
+
+def test_missing_facts_are_told(folder):
+    change(folder, "DELETE FROM facts WHERE name = 'seed'")
+    with pytest.raises(IntegrityError, match="can't be read: KeyError"):
+        Store(folder, RUN)
+
+
+def test_a_strategys_state_that_is_none_is_told(tmp_path):
+    """The JSON is whole and one of its keys is missing: the aggregator does not start on it."""
+    with make_fleet(tmp_path / "fleet", algorithm="ifca", settings={"k": "2"}) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 1, 10)
+        fleet.kill_aggregator()
+        folder = fleet.stage.aggregator_dir / "run-000001"
+        database = sqlite3.connect(folder / "run.sqlite", isolation_level=None)
+        (text,) = database.execute("SELECT document FROM snapshot").fetchone()
+        document = json.loads(text)
+        document["state"].pop("slots")
+        database.execute("UPDATE snapshot SET document = ?", (json.dumps(document),))
+        database.close()
+        with pytest.raises(IntegrityError, match="can't be read: KeyError: 'slots'"):
+            fleet.revive_aggregator()
+
+
+@pytest.mark.parametrize("ledger", [b"", b"{half", b"5", b"[1]", b"\xff\xfe", b"[" * 10**5])
+def test_a_damaged_list_of_retained_topics_stops_nothing(tmp_path, caplog, ledger):
+    """All that is lost is what an earlier life has left on the broker; the run goes on to its end."""
+    with make_fleet(tmp_path / "fleet") as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 1, 10)
+        fleet.kill_aggregator()
+        path = fleet.stage.aggregator_dir / "retained.json"
+        assert len(json.loads(path.read_bytes())) >= 3
+        path.write_bytes(ledger)
+        with caplog.at_level(logging.WARNING):
+            fleet.revive_aggregator()
+        assert "the list of retained topics is damaged" in caplog.text
+        assert fleet.run(30)[-1]["final"]
+        assert len(json.loads(path.read_bytes())) >= 3
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EIO, errno.EACCES])
+def test_an_error_of_the_system_is_reported_as_itself(tmp_path, monkeypatch, number):
+    """A server with too many open files was told that its updates were missing or cut short."""
+    store = Store(tmp_path / "run", RUN)
+    engine = engine_of(RUN)
+    state = engine.resume(("dev-1",), engine.strategy.init(("dev-1",)), 1, ("dev-1",))[0]
+    header, body = upload_of(engine, state, "dev-1")
+    store.append(header, memoryview(body), 1.0, digest_of(header, body))
+    store.commit()
+
+    def fail(*_arguments):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(UpdateFiles, "view", fail)
+    with pytest.raises(ConfigError) as refused:
+        store.fetch((1, 1, "dev-1"))
+    assert os.strerror(number) in str(refused.value)
+    assert refused.value.exit_code == (3 if number == errno.EACCES else 9)
+    assert ("LimitNOFILE" in refused.value.hint) == (number in (errno.EMFILE, errno.ENFILE))
+    store.close()
+
+
+def test_a_database_that_the_system_does_not_open_is_not_called_damaged(folder):
+    """It is tried with no descriptor left, as in a server with more devices than its limit of open files allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (sum(1 for _ in Path("/proc/self/fd").iterdir()) + 8, hard))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        with pytest.raises(StorageError, match="unable to open database file") as refused:
+            read_records(folder)
+    finally:
+        for handle in taken:
+            os.close(handle)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "LimitNOFILE" in refused.value.hint
+    assert read_records(folder) == [{"round": 1, "final": False}]

@@ -1,0 +1,118 @@
+"""A run's file is read once, and again when it was touched; a run that is over is not asked again."""
+
+import gc
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from aggregator.storage import signed_runs as run_files
+from aggregator.storage.signed_runs import RunFiles
+from aggregator.storage.store import DATABASE, Store
+from shoal.errors import ConfigError, UntrustedError, WireError
+from tests.helpers.run_places import RunPlace
+
+
+@pytest.fixture
+def place(tmp_path):
+    return RunPlace(tmp_path)
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Return the names of the files that were read, in order."""
+    names, real = [], Path.read_bytes
+
+    def read(path):
+        if path.suffix == ".run":
+            names.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    return names
+
+
+def test_what_did_not_change_is_not_read_again(place, reads):
+    plans = [place.sign(), place.sign()]
+    reads.clear()
+    complaints = []
+    files = RunFiles(place.member, lambda *told: complaints.append(told))
+    (place.server / "runs/junk.run").write_bytes(b"junk")
+    for _ in range(3):
+        assert [run.plan for run in files.all()] == plans
+    assert sorted(reads) == ["000001.run", "000002.run", "junk.run"]
+    assert [name for name, _ in complaints] == ["junk.run"] * 3
+
+
+def test_a_file_that_is_replaced_is_read_again(place):
+    first = place.sign()
+    path = place.server / "runs/000001.run"
+    files = RunFiles(place.member)
+    (run,) = files.all()
+    assert files.package(run) == path.read_bytes()
+    again = place.sign(run=first.run, rounds=5)
+    os.utime(path, ns=(0, 0))
+    with pytest.raises(UntrustedError, match="another run than before"):
+        files.package(run)
+    (run,) = files.all()
+    assert run.plan == again
+    assert files.package(run) == path.read_bytes()
+    path.unlink()
+    assert files.all() == []
+
+
+@pytest.mark.parametrize("what", ["gone", "torn"])
+def test_a_file_that_went_bad_since_it_was_found(place, what):
+    place.sign()
+    path = place.server / "runs/000001.run"
+    files = RunFiles(place.member, lambda *_: None)
+    (run,) = files.all()
+    if what == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ConfigError if what == "gone" else WireError):
+        files.package(run)
+    assert files.all() == []
+
+
+def test_a_run_that_is_over_is_looked_up_once(place, monkeypatch):
+    first, second = place.sign(), place.sign()
+    place.finish(first)
+    looked, real = [], run_files.is_finished
+
+    def look(member, plan):
+        looked.append(plan.run)
+        return real(member, plan)
+
+    monkeypatch.setattr(run_files, "is_finished", look)
+    files = RunFiles(place.member)
+    assert [files.is_over(first) for _ in range(3)] == [True] * 3
+    assert [files.is_over(second) for _ in range(2)] == [False] * 2
+    assert looked == [1, 2, 2]
+    shutil.move(place.directory(first), place.server / "aside")
+    assert not files.is_over(first)
+
+
+def test_a_database_that_is_written_over_is_looked_up_again(place):
+    plan = place.sign()
+    Store(place.directory(plan), plan).close()
+    begun = (place.directory(plan) / DATABASE).read_bytes()
+    place.finish(plan)
+    files = RunFiles(place.member)
+    assert files.is_over(plan)
+    (place.directory(plan) / DATABASE).write_bytes(begun)
+    assert not files.is_over(plan)
+
+
+def test_a_file_that_is_no_run_costs_nothing_more_at_each_look(place):
+    (place.server / "runs/junk.run").write_bytes(b"junk")
+    files = RunFiles(place.member, lambda *_: None)
+    files.all()
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(200):
+        files.all()
+    gc.collect()
+    assert len(gc.get_objects()) - before < 100

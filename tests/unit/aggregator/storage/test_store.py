@@ -1,0 +1,319 @@
+"""What survives a crash: group commit, torn tails, altered files, snapshots, and what is swept away."""
+
+import dataclasses
+import sqlite3
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.storage.run_status import read_records
+from aggregator.storage.store import Store
+from aggregator.strategies.base import norm_of
+from shoal.errors import IntegrityError
+from tests.helpers.plans import D, Rounds, contribution, digest_of, engine_of, run_plan, upload_of
+
+DEVICES = ("dev-1", "dev-2", "dev-3")
+RUN = run_plan()
+RNG = np.random.default_rng(0)
+VECTORS = {d: RNG.standard_normal(D).astype(np.float32) for d in DEVICES}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def open_store(folder):
+    """Return a function that opens the directory's store; all are closed in the end."""
+    opened = []
+
+    def make(run=RUN, **options):
+        opened.append(Store(folder, run, **options))
+        return opened[-1]
+
+    yield make
+    for store in opened:
+        store.close()
+
+
+def upload(device, round_=1):
+    engine = engine_of(RUN)
+    state = engine.resume(DEVICES, engine.strategy.init(DEVICES), round_, DEVICES)[0]
+    return upload_of(engine, state, device, values=VECTORS[device])
+
+
+def append(store, *devices, round_=1):
+    for device in devices:
+        header, body = upload(device, round_)
+        store.append(header, memoryview(body), norm_of(VECTORS[device]), digest_of(header, body))
+
+
+def test_what_was_committed_comes_back_as_it_was(open_store):
+    store = open_store()
+    append(store, "dev-2", "dev-1")
+    given = store.commit()
+    assert [c.device for c in given] == ["dev-2", "dev-1"]
+    store.close()
+    for contribution_, digest in open_store().uploads(1):
+        header, body = upload(contribution_.device)
+        assert digest == digest_of(header, body)
+        assert contribution_.vector.tobytes() == body
+        assert contribution_.norm == pytest.approx(np.linalg.norm(VECTORS[contribution_.device]), rel=1e-6)
+        assert (contribution_.samples, contribution_.loss, contribution_.key_id) == (10, 1.0, RUN.key_id)
+
+
+def test_uploads_come_back_in_order_of_device(open_store):
+    store = open_store()
+    append(store, "dev-3", "dev-1", "dev-2")
+    store.commit()
+    assert [c.device for c, _ in store.uploads(1)] == ["dev-1", "dev-2", "dev-3"]
+    assert store.uploads(2) == []
+
+
+def test_nothing_is_there_before_the_commit(open_store):
+    store = open_store()
+    append(store, "dev-1")
+    assert open_store().uploads(1) == []
+    store.commit()
+    assert len(store.uploads(1)) == 1
+    assert store.commit() == []
+
+
+def test_a_torn_tail_is_written_over(open_store, folder):
+    """The crash came between the vectors and their rows: the bytes stay unreferenced, and the next upload takes their place."""
+    store = open_store()
+    append(store, "dev-1")
+    store.commit()
+    append(store, "dev-2")
+    store.close()
+    file = folder / "updates" / "epoch-000001" / "000001.f32"
+    assert file.stat().st_size == 2 * 4 * D
+    with file.open("ab") as handle:
+        handle.write(b"half a vec")
+    store = open_store()
+    assert [c.device for c, _ in store.uploads(1)] == ["dev-1"]
+    append(store, "dev-3")
+    (given,) = store.commit()
+    assert given.vector.tobytes() == VECTORS["dev-3"].tobytes()
+    raw = file.read_bytes()
+    assert raw[4 * D : 8 * D] == VECTORS["dev-3"].tobytes()
+    assert {c.device: c.vector.tobytes() for c, _ in open_store().uploads(1)} == {
+        d: VECTORS[d].tobytes() for d in ("dev-1", "dev-3")
+    }
+
+
+@pytest.mark.parametrize("at", [0, 4 * D - 1, 4 * D + 7])
+def test_an_altered_vector_is_refused(open_store, folder, at):
+    store = open_store()
+    append(store, "dev-1", "dev-2")
+    store.commit()
+    file = folder / "updates" / "epoch-000001" / "000001.f32"
+    raw = bytearray(file.read_bytes())
+    raw[at] ^= 0x10
+    file.write_bytes(raw)
+    victim, other = ("dev-1", "dev-2") if at < 4 * D else ("dev-2", "dev-1")
+    with pytest.raises(IntegrityError, match=f"{victim} in round 1 was altered"):
+        store.fetch((1, 1, victim))
+    assert store.fetch((1, 1, other)).vector.tobytes() == VECTORS[other].tobytes()
+
+
+def test_an_unknown_upload_is_not_found(open_store):
+    with pytest.raises(IntegrityError, match="dev-9 in round 4 is not in"):
+        open_store().fetch((4, 1, "dev-9"))
+
+
+def test_a_report_without_a_vector_needs_no_file(open_store, folder):
+    store = open_store()
+    header, _ = upload("dev-1")
+    header = dataclasses.replace(header, phase=3, length=0, correct=2, tested=5, margins=(0.0, 0.25))
+    store.append(header, memoryview(b""), 0.0, digest_of(header, b""))
+    (given,) = store.commit()
+    assert given.vector is None
+    assert not list((folder / "updates" / "epoch-000001").iterdir())
+    again = store.fetch((1, 3, "dev-1"))
+    assert (again.correct, again.tested, again.margins) == (2, 5, (0.0, 0.25))
+
+
+def test_the_same_upload_twice_never_gets_two_rows(open_store):
+    """The key is unique in the database too: what the rules should have stopped stops here."""
+    store = open_store()
+    append(store, "dev-1")
+    store.commit()
+    append(store, "dev-1")
+    with pytest.raises(sqlite3.IntegrityError):
+        store.commit()
+    assert len(store.uploads(1)) == 1
+
+
+def test_another_runs_directory_is_refused(open_store):
+    open_store().close()
+    with pytest.raises(IntegrityError, match="holds another run"):
+        open_store(run=dataclasses.replace(RUN, run_id=b"x" * 16))
+
+
+def test_the_seed_of_nonces_is_drawn_once(open_store):
+    first = open_store(seed=lambda: b"a" * 16)
+    assert first.seed == b"a" * 16
+    assert open_store(seed=lambda: b"b" * 16).seed == b"a" * 16
+    assert len(open_store().seed) == 16
+
+
+def test_everything_is_private(open_store, folder):
+    store = open_store()
+    append(store, "dev-1")
+    store.commit()
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [folder, *folder.rglob("*")]}
+    assert modes["run"] == modes["updates"] == modes["vectors"] == 0o700
+    assert modes["run.sqlite"] == modes["000001.f32"] == 0o600
+
+
+# ---------------------------------------------------------------------------------------------------- snapshots
+
+MODEL = {"fedavg": ({}, 1), "ifca": ({"k": 2}, 2), "cfl": ({"form": "absolute", "eps1": 3, "validate": "off"}, 1)}
+
+
+@pytest.mark.parametrize("algorithm", MODEL)
+def test_a_snapshot_gives_every_strategys_state_back(open_store, algorithm):
+    """Offsets from files, updates from stored uploads: the next round's close gives the same bits from both states."""
+    settings, origins = MODEL[algorithm]
+    run = run_plan(algorithm, settings, origins=origins)
+    rounds, store = Rounds(run, DEVICES), open_store(run=run)
+    engine = engine_of(run)
+
+    def answer(device, order, round_):
+        sign = 1 if device == "dev-1" else -1
+        return contribution(device, sign * VECTORS[device], round=round_, model=order.candidates[-1])
+
+    for round_ in (1, 2, 3):
+        _, plan = rounds.strategy.plan(rounds.state, round_, DEVICES)
+        opened = engine.resume(DEVICES, rounds.state, round_, DEVICES)[0]
+        for device in DEVICES:
+            made = answer(device, plan.orders[device], round_)
+            header, body = upload_of(engine, opened, device, values=made.vector, model=made.model)
+            store.append(header, memoryview(body), made.norm, digest_of(header, body))
+        store.commit()
+        rounds.step(answer)
+        store.snapshot(round_ + 1, DEVICES, rounds.strategy.dump(rounds.state))
+    again = Rounds(run, DEVICES)
+    snapshot = store.restore()
+    assert (snapshot.round, snapshot.available) == (4, DEVICES)
+    again.state = again.strategy.load(snapshot.document, snapshot.vectors, store.fetch)
+    again.round = rounds.round
+    ends = []
+    for each in (rounds, again):
+        each.step(answer)
+        ends.append({k: v.tobytes() for k, v in each.strategy.dump(each.state).vectors.items()})
+    assert ends[0] == ends[1]
+    assert ends[0]
+
+
+def test_there_is_no_snapshot_before_the_first(open_store):
+    assert open_store().restore() is None
+
+
+def test_an_altered_or_missing_vector_is_noticed(open_store, folder):
+    rounds, store = Rounds(RUN, DEVICES), open_store()
+    rounds.step(lambda d, _o, r: contribution(d, VECTORS[d], round=r))
+    store.snapshot(2, DEVICES, rounds.strategy.dump(rounds.state))
+    file = folder / "vectors" / "epoch-000001" / "global-1.f32"
+    raw = bytearray(file.read_bytes())
+    raw[3] ^= 1
+    file.write_bytes(raw)
+    with pytest.raises(IntegrityError, match=r"global-1\.f32 is missing or altered"):
+        store.restore()
+    file.unlink()
+    with pytest.raises(IntegrityError, match="missing or altered"):
+        store.restore()
+
+
+def test_what_nothing_needs_is_swept(open_store, folder):
+    """Superseded offsets go, and so do the updates of closed rounds; their disk blocks serve the next ones."""
+    rounds, store = Rounds(RUN, DEVICES), open_store()
+    answer = lambda d, _o, r: contribution(d, VECTORS[d], round=r)  # noqa: E731
+    for round_ in (1, 2, 3):
+        append(store, *DEVICES, round_=round_)
+        store.commit()
+        rounds.step(answer)
+        store.snapshot(round_ + 1, DEVICES, rounds.strategy.dump(rounds.state))
+        assert [p.name for p in (folder / "updates" / "epoch-000001").iterdir()] == [f"spare-{round_:06d}.f32"]
+        with pytest.raises(IntegrityError, match=f"the update of dev-1 in round {round_} is not in"):
+            store.fetch((round_, 1, "dev-1"))
+        assert [p.name for p in (folder / "vectors" / "epoch-000001").iterdir()] == [f"global-{round_}.f32"]
+
+
+def test_updates_of_the_open_round_and_referred_ones_stay(open_store, folder):
+    rounds, store = Rounds(RUN, DEVICES), open_store()
+    for round_ in (1, 2, 3):
+        append(store, *DEVICES, round_=round_)
+    store.commit()
+    dump = dataclasses.replace(rounds.strategy.dump(rounds.state), uploads=frozenset({(1, 1, "dev-1")}))
+    store.snapshot(3, DEVICES, dump)
+    assert sorted(p.name for p in (folder / "updates" / "epoch-000001").iterdir()) == [
+        "000001.f32",
+        "000003.f32",
+        "spare-000002.f32",
+    ]
+    assert store.fetch((1, 1, "dev-1")).device == "dev-1"
+    rows = set(store._db.execute("SELECT round, device FROM uploads"))
+    assert rows == {(1, "dev-1"), *((3, d) for d in DEVICES)}
+
+
+def test_the_end_of_an_epoch_erases_every_update(open_store, folder):
+    """Also those that the state still refers to, and the spares; offsets and records stay."""
+    rounds, store = Rounds(RUN, DEVICES), open_store()
+    for round_ in (1, 2):
+        append(store, *DEVICES, round_=round_)
+    store.commit()
+    dump = dataclasses.replace(rounds.strategy.dump(rounds.state), uploads=frozenset())
+    store.snapshot(2, DEVICES, dump, (1, {"round": 1}))
+    assert len(list((folder / "updates" / "epoch-000001").iterdir())) == 2
+    store.erase()
+    assert not list((folder / "updates" / "epoch-000001").iterdir())
+    assert store.records() == [{"round": 1}]
+
+
+def test_a_swept_round_does_not_keep_its_file_open(open_store, folder):
+    rounds, store = Rounds(RUN, DEVICES), open_store()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for round_ in range(1, 8):
+        append(store, "dev-1", round_=round_)
+        store.commit()
+        store.snapshot(round_ + 1, DEVICES, rounds.strategy.dump(rounds.state))
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
+
+
+# ---------------------------------------------------------------------------------------------------- records
+
+
+def test_records_come_back_in_order_and_the_last_word_counts(open_store, folder):
+    store = open_store()
+    assert read_records(folder) == []
+    for round_, loss in ((2, 0.5), (1, 0.9), (2, 0.4)):
+        store.record(round_, {"round": round_, "loss": loss})
+    expected = [{"round": 1, "loss": 0.9}, {"round": 2, "loss": 0.4}]
+    assert store.records() == read_records(folder) == expected
+
+
+def test_records_of_a_run_that_does_not_exist_are_empty(tmp_path):
+    assert read_records(tmp_path / "nowhere") == []
+    (tmp_path / "run.sqlite").touch()
+    assert read_records(tmp_path) == []
+
+
+def test_open_files_do_not_grow_with_the_uploads(open_store):
+    """Each stored update had a descriptor of its own: at the usual limit of 1024 the aggregator ended at 1010 devices."""
+    store = open_store()
+    header, body = upload("dev-1")
+    store.append(header, memoryview(body), 1.0, digest_of(header, body))
+    store.commit()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    given = []
+    for number in range(200):
+        one = dataclasses.replace(header, device=f"dev-{number + 2}")
+        store.append(one, memoryview(body), 1.0, digest_of(one, body))
+        given += store.commit()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert all(c.vector.tobytes() == VECTORS["dev-1"].tobytes() for c in given)

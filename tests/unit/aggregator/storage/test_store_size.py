@@ -1,0 +1,190 @@
+"""A run of many rounds: the database stays small, and nothing that a command prints gets lost."""
+
+import dataclasses
+import json
+import os
+import sqlite3
+
+import numpy as np
+import pytest
+
+from aggregator.rounds.engine import CameOnline, Stored
+from aggregator.storage import records
+from aggregator.storage.records import BLOCK_ROUNDS
+from aggregator.storage.run_status import read_last_record, read_records
+from aggregator.storage.store import Store
+from shoal.errors import IntegrityError
+from tests.helpers.plans import D, digest_of, engine_of, run_plan, upload_of
+
+DEVICES = tuple(f"device-{i:02}" for i in range(20))
+LONG_ROUNDS = 10_000
+ROUNDS = 600
+MOST_BYTES = 2_000_000
+PLANS = {
+    "fedavg": {},
+    "ifca": {"settings": {"k": 2}, "origins": 2, "max_models": 2},
+    "cfl": {},
+}
+
+
+class Run:
+    """An engine and its real store, driven as the service drives them; the disk is not waited for."""
+
+    def __init__(self, folder, algorithm="fedavg", devices=DEVICES):
+        self.folder = folder
+        run = run_plan(algorithm, rounds=LONG_ROUNDS, evaluate_every=1, quorum=1.0, **PLANS[algorithm])
+        self.store = Store(folder, run)
+        self.store._db.execute("PRAGMA synchronous=OFF")
+        self.engine = engine_of(run, self.store.seed)
+        self.rng = np.random.default_rng(0)
+        self.closed = None
+        self.written = []
+        self.state, _ = self.engine.begin(devices)
+        for device in devices:
+            self.feed(CameOnline(device))
+
+    def feed(self, event):
+        self.state, actions = self.engine.handle(self.state, event)
+        for action in actions:
+            kind = type(action).__name__
+            if kind == "RoundClosed":
+                times = {"seconds": float(self.rng.random()), "bytes_up": int(self.rng.integers(10**6))}
+                record = {**dataclasses.asdict(action.record), **times}
+                self.closed = (record["round"], record)
+                self.written.append(json.loads(json.dumps(record)))
+            elif kind == "OpenRound":
+                dump = self.engine.strategy_in(self.state.run).dump(action.before)
+                self.store.snapshot(action.plan.round, action.available, dump, self.closed, self.state.standing)
+                self.closed = None
+
+    def round(self):
+        """Let every device that the open round asks upload."""
+        for device in list(self.state.plan.orders):
+            values = self.rng.standard_normal(D)
+            figures = {"loss": float(self.rng.random()), "correct": int(self.rng.integers(40)), "tested": 40}
+            upload, body = upload_of(self.engine, self.state, device, values=values, **figures)
+            self.store.append(upload, memoryview(body), float(np.linalg.norm(values)), digest_of(upload, body))
+        for contribution in self.store.commit():
+            self.feed(Stored(contribution, bytes(32)))
+
+    def bytes(self):
+        """Return what the database takes, with its log moved into it."""
+        self.store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return sum(p.stat().st_size for p in self.folder.glob("run.sqlite*") if not p.name.endswith("shm"))
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, lambda _handle: None)
+
+
+@pytest.mark.parametrize("algorithm", PLANS)
+def test_ten_thousand_rounds_leave_a_small_database(tmp_path, algorithm):
+    """Six hundred rounds, and what ten thousand take if each later one takes as much as those after the first 200."""
+    run = Run(tmp_path / "run", algorithm)
+    sizes = {}
+    for round_ in range(1, ROUNDS + 1):
+        run.round()
+        if round_ in (200, ROUNDS):
+            sizes[round_] = run.bytes()
+    growth = (sizes[ROUNDS] - sizes[200]) / (ROUNDS - 200)
+    assert sizes[ROUNDS] + growth * (LONG_ROUNDS - ROUNDS) < MOST_BYTES, sizes
+    assert run.folder.joinpath("run.sqlite-wal").stat().st_size == 0
+    (rows,) = run.store._db.execute("SELECT count(*) FROM uploads").fetchone()
+    assert rows <= 2 * len(DEVICES)
+    run.store.close()
+
+
+def test_the_log_of_the_database_stays_small(tmp_path):
+    run = Run(tmp_path / "run")
+    for _ in range(150):
+        run.round()
+    assert run.folder.joinpath("run.sqlite-wal").stat().st_size < MOST_BYTES
+    run.store.close()
+
+
+def test_packed_rounds_lack_nothing_but_the_figures_of_single_devices(tmp_path):
+    run = Run(tmp_path / "run")
+    for _ in range(3 * BLOCK_ROUNDS + 5):
+        run.round()
+    found = run.store.records()
+    assert found == read_records(run.folder)
+    full = [r for r in found if r["norms"]]
+    assert [r["round"] for r in found] == list(range(1, 3 * BLOCK_ROUNDS + 6))
+    assert BLOCK_ROUNDS <= len(full) < 2 * BLOCK_ROUNDS
+    assert found[-len(full) :] == run.written[-len(full) :]
+    without = [{**r, "norms": {}, "device_accuracy": {}} for r in run.written[: -len(full)]]
+    assert found[: -len(full)] == without
+    assert read_last_record(run.folder) == run.written[-1]
+    assert not run.store.over()
+    run.store.close()
+
+
+def test_a_state_is_found_again_after_many_rounds(tmp_path):
+    """Rows of earlier rounds that the strategy refers to are still there."""
+    run = Run(tmp_path / "run", "cfl")
+    for round_ in range(1, 30):
+        run.round()
+        if round_ % 7 == 0:
+            run.feed(CameOnline(f"late-{round_}"))
+    before = run.state.strategy
+    run.store.close()
+    store = Store(run.folder, run.engine.run)
+    snapshot = store.restore()
+    state = run.engine.strategy.load(snapshot.document, snapshot.vectors, store.fetch)
+    assert {d: c.key for d, c in state.newest.items()} == {d: c.key for d, c in before.newest.items()}
+    assert len(state.newest) > len(DEVICES)
+    store.close()
+
+
+def test_only_rows_that_nothing_refers_to_are_deleted(tmp_path):
+    run = Run(tmp_path / "run", "cfl")
+    for _ in range(4):
+        run.round()
+    found = run.store._db.execute("SELECT round, phase, device FROM uploads")
+    dump = run.engine.strategy.dump(run.state.strategy)
+    assert set(found) == dump.uploads
+    kept = frozenset(sorted(dump.uploads)[:3])
+    run.store.snapshot(6, DEVICES, dataclasses.replace(dump, uploads=kept))
+    found = run.store._db.execute("SELECT round, phase, device FROM uploads ORDER BY device").fetchall()
+    assert found == sorted(kept)
+    run.store.close()
+
+
+@pytest.mark.parametrize("block", [b"", b"junk", b"half"])
+def test_a_damaged_block_of_records_is_told(tmp_path, block):
+    run = Run(tmp_path / "run", devices=DEVICES[:1])
+    for _ in range(2 * BLOCK_ROUNDS):
+        run.round()
+    run.store.close()
+    database = sqlite3.connect(run.folder / "run.sqlite", isolation_level=None)
+    (whole,) = database.execute("SELECT records FROM past").fetchone()
+    database.execute("UPDATE past SET records = ?", (whole[: len(whole) // 2] if block == b"half" else block,))
+    database.close()
+    with pytest.raises(IntegrityError, match="can't be read: ValueError: a block of records"):
+        read_records(run.folder)
+
+
+def test_a_block_that_unpacks_to_too_much_is_told(tmp_path, monkeypatch):
+    run = Run(tmp_path / "run", devices=DEVICES[:1])
+    for _ in range(2 * BLOCK_ROUNDS):
+        run.round()
+    run.store.close()
+    monkeypatch.setattr(records, "MAX_BLOCK_BYTES", 1000)
+    with pytest.raises(IntegrityError, match="too large"):
+        read_records(run.folder)
+
+
+def test_a_directory_of_another_version_is_refused_with_what_to_do(tmp_path):
+    run = Run(tmp_path / "run")
+    run.store.close()
+    database = sqlite3.connect(run.folder / "run.sqlite", isolation_level=None)
+    database.execute("UPDATE facts SET value = ? WHERE name = 'schema'", (b"2",))
+    database.execute("DROP TABLE rounds")
+    database.execute("CREATE TABLE rounds (round INTEGER PRIMARY KEY, record TEXT NOT NULL)")
+    database.close()
+    for read in (lambda: Store(run.folder, run.engine.run), lambda: read_records(run.folder)):
+        with pytest.raises(IntegrityError, match="written by another version") as caught:
+            read()
+        assert "move the directory away" in caught.value.hint

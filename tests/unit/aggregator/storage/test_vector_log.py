@@ -1,0 +1,97 @@
+"""Descriptors, mappings and resident pages of the files that hold a round's updates."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aggregator.numerics.averaging import weighted_mean
+from aggregator.numerics.rows import RESIDENT_BYTES
+from aggregator.numerics.similarity import gram
+from aggregator.storage.vector_log import FIRST_MAPPED_BYTES, UpdateFiles
+from tests.helpers.processes import memory_bytes
+
+D = 50_000
+MANY = 400
+"""400 updates of 200 KB: 80 MB, several times what may stay in memory."""
+
+
+def open_descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def row(number):
+    return np.full(D, number, np.float32)
+
+
+@pytest.fixture
+def files(tmp_path):
+    made = UpdateFiles(tmp_path, lambda _: 0)
+    yield made
+    made.release()
+
+
+def store(files, count, round_=1):
+    return [
+        files.view(round_, files.append(round_, memoryview(row(number).tobytes()).cast("B")), D)
+        for number in range(count)
+    ]
+
+
+def test_descriptors_do_not_grow_with_the_updates(files):
+    before = open_descriptors()
+    views = store(files, MANY)
+    assert open_descriptors() - before <= 5
+    assert [int(v[-1]) for v in views] == list(range(MANY))
+
+
+def test_an_old_round_is_mapped_once(files, tmp_path):
+    views = store(files, 20)
+    files.release()
+    before = open_descriptors()
+    again = UpdateFiles(tmp_path, lambda _: 20 * 4 * D)
+    found = [again.view(1, 4 * D * number, D) for number in range(20)]
+    assert open_descriptors() - before == 1
+    assert all((a == b).all() for a, b in zip(found, views, strict=True))
+
+
+@pytest.mark.parametrize("work", ["mean", "gram"])
+def test_reading_a_round_keeps_few_of_its_pages_in_memory(files, work):
+    views = store(files, MANY)
+    files.syncer()()
+    before, peak = memory_bytes("RssFile"), 0
+
+    class Watched(list):
+        def __iter__(self):
+            nonlocal peak
+            for item in super().__iter__():
+                yield item
+                peak = max(peak, memory_bytes("RssFile"))
+
+    rows = Watched(views)
+    result = weighted_mean(rows, np.ones(MANY)) if work == "mean" else gram(rows)
+    assert peak > before
+    assert peak - before < 2 * RESIDENT_BYTES
+    assert memory_bytes("RssFile") - before < RESIDENT_BYTES
+    expected = (MANY - 1) / 2 if work == "mean" else D * 2.0 * 3.0
+    assert (result[0] if work == "mean" else result[2, 3]) == pytest.approx(expected)
+
+
+def test_a_file_is_as_long_as_what_it_holds_once_it_is_closed(files, tmp_path):
+    store(files, 2)
+    file = tmp_path / "000001.f32"
+    assert file.stat().st_size == FIRST_MAPPED_BYTES
+    assert file.stat().st_blocks * 512 < FIRST_MAPPED_BYTES
+    files.release()
+    assert file.stat().st_size == 2 * 4 * D
+
+
+def test_a_file_that_was_cut_is_not_lengthened(files, tmp_path):
+    store(files, 2)
+    files.release()
+    os.truncate(tmp_path / "000001.f32", 6 * D)
+    again = UpdateFiles(tmp_path, lambda _: 8 * D)
+    assert again.view(1, 0, D)[0] == 0
+    with pytest.raises(ValueError, match="a file of 300000 bytes where 400000 were written"):
+        again.view(1, 4 * D, D)

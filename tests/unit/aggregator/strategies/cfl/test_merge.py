@@ -1,0 +1,321 @@
+"""CFL takes a split back that has stopped paying: when it asks, whom, what it makes of the answers, and what comes of it."""
+
+import numpy as np
+import pytest
+
+from aggregator.strategies.cfl.tree import path
+from shoal.errors import ConfigError
+from shoal.protocol.messages import Phase, Share
+from tests.helpers.plans import contribution
+from tests.helpers.quadratics import (
+    ALG_5,
+    DEVICES,
+    GOAL,
+    GROUP_OF,
+    GROUPS,
+    TRIED,
+    TRUTH,
+    Quadratic,
+    cfl,
+    partition,
+    run_until_quiet,
+    settled_tree,
+)
+
+EVERY = 20
+CHECKED = {**ALG_5, "merge_every": EVERY, "refused_cool_down": 5}
+
+
+class Regretful(Quadratic):
+    """As soon as it says so, devices score the model of a node better than that of their leaf."""
+
+    def __init__(self, rounds, *, regret=True, of=DEVICES, goals=None):
+        super().__init__(rounds, goals)
+        self.regret, self.of = regret, set(of)
+
+    def loss(self, device, model):
+        if not (self.regret and device in self.of):
+            return super().loss(device, model)
+        spread = 0.01 * (DEVICES.index(device) % 3)
+        return 1.0 + spread if model in self.rounds.state.tree else 1.5 + 2 * spread
+
+
+def pairs(rounds):
+    """Return the nodes whose children are leaves."""
+    state = rounds.state
+    return [n for n in state.tree.values() if all(c in state.clusters for c in n.children)]
+
+
+def run_to_check(rounds, answer):
+    """Do rounds until the next one holds a check; return the node that it is about."""
+    for _ in range(2 * EVERY):
+        due = [n for n in pairs(rounds) if rounds.round + 1 >= n.check_at]
+        if due:
+            return due[0]
+        rounds.step(answer)
+    raise AssertionError("no check is due")
+
+
+def kinds(rounds, *wanted):
+    return [e.kind for e in rounds.events if e.kind in wanted]
+
+
+def test_a_check_asks_both_leaves_for_margins_while_the_others_train():
+    """The leaf's own model first, the one from before the cut second, on validation data; other clusters lose nothing."""
+    rounds = cfl(**CHECKED)
+    answer = Quadratic(rounds)
+    node = run_to_check(rounds, answer)
+    members = {c: rounds.state.clusters[c].members for c in node.children}
+    before = {c.id: c.slot for c in rounds.state.clusters.values()}
+    answer.orders.clear()
+    rounds.step(answer)
+    orders = {d: o for _, d, o in answer.orders}
+    for child, devices in members.items():
+        for device in devices:
+            order = orders[device]
+            assert (order.phase, order.candidates, order.share) == (Phase.SCORE, (child, node.id), Share.VALIDATION)
+            assert (order.train, order.evaluate, order.margins) == (False, False, True)
+    others = set(DEVICES) - {d for devices in members.values() for d in devices}
+    assert len(others) == 6
+    assert all(orders[d].train and orders[d].phase == Phase.TRAIN for d in others)
+    for cluster in rounds.state.clusters.values():
+        assert (cluster.slot is before[cluster.id]) == (cluster.id in node.children)
+
+
+def test_checks_come_as_often_as_told_and_not_to_nodes_above_others():
+    """Of three nested splits only the innermost has two leaves; it is asked every `merge_every` rounds after the cut."""
+    rounds = cfl(**CHECKED)
+    answer = Quadratic(rounds)
+    run_until_quiet(rounds, answer, most=70)
+    cut = [e.round for e in rounds.events if e.kind == "split"][-1]
+    (innermost,) = pairs(rounds)
+    scored = {(r, o.candidates[1]) for r, _, o in answer.orders if o.phase == Phase.SCORE}
+    assert scored == {(cut + i * EVERY, innermost.id) for i in (1, 2, 3)}
+
+
+def test_true_groups_are_never_merged():
+    rounds = cfl(**CHECKED)
+    run_until_quiet(rounds, Quadratic(rounds), most=120)
+    assert partition(rounds) == TRUTH
+    assert not kinds(rounds, "merge", "split-doubted")
+
+
+def test_a_split_that_stops_paying_is_taken_back():
+    """After `patience` checks: the leaves are one cluster again, with the model from before the cut and all their members."""
+    rounds = cfl(**CHECKED, patience=2)
+    answer = Regretful(rounds, regret=False)
+    node = run_to_check(rounds, answer)
+    leaves = [rounds.state.clusters[c] for c in node.children]
+    answer.regret = True
+    rounds.step(answer)
+    assert kinds(rounds, "merge", "split-doubted") == ["split-doubted"]
+    assert run_to_check(rounds, answer).strikes == 1
+    at = rounds.round + 1
+    outcome = rounds.step(answer)
+    whole = rounds.state.clusters[node.id]
+    assert whole.slot is node.slot
+    assert set(whole.members) == {*leaves[0].members, *leaves[1].members}
+    assert whole.quiet_until == at + 1 + 5
+    assert node.id not in rounds.state.tree
+    assert not set(node.children) & set(rounds.state.clusters)
+    assert {outcome.clusters[d] for d in whole.members} == {node.id}
+    merge = next(e for e in rounds.events if e.kind == "merge")
+    assert (merge.round, merge.detail["cluster"], merge.detail["strikes"]) == (at, node.id, 2)
+    assert sorted(merge.detail["sizes"]) == [3, 3]
+    assert min(merge.detail["prefer"]) == 1.0
+    assert min(merge.detail["margin"]) > 0.4
+
+
+def test_a_check_passed_in_between_starts_the_count_anew():
+    rounds = cfl(**CHECKED, patience=2)
+    answer = Regretful(rounds, regret=False)
+    for regret in (True, False, True):
+        answer.regret = False
+        node = run_to_check(rounds, answer)
+        answer.regret = regret
+        rounds.step(answer)
+    assert kinds(rounds, "merge", "split-doubted") == ["split-doubted", "split-doubted"]
+    assert rounds.state.tree[node.id].strikes == 1
+
+
+def test_one_side_that_does_worse_is_enough():
+    """The other side's gain does not make up for it: nobody shall be worse off than without the split."""
+    rounds = cfl(**CHECKED, patience=1)
+    answer = Regretful(rounds, regret=False)
+    node = run_to_check(rounds, answer)
+    answer.regret, answer.of = True, set(rounds.state.clusters[node.children[0]].members)
+    rounds.step(answer)
+    assert kinds(rounds, "merge") == ["merge"]
+
+
+def test_merges_go_up_the_tree():
+    """When a pair is one leaf again, the node above it has two leaves and is asked in its turn."""
+    rounds = cfl(**{**CHECKED, "refused_cool_down": 200}, patience=1)
+    answer = Regretful(rounds, regret=False)
+    run_to_check(rounds, answer)
+    answer.regret = True
+    run_until_quiet(rounds, answer, most=5)
+    assert kinds(rounds, "merge") == ["merge"] * 3
+    assert partition(rounds) == {frozenset(DEVICES)}
+    assert not rounds.state.tree
+    outcome = rounds.step(answer)
+    assert set(outcome.clusters.values()) == {0}
+
+
+def test_a_merged_cluster_can_be_cut_again_after_its_rest():
+    rounds = cfl(**CHECKED, patience=1)
+    answer = Regretful(rounds, regret=False)
+    node = run_to_check(rounds, answer)
+    answer.regret = True
+    rounds.step(answer)
+    merged = rounds.round
+    answer.regret = False
+    run_until_quiet(rounds, answer, most=12)
+    again = [e for e in rounds.events if e.kind == "split" and e.round > merged]
+    assert [e.detail["cluster"] for e in again] == [node.id]
+    assert again[0].round == merged + 6
+    assert partition(rounds) == TRUTH
+
+
+@pytest.mark.parametrize("present", [1, 2])
+def test_absent_devices_have_no_say(present):
+    """One device of a leaf decides nothing, two do; the check comes again in its time."""
+    rounds = cfl(**CHECKED, patience=1, prefer=0.5)
+    answer = Regretful(rounds, regret=False)
+    node = run_to_check(rounds, answer)
+    answer.regret = True
+    leaves = [rounds.state.clusters[c].members for c in node.children]
+    there = [d for d in DEVICES if d not in {*leaves[0], *leaves[1]}] + [*leaves[0][:present], *leaves[1][:present]]
+    at = rounds.round + 1
+    rounds.step(answer, present=there)
+    if present == 1:
+        assert not kinds(rounds, "merge", "split-doubted")
+        assert (rounds.state.tree[node.id].check_at, rounds.state.tree[node.id].strikes) == (at + EVERY, 0)
+    else:
+        assert kinds(rounds, "merge") == ["merge"]
+
+
+def test_who_has_no_say_leaves_the_count_as_it_was():
+    rounds = cfl(**CHECKED, patience=2)
+    answer = Regretful(rounds)
+    node = run_to_check(rounds, answer)
+    rounds.step(answer)
+    run_to_check(rounds, answer)
+    gone = {d for c in node.children for d in rounds.state.clusters[c].members}
+    rounds.step(answer, present=[d for d in DEVICES if d not in gone])
+    assert rounds.state.tree[node.id].strikes == 1
+    run_to_check(rounds, answer)
+    rounds.step(answer)
+    assert kinds(rounds, "merge") == ["merge"]
+
+
+def test_everybody_who_is_there_is_asked_however_few_take_part_in_training():
+    rounds = cfl(changes={"participation": 0.25}, **CHECKED)
+    answer = Quadratic(rounds)
+    run_until_quiet(rounds, answer, most=3)
+    full = cfl(**CHECKED)
+    node = run_to_check(full, Quadratic(full))
+    state, plan = rounds.strategy.plan(full.state, full.round + 1, tuple(sorted(DEVICES)))
+    scorers = {d for d, o in plan.orders.items() if o.phase == Phase.SCORE}
+    assert scorers == {d for c in node.children for d in state.clusters[c].members}
+    assert sum(o.train for o in plan.orders.values()) <= 3
+
+
+def test_no_check_while_a_leaf_is_on_trial():
+    """A pair one of whose leaves is on trial is asked when the trial is over."""
+    rounds = cfl(**TRIED, merge_every=4)
+    answer = Quadratic(rounds)
+    for _ in range(60):
+        rounds.step(answer)
+        tried = set(rounds.state.trials)
+        _, plan = rounds.strategy.plan(rounds.state, rounds.round + 1, tuple(sorted(DEVICES)))
+        for cluster in tried:
+            phases = {plan.orders[d].phase for d in rounds.state.clusters[cluster].members}
+            halves = rounds.state.trials[cluster]
+            known = {halves.left.model, halves.right.model}
+            assert phases <= {Phase.TRIAL, Phase.SCORE}
+            assert all(set(plan.orders[d].candidates) <= known for d in rounds.state.clusters[cluster].members)
+    assert kinds(rounds, "split").count("split") == 3
+
+
+def test_a_newcomer_that_waits_at_the_node_becomes_a_member_of_what_it_was():
+    """A device that is to go down from the very node that vanishes belongs to the cluster in its place."""
+    rounds = cfl(**CHECKED, patience=1)
+    goals = {d: GOAL[g] for d, g in GROUP_OF.items()} | {"dev-99": GOAL["c"]}
+    answer = Regretful(rounds, regret=False, goals=goals)
+    node = pairs(settled_tree(merge_every=EVERY, refused_cool_down=5))[0]
+    way = path(settled_tree().state.tree, node.id)
+    while rounds.round + len(way) < node.check_at:
+        rounds.step(answer)
+    while rounds.round + 1 < node.check_at:
+        rounds.step(answer, present=(*DEVICES, "dev-99"))
+    assert rounds.state.unplaced == {"dev-99": node.id}
+    answer.regret = True
+    rounds.step(answer, present=(*DEVICES, "dev-99"))
+    assert kinds(rounds, "merge") == ["merge"]
+    assert set(rounds.state.clusters[node.id].members) == {*GROUPS["c"], *GROUPS["d"], "dev-99"}
+    assert not rounds.state.unplaced
+
+
+@pytest.mark.parametrize("settings", [{}, {"merge_every": 0}], ids=["alg-5-alone", "never"])
+def test_without_validation_or_with_zero_nothing_is_checked(settings):
+    """`validate = off` is the paper's Alg. 5 alone, unless a merge is asked for."""
+    rounds = cfl(**ALG_5, **settings)
+    answer = Regretful(rounds)
+    run_until_quiet(rounds, answer, most=60)
+    assert partition(rounds) == TRUTH
+    assert {o.phase for _, _, o in answer.orders} == {Phase.TRAIN}
+
+
+def test_validated_splits_are_checked_every_twenty_rounds_by_default():
+    rounds = cfl(**TRIED)
+    answer = Quadratic(rounds)
+    run_until_quiet(rounds, answer, most=90)
+    assert partition(rounds) == TRUTH
+    last = [e.round for e in rounds.events if e.kind == "split"][-1]
+    tree = rounds.state.tree
+    asked = [(r, *o.candidates) for r, _, o in answer.orders if o.phase == Phase.SCORE]
+    checks = {r for r, leaf, node in asked if node in tree and leaf in tree[node].children}
+    assert sorted(checks) == [last + 20 * i for i in (1, 2, 3)]
+
+
+def test_leaves_that_do_as_well_as_before_stay_apart():
+    """No merge for equal losses, nor for a preference that chance explains."""
+    rounds = cfl(**CHECKED, patience=1)
+    rng = np.random.default_rng(5)
+
+    def answer(device, order, round_):
+        if not order.margins:
+            return plain(device, order, round_)
+        margins = (0.0, float(rng.normal(0.0, 0.1)))
+        return contribution(device, round=round_, model=order.candidates[0], phase=Phase.SCORE, margins=margins)
+
+    plain = Quadratic(rounds)
+    run_until_quiet(rounds, answer, most=65)
+    assert partition(rounds) == TRUTH
+
+
+@pytest.mark.parametrize("after", [24, 25, 26, 45, 46, 47])
+def test_checks_survive_dump_and_load(after):
+    """Put away before, between and after two failed checks: the same merge, models and members."""
+    results = []
+    for reload in (False, True):
+        rounds = cfl(**CHECKED, patience=2)
+        answer = Regretful(rounds)
+        for i in range(60):
+            if reload and i == after:
+                rounds.reload()
+            rounds.step(answer)
+        clusters = {c.id: (c.members, c.slot.offset.tobytes(), c.quiet_until) for c in rounds.state.clusters.values()}
+        nodes = {n.id: (n.check_at, n.strikes) for n in rounds.state.tree.values()}
+        results.append((clusters, nodes, [(e.round, e.kind) for e in rounds.events]))
+    assert results[0] == results[1]
+    assert "merge" in {kind for _, kind in results[0][2]}
+
+
+@pytest.mark.parametrize(
+    "settings", [{"merge_every": -2}, {"merge_every": 1}, {"patience": 0}, {"merge_p_value": 0}, {"max_age": 0}]
+)
+def test_settings_of_checks_that_make_no_sense_are_refused(settings):
+    with pytest.raises(ConfigError):
+        cfl(**settings)

@@ -1,0 +1,319 @@
+"""Devices that change clusters in CFL: whom a cut or an edge misled, and whose data have changed."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from aggregator.strategies.base import Slot
+from aggregator.strategies.cfl.newcomers import place
+from aggregator.strategies.cfl.reassignment import MOST_OFFERED, look_due, move, offers, trusted
+from aggregator.strategies.cfl.split_validation import Half, Trial
+from aggregator.strategies.cfl.state import CflSettings, CflState, Cluster
+from aggregator.strategies.cfl.tree import Node, follow
+from shoal.errors import ConfigError
+from shoal.protocol.messages import Phase
+from tests.helpers.plans import contribution
+from tests.helpers.quadratics import (
+    ALG_5,
+    DEVICES,
+    GOAL,
+    GROUP_OF,
+    GROUPS,
+    NOISE,
+    TRUTH,
+    Quadratic,
+    cfl,
+    partition,
+    run_until_quiet,
+)
+
+LOOKING = {**ALG_5, "look_every": 7}
+
+
+class Misled(Quadratic):
+    """Until the first cut one device of group a sends updates like those of group b."""
+
+    def __call__(self, device, order, round_):
+        if device == "dev-90" and not self.rounds.state.tree:
+            vector = GOAL["b"] + NOISE[device] - self.theta(order.candidates[0])
+            return contribution(device, vector, round=round_, model=order.candidates[0])
+        return super().__call__(device, order, round_)
+
+
+def test_a_device_that_the_cut_misled_comes_to_its_group():
+    rounds = cfl(**LOOKING)
+    answer = Misled(rounds)
+    for _ in range(6):
+        rounds.step(answer)
+    assert partition(rounds) != TRUTH
+    before = next(c.id for c in rounds.state.clusters.values() if "dev-90" in c.members)
+    rounds.step(answer)
+    home = next(c.id for c in rounds.state.clusters.values() if "dev-33" in c.members)
+    assert [dict(e.detail) for e in rounds.events if e.kind == "moved"] == [
+        {"device": "dev-90", "from": before, "cluster": home}
+    ]
+    run_until_quiet(rounds, answer, most=20)
+    assert partition(rounds) == TRUTH
+    root = rounds.state.tree[0]
+    assert [
+        sum(c.device == "dev-90" for edge in n.edges for c in edge) for n in (root, trusted(rounds.state, root))
+    ] == [1, 0]
+
+
+def test_its_update_counts_in_its_new_cluster_in_the_same_round():
+    rounds = cfl(**LOOKING)
+    answer = Misled(rounds)
+    for _ in range(7):
+        rounds.step(answer)
+    home = next(c for c in rounds.state.clusters.values() if "dev-33" in c.members)
+    expected = GOAL["a"] + np.mean([NOISE[d] for d in GROUPS["a"]], axis=0)
+    np.testing.assert_allclose(home.slot.offset, expected, atol=1e-5)
+
+
+def test_a_device_whose_data_have_changed_changes_clusters():
+    rounds = cfl(**LOOKING)
+    answer = Quadratic(rounds)
+    run_until_quiet(rounds, answer, most=14)
+    assert partition(rounds) == TRUTH
+    answer.goals["dev-40"] = GOAL["c"]
+    for _ in range(7):
+        rounds.step(answer)
+    assert {frozenset((*GROUPS["c"], "dev-40")), frozenset(("dev-02", "dev-71"))} <= partition(rounds)
+
+
+def test_without_looks_a_device_stays_where_the_cut_has_put_it():
+    """Alg. 5 alone knows no way back, and it is what `validate=off` gives."""
+    assert CflSettings(validate=False).look_rounds == 0
+    assert CflSettings().look_rounds == 20
+    rounds = cfl(**ALG_5)
+    run_until_quiet(rounds, Misled(rounds), most=30)
+    assert not [e for e in rounds.events if e.kind == "moved"]
+    assert partition(rounds) != TRUTH
+
+
+def test_models_are_offered_only_in_rounds_of_a_look():
+    rounds = cfl(**LOOKING)
+    answer = Quadratic(rounds)
+    for _ in range(15):
+        rounds.step(answer)
+    asked = {r: {len(o.candidates) for r_, _, o in answer.orders if r_ == r} for r in range(1, 16)}
+    assert {r for r, counts in asked.items() if counts != {1}} == {7, 14}
+    assert asked[14] == {4}
+    assert all(o.candidates[0] in rounds.state.clusters for r, _, o in answer.orders if r == 14)
+
+
+def test_one_cluster_has_nothing_to_offer():
+    state = CflState({0: Cluster(0, DEVICES, Slot())})
+    assert not look_due(state, CflSettings(look_every=1), 5)
+
+
+def test_a_check_of_a_split_waits_for_the_look_to_pass():
+    rounds = cfl(**{**ALG_5, "merge_every": 5, "look_every": 5})
+    answer = Quadratic(rounds)
+    for _ in range(24):
+        rounds.step(answer)
+    scored = {r for r, _, o in answer.orders if o.phase == Phase.SCORE}
+    assert scored
+    assert not any(r % 5 == 0 for r in scored)
+
+
+def chain(leaves):
+    """Return a state whose tree cuts off one leaf after the other: 1, 2, 3, ... of 100, 101, 102, ..."""
+    tree, inner = {}, 100
+    for leaf in range(1, leaves - 1):
+        tree[inner] = Node(inner, Slot(), (leaf, inner + 1), ((), ()))
+        inner += 1
+    tree[inner] = Node(inner, Slot(), (leaves - 1, leaves), ((), ()))
+    clusters = {i: Cluster(i, tuple(f"dev-{i}{x}" for x in "abc"), Slot()) for i in range(1, leaves + 1)}
+    return CflState(clusters, tree=tree)
+
+
+def test_the_nearest_leaves_of_the_tree_are_offered_first():
+    found = offers(chain(5), 0)
+    assert found[4] == (4, 5, 3, 2, 1)
+    assert found[1] == (1, 2, 3, 4, 5)
+    assert found[3] == (3, 4, 5, 2, 1)
+
+
+def test_every_leaf_comes_up_in_turn_and_the_nearest_always():
+    looks = [offers(chain(9), turn)[2] for turn in range(6)]
+    assert all(len(models) == 1 + MOST_OFFERED == len(set(models)) for models in looks)
+    assert {models[:3] for models in looks} == {(2, 3, 4)}
+    assert {m for models in looks[:3] for m in models[3:]} == {1, 5, 6, 7, 8, 9}
+
+
+def test_offers_of_hundreds_of_leaves_take_no_walk_for_every_pair():
+    """Steps up the tree are counted, not seconds."""
+
+    class Counted(dict):
+        steps = 0
+
+        def __getitem__(self, key):
+            Counted.steps += 1
+            return super().__getitem__(key)
+
+    tree = {k: Node(k, Slot(), (2 * k, 2 * k + 1), ((), ())) for k in range(1, 256)}
+    state = CflState({k: Cluster(k, ("a", "b"), Slot()) for k in range(256, 512)}, tree=Counted(tree))
+    assert len(offers(state, 0)) == 256
+    assert Counted.steps < 3 * 256 * 256
+
+
+def test_leaves_on_trial_are_not_offered():
+    state = chain(4)
+    trial = Trial(2, Half(8, ("dev-2a",), Slot()), Half(9, ("dev-2b",), Slot()), (), {})
+    assert offers(dataclasses.replace(state, trials={2: trial}), 0)[4] == (4, 3, 1)
+
+
+def updates(text, phase=Phase.TRAIN):
+    """Return contributions: "1a>2" is device dev-1a, which has trained the model of leaf 2."""
+    pairs = [word.split(">") for word in text.split()]
+    return [contribution(f"dev-{d}", np.ones(3), round=9, model=int(m), phase=phase) for d, m in pairs]
+
+
+STAY = "1a>1 1b>1 1c>1 2a>2 2b>2 2c>2 3a>3 3b>3 3c>3"
+
+
+@pytest.mark.parametrize(
+    ("given", "least_side", "moves"),
+    [
+        ("1a>2 1b>1 1c>1 2a>2 2b>2 2c>2", 2, "1a>2"),
+        ("1a>2 1b>1 1c>1 2a>2 2b>2 2c>2", 3, ""),
+        ("1a>2 1b>2 1c>1 2a>2 2b>2 2c>2", 2, "1b>2"),
+        ("1a>2 1b>1 1c>1 2a>1 2b>2 2c>2", 3, "1a>2 2a>1"),
+        ("1a>2 1b>1 1c>1 2a>3 2b>2 2c>2 3a>1 3b>3 3c>3", 3, "1a>2 2a>3 3a>1"),
+        ("1a>2 1b>2 1c>2 2a>2 2b>2 2c>2", 3, "1a>2 1b>2 1c>2"),
+        ("1a>2 1b>2 2a>2 2b>2 2c>2", 3, "1a>2 1b>2"),
+        ("1a>2 1b>1 2a>2 2b>2 2c>2", 3, "1a>2"),
+        ("1a>1 1b>1 1c>1 2a>2 2b>2 2c>3", 2, ""),
+        ("1a>1 1b>1 1c>1 2a>2 2b>3 2c>3", 1, "2b>3 2c>3"),
+        ("1a>3 1b>3 1c>1 2a>3 2b>2 2c>2", 2, "1b>3 2a>3"),
+        (STAY, 1, ""),
+        ("1a>77 stranger>2", 1, ""),
+    ],
+    ids=[
+        *("one", "none-of-so-few", "not-both", "exchange", "a-round-of-three", "all-of-them", "of-a-dead-leaf"),
+        *(
+            "one-of-a-dead-leaf",
+            "not-into-a-dead-leaf",
+            "into-a-leaf-of-one",
+            "a-dead-leaf-revives",
+            "nobody",
+            "nowhere",
+        ),
+    ],
+)
+def test_who_may_move(given, least_side, moves):
+    """Devices that say nothing in the round are away."""
+    state, events = move(chain(3), updates(given), least_side, 9, turn=0)
+    assert sorted(f"{e.detail['device'][4:]}>{e.detail['cluster']}" for e in events) == sorted(moves.split())
+    for e in events:
+        assert e.detail["device"] in state.clusters[e.detail["cluster"]].members
+    members = [d for c in state.clusters.values() for d in c.members]
+    assert sorted(members) == sorted(d for c in chain(3).clusters.values() for d in c.members)
+
+
+def test_nobody_moves_by_scoring():
+    assert move(chain(3), updates("1a>2 1b>1 1c>1", Phase.SCORE), 1, 9, turn=0)[1] == ()
+
+
+def test_of_two_who_can_not_both_leave_the_other_leaves_next_time():
+    given = updates("1a>2 1b>2 1c>1 2a>2 2b>2 2c>2")
+    gone = [move(chain(3), given, 2, 9, turn=turn)[1][0].detail["device"] for turn in range(2)]
+    assert gone == ["dev-1b", "dev-1a"]
+
+
+def test_devices_heard_of_lately_count_though_they_were_not_drawn():
+    (late,) = updates("1c>1")
+    state = dataclasses.replace(chain(3), newest={"dev-1c": late})
+    given = updates("1a>2 1b>1 2a>2 2b>2 2c>2")
+    assert len(move(state, given, 2, 9, turn=0)[1]) == 1
+    assert len(move(chain(3), given, 2, 9, turn=0)[1]) == 0
+
+
+def with_edges(state, first, second):
+    node = dataclasses.replace(state.tree[100], edges=(tuple(updates(first)), tuple(updates(second))))
+    return dataclasses.replace(state, tree={**state.tree, 100: node})
+
+
+def on_edges(node):
+    return [" ".join(c.device[4:] for c in edge) for edge in node.edges]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "left"),
+    [
+        ("1a>100 1b>100", "2a>100 3a>100", ["1a 1b", "2a 3a"]),
+        ("1a>100 2b>100", "2a>100 1c>100", ["1a", "2a"]),
+        ("2b>100", "2a>100 3c>100", ["2b", "2a 3c"]),
+        ("1a>100 stranger>100", "2a>100", ["1a nger", "2a"]),
+    ],
+    ids=["all-there", "two-have-left", "the-last-ones-stay", "devices-in-no-cluster-stay"],
+)
+def test_updates_count_while_their_devices_are_below_the_edge(first, second, left):
+    """A device that comes back finds its update where it was."""
+    first = first.replace("stranger", "xxxxnger")
+    state = with_edges(chain(3), first, second)
+    assert [e.replace("xxxx", "") for e in on_edges(trusted(state, state.tree[100]))] == left
+    assert on_edges(state.tree[100]) == [" ".join(w.split(">")[0] for w in t.split()) for t in (first, second)]
+
+
+def test_updates_that_misled_a_cut_place_no_newcomer():
+    """Device 1a lay on the edge away from its leaf; a newcomer whose update looks like that one comes to 1a's leaf."""
+    x, y, z = np.eye(3)
+    edges = (
+        (contribution("dev-1b", x, round=9, model=100),),
+        tuple(contribution(d, v, round=9, model=100) for d, v in (("dev-1a", y), ("dev-2a", z))),
+    )
+    state = chain(3)
+    node = dataclasses.replace(state.tree[100], edges=edges)
+    state = dataclasses.replace(state, tree={**state.tree, 100: node}, unplaced={"new": 100})
+    newcomer = contribution("new", y + 0.2 * x, round=9, model=100)
+    assert follow(node, newcomer) == 101
+    state, _ = place(state, [newcomer], 9)
+    assert "new" in state.clusters[1].members
+
+
+@pytest.mark.parametrize("value", [-2, 1])
+def test_a_look_in_every_round_is_refused(value):
+    with pytest.raises(ConfigError, match="look_every"):
+        cfl(look_every=value)
+
+
+def test_devices_of_a_leaf_that_can_not_be_averaged_any_more_are_let_out():
+    """A revocation has left two of three: their leaf stands still, and what they see has become another group's."""
+    rounds = cfl(changes={"min_contributors": 3}, **LOOKING)
+    answer = Quadratic(rounds)
+    run_until_quiet(rounds, answer, most=10)
+    active = [d for d in DEVICES if d != "dev-40"]
+    rounds.state = rounds.strategy.retain(rounds.state, frozenset(active))
+    answer.goals |= {"dev-02": GOAL["c"], "dev-71": GOAL["c"]}
+    for _ in range(14):
+        rounds.step(answer, present=active)
+    assert frozenset((*GROUPS["c"], "dev-02", "dev-71")) in partition(rounds)
+
+
+def test_a_move_that_leaves_one_behind_beside_an_absent_device_is_not_made():
+    """Members that have been away for long hold no leaf up."""
+    rounds = cfl(changes={"min_contributors": 2}, **LOOKING, max_age=5)
+    answer = Quadratic(rounds)
+    run_until_quiet(rounds, answer, most=10)
+    there = [d for d in DEVICES if d != "dev-40"]
+    for _ in range(8):
+        rounds.step(answer, present=there)
+    answer.goals["dev-02"] = GOAL["c"]
+    for _ in range(20):
+        rounds.step(answer, present=there)
+    assert not [e for e in rounds.events if e.kind == "moved"]
+    leaf = next(c for c in rounds.state.clusters.values() if "dev-71" in c.members)
+    assert leaf.slot.version >= rounds.round - 1
+
+
+def test_groups_that_are_right_lose_nobody():
+    rounds = cfl(**LOOKING)
+    answer = Quadratic(rounds)
+    for _ in range(40):
+        rounds.step(answer)
+    assert partition(rounds) == TRUTH
+    assert not [e for e in rounds.events if e.kind == "moved"]
+    assert set(GROUP_OF) == {d for c in rounds.state.clusters.values() for d in c.members}

@@ -1,0 +1,187 @@
+"""CFL's cut: what is known of it beforehand, what events tell, and that a mask changes none of it."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from aggregator.numerics.gap import overlap
+from aggregator.numerics.similarity import cosine_matrix
+from aggregator.strategies.cfl.split import Norms, describe, find_cut, noise, settled
+from aggregator.strategies.cfl.state import CflSettings
+from tests.helpers.plans import contribution
+from tests.helpers.quadratics import ALG_5, DEVICES, GOAL, TRIED, TRUTH, D, Quadratic, cfl, partition, run_until_quiet
+
+FIGURES = {"cross_max", "gamma_limit", "mean_norm", "max_norm", "intra_min", "intra_min_estimate"}
+
+
+def rows_about(centres, each=4, spread=0.3, seed=0):
+    """Return contributions about each centre (d,), with noise of ``spread`` times its length."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for g, centre in enumerate(centres):
+        for i in range(each):
+            off = rng.standard_normal(len(centre))
+            off *= spread * rng.uniform(0.5, 1.0) * np.linalg.norm(centre) / np.linalg.norm(off)
+            made.append(contribution(f"dev-{g}{i}", centre + off))
+    return made
+
+
+def test_noise_is_the_distance_from_the_mean_in_units_of_its_length():
+    """Eq. 16 of the CFL paper from cosines and norms equals the same from the vectors."""
+    rows = rows_about([np.arange(1.0, 31.0)], each=6, spread=0.8)
+    vectors = np.stack([c.row.astype(np.float64) for c in rows])
+    mean = vectors.mean(axis=0)
+    expected = np.linalg.norm(vectors - mean, axis=1) / np.linalg.norm(mean)
+    found = noise(cosine_matrix([c.row for c in rows]), np.array([c.norm for c in rows]))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert found.max() > 0.3
+
+
+def test_noise_is_infinite_where_the_mean_vanishes():
+    opposed = np.array([[1.0, -1.0], [-1.0, 1.0]])
+    assert noise(opposed, np.array([2.0, 2.0])).tolist() == [math.inf, math.inf]
+
+
+def test_the_figures_of_a_cut():
+    """The estimate of Eq. 37 is a worst case for what is measured inside; Eq. 39's limit follows from what is across."""
+    rng = np.random.default_rng(4)
+    centre = rng.standard_normal(50)
+    rows = rows_about([centre, -centre], spread=0.4)
+    cut = find_cut(CflSettings(), rows, 2, Norms(0.25, 9.0), None)
+    assert {len(side) for side in cut.sides} == {4}
+    figures = cut.figures
+    assert set(figures) == FIGURES
+    assert (figures["mean_norm"], figures["max_norm"]) == (0.25, 9.0)
+    assert figures["gamma_limit"] == pytest.approx(math.sqrt((1 - figures["cross_max"]) / 2))
+    cosines = cosine_matrix([c.row for c in rows])
+    assert figures["cross_max"] == pytest.approx(cosines[:4, 4:].max())
+    for side, inside in enumerate((cosines[:4, :4], cosines[4:, 4:])):
+        assert figures["intra_min"][side] == pytest.approx(inside.min())
+        gammas = np.sort(noise(inside, np.array([c.norm for c in rows[4 * side : 4 * side + 4]])))
+        assert figures["intra_min_estimate"][side] == pytest.approx(overlap(gammas[-1], gammas[-2]))
+        assert figures["intra_min_estimate"][side] <= figures["intra_min"][side]
+
+
+def test_what_can_not_be_computed_is_none():
+    """A side of one device has no pair; one noisier than its own mean has no bound."""
+    cosines = np.eye(4)
+    cosines[1, 2] = cosines[2, 1] = -0.9
+    found = describe(cosines, np.ones(4), ((0,), (1, 2, 3)), 0.0, Norms(0.0, 1.0))
+    assert found["intra_min"] == [None, -0.9]
+    assert found["intra_min_estimate"] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "least", "found"),
+    [({}, 2, True), ({}, 5, False), ({"gamma_max": 0.7}, 2, True), ({"gamma_max": 0.999}, 2, False)],
+)
+def test_where_a_cut_may_not_be_made(changes, least, found):
+    """Sides too small, or noise that could explain the cut (Eq. 39)."""
+    centre = np.eye(20)[0]
+    rows = rows_about([centre, -centre])
+    settings = dataclasses.replace(CflSettings(), **changes)
+    assert (find_cut(settings, rows, least, Norms(0.0, 1.0), None) is not None) == found
+
+
+@pytest.mark.parametrize(
+    ("form", "norms", "early", "expected"),
+    [
+        ("absolute", (0.3, 2.0), 0.0, True),
+        ("absolute", (0.5, 2.0), 0.0, False),
+        ("absolute", (0.3, 0.1), 0.0, False),
+        ("relative", (0.3, 1.0), 4.0, True),
+        ("relative", (0.5, 1.0), 4.0, False),
+        ("relative", (0.3, 1.0), 10.0, False),
+    ],
+)
+def test_settled_is_a_small_mean_of_large_updates(form, norms, early, expected):
+    """Eqs 32 and 33, as norms or as shares of the round's largest and of the early rounds' largest."""
+    settings = CflSettings(form=form, eps1=0.4, eps2=0.2)
+    assert settled(settings, Norms(*norms), early) == expected
+
+
+@pytest.mark.parametrize("settings", [ALG_5, TRIED], ids=["alg-5", "validated"])
+def test_every_split_reports_its_figures(settings):
+    rounds = cfl(**settings)
+    run_until_quiet(rounds, Quadratic(rounds))
+    told = [e for e in rounds.events if e.kind in ("split", "trial-opened", "split-refused")]
+    assert [e.kind for e in told].count("split") == 3
+    for event in told:
+        assert set(event.detail) >= FIGURES
+    first = next(e for e in rounds.events if e.kind == "split")
+    assert first.detail["mean_norm"] < 0.4 * first.detail["max_norm"]
+    assert max(first.detail["intra_min"]) > first.detail["cross_max"]
+
+
+def test_trace_reports_the_norms_of_every_cluster_in_every_round():
+    """The mean update's norm and the largest single one (Eqs 32 and 33), for the figure of norms over rounds."""
+    rounds = cfl(**ALG_5, trace="on")
+    answer = Quadratic(rounds)
+    for round_ in range(1, 13):
+        training = set(rounds.state.clusters)
+        given = {}
+
+        def keep(device, order, r, given=given):
+            given[device] = answer(device, order, r)
+            return given[device]
+
+        outcome = rounds.step(keep)
+        told = [e.detail for e in outcome.events if e.kind == "norms"]
+        assert [e.round for e in outcome.events if e.kind == "norms"] == [round_] * len(training)
+        assert {d["cluster"] for d in told} == training
+        for detail in told:
+            mine = [c for c in given.values() if c.model == detail["cluster"]]
+            mean = np.mean([c.vector for c in mine], axis=0)
+            assert detail["mean_norm"] == pytest.approx(float(np.linalg.norm(mean)), rel=1e-4, abs=1e-6)
+            assert detail["max_norm"] == max(c.norm for c in mine)
+    assert partition(rounds) == TRUTH
+
+
+def test_without_trace_no_norms_are_reported():
+    rounds = cfl(**ALG_5)
+    run_until_quiet(rounds, Quadratic(rounds), most=12)
+    assert "norms" not in {e.kind for e in rounds.events}
+
+
+class Masked(Quadratic):
+    """The same devices behind a permutation of the coordinates."""
+
+    def __init__(self, rounds, order):
+        super().__init__(rounds)
+        self.order = order
+
+    def theta(self, model):
+        return super().theta(model)[np.argsort(self.order)]
+
+    def __call__(self, device, order, round_):
+        given = super().__call__(device, order, round_)
+        if given.vector is None:
+            return given
+        return dataclasses.replace(given, vector=np.ascontiguousarray(given.vector[self.order]))
+
+
+@pytest.mark.parametrize(
+    "settings", [ALG_5, {**ALG_5, "linkage": "complete"}, TRIED], ids=["single", "complete", "tried"]
+)
+def test_a_permutation_of_the_coordinates_changes_no_split(settings):
+    """Masked and unmasked: the same events in the same rounds, the same clusters, and models equal bit for bit."""
+    order = np.random.default_rng(8).permutation(D)
+    clear, masked = cfl(**settings), cfl(**settings)
+    answers = (Quadratic(clear), Masked(masked, order))
+    for _ in range(40):
+        clear.step(answers[0])
+        masked.step(answers[1])
+        assert {c.id: c.members for c in clear.state.clusters.values()} == {
+            c.id: c.members for c in masked.state.clusters.values()
+        }
+    assert partition(masked) == TRUTH
+    assert [(e.round, e.kind) for e in clear.events] == [(e.round, e.kind) for e in masked.events]
+    for a, b in zip(clear.events, masked.events, strict=True):
+        if "cross_max" in a.detail:
+            assert a.detail["cross_max"] == pytest.approx(b.detail["cross_max"], abs=1e-5)
+    for cluster in clear.state.clusters.values():
+        assert np.array_equal(cluster.slot.offset[order], masked.state.clusters[cluster.id].slot.offset)
+    assert set(DEVICES) == {d for c in partition(masked) for d in c}
+    assert len(GOAL) == 4

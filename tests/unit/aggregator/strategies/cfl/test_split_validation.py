@@ -1,0 +1,137 @@
+"""Validated splits: a candidate is put on trial, and its devices decide."""
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_1samp
+
+from aggregator.strategies.cfl.split_validation import judge, paired_t_p_value
+from shoal.protocol.messages import Phase
+from tests.helpers.plans import contribution
+from tests.helpers.quadratics import (
+    DEVICES,
+    GROUP_OF,
+    GROUPS,
+    TRIED,
+    TRUTH,
+    Quadratic,
+    cfl,
+    partition,
+    run_until_quiet,
+)
+
+
+def test_validated_splits_give_the_true_groups():
+    rounds = cfl(**TRIED)
+    run_until_quiet(rounds, Quadratic(rounds), most=40)
+    assert partition(rounds) == TRUTH
+    kinds = [e.kind for e in rounds.events]
+    assert kinds.count("split") == 3
+    assert kinds.count("trial-opened") == 3 + kinds.count("split-refused")
+
+
+def test_a_trial_trains_both_halves_then_asks_for_margins():
+    """Two rounds of training under the phase TRIAL, then one of scoring the own half's model first, the other's second."""
+    rounds = cfl(**TRIED)
+    answer = Quadratic(rounds)
+    run_until_quiet(rounds, answer, most=5)
+    opened = next(e for e in rounds.events if e.kind == "trial-opened")
+    phases = {r: {o.phase for r_, _, o in answer.orders if r_ == r} for r in range(1, 6)}
+    assert opened.round == 2
+    assert phases == {1: {Phase.TRAIN}, 2: {Phase.TRAIN}, 3: {Phase.TRIAL}, 4: {Phase.TRIAL}, 5: {Phase.SCORE}}
+    scoring = {d: o for r, d, o in answer.orders if r == 5}
+    assert {o.candidates for o in scoring.values()} == {(1, 2), (2, 1)}
+    assert all(scoring[d].candidates[0] == 1 for d in GROUPS["a"]) or all(
+        scoring[d].candidates[0] == 2 for d in GROUPS["a"]
+    )
+    assert not any(o.train for o in scoring.values())
+
+
+class Indifferent(Quadratic):
+    """Scores say that the other half's model is just as good."""
+
+    def loss(self, _device, _model):
+        return 1.0
+
+
+def test_a_refused_trial_restores_the_parent_and_leaves_it_in_peace():
+    rounds = cfl(**TRIED)
+    answer = Indifferent(rounds)
+    for _ in range(2):
+        rounds.step(answer)
+    parent = rounds.state.clusters[0].slot
+    for _ in range(3):
+        rounds.step(answer)
+    assert [e.kind for e in rounds.events] == ["trial-opened", "split-refused"]
+    assert rounds.state.clusters[0].slot is parent
+    assert not rounds.state.trials
+    assert not rounds.state.tree
+    run_until_quiet(rounds, answer, most=5)
+    opened = [e.round for e in rounds.events if e.kind == "trial-opened"]
+    assert opened == [2, 9], "refused in round 5, then three rounds of peace: 6, 7 and 8"
+    detail = rounds.events[1].detail
+    assert (detail["prefer"], detail["margin"]) == ([0.0, 0.0], [0.0, 0.0])
+
+
+class OneSided(Quadratic):
+    """Only one half gains by the split: for the others their model is no better."""
+
+    def __call__(self, device, order, round_):
+        given = super().__call__(device, order, round_)
+        if order.margins and GROUP_OF[device] == "a":
+            return contribution(device, round=round_, model=given.model, phase=given.phase, margins=(0.0, -0.2))
+        return given
+
+
+def test_a_split_stands_only_if_both_sides_prefer_it():
+    rounds = cfl(**TRIED)
+    run_until_quiet(rounds, OneSided(rounds), most=5)
+    assert rounds.events[-1].kind == "split-refused"
+    assert sorted(rounds.events[-1].detail["prefer"]) == [0.0, 1.0]
+
+
+def test_a_trial_waits_for_absent_devices_and_gives_up_in_the_end():
+    """A half that can't be averaged makes the trial wait; after six lost rounds the parent goes on."""
+    rounds = cfl(**TRIED)
+    answer = Quadratic(rounds)
+    for _ in range(2):
+        rounds.step(answer)
+    others = [d for d in DEVICES if GROUP_OF[d] != "a"]
+    for lost in range(1, 6):
+        rounds.step(answer, present=others)
+        (trial,) = rounds.state.trials.values()
+        assert (trial.waited, trial.trained) == (lost, 0)
+    rounds.step(answer, present=others)
+    assert rounds.events[-1].kind == "split-refused"
+    assert rounds.events[-1].detail["reason"] == "devices absent"
+
+
+def test_a_trial_goes_on_when_its_devices_come_back():
+    rounds = cfl(**TRIED)
+    answer = Quadratic(rounds)
+    for _ in range(2):
+        rounds.step(answer)
+    rounds.step(answer, present=[d for d in DEVICES if GROUP_OF[d] != "a"])
+    run_until_quiet(rounds, answer, most=3)
+    assert rounds.events[-1].kind == "split"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_paired_t_test_is_scipys(seed):
+    rng = np.random.default_rng(seed)
+    values = rng.normal(rng.uniform(-0.5, 0.5), 1.0, rng.integers(2, 30))
+    expected = ttest_1samp(values, 0.0, alternative="greater").pvalue
+    assert paired_t_p_value(values) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [([], 1.0), ([3.0], 1.0), ([0.5, 0.5], 0.0), ([0.0, 0.0], 1.0), ([-1.0, -1.0], 1.0)]
+)
+def test_the_t_test_of_too_few_or_equal_values(values, expected):
+    assert paired_t_p_value(np.array(values)) == expected
+
+
+def test_the_verdict_of_one_side():
+    verdict = judge([0.5, -0.1, 0.3, 0.3])
+    assert (verdict.devices, verdict.prefer) == (4, 0.75)
+    assert verdict.margin == pytest.approx(0.25)
+    assert judge([]).prefer == 0.0

@@ -1,0 +1,280 @@
+"""CFL on synthetic updates: splits as device ids, the tree, dump and load."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from aggregator.strategies.cfl import tree as cfl_tree
+from shoal.errors import ConfigError, KeyMismatchError
+from shoal.protocol.documents import SegmentSpec
+from tests.helpers.plans import KEY_ID, Rounds, contribution, run_plan
+from tests.helpers.quadratics import (
+    ALG_5,
+    DEVICES,
+    GOAL,
+    GROUP_OF,
+    GROUPS,
+    NOISE,
+    TRIED,
+    TRUTH,
+    D,
+    Quadratic,
+    cfl,
+    partition,
+    run_until_quiet,
+)
+
+
+def test_three_nested_splits_give_the_true_groups_as_device_ids():
+    """Sub-splits are device ids, never positions: nobody is orphaned, nobody is in two clusters."""
+    rounds = cfl(**ALG_5)
+    run_until_quiet(rounds, Quadratic(rounds), most=12)
+    assert partition(rounds) == TRUTH
+    cuts = [e for e in rounds.events if e.kind == "split"]
+    assert len(cuts) == len(rounds.state.tree) == 3
+    depths = sorted(len(cfl_tree.path(rounds.state.tree, leaf)) for leaf in rounds.state.clusters)
+    assert depths == [2, 3, 4, 4]
+    assert not rounds.state.unplaced
+    outcome = rounds.step(Quadratic(rounds))
+    assert set(outcome.clusters) == set(DEVICES)
+
+
+def test_pure_groups_are_left_alone_for_ever():
+    rounds = cfl(**ALG_5)
+    run_until_quiet(rounds, Quadratic(rounds))
+    assert partition(rounds) == TRUTH
+    for device, goal in ((d, GOAL[g]) for d, g in GROUP_OF.items()):
+        model = rounds.step(Quadratic(rounds)).clusters[device]
+        slot = rounds.state.clusters[model].slot
+        np.testing.assert_allclose(slot.offset, goal, atol=0.1)
+
+
+def test_nested_splits_survive_devices_that_come_and_go():
+    """A third of the devices is missing in every round; similarity uses each one's newest update."""
+    rounds = cfl(**{**ALG_5, "eps1": 0.6})
+    answer, rng = Quadratic(rounds), np.random.default_rng(2)
+    for _ in range(60):
+        rounds.step(answer, present=rng.choice(DEVICES, 8, replace=False).tolist())
+    members = [d for c in rounds.state.clusters.values() for d in c.members] + list(rounds.state.unplaced)
+    assert sorted(members) == sorted(DEVICES)
+    for cluster in partition(rounds):
+        assert len({GROUP_OF[d] for d in cluster}) == 1
+
+
+@pytest.mark.parametrize("linkage", ["single", "complete"])
+def test_both_linkages_find_clear_groups(linkage):
+    rounds = cfl(**ALG_5, linkage=linkage)
+    run_until_quiet(rounds, Quadratic(rounds), most=12)
+    assert partition(rounds) == TRUTH
+
+
+def test_children_of_an_unvalidated_split_start_from_the_parents_model_and_their_own_mean():
+    rounds = cfl(**ALG_5)
+    answer = Quadratic(rounds)
+    rounds.step(answer)
+    parent = rounds.state.clusters[0].slot.offset.astype(np.float64)
+    rounds.step(answer)
+    assert 0 not in rounds.state.clusters
+    for cluster in rounds.state.clusters.values():
+        mean = np.mean([GOAL[GROUP_OF[d]] + NOISE[d] - parent for d in cluster.members], axis=0)
+        np.testing.assert_allclose(cluster.slot.offset, parent + mean, atol=1e-5)
+        assert cluster.slot.contributors == len(cluster.members)
+
+
+# ---------------------------------------------------------------------------------------------------- when to split
+
+
+def test_no_split_while_the_mean_still_moves():
+    rounds = cfl(**{**ALG_5, "eps1": 1e-9})
+    run_until_quiet(rounds, Quadratic(rounds), most=8)
+    assert set(rounds.state.clusters) == {0}
+
+
+def test_no_split_where_every_update_is_small():
+    rounds = cfl(**{**ALG_5, "eps2": 1e9})
+    run_until_quiet(rounds, Quadratic(rounds), most=8)
+    assert set(rounds.state.clusters) == {0}
+
+
+def test_the_relative_form_measures_against_the_rounds_and_the_early_norms():
+    rounds = cfl(form="relative", eps1=0.4, eps2=0.05, validate="off", cool_down=0)
+    run_until_quiet(rounds, Quadratic(rounds), most=14)
+    assert partition(rounds) == TRUTH
+
+
+def test_gamma_max_forbids_a_split_that_noise_could_explain():
+    """Eq. 39: split only if gamma_max < sqrt((1 - alpha_cross_max) / 2)."""
+    open_, shut = cfl(**ALG_5, gamma_max=0.1), cfl(**ALG_5, gamma_max=0.999)
+    for rounds in (open_, shut):
+        run_until_quiet(rounds, Quadratic(rounds), most=12)
+    assert partition(open_) == TRUTH
+    assert set(shut.state.clusters) == {0}
+
+
+def test_warm_up_and_cool_down_put_splits_off():
+    rounds = cfl(**{**ALG_5, "cool_down": 4}, warm_up=5)
+    run_until_quiet(rounds, Quadratic(rounds), most=20)
+    assert [e.round for e in rounds.events if e.kind == "split"] == [6, 11, 16]
+    assert partition(rounds) == TRUTH
+
+
+@pytest.mark.parametrize(("settings", "changes"), [({"min_side": 4}, {}), ({}, {"min_contributors": 4})])
+def test_no_side_is_smaller_than_it_may_be(settings, changes):
+    """Groups of three can't be cut off where a side, or a mean, needs four."""
+    rounds = cfl(changes=changes, **ALG_5, **settings)
+    run_until_quiet(rounds, Quadratic(rounds), most=8)
+    assert set(rounds.state.clusters) == {0}
+
+
+def test_a_single_outlier_is_no_group():
+    goals = {d: np.zeros(D) for d in DEVICES} | {DEVICES[0]: 9.0 * np.eye(D)[3]}
+    rounds = cfl(**ALG_5)
+    run_until_quiet(rounds, Quadratic(rounds, goals), most=8)
+    assert set(rounds.state.clusters) == {0}
+
+
+# ---------------------------------------------------------------------------------------------------- tree, newcomers
+
+
+def settled_tree():
+    rounds = cfl(**ALG_5)
+    run_until_quiet(rounds, Quadratic(rounds), most=12)
+    return rounds
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_newcomer_descends_to_its_group(group):
+    """Alg. 4: at every node it trains that node's model and follows the more similar edge."""
+    rounds = settled_tree()
+    NOISE["dev-99"] = 0.02 * np.ones(D)
+    answer = Quadratic(rounds, {**{d: GOAL[g] for d, g in GROUP_OF.items()}, "dev-99": GOAL[group]})
+    for _ in range(4):
+        rounds.step(answer, present=(*DEVICES, "dev-99"))
+    (cluster,) = [c for c in rounds.state.clusters.values() if "dev-99" in c.members]
+    assert set(cluster.members) == {*GROUPS[group], "dev-99"}
+    assert not rounds.state.unplaced
+    (event,) = [e for e in rounds.events if e.kind == "newcomer"]
+    assert event.detail == {"device": "dev-99", "cluster": cluster.id}
+    trained = [o.candidates[0] for _, d, o in answer.orders if d == "dev-99"]
+    steps = list(cfl_tree.path(rounds.state.tree, cluster.id))
+    assert trained[: len(steps)] == steps
+
+
+def test_a_newcomer_before_any_split_joins_the_one_cluster():
+    rounds = cfl(**{**ALG_5, "eps1": 1e-9})
+    rounds.step(Quadratic(rounds))
+    NOISE["dev-99"] = np.zeros(D)
+    answer = Quadratic(rounds, {**{d: GOAL[g] for d, g in GROUP_OF.items()}, "dev-99": GOAL["b"]})
+    outcome = rounds.step(answer, present=(*DEVICES, "dev-99"))
+    assert outcome.clusters["dev-99"] == 0
+
+
+def test_a_newcomers_update_never_moves_a_model():
+    rounds = settled_tree()
+    root = rounds.state.tree[0].slot
+    NOISE["dev-99"] = np.full(D, 5.0)
+    answer = Quadratic(rounds, {**{d: GOAL[g] for d, g in GROUP_OF.items()}, "dev-99": GOAL["b"]})
+    before = {c.id: c.slot.offset.copy() for c in rounds.state.clusters.values()}
+    rounds.step(lambda d, o, r: answer(d, o, r) if d == "dev-99" else None, present=(*DEVICES, "dev-99"))
+    assert rounds.state.tree[0].slot is root
+    for cluster in rounds.state.clusters.values():
+        assert np.array_equal(cluster.slot.offset, before[cluster.id])
+
+
+def test_a_newcomer_under_another_key_is_not_compared():
+    rounds = settled_tree()
+    stranger = contribution("dev-99", np.ones(D), key_id=b"x" * 16)
+    assert stranger.key_id != KEY_ID
+    with pytest.raises(KeyMismatchError):
+        cfl_tree.follow(rounds.state.tree[0], stranger)
+
+
+def test_the_path_names_every_model_from_general_to_special():
+    rounds = settled_tree()
+    for cluster in rounds.state.clusters.values():
+        path = cfl_tree.path(rounds.state.tree, cluster.id)
+        assert (path[0], path[-1]) == (0, cluster.id)
+        for node, child in itertools.pairwise(path):
+            assert child in rounds.state.tree[node].children
+
+
+def test_the_edges_hold_the_children_devices_updates():
+    rounds = settled_tree()
+    for node in rounds.state.tree.values():
+        left, right = ({c.device for c in edge} for edge in node.edges)
+        assert left
+        assert right
+        assert not left & right
+
+
+def test_the_final_round_gives_everybody_its_clusters_model():
+    rounds = settled_tree()
+    rounds.step(Quadratic(rounds))
+    NOISE["dev-99"] = np.zeros(D)
+    state, _ = rounds.strategy.plan(rounds.state, 50, (*DEVICES, "dev-99"))
+    plan = rounds.strategy.final(state, 51, (*DEVICES, "dev-99"))
+    assert plan.final
+    assert set(plan.orders) == {*DEVICES, "dev-99"}
+    assert plan.orders["dev-99"].candidates == (0,)
+    for cluster in rounds.state.clusters.values():
+        assert all(plan.orders[d].candidates == (cluster.id,) for d in cluster.members)
+
+
+# ---------------------------------------------------------------------------------------------------- dump and load
+
+
+@pytest.mark.parametrize("after", range(12))
+@pytest.mark.parametrize("settings", [ALG_5, TRIED], ids=["unvalidated", "trials"])
+def test_dump_and_load_change_nothing_later(settings, after):
+    """Put away and taken up after any round, in mid-trial too: the same splits, models and tree follow."""
+    results = []
+    for reload in (False, True):
+        rounds = cfl(**settings)
+        answer = Quadratic(rounds)
+        for i in range(14):
+            if reload and i == after:
+                dump = rounds.reload()
+                assert all(math.isfinite(v.sum()) for v in dump.vectors.values())
+            rounds.step(answer)
+        models = {c.id: (c.members, c.slot.offset.tobytes(), c.quiet_until) for c in rounds.state.clusters.values()}
+        trials = {t.cluster: (t.left.members, t.trained, t.waited) for t in rounds.state.trials.values()}
+        results.append((models, trials, rounds.state.early_norm, rounds.state.next_id, sorted(rounds.state.tree)))
+    assert results[0] == results[1]
+
+
+def test_a_dump_names_every_upload_it_refers_to():
+    rounds = cfl(**TRIED)
+    run_until_quiet(rounds, Quadratic(rounds), most=9)
+    dump = rounds.strategy.dump(rounds.state)
+    needed = {c.key for c in rounds.state.newest.values()}
+    needed |= {c.key for n in rounds.state.tree.values() for e in n.edges for c in e}
+    needed |= {c.key for t in rounds.state.trials.values() for c in t.evidence}
+    assert dump.uploads == needed
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"linkage": "average"}, "linkage"),
+        ({"form": "other"}, "form"),
+        ({"eps1": 0}, "eps1"),
+        ({"eps2": -1}, "eps2|eps1"),
+        ({"gamma_max": 1.0}, "gamma_max"),
+        ({"trial_rounds": 0}, "trial_rounds"),
+        ({"prefer": 1.0}, "prefer"),
+        ({"validate": "maybe"}, "validate"),
+        ({"speed": 3}, "no setting 'speed'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, match):
+    with pytest.raises(ConfigError, match=match):
+        cfl(**settings)
+
+
+def test_a_shared_segment_or_several_origins_are_refused():
+    with pytest.raises(ConfigError, match="one origin"):
+        Rounds(run_plan("cfl", origins=2), DEVICES)
+    with pytest.raises(ConfigError, match="shared"):
+        Rounds(run_plan("cfl", segments=(SegmentSpec("shared", 3), SegmentSpec("cluster", 3))), DEVICES)

@@ -1,0 +1,174 @@
+"""Inter-group aggregation (fedgroup Alg. 2, lines 16 to 19) against whole models in the clear."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from aggregator.strategies.base import Slot
+from aggregator.strategies.fedgroup.intergroup import MAX_SCALE, aggregate, fits, length_after
+from edge_client.run import policy
+from shoal.errors import ConfigError, IntegrityError
+from shoal.protocol.messages import Phase
+from tests.helpers.plans import D, Rounds, contribution, run_plan
+
+DEVICES = tuple(f"dev-{i}" for i in range(6))
+TRUTH = {d: i % 2 for i, d in enumerate(DEVICES)}
+ETA = 0.3
+RNG = np.random.default_rng(31)
+ORIGIN = RNG.standard_normal(D)
+GOALS = RNG.standard_normal((2, D)) * 4
+SAMPLES = {d: 10 * (i + 1) for i, d in enumerate(DEVICES)}
+
+
+def theta(slot):
+    """Return the whole model of a slot, float64."""
+    return slot.scale * ORIGIN + (0 if slot.offset is None else slot.offset.astype(np.float64))
+
+
+class World:
+    """Devices that hold the origin and train towards their group's goal; an oracle that adds whole models up."""
+
+    def __init__(self, **changes):
+        run = run_plan("fedgroup", {"groups": 2, "alpha": 3, "eta_g": ETA, "rac": "off"}, **changes)
+        self.rounds = Rounds(run, DEVICES)
+
+    def answer(self, device, order, round_):
+        (model,) = order.candidates
+        state = self.rounds.state
+        start = theta(state.slots[model]) if model < len(state.slots) else ORIGIN
+        delta = 0.5 * (GOALS[TRUTH[device]] - start) + 0.1 * np.sin(np.arange(D) + len(device) + SAMPLES[device])
+        delta = delta.astype(np.float32)
+        norm = float(np.linalg.norm(start + delta)) if order.norm else 0.0
+        return contribution(
+            device, delta, round=round_, model=model, phase=Phase(order.phase), samples=SAMPLES[device], model_norm=norm
+        )
+
+
+def test_the_length_after_the_mean_is_exact():
+    """From the devices' lengths alone: nobody ever measures the mean model."""
+    before = Slot(0, RNG.standard_normal(D).astype(np.float32), 3, 1, 1.7)
+    given, trained = [], []
+    for device in DEVICES:
+        delta = RNG.standard_normal(D).astype(np.float32)
+        trained.append(theta(before) + delta)
+        made = contribution(device, delta, samples=SAMPLES[device], model_norm=float(np.linalg.norm(trained[-1])))
+        given.append(made)
+    weights = [SAMPLES[d] for d in DEVICES]
+    step = np.average([c.vector for c in given], 0, weights).astype(np.float32)
+    after = before.moved(step, 6, 2)
+    expected = np.linalg.norm(np.average(trained, 0, weights))
+    assert length_after(given, before, after, "samples") == pytest.approx(expected, rel=1e-6)
+
+
+def test_whole_models_are_added_though_only_scales_and_offsets_are_held():
+    world = World()
+    world.rounds.step(world.answer)
+    for _ in range(3):
+        state = world.rounds.state
+        seen = {}
+
+        def spy(device, order, round_, seen=seen):
+            seen[device] = world.answer(device, order, round_)
+            return seen[device]
+
+        before = [theta(s) for s in state.slots]
+        world.rounds.step(spy)
+        middle = []
+        for j in range(2):
+            mine = [c for c in seen.values() if c.model == j]
+            middle.append(before[j] + np.average([c.vector for c in mine], 0, [c.samples for c in mine]))
+        for j, slot in enumerate(world.rounds.state.slots):
+            other = middle[1 - j]
+            np.testing.assert_allclose(theta(slot), middle[j] + ETA * other / np.linalg.norm(other), atol=2e-5)
+            assert slot.scale > 1
+    assert [s.version for s in world.rounds.state.slots] == [4, 4]
+
+
+def test_a_group_of_unknown_length_adds_to_no_other():
+    slots = (Slot(0, np.ones(D, np.float32), 5, 1), Slot(0, np.full(D, 2, np.float32), 3, 1))
+    first, second = aggregate(slots, (2.0, 0.0), 0.5, 2)
+    assert first is slots[0]
+    assert (second.scale, second.contributors, second.version) == (1.25, 3, 2)
+    np.testing.assert_allclose(second.offset, 2 + 0.25)
+
+
+def test_models_at_the_origin_change_their_scale_only():
+    first, second = aggregate((Slot(), Slot()), (2.0, 4.0), 1.0, 3)
+    assert (first.scale, second.scale) == (1.25, 1.5)
+    assert first.offset is second.offset is None
+
+
+def test_an_empty_group_counts_with_its_last_length():
+    world = World()
+    world.rounds.step(world.answer)
+    world.rounds.step(world.answer)
+    lengths = world.rounds.state.lengths
+    assert all(lengths)
+    only = tuple(d for d in DEVICES if world.rounds.state.assignment[d] == 0)
+    before = world.rounds.state.slots
+    world.rounds.step(world.answer, only)
+    assert world.rounds.state.lengths[1] == lengths[1]
+    assert world.rounds.state.slots[1].scale > before[1].scale
+
+
+def test_a_length_that_is_missing_is_an_error():
+    with pytest.raises(IntegrityError, match="did not report"):
+        length_after([contribution("dev-0", np.ones(D))], Slot(), Slot(), "samples")
+
+
+def test_nobody_is_asked_for_a_length_without_it():
+    strategy = Rounds(run_plan("fedgroup", {"groups": 2, "alpha": 3}), DEVICES).strategy
+    rounds = World().rounds
+    rounds.step(lambda d, _o, r: contribution(d, GOALS[TRUTH[d]], round=r, model=3, phase=Phase.PRETRAIN))
+    asked = {o.norm for o in rounds.strategy.plan(rounds.state, 2, DEVICES)[1].orders.values()}
+    silent = {o.norm for o in strategy.plan(rounds.state, 2, DEVICES)[1].orders.values()}
+    assert (asked, silent) == ({True}, {False})
+
+
+def test_dump_and_load_keep_scales_and_lengths():
+    plain, kept = World(), World()
+    for _ in range(4):
+        kept.rounds.reload()
+        plain.rounds.step(plain.answer)
+        kept.rounds.step(kept.answer)
+        kept.rounds.reload()
+        assert kept.rounds.state.lengths == plain.rounds.state.lengths
+        for a, b in zip(plain.rounds.state.slots, kept.rounds.state.slots, strict=True):
+            assert dataclasses.replace(a, offset=None) == dataclasses.replace(b, offset=None)
+            assert a.offset.tobytes() == b.offset.tobytes()
+
+
+def test_a_negative_rate_is_refused():
+    with pytest.raises(ConfigError, match="eta_g"):
+        Rounds(run_plan("fedgroup", {"eta_g": -0.1}), DEVICES)
+
+
+def test_a_bound_is_what_devices_check():
+    assert MAX_SCALE == policy.MAX_SCALE
+
+
+@pytest.mark.parametrize("lie", [1e-100, 1e-6, 1e-3])
+def test_a_device_that_makes_its_groups_length_vanish_ruins_no_model(lie):
+    """The sums that no device would take are not made; the groups go on from their own, and from the lengths before."""
+    world = World()
+    for _ in range(2):
+        world.rounds.step(world.answer)
+    state, liars = world.rounds.state, tuple(d for d in DEVICES if world.rounds.state.assignment[d] == 1)
+
+    def answer(device, order, round_):
+        given = world.answer(device, order, round_)
+        if device not in liars:
+            return given
+        return contribution(device, np.zeros(D), round=round_, model=given.model, model_norm=lie)
+
+    outcome = world.rounds.step(answer)
+    (refused,) = [e for e in outcome.events if e.kind == "intergroup-refused"]
+    assert min(refused.detail["lengths"]) == pytest.approx(lie)
+    after = world.rounds.state
+    assert after.lengths == state.lengths
+    assert [s.scale for s in after.slots] == [s.scale for s in state.slots]
+    assert all(np.isfinite(s.offset).all() for s in after.slots)
+    world.rounds.step(world.answer)
+    assert all(fits(s, 100.0 * 4) for s in world.rounds.state.slots)
+    assert world.rounds.state.slots[0].scale > state.slots[0].scale

@@ -1,0 +1,288 @@
+"""IFCA against the paper's own formulas, written out in plain numpy, on a mixture of linear regressions.
+
+The devices here score and train with the device's code; their updates are masked, go through the strategy, and come back.
+The oracle knows neither offsets nor masks: it holds k models in float64 and follows Alg. 2 line by line.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from aggregator.strategies.base import drawn, norm_of, whole_offset
+from aggregator.strategies.registry import make_strategy
+from crypto.mask.keys import MaskContext, derive
+from crypto.mask.masking import mask, unmask
+from crypto.mask.secret import MaskSecret
+from edge_client.learning import scoring, training
+from edge_client.learning.data import Batch
+from edge_client.learning.model import Score
+from shoal.protocol.documents import LocalSettings, SegmentSpec
+from shoal.task.manifest import LocalTraining
+from shoal.types import MaskedVector, Segment
+from tests.helpers.plans import contribution, run_plan
+
+M, N, D, SHARED = 12, 30, 8, 5
+DEVICES = tuple(f"dev-{i:02d}" for i in range(M))
+WHOLE = (SegmentSpec("cluster", D),)
+PARTS = (SegmentSpec("shared", SHARED), SegmentSpec("cluster", D - SHARED))
+TURNED = (SegmentSpec("cluster", D - SHARED), SegmentSpec("shared", SHARED))
+FULL = LocalSettings(0, 1, 0, 0.1, 0.9, 0.0, 0.0, 0.0)
+LOCAL = dataclasses.replace(FULL, steps=3)
+
+
+class Regression:
+    """Linear regression with squared loss (ifca section 5.1) as the device's code wants it."""
+
+    def score(self, theta, x, y):
+        return Score(float(np.mean((x @ theta.astype(np.float64) - y) ** 2)), 0, len(y))
+
+    def grad(self, theta, x, y):
+        residual = x @ theta.astype(np.float64) - y
+        return float(np.mean(residual**2)), (2 / len(y) * (x.T @ residual)).astype(np.float32)
+
+
+def population(k, seed, shared=None):
+    """Return device -> Batch of float64: device i's target is model i mod k; they agree in the coordinates ``shared``."""
+    rng = np.random.default_rng(seed)
+    targets = rng.standard_normal((k, D))
+    if shared is not None:
+        targets[:, shared] = targets[0, shared]
+    data = {}
+    for i, name in enumerate(DEVICES):
+        x = rng.standard_normal((N + i, D))
+        data[name] = Batch(x, x @ targets[i % k] + 0.05 * rng.standard_normal(N + i))
+    return data
+
+
+def loss_of(theta, batch):
+    return np.mean((batch.x @ theta - batch.y) ** 2)
+
+
+def gradient_of(theta, batch):
+    return 2 / len(batch.y) * batch.x.T @ (batch.x @ theta - batch.y)
+
+
+def plain_round(models, data, present, lr, tau, option, shared, by_samples=False):
+    """Return (models after, identities, mean loss) of one round of Alg. 2: ``models`` (k, d) float64, equal in ``shared``."""
+    identity, local, weight = {}, {}, {}
+    for i in present:
+        identity[i] = int(np.argmin([loss_of(theta, data[i]) for theta in models]))
+        theta = models[identity[i]].copy()
+        for _ in range(tau):
+            theta -= lr * gradient_of(theta, data[i])
+        local[i], weight[i] = theta, len(data[i].y) if by_samples else 1
+    loss = sum(len(data[i].y) * loss_of(models[identity[i]], data[i]) for i in present)
+    after = models.copy()
+    for j in range(len(models)):
+        group = [i for i in present if identity[i] == j]
+        if option == "gradient":
+            after[j] -= lr / M * sum((gradient_of(models[j], data[i]) for i in group), np.zeros(D))
+        elif group:
+            after[j] = sum(weight[i] * local[i] for i in group) / sum(weight[i] for i in group)
+    if option == "gradient":
+        everybody = sum(gradient_of(models[identity[i]], data[i])[shared] for i in present)
+        after[:, shared] = models[0, shared] - lr / M * everybody
+    else:
+        everybody = sum(weight[i] * local[i][shared] for i in present)
+        after[:, shared] = everybody / sum(weight.values())
+    return after, identity, loss / sum(len(data[i].y) for i in present)
+
+
+def plain_ifca(run, data, origins, presence, *, k, restarts, restart_rounds, shared, option, by_samples):
+    """Return (models (k, d), last identities, kept start) of a whole run: all starts, then the best one to the end."""
+    local, finished, round_ = run.local, [], 0
+
+    def play(models, rounds):
+        nonlocal round_
+        identities, loss = {}, 0.0
+        for _ in range(rounds):
+            lr, present = local.lr * local.lr_decay**round_, presence[round_]
+            models, identity, loss = plain_round(
+                models, data, present, lr, local.steps, option, shared, by_samples=by_samples
+            )
+            identities |= identity
+            round_ += 1
+        return models, identities, loss
+
+    for start in range(restarts):
+        models = origins[start * k : (start + 1) * k].astype(np.float64)
+        models[:, shared] = models[0, shared]
+        finished.append(play(models, restart_rounds if restarts > 1 else run.rounds))
+    best = int(np.argmin([loss for *_, loss in finished]))
+    models, identities, _ = finished[best]
+    if restarts > 1:
+        models, more, _ = play(models, run.rounds - round_)
+        identities = identities | more
+    return models, identities, best
+
+
+def key_of(run):
+    segments = tuple(Segment(s.name, s.length) for s in run.segments)
+    context = MaskContext(run.fleet, run.run_id, run.epoch, run.task_digest, run.mode, segments)
+    return derive(MaskSecret.from_bytes(b"s" * 32), context)
+
+
+class Driven:
+    """The strategy with devices that compute: the run's models after each round, in clear."""
+
+    def __init__(self, run, data, origins):
+        self.key = key_of(run)
+        self.run = dataclasses.replace(run, key_id=self.key.key_id)
+        self.data, self.origins = data, origins
+        self.strategy = make_strategy(self.run)
+        self.state = self.strategy.init(DEVICES)
+
+    def thetas(self, plan):
+        """Return theta (d,) float32 by model id, put together as a device does."""
+        found = {}
+        for model, slot in plan.models.items():
+            theta = self.origins[slot.origin].copy()
+            if plan.shared is not None:
+                span = self.run.span("shared")
+                theta[span] = self.origins[plan.shared.origin, span]
+            offset = whole_offset(self.run, plan, model)
+            found[model] = theta if offset is None else theta + unmask(MaskedVector(offset, self.key.key_id), self.key)
+        return found
+
+    def answer(self, device, order, round_, thetas):
+        batch, local = self.data[device], self.run.local
+        losses = scoring.score([thetas[c] for c in order.candidates], batch, Regression())
+        chosen = order.candidates[scoring.choose(losses)]
+        recipe = LocalTraining(0, local.steps, 0, local.lr, lr_decay=local.lr_decay)
+        result = training.train(
+            thetas[chosen], batch, recipe, Regression(), np.random.default_rng(0), round_ - 1, lambda: False
+        )
+        vector = mask(result.delta, self.key).values
+        return contribution(
+            device,
+            vector,
+            model=chosen,
+            round=round_,
+            samples=len(batch.y),
+            loss=float(losses.min()),
+            key_id=self.key.key_id,
+            norm=norm_of(vector),
+        )
+
+    def play(self):
+        """Do the whole run; return who took part, round by round."""
+        presence = []
+        for round_ in range(1, self.run.rounds + 1):
+            self.state, plan = self.strategy.plan(self.state, round_, DEVICES)
+            thetas = self.thetas(plan)
+            for device, order in plan.orders.items():
+                self.state = self.strategy.absorb(self.state, self.answer(device, order, round_, thetas))
+            self.state, _ = self.strategy.close(self.state, plan)
+            dump = self.strategy.dump(self.state)  # put away and taken up again between all rounds
+            self.state = self.strategy.load(dump.document, dump.vectors, None)
+            presence.append(tuple(plan.orders))
+        return presence
+
+    def models(self):
+        """Return the kept start's models, (k, d) float32, in clear."""
+        thetas = self.thetas(self.strategy.final(self.state, self.run.rounds + 1, DEVICES))
+        return np.stack([thetas[j] for j in sorted(thetas)])
+
+
+def driven(k=2, restarts=1, rounds=12, segments=WHOLE, mode="permutation", seed=0, participation=1.0, **settings):
+    """Return (fleet after its run, who took part, oracle's models, identities, kept start)."""
+    option = settings.get("option", "model")
+    values = {"k": k, **settings}
+    if restarts > 1:
+        values |= {"restarts": restarts, "restart_rounds": 3}
+    run = run_plan(
+        "ifca",
+        values,
+        origins=k * restarts,
+        rounds=rounds,
+        segments=segments,
+        mode=mode,
+        seed=seed,
+        participation=participation,
+        local=FULL if option == "gradient" else LOCAL,
+    )
+    shared = run.span("shared") if len(segments) > 1 else slice(0, 0)
+    data = population(k, seed, shared)
+    origins = np.random.default_rng([seed, 1]).standard_normal((k * restarts, D)).astype(np.float32)
+    fleet = Driven(run, data, origins)
+    presence = fleet.play()
+    expected = plain_ifca(
+        run,
+        data,
+        origins,
+        presence,
+        k=k,
+        restarts=restarts,
+        restart_rounds=3,
+        shared=shared,
+        option=option,
+        by_samples=settings.get("normalise") == "samples",
+    )
+    return fleet, presence, *expected
+
+
+CASES = {
+    "option II": {},
+    "option I, decaying steps": {"option": "gradient"},
+    "three clusters": {"k": 3},
+    "by samples": {"normalise": "samples"},
+    "option II, some take part": {"participation": 0.5},
+    "option I, some take part": {"option": "gradient", "participation": 0.5},
+    "restarts": {"restarts": 3, "rounds": 15},
+    "restarts, option I, some take part": {"restarts": 2, "option": "gradient", "participation": 0.5},
+}
+
+
+@pytest.mark.parametrize("mode", ["permutation", "none"])
+@pytest.mark.parametrize("segments", [WHOLE, PARTS, TURNED], ids=["whole", "shared+cluster", "cluster+shared"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_strategy_computes_alg_2(case, segments, mode):
+    """Models to 1e-6 and every identity, with and without weight sharing, masked and not."""
+    fleet, presence, models, identities, start = driven(segments=segments, mode=mode, **CASES[case])
+    np.testing.assert_allclose(fleet.models(), models, atol=1e-6, rtol=0)
+    assert dict(fleet.state.choice) == identities
+    assert fleet.state.start == start
+    assert {len(p) for p in presence} == {round(M * CASES[case].get("participation", 1.0))}
+    assert presence[0] == drawn(fleet.run, 1, DEVICES)
+
+
+@pytest.mark.parametrize("segments", [WHOLE, PARTS], ids=["whole", "shared+cluster"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_mask_changes_not_one_bit(case, segments):
+    masked, *_ = driven(segments=segments, **CASES[case])
+    clear, *_ = driven(segments=segments, mode="none", **CASES[case])
+    assert masked.models().tobytes() == clear.models().tobytes()
+    assert masked.state.choice == clear.state.choice
+    assert masked.state.slots[0].offset.tobytes() != clear.state.slots[0].offset.tobytes()
+
+
+def test_the_oracle_tells_sharing_from_not_sharing():
+    """The comparison above would notice if the shared segment were averaged within clusters only."""
+    whole, parts = driven(segments=WHOLE)[0].models(), driven(segments=PARTS)[0].models()
+    assert np.array_equal(parts[0, :SHARED], parts[1, :SHARED])
+    assert not np.allclose(whole[0, :SHARED], whole[1, :SHARED], atol=1e-3)
+
+
+def test_clusters_are_found_and_their_targets_reached():
+    """The mixture is recovered: what the formulas are for."""
+    fleet, *_ = driven(rounds=40, restarts=4)
+    groups = [fleet.state.choice[d] for d in DEVICES]
+    assert groups[0::2] == [groups[0]] * (M // 2)
+    assert groups[1::2] == [1 - groups[0]] * (M // 2)
+
+
+def test_the_steps_of_option_i_decay():
+    """A model moves by gamma_t / m times the sum of gradients, gamma_t = lr * lr_decay^(t - 1): round 4 by hand."""
+    fleet, *_ = driven(option="gradient", rounds=3)
+    before = fleet.models().astype(np.float64)
+    _, plan = fleet.strategy.plan(fleet.state, 4, DEVICES)
+    thetas = fleet.thetas(plan)
+    state = fleet.state
+    for device, order in plan.orders.items():
+        state = fleet.strategy.absorb(state, fleet.answer(device, order, 4, thetas))
+    fleet.state, _ = fleet.strategy.close(state, plan)
+    for j in range(2):
+        group = [d for d in DEVICES if fleet.state.choice[d] == j]
+        step = 0.1 * 0.9**3 / M * sum(gradient_of(before[j], fleet.data[d]) for d in group)
+        np.testing.assert_allclose(fleet.models()[j], before[j] - step, atol=1e-6, rtol=0)

@@ -1,0 +1,269 @@
+"""IFCA against the paper's formulas on plain numpy: means, normalisations, restarts."""
+
+import numpy as np
+import pytest
+
+from aggregator.strategies.base import whole_offset
+from shoal.errors import ConfigError
+from shoal.protocol.documents import LocalSettings, SegmentSpec
+from tests.helpers.plans import D, Rounds, contribution, run_plan
+
+DEVICES = tuple(f"dev-{i}" for i in range(6))
+CHOICE = {"dev-0": 0, "dev-1": 1, "dev-2": 1, "dev-3": 0, "dev-4": 1, "dev-5": 0}
+RNG = np.random.default_rng(5)
+VECTORS = {d: RNG.standard_normal(D).astype(np.float32) for d in DEVICES}
+SAMPLES = {d: 10 * (i + 1) for i, d in enumerate(DEVICES)}
+GRADIENT = LocalSettings(0, 1, 0, 0.1, 1.0, 0.0, 0.0, 0.0)
+
+
+def answer(device, order, round_):
+    model = order.candidates[CHOICE[device]]
+    return contribution(device, VECTORS[device], round=round_, model=model, samples=SAMPLES[device])
+
+
+def ifca(k=2, restarts=1, restart_rounds=10, rounds=100, **settings):
+    changes = {key: settings.pop(key) for key in ("min_contributors", "local", "segments") if key in settings}
+    if restarts > 1:
+        settings |= {"restarts": restarts, "restart_rounds": restart_rounds}
+    run = run_plan("ifca", {"k": k, **settings}, origins=k * restarts, rounds=rounds, **changes)
+    return Rounds(run, DEVICES)
+
+
+def expected(present, j, how):
+    """Return what Alg. 1 line 14 or 16 adds to model j, in float64."""
+    chosen = [d for d in present if CHOICE[d] == j]
+    total = sum(VECTORS[d].astype(np.float64) for d in chosen)
+    match how:
+        case "cluster":
+            return total / len(chosen)
+        case "participants":
+            return total / len(present)
+        case "machines":
+            return total / len(DEVICES)
+        case "samples":
+            weighted = sum(SAMPLES[d] * VECTORS[d].astype(np.float64) for d in chosen)
+            return weighted / sum(SAMPLES[d] for d in chosen)
+
+
+@pytest.mark.parametrize("how", ["cluster", "participants", "machines", "samples"])
+@pytest.mark.parametrize("present", [DEVICES, ("dev-0", "dev-2", "dev-3", "dev-4")])
+def test_each_model_moves_by_its_own_devices(how, present):
+    rounds = ifca(normalise=how)
+    rounds.step(answer, present)
+    for j, slot in enumerate(rounds.state.slots):
+        np.testing.assert_allclose(slot.offset, expected(present, j, how), rtol=1e-5)
+        assert slot.origin == j
+
+
+@pytest.mark.parametrize(("option", "how"), [("model", "cluster"), ("gradient", "machines")])
+def test_the_papers_normalisation_is_the_default(option, how):
+    rounds = ifca(option=option, local=GRADIENT)
+    rounds.step(answer)
+    np.testing.assert_allclose(rounds.state.slots[1].offset, expected(DEVICES, 1, how), rtol=1e-5)
+
+
+def test_an_empty_cluster_keeps_its_model():
+    rounds = ifca()
+    rounds.step(answer, present=("dev-0", "dev-3"))
+    assert rounds.state.slots[0].offset is not None
+    assert rounds.state.slots[1].offset is None
+
+
+def test_a_cluster_of_too_few_keeps_its_model():
+    rounds = ifca(min_contributors=3)
+    rounds.step(answer, present=("dev-0", "dev-3", "dev-1", "dev-2", "dev-4"))
+    assert rounds.state.slots[0].offset is None
+    assert rounds.state.slots[1].contributors == 3
+
+
+def test_a_devices_last_choice_stands_while_it_is_away():
+    rounds = ifca()
+    outcome = rounds.step(answer, present=("dev-0", "dev-1"))
+    assert outcome.clusters == {**dict.fromkeys(DEVICES, 0), "dev-1": 1}
+    outcome = rounds.step(answer, present=("dev-0", "dev-2"))
+    assert outcome.clusters["dev-1"] == 1
+
+
+def losing(losses):
+    """Answers whose loss depends on the start they belong to."""
+
+    def give(device, order, round_):
+        start = order.candidates[0] // 2
+        return contribution(
+            device, VECTORS[device], round=round_, model=order.candidates[CHOICE[device]], loss=losses[start]
+        )
+
+    return give
+
+
+@pytest.mark.parametrize("losses", [(0.5, 0.3, 0.9), (0.1, 0.3, 0.9), (0.9, 0.3, 0.2), (0.4, 0.4, 0.4)])
+def test_the_start_of_least_loss_is_kept(losses):
+    """Each start has its own origins and its own rounds; the first wins a tie."""
+    rounds = ifca(restarts=3, restart_rounds=2)
+    seen, choice = [], losing(losses)
+
+    def spy(device, order, round_):
+        seen.append((round_, order.candidates))
+        return choice(device, order, round_)
+
+    for _ in range(8):
+        rounds.step(spy)
+    by_round = dict(seen)
+    best = int(np.argmin(losses))
+    kept = (2 * best, 2 * best + 1)
+    assert [by_round[r] for r in range(1, 9)] == [(0, 1), (0, 1), (2, 3), (2, 3), (4, 5), (4, 5), kept, kept]
+    assert [e.kind for e in rounds.events] == ["start-ended"] * 3 + ["start-kept"]
+    assert rounds.events[-1].detail == {"start": best, "loss": losses[best]}
+    np.testing.assert_allclose(rounds.state.slots[0].offset, 4 * expected(DEVICES, 0, "cluster"), rtol=1e-5)
+
+
+def test_a_start_that_nobody_answered_is_never_the_best():
+    rounds = ifca(restarts=2, restart_rounds=1)
+    rounds.step(lambda *_: None)
+    rounds.step(losing((9.9, 9.9)))
+    assert rounds.events[-1].detail["start"] == 1
+
+
+def test_sizes_of_a_start_are_reported():
+    rounds = ifca(restarts=2, restart_rounds=1)
+    rounds.step(losing((0.5, 0.5)))
+    assert rounds.events[0].detail["sizes"] == [3, 3]
+
+
+def test_the_last_round_of_a_start_tells_its_own_clusters():
+    """What was chosen in a round is told of it, though the start ends with it."""
+    rounds = ifca(restarts=2, restart_rounds=1)
+    for _ in range(2):
+        outcome = rounds.step(losing((0.5, 0.4)))
+        assert outcome.clusters == CHOICE
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 7])
+def test_dump_and_load_change_nothing_later(after):
+    """The state is put away and taken up again in mid-start, between starts and after the choice."""
+    results = []
+    for reload in (False, True):
+        rounds = ifca(restarts=3, restart_rounds=2)
+        for i in range(9):
+            if reload and i == after:
+                rounds.reload()
+            rounds.step(losing((0.5, 0.3, 0.9)))
+        results.append(
+            ([s.offset.tobytes() for s in rounds.state.slots], dict(rounds.state.choice), len(rounds.events))
+        )
+    assert results[0] == results[1]
+
+
+def test_the_final_round_offers_every_model_of_the_kept_start():
+    rounds = ifca(restarts=2, restart_rounds=1)
+    rounds.step(losing((0.5, 0.1)))
+    rounds.step(losing((0.5, 0.1)))
+    plan = rounds.strategy.final(rounds.state, 9, DEVICES)
+    assert set(plan.models) == {2, 3}
+    assert plan.orders["dev-0"].candidates == (2, 3)
+    assert plan.final
+
+
+PARTS = (SegmentSpec("shared", 4), SegmentSpec("cluster", 2))
+
+
+@pytest.mark.parametrize("how", ["cluster", "participants", "machines", "samples"])
+@pytest.mark.parametrize("present", [DEVICES, ("dev-0", "dev-2", "dev-3", "dev-4")])
+def test_the_shared_segment_moves_by_all_participants(how, present):
+    """Section 4.3: what is divided among whom in a cluster holds for all participants, the shared segment's one cluster."""
+    rounds = ifca(normalise=how, segments=PARTS)
+    rounds.step(answer, present)
+    weights = [SAMPLES[d] if how == "samples" else 1 for d in present]
+    total = sum(w * VECTORS[d][:4].astype(np.float64) for w, d in zip(weights, present, strict=True))
+    among = len(DEVICES) if how == "machines" else sum(weights)
+    np.testing.assert_allclose(rounds.state.shared.offset, total / among, rtol=1e-5)
+    assert rounds.state.shared.contributors == len(present)
+    for j, slot in enumerate(rounds.state.slots):
+        np.testing.assert_allclose(slot.offset, expected(present, j, how)[4:], rtol=1e-5)
+
+
+def test_a_cluster_of_too_few_still_teaches_what_is_shared():
+    """Three stand behind the shared mean; the two who chose model 0 behind nothing of their own."""
+    rounds = ifca(min_contributors=3, segments=PARTS)
+    rounds.step(answer, present=("dev-0", "dev-1", "dev-3"))
+    assert [s.offset for s in rounds.state.slots] == [None, None]
+    assert rounds.state.shared.contributors == 3
+    np.testing.assert_allclose(
+        rounds.state.shared.offset, np.mean([VECTORS[d][:4] for d in ("dev-0", "dev-1", "dev-3")], axis=0), rtol=1e-5
+    )
+
+
+def test_a_device_alone_in_its_cluster_weighs_no_more_than_the_cap_in_the_shared_segment():
+    """Its own cluster has no median but its own weight."""
+    rounds = ifca(normalise="samples", segments=PARTS)
+
+    def lying(device, order, round_):
+        alone = device == "dev-0"
+        vector = np.full(D, -1.0 if alone else 1.0)
+        return contribution(device, vector, round=round_, model=0 if alone else 1, samples=100_000 if alone else 10)
+
+    outcome = rounds.step(lying)
+    others = len(DEVICES) - 1
+    np.testing.assert_allclose(rounds.state.shared.offset, (others - 3) / (others + 3), rtol=1e-5)
+    np.testing.assert_allclose(rounds.state.slots[0].offset, -1.0)
+    assert outcome.capped == {"dev-0": 30.0}
+
+
+def test_too_few_participants_move_nothing():
+    rounds = ifca(min_contributors=3, segments=PARTS)
+    rounds.step(answer, present=("dev-0", "dev-1"))
+    assert rounds.state.shared.offset is None
+
+
+def test_the_plan_carries_the_shared_segment_once():
+    """Two small slots and one shared; put together they are whole vectors in the order of the segments."""
+    rounds = ifca(segments=PARTS[::-1])
+    rounds.step(answer)
+    _, plan = rounds.strategy.plan(rounds.state, 2, DEVICES)
+    assert [len(s.offset) for s in plan.models.values()] == [2, 2]
+    assert len(plan.shared.offset) == 4
+    whole = whole_offset(rounds.strategy.run, plan, 1)
+    np.testing.assert_array_equal(whole, np.concatenate([plan.models[1].offset, plan.shared.offset]))
+    assert rounds.strategy.final(rounds.state, 21, DEVICES).shared is rounds.state.shared
+
+
+def test_what_has_not_moved_has_no_offset():
+    """An untouched model is None as a whole; one that only the shared segment moved is zero elsewhere."""
+    rounds = ifca(segments=PARTS)
+    _, plan = rounds.strategy.plan(rounds.state, 1, DEVICES)
+    assert whole_offset(rounds.strategy.run, plan, 0) is None
+    rounds.step(answer, present=("dev-0", "dev-3"))
+    _, plan = rounds.strategy.plan(rounds.state, 2, DEVICES)
+    assert whole_offset(rounds.strategy.run, plan, 1)[4:].tolist() == [0.0, 0.0]
+    assert whole_offset(rounds.strategy.run, plan, 1)[:4].any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"option": "both"}, "neither model nor gradient"),
+        ({"normalise": "none"}, "none of"),
+        ({"option": "gradient", "local": LocalSettings(1, 0, 10, 0.1, 1.0, 0.0, 0.0, 0.0)}, "one full-batch step"),
+        ({"option": "gradient", "local": LocalSettings(0, 2, 0, 0.1, 1.0, 0.0, 0.0, 0.0)}, "one full-batch step"),
+        ({"option": "gradient", "local": LocalSettings(0, 1, 0, 0.1, 1.0, 0.5, 0.0, 0.0)}, "one full-batch step"),
+        ({"restarts": 2, "restart_rounds": 5, "rounds": 10}, "leave none"),
+        ({"segments": (SegmentSpec("shared", 6),)}, "needs one cluster segment"),
+        ({"segments": (SegmentSpec("cluster", 2), SegmentSpec("cluster", 4))}, "needs one cluster segment"),
+        ({"stable_rounds": -1}, "stable_rounds is at least 0"),
+        ({"probe_every": 0}, "probe_every at least 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, match):
+    with pytest.raises(ConfigError, match=match):
+        ifca(**settings)
+
+
+@pytest.mark.parametrize(("k", "match"), [(0, "at least 1"), ("two", "a whole number, not .two.")])
+def test_k_is_a_number_of_clusters(k, match):
+    with pytest.raises(ConfigError, match=match):
+        Rounds(run_plan("ifca", {"k": k}), DEVICES)
+
+
+def test_origins_must_be_as_many_as_models():
+    with pytest.raises(ConfigError, match="need 3 origins, the run ships 2"):
+        Rounds(run_plan("ifca", {"k": 3}, origins=2), DEVICES)

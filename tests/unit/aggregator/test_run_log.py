@@ -1,0 +1,170 @@
+"""What the log says of a run: new things at once, the same ever more seldom, and clusters that learn nothing."""
+
+import dataclasses
+import logging
+
+import pytest
+
+from aggregator.rounds.events import DeadlinePassed, Declined, RoundRecord, WentOffline
+from aggregator.run_log import MOST_PAUSE_S, Lines, shortage, too_small, waiting_for
+from shoal.protocol.messages import Obstacle
+from tests.helpers.engines import DEVICES, give, opened
+from tests.helpers.plans import run_plan
+
+
+@pytest.fixture(autouse=True)
+def everything(caplog):
+    caplog.set_level(logging.INFO, "shoal.aggregator")
+
+
+def test_the_same_line_comes_after_pauses_that_double(caplog):
+    _, state = opened()
+    lines, said = Lines(run_plan()), []
+    for tick in range(4 * 400):
+        before = len(caplog.records)
+        lines.waiting(state, tick / 4)
+        if len(caplog.records) > before:
+            said.append(tick / 4)
+    assert said == [3, 6, 12, 24, 48, 96, 156, 216, 276, 336, 396]
+    assert MOST_PAUSE_S == 60
+
+
+def test_another_line_comes_at_once(caplog):
+    engine, state = opened()
+    lines = Lines(run_plan())
+    for second in range(100):
+        lines.waiting(state, second)
+    state, _ = give(engine, state, "dev-1")
+    caplog.clear()
+    for second in range(100, 104):
+        lines.waiting(state, second)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("round 1: 1 of 5")
+
+
+def test_a_round_that_has_just_opened_says_nothing_yet(caplog):
+    _, state = opened()
+    lines = Lines(run_plan())
+    for second in range(50):
+        lines.opened(second)
+        lines.waiting(state, second + 2.9)
+    assert not caplog.records
+
+
+def test_what_is_waited_for_is_kept_while_it_lasts():
+    """Once for every change; what an earlier life may have left is cleared first."""
+    engine, state = opened()
+    kept = []
+    lines = Lines(run_plan(), kept.append)
+    lines.opened(0)
+    assert kept == [""]
+    for second in range(100):
+        lines.waiting(state, second)
+    state, _ = give(engine, state, "dev-1")
+    for second in range(100, 200):
+        lines.waiting(state, second)
+    assert [line[:15] for line in kept] == ["", "round 1: 0 of 5", "round 1: 1 of 5"]
+    lines.opened(200)
+    lines.opened(201)
+    assert kept[3:] == [""]
+
+
+def closed(round_, clusters):
+    return RoundRecord(round_, False, 5, 5, (), 1.0, 0, 0, {}, clusters, (), {})
+
+
+def warned(caplog):
+    return [r.kv for r in caplog.records if r.levelno == logging.WARNING]
+
+
+def test_clusters_of_too_few_devices_are_told_once(caplog):
+    lines = Lines(run_plan(min_contributors=3))
+    clusters = dict(zip(DEVICES, (0, 0, 0, 1, 1), strict=True))
+    for round_ in range(1, 20):
+        lines.closed(closed(round_, clusters), 1.0, 10)
+    (warning,) = warned(caplog)
+    assert warning["clusters"] == "1 (devices: 2)"
+    assert "--min-contributors" in warning["hint"]
+
+
+def test_clusters_that_are_still_forming_are_not(caplog):
+    lines = Lines(run_plan(min_contributors=3))
+    for round_ in range(1, 20):
+        lines.closed(closed(round_, dict(zip(DEVICES, (0, 0, 0, 1, round_), strict=True))), 1.0, 10)
+        lines.closed(closed(round_, dict.fromkeys(DEVICES, 0)), 1.0, 10)
+    assert not warned(caplog)
+
+
+@pytest.mark.parametrize(("least", "expected"), [(1, ()), (2, (7,)), (3, (1, 7)), (9, (0, 1, 7))])
+def test_which_clusters_are_too_small(least, expected):
+    assert too_small(dict(zip("abcdef", (0, 0, 0, 1, 1, 7), strict=True)), least) == expected
+
+
+def test_where_nobody_answers_by_the_deadline_the_line_says_where_to_look():
+    engine, state = opened()
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    assert waiting_for(state).startswith(
+        "round 1: nobody of 5 has answered; what a device refuses stands in its own log"
+    )
+    state, _ = give(engine, state, "dev-1")
+    assert waiting_for(state).startswith("round 1: 1 of 5")
+
+
+def test_each_limit_is_told_once_for_a_device_with_what_to_do(caplog):
+    lines = Lines(run_plan())
+    for round_ in range(1, 6):
+        record = dataclasses.replace(closed(round_, {}), capped={"dev-1": 30.0}, refused_norm={"dev-2": 123.456})
+        lines.closed(record, 1.0, 10)
+    weights, norms = warned(caplog)
+    assert weights["weights"] == "dev-1 (30)"
+    assert "--weight-cap" in weights["hint"]
+    assert norms["norms"] == "dev-2 (123)"
+    assert "shoal-fleet revoke" in norms["hint"]
+    lines.closed(dataclasses.replace(closed(6, {}), refused_norm={"dev-2": 9.0, "dev-3": 8.0}), 1.0, 10)
+    assert warned(caplog)[2]["norms"] == "dev-3 (8)"
+
+
+def test_a_device_is_missing_since_it_went_not_since_somebody_looked():
+    """Rounds without it may close within seconds for hours, until one more device is missing."""
+    clock = iter(range(1_000_000_000, 1_000_010_000, 100))
+    engine, state = opened(min_contributors=5, quorum=1.0)
+    lines = Lines(run_plan(), clock=lambda: next(clock))
+    lines.left("dev-5")  # 1_000_000_000 s
+    lines.opened(0)
+    state, _ = engine.handle(state, WentOffline("dev-5"))
+    state, _ = give(engine, state, "dev-1", "dev-2", "dev-3")
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    lines.waiting(state, 10)
+    assert lines.figures["missing"] == [
+        {"device": "dev-4", "since": "2001-09-09T01:48:20Z"},  # there, and silent since the round opened
+        {"device": "dev-5", "since": "2001-09-09T01:46:40Z"},
+    ]
+    assert lines.figures["deadline_passed_at"] == "2001-09-09T01:50:00Z"
+    assert (lines.figures["here"], lines.figures["needed"]) == (3, 5)
+    lines.came("dev-5")
+    lines.opened(20)
+    assert lines.figures == {}
+
+
+def test_where_enough_devices_stay_a_revocation_is_all_that_is_needed():
+    engine, state = opened(min_contributors=2, quorum=1.0)
+    state, _ = engine.handle(state, WentOffline("dev-5"))
+    state, _ = give(engine, state, "dev-1", "dev-2", "dev-3", "dev-4")
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    assert "--min-contributors" not in shortage(state).hint
+    assert "shoal-fleet revoke" in shortage(state).hint
+
+
+def test_a_device_that_is_there_but_can_not_take_part_is_not_to_be_started_again():
+    engine, state = opened(min_contributors=4, quorum=1.0)
+    state, _ = engine.handle(state, WentOffline("dev-5"))
+    state, _ = give(engine, state, "dev-1", "dev-2")
+    nonce = engine.nonce(state.round, state.plan.step)
+    for device, obstacle in (("dev-3", Obstacle.TASK), ("dev-4", Obstacle.DISK)):
+        state, _ = engine.handle(state, Declined(device, nonce, obstacle))
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    assert shortage(state).unable == ("dev-3",)
+    assert shortage(state).hint.startswith(
+        "read in the log of dev-3 what is in the way, and sign a run without it; start dev-4, dev-5 again, or take them "
+        "out of the fleet: shoal-fleet revoke FLEET_DIR NAME"
+    )

@@ -1,0 +1,215 @@
+"""From a transfer to an upload that can be judged: authentic, whole, finite and within the limit, or refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from aggregator.rounds.events import Declined
+from aggregator.uploads.validation import UPLOAD_PURPOSE, Intake, RefusedUploadError
+from crypto.seal.envelope import SealError, seal_to_member
+from crypto.seal.identity import Identity
+from shoal.errors import ShoalError, UntrustedError, WireError
+from shoal.protocol.chunking import ChunkKind, split
+from shoal.protocol.codec import encode
+from shoal.protocol.documents import Roster
+from shoal.protocol.messages import Decline, Obstacle, Reminder, Sealed
+from shoal.protocol.reassembly import Reassembler
+from tests.helpers.plans import D, engine_of, run_plan, upload_of
+
+DEVICE, OTHER, SERVER = (Identity.generate(n) for n in ("dev-1", "dev-2", "aggregator"))
+ROSTER = Roster("demo", 3, 0, 1, SERVER.member, (DEVICE.member, OTHER.member), ())
+RUN = run_plan(norm_limit=10.0)
+HEAD = Sealed("demo", UPLOAD_PURPOSE, "dev-1", "aggregator")
+
+
+def upload(values=None, **changes):
+    engine = engine_of(RUN)
+    state = engine.resume(("dev-1",), engine.strategy.init(("dev-1",)), 1, ("dev-1",))[0]
+    fields = {"recipient": SERVER.member.seal_key, **changes}
+    return upload_of(engine, state, "dev-1", values=values, **fields)
+
+
+def transfer(header, body, *, signer=DEVICE, head=HEAD):
+    sealed = seal_to_member(signer, SERVER.member.seal_key, head, encode(header), body)
+    (chunk,) = split(sealed, kind=ChunkKind.UPLOAD, round=1)
+    return Reassembler().add("dev-1", chunk, 0.0)
+
+
+def open_it(*args, device="dev-1", roster=ROSTER, **options):
+    return Intake(SERVER, RUN).open(device, transfer(*args, **options), roster)
+
+
+def test_an_honest_upload_is_opened():
+    values = np.arange(D, dtype=np.float32)
+    header, body = upload(values)
+    opened = open_it(header, body)
+    assert opened.upload == header
+    assert bytes(opened.body) == body
+    assert opened.norm == pytest.approx(float(np.linalg.norm(values)))
+    assert len(opened.digest) == 32
+
+
+def test_the_digest_tells_the_same_upload_from_another_one():
+    """It is over what travelled: a resend has it, a second sealing of the same vector has not."""
+    sent = transfer(*upload())
+    intake = Intake(SERVER, RUN)
+    assert intake.open("dev-1", sent, ROSTER).digest == intake.open("dev-1", sent, ROSTER).digest
+    assert intake.open("dev-1", transfer(*upload()), ROSTER).digest != intake.open("dev-1", sent, ROSTER).digest
+
+
+def test_a_report_without_a_vector_has_no_norm():
+    header, _ = upload()
+    assert open_it(dataclasses.replace(header, length=0), b"").norm == 0.0
+
+
+@pytest.mark.parametrize("device", ["dev-9", "dev-1"])
+def test_unknown_and_revoked_devices_are_refused_before_anything_is_opened(device):
+    with pytest.raises(UntrustedError, match=f"{device} is not in the roster"):
+        open_it(*upload(), device=device, roster=dataclasses.replace(ROSTER, revoked=("dev-1",)))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        dataclasses.replace(HEAD, fleet="other"),
+        dataclasses.replace(HEAD, purpose="control"),
+        dataclasses.replace(HEAD, sender="dev-2"),
+    ],
+)
+def test_another_head_is_refused(head):
+    with pytest.raises(UntrustedError, match="on dev-1's topic"):
+        open_it(*upload(), head=head)
+
+
+def test_another_signature_is_refused():
+    with pytest.raises(SealError):
+        open_it(*upload(), signer=OTHER)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"fleet": "other"}, "an upload for 'other'"),
+        ({"device": "dev-2"}, "by 'dev-2'"),
+        ({"recipient": bytes(32)}, "for another aggregator"),
+        ({"length": D - 1}, "24 bytes where 5 coordinates"),
+        ({"length": 0}, "24 bytes where 0 coordinates"),
+    ],
+)
+def test_a_header_that_does_not_fit_is_refused(changes, match):
+    with pytest.raises(ShoalError, match=match):
+        open_it(*upload(**changes))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize("position", [0, D - 1])
+def test_what_is_not_finite_is_refused_as_the_devices_own(bad, position):
+    """It is authentic, so the refusal carries the upload: its device is to be told."""
+    values = np.zeros(D, np.float32)
+    values[position] = bad
+    header, body = upload(values)
+    with pytest.raises(RefusedUploadError, match="NaN or infinities, or overflows") as caught:
+        open_it(header, body)
+    assert caught.value.upload == header
+
+
+@pytest.mark.parametrize(("length", "taken"), [(9.999, True), (10.001, False)])
+def test_the_norm_limit_is_the_plans(length, taken):
+    values = np.full(D, length / np.sqrt(D), np.float32)
+    if taken:
+        assert open_it(*upload(values)).norm == pytest.approx(length)
+        return
+    header, body = upload(values)
+    with pytest.raises(RefusedUploadError, match="norm 10 is above the plan's limit 10") as caught:
+        open_it(header, body)
+    assert caught.value.upload == header
+
+
+def test_only_what_is_authentic_carries_an_upload():
+    """Whoever forges a signature must not make us speak to the device, whatever the vector holds."""
+    with pytest.raises(UntrustedError) as caught:
+        open_it(*upload(np.full(D, np.nan)), signer=OTHER)
+    assert not isinstance(caught.value, RefusedUploadError)
+
+
+def test_refusals_are_counted_by_class():
+    intake = Intake(SERVER, RUN)
+    refused = RefusedUploadError("d", upload()[0])
+    for error in (WireError("a"), UntrustedError("b"), UntrustedError("c"), SealError(), refused):
+        intake.count(error)
+    assert intake.refused == {"WireError": 1, "UntrustedError": 2, "SealError": 1, "RefusedUploadError": 1}
+
+
+DECLINE = Decline("demo", "dev-1", RUN.run_id, b"n" * 16, int(Obstacle.TASK))
+REMINDER = Reminder("demo", "dev-1", RUN.run_id, 1, b"t" * 16, b"d" * 32, 6000, 1024, 1)
+NOTES = {
+    "decline": (Intake.declined, DECLINE, Declined("dev-1", b"n" * 16, Obstacle.TASK)),
+    "reminder": (Intake.reminder, REMINDER, REMINDER),
+}
+
+
+def head_of(kind):
+    return dataclasses.replace(HEAD, purpose=kind)
+
+
+@pytest.mark.parametrize("kind", NOTES)
+def test_a_device_may_write_of_itself(kind):
+    read, note, found = NOTES[kind]
+    assert read(Intake(SERVER, RUN), "dev-1", transfer(note, b"", head=head_of(kind)), ROSTER) == found
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({"device": "dev-2"}, {}),
+        ({"fleet": "reef"}, {}),
+        ({}, {"head": HEAD}),
+        ({}, {"signer": OTHER}),
+        ({}, {"head": dataclasses.replace(HEAD, sender="dev-2"), "signer": OTHER}),
+    ],
+)
+@pytest.mark.parametrize("kind", NOTES)
+def test_nobody_else_may(kind, changes, options):
+    read, note, _ = NOTES[kind]
+    sent = transfer(dataclasses.replace(note, **changes), b"", **{"head": head_of(kind), **options})
+    with pytest.raises(ShoalError):
+        read(Intake(SERVER, RUN), "dev-1", sent, ROSTER)
+
+
+def test_a_decline_is_for_this_run():
+    """A reminder of another is answered: its device waits for that (test_asking.py)."""
+    for kind, (read, note, _) in NOTES.items():
+        sent = transfer(dataclasses.replace(note, run_id=b"x" * 16), b"", head=head_of(kind))
+        if kind == "reminder":
+            assert read(Intake(SERVER, RUN), "dev-1", sent, ROSTER).run_id == b"x" * 16
+            continue
+        with pytest.raises(UntrustedError, match="another run"):
+            read(Intake(SERVER, RUN), "dev-1", sent, ROSTER)
+
+
+@pytest.mark.parametrize("kind", NOTES)
+def test_one_kind_of_message_is_not_taken_for_another(kind):
+    header, body = upload()
+    (other,) = NOTES.keys() - {kind}
+    for message, rest in ((header, body), (NOTES[other][1], b"")):
+        for head in (head_of(kind), head_of(other)):
+            with pytest.raises(ShoalError):
+                NOTES[kind][0](Intake(SERVER, RUN), "dev-1", transfer(message, rest, head=head), ROSTER)
+
+
+@pytest.mark.parametrize("kind", NOTES)
+def test_nothing_goes_with_a_note(kind):
+    read, note, _ = NOTES[kind]
+    with pytest.raises(WireError, match=f"4 bytes behind a {kind}"):
+        read(Intake(SERVER, RUN), "dev-1", transfer(note, bytes(4), head=head_of(kind)), ROSTER)
+
+
+@pytest.mark.parametrize(("samples", "taken"), [(100_000, True), (100_001, False), (2**32 - 1, False)])
+def test_a_sample_count_above_the_plans_limit_is_refused(samples, taken):
+    header, body = upload(samples=samples)
+    if taken:
+        assert open_it(header, body).upload.samples == samples
+        return
+    with pytest.raises(RefusedUploadError, match=f"{samples} samples reported, above the plan's max_samples 100000"):
+        open_it(header, body)

@@ -1,0 +1,270 @@
+"""Reading a device's files, and the 60/20/20 split."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import zipfile
+
+import numpy as np
+import pytest
+
+from edge_client.learning.data import Batch, load, permutation, split
+from shoal.errors import DataError
+from shoal.task.manifest import TensorSpec
+from tests.helpers.tasks import manifest, samples
+
+TASK = manifest()
+IMAGES = manifest(input=TensorSpec((1, 2, 2), "float32"), label=TensorSpec((), "int64", 10))
+
+
+def idx_bytes(array):
+    head = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return head + array.tobytes()
+
+
+def write_idx(folder, n=6, suffix="", prefix="train-"):
+    rng = np.random.default_rng(2)
+    x, y = rng.integers(0, 256, (n, 2, 2)).astype(np.uint8), rng.integers(0, 10, n).astype(np.uint8)
+    pack = gzip.compress if suffix else bytes
+    (folder / f"{prefix}images-idx3-ubyte{suffix}").write_bytes(pack(idx_bytes(x)))
+    (folder / f"{prefix}labels-idx1-ubyte{suffix}").write_bytes(pack(idx_bytes(y)))
+    return x, y
+
+
+def test_npz(tmp_path):
+    x, y = samples(9)
+    np.savez(tmp_path / "d.npz", x=x, y=y)
+    batch = load(tmp_path / "d.npz", TASK)
+    np.testing.assert_array_equal(batch.x, x)
+    np.testing.assert_array_equal(batch.y, y)
+    assert (batch.x.dtype, batch.y.dtype) == (np.float32, np.int64)
+
+
+def test_npz_is_reshaped_and_cast_to_the_contract(tmp_path):
+    x = np.arange(24, dtype=np.uint8).reshape(6, 4)
+    np.savez(tmp_path / "d.npz", x=x, y=np.arange(6, dtype=np.uint8))
+    batch = load(tmp_path / "d.npz", IMAGES)
+    assert batch.x.shape == (6, 1, 2, 2)
+    np.testing.assert_array_equal(batch.x.ravel(), np.arange(24))
+
+
+def test_directory_of_npz_is_read_in_name_order(tmp_path):
+    x, y = samples(9)
+    np.savez(tmp_path / "b.npz", x=x[4:], y=y[4:])
+    np.savez_compressed(tmp_path / "a.npz", x=x[:4], y=y[:4])
+    np.testing.assert_array_equal(load(tmp_path, TASK).x, x)
+
+
+@pytest.mark.parametrize("header", ["", "a,b,c,d,label\n", "a,b,c,d,e\n"])
+def test_csv_with_and_without_header(tmp_path, header):
+    (tmp_path / "d.csv").write_text(header + "1,2,3,4,0\n\n5,6,7,8.5,2\n")
+    batch = load(tmp_path / "d.csv", TASK)
+    np.testing.assert_array_equal(batch.x, np.array([[1, 2, 3, 4], [5, 6, 7, 8.5]], np.float32))
+    np.testing.assert_array_equal(batch.y, [0, 2])
+
+
+def test_csv_label_by_header_may_stand_anywhere(tmp_path):
+    (tmp_path / "d.csv").write_text("a,Label,b,c,d\n1,2,3,4,5\n")
+    batch = load(tmp_path / "d.csv", TASK)
+    np.testing.assert_array_equal(batch.x, [[1, 3, 4, 5]])
+    np.testing.assert_array_equal(batch.y, [2])
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("whole_folder", [True, False])
+def test_idx_is_scaled_to_one(tmp_path, suffix, whole_folder):
+    write_idx(tmp_path, 4, suffix, prefix="t10k-")
+    x, y = write_idx(tmp_path, 6, suffix)
+    batch = load(tmp_path if whole_folder else tmp_path / f"train-images-idx3-ubyte{suffix}", IMAGES)
+    np.testing.assert_allclose(batch.x.reshape(6, 2, 2), x / 255, rtol=1e-6)
+    np.testing.assert_array_equal(batch.y, y)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1,2,3,4,0\n1,2,3,0\n", "line 2: 4 columns instead of 5"),
+        ("a,b,c,d,e\n1,2,3,4,0\n1,2,x,4,0\n", "line 3, column 3: 'x' is not a number"),
+        ("1,2,3,4,0\n1,2,nan,4,0\n", "line 2: the sample is not finite"),
+        ("1,2,3,4,0\n1,2,1e300,4,0\n", "line 2: the sample is too large"),
+        ("1,2,3,4,0\n1,2,3,4,3\n", r"line 2: the label is not in 0\.\.2"),
+        ("1,2,3,4,0\n1,2,3,4,-1\n", r"line 2: the label is not in 0\.\.2"),
+        ("1,2,3,4,0.5\n", "line 1: the label is not a whole number"),
+        ("1,2,3,0\n", r"has shape \(3,\), the task expects \(4,\)"),
+        ("a,b,c,d,e\n", "holds no sample"),
+        ("", "holds no sample"),
+        ("1\n2\n", "one column"),
+    ],
+)
+def test_csv_errors_name_file_and_line(tmp_path, text, message):
+    path = tmp_path / "bad.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message) as caught:
+        load(path, TASK)
+    assert "bad.csv" in str(caught.value)
+
+
+def test_npz_errors_name_file_and_row(tmp_path):
+    x, y = samples(9)
+    x[5, 2] = np.inf
+    np.savez(tmp_path / "bad.npz", x=x, y=y)
+    with pytest.raises(DataError, match=r"bad\.npz, row 5: the sample is not finite"):
+        load(tmp_path, TASK)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros((3, 4))}, "no array 'y'"),
+        ({"x": np.zeros((3, 4)), "y": np.zeros(2)}, "3 samples but 2 labels"),
+        ({"x": np.zeros((0, 4)), "y": np.zeros(0)}, "no sample"),
+        ({"x": np.zeros(()), "y": np.zeros(2)}, "first dimension"),
+        ({"x": np.full((2, 4), (1 << 24) + 1), "y": np.zeros(2)}, "row 0: the sample is an integer"),
+        ({"x": np.zeros((2, 4), complex), "y": np.zeros(2)}, "must be numbers"),
+        ({"x": np.array([["a"] * 4] * 2), "y": np.zeros(2)}, "must be numbers"),
+        ({"x": np.array([{}] * 2, dtype=object), "y": np.zeros(2)}, "can't be read as an .npz"),
+    ],
+)
+def test_npz_that_breaks_the_contract_is_refused(tmp_path, arrays, message):
+    np.savez(tmp_path / "d.npz", allow_pickle=True, **arrays)
+    with pytest.raises(DataError, match=message):
+        load(tmp_path / "d.npz", TASK)
+
+
+def test_integer_inputs_respect_the_embedding_size(tmp_path):
+    task = manifest(input=TensorSpec((4,), "int64", 50))
+    np.savez(tmp_path / "d.npz", x=np.array([[1, 2, 3, 49], [0, 0, 50, 0]]), y=np.zeros(2))
+    with pytest.raises(DataError, match=r"row 1: the sample is not in 0\.\.49"):
+        load(tmp_path / "d.npz", task)
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path):
+    for name, content, message in (
+        ("a.npz", b"not a zip", "can't be read"),
+        ("c.txt", b"x", "no known format"),
+        ("train-images-idx3-ubyte", b"\0\0\x08\x03", "missing"),
+        ("e.csv", b"\xff\xfe\x00", "can't be read as CSV"),
+    ):
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            load(path, TASK)
+        path.unlink()
+    with pytest.raises(DataError, match="holds no data file") as caught:
+        load(tmp_path, TASK)
+    assert ".npz" in caught.value.hint
+    with pytest.raises(DataError, match="does not exist"):
+        load(tmp_path / "none.npz", TASK)
+
+
+@pytest.mark.parametrize("keep", [2, 9, 20, -1])
+def test_truncated_idx_is_refused(tmp_path, keep):
+    write_idx(tmp_path)
+    path = tmp_path / "train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match="train-images"):
+        load(tmp_path, IMAGES)
+
+
+def test_idx_with_a_surplus_byte_or_cut_gzip_is_refused(tmp_path):
+    write_idx(tmp_path)
+    path = tmp_path / "train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(DataError, match="does not hold"):
+        load(path, IMAGES)
+    write_idx(tmp_path, suffix=".gz")
+    packed = tmp_path / "train-images-idx3-ubyte.gz"
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(DataError, match="can't be read"):
+        load(packed, IMAGES)
+
+
+def npy(shape, data=b""):
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return head.getvalue() + data
+
+
+@pytest.mark.parametrize(
+    "member",
+    [npy((1 << 40, 4)), npy((1 << 62, 4)), b"garbage", b"", b"\x93NUMPY\x01\x00\x10\x00" + b"(" * 15 + b"\n"],
+    ids=["too big", "overflow", "no array", "empty", "header no literal"],
+)
+def test_hostile_npz_members_raise_only_data_errors(tmp_path, member):
+    path = tmp_path / "d.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", member)
+        archive.writestr("y.npy", member)
+    with pytest.raises(DataError, match=r"d\.npz"):
+        load(path, TASK)
+
+
+@pytest.mark.parametrize(("local", "central", "value"), [(8, 10, 99), (6, 8, 1)], ids=["compression", "encrypted"])
+def test_unreadable_zip_members_and_a_bare_npy_are_data_errors(tmp_path, local, central, value):
+    path = tmp_path / "d.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", npy((1,), b"0000"))
+        archive.writestr("y.npy", npy((1,), b"0000"))
+    raw = bytearray(path.read_bytes())
+    raw[local] = raw[raw.find(b"PK\x01\x02") + central] = value
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match=r"can't be read as an \.npz"):
+        load(path, TASK)
+    path.write_bytes(npy((1,), b"0000"))
+    with pytest.raises(DataError, match=r"can't be read as an \.npz"):
+        load(path, TASK)
+
+
+@pytest.mark.parametrize("sizes", [b"\xff" * 12, b"\0\0\xff\xff" * 3])
+def test_idx_headers_that_promise_too_much_are_refused(tmp_path, sizes):
+    write_idx(tmp_path)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + sizes)
+    with pytest.raises(DataError, match="promises"):
+        load(tmp_path, IMAGES)
+
+
+@pytest.mark.parametrize("n", [5, 6, 7, 99, 100, 1797])
+def test_split_is_a_partition_of_60_20_20(n):
+    x = np.arange(4 * n, dtype=np.float32).reshape(n, 4)
+    shares = split(Batch(x, np.arange(n)), b"seed")
+    parts = [shares.train, shares.validation, shares.test]
+    np.testing.assert_array_equal(np.sort(np.concatenate([p.y for p in parts])), np.arange(n))
+    assert len(shares.validation) == len(shares.test) == n // 5
+    for part in parts:
+        assert len(part) >= 1
+        np.testing.assert_array_equal(part.x, x[part.y])
+
+
+def test_split_follows_the_seed():
+    batch = Batch(*samples(50))
+    first, again, other = (split(batch, seed).train.x for seed in (b"a", b"a", b"b"))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_permutation_matches_its_definition():
+    """An independent reading of the definition, word by word with Python integers."""
+    n, seed = 11, b"device-7"
+    head = b"shoal/data-split/1" + (8).to_bytes(4, "little") + seed
+    stream = hashlib.shake_256(head).digest(8 * n)
+    words = []
+    for i in range(n):
+        word = int.from_bytes(stream[8 * i : 8 * i + 8], "little")
+        words.append((word >> 4 << 4 | i, i))
+    np.testing.assert_array_equal(permutation(n, seed), [i for _, i in sorted(words)])
+
+
+def test_permutation_is_pinned():
+    """Changing this moves every device's test samples into its training share."""
+    assert permutation(10, b"shoal").tolist() == PINNED
+
+
+PINNED = [3, 6, 8, 5, 2, 9, 7, 4, 1, 0]
+
+
+def test_four_samples_are_too_few():
+    with pytest.raises(DataError, match="4 samples are too few") as caught:
+        split(Batch(*samples(4)), b"s")
+    assert "5" in caught.value.hint

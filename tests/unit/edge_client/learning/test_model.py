@@ -1,0 +1,121 @@
+"""ONNX Runtime behind the backend's interface."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edge_client.learning import model as model_module
+from edge_client.learning.model import GRAD_ROWS, SCORE_ROWS, OrtModel
+from edge_client.learning.scoring import choose, score
+from shoal.errors import TaskError
+from shoal.task.bundle import TaskBundle
+from tests.helpers.tasks import logistic_bundle, logistic_models, manifest, samples
+
+
+@pytest.fixture(scope="module")
+def ort_model():
+    return OrtModel(logistic_bundle())
+
+
+@pytest.fixture
+def theta():
+    return np.random.default_rng(3).standard_normal(15).astype(np.float32)
+
+
+def reference(theta, x, y):
+    """Loss, gradient and correct count of multinomial logistic regression in float64."""
+    w, b = theta[:12].reshape(4, 3).astype(np.float64), theta[12:].astype(np.float64)
+    logits = x @ w + b
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    loss = -np.log(p[np.arange(len(y)), y]).mean()
+    r = (p - np.eye(3)[y]) / len(y)
+    return loss, np.concatenate([(x.T @ r).ravel(), r.sum(0)]), int((logits.argmax(1) == y).sum())
+
+
+@pytest.mark.parametrize("n", [1, 7, SCORE_ROWS, SCORE_ROWS + 1, GRAD_ROWS, 2 * GRAD_ROWS + 3])
+def test_score_and_gradient_match_numpy_in_every_chunking(ort_model, theta, n):
+    x, y = samples(n, seed=n)
+    loss, gradient, correct = reference(theta, x, y)
+    found = ort_model.score(theta, x, y)
+    assert (found.correct, found.count) == (correct, n)
+    assert found.mean_loss == pytest.approx(loss, rel=1e-5)
+    ort_loss, ort_gradient = ort_model.grad(theta, x, y)
+    assert ort_loss == pytest.approx(loss, rel=1e-5)
+    np.testing.assert_allclose(ort_gradient, gradient, rtol=1e-4, atol=1e-6)
+    assert ort_gradient.flags.writeable
+
+
+def test_predict_returns_all_rows_in_order(ort_model, theta):
+    x, _ = samples(2 * SCORE_ROWS + 5)
+    expected = x @ theta[:12].reshape(4, 3) + theta[12:]
+    np.testing.assert_allclose(ort_model.predict(theta, x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_wrong_shapes_and_dtypes_are_refused(ort_model, theta):
+    x, y = samples(4)
+    for bad in (
+        (theta[:-1], x, y),
+        (theta.astype(np.float64), x, y),
+        (theta, x[:, :-1], y),
+        (theta, x.astype(np.float64), y),
+        (theta, x, y[:-1]),
+        (theta, x, y.astype(np.int32)),
+        (theta, x[:0], y[:0]),
+    ):
+        with pytest.raises(TaskError):
+            ort_model.score(*bad)
+
+
+def test_graph_with_other_inputs_than_promised_is_refused(theta):
+    """A manifest for 5 inputs and 2 classes has d = 12 and cannot stand over graphs of d = 15."""
+    models = (m.SerializeToString() for m in logistic_models())
+    lying = OrtModel(TaskBundle.seal_digests(manifest(5, 2), *models))
+    x, y = samples(3, 5, 2)
+    with pytest.raises(TaskError, match=r"score\.onnx does not have"):
+        lying.score(theta[:12], x, y)
+
+
+def test_an_invalid_graph_is_a_task_error(theta):
+    score_model, grad, predict = logistic_models()
+    score_model.graph.node[2].op_type = "NoSuchOperator"
+    model = OrtModel(
+        TaskBundle.seal_digests(manifest(), *(m.SerializeToString() for m in (score_model, grad, predict)))
+    )
+    with pytest.raises(TaskError, match=r"ONNX Runtime refused score\.onnx"):
+        model.score(theta, *samples(3))
+
+
+def test_sessions_are_made_on_first_use(theta):
+    model = OrtModel(logistic_bundle())
+    assert model._sessions == {}
+    model.score(theta, *samples(3))
+    assert list(model._sessions) == ["score"]
+
+
+def test_scoring_picks_the_model_that_fits(ort_model):
+    from edge_client.learning.data import Batch
+
+    rng = np.random.default_rng(9)
+    models = [rng.standard_normal(15).astype(np.float32) for _ in range(4)]
+    x, _ = samples(60)
+    batch = Batch(x, ort_model.predict(models[2], x).argmax(1))
+    losses = score(models, batch, ort_model)
+    assert losses.dtype == np.float64
+    assert losses.shape == (4,)
+    assert choose(losses) == 2
+
+
+def test_choose_takes_the_lowest_index_on_ties_and_never_nan():
+    assert choose(np.array([2.0, 1.0, 1.0])) == 1
+    assert choose(np.array([np.nan, 3.0, np.nan])) == 1
+    assert choose(np.array([np.inf, np.nan])) == 0
+    for hopeless in ([np.nan, np.nan], []):
+        with pytest.raises(TaskError, match="no model has a usable loss"):
+            choose(np.array(hopeless, dtype=np.float64))
+
+
+def test_threads_default_to_one():
+    assert OrtModel(logistic_bundle())._threads == 1
+    assert model_module.SCORE_ROWS == 100

@@ -1,0 +1,249 @@
+"""One order carried out: what is scored, chosen, trained, masked and reported."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from crypto.mask.keys import MaskContext, derive
+from crypto.mask.masking import unmask
+from crypto.mask.secret import MaskSecret
+from crypto.seal.envelope import open_from_member, read_head
+from crypto.seal.identity import Identity
+from edge_client.learning.data import Batch, split
+from edge_client.learning.model import OrtModel
+from edge_client.learning.scoring import score
+from edge_client.learning.training import Cancelled, train
+from edge_client.learning.update import BatchOrder, Workshop, carry_out, local_training, share_of
+from edge_client.run.package import Run, segment_keys
+from edge_client.storage.update_cache import OwnUpdates
+from shoal.protocol.codec import decode
+from shoal.protocol.documents import LocalSettings, SegmentSpec
+from shoal.protocol.messages import Announcement, Order, Phase, Share, Upload
+from shoal.types import MaskedVector
+from tests.helpers.plans import run_plan
+from tests.helpers.tasks import CLASSES, INPUTS, samples
+
+DEVICE, AGGREGATOR = Identity.generate("dev-1"), Identity.generate("aggregator")
+D = INPUTS * CLASSES + CLASSES
+MINI = LocalSettings(2, 0, 5, 0.3, 0.9, 0.0, 0.0, 0.0)
+RNG = np.random.default_rng(4)
+MODELS = {m: RNG.standard_normal(D).astype(np.float32) for m in (3, 4, 5)}
+
+
+@pytest.fixture(scope="module")
+def shop(logistic, tmp_path_factory):
+    bundle = logistic(INPUTS, CLASSES)
+    plan = run_plan(
+        task_digest=bundle.digest, segments=(SegmentSpec("cluster", D),), local=MINI, origins=1, max_models=9, rounds=9
+    )
+    secret = MaskSecret.from_bytes(bytes(range(32)))
+    context = MaskContext(plan.fleet, plan.run_id, plan.epoch, plan.task_digest, plan.mode, plan.mask_segments)
+    key = derive(secret, context)
+    shares = split(Batch(*samples(40)), b"seed")
+    origins = np.zeros((1, D), np.float32)
+    run = Run(plan, bundle, origins, key, segment_keys(key), 0, 0)
+    own = OwnUpdates(tmp_path_factory.mktemp("own"), plan)
+    return Workshop(run, DEVICE, AGGREGATOR.member, OrtModel(bundle), shares, own)
+
+
+def announcement(round_=2):
+    return Announcement(
+        "demo",
+        1,
+        b"r" * 16,
+        1,
+        bytes(16),
+        3,
+        round_,
+        b"n" * 16,
+        60.0,
+        finished=False,
+        models=(),
+        orders=(),
+        order_of=(),
+        mode="permutation",
+    )
+
+
+def order(*candidates, phase=Phase.TRAIN, share=Share.TRAIN, train=True, evaluate=False, margins=False):
+    return Order(int(phase), candidates, int(share), train, evaluate, margins)
+
+
+def do(shop, order_, round_=2, models=MODELS, cancelled=lambda: False):
+    """Return (Finished, Upload, clear vector or None)."""
+    finished = carry_out(shop, announcement(round_), order_, models, cancelled)
+    data = finished.parcel.payload
+    head, at = read_head(data)
+    assert (head.fleet, head.purpose, head.sender, head.recipient) == ("demo", "upload", "dev-1", "aggregator")
+    message, body = open_from_member(AGGREGATOR, data, head, at, DEVICE.member.sign_key)
+    upload = decode(message, Upload)
+    vector = None
+    if upload.length:
+        vector = unmask(MaskedVector(np.frombuffer(body, "<f4").copy(), upload.key_id), shop.key)
+    return finished, upload, vector
+
+
+def losses(shop, candidates, share):
+    return score([MODELS[c] for c in candidates], share_of(shop.shares, share), shop.backend)
+
+
+def test_the_best_candidate_is_trained_and_its_masked_change_sent(shop):
+    finished, upload, vector = do(shop, order(3, 4, 5))
+    found = losses(shop, (3, 4, 5), Share.TRAIN)
+    best = (3, 4, 5)[int(np.argmin(found))]
+    assert finished.model == upload.model == best
+    assert upload.loss == round(float(found.min()), 4)
+    batches = BatchOrder(shop.plan, "dev-1", 2)
+    expected = train(
+        MODELS[best], shop.shares.train, local_training(shop.plan), shop.backend, batches, 1, lambda: False
+    )
+    assert vector.tobytes() == expected.delta.tobytes()
+    assert (upload.samples, upload.margins, upload.tested) == (len(shop.shares.train), (), 0)
+
+
+def test_what_is_sent_is_masked(shop):
+    """The body is the change permuted: the same numbers elsewhere."""
+    _, upload, vector = do(shop, order(3))
+    finished = carry_out(shop, announcement(), order(3), MODELS, lambda: False)
+    head, at = read_head(finished.parcel.payload)
+    _, body = open_from_member(AGGREGATOR, finished.parcel.payload, head, at, DEVICE.member.sign_key)
+    masked = np.frombuffer(body, "<f4")
+    assert not np.array_equal(masked, vector)
+    assert np.array_equal(np.sort(masked), np.sort(vector))
+    assert upload.key_id == shop.key.key_id
+
+
+def test_a_single_candidate_is_not_scored_first(shop):
+    """Its loss is what training met on the way."""
+    _, upload, _ = do(shop, order(4))
+    batches = BatchOrder(shop.plan, "dev-1", 2)
+    expected = train(MODELS[4], shop.shares.train, local_training(shop.plan), shop.backend, batches, 1, lambda: False)
+    assert upload.loss == round(expected.mean_loss, 4)
+
+
+@pytest.mark.parametrize("share", [Share.TRAIN, Share.VALIDATION, Share.TEST])
+def test_scoring_orders_report_margins_on_their_share(shop, share):
+    _, upload, vector = do(shop, order(5, 3, phase=Phase.SCORE, share=share, train=False, margins=True))
+    found = losses(shop, (5, 3), share)
+    assert vector is None
+    assert upload.margins == (0.0, round(float(found[1] - found[0]), 2))
+    assert upload.length == 0
+
+
+def test_margins_are_clipped_and_rounded(shop):
+    """Beyond the clip the answer is clear and the figure would only tell about the data."""
+    models = {0: np.zeros(D, np.float32), 1: MODELS[3] * 1000}
+    for first, second in ((0, 1), (1, 0)):
+        ask = order(first, second, phase=Phase.SCORE, train=False, margins=True)
+        _, upload, _ = do(shop, ask, models=models)
+        assert upload.margins == (0.0, 5.0 if first == 0 else -5.0)
+
+
+def test_a_report_counts_on_the_test_share_alone(shop):
+    finished, upload, _ = do(shop, order(3, 4, phase=Phase.SCORE, train=False, evaluate=True))
+    best = (3, 4)[int(np.argmin(losses(shop, (3, 4), Share.TRAIN)))]
+    expected = shop.backend.score(MODELS[best], shop.shares.test.x, shop.shares.test.y)
+    assert (upload.correct, upload.tested) == (expected.correct, len(shop.shares.test))
+    assert (finished.correct, finished.tested) == (upload.correct, upload.tested)
+
+
+def test_evaluation_looks_at_the_model_before_training(shop):
+    _, upload, _ = do(shop, order(3, evaluate=True))
+    expected = shop.backend.score(MODELS[3], shop.shares.test.x, shop.shares.test.y)
+    assert upload.correct == expected.correct
+
+
+def test_the_models_are_not_touched(shop):
+    before = {m: v.copy() for m, v in MODELS.items()}
+    do(shop, order(3, 4, 5))
+    assert all(np.array_equal(before[m], MODELS[m]) for m in MODELS)
+
+
+def test_everything_that_binds_an_upload_is_in_it(shop):
+    _, upload, _ = do(shop, order(3))
+    plan = shop.plan
+    assert (upload.fleet, upload.run, upload.run_id, upload.epoch) == (plan.fleet, plan.run, plan.run_id, plan.epoch)
+    assert (upload.round, upload.nonce, upload.phase) == (2, b"n" * 16, Phase.TRAIN)
+    assert (upload.device, upload.recipient) == ("dev-1", AGGREGATOR.member.seal_key)
+    assert (upload.task_digest, upload.mode, upload.key_id) == (plan.task_digest, plan.mode, shop.key.key_id)
+
+
+def vary(shop, **changes):
+    return dataclasses.replace(shop, run=dataclasses.replace(shop.run, plan=dataclasses.replace(shop.plan, **changes)))
+
+
+def test_a_blurred_update_points_where_the_true_one_does_and_has_another_length_each_time(shop):
+    """The aggregator sees other norms; the mean of many is the true update's."""
+    _, _, plain = do(shop, order(3))
+    true = plain.astype(np.float64)
+    blurred = [do(vary(shop, norm_blur=0.1), order(3))[2].astype(np.float64) for _ in range(12)]
+    factors = np.array([b @ true / (true @ true) for b in blurred])
+    for factor, found in zip(factors, blurred, strict=True):
+        assert np.linalg.norm(found - factor * true) < 1e-6 * np.linalg.norm(true)
+    assert len(set(factors.tolist())) == 12
+    assert np.abs(factors - 1).max() <= 0.4
+    assert np.abs(factors - 1).max() > 0.01
+    assert abs(factors.mean() - 1) < 0.15
+
+
+def test_the_models_norm_is_that_of_the_model_with_the_blurred_update(shop):
+    """So that |w + mean| follows from what is reported, as fedgroup's inter-group aggregation needs it."""
+    ask = dataclasses.replace(order(3), norm=True)
+    _, upload, vector = do(vary(shop, norm_blur=0.2), ask)
+    assert upload.model_norm == pytest.approx(np.linalg.norm(MODELS[3] + vector), abs=2e-4)
+
+
+def test_a_uniform_run_asks_for_no_counts(shop):
+    """Neither the training share nor the test share shows its size; what the device keeps for its owner is exact."""
+    finished, upload, _ = do(vary(shop, weighting="uniform"), order(3, evaluate=True))
+    true = shop.backend.score(MODELS[3], shop.shares.test.x, shop.shares.test.y)
+    assert (upload.samples, upload.tested) == (1, 100)
+    assert upload.correct == round(100 * true.correct / true.count)
+    assert (finished.correct, finished.tested) == (true.correct, true.count)
+    _, upload, _ = do(vary(shop, weighting="uniform"), order(3))
+    assert (upload.samples, upload.correct, upload.tested) == (1, 0, 0)
+
+
+def test_cancelled_work_raises(shop):
+    with pytest.raises(Cancelled):
+        do(shop, order(3), cancelled=lambda: True)
+
+
+def test_batches_come_in_the_same_order_after_a_restart_and_in_another_elsewhere(shop):
+    def orders(plan=shop.plan, device="dev-1", round_=2):
+        stream = BatchOrder(plan, device, round_)
+        return [stream.permutation(24).tolist() for _ in range(3)]
+
+    first = orders()
+    assert first == orders()
+    assert all(sorted(o) == list(range(24)) for o in first)
+    others = [
+        orders(device="dev-2"),
+        orders(round_=3),
+        orders(plan=dataclasses.replace(shop.plan, seed=8)),
+    ]
+    seen = [tuple(o) for stream in (first, *others) for o in stream]
+    assert len(set(seen)) == len(seen)
+
+
+def test_a_run_repeated_with_its_seed_trains_in_the_same_order(shop):
+    """The number and the random id of a run decide nothing: its seed repeats it."""
+    again = dataclasses.replace(shop.plan, run=2, run_id=b"s" * 16)
+    first, second = (BatchOrder(plan, "dev-1", 2) for plan in (shop.plan, again))
+    for _ in range(3):
+        assert first.permutation(24).tolist() == second.permutation(24).tolist()
+
+
+def test_the_plan_decides_how_training_goes(shop):
+    local = LocalSettings(0, 7, 0, 0.5, 0.9, 0.1, 2.0, 0.3)
+    made = local_training(dataclasses.replace(shop.plan, local=local))
+    assert (made.epochs, made.steps, made.batch_size, made.lr) == (0, 7, 0, 0.5)
+    assert (made.lr_decay, made.momentum, made.clip, made.prox_mu) == (0.9, 0.1, 2.0, 0.3)
+
+
+def test_a_device_with_more_samples_than_the_plan_allows_reports_the_plans_limit(shop):
+    """It still trains on all of them."""
+    assert len(shop.shares.train) > 5
+    assert do(vary(shop, max_samples=5), order(3))[1].samples == 5
+    assert do(vary(shop, max_samples=1000), order(3))[1].samples == len(shop.shares.train)

@@ -1,0 +1,154 @@
+"""The device's limits: a chunk takes memory only on a topic that the device reads, and within what the run plan allows."""
+
+import dataclasses
+
+import pytest
+
+from edge_client.protocol import round_state as agent
+from shoal import limits
+from shoal.membership.roster_delta import roster_change
+from shoal.protocol import sizes
+from shoal.protocol.chunking import MIN_CHUNK_BYTES, ChunkKind
+from shoal.protocol.documents import SegmentSpec
+from shoal.protocol.reassembly import cost_bytes
+from shoal.protocol.topics import Topics, chunk_topic
+from shoal.transport.base import Message
+from tests.helpers.fleets import Wiretap, make_fleet, publish
+from tests.helpers.floods import MIB, claim, claims
+
+TOPICS = Topics("demo")
+NAME = "dev-01"
+D = 28
+DEVICES = 3
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    """A fleet in round 1 that waits for one upload, and devices that have followed the run."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, rounds=2, quorum=1.0) as made:
+        rule = tap.lose(client=made.client_id("dev-02"), ending="/up")
+        made.run_until(lambda: tap.sent(client=made.client_id("dev-02"), ending="/up"), 5)
+        made.settle()
+        made.release = lambda: tap.forgive(rule)
+        yield made
+
+
+def flood(fleet, topic, chunks):
+    """Hand chunks to a device, as a broker can that keeps to no subscription."""
+    runtime = fleet.devices[NAME].runtime
+    for chunk in chunks:
+        runtime.on_event(Message(topic, chunk), fleet.now_s)
+    return runtime._chunks.held_bytes
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        TOPICS.up(NAME),
+        TOPICS.state(NAME),
+        TOPICS.ctl("dev-02"),
+        TOPICS.keys("dev-02"),
+        TOPICS.enrol("abc"),
+        TOPICS.grant("abc"),
+        TOPICS.owner_roster,
+        TOPICS.roster,
+        chunk_topic(TOPICS.model("0123456789abcdef"), 3),
+    ],
+)
+def test_a_topic_that_the_device_has_not_subscribed_to_takes_nothing(fleet, topic):
+    assert flood(fleet, topic, claims()) == 0
+
+
+def test_labels_that_the_device_does_not_follow_take_nothing_however_many(fleet):
+    small = claim(ChunkKind.MODEL, 2000, 1)
+    for number in range(300):
+        assert flood(fleet, TOPICS.model(f"{number:016x}"), [small]) == 0
+
+
+@pytest.mark.parametrize(
+    ("topic", "kind", "most"),
+    [
+        (TOPICS.ctl(NAME), ChunkKind.ROSTER, sizes.roster_bytes(DEVICES + sizes.FLEET_GROWTH_DEVICES)),
+        (TOPICS.keys(NAME), ChunkKind.GRANT, limits.MAX_RENEWAL_BYTES),
+        (TOPICS.plan, ChunkKind.PLAN, limits.FIRST_PACKAGE_BYTES),
+        (TOPICS.roster_change, ChunkKind.ROSTER, limits.MAX_ROSTER_CHANGE_BYTES),
+    ],
+)
+def test_each_topic_takes_one_transfer_of_its_largest_size_at_most(fleet, topic, kind, most):
+    assert flood(fleet, topic, [*claims(), claim(kind, most + 1, 1)]) <= 8 * (MIN_CHUNK_BYTES + 2048)
+    whole = [claim(kind, most, n, index=i) for n in range(3) for i in range(most // MIN_CHUNK_BYTES - 1)]
+    assert most < flood(fleet, topic, whole) <= cost_bytes(most)
+
+
+def test_a_control_message_has_a_limit_of_its_own(fleet):
+    too_large = claim(ChunkKind.CONTROL, limits.MAX_CONTROL_BYTES + 1, 1)
+    assert flood(fleet, TOPICS.ctl(NAME), [too_large]) == 0
+    assert flood(fleet, TOPICS.ctl(NAME), [claim(ChunkKind.CONTROL, limits.MAX_CONTROL_BYTES, 1)]) > 0
+
+
+def test_all_topics_together_take_less_than_32_mib(fleet):
+    """The sum of the largest sizes, in the shortest chunks, and room to join the largest of them."""
+    inbound = fleet.devices[NAME].runtime._inbound
+    bases = (TOPICS.plan, TOPICS.checkpoint, TOPICS.round, TOPICS.roster_change, TOPICS.ctl(NAME), TOPICS.keys(NAME))
+    bases += tuple(TOPICS.model(label) for label in fleet.devices[NAME].runtime._feed.labels)
+    most = [max(inbound.allowed(TOPICS.parse(base)).values()) for base in bases]
+    assert sum(map(cost_bytes, most)) + max(most) < 32 * MIB
+
+
+def test_a_plan_that_allows_many_models_allows_no_larger_epoch(fleet):
+    """A cfl plan allows 1024 models. Only as many can be folded as the aggregator's signed announcement names."""
+    inbound = fleet.devices[NAME].runtime._inbound
+    plan = dataclasses.replace(inbound._run.plan, max_models=1024, segments=(SegmentSpec("cluster", 159_010),))
+    inbound._run = dataclasses.replace(inbound._run, plan=plan)
+    assert inbound.allowed(TOPICS.parse(TOPICS.checkpoint))[ChunkKind.EPOCH] < 8 * MIB
+    announced = fleet.devices[NAME].runtime._latest
+    models = announced.models * 40
+    inbound.announced(dataclasses.replace(announced, models=models))
+    most = inbound.allowed(TOPICS.parse(TOPICS.checkpoint))[ChunkKind.EPOCH]
+    assert 4 * plan.length * len(models) < most < 4 * plan.length * len(models) + 8 * MIB
+
+
+def test_the_run_goes_on_through_a_flood_of_everything(fleet):
+    for base in (TOPICS.plan, TOPICS.checkpoint, TOPICS.round, TOPICS.roster_change, TOPICS.ctl(NAME)):
+        assert flood(fleet, base, claims()) < MIB
+    fleet.release()
+    assert [r["contributed"] for r in fleet.run(60)] == [3, 3, 3]
+
+
+def test_chunks_of_a_model_that_is_no_longer_followed_are_released(fleet):
+    runtime = fleet.devices[NAME].runtime
+    for label in ("feed0", "feed1"):
+        runtime._feed.follow((label,), None)
+        assert flood(fleet, TOPICS.model(label), [claim(ChunkKind.MODEL, 2000, 1)]) > 0
+        runtime._carry_out(agent.Follow(()))
+        assert runtime._chunks.held_bytes == 0
+
+
+def test_a_larger_package_is_fetched_once_the_announcement_gives_its_size(tmp_path, monkeypatch, caplog):
+    """A device that does not know the run can't tell how large its package is: the aggregator signs the size."""
+    monkeypatch.setattr(limits, "FIRST_PACKAGE_BYTES", MIN_CHUNK_BYTES)
+    with make_fleet(tmp_path / "fleet", rounds=2) as fleet:
+        records = fleet.run(100)
+        assert [r["contributed"] for r in records] == [3, 3, 3]
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
+
+
+def test_a_roster_change_above_its_bound_is_published_without_members(tmp_path, monkeypatch):
+    """Devices then ask for the whole roster, whose size follows from the change."""
+    monkeypatch.setattr(limits, "MAX_ROSTER_CHANGE_BYTES", limits.SEALED_HEAD_BYTES + 400)
+    with make_fleet(tmp_path / "fleet", rounds=2, quorum=0.5) as fleet:
+        fleet.run_until(lambda: fleet.records(), 30)
+        for number in range(10):
+            fleet.stage.add_device(f"new-{number}")
+        whole = roster_change(None, fleet.stage.fleet.roster, fleet.stage.fleet.roster_bytes)
+        assert whole.members == ()
+        publish(fleet)
+        fleet.run_until(
+            lambda: all(
+                device.runtime._membership.roster_bytes == fleet.stage.fleet.roster_bytes
+                for device in fleet.devices.values()
+            ),
+            60,
+        )
+        assert sizes.roster_bytes(13) >= len(fleet.stage.fleet.roster_bytes)

@@ -1,0 +1,110 @@
+"""How long a device asks for a whole roster: until it has it, but not for ever, whatever an aggregator says."""
+
+import dataclasses
+
+import pytest
+
+from edge_client.protocol.roster_sync import MOST_TRIES, WHOLE_AGAIN_S, RosterFeed
+from shoal.errors import UntrustedError
+from shoal.membership.roster_delta import roster_change
+from shoal.protocol.topics import Topics
+from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
+from shoal.util.files import write_private
+from tests.helpers.crews import FOLDER, Crew
+
+TOPICS = Topics("demo")
+WHOLE = f"{TOPICS.roster}/#"
+
+
+class Recording(LoopbackTransport):
+    """A transport that remembers what it was asked to subscribe to."""
+
+    def __init__(self):
+        super().__init__(LoopbackBroker(), FOLDER, lambda _event: None)
+        self.asked = []
+
+    def subscribe(self, topic_filter):
+        self.asked.append(topic_filter)
+        super().subscribe(topic_filter)
+
+
+@pytest.fixture
+def crew(tmp_path):
+    return Crew(tmp_path)
+
+
+@pytest.fixture
+def transport():
+    made = Recording()
+    made.start()
+    return made
+
+
+@pytest.fixture
+def feed(crew, transport):
+    crew.members[FOLDER].adopt(crew.owner.roster_bytes)
+    made = RosterFeed(crew.members[FOLDER], transport, TOPICS)
+    made.start()
+    return made
+
+
+def newest(crew):
+    """Return what an aggregator says that does not know what the fleet was told."""
+    return roster_change(None, crew.owner.roster, crew.owner.roster_bytes)
+
+
+def test_it_asks_ever_more_seldom_and_then_no_more(crew, feed, transport, caplog):
+    feed.on_change(dataclasses.replace(newest(crew), after=1 << 31, sequence=1 << 31), 0.0)
+    for second in range(2 * 3600):
+        feed.tick(float(second))
+    assert transport.asked.count(WHOLE) == MOST_TRIES
+    assert WHOLE not in transport.filters
+    assert [r.getMessage() for r in caplog.records] == ["the whole roster does not come"]
+    for _ in range(2):
+        crew.owner.renew()
+    feed.on_change(newest(crew), 8000.0)
+    assert WHOLE in transport.filters
+    feed.on_whole(crew.owner.roster_bytes)
+    assert WHOLE not in transport.filters
+
+
+def test_it_asks_after_a_minute(crew, feed, transport):
+    for _ in range(2):
+        crew.owner.renew()
+    feed.on_change(newest(crew), 0.0)
+    feed.tick(WHOLE_AGAIN_S)
+    assert transport.asked.count(WHOLE) == 1
+    feed.tick(WHOLE_AGAIN_S + 1.0)
+    assert transport.asked.count(WHOLE) == 2
+
+
+def test_a_newer_one_that_was_carried_by_hand_ends_it(crew, feed, transport):
+    before = crew.owner.roster
+    crew.owner.renew()
+    late, late_bytes = crew.owner.roster, crew.owner.roster_bytes
+    crew.owner.renew()
+    write_private(crew.members[FOLDER].directory / "roster.signed", crew.owner.roster_bytes)
+    feed.on_change(roster_change(before, late, late_bytes), 0.0)
+    assert crew.members[FOLDER].roster == crew.owner.roster
+    assert WHOLE not in transport.filters
+    crew.owner.renew()
+    feed.on_change(dataclasses.replace(newest(crew), sequence=crew.owner.roster.sequence + 1), 0.0)
+    assert WHOLE in transport.filters
+    late_bytes = crew.owner.roster_bytes
+    for _ in range(2):
+        crew.owner.renew()
+    write_private(crew.members[FOLDER].directory / "roster.signed", crew.owner.roster_bytes)
+    with pytest.raises(UntrustedError, match="rollback"):
+        feed.on_whole(late_bytes)
+    assert WHOLE not in transport.filters
+
+
+def test_newer_keys_may_open_a_whole_that_could_not_be_read(crew, feed, transport):
+    for _ in range(2):
+        crew.owner.renew()
+    feed.look_again()
+    assert WHOLE not in transport.asked
+    feed.on_change(newest(crew), 0.0)
+    transport.asked.clear()
+    feed.look_again()
+    assert set(transport.asked) == {f"{TOPICS.roster_change}/#", WHOLE}

@@ -1,0 +1,123 @@
+"""An upload is sent once, at the price that the fleet's size allows; after that what is asked for, and reminders."""
+
+import pytest
+
+from crypto.seal.replay import HighWater
+from edge_client.protocol.uplink import Outbox
+from shoal.protocol.chunking import Fingerprint, parse
+
+MARK = HighWater(roster=1, run=1, round=3, nonce=bytes(16))
+TRANSFER, RUN = bytes(15) + b"1", bytes(15) + b"2"
+SEALED = bytes(range(250)) * 10
+KEPT = (TRANSFER, Fingerprint.of(SEALED).signed, len(SEALED))
+BIRTH = 1_795_000_000_000_000_000
+
+
+class Recorder:
+    """A transport that keeps (index, qos) of every chunk, and notes that keep every reminder."""
+
+    chunk_bytes = 1024
+
+    def __init__(self):
+        self.sent = []
+        self.reminders = []
+        self.waiting = 0
+
+    def publish(self, topic, payload, *, retain=False, qos=1):
+        assert (topic, retain) == ("up", False)
+        self.sent.append((parse(payload)[0].index, qos))
+
+    def pending(self):
+        return self.waiting
+
+    def remind(self, *reminder):
+        self.reminders.append(reminder)
+
+
+class Files:
+    """A state directory that takes everything."""
+
+    def save_pending(self, mark, transfer, sealed):
+        pass
+
+
+@pytest.fixture
+def recorder():
+    return Recorder()
+
+
+@pytest.fixture
+def outbox(recorder):
+    outbox = Outbox(Files(), recorder, recorder, "up", b"", BIRTH)
+    outbox.keep(MARK, TRANSFER, SEALED)
+    return outbox
+
+
+def test_the_first_sending_is_not_acknowledged(outbox, recorder):
+    outbox.send(MARK, TRANSFER, None, 10)
+    assert recorder.sent == [(0, 0), (1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("asked", [(0, 1, 2), (1, 0), (2,)])
+def test_what_is_asked_for_is_acknowledged_chunk_by_chunk(outbox, recorder, asked):
+    """So a broker keeps all of it for an aggregator that is away."""
+    outbox.send(MARK, TRANSFER, asked, 1)
+    assert recorder.sent == [(i, 1) for i in asked]
+
+
+@pytest.mark.parametrize(("devices", "qos"), [(21, 0), (22, 1), (5000, 1)])
+def test_the_first_sending_is_acknowledged_where_a_broker_would_hold_chunks_back(outbox, recorder, devices, qos):
+    """64 may be under way to the aggregator: those at QoS 0 would overtake the others, and mix the uploads."""
+    outbox.send(MARK, TRANSFER, None, devices)
+    assert {q for _, q in recorder.sent} == {qos}
+
+
+def test_a_reminder_tells_what_the_aggregator_can_know_the_upload_by(outbox, recorder):
+    outbox.remind(MARK, TRANSFER, RUN, reconnected=False)
+    assert recorder.reminders == [(RUN, 3, KEPT, 1024, BIRTH)]
+    assert recorder.sent == []
+
+
+def test_an_upload_of_an_earlier_life_can_be_reminded_of(recorder):
+    recorder.waiting = 1  # its presence, which is no reason to wait
+    Outbox(Files(), recorder, recorder, "up", SEALED, BIRTH).remind(MARK, TRANSFER, RUN, reconnected=False)
+    assert recorder.reminders == [(RUN, 3, KEPT, 1024, BIRTH)]
+
+
+def test_a_reminder_tells_after_which_of_the_devices_turns_it_comes(outbox, recorder):
+    """So that the aggregator does not ask again for what it has asked for since."""
+    outbox.send(MARK, TRANSFER, None, 10)
+    for _ in range(2):
+        outbox.remind(MARK, TRANSFER, RUN, reconnected=False)
+    outbox.send(MARK, TRANSFER, (1,), 10)
+    outbox.remind(MARK, TRANSFER, RUN, reconnected=False)
+    outbox.remind(MARK, TRANSFER, RUN, reconnected=True)
+    assert [r[-1] - BIRTH for r in recorder.reminders] == [0, 0, 1, 2]
+
+
+def test_another_upload_has_another_digest(outbox, recorder):
+    outbox.remind(MARK, TRANSFER, RUN, reconnected=False)
+    outbox.keep(MARK, RUN, SEALED[1:])
+    outbox.remind(MARK, RUN, RUN, reconnected=False)
+    assert recorder.reminders[-1][2] == (RUN, Fingerprint.of(SEALED[1:]).signed, len(SEALED) - 1)
+
+
+def test_what_is_asked_for_after_a_reminder_goes_out_although_the_reminder_is_not_acknowledged_yet(outbox, recorder):
+    """The aggregator may be quicker than the broker's acknowledgement."""
+    outbox.send(MARK, TRANSFER, None, 10)
+    outbox.remind(MARK, TRANSFER, RUN, reconnected=False)
+    recorder.sent.clear()
+    recorder.waiting = 1
+    outbox.send(MARK, TRANSFER, (1,), 10)
+    outbox.send(MARK, TRANSFER, (1,), 10)
+    assert recorder.sent == [(1, 1)], "and the second time it is on its way"
+
+
+def test_a_slow_link_is_given_the_first_sending_only(outbox, recorder):
+    """What is asked for, or would be reminded of, is still on its way to the broker."""
+    outbox.send(MARK, TRANSFER, None, 10)
+    recorder.waiting = 1
+    outbox.send(MARK, TRANSFER, (0, 1), 10)
+    outbox.remind(MARK, TRANSFER, RUN, reconnected=True)
+    assert len(recorder.sent) == 3
+    assert recorder.reminders == []

@@ -1,0 +1,246 @@
+"""The end of a mask epoch by the device's rules: when one may come, what may travel, and what is masked anew for nobody."""
+
+import dataclasses
+
+import pytest
+
+from edge_client.protocol.round_state import AgentState, Announced, Planned, step
+from edge_client.run.policy import check_announcement, check_order
+from shoal.errors import UntrustedError
+from shoal.protocol.messages import (
+    CARRIED_FIRST,
+    PROPOSAL_MODEL,
+    SHARED_MODEL,
+    Announcement,
+    ModelRef,
+    Order,
+    Phase,
+    Share,
+)
+from tests.helpers.plans import run_plan
+
+PLAN = run_plan("fedgroup", {"groups": 2}, min_contributors=3, rounds=6, epoch_rounds=2, max_models=4)
+CFL = run_plan("cfl", min_contributors=3, rounds=6, epoch_rounds=2, max_models=4)
+SINCE, GENERATION = 2, 5
+FOLD = Order(int(Phase.CHECKPOINT), (0,), int(Share.TRAIN), train=False, evaluate=False, margins=False)
+SIGN = dataclasses.replace(FOLD, phase=int(Phase.ENDORSE))
+TRAIN = dataclasses.replace(FOLD, phase=int(Phase.TRAIN), train=True)
+MODEL = ModelRef(0, 0, "aa", b"\1" * 16, 3, 1.0)
+CARRIED = ModelRef(CARRIED_FIRST, 0, "bb", b"\2" * 16, 3, 1.0, 0.0)
+PROPOSAL = ModelRef(PROPOSAL_MODEL, 0, "cc", b"\3" * 16, 0, 0.0)
+STEP = Announcement(
+    "demo",
+    1,
+    PLAN.run_id,
+    1,
+    PLAN.key_id,
+    3,
+    SINCE + 2,
+    bytes(16),
+    60.0,
+    finished=False,
+    models=(MODEL,),
+    orders=(FOLD,),
+    order_of=(0,),
+    mode="permutation",
+    step=1,
+    carried=(CARRIED,),
+    generation=GENERATION,
+)
+FRESH = dataclasses.replace(STEP, generation=GENERATION + 1, carried=())
+ROUND = dataclasses.replace(STEP, step=0, round=SINCE + 1, carried=(), generation=0, orders=(TRAIN,))
+
+
+def check(announcement, plan=PLAN, **changes):
+    check_announcement(dataclasses.replace(announcement, **changes), plan, SINCE, GENERATION)
+
+
+def test_a_scheduled_rollover_comes_when_the_epoch_has_had_its_rounds():
+    check(STEP)
+    check(STEP, step=300)
+    check(ROUND)
+
+
+@pytest.mark.parametrize("round_", [2, 3, 5, 6])
+def test_a_scheduled_rollover_comes_neither_early_nor_late_nor_again(round_):
+    """The owner has given the run so many epochs: with more it would use the masks of another run."""
+    with pytest.raises(UntrustedError, match=f"a rollover after round {round_}, the mask being 2 rounds' of 2"):
+        check(STEP, round=round_)
+
+
+def test_no_epoch_begins_after_the_last_round():
+    with pytest.raises(UntrustedError, match="a rollover after round 6"):
+        check_announcement(dataclasses.replace(STEP, round=6), PLAN, 4, GENERATION)
+
+
+@pytest.mark.parametrize("round_", [2, 3, 4, 5, 6])
+def test_fresh_secrets_may_come_after_any_round(round_):
+    check(FRESH, round=round_)
+
+
+def test_fresh_secrets_may_come_before_the_first_round():
+    check_announcement(dataclasses.replace(FRESH, round=0), PLAN, 0, GENERATION)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"round": 1}, "a rollover after round 1 of a run of 6"),
+        ({"round": 7}, "a rollover after round 7 of a run of 6"),
+        ({"finished": True}, "a rollover after round 4 of a run of 6"),
+        ({"generation": GENERATION - 1}, "keys of roster 4 after 5"),
+        ({"generation": 0}, "keys of roster 0 after 5"),
+        ({"epoch": 2}, "another mask key"),
+        ({"key_id": bytes(16)}, "another mask key"),
+        ({"run_id": bytes(16)}, "another run"),
+        ({"models": (MODEL, dataclasses.replace(MODEL, model=1, contributors=2))}, "a mean of 2 devices"),
+        ({"models": (dataclasses.replace(MODEL, origin=1),)}, "origin 1 of 1"),
+    ],
+)
+def test_a_rollover_out_of_place(changes, match):
+    with pytest.raises(UntrustedError, match=match):
+        check(FRESH, **changes)
+
+
+@pytest.mark.parametrize("changes", [{"carried": (CARRIED,)}, {"proposal": PROPOSAL}, {"generation": GENERATION}])
+def test_a_round_has_no_part_of_a_rollover(changes):
+    with pytest.raises(UntrustedError, match="a round with the parts of a rollover"):
+        check(ROUND, **changes)
+
+
+def test_nothing_is_masked_anew_under_fresh_secrets():
+    """Whoever was revoked knows the old mask: with the aggregator he would learn the new one from a single vector."""
+    with pytest.raises(UntrustedError, match="drawn to keep somebody out"):
+        check(FRESH, carried=(CARRIED,))
+
+
+CARRIES = {
+    "a model's number": ({"model": 1}, "vector 1 is a model"),
+    "a model's scale": ({"scale": 1.0}, "is a model"),
+    "no transfer": ({"transfer": bytes(16)}, "is a model"),
+    "too few devices": ({"contributors": 2}, "a mean of 2 devices"),
+    "the shared part's number": ({"model": SHARED_MODEL}, "names a vector twice"),
+    "the checkpoint's number": ({"model": PROPOSAL_MODEL}, "names a vector twice"),
+}
+
+
+@pytest.mark.parametrize("case", CARRIES)
+def test_what_is_no_model_does_not_pass_for_one_nor_the_other_way(case):
+    changes, match = CARRIES[case]
+    with pytest.raises(UntrustedError, match=match):
+        check(STEP, carried=(dataclasses.replace(CARRIED, **changes),))
+
+
+def test_a_vector_is_named_once():
+    with pytest.raises(UntrustedError, match="names a vector twice"):
+        check(STEP, carried=(CARRIED, CARRIED))
+
+
+def test_only_some_algorithms_carry_vectors():
+    with pytest.raises(UntrustedError, match="1 vectors that are no models"):
+        check(dataclasses.replace(STEP, run_id=CFL.run_id), CFL)
+    many = tuple(dataclasses.replace(CARRIED, model=CARRIED_FIRST + i) for i in range(5))
+    with pytest.raises(UntrustedError, match="5 vectors that are no models"):
+        check(STEP, carried=many)
+
+
+def test_a_model_is_not_announced_with_the_number_of_a_vector():
+    with pytest.raises(UntrustedError, match="which no model has"):
+        check(STEP, models=(dataclasses.replace(MODEL, model=CARRIED_FIRST),))
+
+
+def test_the_checkpoint_has_its_own_number():
+    check(STEP, proposal=PROPOSAL, carried=())
+    with pytest.raises(UntrustedError, match="a checkpoint under a model's number"):
+        check(STEP, proposal=dataclasses.replace(PROPOSAL, model=1), carried=())
+
+
+# ---------------------------------------------------------------------------------------------------- orders
+
+
+def order(order_, announcement, plan=CFL):
+    check_order(order_, announcement, plan, GENERATION)
+
+
+SIGNING = dataclasses.replace(STEP, carried=(), proposal=PROPOSAL)
+
+
+def test_orders_of_a_rollover():
+    order(FOLD, STEP)
+    order(SIGN, SIGNING)
+    order(dataclasses.replace(SIGN, renew=(1, 2)), SIGNING)
+
+
+@pytest.mark.parametrize(
+    ("order_", "announcement", "match"),
+    [
+        (TRAIN, STEP, "work of a round in a rollover"),
+        (FOLD, ROUND, "a rollover in a round"),
+        (SIGN, ROUND, "a rollover in a round"),
+        (SIGN, STEP, "an order to sign nothing"),
+        (FOLD, SIGNING, "fold what is folded"),
+        (dataclasses.replace(FOLD, train=True), STEP, "an order to train"),
+        (dataclasses.replace(FOLD, renew=(1,)), STEP, "mask one anew out of turn"),
+        (dataclasses.replace(TRAIN, renew=(1,)), ROUND, "mask one anew out of turn"),
+        (dataclasses.replace(SIGN, candidates=(1,)), SIGNING, "not announced"),
+    ],
+)
+def test_orders_out_of_turn(order_, announcement, match):
+    with pytest.raises(UntrustedError, match=match):
+        order(order_, announcement)
+
+
+def test_no_update_is_masked_anew_under_fresh_secrets():
+    fresh = dataclasses.replace(SIGNING, generation=GENERATION + 1)
+    order(SIGN, fresh)
+    with pytest.raises(UntrustedError, match="drawn to keep somebody out"):
+        order(dataclasses.replace(SIGN, renew=(1,)), fresh)
+
+
+def test_only_cfl_has_updates_masked_anew():
+    with pytest.raises(UntrustedError, match="which fedgroup has no use for"):
+        order(dataclasses.replace(SIGN, renew=(1,)), SIGNING, PLAN)
+
+
+# ---------------------------------------------------------------------------------------------------- the agent
+
+
+def followed():
+    state, _ = step(AgentState(0), Planned(PLAN, SINCE, GENERATION))
+    return state
+
+
+def test_the_agent_holds_announcements_to_the_epoch_that_it_was_told():
+    state, do = step(followed(), Announced(STEP))
+    assert state.announcement == STEP
+    assert do
+    for bad in (
+        dataclasses.replace(STEP, round=3),
+        dataclasses.replace(STEP, generation=4),
+        dataclasses.replace(FRESH, carried=(CARRIED,)),
+    ):
+        with pytest.raises(UntrustedError):
+            step(followed(), Announced(bad))
+
+
+def test_the_agent_refuses_to_mask_updates_anew_for_fresh_secrets():
+    state, _ = step(AgentState(0), Planned(CFL, SINCE, GENERATION))
+    renewing = dataclasses.replace(SIGN, renew=(1,))
+    scheduled = dataclasses.replace(SIGNING, orders=(renewing,))
+    assert step(state, Announced(scheduled))[0].order == renewing
+    with pytest.raises(UntrustedError, match="keep somebody out"):
+        step(state, Announced(dataclasses.replace(scheduled, generation=GENERATION + 1)))
+
+
+def test_a_new_epoch_forgets_the_step_that_led_to_it():
+    """And accepts nothing any more of the epoch before."""
+    state, _ = step(followed(), Announced(STEP))
+    later = PLAN.in_epoch(2, b"n" * 16)
+    state, _ = step(state, Planned(later, SINCE + 2, GENERATION))
+    assert (state.announcement, state.order, state.since) == (None, None, SINCE + 2)
+    with pytest.raises(UntrustedError, match="another mask key"):
+        step(state, Announced(dataclasses.replace(ROUND, round=5)))
+    here = {"epoch": 2, "key_id": b"n" * 16}
+    with pytest.raises(UntrustedError, match="a rollover after round 4"):
+        step(state, Announced(dataclasses.replace(STEP, step=3, **here)))
+    assert step(state, Announced(dataclasses.replace(ROUND, round=5, **here)))[0].mark.place == (1, 5, 0)

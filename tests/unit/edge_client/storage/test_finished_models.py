@@ -1,0 +1,429 @@
+"""The list of finished models: the rule, rollback, and every point at which a write can be cut off."""
+
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crypto.seal.replay import HighWater
+from edge_client.reporting import Results
+from edge_client.storage.finished_models import (
+    FINISHED_MODELS_KEPT,
+    UNMEASURED,
+    FinishedList,
+    FinishedModels,
+    Validation,
+    _write_sealed,
+    best_of,
+    measured,
+)
+from edge_client.storage.state import DeviceState, OwnModel
+from shoal.errors import ConfigError, IntegrityError, ShoalError
+from shoal.protocol.codec import encode
+from shoal.util.files import private_directory, write_private
+from shoal.util.times import iso
+from tests.helpers.plans import run_plan
+from tests.helpers.tasks import logistic_bundle
+
+TASK = logistic_bundle()
+OTHER_TASK = logistic_bundle(classes=4)
+AT_S = 1_800_000_000
+
+
+class PowerCut(BaseException):
+    """Ends a program wherever it is."""
+
+
+@pytest.fixture
+def store(tmp_path):
+    return FinishedModels(private_directory(tmp_path / "device"))
+
+
+def own_model(run, cluster=0):
+    return OwnModel(run, bytes([run]) * 16, 9, cluster, np.full(TASK.length, float(run), np.float32))
+
+
+def fit(accuracy):
+    return Validation(1.0, round(100 * accuracy), 100, 100)
+
+
+def add(store, run, accuracy=0.5, *, task=TASK, above=(), figures=None):
+    figures = figures or {own_model(run).run_id: fit(accuracy)}
+    store.add(own_model(run), above, task, algorithm="fedavg", at_s=AT_S + run, figures=figures)
+
+
+def run_in_use(store):
+    answers = store.standing().answers
+    return None if answers is None else answers.run
+
+
+def files(store):
+    return sorted(p.name for p in store._folder.iterdir())
+
+
+def test_nothing_finished_answers_nothing(store):
+    assert store.models() == ()
+    assert store.answering() is None
+    assert run_in_use(store) is None
+    store.tidy()
+
+
+def test_a_finished_model_comes_back_with_its_task_and_figures(store):
+    above = own_model(1, cluster=4)
+    add(store, 1, 0.9, above=[above])
+    model, task, models = store.answering()
+    assert task.digest == TASK.digest == model.task
+    assert [m.cluster for m in models] == [4, 0]
+    assert all(np.array_equal(m.theta, above.theta) for m in models)
+    assert model.document() == {
+        "run": 1,
+        "run_id": "01" * 16,
+        "round": 9,
+        "algorithm": "fedavg",
+        "cluster": 0,
+        "task_digest": TASK.digest.hex(),
+        "finished_at": "2027-01-15T08:00:01Z",
+        "validation_loss": 1.0,
+        "validation_accuracy": 0.9,
+        "validation_samples": 100,
+    }
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "expected"),
+    [
+        ([0.5], 1),
+        ([0.5, 0.6], 2),
+        ([0.5, 0.5], 2),
+        ([0.6, 0.5], 1),
+        ([0.91, 0.95, 0.93], 2),
+        ([0.95, 0.95, 0.93], 2),
+        ([0.9, 0.2, 0.3], 1),
+    ],
+)
+def test_the_newest_answers_unless_an_older_one_is_better(store, accuracies, expected):
+    for run, accuracy in enumerate(accuracies, 1):
+        add(store, run, accuracy)
+    assert run_in_use(store) == expected
+
+
+def test_models_of_another_task_are_not_compared(store):
+    add(store, 1, 0.99)
+    add(store, 2, 0.3, task=OTHER_TASK)
+    assert run_in_use(store) == 2
+    add(store, 3, 0.5)
+    assert run_in_use(store) == 1
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"), [([0.5, 0.4], 2), ([0.4, 0.5], 1), ([0.5, float("nan")], 1), ([float("inf"), 3.0], 2)]
+)
+def test_regression_compares_losses_and_an_unusable_loss_is_the_worst(store, losses, expected):
+    figures = {}
+    for run, loss in enumerate(losses, 1):
+        figures[own_model(run).run_id] = measured(loss, 0, 12, 12, regression=True)
+        add(store, run, figures=figures)
+    assert store.models()[-1].validation.accuracy is None
+    assert run_in_use(store) == expected
+
+
+def test_a_classifier_without_a_usable_loss_is_worse_than_any_other():
+    assert measured(float("nan"), 90, 100, 100, regression=False).rank < fit(0.0).rank
+    assert UNMEASURED.rank < fit(0.0).rank
+    assert best_of([]) is None
+
+
+def test_figures_of_earlier_models_are_replaced_by_those_measured_again(store):
+    add(store, 1, 0.9)
+    add(store, 2, figures={own_model(1).run_id: fit(0.2), own_model(2).run_id: fit(0.6)})
+    assert [m.validation.accuracy for m in store.models()] == [0.2, 0.6]
+    assert run_in_use(store) == 2
+
+
+def test_only_the_newest_models_stay_and_a_run_is_listed_once(store):
+    for run in range(1, FINISHED_MODELS_KEPT + 3):
+        add(store, run)
+        add(store, run)
+    assert [m.run for m in store.models()] == [3, 4, 5]
+    assert len(files(store)) == FINISHED_MODELS_KEPT + 2
+    assert {stat.S_IMODE(p.stat().st_mode) for p in store._folder.iterdir()} == {0o600}
+    assert stat.S_IMODE(store._folder.stat().st_mode) == 0o700
+
+
+# ---------------------------------------------------------------------------------------------------- rollback
+
+
+def test_rollback_goes_back_one_by_one_and_ends_when_a_later_run_finishes(store):
+    for run in (1, 2, 3):
+        add(store, run, run / 10)
+    assert store.rollback(None).run == 2
+    assert store.rollback(None).run == 1
+    assert [(d["run"], d["answers"], d["pinned"]) for d in store.standing().documents()] == [
+        (3, False, False),
+        (2, False, False),
+        (1, True, True),
+    ]
+    with pytest.raises(ConfigError, match="no finished model older than run 1's: it has runs 3, 2, 1"):
+        store.rollback(None)
+    assert run_in_use(store) == 1
+    assert store.rollback(3).run == 3
+    assert store.standing().pinned
+    store.rollback(2)
+    add(store, 4, 0.35)
+    assert run_in_use(store) == 4
+    assert not store.standing().pinned
+
+
+def test_rollback_to_the_newest_overrides_the_rule(store):
+    add(store, 1, 0.9)
+    add(store, 2, 0.5)
+    assert run_in_use(store) == 1
+    store.rollback(2)
+    assert run_in_use(store) == 2
+
+
+def test_rollback_refuses_a_run_that_is_not_there(store):
+    with pytest.raises(ConfigError, match="no finished model yet"):
+        store.rollback(None)
+    add(store, 7)
+    with pytest.raises(ConfigError, match="no finished model of run 2: it has run 7") as caught:
+        store.rollback(2)
+    assert "shoal-edge rollback" in caught.value.hint
+
+
+def test_rollback_refuses_a_damaged_model(store):
+    add(store, 1, 0.5)
+    add(store, 2, 0.6)
+    damage(store, store.models()[0])
+    with pytest.raises(IntegrityError, match="is damaged"):
+        store.rollback(1)
+    assert run_in_use(store) == 2
+
+
+def test_a_run_that_finishes_during_a_rollback_wins_and_the_person_hears_of_it(store, monkeypatch):
+    add(store, 1, 0.5)
+    add(store, 2, 0.6)
+    real = FinishedModels._read
+
+    def read(self, *arguments):
+        monkeypatch.setattr(FinishedModels, "_read", real)
+        add(store, 3, 0.7)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(FinishedModels, "_read", read)
+    with pytest.raises(ConfigError, match="a later run has just finished"):
+        store.rollback(1)
+    assert run_in_use(store) == 3
+
+
+# ---------------------------------------------------------------------------------------------------- damage
+
+
+def damage(store, model):
+    path = store._folder / f"model-{model.own.file.hex()}.bin"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    write_private(path, bytes(data))
+
+
+def test_a_damaged_model_is_refused_with_a_way_out(store):
+    add(store, 1)
+    damage(store, store.models()[0])
+    with pytest.raises(IntegrityError, match="is damaged") as caught:
+        store.answering()
+    assert "rollback" in caught.value.hint
+    assert "--live" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["list.bin", "rollback.bin"])
+@pytest.mark.parametrize("change", [lambda d: d[:0], lambda d: d[:-1], lambda d: d + b"\0", lambda d: b"X" + d[1:]])
+def test_a_damaged_list_or_choice_is_refused_and_no_file_is_removed(store, name, change):
+    add(store, 1)
+    add(store, 2)
+    store.rollback(1)
+    path = store._folder / name
+    write_private(path, change(path.read_bytes()))
+    before = files(store)
+    with pytest.raises(IntegrityError, match="damaged"):
+        store.standing()
+    store.tidy()
+    assert files(store) == before
+    add(store, 3)
+    assert store.models()[-1].run == 3
+
+
+def test_a_list_of_another_version_is_refused(store):
+    add(store, 1)
+    _write_sealed(store._folder / "list.bin", encode(FinishedList(2, ())))
+    with pytest.raises(IntegrityError, match="has version 2, not 1") as caught:
+        store.models()
+    assert "remove" in caught.value.hint
+    assert not store.holds(own_model(1).run_id)
+
+
+def test_a_model_removed_by_the_running_device_meanwhile_is_looked_up_again(store, monkeypatch):
+    """`shoal-edge predict` beside `shoal-edge run`: the list changes between the look and the read."""
+    add(store, 1, 0.9)
+    stale = store.models()
+    for run in (2, 3, 4):
+        add(store, run, 0.5)
+    real = FinishedModels.models
+
+    def models(self):
+        monkeypatch.setattr(FinishedModels, "models", real)
+        return stale
+
+    monkeypatch.setattr(FinishedModels, "models", models)
+    assert store.answering()[0].run == 4
+
+
+def test_a_missing_file_is_an_error_with_a_hint(store):
+    add(store, 1)
+    for path in store._folder.glob("model-*"):
+        path.unlink()
+    with pytest.raises(ShoalError, match="can't read"):
+        store.answering()
+
+
+# ---------------------------------------------------------------------------------------------------- power cuts
+
+
+class CutAt:
+    """Ends the program at the n-th change of the disk below a folder; a cut write leaves half of its bytes."""
+
+    def __init__(self, monkeypatch, left):
+        self.left = left
+        self.log = []
+        real_write = os.write
+
+        def write(handle, data):
+            if self.count("write"):
+                real_write(handle, bytes(data)[: len(data) // 2])
+                raise PowerCut
+            return real_write(handle, data)
+
+        monkeypatch.setattr(os, "write", write)
+        for owner, name in (
+            (os, "fsync"),
+            (os, "fdatasync"),
+            (Path, "replace"),
+            (Path, "unlink"),
+            (Path, "mkdir"),
+        ):
+            monkeypatch.setattr(owner, name, self.cutting(name, getattr(owner, name)))
+
+    def count(self, name, *details):
+        self.log.append((name, *details))
+        self.left -= 1
+        return self.left < 0
+
+    def cutting(self, name, real):
+        def call(*arguments, **options):
+            if self.count(name, *map(str, arguments)):
+                raise PowerCut
+            return real(*arguments, **options)
+
+        return call
+
+
+def cut_at(left, work, *arguments, **options):
+    """Cut ``work`` off after so many changes of the disk; return whether it came to its end."""
+    with pytest.MonkeyPatch.context() as patch:
+        CutAt(patch, left)
+        try:
+            work(*arguments, **options)
+        except PowerCut:
+            return False
+    return True
+
+
+def test_a_cut_at_any_change_of_the_disk_leaves_the_old_list_or_the_new_one(tmp_path):
+    """Each with all of its files; the next start removes what is left over, and the same run can be added again."""
+    outcomes, cuts = set(), 0
+    while True:
+        store = FinishedModels(private_directory(tmp_path / str(cuts)))
+        for run in (1, 2, 3):
+            add(store, run, run / 10, above=[own_model(run, cluster=4)])
+        above = [own_model(4, cluster=4)]
+        ended = cut_at(cuts, add, store, 4, 0.4, task=OTHER_TASK, above=above)
+        runs = tuple(m.run for m in store.models())
+        outcomes.add(runs)
+        model, _, models = store.answering()
+        assert (model.run, len(models)) == (runs[-1], 2)
+        for listed in store.models():
+            store.task(listed)
+            store.load(listed, listed.own)
+        store.tidy()
+        assert len([n for n in files(store) if not n.startswith(".")]) == 1 + 6 + len({m.task for m in store.models()})
+        add(store, 4, 0.4, task=OTHER_TASK)
+        assert run_in_use(store) == 4
+        if ended:
+            break
+        cuts += 1
+    assert outcomes == {(1, 2, 3), (2, 3, 4)}
+    assert cuts > 15
+
+
+def test_a_cut_during_the_first_change_or_a_rollback_leaves_all_or_nothing(tmp_path):
+    cuts, ended = 0, False
+    while not ended:
+        store = FinishedModels(private_directory(tmp_path / f"a{cuts}"))
+        chosen = FinishedModels(private_directory(tmp_path / f"b{cuts}"))
+        add(chosen, 1, 0.5)
+        add(chosen, 2, 0.6)
+        ended = cut_at(cuts, add, store, 1)
+        ended = cut_at(cuts, FinishedModels.rollback, chosen, 1) and ended
+        assert [m.run for m in store.models()] in ([], [1])
+        assert (run_in_use(chosen), chosen.standing().pinned) in ((2, False), (1, True))
+        cuts += 1
+    assert store.models()
+    assert chosen.standing().pinned
+
+
+def test_new_files_are_on_the_disk_before_the_list_names_them(store):
+    add(store, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        log = CutAt(patch, 10**6).log
+        add(store, 2)
+    kinds = ["list" if name == "replace" and entry[1].endswith("list.bin") else name for name, *entry in log]
+    listed = kinds.index("list")
+    before = kinds[:listed]
+    assert before.count("replace") == 2
+    last_name = len(before) - 1 - before[::-1].index("replace")
+    assert "fsync" in before[last_name:]
+    assert before.count("fdatasync") == 3
+    assert kinds[listed + 1] == "fsync"
+    assert "unlink" not in before
+
+
+def test_leftovers_go_at_the_next_start(store):
+    add(store, 1)
+    stray = [store._folder / f"model-{'ab' * 32}.bin", store._folder / f"task-{'cd' * 32}.bin"]
+    for path in stray:
+        write_private(path, b"left over")
+    store.tidy()
+    assert not any(p.exists() for p in stray)
+    assert run_in_use(store) == 1
+
+
+def test_times_beyond_the_calendar_are_numbers():
+    assert iso(0) == "1970-01-01T00:00:00Z"
+    assert iso(2**63) == f"second {2**63}"
+
+
+def test_a_mark_before_the_final_round_lacks_nothing(tmp_path):
+    class Member:
+        directory = private_directory(tmp_path / "d")
+
+    results = Results(Member(), DeviceState(Member.directory), None, lambda: 0.0)
+    plan = run_plan(rounds=8, run_id=own_model(1).run_id)
+    mark = HighWater(3, 1, 8, b"n" * 16)
+    assert not results.lacks_final_model(mark, plan)
+    final = HighWater(3, 1, 9, b"n" * 16)
+    assert results.lacks_final_model(final, plan)
+    DeviceState(Member.directory).save_model(own_model(1), durable=True)
+    assert results.lacks_final_model(final, plan)
+    add(FinishedModels(Member.directory), 1)
+    assert not results.lacks_final_model(final, plan)

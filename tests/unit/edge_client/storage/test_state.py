@@ -1,0 +1,241 @@
+"""What a device keeps: whole or not at all, private, and refused where it is damaged."""
+
+import dataclasses
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crypto.seal.replay import HighWater
+from edge_client.storage import path_models as kept
+from edge_client.storage.state import (
+    PENDING_FILES,
+    TROUBLE_BYTES,
+    TROUBLE_FILE,
+    DeviceState,
+    OwnModel,
+    Pending,
+)
+from shoal.errors import ConfigError, IntegrityError, StorageError
+from shoal.protocol.chunking import transfer_id
+from shoal.util.files import private_directory, write_private
+from tests.helpers.disks import fill, small_disk
+from tests.helpers.plans import run_plan
+
+MARK = HighWater(3, 1, 7, b"n" * 16)
+THETA = np.arange(5, dtype=np.float32) / 3
+
+
+@pytest.fixture
+def state(tmp_path):
+    return DeviceState(private_directory(tmp_path / "device"))
+
+
+def test_a_device_that_never_took_part_has_an_empty_mark(state):
+    assert state.load_pending() == Pending(HighWater(0, 0, 0, bytes(16)), bytes(16), b"")
+    assert state.load_run() is None
+    assert state.load_status() is None
+
+
+def later(rounds=1):
+    """Return the mark ``rounds`` rounds on."""
+    return dataclasses.replace(MARK, round=MARK.round + rounds)
+
+
+def test_the_newest_pending_upload_comes_back(state):
+    """Two slots are written over in turn, also by a shorter upload; a restart goes on with the right one."""
+    assert state.load_pending() == Pending(HighWater(0, 0, 0, bytes(16)), bytes(16), b"")
+    for rounds, sealed in enumerate((b"sealed bytes", bytes(100), b"short", bytes(range(200)))):
+        state.save_pending(later(rounds), transfer_id(sealed), sealed)
+        expected = Pending(later(rounds), transfer_id(sealed), sealed)
+        assert state.load_pending() == expected
+        assert DeviceState(state.directory).load_pending() == expected
+
+
+DAMAGES = [
+    lambda d: d[:0],
+    lambda d: d[:20],
+    lambda d: d[:-1],
+    lambda d: b"X" + d[1:],
+    lambda d: d[:4] + b"\x01" + d[5:],
+    lambda d: d[:9] + bytes([d[9] ^ 1]) + d[10:],
+    lambda d: d[:-1] + bytes([d[-1] ^ 1]),
+    lambda d: d[:-9] + b"X" + d[-8:],
+]
+
+
+def two_rounds(state):
+    """Keep an upload of two rounds and return their bytes and slots, oldest first."""
+    state.load_pending()
+    kept = []
+    for rounds in (0, 1):
+        sealed = bytes(range(100 + rounds))
+        state.save_pending(later(rounds), transfer_id(sealed), sealed)
+        kept.append((sealed, state.directory / PENDING_FILES[1 - rounds]))
+    return kept
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_slot_torn_by_a_power_cut_leaves_the_other(state, damage):
+    """What was being written had never been sent: the round before is the newest that counts, and is not written over."""
+    (older, _), (_, path) = two_rounds(state)
+    write_private(path, damage(path.read_bytes()))
+    again = DeviceState(state.directory)
+    assert again.load_pending() == Pending(MARK, transfer_id(older), older)
+    again.save_pending(later(2), transfer_id(b"new"), b"new")
+    assert DeviceState(state.directory).load_pending() == Pending(later(2), transfer_id(b"new"), b"new")
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_two_damaged_slots_are_refused_not_forgotten(state, damage):
+    """Starting from an empty mark would let an old announcement be played again."""
+    for _, path in two_rounds(state):
+        write_private(path, damage(path.read_bytes()))
+    with pytest.raises(IntegrityError, match="are damaged") as caught:
+        DeviceState(state.directory).load_pending()
+    assert "replayed" in caught.value.hint
+
+
+def test_an_upload_that_was_answered_is_known_by_its_name(state):
+    """In whichever slot it lies beside the upload itself."""
+    for rounds in range(3):
+        state.save_pending(later(rounds), transfer_id(b"sealed"), b"sealed")
+        assert not state.load_pending().answered
+        state.save_pending(later(rounds), transfer_id(b"sealed"), b"")
+        again = DeviceState(state.directory).load_pending()
+        assert again == Pending(later(rounds), transfer_id(b"sealed"), b"")
+        assert again.answered
+    assert not Pending(HighWater(0, 0, 0, bytes(16)), bytes(16), b"").answered
+
+
+def test_the_final_model_is_of_the_run_and_round(state):
+    plan = run_plan(rounds=6)
+    assert not state.lacks_final_model(dataclasses.replace(MARK, round=6), plan)
+    assert state.lacks_final_model(MARK, plan)
+    for run_id, round_ in ((plan.run_id, 6), (b"x" * 16, 7)):
+        state.save_model(OwnModel(1, run_id, round_, 0, THETA), durable=True)
+        assert state.lacks_final_model(MARK, plan)
+    state.save_model(OwnModel(1, plan.run_id, 7, 0, THETA), durable=True)
+    assert not state.lacks_final_model(MARK, plan)
+    write_private(state.directory / "model.bin", b"junk")
+    assert state.lacks_final_model(MARK, plan)
+
+
+def test_a_mark_that_others_could_read_is_refused(state):
+    state.save_pending(MARK, transfer_id(b"sealed"), b"sealed")
+    (state.directory / PENDING_FILES[0]).chmod(0o644)
+    with pytest.raises((IntegrityError, ConfigError), match="readable by others"):
+        state.load_pending()
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_the_model_comes_back_bit_for_bit(state, durable):
+    state.save_model(OwnModel(1, b"r" * 16, 7, 2, THETA), durable=durable)
+    again = state.load_model()
+    assert (again.run, again.run_id, again.round, again.cluster) == (1, b"r" * 16, 7, 2)
+    assert again.theta.dtype == np.float32
+    assert np.array_equal(again.theta, THETA)
+    again.theta[0] = 1.0
+
+
+def test_a_missing_model_says_what_to_do(state):
+    with pytest.raises(IntegrityError, match="no model yet") as caught:
+        state.load_model()
+    assert "take part" in caught.value.hint
+
+
+@pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d + b"\0", lambda d: d[:10]])
+def test_a_damaged_model_is_refused(state, change):
+    state.save_model(OwnModel(1, b"r" * 16, 7, 2, THETA), durable=True)
+    path = state.directory / "model.bin"
+    write_private(path, change(path.read_bytes()))
+    with pytest.raises(IntegrityError):
+        state.load_model()
+
+
+def test_run_and_status_come_back(state):
+    state.save_run(b"package")
+    state.save_status({"round": 3, "accuracy": 0.5})
+    assert state.load_run() == b"package"
+    assert state.load_status() == {"round": 3, "accuracy": 0.5}
+    for junk in (b"{half", b"5", b"[]", b"\xff", b"[" * 10**5):
+        (state.directory / "status.json").write_bytes(junk)
+        assert state.load_status() is None
+
+
+def test_what_a_running_program_removes_meanwhile_is_not_there(state, monkeypatch):
+    """`shoal-edge predict` beside `shoal-edge run`: a file goes between looking and reading."""
+    state.save_epoch(b"epoch")
+    monkeypatch.setattr(Path, "exists", lambda _: True)
+    assert state.load_epoch() == b"epoch"
+    state.save_run(b"package")
+    assert state.load_epoch() is None
+
+
+def test_a_model_above_that_goes_while_it_is_looked_for_is_passed_over(state, monkeypatch):
+    own = OwnModel(1, b"r" * 16, 7, 9, THETA)
+    kept.replace(state.directory, [OwnModel(1, b"r" * 16, 7, m, THETA) for m in (0, 3, 5)])
+    real = kept.read_model
+
+    def read(path):
+        (state.directory / "above-00003.bin").unlink(missing_ok=True)
+        return real(path)
+
+    monkeypatch.setattr(kept, "read_model", read)
+    assert [m.cluster for m in kept.above(state.directory, own)] == [0, 5]
+    (state.directory / "above-00005.bin").chmod(0o644)
+    with pytest.raises(ConfigError, match="readable by others"):
+        kept.above(state.directory, own)
+
+
+def test_a_slot_that_can_t_be_opened_is_told(state):
+    (state.directory / PENDING_FILES[0]).mkdir()
+    with pytest.raises(ConfigError, match="can't write") as caught:
+        state.save_pending(MARK, b"t" * 16, b"")
+    assert "permissions" in caught.value.hint
+
+
+def test_every_file_is_private(state):
+    state.save_pending(MARK, b"t" * 16, b"")
+    state.save_model(OwnModel(1, b"r" * 16, 7, 2, THETA), durable=False)
+    state.save_run(b"package")
+    state.save_status({})
+    files = sorted(p.name for p in state.directory.iterdir())
+    assert files == ["model.bin", "pending.0.bin", "run.package", "status.json"]
+    assert {stat.S_IMODE(p.stat().st_mode) for p in state.directory.iterdir()} == {0o600}
+
+
+def test_why_a_device_ended_can_be_noted_on_a_full_disk(tmp_path):
+    """The note is written over bytes that are there already."""
+    error = StorageError("can't write x: No space left on device", hint="free some space")
+    with small_disk(tmp_path / "disk", mib=1) as place:
+        state = DeviceState(place)
+        state.clear_trouble()
+        assert state.load_trouble() is None
+        fill(place)
+        assert state.free_bytes() == 0
+        with pytest.raises(StorageError):
+            state.save_status({"stage": "working"})
+        state.save_trouble(error, "2026-11-22T16:00:00Z")
+        assert state.load_trouble() == {"error": str(error), "hint": error.hint, "at": "2026-11-22T16:00:00Z"}
+        state.clear_trouble()
+        assert state.load_trouble() is None
+
+
+def test_a_note_that_can_t_be_written_or_read_hides_nothing(tmp_path):
+    state = DeviceState(tmp_path)
+    state.save_trouble(StorageError("no room"), "now")  # the error that it is about is under way
+    assert state.load_trouble() is None
+    (tmp_path / TROUBLE_FILE).write_bytes(b"{half")
+    assert state.load_trouble() is None
+    state.clear_trouble()
+    assert (tmp_path / TROUBLE_FILE).read_bytes() == b" " * TROUBLE_BYTES
+
+
+def test_a_long_text_fits_the_note(tmp_path):
+    state = DeviceState(tmp_path)
+    state.clear_trouble()
+    state.save_trouble(StorageError("\x01" * 5000, hint="\x02" * 5000), "now")
+    assert len(state.load_trouble()["error"]) > 100
+    assert (tmp_path / TROUBLE_FILE).stat().st_size == TROUBLE_BYTES

@@ -1,0 +1,43 @@
+"""Enrolling into a directory where something else happens meanwhile."""
+
+import time
+
+import pytest
+
+from aggregator import membership as aggregators
+from crypto.seal.identity import Identity, fingerprint
+from edge_client.enrolment import Enrolling, prepare
+from shoal.errors import ConfigError
+from shoal.membership import directory as memberships
+from shoal.membership.tokens import token_id
+from shoal.owner.enrolment.admission import Registrar
+from shoal.owner.enrolment.tokens import TokenStore
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
+from shoal.util.locks import exclusive
+
+
+def test_a_grant_that_can_t_be_stored_ends_the_wait(tmp_path, monkeypatch):
+    """Somebody has joined by hand meanwhile, and the device runs: the answer is fine, so nobody waits for a better one."""
+    monkeypatch.setattr(memberships, "WAIT_S", 0.0)
+    now_s, broker, complaints = int(time.time()), LoopbackBroker(), []
+    owner = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://loopback")
+    grant = owner.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
+    aggregators.join(tmp_path / "server", grant.read_bytes(), owner.fingerprint)
+    token = TokenStore(owner).issue(600, now_s)
+    prepare(tmp_path / "dev-1", "dev-1")
+    transport = LoopbackTransport(broker, token_id(token.secret), lambda e: asking.on_event(e, now_s))
+    asking = Enrolling(tmp_path / "dev-1", token, transport, complaints.append)
+    asking.start(now_s)
+    transport.start()
+    broker.pump()
+    sitting = LoopbackTransport(broker, "owner", lambda e: registrar.on_event(e, now_s))
+    registrar = Registrar(owner, sitting)
+    registrar.start(now_s)
+    sitting.start()
+    broker.pump()
+    registrar.approve(fingerprint(Identity.load(tmp_path / "dev-1" / "identity.key").member), now_s)
+    with exclusive(tmp_path / "dev-1", wait_s=0, hint="-"), pytest.raises(ConfigError, match="in use by another"):
+        broker.pump()
+    assert not asking.granted
+    assert complaints == []

@@ -1,0 +1,57 @@
+"""The kernel benchmark runs and reports every kernel, and its naive forms are right; no time is asserted."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from aggregator.numerics.embedding import edc, edc_distances, madc
+from shoal.bench.numerics.kernels import Bench
+from shoal.bench.numerics.naive import cubic_madc, randomised_edc, union_find
+
+ROOT = Path(__file__).parents[5]
+NAMES = ["gram", "streaming_gram", "edc", "madc", "madc_torch", "mean", "bipartition", "mask", "unmask", "derive"]
+NAMES += ["simulator"] * 2
+
+
+def test_quick_measurement_covers_every_kernel() -> None:
+    """As a person gets it: `shoal bench numerics --quick --json`."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from shoal.cli import main; main()", "bench", "numerics", "--quick", "--json"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        timeout=150,
+    )
+    kernels = json.loads(done.stdout)["data"]["kernels"]
+    assert [kernel["name"] for kernel in kernels] == NAMES
+    for kernel in kernels:
+        assert set(kernel) == {"name", "n", "d", "seconds", "ceiling_ratio", "naive_ratio"}
+        for value in (kernel["seconds"], kernel["ceiling_ratio"], kernel["naive_ratio"]):
+            assert math.isfinite(value)
+            assert value > 0
+
+
+def test_the_naive_forms_compute_the_same() -> None:
+    """A ratio against something that does less would flatter."""
+    bench = Bench(quick=True)
+    similarity = bench.similarity(40)
+    np.testing.assert_allclose(cubic_madc(similarity, 5, 9), madc(similarity)[5:9], atol=1e-12)
+    assert union_find(similarity) == 2
+    centres = bench.normal(3, 500)
+    rows = centres[np.arange(20) % 3] + np.float32(0.1) * bench.normal(20, 500)
+    randomised = edc_distances(randomised_edc(rows, 3).astype(np.float64))
+    np.testing.assert_allclose(randomised, edc_distances(edc(rows, 3)), atol=1e-3)
+
+
+def test_a_race_gives_each_function_its_own_time() -> None:
+    calls = []
+    slow = np.random.default_rng(0).standard_normal(2_000_000)
+    fast_s, slow_s = Bench(quick=True).race(lambda: calls.append(1), slow.sum, runs=2)
+    assert calls
+    assert fast_s < slow_s

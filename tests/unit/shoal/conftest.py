@@ -1,0 +1,45 @@
+"""Scripted brokers, and transports to connect to them."""
+
+import queue
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from shoal.transport.base import TransportEvent
+from shoal.transport.mqtt import MqttTransport
+from tests.helpers.scripted_broker import Script, ScriptedBroker
+
+
+@pytest.fixture
+def broker() -> Iterator[Callable[[Script], ScriptedBroker]]:
+    made: list[ScriptedBroker] = []
+
+    def make(script: Script) -> ScriptedBroker:
+        made.append(ScriptedBroker(script))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., tuple[MqttTransport, "queue.Queue[TransportEvent]"]]]:
+    made: list[MqttTransport] = []
+
+    def make(url: str, **options: object) -> tuple[MqttTransport, "queue.Queue[TransportEvent]"]:
+        events: queue.Queue[TransportEvent] = queue.Queue()
+        transport = MqttTransport(
+            url,
+            "client-1",
+            events.put,
+            reconnect_min_s=0.01,
+            reconnect_max_s=0.05,
+            **options,  # type: ignore[arg-type]
+        )
+        made.append(transport)
+        return transport, events
+
+    yield make
+    for transport in made:
+        transport.close()

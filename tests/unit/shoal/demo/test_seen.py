@@ -1,0 +1,114 @@
+"""What the aggregator saw: the figures of the comparison, and a reading that works exactly where there is no mask."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from crypto.mask.keys import MaskContext, derive
+from crypto.mask.masking import mask
+from crypto.mask.secret import MaskSecret
+from shoal.demo.seen import PSNR_CAP_DB, compare, read_image, run_key, stored_update
+from shoal.protocol.documents import SegmentSpec
+from shoal.task.bundle import Parameter
+from shoal.types import Segment
+from tests.helpers.plans import run_plan
+from tests.helpers.tasks import manifest
+
+SECRET = MaskSecret.from_bytes(bytes(range(32)))
+INPUTS, HIDDEN = 64, 10
+LENGTH = HIDDEN * INPUTS + HIDDEN
+
+
+def key_of(length, mode="permutation"):
+    return derive(SECRET, MaskContext("demo", b"r" * 16, 1, b"t" * 32, mode, (Segment("cluster", length),)))
+
+
+def test_the_comparison_is_of_the_true_vector_and_the_masked_one():
+    """By hand: where the permutation puts each coordinate is read off the vector 0, 1, 2, ..."""
+    key = key_of(40)
+    origin = mask(np.arange(40, dtype=np.float32), key).values.astype(int)
+    assert sorted(origin) == list(range(40))
+    true = np.random.default_rng(1).standard_normal(40).astype(np.float32)
+    true[:5] = 0.0
+    view = mask(true, key).values
+    assert np.array_equal(view, true[origin])
+    cosine, share = compare(view, key)
+    exact = true.astype(float)
+    assert cosine == pytest.approx(exact @ exact[origin] / (exact @ exact), abs=1e-6)
+    assert share == sum(origin[i] == i for i in range(5, 40)) / 35
+
+
+def test_coordinates_that_did_not_move_are_counted_and_zeros_are_not():
+    """Two values alone: equal ones can't be told apart, and thirty-eight zeros in place say nothing."""
+    key = key_of(40)
+    origin = mask(np.arange(40, dtype=np.float32), key).values.astype(int)
+    at = int(np.flatnonzero(origin != np.arange(40))[0])
+    true = np.zeros(40, np.float32)
+    true[at] = 3.0
+    assert compare(mask(true, key).values, key) == (0.0, 0.0)
+    assert compare(mask(np.ones(40, np.float32), key).values, key) == (pytest.approx(1.0), 1.0)
+
+
+def test_without_a_mask_the_aggregator_sees_the_update_itself():
+    key = key_of(40, "none")
+    true = np.random.default_rng(1).standard_normal(40).astype(np.float32)
+    cosine, share = compare(mask(true, key).values, key)
+    assert cosine == pytest.approx(1.0)
+    assert share == 1.0
+
+
+@pytest.fixture(scope="module")
+def attempt():
+    """(update, image, manifest) of one step on one image x in a first layer: row j is g_j x, and its bias g_j."""
+    rng = np.random.default_rng(2)
+    image = rng.random(INPUTS).astype(np.float32)
+    gradient = rng.standard_normal(HIDDEN).astype(np.float32)
+    update = np.concatenate([np.outer(gradient, image).ravel(), gradient]).astype(np.float32)
+    layout = (Parameter("weight", (HIDDEN, INPUTS), "cluster"), Parameter("bias", (HIDDEN,), "cluster"))
+    return update, image, manifest(INPUTS, HIDDEN, parameters=layout)
+
+
+def test_without_the_mask_the_image_is_read_exactly(attempt):
+    update, image, task = attempt
+    reading = read_image(update, task, image)
+    assert 100.0 <= reading.psnr_db <= PSNR_CAP_DB
+    np.testing.assert_allclose(reading.image, image, atol=1e-6)
+
+
+def test_with_the_mask_nothing_is_read(attempt):
+    """As near as a guess: uniform noise against a uniform image has 10 log10 6 = 7.8 dB."""
+    update, image, task = attempt
+    reading = read_image(mask(update, key_of(LENGTH)).values, task, image)
+    assert reading.psnr_db <= 15.0
+    assert reading.image.min() >= 0.0
+    assert reading.image.max() <= 1.0
+
+
+def test_a_reading_without_an_error_is_finite(attempt):
+    """An exact reading has the figure that stands for it, and an update of zeros divides by nothing."""
+    update, _, task = attempt
+    exact = read_image(update, task, read_image(update, task, np.zeros(INPUTS, np.float32)).image)
+    assert exact.psnr_db == PSNR_CAP_DB
+    blank = read_image(np.zeros(LENGTH, np.float32), task, np.full(INPUTS, 0.1, np.float32))
+    assert np.array_equal(blank.image, np.zeros(INPUTS))
+    assert blank.psnr_db == pytest.approx(20.0, abs=1e-4)
+
+
+def test_the_key_is_the_one_that_the_devices_derive():
+    plan = run_plan(segments=(SegmentSpec("cluster", 40),))
+    expected = derive(SECRET, MaskContext("demo", b"r" * 16, 1, b"t" * 32, "permutation", (Segment("cluster", 40),)))
+    assert run_key(SECRET, plan).key_id == expected.key_id
+
+
+def test_a_stored_update_is_read_from_the_aggregators_disk(tmp_path):
+    """The first file that holds one: not a report without a vector, a short tail or a block of zeros."""
+    assert stored_update(tmp_path, 4) is None
+    updates = tmp_path / "updates" / "epoch-000001"
+    updates.mkdir(parents=True)
+    (updates / "000001.f32").write_bytes(b"")
+    np.ones(3, "<f4").tofile(updates / "000002.f32")
+    np.zeros(8, "<f4").tofile(updates / "000003.f32")
+    assert stored_update(tmp_path, 4) is None
+    np.arange(8, dtype="<f4").tofile(updates / "000004.f32")
+    assert stored_update(tmp_path, 4).tolist() == [0.0, 1.0, 2.0, 3.0]

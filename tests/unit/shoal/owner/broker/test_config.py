@@ -1,0 +1,93 @@
+"""Where the broker listens: as the fleet reaches it, and nowhere else."""
+
+from pathlib import Path
+
+import pytest
+
+from aggregator import membership as aggregators
+from crypto.seal.identity import Identity
+from crypto.seal.signed import sign_document
+from shoal import limits
+from shoal.address import BrokerAddress
+from shoal.membership.grants import DEVICE_ROLE, make_card
+from shoal.owner.broker.config import config, write_broker_config
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.codec import encode
+from shoal.protocol.documents import RunPackage, SegmentSpec
+from shoal.transport import local_broker as broker
+from shoal.util.files import write_private
+from tests.helpers.plans import run_plan
+
+
+@pytest.mark.parametrize(
+    ("url", "listener"),
+    [
+        ("mqtt://127.0.0.1:1884", "listener 1884 127.0.0.1"),
+        ("mqtt://localhost", "listener 1883 localhost"),
+        ("mqtt://[::1]:1884", "listener 1884 ::1"),
+        ("mqtts://127.0.0.1", "listener 8883 127.0.0.1"),
+        ("mqtt://192.168.1.7", "listener 1883"),
+        ("mqtts://broker.example", "listener 8883"),
+    ],
+)
+def test_a_broker_for_one_machine_is_not_open_to_others(url, listener):
+    lines = config(BrokerAddress.parse(url), Path("/etc/mosquitto")).splitlines()
+    assert [line for line in lines if line.startswith("listener")] == [listener]
+
+
+def settings(text):
+    return dict(line.split(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+
+
+ADDRESS = BrokerAddress.parse("mqtts://broker.example")
+
+
+def test_the_limits_of_the_queues_follow_from_fleet_and_model():
+    """Above them mosquitto drops messages without a word, as it did with 2000 devices of 636 KB."""
+    made = settings(config(ADDRESS, Path("/etc/mosquitto/shoal"), devices=2000, upload_bytes=636_040))
+    chunks = -(-636_040 // limits.CHUNK_BYTES)
+    assert int(made["max_queued_bytes"]) > 2000 * 636_040
+    assert int(made["max_queued_messages"]) > 2000 * (chunks + limits.REMINDERS_SOON)
+    more = settings(config(ADDRESS, Path("/etc/mosquitto/shoal"), devices=4000, upload_bytes=636_040))
+    assert int(more["max_queued_bytes"]) == 2 * int(made["max_queued_bytes"])
+
+
+def test_the_queues_of_a_small_fleet_have_room_for_the_largest_message():
+    assert broker.queue_limits(3, 100) == (100_000, limits.MAX_TRANSFER_BYTES, 100)
+
+
+def test_the_comment_explains_the_limits():
+    text = config(ADDRESS, Path("/etc/mosquitto/shoal"), devices=2000, upload_bytes=636_040)
+    comment = " ".join(line[2:] for line in text.splitlines() if line.startswith("#"))
+    assert "drops messages without a word" in comment
+    for part in ("2000 devices", "6 chunks", "636040 bytes"):
+        assert part in comment
+
+
+def test_the_broker_saves_beside_its_files():
+    made = settings(config(ADDRESS, Path("/etc/mosquitto/shoal")))
+    assert made["persistence"] == "true"
+    assert made["persistence_location"] == "/etc/mosquitto/shoal/"
+
+
+@pytest.fixture
+def owner(tmp_path):
+    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtts://localhost")
+    made.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
+    for i in range(120):
+        made.add_device(make_card(Identity.generate(f"dev-{i}"), DEVICE_ROLE))
+    return made
+
+
+def test_the_upload_size_comes_from_the_signed_runs_or_the_option(owner, tmp_path):
+    def queued_bytes(**options):
+        write_broker_config(owner, tmp_path / "broker", **options)
+        return int(settings((tmp_path / "broker" / "shoal.conf").read_text())["max_queued_bytes"])
+
+    unknown = queued_bytes()
+    assert unknown == broker.queue_limits(120, 4 << 20).payload_bytes
+    assert queued_bytes(upload_bytes=50_000_000) == broker.queue_limits(120, 50_000_000).payload_bytes
+    plan = run_plan(fleet="reef", segments=(SegmentSpec("cluster", 10_000_000),))
+    package = RunPackage(sign_document(owner.owner, plan), b"task", b"origins")
+    write_private(owner.path / "runs" / "000001.run", encode(package))
+    assert queued_bytes() == broker.queue_limits(120, 40_000_000).payload_bytes

@@ -1,0 +1,215 @@
+"""Enrolment over a broker in memory: who is let in, who is refused and why, and what becomes of a revoked device."""
+
+import pytest
+
+from aggregator.membership import AggregatorMembership
+from aggregator.owner_inbox import OwnerMail
+from crypto.seal.identity import Identity
+from edge_client.enrolment import prepare
+from edge_client.membership import DeviceMembership
+from shoal import limits
+from shoal.errors import ConfigError, ShoalError, UntrustedError
+from shoal.membership.tokens import token_id
+from shoal.owner.enrolment.admission import Registrar
+from shoal.owner.enrolment.tokens import FORGOTTEN_AFTER_S
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.codec import encode
+from shoal.protocol.enrolment import Token
+from tests.helpers.enrolments import NOW_S, TOPICS, Scene
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return Scene(tmp_path)
+
+
+def test_a_device_is_enrolled_while_the_owner_is_away_most_of_the_time(scene):
+    """It asks, the owner comes later, approves and goes; the device has the files that joining by hand leaves."""
+    asking = scene.ask(scene.token())
+    assert not asking.granted
+    registrar = scene.sit()
+    (request,) = registrar.pending.values()
+    assert (request.name, request.fingerprint) == ("dev-1", scene.print_of())
+    registrar.approve(request.fingerprint, NOW_S)
+    scene.broker.pump()
+    assert asking.granted
+    member = DeviceMembership(scene.root / "dev-1")
+    assert member.roster == scene.owner.roster
+    assert member.owner_key == scene.owner.owner.member.sign_key
+    assert member.content == scene.owner.content
+    assert {p.name for p in (scene.root / "dev-1").iterdir()} == {
+        ".lock", "identity.key", "membership.bin", "roster.signed", "roster.least", "dev-1.card",
+    }  # fmt: skip
+    assert scene.sit().pending == {}
+    assert scene.complaints == []
+
+
+def test_the_aggregator_takes_the_roster_from_the_broker_and_never_an_older_one(scene):
+    """It learns of the newcomer without a file being carried, and a recorded roster comes too late."""
+    mail = OwnerMail(scene.server)
+    scene.enrol("dev-1")
+    first = scene.broker.retained[TOPICS.owner_roster]
+    assert mail.take(TOPICS.owner_roster, first, 0.0)
+    assert [d.name for d in scene.server.roster.devices] == ["dev-1"]
+    scene.enrol("dev-2")
+    mail.take(TOPICS.owner_roster, scene.broker.retained[TOPICS.owner_roster], 0.0)
+    with pytest.raises(UntrustedError, match="rollback"):
+        mail.take(TOPICS.owner_roster, first, 0.0)
+    assert AggregatorMembership(scene.root / "server").roster == scene.owner.roster
+    assert not mail.take(TOPICS.up("dev-1"), b"x", 0.0)
+
+
+def test_a_roster_that_is_not_the_owners_is_refused(scene):
+    """A stranger seals to the aggregator too, but can't sign as the owner; neither can the roster go to somebody else."""
+    mail = OwnerMail(scene.server)
+    stranger = FleetDirectory.create(scene.root / "stranger", "reef", "mqtt://loopback")
+    stranger.add_aggregator((scene.root / "server" / "aggregator.card").read_bytes())
+    Registrar(stranger, transport := Recorder()).publish_roster()
+    with pytest.raises(UntrustedError):
+        mail.take(TOPICS.owner_roster, transport.sent[TOPICS.owner_roster], 0.0)
+    with pytest.raises(ShoalError):
+        mail.take(TOPICS.owner_roster, b"SHL1junk", 0.0)
+    assert scene.server.roster.devices == ()
+
+
+class Recorder:
+    """A transport that keeps what is published last on each topic."""
+
+    chunk_bytes = limits.CHUNK_BYTES
+
+    def __init__(self):
+        self.sent = {}
+
+    def publish(self, topic, payload, *, retain=False, qos=1):  # noqa: ARG002 - a transport's signature
+        assert retain
+        self.sent[topic] = payload
+
+    def subscribe(self, topic_filter):
+        pass
+
+
+def test_an_approval_that_was_cut_short_is_finished_by_approving_again(scene):
+    """The token is spent and the roster signed, but the grant never left."""
+    token = scene.token()
+    asking = scene.ask(token)
+    (request,) = scene.sit().pending.values()
+    scene.tokens.use(token_id(token.secret), request.fingerprint)
+    registrar = scene.sit()
+    registrar.approve(request.fingerprint, NOW_S)
+    scene.broker.pump()
+    assert asking.granted
+
+
+def test_a_device_enrols_once(scene):
+    """And only under the name that its keys have."""
+    scene.enrol("dev-1")
+    with pytest.raises(ConfigError, match="belongs to a fleet already"):
+        prepare(scene.root / "dev-1", "dev-1")
+    prepare(scene.root / "dev-2", "dev-2")
+    with pytest.raises(ConfigError, match="holds the keys of 'dev-2'"):
+        prepare(scene.root / "dev-2", "dev-3")
+    before = Identity.load(scene.root / "dev-2" / "identity.key").member
+    assert prepare(scene.root / "dev-2", "dev-2").member == before
+
+
+def test_old_tokens_are_forgotten_and_swept_from_the_broker(scene):
+    """A week after they expired."""
+    token = scene.token()
+    scene.ask(token)
+    scene.sit(token.expires_at_s + FORGOTTEN_AFTER_S)
+    scene.tokens.find(token_id(token.secret))
+    scene.sit(token.expires_at_s + FORGOTTEN_AFTER_S + 1)
+    scene.broker.pump()
+    assert TOPICS.enrol(token_id(token.secret)) not in scene.broker.retained
+    with pytest.raises(UntrustedError, match="never gave out"):
+        scene.tokens.find(token_id(token.secret))
+
+
+def test_a_revocation_reaches_everybody_else(scene):
+    """New secrets for those who stay, in force with the first run that is made with them; none for the one who goes."""
+    stays, goes = scene.enrol("dev-1"), scene.enrol("dev-2")
+    before = scene.owner.secrets
+    scene.owner.revoke("dev-2")
+    after = scene.owner.secrets
+    for field in ("mask_secret", "content_key", "broadcast_key"):
+        assert getattr(before, field) != getattr(after, field)
+    registrar = scene.sit()
+    registrar.publish_keys()
+    registrar.publish_roster()
+    scene.broker.pump()
+    assert TOPICS.keys("dev-2") not in scene.broker.retained
+    mail = OwnerMail(scene.server)
+    for topic in (TOPICS.owner_roster, TOPICS.keys("aggregator")):
+        mail.take(topic, scene.broker.retained[topic], 0.0)
+    assert scene.server.roster.revoked == ("dev-2",)
+    assert scene.server.grant.broadcast_key == before.broadcast_key
+    assert scene.server.next.broadcast_key == after.broadcast_key
+    delivered = scene.broker.retained[TOPICS.keys("dev-1")][52:]
+    assert stays.take_grant(delivered)
+    assert not stays.take_grant(delivered)
+    with pytest.raises(UntrustedError):
+        goes.take_grant(delivered)
+    again = DeviceMembership(stays.directory)
+    assert again.grant.mask_secret == before.mask_secret
+    again.promote(again.next)
+    assert DeviceMembership(stays.directory).grant.mask_secret == after.mask_secret
+    assert not again.take_grant(delivered)
+
+
+def test_keys_of_before_do_not_come_back(scene):
+    """A recorded delivery of an earlier generation is ignored."""
+    member = scene.enrol("dev-1")
+    scene.enrol("dev-2")
+    scene.enrol("dev-3")
+    scene.owner.revoke("dev-2")
+    first = (scene.root / "owner" / "grants" / "dev-1.grant").read_bytes()
+    scene.owner.revoke("dev-3")
+    second = (scene.root / "owner" / "grants" / "dev-1.grant").read_bytes()
+    assert member.take_grant(second)
+    assert not member.take_grant(first)
+    assert member.next.keys_since == scene.owner.roster.keys_since
+    assert sorted(p.name for p in (scene.root / "owner" / "grants").iterdir()) == ["aggregator.grant", "dev-1.grant"]
+
+
+def test_a_revocation_is_whole_or_not_at_all(scene):
+    """The journal of a crash in between is carried out when the directory is opened again."""
+    scene.enrol("dev-1")
+    scene.enrol("dev-2")
+    files = [scene.root / "owner" / name for name in ("secrets.bin", "roster.signed")]
+    old = [f.read_bytes() for f in files]
+    scene.owner.revoke("dev-2")
+    new = [f.read_bytes() for f in files]
+    from shoal.owner.keys.vault import CHANGE_FILE, Change
+    from shoal.util.files import write_private
+
+    for file, data in zip(files, old, strict=True):
+        write_private(file, data)
+    write_private(scene.root / "owner" / CHANGE_FILE, encode(Change(*new)))
+    reopened = FleetDirectory(scene.root / "owner")
+    assert reopened.roster == scene.owner.roster
+    assert reopened.secrets == scene.owner.secrets
+    assert not (scene.root / "owner" / CHANGE_FILE).exists()
+
+
+def test_only_a_listed_device_is_revoked_and_only_once(scene):
+    scene.enrol("dev-1")
+    with pytest.raises(ConfigError, match="not in the roster"):
+        scene.owner.revoke("dev-9")
+    scene.owner.revoke("dev-1")
+    with pytest.raises(ConfigError, match="revoked already"):
+        scene.owner.revoke("dev-1")
+
+
+def test_no_secret_shows_in_any_repr(scene):
+    """The line, the token, its file, the users and the grants."""
+    scene.owner.users.make()
+    token = scene.token()
+    member = scene.enrol("dev-1")
+    password = scene.owner.users.password("dev-1")
+    assert password in member.grant.broker
+    shown = repr(
+        (token, scene.tokens.find(token_id(token.secret)), scene.owner.users, member.grant, scene.owner.secrets)
+    )
+    for secret in (password, scene.owner.users.password("enrol"), token.secret.hex(), repr(token.secret)[2:-1]):
+        assert secret not in shown
+    assert isinstance(token, Token)

@@ -1,0 +1,288 @@
+"""Requests and grants that are refused: expired, replayed, moved, forged, or not for this fleet."""
+
+import dataclasses
+import hmac
+
+import pytest
+
+from aggregator import membership as aggregators
+from crypto.seal.envelope import seal_to_group
+from crypto.seal.identity import Identity, fingerprint
+from crypto.seal.signed import sign_document
+from shoal.errors import ConfigError, UntrustedError, WireError
+from shoal.membership import tokens as seal_tokens
+from shoal.membership.grants import make_card, seal_grant
+from shoal.membership.tokens import make_request, token_id
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.chunking import ChunkKind, split
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.documents import Card, DeviceGrant
+from shoal.protocol.enrolment import EnrolRequest, EnrolStatement
+from shoal.protocol.messages import Sealed
+from tests.helpers.enrolments import NOW_S, TOPICS, Scene
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return Scene(tmp_path)
+
+
+def reasons(registrar):
+    return [r.reason for r in registrar.refused.values()]
+
+
+def test_an_expired_token_is_refused(scene):
+    """By the owner's clock: when the request is read, and again when it is approved."""
+    scene.ask(scene.token(life_s=60))
+    assert reasons(scene.sit(NOW_S + 61)) == ["the token has expired"]
+    registrar = scene.sit(NOW_S + 60)
+    with pytest.raises(UntrustedError, match="expired"):
+        registrar.approve(scene.print_of(), NOW_S + 61)
+    assert scene.owner.roster.devices == ()
+
+
+def test_a_token_admits_one_device(scene):
+    """A second one with the same line is refused, and the first one's name is not lost."""
+    token = scene.token()
+    scene.ask(token)
+    scene.sit().approve(scene.print_of(), NOW_S)
+    scene.broker.pump()
+    other = scene.ask(token, "dev-2")
+    registrar = scene.sit()
+    assert registrar.pending == {}
+    assert reasons(registrar) == [f"the token was used before, by {scene.print_of()}"]
+    with pytest.raises(UntrustedError, match="no request of fingerprint"):
+        registrar.approve(scene.print_of("dev-2"), NOW_S)
+    assert not other.granted
+
+
+def test_two_devices_that_ask_with_one_token_at_once(scene):
+    """Whoever the owner approves has it; the race can't be won twice."""
+    token = scene.token()
+    scene.ask(token)
+    registrar = scene.sit()
+    scene.ask(token, "dev-2")
+    assert set(registrar.pending) == {scene.print_of("dev-2")}
+    registrar.approve(scene.print_of("dev-2"), NOW_S)
+    with pytest.raises(UntrustedError):
+        scene.tokens.use(token_id(token.secret), scene.print_of())
+
+
+def test_a_replayed_request_changes_nothing(scene):
+    """Recorded and sent again after the approval, it only brings the same device its grant again."""
+    token = scene.token()
+    scene.ask(token)
+    recorded = scene.broker.retained[TOPICS.enrol(token_id(token.secret))]
+    scene.sit().approve(scene.print_of(), NOW_S)
+    scene.broker.pump()
+    before = scene.owner.roster
+    scene.leave(TOPICS.enrol(token_id(token.secret)), recorded)
+    registrar = scene.sit(NOW_S + 10**6)
+    scene.broker.pump()
+    assert (registrar.pending, registrar.refused) == ({}, {})
+    assert scene.owner.roster == before
+    assert TOPICS.enrol(token_id(token.secret)) not in scene.broker.retained
+
+
+def test_a_replay_does_not_bring_a_revoked_device_back(scene):
+    """Neither with the old request nor with a new token for the old keys."""
+    token = scene.token()
+    scene.ask(token)
+    recorded = scene.broker.retained[TOPICS.enrol(token_id(token.secret))]
+    scene.sit().approve(scene.print_of(), NOW_S)
+    scene.owner.revoke("dev-1")
+    scene.leave(TOPICS.enrol(token_id(token.secret)), recorded)
+    assert reasons(scene.sit()) == ["device 'dev-1' is revoked, and its token was used"]
+    fresh = scene.token()
+    scene.leave_request(fresh, make_request(Identity.load(scene.root / "dev-1" / "identity.key"), fresh, NOW_S))
+    registrar = scene.sit()
+    with pytest.raises(ConfigError, match="another device called"):
+        registrar.approve(scene.print_of(), NOW_S)
+    assert scene.tokens.find(token_id(fresh.secret)).used_by == ""
+
+
+def test_a_request_moved_to_another_tokens_topic_is_refused(scene):
+    """It proves the token that it was made with, and no other."""
+    token, other = scene.token(), scene.token()
+    identity = Identity.generate("dev-1")
+    scene.leave_request(other, make_request(identity, token, NOW_S))
+    assert reasons(scene.sit()) == ["the request does not prove the token that it names"]
+
+
+def test_an_unknown_token_is_refused(scene):
+    """Made up, or another owner's."""
+    made_up = dataclasses.replace(scene.token(), secret=bytes(16))
+    scene.leave_request(made_up, make_request(Identity.generate("dev-1"), made_up, NOW_S))
+    (reason,) = reasons(scene.sit())
+    assert "never gave out" in reason
+
+
+CHANGES = {
+    "another fleet": {"fleet": "rock"},
+    "another owner": {"owner": "aaaa-aaaa-aaaa-aaaa-aaaa-aaaa"},
+    "another aggregator": {"aggregator": "aaaa-aaaa-aaaa-aaaa-aaaa-aaaa"},
+    "a longer life": {"expires_at_s": NOW_S + 10**7},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_request_under_other_terms_is_refused(scene, change):
+    """Whatever the line said is what the proof is over."""
+    token = scene.token()
+    asked = make_request(Identity.generate("dev-1"), dataclasses.replace(token, **change), NOW_S)
+    scene.leave_request(token, asked)
+    (reason,) = reasons(scene.sit())
+    assert "fleet" in reason
+
+
+def sealed_by(identity, token, statement, proof=None):
+    """Return a request as a holder of the line could forge it, with any statement and any proof."""
+    raw = encode(statement)
+    key = seal_tokens._key(token)
+    head = Sealed(token.fleet, "enrolment", identity.name, "owner")
+    return encode(EnrolRequest(identity.member, seal_to_group(identity, key, head, (proof or b"") + raw)))
+
+
+def statement(token, card):
+    return EnrolStatement(
+        token.fleet, token.owner, token.aggregator, token_id(token.secret), token.expires_at_s, NOW_S, card
+    )
+
+
+def prove(token, document):
+    return hmac.digest(seal_tokens._derive(token.secret, "proof", 32), encode(document), "sha256")
+
+
+def test_swapped_keys_are_refused(scene):
+    """On the way: the broker can't put other keys in front. With the line: nobody can ask with a card of other keys."""
+    token = scene.token()
+    honest, thief = Identity.generate("dev-1"), Identity.generate("dev-1")
+    request = decode(make_request(honest, token, NOW_S), EnrolRequest)
+    scene.leave_request(token, encode(dataclasses.replace(request, member=thief.member)))
+    assert reasons(scene.sit()) == ["the request does not prove the token that it names"]
+    document = statement(token, make_card(honest, "device"))
+    scene.leave_request(token, sealed_by(thief, token, document, prove(token, document)))
+    assert reasons(scene.sit()) == ["the request's card is not of the keys that sign it"]
+
+
+def test_a_wrong_proof_is_refused_even_under_the_tokens_seal(scene):
+    """The HMAC counts on its own."""
+    token, identity = scene.token(), Identity.generate("dev-1")
+    document = statement(token, make_card(identity, "device"))
+    scene.leave_request(token, sealed_by(identity, token, document, bytes(32)))
+    assert reasons(scene.sit()) == ["the request does not prove the token that it names"]
+    scene.leave_request(token, sealed_by(identity, token, document, prove(token, document)))
+    assert len(scene.sit().pending) == 1
+
+
+def test_a_seal_key_that_nothing_can_be_sealed_to_is_refused_before_the_token_is_spent(scene):
+    """A token's rightful holder could else get itself signed into the roster, and no key could ever be sealed anew."""
+    token, hostile = scene.token(), Identity.generate("dev-1")
+    keys = dataclasses.replace(hostile.member, seal_key=bytes(32))
+    terms = (token.fleet, token.owner, token.aggregator, token_id(token.secret), token.expires_at_s, NOW_S)
+    card = sign_document(hostile, Card("device", keys))
+    statement = encode(EnrolStatement(*terms, card))
+    head = Sealed("reef", seal_tokens.PURPOSE, "dev-1", "owner")
+    plain = seal_tokens._prove(token, statement) + statement
+    scene.leave_request(token, encode(EnrolRequest(keys, seal_to_group(hostile, seal_tokens._key(token), head, plain))))
+    registrar = scene.sit()
+    assert registrar.pending == {}
+    assert "nothing can be sealed to it" in reasons(registrar)[0]
+    with pytest.raises(UntrustedError):
+        registrar.approve(fingerprint(keys), NOW_S)
+    with pytest.raises(WireError, match="nothing can be sealed"):
+        scene.owner.add_device(card)
+    assert scene.owner.roster.devices == ()
+    scene.enrol("dev-2")
+    scene.owner.revoke("dev-2")
+
+
+def test_a_card_for_the_aggregators_role_is_refused(scene):
+    """A token is for a device."""
+    token, identity = scene.token(), Identity.generate("dev-1")
+    document = statement(token, make_card(identity, "aggregator"))
+    scene.leave_request(token, sealed_by(identity, token, document, prove(token, document)))
+    assert reasons(scene.sit()) == ["the request's card is not of the keys that sign it"]
+
+
+@pytest.mark.parametrize("junk", [b"x", b"SHL1" + bytes(48) + b"x", bytes(20_000)])
+def test_junk_on_the_enrolment_topics_is_listed_and_harmless(scene, junk):
+    """The only place where strangers may write; the owner can clear it."""
+    token = scene.token()
+    scene.ask(token)
+    scene.leave(TOPICS.enrol("0" * 16), junk)
+    registrar = scene.sit()
+    assert len(registrar.pending) == len(registrar.refused) == 1
+    assert registrar.clear_refused() == 1
+    scene.broker.pump()
+    assert TOPICS.enrol("0" * 16) not in scene.broker.retained
+
+
+def test_a_large_request_is_refused(scene):
+    """More than a card needs."""
+    chunk = split(bytes(20_000), kind=ChunkKind.ENROL, round=0)[0]
+    scene.leave(TOPICS.enrol("0" * 16), chunk)
+    (reason,) = reasons(scene.sit())
+    assert "20000 bytes" in reason
+
+
+@pytest.mark.parametrize("name", ["owner", "enrol", "aggregator"])
+def test_a_name_that_is_somebody_elses_at_the_broker_is_refused_before_the_token_is_spent(scene, name):
+    token = scene.token()
+    scene.ask(token, name)
+    registrar = scene.sit()
+    with pytest.raises(ConfigError, match="can't be called"):
+        registrar.approve(scene.print_of(name), NOW_S)
+    assert scene.tokens.find(token_id(token.secret)).used_by == ""
+
+
+def forged_grants(scene, token):
+    """Return why -> (grant file, what the device says of it)."""
+    owner, device = scene.owner, Identity.load(scene.root / "dev-1" / "identity.key")
+    from shoal.membership.grants import open_card
+
+    card = open_card(make_card(device, "device"))
+    other = FleetDirectory.create(scene.root / "other", "reef", "mqtt://loopback")
+    other.add_aggregator(aggregators.init(scene.root / "agg-2", "agg-2").read_bytes())
+    good = DeviceGrant(
+        "reef", owner.owner.member.sign_key, "mqtt://x", owner.roster_bytes, owner.roster.keys_since, *[bytes(32)] * 3
+    )
+    foreign = open_card(make_card(Identity.generate("dev-1"), "device"))
+    return {
+        "another owner's": (other.grant_for(card), "from owner"),
+        "another fleet's": (seal_grant(owner.owner, card, dataclasses.replace(good, fleet="rock")), "for fleet 'rock'"),
+        "without this device": (seal_grant(owner.owner, card, good), "does not list this device"),
+        "sealed to somebody else": (seal_grant(owner.owner, foreign, good), "is not for the keys"),
+        "with another's roster": (
+            seal_grant(owner.owner, card, dataclasses.replace(good, roster=other.roster_bytes)),
+            "signature",
+        ),
+        "junk": (b"junk", "message"),
+    }
+
+
+def test_forged_grants_are_refused_and_the_true_one_still_counts(scene):
+    """None leaves a file behind, each says why, and the device goes on waiting."""
+    token = scene.token()
+    asking = scene.ask(token)
+    for grant, why in forged_grants(scene, token).values():
+        (chunk,) = split(grant, kind=ChunkKind.GRANT, round=0)
+        scene.leave(TOPICS.grant(token_id(token.secret)), chunk)
+        assert why in scene.complaints[-1]
+        assert not asking.granted
+        assert not (scene.root / "dev-1" / "membership.bin").exists()
+    assert len(scene.complaints) == 6
+    scene.sit().approve(scene.print_of(), NOW_S)
+    scene.broker.pump()
+    assert asking.granted
+
+
+def test_a_grant_that_names_another_aggregator_is_refused(scene):
+    """The line pins both."""
+    token = dataclasses.replace(scene.token(), aggregator="aaaa-aaaa-aaaa-aaaa-aaaa-aaaa")
+    asking = scene.ask(token)
+    grant = scene.owner.add_device((scene.root / "dev-1" / "dev-1.card").read_bytes()).read_bytes()
+    (chunk,) = split(grant, kind=ChunkKind.GRANT, round=0)
+    scene.leave(TOPICS.grant(token_id(token.secret)), chunk)
+    assert "names aggregator" in scene.complaints[-1]
+    assert not asking.granted

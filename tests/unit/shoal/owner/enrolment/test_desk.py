@@ -1,0 +1,215 @@
+"""The owner's program on a connection of its own, with a real broker: what it waits for, and what it never lets lie there."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from aggregator import membership as aggregators
+from crypto.seal.identity import Identity, fingerprint
+from shoal import limits
+from shoal.errors import BrokerUnreachableError
+from shoal.membership.grants import DEVICE_ROLE, make_card, open_grant
+from shoal.membership.tokens import make_request, token_id
+from shoal.owner.cli import enrolment as admission_cli
+from shoal.owner.enrolment.desk import Desk, TakenOverError, Tls
+from shoal.owner.enrolment.tokens import TokenStore
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.chunking import ChunkKind, split
+from shoal.protocol.documents import DeviceGrant
+from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.topics import Topics
+from shoal.transport.base import Message
+from shoal.transport.local_broker import find_mosquitto, start_broker
+from shoal.transport.mqtt import MqttTransport
+from shoal.util.locks import exclusive
+from tests.helpers.fleets import make_fleet
+from tests.helpers.trees import ONE_THREAD, ROOT
+
+pytestmark = pytest.mark.broker
+TOPICS = Topics("reef")
+SPAWN = multiprocessing.get_context("spawn")
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def broker(tmp_path):
+    if find_mosquitto() is None:
+        pytest.skip("mosquitto is not installed")
+    with start_broker("mosquitto", tmp_path / "broker") as made:
+        yield made
+
+
+@pytest.fixture
+def fleet(tmp_path, broker):
+    made = FleetDirectory.create(tmp_path / "owner", "reef", broker.url)
+    made.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
+    return made
+
+
+def leave(broker, messages):
+    """Leave retained messages on the broker."""
+    transport = MqttTransport(broker.url, "somebody", lambda _: None)
+    transport.start(require=True)
+    for topic, payload in messages.items():
+        transport.publish(topic, payload, retain=True)
+    until(lambda: not transport.pending())
+    transport.close()
+
+
+def until(reached):
+    end_s = time.monotonic() + WAIT_S
+    while not reached():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
+
+def request(identity, token):
+    """A device's request by its topic, for a fleet's topics."""
+    (chunk,) = split(make_request(identity, token, int(time.time())), kind=ChunkKind.ENROL, round=0)
+    return {Topics(token.fleet).enrol(token_id(token.secret)): chunk}
+
+
+def lying(broker, base):
+    """Return the one transfer that lies below ``base``."""
+    found, chunks = [], Reassembler(limits.MAX_GRANT_BYTES)
+
+    def take(event):
+        if isinstance(event, Message) and event.payload:
+            found.append(chunks.add("grant", event.payload, 0.0))
+
+    transport = MqttTransport(broker.url, "probe", take)
+    transport.subscribe(f"{base}/#")
+    transport.start(require=True)
+    until(lambda: any(found))
+    transport.close()
+    return bytes(found[-1].payload)
+
+
+def test_a_newcomer_gets_no_secret_from_before_the_epoch_that_the_fleet_has_certified(tmp_path, broker, capsys):
+    """`approve` looks at what lies on the broker, whatever comes first, before it seals the grant.
+
+    And says how the newcomer becomes a user of a broker that has users.
+    """
+    run = make_fleet(tmp_path / "fleet", rounds=6, epoch_rounds=2)
+    run.run(1e5)
+    owner = FleetDirectory(run.stage.fleet.path)
+    topics, newcomer = Topics(owner.name), Identity.generate("newcomer")
+    with owner.changing():
+        owner._store_secrets(dataclasses.replace(owner.secrets, broker=broker.url))
+        owner.users.make()
+    before = owner.secrets.mask_epoch
+    token = TokenStore(owner).issue(600, int(time.time()))
+    leave(broker, request(newcomer, token))
+    leave(broker, {t: m for t, m in run.broker.retained.items() if t.startswith(topics.checkpoint)})
+    admission_cli.approve(owner.path, fingerprint(newcomer.member))
+    assert "send mosquitto a SIGHUP: only then the broker lets newcomer in" in capsys.readouterr().err
+    data = lying(broker, topics.grant(token_id(token.secret)))
+    grant = open_grant(newcomer, data, DeviceGrant, owner.fingerprint)
+    assert grant.mask_epoch == FleetDirectory(owner.path).secrets.mask_epoch > before
+
+
+def revoke_and_publish(path, name):
+    fleet = FleetDirectory(path)
+    fleet.revoke(name)
+    with Desk(fleet, Tls(), print) as desk:
+        desk.publish()
+
+
+def test_what_lies_on_the_broker_is_the_newest(fleet, broker, monkeypatch):
+    """A slow uplink holds one program's keys back: another's newer ones wait for it, and lie there in the end."""
+    devices = {name: Identity.generate(name) for name in ("dev-1", "dev-2", "dev-3")}
+    for identity in devices.values():
+        fleet.add_device(make_card(identity, DEVICE_ROLE))
+    fleet.revoke("dev-1")
+    feed, began, other = MqttTransport._feed, [], []
+
+    def slowly(transport, link):
+        if transport.pending() and not other:
+            other.append(SPAWN.Process(target=revoke_and_publish, args=(fleet.path, "dev-2")))
+            other[0].start()
+            began.append(time.monotonic())
+        if not began or time.monotonic() - began[0] > 4.0:
+            feed(transport, link)
+
+    with Desk(fleet, Tls(), pytest.fail) as desk:
+        desk.listen(0.5)
+        monkeypatch.setattr(MqttTransport, "_feed", slowly)
+        desk.publish()
+    other[0].join(WAIT_S)
+    assert other[0].exitcode == 0
+    newest = FleetDirectory(fleet.path)
+    assert newest.roster.revoked == ("dev-1", "dev-2")
+    data = lying(broker, TOPICS.keys("dev-3"))
+    grant = open_grant(devices["dev-3"], data, DeviceGrant, fleet.fingerprint)
+    assert grant.broadcast_key == newest.secrets.broadcast_key
+
+
+def test_what_the_broker_does_not_take_in_time_is_not_sent_later(fleet, broker, monkeypatch):
+    """The fleet is free again then, and something newer may be on its way."""
+    monkeypatch.setattr("shoal.owner.enrolment.desk.FLUSH_S", 0.3)
+    with Desk(fleet, Tls(), pytest.fail) as desk:
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(BrokerUnreachableError, match="did not take everything"):
+                desk.publish()
+            with exclusive(fleet.path, wait_s=0, hint="-"):
+                pass
+            assert not desk._transport._thread.is_alive()
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+
+
+def test_a_program_that_another_took_over_from_says_so(fleet):
+    """One of the owner's programs is at the broker at a time."""
+    with Desk(fleet, Tls(), pytest.fail) as first, Desk(fleet, Tls(), pytest.fail) as second:
+        with pytest.raises(TakenOverError, match="another program"):
+            first.listen(WAIT_S)
+        with pytest.raises(TakenOverError):
+            first.publish()
+        second.publish()
+
+
+def test_who_looks_on_disturbs_nobody(fleet):
+    """`devices --watch` in one window, `approve` in another."""
+    with (
+        Desk(fleet, Tls(), pytest.fail, beside=True) as one,
+        Desk(fleet, Tls(), pytest.fail, beside=True) as other,
+        Desk(fleet, Tls(), pytest.fail) as at_work,
+    ):
+        for desk in (one, other, at_work):
+            desk.listen(0.5)
+        at_work.publish()
+
+
+def test_watching_prints_a_request_once(tmp_path, fleet, broker):
+    """Those that wait already, and those that come; a second device with the same line is another request."""
+    first, second = (TokenStore(fleet).issue(600, int(time.time())) for _ in range(2))
+    dev_1, dev_2, dev_3 = (Identity.generate(f"dev-{n}") for n in (1, 2, 3))
+    leave(broker, request(dev_1, first))
+    log = tmp_path / "watch.log"
+    command = "from shoal.owner.cli.main import main; main()"
+    with log.open("wb") as out:
+        watching = subprocess.Popen(
+            [sys.executable, "-c", command, "devices", str(fleet.path), "--watch", "--wait", "1"],
+            env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)},
+            stdout=out,
+        )
+    try:
+        until(lambda: "dev-1" in log.read_text())
+        leave(broker, request(dev_2, second))
+        until(lambda: "dev-2" in log.read_text())
+        leave(broker, request(dev_3, second))
+        until(lambda: "dev-3" in log.read_text())
+        time.sleep(1.5)
+    finally:
+        watching.terminate()
+        watching.wait(WAIT_S)
+    assert [line.split()[1] for line in log.read_text().splitlines()] == ["dev-1", "dev-2", "dev-3"]

@@ -1,0 +1,223 @@
+"""The owner at the broker beside other programs of the owner's, and after crashes: who gets which secrets, and who hears."""
+
+from __future__ import annotations
+
+import pytest
+
+from aggregator.owner_inbox import OwnerMail
+from crypto.seal.identity import Identity
+from shoal import limits
+from shoal.errors import BrokerUnreachableError, ConfigError, IntegrityError, UntrustedError
+from shoal.membership.grants import open_grant
+from shoal.membership.tokens import make_request, token_id
+from shoal.owner.enrolment.admission import Registrar
+from shoal.owner.enrolment.tokens import FORGOTTEN_AFTER_S, TOKENS, TokenStore
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.documents import DeviceGrant
+from shoal.protocol.reassembly import Reassembler
+from shoal.util.locks import exclusive
+from tests.helpers.enrolments import NOW_S, TOPICS, Scene
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return Scene(tmp_path)
+
+
+class PowerCutError(BaseException):
+    """Nothing of ours catches it."""
+
+
+def cut(*_):
+    raise PowerCutError
+
+
+def another(scene):
+    """The fleet as another program of the owner's opens it now."""
+    return FleetDirectory(scene.owner.path)
+
+
+def identity(scene, name="dev-1"):
+    return Identity.load(scene.root / name / "identity.key")
+
+
+def granted(scene, token, name="dev-1"):
+    """What lies on the broker for a device under its token, opened, or None."""
+    chunk = scene.broker.retained.get(TOPICS.grant(token_id(token.secret)))
+    if chunk is None:
+        return None
+    found = Reassembler(limits.MAX_GRANT_BYTES).add("grant", chunk, 0.0)
+    return open_grant(identity(scene, name), bytes(found.payload), DeviceGrant, scene.owner.fingerprint)
+
+
+def rosters_of(scene):
+    """Let the aggregator read what lies for it; return the names of the devices that it then knows."""
+    OwnerMail(scene.server).take(TOPICS.owner_roster, scene.broker.retained[TOPICS.owner_roster], 0.0)
+    return [d.name for d in scene.server.roster.devices]
+
+
+def clear(scene, token):
+    scene.leave(TOPICS.grant(token_id(token.secret)), b"")
+
+
+def approved(scene):
+    """Let dev-1 ask and be approved, and its grant leave the broker; return its token."""
+    token = scene.token()
+    scene.ask(token)
+    scene.sit().approve(scene.print_of(), NOW_S)
+    scene.broker.pump()
+    clear(scene, token)
+    return token
+
+
+def test_a_revoked_device_gets_nothing_from_a_program_that_was_open_before(scene):
+    """`devices --watch` in one terminal, `revoke` in another: the device's old request is refused, not answered anew."""
+    token = approved(scene)
+    watching = scene.sit(fleet=another(scene))
+    another(scene).revoke("dev-1")
+    scene.leave_request(token, make_request(identity(scene), token, NOW_S))
+    assert granted(scene, token) is None
+    assert [r.reason for r in watching.refused.values()] == ["device 'dev-1' is revoked, and its token was used"]
+
+
+def test_a_program_that_was_open_before_does_not_approve_a_revoked_device(scene):
+    token = scene.token()
+    scene.ask(token)
+    waiting = scene.sit(fleet=another(scene))
+    scene.sit().approve(scene.print_of(), NOW_S)
+    scene.broker.pump()
+    another(scene).revoke("dev-1")
+    clear(scene, token)
+    with pytest.raises(ConfigError, match="another device called"):
+        waiting.approve(scene.print_of(), NOW_S)
+    waiting.pending.clear()
+    with pytest.raises(UntrustedError, match="no request of fingerprint"):
+        waiting.approve(scene.print_of(), NOW_S)
+    scene.broker.pump()
+    assert granted(scene, token) is None
+
+
+def test_the_certified_epoch_is_asked_for_before_the_requests(scene):
+    """A broker sends what it holds in the order of the subscriptions."""
+
+    class Listener:
+        def __init__(self):
+            self.asked = []
+
+        def subscribe(self, topic_filter):
+            self.asked.append(topic_filter)
+
+    Registrar(scene.owner, listener := Listener()).start(NOW_S)
+    assert listener.asked == [f"{TOPICS.checkpoint}/#", TOPICS.all_enrol]
+
+
+@pytest.mark.parametrize("again", ["devices", "approve"])
+def test_an_approval_that_was_cut_short_after_signing_is_finished_by_the_next_command(scene, monkeypatch, again):
+    """The device is in the roster, but neither grant nor roster has left: whoever looks next publishes both."""
+    token = scene.token()
+    asking = scene.ask(token)
+    registrar = scene.sit()
+    with monkeypatch.context() as patched:
+        patched.setattr(registrar, "_answer", cut)
+        with pytest.raises(PowerCutError):
+            registrar.approve(scene.print_of(), NOW_S)
+    assert not asking.granted
+    later = scene.sit(fleet=another(scene))
+    if again == "approve":
+        assert later.approve(scene.print_of(), NOW_S).name == "dev-1"
+    scene.broker.pump()
+    assert asking.granted
+    assert rosters_of(scene) == ["dev-1"]
+
+
+def test_approving_twice_publishes_grant_and_roster_again(scene):
+    """Though the request is gone: the broker may have lost both."""
+    token = approved(scene)
+    scene.leave(TOPICS.owner_roster, b"")
+    scene.sit(fleet=another(scene)).approve(scene.print_of().upper(), NOW_S + 10**6)
+    scene.broker.pump()
+    assert granted(scene, token).content_key == scene.owner.secrets.content_key
+    assert rosters_of(scene) == ["dev-1"]
+
+
+def test_the_fleet_stays_locked_until_the_broker_has_what_was_signed(scene):
+    """Else a program with newer keys could publish them before ours, and ours come to lie over them."""
+    found = []
+
+    def drain():
+        try:
+            with exclusive(scene.owner.path, wait_s=0, hint="-"):
+                found.append("free")
+        except ConfigError:
+            found.append("locked")
+
+    scene.ask(scene.token(), "dev-2")
+    registrar = scene.sit(drain=drain)
+    registrar.approve(scene.print_of("dev-2"), NOW_S)
+    assert found == ["free", "locked"]
+
+
+def test_publishing_keys_clears_those_of_everybody_who_is_revoked(scene):
+    """Also of who was revoked while the broker was away."""
+    scene.enrol("dev-1")
+    scene.enrol("dev-2")
+    scene.sit().publish_keys()
+    scene.broker.pump()
+    assert TOPICS.keys("dev-1") in scene.broker.retained
+    another(scene).revoke("dev-1")
+    scene.sit().publish_keys()
+    scene.broker.pump()
+    assert TOPICS.keys("dev-1") not in scene.broker.retained
+    assert TOPICS.keys("dev-2") in scene.broker.retained
+
+
+def test_old_tokens_are_kept_until_the_broker_has_cleared_their_topics(scene):
+    """A command that never reached it leaves them for the next one."""
+    token = scene.token()
+    late_s = token.expires_at_s + FORGOTTEN_AFTER_S + 1
+
+    class Away:
+        def subscribe(self, topic_filter):
+            pass
+
+        def publish(self, topic, payload, *, retain=False, qos=1):
+            pass
+
+    def drain():
+        raise BrokerUnreachableError("away")
+
+    registrar = Registrar(scene.owner, Away(), drain=drain)
+    registrar.start(late_s)
+    with pytest.raises(BrokerUnreachableError):
+        registrar.flush()
+    assert scene.tokens.find(token_id(token.secret)).token == token
+    scene.sit(late_s)
+    with pytest.raises(UntrustedError, match="never gave out"):
+        scene.tokens.find(token_id(token.secret))
+
+
+def test_two_programs_forget_the_same_tokens(scene):
+    token = scene.token()
+    late_s = token.expires_at_s + FORGOTTEN_AFTER_S + 1
+    stores = [TokenStore(another(scene)) for _ in range(2)]
+    found = [store.old(late_s, scene.complaints.append) for store in stores]
+    for store, names in zip(stores, found, strict=True):
+        store.forget(names)
+    assert found == [[token_id(token.secret)]] * 2
+    assert list((scene.owner.path / TOKENS).iterdir()) == []
+
+
+def test_a_damaged_token_file_is_named_and_stops_nobody_else(scene):
+    """Whoever asks with it is refused with what to do; everybody else gets in."""
+    token = scene.token()
+    file = scene.owner.path / TOKENS / f"{token_id(token.secret)}.token"
+    file.write_bytes(b"")
+    with pytest.raises(IntegrityError, match="is damaged") as caught:
+        scene.tokens.find(token_id(token.secret))
+    assert "remove it" in caught.value.hint
+    scene.enrol("dev-2")
+    assert scene.complaints
+    assert all(str(file) in c for c in scene.complaints)
+    scene.ask(token)
+    (refused,) = scene.sit().refused.values()
+    assert str(file) in refused.reason

@@ -1,0 +1,82 @@
+"""Several of the owner's programs at once: each one's change is in the roster that the last one signs."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+import pytest
+
+from crypto.seal.identity import Identity
+from shoal.errors import ConfigError
+from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card
+from shoal.owner.keys.directory import LOCKED_HINT, FleetDirectory
+from shoal.util.locks import exclusive
+
+PROGRAMS, DEVICES_EACH = 4, 3
+SPAWN = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    fleet = FleetDirectory.create(tmp_path / "fleet", "plant", "mqtt://localhost")
+    fleet.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
+    return fleet
+
+
+def add_some(path, program, start):
+    fleet = FleetDirectory(path)
+    start.wait(60)
+    for number in range(DEVICES_EACH):
+        fleet.add_device(make_card(Identity.generate(f"dev-{program}-{number}"), DEVICE_ROLE))
+
+
+def test_devices_that_several_programs_add_at_once_are_all_in_the_roster(fleet):
+    before = fleet.roster.sequence
+    start = SPAWN.Barrier(PROGRAMS)
+    programs = [SPAWN.Process(target=add_some, args=(fleet.path, n, start)) for n in range(PROGRAMS)]
+    for program in programs:
+        program.start()
+    for program in programs:
+        program.join(60)
+        assert program.exitcode == 0
+    roster = FleetDirectory(fleet.path).roster
+    assert {d.name for d in roster.devices} == {f"dev-{p}-{n}" for p in range(PROGRAMS) for n in range(DEVICES_EACH)}
+    assert roster.sequence == before + PROGRAMS * DEVICES_EACH
+
+
+def test_a_fleet_that_another_program_keeps_changing_is_left_alone(fleet, monkeypatch):
+    monkeypatch.setattr("shoal.owner.keys.directory.CHANGE_WAIT_S", 0.1)
+    card = make_card(Identity.generate("dev-1"), DEVICE_ROLE)
+    with exclusive(fleet.path, wait_s=0, hint="-"):
+        with pytest.raises(ConfigError, match="in use by another program") as caught:
+            fleet.add_device(card)
+        assert caught.value.hint == LOCKED_HINT
+        assert FleetDirectory(fleet.path).roster.devices == ()  # looking is free
+    fleet.add_device(card)
+
+
+def test_a_change_inside_a_change_needs_no_second_lock(fleet):
+    with fleet.changing():
+        run, first = fleet.take_run(2)
+        assert fleet.take_run(1) == (run + 1, first + 2)
+
+
+def cards_of(*names):
+    return [make_card(Identity.generate(name), DEVICE_ROLE) for name in names]
+
+
+def test_many_devices_join_the_roster_with_one_signature(fleet):
+    before = fleet.roster
+    fleet.add_devices(cards_of("dev-a", "dev-b", "dev-c"))
+    assert fleet.roster.sequence == before.sequence + 1
+    assert [d.name for d in fleet.roster.devices[len(before.devices) :]] == ["dev-a", "dev-b", "dev-c"]
+    assert FleetDirectory(fleet.path).roster == fleet.roster
+
+
+@pytest.mark.parametrize("names", [("dev-a", "dev-a"), ("dev-a", "owner"), ("dev-a", "dev-0")])
+def test_of_many_devices_none_joins_where_one_name_is_refused(fleet, names):
+    fleet.add_devices(cards_of("dev-0"))
+    before = fleet.roster
+    with pytest.raises(ConfigError):
+        fleet.add_devices(cards_of(*names))
+    assert fleet.roster == before

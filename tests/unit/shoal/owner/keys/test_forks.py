@@ -1,0 +1,249 @@
+"""Two rosters of one sequence: every party says so, and a restored owner signs one beyond what it finds on the broker."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+
+import pytest
+
+from aggregator import membership as aggregators
+from aggregator.membership import AggregatorMembership
+from aggregator.owner_inbox import OwnerMail
+from edge_client.membership import DeviceMembership
+from edge_client.protocol.inbound import Inbound
+from edge_client.protocol.model_feed import ModelFeed
+from edge_client.protocol.roster_sync import RosterFeed
+from shoal import limits
+from shoal.errors import IntegrityError, UntrustedError
+from shoal.membership.directory import LEAST_FILE
+from shoal.membership.grants import AGGREGATOR_ROLE
+from shoal.membership.roster_delta import roster_change
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.keys.vault import ROSTER_FILE
+from shoal.protocol.chunking import ChunkKind, split
+from shoal.protocol.reassembly import Reassembler
+from shoal.transport.loopback import LoopbackTransport
+from shoal.util.files import write_private
+from tests.helpers.enrolments import NOW_S, TOPICS, Scene
+
+FORK = "two different rosters of sequence"
+
+
+@pytest.fixture
+def scene(tmp_path):
+    """A fleet whose aggregator and one device have the newest roster."""
+    made = Scene(tmp_path)
+    made.device = made.enrol("dev-1")
+    made.server.adopt(made.owner.roster_bytes)
+    made.device.adopt(made.owner.roster_bytes)
+    return made
+
+
+@pytest.fixture
+def restored(scene):
+    """The owner's directory as a backup has it, after which the true one has signed another roster that all parties have."""
+    shutil.copytree(scene.owner.path, scene.root / "restored")
+    scene.owner.renew()
+    publish(scene, scene.owner)
+    mail(scene).take(TOPICS.owner_roster, scene.broker.retained[TOPICS.owner_roster], 0.0)
+    scene.device.adopt(scene.owner.roster_bytes)
+    return FleetDirectory(scene.root / "restored")
+
+
+def fork(owner):
+    """Let the restored owner sign a roster of the sequence that the fleet has already; return it."""
+    owner.rotate()
+    return owner.roster_bytes
+
+
+def mail(scene):
+    return OwnerMail(scene.server)
+
+
+def publish(scene, owner):
+    registrar = scene.sit(fleet=owner)
+    registrar.look_for_roster()
+    scene.broker.pump()
+    registrar.publish_roster()
+    registrar.publish_keys()
+    scene.broker.pump()
+
+
+def alarms(caplog):
+    return [r for r in caplog.records if r.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("party", ["server", "device"])
+@pytest.mark.parametrize("way", ["network", "file", "file before a start"])
+def test_a_second_roster_of_one_sequence_is_refused(scene, restored, party, way):
+    member = getattr(scene, party)
+    other, before = fork(restored), member.roster_bytes
+    assert restored.roster.sequence == member.roster.sequence
+    if way != "network":
+        write_private(member.directory / ROSTER_FILE, other)
+    takes = {"network": lambda: member.adopt(other), "file": member.reload}
+    start = AggregatorMembership if party == "server" else DeviceMembership
+    with pytest.raises(UntrustedError, match=FORK) as caught:
+        takes.get(way, lambda: start(member.directory))()
+    assert "shoal-fleet publish" in caught.value.hint
+    assert member.roster_bytes == before
+
+
+def test_a_fork_that_was_copied_by_hand_is_told_when_a_newer_roster_heals_it(scene, restored, caplog):
+    write_private(scene.device.directory / ROSTER_FILE, fork(restored))
+    scene.owner.renew()
+    assert scene.device.adopt(scene.owner.roster_bytes)
+    (alarm,) = alarms(caplog)
+    assert FORK in str(alarm.kv["reason"])
+    assert DeviceMembership(scene.device.directory).roster_bytes == scene.owner.roster_bytes
+
+
+def test_a_grant_of_the_fork_is_refused(scene, restored):
+    fork(restored)
+    (card,) = [c for c in restored.cards() if c.role == AGGREGATOR_ROLE]
+    with restored.changing():
+        grant = restored.grant_for(card)
+    with pytest.raises(UntrustedError, match=FORK):
+        aggregators.join(scene.server.directory, grant, restored.fingerprint)
+
+
+def test_the_aggregator_raises_the_alarm_for_a_fork_from_the_owner(scene, restored, caplog):
+    """What the restored owner of an earlier version left on the broker, which looked for nothing there."""
+    fork(restored)
+    registrar = scene.sit(fleet=restored)
+    registrar.publish_roster()
+    scene.broker.pump()
+    with pytest.raises(UntrustedError, match=FORK):
+        mail(scene).take(TOPICS.owner_roster, scene.broker.retained[TOPICS.owner_roster], 0.0)
+    (alarm,) = alarms(caplog)
+    assert "restored from a backup" in alarm.kv["hint"]
+    assert scene.server.roster_bytes == scene.owner.roster_bytes
+
+
+def test_a_device_asks_for_the_whole_of_a_fork_and_raises_the_alarm(scene, restored, caplog):
+    other = fork(restored)
+    transport = LoopbackTransport(scene.broker, "dev-1", lambda _: None)
+    transport.start()
+    feed = RosterFeed(scene.device, transport, TOPICS)
+    feed.on_change(roster_change(None, scene.owner.roster, scene.owner.roster_bytes), 0.0)
+    assert f"{TOPICS.roster}/#" not in transport.filters
+    feed.on_change(roster_change(None, restored.roster, other), 0.0)
+    assert f"{TOPICS.roster}/#" in transport.filters
+    with pytest.raises(UntrustedError, match=FORK):
+        feed.on_whole(other)
+    assert f"{TOPICS.roster}/#" not in transport.filters
+    assert [r.getMessage() for r in alarms(caplog)] == ["two rosters of one sequence"]
+    assert scene.device.roster_bytes == scene.owner.roster_bytes
+
+
+def test_a_fork_that_is_sent_again_and_again_raises_one_alarm(scene, restored, caplog):
+    """Anyone on an open broker can repeat the owner's message, and an aggregator its own: neither may fill the log."""
+    other = fork(restored)
+    scene.sit(fleet=restored).publish_roster()
+    scene.broker.pump()
+    sealed = scene.broker.retained[TOPICS.owner_roster]
+    post, feed = mail(scene), RosterFeed(scene.device, LoopbackTransport(scene.broker, "dev-1", lambda _: None), TOPICS)
+    for _ in range(3):
+        with pytest.raises(UntrustedError, match=FORK):
+            post.take(TOPICS.owner_roster, sealed, 0.0)
+    assert len(alarms(caplog)) == 1
+    for _ in range(3):
+        with pytest.raises(UntrustedError, match=FORK):
+            feed.on_whole(other)
+    assert len(alarms(caplog)) == 2
+
+
+def test_a_device_accepts_the_chunks_of_a_fork_that_it_asked_for(scene, restored):
+    other = fork(restored)
+    transport = LoopbackTransport(scene.broker, "dev-1", lambda _: None)
+    transport.start()
+    feed = RosterFeed(scene.device, transport, TOPICS)
+    inbound = Inbound(scene.device, ModelFeed(transport, TOPICS), feed)
+    assert not inbound.allowed(TOPICS.parse(TOPICS.roster))
+    feed.on_change(roster_change(None, restored.roster, other), 0.0)
+    assert inbound.allowed(TOPICS.parse(TOPICS.roster))[ChunkKind.ROSTER] > len(other) + 1148
+    with pytest.raises(UntrustedError, match=FORK):
+        feed.on_whole(other)
+    assert not inbound.allowed(TOPICS.parse(TOPICS.roster))
+
+
+@pytest.mark.parametrize("later", [0, 1, 3], ids=["of our sequence", "a newer one", "a much newer one"])
+def test_a_restored_owner_signs_beyond_what_lies_on_the_broker(scene, restored, later):
+    """Otherwise the fleet would refuse every roster until the restored owner has caught up, revocations among them."""
+    for _ in range(later):
+        scene.owner.renew()
+        publish(scene, scene.owner)
+        mail(scene).take(TOPICS.owner_roster, scene.broker.retained[TOPICS.owner_roster], 0.0)
+    if not later:
+        fork(restored)
+    on_broker, before = scene.server.roster.sequence, restored.secrets
+    assert restored.roster.sequence <= on_broker
+    publish(scene, restored)
+    assert restored.roster.sequence == restored.roster.keys_since == on_broker + 1
+    assert any(f"the broker holds roster {on_broker}, signed by this owner" in c for c in scene.complaints)
+    assert any(f"signed roster {on_broker + 1}, beyond roster {on_broker}" in c for c in scene.complaints)
+    mail(scene).take(TOPICS.owner_roster, scene.broker.retained[TOPICS.owner_roster], 0.0)
+    assert scene.server.roster == restored.roster
+    assert scene.device.adopt(restored.roster_bytes)
+    again = FleetDirectory(restored.path)
+    assert again.roster == restored.roster
+    assert {again.secrets.mask_secret, again.secrets.content_key}.isdisjoint({before.mask_secret, before.content_key})
+    assert again.secrets.mask_epoch > before.next_epoch
+    assert again.take_run(1)[0] > before.next_run
+
+
+def test_an_approval_by_a_restored_owner_counts_on_too(scene, restored):
+    on_broker = scene.server.roster.sequence
+    token = scene.token()
+    asking = scene.ask(token, "dev-2")
+    registrar = scene.sit(fleet=FleetDirectory(scene.owner.path))
+    assert not [c for c in scene.complaints if "the broker holds roster" in c]
+    shutil.copytree(scene.owner.path / "tokens", restored.path / "tokens", dirs_exist_ok=True)
+    registrar = scene.sit(fleet=restored)
+    registrar.look_for_roster()
+    scene.broker.pump()
+    registrar.approve(scene.print_of("dev-2"), NOW_S)
+    scene.broker.pump()
+    assert restored.roster.sequence > on_broker
+    assert asking.granted
+    assert DeviceMembership(scene.root / "dev-2").roster == restored.roster
+
+
+def test_the_true_owner_signs_nothing_new_by_publishing(scene, restored):
+    """Neither for its own roster, nor for an older one that lies there, nor for what another program signed a moment ago."""
+    open_before = FleetDirectory(scene.owner.path)
+    registrar = scene.sit(fleet=open_before)
+    scene.owner.renew()
+    publish(scene, scene.owner)
+    registrar.look_for_roster()
+    scene.broker.pump()
+    registrar.publish_roster()
+    publish(scene, scene.owner)
+    assert FleetDirectory(scene.owner.path).roster == scene.owner.roster
+    assert scene.complaints == []
+
+
+def test_a_roster_on_the_broker_that_the_owner_did_not_sign_moves_nobody(scene, restored):
+    """A stranger at an open broker changes the number in the clear head, which the signature covers."""
+    before = scene.owner.roster
+    chunks = Reassembler(limits.MAX_GRANT_BYTES, limits.MAX_GRANT_BYTES)
+    honest = bytes(chunks.add("roster", scene.broker.retained[TOPICS.owner_roster], 0.0).payload)
+    number = str(before.sequence).encode()
+    at = honest.index(b"roster/" + number) + len(b"roster/")
+    forged = honest[:at] + b"9" * len(number) + honest[at + len(number) :]
+    (chunk,) = split(forged, kind=ChunkKind.ROSTER, round=0)
+    registrar = scene.sit()
+    registrar.look_for_roster()
+    scene.broker.pump()
+    with pytest.raises(UntrustedError, match="did not sign"):
+        scene.leave(TOPICS.owner_roster, chunk)
+    registrar.publish_roster()
+    assert scene.owner.roster == before
+
+
+def test_a_state_directory_of_an_earlier_version_is_refused(scene):
+    write_private(scene.device.directory / LEAST_FILE, str(scene.device.roster.sequence).encode())
+    with pytest.raises(IntegrityError, match="of an earlier version") as caught:
+        DeviceMembership(scene.device.directory)
+    assert "remove it only if" in caught.value.hint

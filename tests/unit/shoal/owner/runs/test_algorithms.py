@@ -1,0 +1,22 @@
+"""What the owner reads about the algorithms is what the strategies say."""
+
+import dataclasses
+
+from aggregator.strategies.registry import SETTINGS, STRATEGIES
+from shoal.owner.runs.algorithms import describe
+
+
+def test_every_algorithm_is_described_with_every_setting_and_its_default():
+    texts = describe()
+    assert [t.partition(":")[0] for t in texts] == list(STRATEGIES) == list(SETTINGS)
+    for text, kind in zip(texts, SETTINGS.values(), strict=True):
+        for setting in dataclasses.fields(kind):
+            default = setting.default
+            if isinstance(default, bool):
+                default = "on" if default else "off"
+            assert f" {setting.name}={default}" in text
+            assert f"{setting.name}" in text.partition("\n")[2].partition("\n")[2], f"{setting.name} is not explained"
+
+
+def test_algorithms_without_settings_say_so():
+    assert "(no settings)" in next(t for t in describe() if t.startswith("local:"))

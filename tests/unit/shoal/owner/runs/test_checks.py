@@ -1,0 +1,75 @@
+"""Which runs of which rosters are refused, and of which the owner is warned."""
+
+import pytest
+
+from shoal.errors import ConfigError
+from shoal.owner.runs.checks import EXPIRES_SOON_S, check_devices, check_roster, doubts, roster_doubts
+from shoal.protocol.documents import Roster
+from tests.helpers.plans import run_plan
+
+
+def roster(count):
+    return tuple(f"dev-{n}" for n in range(count))
+
+
+def told(algorithm, count, settings=None, **changes):
+    plan = run_plan(algorithm, settings, **{"min_contributors": 3, **changes})
+    check_devices(plan, roster(count))
+    return list(doubts(plan, roster(count)))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "count", "settings"),
+    [
+        ("fedavg", 3, {}),
+        ("ifca", 6, {"k": 2}),
+        ("one-shot", 6, {"k": 2}),
+        ("fesem", 6, {}),
+        ("fedgroup", 9, {}),
+        ("cfl", 6, {}),
+    ],
+)
+def test_as_many_devices_as_each_cluster_needs_are_enough(algorithm, count, settings):
+    """With one fewer, the owner is told what it costs; a single model of fewer never changes."""
+    assert told(algorithm, count, settings) == []
+    if algorithm == "fedavg":
+        with pytest.raises(ConfigError, match=r"--min-contributors 3 wants 3 devices .* the roster has 2"):
+            told(algorithm, 2)
+        return
+    (doubt,) = told(algorithm, count - 1, settings)
+    assert "a cluster of fewer devices than --min-contributors keeps its starting model" in doubt
+    assert "--min-contributors N lowers it, at the price that devices can read means of so few" in doubt
+
+
+def test_what_cfl_can_not_split_is_told():
+    assert "CFL can't split 5 devices: each side needs --min-contributors, 3 of them" in told("cfl", 5)[0]
+
+
+def test_devices_drawn_for_a_round_are_what_counts():
+    assert told("ifca", 12, {"k": 2}, participation=0.5) == []
+    assert "5 devices a round for 2 clusters" in told("ifca", 10, {"k": 2}, participation=0.5)[0]
+    with pytest.raises(ConfigError, match="draws 2 of 10 devices for a round"):
+        told("fedavg", 10, participation=0.2)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "setting"), [("ifca", "k"), ("one-shot", "k"), ("fesem", "k"), ("fedgroup", "groups")]
+)
+def test_more_clusters_than_devices_are_refused(algorithm, setting):
+    assert told(algorithm, 4, {setting: 4}, min_contributors=1) == []
+    with pytest.raises(ConfigError, match=f"{setting}=5 wants 5 clusters, and the roster has 4 devices") as caught:
+        told(algorithm, 4, {setting: 5}, min_contributors=1)
+    assert f"--set {setting}=N" in caught.value.hint
+
+
+def test_a_roster_that_ends_soon_is_told_and_one_that_has_ended_is_refused():
+    """1 700 000 000 is the 14th of November 2023."""
+    ends_s = 1_700_000_000
+    held = Roster("reef", 1, ends_s - 10**7, ends_s, None, (), ())
+    check_roster(held, ends_s)
+    assert list(roster_doubts(held, ends_s - EXPIRES_SOON_S)) == []
+    (doubt,) = roster_doubts(held, ends_s - EXPIRES_SOON_S + 1)
+    assert doubt.startswith("the roster expires on 2023-11-14")
+    with pytest.raises(ConfigError, match="expired on 2023-11-14") as caught:
+        check_roster(held, ends_s + 1)
+    assert caught.value.hint == "shoal-fleet renew, then shoal-fleet publish"

@@ -1,0 +1,136 @@
+"""Built-in task sources and users' own files."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shoal.errors import TaskError
+from shoal.owner.task_compiler.builtin import build, cross_entropy, load_user
+from shoal.task.manifest import LocalTraining
+
+pytestmark = pytest.mark.torch
+
+GOOD = """
+import torch
+from torch import nn
+
+def loss(outputs, y):
+    return nn.functional.mse_loss(outputs, y)
+
+def example(n):
+    return torch.randn(n, 2), torch.randn(n, 1)
+
+def as_tuple():
+    return nn.Linear(2, 1), loss, example, "regression", {"lr": 0.5}
+
+def as_dict():
+    return {"model": nn.Linear(2, 1), "loss": loss, "example": example, "kind": "regression"}
+
+def broken():
+    raise RuntimeError("no data")
+
+def wrong_type():
+    return nn.Linear(2, 1)
+
+def wrong_kind():
+    return nn.Linear(2, 1), loss, example, "ranking"
+
+def wrong_model():
+    return 3, loss, example, "regression"
+
+def wrong_key():
+    return as_dict() | {"optimizer": 1}
+
+def wrong_hyper():
+    return nn.Linear(2, 1), loss, example, "regression", {"learning_rate": 0.5}
+
+def missing():
+    return {"model": nn.Linear(2, 1)}
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(GOOD)
+    return path
+
+
+def test_sizes_follow_the_options():
+    model = build("mlp", inputs=7, hidden=5, classes=3).model
+    assert sum(p.numel() for p in model.parameters()) == 7 * 5 + 5 + 5 * 3 + 3
+    source = build("lstm", vocabulary=9, embedding=2, hidden=3, layers=1, length=4)
+    x, y = source.example(6)
+    assert source.model(x).shape == (6, 4, 9)
+    assert y.shape == (6, 4)
+
+
+def test_fedgroup_logistic_has_610_coordinates():
+    """Synthetic(1,1) of FedGroup: 60 inputs, 10 classes."""
+    assert sum(p.numel() for p in build("logistic", inputs=60).model.parameters()) == 610
+
+
+def test_cross_entropy_is_torchs():
+    outputs, y = torch.randn(5, 3, 4), torch.randint(0, 4, (5, 3))
+    expected = torch.nn.functional.cross_entropy(outputs.flatten(0, 1), y.flatten())
+    torch.testing.assert_close(cross_entropy(outputs, y), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("resnet", {}, "no built-in task 'resnet'"),
+        ("mlp", {"depth": 3}, "no option 'depth'"),
+        ("mlp", {"hidden": 0}, "at least 1"),
+        ("mlp", {"hidden": 2.5}, "at least 1"),
+        ("cnn", {"kernel": 4}, "odd kernel"),
+    ],
+)
+def test_wrong_options_are_refused(name, options, message):
+    with pytest.raises(TaskError, match=message):
+        build(name, **options)
+
+
+def test_user_task_as_tuple_and_dict(file):
+    assert load_user(f"{file}:as_tuple").hyper == LocalTraining(lr=0.5)
+    source = load_user(f"{file}:as_dict")
+    assert source.kind == "regression"
+    assert source.hyper == LocalTraining()
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("broken", "RuntimeError: no data"),
+        ("nothing", "no function 'nothing'"),
+        ("wrong_type", "must return"),
+        ("wrong_kind", "kind must be one of"),
+        ("wrong_model", "must return an nn.Module"),
+        ("wrong_key", "unknown key 'optimizer'"),
+        ("wrong_hyper", "hyper has no 'learning_rate'"),
+        ("missing", "returned no 'loss'"),
+    ],
+)
+def test_user_mistakes_are_explained(file, function, message):
+    with pytest.raises(TaskError, match=message):
+        load_user(f"{file}:{function}")
+
+
+def test_a_wrong_name_in_hyper_is_answered_with_the_right_ones(file):
+    with pytest.raises(TaskError) as caught:
+        load_user(f"{file}:wrong_hyper")
+    assert caught.value.hint == "it has epochs, steps, batch_size, lr, momentum, lr_decay, clip, prox_mu"
+
+
+def test_files_that_are_missing_or_broken_are_explained(tmp_path):
+    (tmp_path / "bad.py").write_text("import nonexistent_module_xyz")
+    for spec, message in (
+        (f"{tmp_path}/bad.py:f", "fails when it is loaded: ModuleNotFoundError"),
+        (f"{tmp_path}/none.py:f", "does not exist"),
+        ("mine.py", "does not name a function"),
+        ("mine.txt:f", "does not name a function"),
+        ("mine.py:not a name", "does not name a function"),
+    ):
+        with pytest.raises(TaskError, match=message):
+            load_user(spec)

@@ -1,0 +1,319 @@
+"""Compiled tasks against torch, and the models that are refused."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from edge_client.export import export
+from edge_client.learning.model import OrtModel
+from shoal.errors import TaskError
+from shoal.owner.task_compiler import selfcheck
+from shoal.owner.task_compiler.builtin import cross_entropy, squared_error
+from shoal.owner.task_compiler.compile import compile_task, layout
+from shoal.owner.task_compiler.flat import FlatModel, flatten
+from shoal.owner.task_compiler.quiet import quiet
+from shoal.task.bundle import TaskBundle
+from shoal.task.manifest import LocalTraining
+
+pytestmark = pytest.mark.torch
+
+
+def vectors(*shape, classes=3):
+    return lambda n: (torch.randn(n, *shape), torch.randint(0, classes, (n,)))
+
+
+def classify(model, *shape, classes=3, loss=cross_entropy, **options):
+    options = {"name": "t", "kind": "classification"} | options
+    return compile_task(model, loss, vectors(*shape, classes=classes), **options)
+
+
+def eager(source, bundle, x, y):
+    """Loss and flat gradient by plain autograd on the module itself."""
+    source.model.zero_grad()
+    loss = source.loss(source.model(x), y)
+    loss.backward()
+    named = dict(source.model.named_parameters())
+    return loss.item(), torch.cat([named[p.name].grad.reshape(-1) for p in bundle.manifest.parameters]).numpy()
+
+
+@pytest.mark.parametrize("name", ["linear", "logistic", "mlp", "cnn", "lstm"])
+def test_builtins_match_plain_autograd(compiled, name, tmp_path):
+    source, bundle = compiled(name)
+    theta = flatten(source.model, bundle.manifest.parameters).numpy()
+    model = OrtModel(bundle)
+    torch.manual_seed(1)
+    for n in (1, 5, 40):
+        x, y = source.example(n)
+        loss, gradient = eager(source, bundle, x, y)
+        found, found_gradient = model.grad(theta, x.numpy(), y.numpy())
+        assert found == pytest.approx(loss, rel=1e-5)
+        assert np.linalg.norm(found_gradient - gradient) <= 1e-5 * np.linalg.norm(gradient)
+        with torch.no_grad():
+            outputs = source.model(x)
+        np.testing.assert_allclose(model.predict(theta, x.numpy()), outputs.numpy(), rtol=1e-4, atol=1e-5)
+        score = model.score(theta, x.numpy(), y.numpy())
+        assert score.mean_loss == pytest.approx(loss, rel=1e-5)
+        assert score.count == y.numel()
+        assert score.correct == (0 if name == "linear" else int((outputs.argmax(-1) == y).sum()))
+    export(bundle, theta, tmp_path / "m.onnx")
+    onnx.checker.check_model(onnx.load(tmp_path / "m.onnx"), full_check=True)
+
+
+def test_manifest_says_what_the_module_is(compiled):
+    source, bundle = compiled("cnn")
+    assert [(p.name, p.shape) for p in bundle.manifest.parameters] == [
+        (name, tuple(value.shape)) for name, value in source.model.named_parameters()
+    ]
+    assert bundle.manifest.input.shape == (2, 9, 9)
+    assert bundle.manifest.label.limit == 4
+    assert compiled("lstm")[1].manifest.input.limit == 11
+
+
+def test_bundle_survives_the_wire_and_leaks_no_path(compiled):
+    bundle = compiled("mlp")[1]
+    data = bundle.to_bytes()
+    assert TaskBundle.from_bytes(data) == bundle
+    assert len(data) < 8192
+    for leak in (b".py", b"site-packages", b"torch", b"pkg.", str(Path.cwd()).encode()):
+        assert leak not in bundle.grad
+
+
+def test_shared_parameters_move_to_the_front():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    bundle = classify(model, 4, shared=["2"])
+    assert [p.name for p in bundle.manifest.parameters] == ["2.weight", "2.bias", "0.weight", "0.bias"]
+    assert [(s.name, s.length) for s in bundle.segments] == [("shared", 18), ("cluster", 25)]
+    theta = flatten(model, bundle.manifest.parameters).numpy()
+    x = torch.randn(6, 4)
+    np.testing.assert_allclose(
+        OrtModel(bundle).predict(theta, x.numpy()), model(x).detach().numpy(), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_prefixes_match_whole_name_parts():
+    model = nn.ModuleDict({"conv": nn.Linear(1, 1), "conv2": nn.Linear(1, 1)})
+    assert [p.segment for p in layout(model, ["conv"])] == ["shared", "shared", "cluster", "cluster"]
+    assert layout(model, ["conv2"])[0].name == "conv2.weight"
+    with pytest.raises(TaskError, match="no parameter begins with 'con'"):
+        layout(model, ["con"])
+
+
+class Pools(nn.Module):
+    """Average pools of every kind, group norm, strided convolution, overlapping padded max pool."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, stride=2, padding=1)
+        self.norm = nn.GroupNorm(2, 4)
+        self.average = nn.AvgPool2d(3, stride=2, padding=1, ceil_mode=True, count_include_pad=False)
+        self.plain = nn.AvgPool2d(2)
+        self.maximum = nn.MaxPool2d(3, stride=1, padding=1)
+        self.adaptive = nn.AdaptiveAvgPool2d((2, 1))
+        self.head = nn.Linear(8 + 4, 3)
+
+    def forward(self, x):
+        x = self.maximum(self.average(functional.gelu(self.norm(self.conv(x)))))
+        return self.head(torch.cat([self.adaptive(x).flatten(1), self.plain(x).flatten(1)[:, :4]], 1))
+
+
+def test_pooling_layers_compile():
+    """The compiler's own check holds the gradients to 1e-5; 13 pixels leave partial windows everywhere."""
+    torch.manual_seed(3)
+    assert classify(Pools(), 1, 13, 13).length > 0
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "ceil", "include", "divisor"),
+    [
+        (2, 2, 0, False, True, None),
+        (3, 2, 1, True, True, None),
+        (3, 2, 1, True, False, None),
+        (3, 1, 1, False, True, 5),
+    ],
+)
+def test_average_pool_formula_matches_autograd(kernel, stride, padding, ceil, include, divisor):
+    from shoal.owner.task_compiler.decompositions import avg_pool_backward
+
+    x = torch.randn(2, 3, 8, 7, requires_grad=True)
+    out = functional.avg_pool2d(x, kernel, stride, padding, ceil, include, divisor)
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    found = avg_pool_backward(grad, x, [kernel] * 2, [stride] * 2, [padding] * 2, ceil, include, divisor)
+    torch.testing.assert_close(found, x.grad)
+
+
+@pytest.mark.parametrize(
+    ("rank", "stride", "padding", "dilation"), [(1, 1, 0, 1), (2, 2, 1, 1), (2, 3, 2, 2), (2, 1, 2, 2), (3, 2, 1, 1)]
+)
+def test_convolution_formula_matches_autograd(rank, stride, padding, dilation):
+    from shoal.owner.task_compiler.decompositions import convolution_backward
+
+    conv = getattr(functional, f"conv{rank}d")
+    x = torch.randn(2, 3, *[9, 8, 7][:rank], requires_grad=True)
+    w = torch.randn(4, 3, *[3, 2, 3][:rank], requires_grad=True)
+    b = torch.randn(4, requires_grad=True)
+    out = conv(x, w, b, stride, padding, dilation)
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    three = [[value] * rank for value in (stride, padding, dilation)]
+    found = convolution_backward(grad, x, w, [4], *three, False, [0] * rank, 1, [True] * 3)
+    for ours, theirs in zip(found, (x.grad, w.grad, b.grad), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_embedding_formula_skips_the_padding_row():
+    from shoal.owner.task_compiler.decompositions import embedding_backward
+
+    table = nn.Embedding(5, 3, padding_idx=2)
+    indices = torch.tensor([[0, 2, 2], [4, 4, 1]])
+    out = table(indices)
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    torch.testing.assert_close(embedding_backward(grad, indices, 5, 2, False), table.weight.grad)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message", "hint"),
+    [
+        (nn.Dropout(0.5), r"layer '1' \(Dropout\)", "eval"),
+        (nn.BatchNorm1d(5), r"layer '1' \(BatchNorm1d\)", "GroupNorm"),
+        (nn.LSTM(5, 5, 2, dropout=0.1), r"layer '1' \(LSTM\)", "eval"),
+        (nn.Conv1d(4, 4, 1, groups=2), r"layer '1' \(Conv1d\) is a grouped convolution", "groups=1"),
+        (nn.ConvTranspose1d(4, 4, 1), r"layer '1' \(ConvTranspose1d\)", "Upsample"),
+    ],
+)
+def test_unsupported_layers_are_named_with_what_to_use_instead(layer, message, hint):
+    with pytest.raises(TaskError, match=message) as caught:
+        classify(nn.Sequential(nn.Linear(4, 5), layer, nn.Linear(5, 3)), 4)
+    assert hint in caught.value.hint
+
+
+def test_frozen_dropout_and_batch_norm_compile():
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 3)).eval()
+    assert classify(model, 4).length == 25 + 10 + 18
+
+
+class Lambda(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.fc, self.function = nn.Linear(4, 3), function
+
+    def forward(self, x):
+        return self.function(self.fc(x))
+
+
+def test_functional_dropout_is_found_in_the_forward_pass():
+    with pytest.raises(TaskError, match=r"layer .model. draws random numbers"):
+        classify(Lambda(lambda x: functional.dropout(x, 0.5)), 4)
+
+
+def test_a_failure_inside_the_exporter_names_the_layer():
+    """ONNX has no gradient of fractional or adaptive max pooling; the message must say which layer that is."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(8, 3))
+    with pytest.raises(TaskError, match=r"AdaptiveMaxPool2d") as caught:
+        classify(model, 1, 9, 9)
+    assert "replace that layer" in caught.value.hint
+
+
+def test_a_loss_that_is_a_sum_is_refused():
+    def total(outputs, y):
+        return functional.cross_entropy(outputs, y, reduction="sum")
+
+    with pytest.raises(TaskError, match="mean over samples"):
+        classify(nn.Linear(4, 3), 4, loss=total)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (
+            partial(functional.cross_entropy, reduction="none"),
+            r"one number, the mean over the samples, not shape \(8,\)",
+        ),
+        (lambda _outputs, _y: 0.5, "one number, the mean over the samples, not float"),
+        (lambda outputs, _y: outputs @ outputs, "the loss fails on the model's own example"),
+    ],
+)
+def test_a_loss_that_is_no_number_is_refused(loss, message):
+    with pytest.raises(TaskError, match=message):
+        classify(nn.Linear(4, 3), 4, loss=loss)
+
+
+def test_selfcheck_names_the_layer_with_the_worst_gradient(compiled):
+    """Check a right bundle against a torch model whose readout bias gradient is scaled: the bias must be blamed."""
+
+    class Wrong(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            readout = self.inner.readout
+            hidden = functional.relu(self.inner.hidden(x))
+            bias = readout.bias + (readout.bias - readout.bias.detach()) * 0.01  # same value, other gradient
+            return hidden @ readout.weight.T + bias
+
+    source, bundle = compiled("mlp")
+    names = {p.name: f"inner.{p.name}" for p in bundle.manifest.parameters}
+    wrong = Wrong(source.model)
+    order = layout(wrong)
+    assert [p.name for p in order] == list(names.values())
+    flat = FlatModel(wrong, source.loss, order, counts=True)
+    theta = flatten(wrong, order)
+    with pytest.raises(TaskError, match=r"gradient differs .* most in layer 'readout\.bias'"), quiet():
+        selfcheck.check(bundle, flat, theta, source.example, 16)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (nn.ReLU(), {}, "no parameters"),
+        (nn.Linear(5, 3), {}, "fails on its own example"),
+        (nn.Linear(4, 3, dtype=torch.float64), {}, "float64"),
+        (nn.Linear(4, 3), {"kind": "regression"}, "regression"),
+        (nn.Linear(4, 2), {}, "2 classes"),
+        (Lambda(lambda x: x.sum()), {}, "one tensor"),
+        (Lambda(lambda x: x * float("nan")), {}, "not finite"),
+        (nn.Linear(4, 3), {"name": "Bad Name"}, "not a valid name"),
+    ],
+)
+def test_models_that_are_no_task_are_refused(model, options, message):
+    with pytest.raises(TaskError, match=message):
+        classify(model, 4, **options)
+
+
+def test_compiling_is_silent_and_leaves_the_process_as_it_was(capfd):
+    """Nothing on either stream, no warning filter left behind, torch's random state untouched."""
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    filters = list(warnings.filters)
+
+    def example(n):
+        return torch.randn(n, 3), torch.randn(n)
+
+    compile_task(Lambda2(), squared_error, example, name="t", kind="regression", hyper=LocalTraining(lr=0.5))
+    torch.testing.assert_close(torch.rand(3), expected)
+    assert warnings.filters == filters
+    assert capfd.readouterr() == ("", "")
+
+
+class Lambda2(nn.Module):
+    """Linear regression of a bare parameter, started at zero, with a scalar shift."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.shift = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        return x @ self.w + self.shift

@@ -1,0 +1,103 @@
+"""Origins: torch's distributions, full-entropy seeds, the bundle's order."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from shoal.errors import TaskError
+from shoal.owner.task_compiler.builtin import TaskSource, build
+from shoal.owner.task_compiler.compile import layout
+from shoal.owner.task_compiler.origin import make_origins
+from shoal.task.manifest import TensorSpec
+from tests.helpers.tasks import manifest
+
+pytestmark = pytest.mark.torch
+
+SIZES = {"inputs": 9, "hidden": 50, "classes": 4}
+
+
+def test_shape_dtype_and_independence():
+    origins = make_origins("mlp", 3, 7, **SIZES)
+    assert origins.shape == (3, 9 * 50 + 50 + 50 * 4 + 4)
+    assert origins.dtype == np.float32
+    assert abs(np.corrcoef(origins)[0, 1]) < 0.2
+
+
+def test_a_seed_repeats_and_no_seed_does_not():
+    np.testing.assert_array_equal(make_origins("mlp", 2, 7, **SIZES), make_origins("mlp", 2, 7, **SIZES))
+    assert not np.array_equal(make_origins("mlp", 1, None, **SIZES), make_origins("mlp", 1, None, **SIZES))
+    assert not np.array_equal(make_origins("mlp", 1, 7, **SIZES), make_origins("mlp", 1, 8, **SIZES))
+
+
+def test_torchs_seed_alone_does_not_decide_the_draws():
+    """The 32 bits that torch's generator takes must not be enough to repeat an origin."""
+    torch.manual_seed(0)
+    one = make_origins("logistic", 1, None, inputs=4, classes=3)
+    torch.manual_seed(0)
+    assert not np.array_equal(one, make_origins("logistic", 1, None, inputs=4, classes=3))
+
+
+def test_torchs_random_state_is_left_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(2)
+    torch.manual_seed(5)
+    make_origins("cnn", 1, None, side=4, filters1=2, filters2=2, hidden=3)
+    torch.testing.assert_close(torch.rand(2), expected)
+
+
+def test_linear_layers_have_torchs_uniform_range():
+    """nn.Linear draws from U(-1/sqrt(inputs), 1/sqrt(inputs)), standard deviation bound / sqrt(3)."""
+    weights = make_origins("mlp", 20, 1, **SIZES)[:, : 9 * 50]
+    bound = 1 / math.sqrt(9)
+    assert np.abs(weights).max() <= bound
+    assert np.abs(weights).max() > 0.99 * bound
+    assert weights.std() == pytest.approx(bound / math.sqrt(3), rel=0.02)
+
+
+def test_embeddings_have_torchs_normal_range():
+    origin = make_origins("lstm", 1, 2, vocabulary=200, embedding=50, hidden=2, layers=1)[0]
+    table = origin[: 200 * 50]
+    assert table.std() == pytest.approx(1.0, rel=0.03)
+    assert abs(table.mean()) < 0.05
+
+
+def test_order_is_the_bundles():
+    """With a shared readout the same draws stand in another order."""
+    model = build("logistic", inputs=4, classes=3).model
+    task = manifest(4, 3, parameters=layout(model, ["fc.bias"]), input=TensorSpec((4,), "float32"))
+    plain = make_origins("logistic", 1, 3, inputs=4, classes=3)[0]
+    ordered = make_origins("logistic", 1, 3, manifest=task, inputs=4, classes=3)[0]
+    np.testing.assert_array_equal(ordered, np.concatenate([plain[12:], plain[:12]]))
+
+
+def test_another_architecture_than_the_task_is_refused():
+    task = manifest(4, 3, parameters=layout(build("logistic", inputs=5, classes=3).model))
+    with pytest.raises(TaskError, match="not the compiled task's"):
+        make_origins("logistic", 1, 0, manifest=task, inputs=4, classes=3)
+
+
+def test_user_files_and_functions_are_sources(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from shoal.owner.task_compiler.builtin import build\ndef make_model():\n    return build('linear', inputs=5)\n"
+    )
+    assert make_origins(f"{path}:make_model", 2, 1).shape == (2, 5)
+    assert make_origins(lambda: build("linear", inputs=5), 2, 1).shape == (2, 5)
+
+
+def test_zero_origins_and_non_finite_values_are_refused():
+    with pytest.raises(TaskError, match="at least one origin"):
+        make_origins("mlp", 0, 1)
+
+    def bad() -> TaskSource:
+        source = build("linear", inputs=2)
+        nn.init.constant_(source.model.fc.weight, float("nan"))
+        return source
+
+    with pytest.raises(TaskError, match="not finite"):
+        make_origins(bad, 1, 1)

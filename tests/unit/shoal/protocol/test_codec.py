@@ -1,0 +1,189 @@
+"""The codec: exact bytes, canonical and bounded, and a WireError for everything else."""
+
+import struct
+from dataclasses import dataclass
+
+import pytest
+
+from shoal import limits
+from shoal.errors import WireError
+from shoal.protocol import codec
+from shoal.protocol.codec import U8, U16, U32, U64, ArrayU16, ArrayU32, Fixed16, decode, decode_prefix, encode, message
+
+
+@message(200)
+@dataclass(frozen=True, slots=True)
+class Point:
+    x: U8
+    y: U16
+
+
+@message(201)
+@dataclass(frozen=True, slots=True)
+class Everything:
+    a: U8
+    b: U16
+    c: U32
+    d: U64
+    e: float
+    f: bool
+    g: str
+    h: bytes
+    i: Fixed16
+    j: ArrayU16
+    k: ArrayU32
+    m: tuple[Point, ...]
+    n: Point | None
+    o: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.a == 13:
+            raise WireError("thirteen")
+
+
+SAMPLE = Everything(
+    1, 2, 3, 4, -0.5, True, "h\u00e9", b"raw", b"0123456789abcdef", (5, 6), (7,), (Point(8, 9),), None, (1.0,)
+)
+HEAD = b"SHM1" + bytes([201])
+SAMPLE_BYTES = HEAD + b"".join(
+    (
+        struct.pack("<BHIQd", 1, 2, 3, 4, -0.5),
+        b"\x01",
+        b"\x03\x00h\xc3\xa9",
+        b"\x03\x00\x00\x00raw",
+        b"0123456789abcdef",
+        b"\x02\x00\x00\x00\x05\x00\x06\x00",
+        b"\x01\x00\x00\x00\x07\x00\x00\x00",
+        b"\x01\x00\x00\x00\x08\x09\x00",
+        b"\x00",
+        b"\x01\x00\x00\x00" + struct.pack("<d", 1.0),
+    )
+)
+
+
+def test_the_bytes_are_these():
+    """A known answer: another implementation can be written from it."""
+    assert encode(SAMPLE) == SAMPLE_BYTES
+    assert decode(SAMPLE_BYTES, Everything) == SAMPLE
+
+
+def test_what_follows_the_message_is_handed_out_uncopied():
+    data = SAMPLE_BYTES + b"vector"
+    value, rest = decode_prefix(data, Everything)
+    assert value == SAMPLE
+    assert bytes(rest) == b"vector"
+    assert rest.obj is data
+
+
+def test_more_bytes_than_the_message_are_refused():
+    with pytest.raises(WireError, match="1 bytes too many"):
+        decode(SAMPLE_BYTES + b"\0", Everything)
+
+
+@pytest.mark.parametrize("length", range(len(SAMPLE_BYTES)))
+def test_every_truncation_is_refused(length):
+    with pytest.raises(WireError):
+        decode(SAMPLE_BYTES[:length], Everything)
+
+
+def test_another_message_is_not_taken_for_this_one():
+    with pytest.raises(WireError, match="kind 200 where Everything"):
+        decode(encode(Point(1, 2)), Everything)
+    with pytest.raises(WireError, match="wrong magic"):
+        decode(b"SHM2" + SAMPLE_BYTES[4:], Everything)
+    with pytest.raises(WireError, match="kind 199"):
+        decode(b"SHM1" + bytes([199]), Everything)
+
+
+def swap(at, new):
+    return SAMPLE_BYTES[:at] + new + SAMPLE_BYTES[at + len(new) :]
+
+
+AT = {"float": 20, "bool": 28, "string": 29, "blob": 34, "array": 57, "optional": 80}
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (swap(AT["bool"], b"\x02"), "truth value of 2"),
+        (swap(AT["optional"], b"\xff"), "truth value of 255"),
+        (swap(AT["float"], struct.pack("<d", float("nan"))), "not finite"),
+        (swap(AT["float"], struct.pack("<d", float("-inf"))), "not finite"),
+        (swap(AT["string"] + 2, b"\xff"), "not UTF-8"),
+        (swap(AT["string"], b"\xff\xff"), "a string of 65535 bytes"),
+        (swap(AT["blob"], b"\xff\xff\xff\xff"), "ends early"),
+        (swap(AT["array"], b"\xff\xff\xff\x7f"), "a list of 2147483647 items"),
+        (swap(AT["array"], b"\x00\x01\x00\x00"), "a list of 256 items does not fit"),
+    ],
+)
+def test_a_malformed_field_is_refused(data, match):
+    with pytest.raises(WireError, match=match):
+        decode(data, Everything)
+
+
+def test_offsets_above_are_right():
+    """The table of positions that the malformed cases use points to what it says."""
+    assert SAMPLE_BYTES[AT["float"] : AT["float"] + 8] == struct.pack("<d", -0.5)
+    assert SAMPLE_BYTES[AT["bool"]] == 1
+    assert SAMPLE_BYTES[AT["string"] : AT["string"] + 2] == b"\x03\x00"
+    assert SAMPLE_BYTES[AT["blob"] : AT["blob"] + 4] == b"\x03\x00\x00\x00"
+    assert SAMPLE_BYTES[AT["array"] : AT["array"] + 4] == b"\x02\x00\x00\x00"
+    assert SAMPLE_BYTES[AT["optional"]] == 0
+
+
+def test_a_messages_own_rules_hold_for_what_arrives():
+    with pytest.raises(WireError, match="thirteen"):
+        decode(swap(5, b"\x0d"), Everything)
+
+
+def altered(**fields):
+    values = {name: getattr(SAMPLE, name) for name in SAMPLE.__slots__}
+    return Everything(**{**values, **fields})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"a": 256},
+        {"a": -1},
+        {"b": 65536},
+        {"c": 1 << 32},
+        {"d": 1 << 64},
+        {"e": float("nan")},
+        {"e": float("inf")},
+        {"g": "x" * 4097},
+        {"g": "\ud800"},
+        {"i": b"short"},
+        {"j": (65536,)},
+        {"k": (-1,)},
+        {"m": (SAMPLE,)},
+        {"a": "text"},
+        {"o": (float("nan"),)},
+    ],
+)
+def test_what_can_not_be_read_back_is_not_written(fields):
+    with pytest.raises(WireError, match="can't be encoded"):
+        encode(altered(**fields))
+
+
+def test_a_list_may_not_claim_more_items_than_the_limit():
+    """Also where every item could be empty: the count alone must not make us work."""
+    data = SAMPLE_BYTES[: AT["array"]] + struct.pack("<I", codec.MAX_ITEMS + 1) + bytes(2 * codec.MAX_ITEMS + 2)
+    with pytest.raises(WireError, match="a list of"):
+        decode(data, Everything)
+
+
+def test_a_header_longer_than_the_limit_is_refused():
+    long = altered(h=bytes(limits.MAX_HEADER_BYTES))
+    assert decode(encode(long), Everything) == long
+    with pytest.raises(WireError, match="header is too long"):
+        decode_prefix(encode(long) + b"vector", Everything)
+
+
+def test_a_kind_is_given_once():
+    with pytest.raises(ValueError, match="taken or out of range"):
+        message(201)(Point)
+    with pytest.raises(ValueError, match="taken or out of range"):
+        message(256)(Point)
+    with pytest.raises(ValueError, match="taken or out of range"):
+        message(0)(Point)

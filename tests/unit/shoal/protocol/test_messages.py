@@ -1,0 +1,169 @@
+"""What messages refuse by themselves, and what they answer."""
+
+import dataclasses
+import struct
+
+import pytest
+
+from shoal import limits
+from shoal.errors import WireError
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.documents import AggregatorGrant, DeviceGrant, Member, Roster, SegmentSpec
+from shoal.protocol.messages import (
+    NO_ORDER,
+    Announcement,
+    Control,
+    Decline,
+    ModelRef,
+    Obstacle,
+    Order,
+    Phase,
+    Reminder,
+    Share,
+    Upload,
+)
+from tests.helpers.plans import run_plan
+
+KEYS = (bytes(32), bytes(32))
+ORDER = Order(int(Phase.TRAIN), (0,), int(Share.TRAIN), train=True, evaluate=False, margins=False)
+
+
+def members(*names):
+    return tuple(Member(n, *KEYS) for n in names)
+
+
+def roster(devices=("a", "b", "c"), revoked=()):
+    return Roster("demo", 4, 1, 2, None, members(*devices), revoked)
+
+
+def announcement(**changes):
+    fields = {
+        "fleet": "demo",
+        "run": 1,
+        "run_id": bytes(16),
+        "epoch": 1,
+        "key_id": bytes(16),
+        "roster_sequence": 3,
+        "round": 1,
+        "nonce": bytes(16),
+        "deadline_s": 60.0,
+        "finished": False,
+        "models": (ModelRef(0, 0, "aa", bytes(16), 0, 0.0),),
+        "orders": (ORDER,),
+        "order_of": (0, NO_ORDER, 5),
+        "mode": "permutation",
+    }
+    return Announcement(**{**fields, **changes})
+
+
+def test_a_roster_finds_who_is_not_revoked():
+    r = roster(revoked=("b",))
+    assert r.device("a").name == "a"
+    assert r.device("b") is None
+    assert r.device("x") is None
+    assert r.active() == ("a", "c")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: roster(devices=("a", "a")),
+        lambda: dataclasses.replace(roster(), fleet="Demo"),
+        lambda: Member("UPPER", *KEYS),
+        lambda: Member("", *KEYS),
+        lambda: Member("a/b", *KEYS),
+        lambda: Member("a" * (limits.MAX_NAME_CHARS + 1), *KEYS),
+        lambda: dataclasses.replace(ORDER, phase=9),
+        lambda: dataclasses.replace(ORDER, share=0),
+        lambda: dataclasses.replace(ORDER, candidates=()),
+        lambda: Control("demo", "a", 7, 1, 1, bytes(16), (), ""),
+        lambda: Decline("demo", "a", bytes(16), bytes(16), 0),
+        lambda: Decline("demo", "a", bytes(16), bytes(16), int(Obstacle.UPLOAD)),
+        lambda: Reminder("demo", "a", bytes(16), 1, bytes(16), bytes(32), 0, 1024, 1),
+        lambda: Reminder("demo", "a", bytes(16), 1, bytes(16), bytes(32), limits.MAX_TRANSFER_BYTES + 1, 1024, 1),
+        lambda: Reminder("demo", "a", bytes(16), 1, bytes(16), bytes(32), 1, 0, 1),
+        lambda: Reminder("demo", "a", bytes(16), 1, bytes(16), bytes(32), 1, limits.MAX_PACKET_BYTES + 1, 1),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make):
+    with pytest.raises(WireError):
+        make()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fleet": "no name"},
+        {"segments": ()},
+        {"segments": (run_plan().segments[0],) * 3},
+        {"origins": 0},
+        {"origins": 3, "max_models": 2},
+        {"max_models": limits.MAX_MODELS + 1},
+        {"quorum": 0.0},
+        {"quorum": 1.1},
+        {"participation": 0.0},
+        {"participation": 2.0},
+        {"deadline_s": 0.0},
+        {"norm_limit": 0.0},
+        {"norm_limit": -1.0},
+        {"rounds": 0},
+        {"min_contributors": 0},
+        {"epoch_rounds": 0},
+        {"weighting": "median"},
+        {"norm_blur": -0.001},
+        {"norm_blur": limits.MAX_NORM_BLUR * 1.001},
+        {"max_samples": 0},
+        {"max_samples": 2**32},
+        {"weight_cap": 0.5},
+        {"weight_cap": -1.0},
+        {"weight_cap": float("nan")},
+        {"weight_cap": float("inf")},
+    ],
+)
+def test_a_run_plan_checks_itself(changes):
+    with pytest.raises(WireError):
+        run_plan(**changes)
+
+
+def test_a_plan_that_breaks_its_rules_does_not_arrive_either():
+    """The same checks run on decoding: the bytes of a plan whose quorum was set to zero are refused."""
+    plan = run_plan(quorum=0.123456789)
+    data = encode(plan).replace(struct.pack("<d", 0.123456789), struct.pack("<d", 0.0))
+    with pytest.raises(WireError, match="quorum"):
+        decode(data, type(plan))
+
+
+def test_each_device_finds_its_order_by_its_place():
+    a = announcement()
+    assert a.order_for(0) == ORDER
+    assert a.order_for(1) is None
+    assert a.order_for(99) is None
+    with pytest.raises(WireError, match="does not hold"):
+        a.order_for(2)
+
+
+def test_the_aggregators_grant_has_no_room_for_what_opens_a_mask():
+    """Not by discipline but by type: there is no field."""
+    only_devices = {f.name for f in dataclasses.fields(DeviceGrant)} - {
+        f.name for f in dataclasses.fields(AggregatorGrant)
+    }
+    assert only_devices == {"mask_secret", "mask_epoch", "content_key"}
+
+
+def test_grants_do_not_show_their_secrets():
+    grant = DeviceGrant("demo", bytes(32), "mqtt://x", b"", 0, b"B" * 32, b"M" * 32, b"C" * 32)
+    for secret in ("BBBB", "MMMM", "CCCC", "secret=", "content_key=", "broadcast_key="):
+        assert secret not in repr(grant)
+
+
+def test_an_upload_names_everything_that_binds_it():
+    """Fleet, run, round, nonce, recipient, mask key and mode are in what the device signs."""
+    fields = {f.name for f in dataclasses.fields(Upload)}
+    assert {"fleet", "run_id", "round", "nonce", "device", "recipient", "key_id", "mode", "task_digest"} <= fields
+
+
+def test_a_plan_knows_where_its_segments_lie():
+    plan = run_plan(segments=(SegmentSpec("shared", 4), SegmentSpec("cluster", 2)))
+    assert [plan.span(name) for name in ("", "shared", "cluster")] == [slice(0, 6), slice(0, 4), slice(4, 6)]
+    with pytest.raises(WireError, match="no segment 'shared'"):
+        run_plan().span("shared")

@@ -1,0 +1,88 @@
+"""The bounds hold for the largest messages that can be made, and for all that a run sends."""
+
+import pytest
+
+from shoal import limits
+from shoal.errors import WireError
+from shoal.protocol import sizes
+from shoal.protocol.chunking import ChunkKind, parse
+from shoal.protocol.codec import encode
+from shoal.protocol.documents import Member, Roster
+from shoal.protocol.messages import Control, Decline, Obstacle, Presence, Reminder, Sealed
+from tests.helpers.fleets import Wiretap, make_fleet
+from tests.helpers.plans import run_plan
+
+LONGEST = "n" * limits.MAX_NAME_CHARS
+ENVELOPE_BYTES = 8 + 32 + 16 + 4 + 64
+
+
+def longest(number):
+    return f"{number:0{limits.MAX_NAME_CHARS}d}"
+
+
+def sealed_bytes(message, purpose):
+    return ENVELOPE_BYTES + len(encode(Sealed(LONGEST, purpose, LONGEST, LONGEST))) + len(encode(message))
+
+
+@pytest.mark.parametrize(
+    ("purpose", "message"),
+    [
+        ("decline", Decline(LONGEST, LONGEST, bytes(16), bytes(16), int(Obstacle.DATA))),
+        ("reminder", Reminder(LONGEST, LONGEST, bytes(16), 1, bytes(16), bytes(32), 1, 1024, 1)),
+        ("presence", Presence(LONGEST, LONGEST, 1, True)),
+    ],
+)
+def test_the_longest_note_fits(purpose, message):
+    assert sealed_bytes(message, purpose) <= limits.MAX_NOTE_BYTES
+
+
+def test_the_longest_answer_fits():
+    control = Control(LONGEST, LONGEST, 2, 1, 1, bytes(16), tuple(range(1024)), "r" * 4096)
+    assert sealed_bytes(control, "control") <= limits.MAX_CONTROL_BYTES
+
+
+def test_a_full_roster_of_the_longest_names_fits():
+    """All revoked, and the whole as large as a roster can get."""
+    member = Member(LONGEST, bytes(32), bytes(32))
+    names = [longest(n) for n in range(1000)]
+    devices = tuple(Member(name, bytes(32), bytes(32)) for name in names)
+    size = sealed_bytes(Roster(LONGEST, 1, 1, 1, member, devices, tuple(names)), "roster") + 64
+    assert size <= sizes.roster_bytes(1000)
+    whole = limits.SEALED_HEAD_BYTES + limits.MAX_DEVICES * (sizes.MEMBER_BYTES + sizes.NAME_BYTES)
+    assert sizes.roster_bytes(limits.MAX_DEVICES) == whole < limits.MAX_GRANT_BYTES
+
+
+def test_names_are_what_the_bounds_count():
+    with pytest.raises(WireError):
+        Member("n" * (limits.MAX_NAME_CHARS + 1), bytes(32), bytes(32))
+    with pytest.raises(WireError):
+        Member("ä", bytes(32), bytes(32))
+
+
+@pytest.mark.parametrize(("algorithm", "options"), [("fedavg", {}), ("ifca", {"settings": {"k": "2"}}), ("cfl", {})])
+def test_what_a_run_sends_is_within_the_bounds(tmp_path, algorithm, options):
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, algorithm=algorithm, rounds=4, epoch_rounds=2, **options) as fleet:
+        fleet.run(60)
+        plan = fleet.plan
+    largest = {}
+    for passage in tap.heard:
+        if passage.payload:
+            header = parse(passage.payload)[0]
+            largest[header.kind] = max(header.size, largest.get(header.kind, 0))
+    models = sizes.epoch_bytes(plan, plan.max_models, 20_000, 3)
+    assert largest[ChunkKind.MODEL] <= sizes.model_bytes(plan)
+    assert largest[ChunkKind.STATE] <= limits.MAX_NOTE_BYTES
+    assert largest[ChunkKind.CONTROL] <= limits.MAX_CONTROL_BYTES
+    assert largest[ChunkKind.ROUND] <= sizes.announcement_bytes(3, plan.max_models)
+    assert largest[ChunkKind.EPOCH] <= models
+    assert largest[ChunkKind.ROSTER] <= sizes.roster_bytes(3)
+    assert largest[ChunkKind.UPLOAD] <= sizes.upload_bytes(plan, attached=models)
+
+
+def test_an_upload_grows_with_the_model_and_what_is_attached():
+    plan = run_plan()
+    assert sizes.upload_bytes(plan, attached=7) - sizes.upload_bytes(plan) == 7
+    assert (
+        4 * plan.length < sizes.upload_bytes(plan) <= 4 * plan.length + limits.SEALED_HEAD_BYTES + 8 * plan.max_models
+    )

@@ -1,0 +1,158 @@
+"""Topics: what is built is read back, and nothing else is read."""
+
+import pytest
+
+from shoal.errors import ConfigError, WireError
+from shoal.protocol.topics import MAX_CHUNK_INDEX, ParsedTopic, TopicKind, Topics, chunk_topic, matches, parse
+
+TOPICS = Topics("farm-7")
+
+
+@pytest.mark.parametrize(
+    ("topic", "text", "parsed"),
+    [
+        (TOPICS.round, "shoal/v1/farm-7/s/round", ParsedTopic(TopicKind.ROUND, "farm-7")),
+        (TOPICS.plan, "shoal/v1/farm-7/s/plan", ParsedTopic(TopicKind.PLAN, "farm-7")),
+        (TOPICS.roster, "shoal/v1/farm-7/s/roster", ParsedTopic(TopicKind.ROSTER, "farm-7")),
+        (TOPICS.checkpoint, "shoal/v1/farm-7/s/checkpoint", ParsedTopic(TopicKind.CHECKPOINT, "farm-7")),
+        (TOPICS.plan_chunk(0), "shoal/v1/farm-7/s/plan/0", ParsedTopic(TopicKind.PLAN, "farm-7", index=0)),
+        (TOPICS.roster_change, "shoal/v1/farm-7/s/roster-change", ParsedTopic(TopicKind.ROSTER_CHANGE, "farm-7")),
+        (TOPICS.roster_chunk(12), "shoal/v1/farm-7/s/roster/12", ParsedTopic(TopicKind.ROSTER, "farm-7", index=12)),
+        (TOPICS.round_chunk(1), "shoal/v1/farm-7/s/round/1", ParsedTopic(TopicKind.ROUND, "farm-7", index=1)),
+        (
+            TOPICS.checkpoint_chunk(3),
+            "shoal/v1/farm-7/s/checkpoint/3",
+            ParsedTopic(TopicKind.CHECKPOINT, "farm-7", index=3),
+        ),
+        (TOPICS.model("4f2a"), "shoal/v1/farm-7/s/model/4f2a", ParsedTopic(TopicKind.MODEL, "farm-7", label="4f2a")),
+        (
+            TOPICS.model_chunk("4f2a", MAX_CHUNK_INDEX),
+            f"shoal/v1/farm-7/s/model/4f2a/{MAX_CHUNK_INDEX}",
+            ParsedTopic(TopicKind.MODEL, "farm-7", label="4f2a", index=MAX_CHUNK_INDEX),
+        ),
+        (TOPICS.keys("pi-1"), "shoal/v1/farm-7/s/keys/pi-1", ParsedTopic(TopicKind.KEYS, "farm-7", device="pi-1")),
+        (TOPICS.up("pi-1"), "shoal/v1/farm-7/d/pi-1/up", ParsedTopic(TopicKind.UP, "farm-7", device="pi-1")),
+        (TOPICS.ctl("pi-1"), "shoal/v1/farm-7/d/pi-1/ctl", ParsedTopic(TopicKind.CTL, "farm-7", device="pi-1")),
+        (TOPICS.state("pi-1"), "shoal/v1/farm-7/d/pi-1/state", ParsedTopic(TopicKind.STATE, "farm-7", device="pi-1")),
+        (TOPICS.enrol("9c"), "shoal/v1/farm-7/e/9c", ParsedTopic(TopicKind.ENROL, "farm-7", label="9c")),
+        (TOPICS.grant("9c"), "shoal/v1/farm-7/e/9c/grant", ParsedTopic(TopicKind.GRANT, "farm-7", label="9c")),
+        (
+            chunk_topic(TOPICS.grant("9c"), 2),
+            "shoal/v1/farm-7/e/9c/grant/2",
+            ParsedTopic(TopicKind.GRANT, "farm-7", label="9c", index=2),
+        ),
+        (
+            chunk_topic(TOPICS.keys("pi-1"), 1),
+            "shoal/v1/farm-7/s/keys/pi-1/1",
+            ParsedTopic(TopicKind.KEYS, "farm-7", device="pi-1", index=1),
+        ),
+        (TOPICS.owner_roster, "shoal/v1/farm-7/o/roster", ParsedTopic(TopicKind.OWNER_ROSTER, "farm-7")),
+    ],
+)
+def test_every_topic_has_its_documented_text_and_is_read_back(topic: str, text: str, parsed: ParsedTopic) -> None:
+    assert topic == text
+    assert parse(topic) == parsed
+    assert topic.count("/") <= 6
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "",
+        "/",
+        "shoal",
+        "shoal/v1/farm",
+        "shoal/v2/farm/s/round",
+        "Shoal/v1/farm/s/round",
+        "shoal/v1//s/round",
+        "shoal/v1/Farm/s/round",
+        "shoal/v1/farm/s/rounds",
+        "shoal/v1/farm/s/up",
+        "shoal/v1/farm/d/pi/round",
+        "shoal/v1/farm/d/pi/up/0",
+        "shoal/v1/farm/d/pi",
+        "shoal/v1/farm/d/+/up",
+        "shoal/v1/farm/d/../up",
+        "shoal/v1/farm/s/model",
+        "shoal/v1/farm/s/model/",
+        "shoal/v1/farm/s/model/#",
+        "shoal/v1/farm/s/model/a/0/0",
+        "shoal/v1/farm/s/model/a/00",
+        "shoal/v1/farm/s/model/a/-1",
+        "shoal/v1/farm/s/model/a/+1",
+        "shoal/v1/farm/s/model/a/1 ",
+        "shoal/v1/farm/s/model/a/\u0661",
+        f"shoal/v1/farm/s/model/a/{MAX_CHUNK_INDEX + 1}",
+        "shoal/v1/farm/s/keys/pi/x",
+        "shoal/v1/farm/s/keys/pi/0/0",
+        "shoal/v1/farm/e/9c/grants",
+        "shoal/v1/farm/o/plan",
+        "shoal/v1/farm/s/round/",
+        "shoal/v1/farm/e/a/b",
+        "shoal/v1/" + "a" * 65 + "/s/round",
+        "shoal/v1/farm/e/" + "a" * 300,
+        "\0",
+    ],
+)
+def test_any_other_topic_is_refused(topic: str) -> None:
+    with pytest.raises(WireError):
+        parse(topic)
+
+
+def test_another_fleets_topic_is_refused() -> None:
+    assert TOPICS.parse(TOPICS.up("a")).device == "a"
+    with pytest.raises(WireError, match="belongs to"):
+        TOPICS.parse(Topics("other").up("a"))
+
+
+@pytest.mark.parametrize("name", ["", "A", "a/b", "+", "#", "-a", "a" * 65, "é"])
+def test_names_that_can_not_stand_in_a_topic_are_refused(name: str) -> None:
+    for build in (Topics, TOPICS.up, TOPICS.ctl, TOPICS.state, TOPICS.model, TOPICS.keys, TOPICS.enrol):
+        with pytest.raises(ConfigError):
+            build(name)
+
+
+def test_a_chunk_index_out_of_range_is_refused() -> None:
+    for index in (-1, MAX_CHUNK_INDEX + 1):
+        with pytest.raises(WireError):
+            chunk_topic(TOPICS.plan, index)
+
+
+def test_filters_select_what_they_say() -> None:
+    assert matches(TOPICS.all_up, TOPICS.up("a"))
+    assert not matches(TOPICS.all_up, TOPICS.ctl("a"))
+    assert matches(TOPICS.all_ctl, TOPICS.ctl("a"))
+    assert matches(TOPICS.all_state, TOPICS.state("a"))
+    assert matches(TOPICS.all_models, TOPICS.model("x"))
+    assert matches(TOPICS.all_models, TOPICS.model_chunk("x", 3))
+    assert not matches(TOPICS.all_models, TOPICS.round)
+    assert matches(TOPICS.all_shared, TOPICS.keys("a"))
+    assert not matches(TOPICS.all_shared, TOPICS.up("a"))
+    assert matches(TOPICS.all_enrol, TOPICS.enrol("t"))
+    assert matches(TOPICS.all_chunks(TOPICS.plan), TOPICS.plan_chunk(9))
+    assert not matches(TOPICS.all_chunks(TOPICS.plan), TOPICS.plan)
+    assert not matches(TOPICS.all_up, Topics("other").up("a"))
+
+
+@pytest.mark.parametrize(
+    ("topic_filter", "topic", "expected"),
+    [
+        ("a/b", "a/b", True),
+        ("a/b", "a/b/c", False),
+        ("a/b/c", "a/b", False),
+        ("a/+", "a/", True),
+        ("a/+", "a", False),
+        ("a/#", "a", True),
+        ("a/#", "a/b/c", True),
+        ("#", "a/b", True),
+        ("+/+", "/b", True),
+        ("+", "/b", False),
+        ("#", "$SYS/x", False),
+        ("+/x", "$SYS/x", False),
+        ("$SYS/#", "$SYS/x", True),
+        ("a/#/c", "a/b/c", False),
+    ],
+)
+def test_matching_follows_the_mqtt_standard(topic_filter: str, topic: str, expected: bool) -> None:
+    """Examples of MQTT 5.0, section 4.7."""
+    assert matches(topic_filter, topic) is expected

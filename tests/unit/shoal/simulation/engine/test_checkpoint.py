@@ -1,0 +1,102 @@
+"""A run that was stopped goes on from its checkpoint to the bits of one that was not."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from shoal.errors import IntegrityError
+from shoal.simulation.data import Population, Shard
+from shoal.simulation.engine import checkpoint
+from shoal.simulation.engine.simulate import SimOptions, simulate
+from shoal.simulation.trainers.networks import Softmax
+from shoal.task.manifest import LocalTraining
+
+RECIPE = LocalTraining(epochs=2, batch_size=5, lr=0.3)
+CASES = {
+    "fedavg": {},
+    "ifca": {"k": "2", "restarts": "2", "restart_rounds": "3"},
+    "cfl": {"validate": "off", "eps1": "0.9", "cool_down": "1"},
+    "fedgroup": {"groups": "2", "alpha": "2"},
+    "fesem": {"k": "2"},
+}
+
+
+def population(seed=3):
+    """Return eight devices of two groups with opposite labels."""
+    rng = np.random.default_rng(seed)
+
+    def shards(n):
+        shards = []
+        for device in range(8):
+            x = rng.normal(size=(n, 4)).astype(np.float32)
+            y = (x[:, 0] > 0).astype(np.int64)
+            shards.append(Shard(x, 1 - y if device % 2 else y))
+        return tuple(shards)
+
+    return Population(shards(20), shards(6), shards(6), tuple(d % 2 for d in range(8)))
+
+
+def run(algorithm, rounds, path=None, seen=None, **changes):
+    options = SimOptions(
+        rounds, RECIPE, seed=5, mask="permutation", participation=0.8, checkpoint=path, deferred=False, **changes
+    )
+    return simulate(algorithm, CASES[algorithm], population(), Softmax(4, 2), options, watch=seen)
+
+
+class StoppedError(Exception):
+    """Stands for whatever ends a process."""
+
+
+@pytest.mark.parametrize("algorithm", CASES)
+def test_a_stopped_run_goes_on_to_the_same_bits(algorithm, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)
+    path = tmp_path / "run.npz"
+    whole = run(algorithm, 8)
+    seen = []
+
+    def stop(observation):
+        seen.append(observation)
+        if len(seen) == 6:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        run(algorithm, 8, path, stop)
+    again = run(algorithm, 8, path)
+    untimed = [dataclasses.replace(r, seconds_cpu=0.0) for r in whole.history]
+    assert [dataclasses.replace(r, seconds_cpu=0.0) for r in again.history] == untimed
+    assert again.assignment == whole.assignment
+    assert again.events == whole.events
+    assert (again.all_rounds, again.restart_rounds) == (whole.all_rounds, whole.restart_rounds)
+    assert again.thetas.keys() == whole.thetas.keys()
+    for model, theta in whole.thetas.items():
+        assert theta.tobytes() == again.thetas[model].tobytes()
+
+
+def test_another_runs_checkpoint_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)
+    path = tmp_path / "run.npz"
+    run("fedavg", 3, path)
+    with pytest.raises(IntegrityError, match="another run"):
+        run("fedavg", 4, path)
+
+
+def test_a_checkpoint_is_not_taken_up_with_other_data(tmp_path, monkeypatch):
+    """The same plan and names: only the samples tell the two apart."""
+    monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)
+    options = SimOptions(3, RECIPE, seed=5, checkpoint=tmp_path / "run.npz")
+    simulate("fedavg", {}, population(), Softmax(4, 2), options)
+    with pytest.raises(IntegrityError, match="another run"):
+        simulate("fedavg", {}, population(seed=4), Softmax(4, 2), options)
+    simulate("fedavg", {}, population(), Softmax(4, 2), options)
+
+
+@pytest.mark.parametrize("harm", ["cut", "text", "empty"])
+def test_a_damaged_checkpoint_is_named(harm, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)
+    path = tmp_path / "run.npz"
+    run("fedavg", 3, path)
+    data = path.read_bytes()
+    path.write_bytes({"cut": data[: len(data) // 2], "text": b"hello", "empty": b""}[harm])
+    with pytest.raises(IntegrityError, match="damaged"):
+        run("fedavg", 3, path)

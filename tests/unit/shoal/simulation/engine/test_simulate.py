@@ -1,0 +1,331 @@
+"""Simulated runs of the real strategies: masks, deferred means, numbering, evaluation, and the loopback fleet as witness."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from aggregator.strategies.base import mean_update
+from aggregator.strategies.registry import make_strategy
+from edge_client.learning.data import split
+from shoal.errors import ConfigError, DataError, IntegrityError
+from shoal.simulation.data import Population, Shard, shards_of
+from shoal.simulation.engine import metrics
+from shoal.simulation.engine.evaluation import evaluate
+from shoal.simulation.engine.simulate import SimOptions, mask_of, sim_plan, simulate
+from shoal.simulation.engine.workforce import Workforce
+from shoal.simulation.loopback_fleet import draw_origins
+from shoal.simulation.trainers.networks import OneHidden, Softmax, origins, unflatten
+from shoal.task.manifest import LocalTraining
+from tests.helpers.fleets import CLASSES, INPUTS, clear_offsets, grouped_data, make_fleet
+
+pytestmark = pytest.mark.torch
+FULL = LocalTraining(epochs=0, steps=5, batch_size=0, lr=0.5)
+MINI = LocalTraining(epochs=2, steps=0, batch_size=8, lr=0.2, momentum=0.5, prox_mu=0.1)
+NETWORK = OneHidden(8, 6, 4)
+
+
+def population(devices=10, groups=2, uneven=True, seed=0):
+    """One linear concept whose labels group g rotates by g."""
+    rng = np.random.default_rng(seed)
+    concept = rng.standard_normal((8, 4)) * 2
+    shares = [[], [], []]
+    for i in range(devices):
+        for share, n in zip(shares, (20 + (i * 7 % 11 if uneven else 0), 10, 15), strict=True):
+            x = rng.standard_normal((n, 8)).astype(np.float32)
+            share.append(Shard(x, ((x @ concept).argmax(1) + i % groups) % 4))
+    return Population(*map(tuple, shares), groups=tuple(i % groups for i in range(devices)))
+
+
+def run(algorithm="ifca", settings=None, data=None, **options):
+    settings = {"k": "2"} if settings is None and algorithm == "ifca" else settings or {}
+    fields = {"rounds": 4, "local": FULL, "seed": 3, **options}
+    return simulate(algorithm, settings, data or population(), NETWORK, SimOptions(**fields))
+
+
+def figures(result):
+    return [dataclasses.replace(r, seconds_cpu=0.0, events=()) for r in result.history]
+
+
+def assert_same_models(one, other, tolerance=0.0):
+    assert one.thetas.keys() == other.thetas.keys()
+    for model, theta in one.thetas.items():
+        np.testing.assert_allclose(theta, other.thetas[model], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "deferred"),
+    [
+        ("fedavg", {}, False),
+        ("fedavg", {}, True),
+        ("ifca", {"k": "2"}, False),
+        ("ifca", {"k": "2"}, True),
+        ("cfl", {}, False),
+    ],
+)
+def test_a_mask_changes_nothing(algorithm, settings, deferred):
+    """The same clusters, histories and, bit for bit, the same models under a permutation as in the clear."""
+    clear = run(algorithm, settings, local=MINI, deferred=deferred)
+    masked = run(algorithm, settings, local=MINI, deferred=deferred, mask="permutation")
+    assert masked.run.key_id != clear.run.key_id
+    assert masked.assignment == clear.assignment
+    for a, b in zip(figures(clear), figures(masked), strict=True):
+        assert dataclasses.replace(b, norms=None) == dataclasses.replace(a, norms=None)
+        np.testing.assert_allclose(b.norms or (), a.norms or (), rtol=1e-6)
+    assert_same_models(masked, clear)
+
+
+def test_strategies_see_masked_vectors_only():
+    """What the workforce hands out is the mask of the clear update, for single updates and for deferred means."""
+    run_ = sim_plan("ifca", {"k": "2"}, NETWORK, SimOptions(rounds=3, local=FULL, mask="permutation"))
+    key = mask_of(run_)
+    start = origins(NETWORK, 2, 0)
+    masked = Workforce(population(), NETWORK, run_, start, mask=key, deferred=False)
+    clear = Workforce(population(), NETWORK, run_, start, deferred=False)
+    late = Workforce(population(), NETWORK, run_, start, mask=key, deferred=True)
+    strategy = make_strategy(run_)
+    _, plan = strategy.plan(strategy.init(masked.population.names), 1, masked.population.names)
+    ours, theirs, summed = masked.carry_out(plan), clear.carry_out(plan), late.carry_out(plan)
+    for a, b in zip(ours, theirs, strict=True):
+        out = np.empty_like(b.vector)
+        key.apply(b.vector, out)
+        np.testing.assert_array_equal(a.vector, out)
+        assert not np.array_equal(a.vector, b.vector)
+    assert all(c.vector is None for c in summed)
+    for weighting in ("uniform", "samples"):
+        np.testing.assert_allclose(late.average(summed, weighting), mean_update(ours, weighting), atol=1e-6)
+        groups = {c.model for c in ours}
+        for model in groups:
+            mine = [[c for c in given if c.model == model] for given in (summed, ours)]
+            np.testing.assert_allclose(late.average(mine[0], weighting), mean_update(mine[1], weighting), atol=1e-6)
+        np.testing.assert_allclose(late.average(summed[1:4], weighting), mean_update(ours[1:4], weighting), atol=1e-6)
+    for uneven in (summed, ours):
+        uneven[0] = dataclasses.replace(uneven[0], samples=1000 * uneven[0].samples)
+    late.samples = np.array([c.samples for c in summed])
+    late._equal = False
+    np.testing.assert_allclose(late.average(summed, "samples", 3.0), mean_update(ours, "samples", 3.0), atol=1e-6)
+    old = [dataclasses.replace(c, round=9) for c in summed]
+    with pytest.raises(IntegrityError, match="never kept"):
+        late.average(old, "uniform")
+
+
+@pytest.mark.parametrize("local", [FULL, MINI], ids=["full", "mini"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "ifca"])
+def test_deferred_means_and_every_trainer_give_the_same_run(algorithm, local):
+    """Loop, batches and dual form, kept or summed, with unequal sizes: equal clusters, models within 1e-5."""
+    expected = run(algorithm, local=local, trainer="loop", deferred=False)
+    for trainer in ("auto", "batched", "dual"):
+        for deferred in (False, True):
+            found = run(algorithm, local=local, trainer=trainer, deferred=deferred)
+            assert found.assignment == expected.assignment
+            assert_same_models(found, expected, 1e-5)
+            for a, b in zip(found.history, expected.history, strict=True):
+                assert (a.accuracy, a.purity, a.sizes) == (b.accuracy, b.purity, b.sizes)
+                assert a.loss == pytest.approx(b.loss, abs=2e-4)
+
+
+def test_the_seed_decides_the_run():
+    """The same seed gives the same bits; another gives another run."""
+    first, again, other = (run(local=MINI, seed=s, participation=0.5) for s in (3, 3, 4))
+    assert figures(first) == figures(again)
+    assert_same_models(first, again)
+    assert not np.array_equal(first.thetas[0], other.thetas[0])
+
+
+def test_partial_participation_orders_the_drawn_devices_only():
+    """Half of ten devices upload in a round, not always the same ones."""
+    seen = []
+    simulate(
+        "fedavg",
+        {},
+        population(),
+        NETWORK,
+        SimOptions(rounds=4, local=FULL, participation=0.5),
+        watch=lambda o: seen.append(tuple(c.device for c in o.contributions)),
+    )
+    assert [len(s) for s in seen] == [5] * 4
+    assert len(set(seen)) > 1
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "cfl", "fedgroup"])
+def test_devices_that_arrive_later_are_unheard_of_before(algorithm):
+    """Two of ten come in round 3: nobody orders, clusters or tests them before, and they take part from then on."""
+    late, seen = {"dev-0008": 3, "dev-0009": 3}, []
+    settings = {"groups": "2", "alpha": "4"} if algorithm == "fedgroup" else {}
+    options = SimOptions(rounds=5, local=FULL, count="all", arrivals=late, evaluate_every=1)
+    result = simulate(algorithm, settings, population(), NETWORK, options, watch=seen.append)
+    for observed in seen:
+        ordered, clusters = set(observed.plan.orders), observed.outcome.clusters
+        assert late.keys() <= ordered if observed.plan.round >= 3 else not late.keys() & (ordered | clusters.keys())
+    assert len(result.final.names) == 10
+    data = population()
+    alone = Population(data.train[:8], data.validation[:8], data.test[:8], data.groups[:8])
+    before = simulate(algorithm, settings, alone, NETWORK, dataclasses.replace(options, rounds=2, arrivals={}))
+    assert figures(before) == figures(result)[:2]
+
+
+def test_arrivals_that_make_no_sense_are_refused():
+    """An unknown device, and nobody there to begin with."""
+    with pytest.raises(ConfigError, match="dev-0010"):
+        run("fedavg", arrivals={"dev-0010": 2})
+    with pytest.raises(ConfigError, match="no device is there"):
+        run("fedavg", arrivals=dict.fromkeys(population().names, 2))
+
+
+def test_rounds_of_other_starts_are_reported_apart():
+    """Three starts of three rounds: the kept one's rounds count from 1, with the accuracy that its own models have."""
+    result = run(settings={"k": "2", "restarts": "3", "restart_rounds": "3"}, rounds=6)
+    assert [r.round for r in result.history] == [1, 2, 3, 4, 5, 6]
+    assert (result.restart_rounds, result.all_rounds) == (6, 12)
+    kept = result.history[2].plan_round // 3 - 1
+    assert [r.plan_round for r in result.history] == [3 * kept + 1, 3 * kept + 2, 3 * kept + 3, 10, 11, 12]
+    first = origins(NETWORK, 6, 3)[2 * kept : 2 * kept + 2]
+    options = SimOptions(rounds=3, local=FULL, seed=3)
+    alone = simulate("ifca", {"k": "2"}, population(), NETWORK, options, start=first)
+    for a, b in zip(result.history, alone.history, strict=False):
+        assert (a.loss, a.accuracy, a.purity, a.sizes) == (b.loss, b.accuracy, b.purity, b.sizes)
+    assert all(r.accuracy is not None for r in result.history)
+    assert result.history[2].sizes == result.history[3].sizes
+    assert result.final.accuracy == result.history[-1].accuracy
+    assert result.best_accuracy == max(r.accuracy for r in result.history)
+
+
+def test_trial_rounds_do_not_count_unless_asked():
+    """CFL tries a split in rounds in which nobody trains in phase TRAIN: ten counted rounds take more than ten."""
+    settings = {"cool_down": "1", "eps1": "0.9"}
+    some = run("cfl", settings, rounds=10, local=FULL)
+    every = run("cfl", settings, rounds=10, local=FULL, count="all")
+    assert len(some.history) == len(every.history) == every.all_rounds == 10
+    assert some.all_rounds > 10
+
+
+def test_accuracy_by_each_protocol_is_what_a_plain_count_gives():
+    """Argmin takes each shard's least test loss, assigned the least training loss; both count right labels."""
+    data = population()
+    result = run(rounds=3, data=data)
+    models = [torch.from_numpy(result.thetas[j]) for j in sorted(result.thetas)]
+
+    def scores(shard, theta):
+        outputs = NETWORK.forward(unflatten(NETWORK, theta), torch.from_numpy(shard.x))
+        y = torch.from_numpy(shard.y)
+        return float(torch.nn.functional.cross_entropy(outputs, y)), int((outputs.argmax(1) == y).sum())
+
+    final = result.strategy.final(result.state, 9, data.names)
+    for protocol, chooser in (("argmin", data.test), ("assigned", data.train)):
+        correct = []
+        for shard, test in zip(chooser, data.test, strict=True):
+            best = min(range(2), key=lambda j, s=shard: scores(s, models[j])[0])
+            correct.append(scores(test, models[best])[1])
+        found = evaluate(result.workforce, final, protocol)
+        assert list(found.correct) == correct
+        assert found.accuracy == pytest.approx(100 * sum(correct) / 150)
+        assert found.median == pytest.approx(100 * np.median(correct) / 15)
+
+
+def test_probes_take_the_place_of_devices_own_tests():
+    """Test shards of no device are what argmin is measured on."""
+    data = population()
+    probed = dataclasses.replace(data, probes=data.test[:3], probe_groups=(0, 1, 0))
+    result = run(data=probed, protocol="argmin")
+    assert len(result.final.tested) == 3
+    assert result.final.names == ()
+
+
+def test_a_population_without_tests_has_no_accuracy():
+    """There is nothing to evaluate, and that is not zero percent."""
+    data = population()
+    result = run(data=Population(data.train))
+    assert result.final is None
+    assert result.history[-1].accuracy is None
+    assert result.history[-1].purity is None
+
+
+def test_a_share_that_is_missing_is_named():
+    """Trials of cfl score on validation samples; a population without any can't be scored there."""
+    data = Population(population().train)
+    run_ = sim_plan("fedavg", {}, NETWORK, SimOptions(rounds=1, local=FULL))
+    force = Workforce(data, NETWORK, run_, origins(NETWORK, 1, 0))
+    with pytest.raises(DataError, match="validation"):
+        force.score(torch.zeros(1, NETWORK.length), 2, np.array([0]))
+
+
+def test_settings_that_the_strategy_refuses_are_refused():
+    """The strategy checks a simulated run as it checks a signed one."""
+    with pytest.raises(ConfigError, match="no setting"):
+        run("fedavg", {"k": "2"})
+
+
+def test_populations_are_checked():
+    """Names, shares and groups must fit."""
+    x, y = np.zeros((2, 3, 4), np.float32), np.zeros((2, 3), np.int64)
+    train = shards_of(x, y)
+    assert Population(train).names == ("dev-0000", "dev-0001")
+    assert [len(s) for s in shards_of(x.reshape(6, 4), y.reshape(6), (2, 4))] == [2, 4]
+    with pytest.raises(DataError, match="groups"):
+        Population(train, groups=(1,))
+    with pytest.raises(DataError, match="ascending"):
+        Population(train, names=("b", "a"))
+    with pytest.raises(DataError, match="at least one"):
+        Population(())
+    with pytest.raises(DataError, match="cut"):
+        shards_of(x.reshape(6, 4), y.reshape(6), (2, 3))
+
+
+def test_purity_and_rand_index_on_known_tables():
+    """Against figures worked out by hand."""
+    assert metrics.purity([0, 0, 1, 1], [5, 5, 7, 7]) == metrics.adjusted_rand([0, 0, 1, 1], [5, 5, 7, 7]) == 1.0
+    assert metrics.purity([0, 0, 0, 1], [1, 1, 2, 2]) == 0.75
+    assert metrics.adjusted_rand([0, 0, 1, 1], [0, 1, 0, 1]) == pytest.approx(-0.5)
+    assert metrics.adjusted_rand([0, 0, 0, 0], [0, 0, 1, 1]) == 0.0
+
+
+def torch_order(vector):
+    """Return the hand-made task's vector, W (inputs, classes) first, with W (classes, inputs) as torch has it."""
+    weight, bias = vector[: INPUTS * CLASSES], vector[INPUTS * CLASSES :]
+    return np.concatenate([weight.reshape(INPUTS, CLASSES).T.reshape(-1), bias])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "local"),
+    [("fedavg", {}, FULL), ("fedavg", {}, MINI), ("ifca", {"k": "2"}, FULL), ("ifca", {"k": "2"}, MINI)],
+)
+def test_a_simulated_run_is_the_loopback_fleets(tmp_path, algorithm, settings, local):
+    """The same plan, data and origins: same clusters, same offsets to 1e-5, also with mini-batches and half the devices."""
+    data = grouped_data(6, 2)
+    fields = {"algorithm": algorithm, "settings": settings, "local": local, "rounds": 4, "participation": 0.7}
+    with make_fleet(tmp_path, data, **fields) as fleet:
+        records = fleet.run(600)
+        plan = fleet.plan
+        theirs = [torch_order(v) for _, v in sorted(clear_offsets(fleet).items())]
+        fleet_origins = draw(fleet, plan)
+        shares = {name: split(batch, f"{plan.fleet}/{name}".encode()) for name, batch in data.items()}
+    parts = [
+        tuple(Shard(s.x, s.y) for s in (getattr(shares[d], p) for d in data)) for p in ("train", "validation", "test")
+    ]
+    force = Workforce(Population(*parts, names=tuple(data)), Softmax(INPUTS, CLASSES), plan, fleet_origins)
+    strategy = make_strategy(plan, None, force.average)
+    state = strategy.init(tuple(data))
+    for round_ in range(1, 5):
+        state, round_plan = strategy.plan(state, round_, tuple(data))
+        for contribution in force.carry_out(round_plan):
+            state = strategy.absorb(state, contribution)
+        state, outcome = strategy.close(state, round_plan)
+        assert dict(outcome.clusters) == records[round_ - 1]["clusters"]
+        assert len(round_plan.orders) == 4
+    ours = [v for _, v in sorted(strategy.dump(state).vectors.items())]
+    assert len(ours) == len(theirs) > 0
+    for a, b in zip(ours, theirs, strict=True):
+        assert np.abs(a).max() > 1e-2
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def draw(fleet, plan):
+    """Return the origins that the fleet drew for itself, in torch's order."""
+    return np.stack([torch_order(o) for o in draw_origins(fleet.bundle.manifest, plan.origins, 1)])
+
+
+@pytest.mark.parametrize("setting", ["restarts", "restart_rounds"])
+def test_a_setting_that_is_no_number_is_named(setting):
+    with pytest.raises(ConfigError, match="restarts"):
+        run(settings={"k": "2", setting: "many"})

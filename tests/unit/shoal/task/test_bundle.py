@@ -1,0 +1,117 @@
+"""The bundle: container, directory, digest, segments."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import numpy as np
+import pytest
+
+from shoal.errors import ShoalError, TaskError, WireError
+from shoal.task.bundle import MAGIC, TaskBundle
+from tests.helpers.tasks import logistic_bundle
+
+
+@pytest.fixture(scope="module")
+def bundle():
+    return logistic_bundle()
+
+
+def test_container_round_trip_and_digest(bundle):
+    data = bundle.to_bytes()
+    assert TaskBundle.from_bytes(data) == bundle
+    assert bundle.digest == hashlib.sha256(data).digest()
+
+
+def test_directory_round_trip(bundle, tmp_path):
+    bundle.to_dir(tmp_path / "task")
+    bundle.to_dir(tmp_path / "task")
+    assert TaskBundle.from_dir(tmp_path / "task") == bundle
+    assert sorted(p.name for p in (tmp_path / "task").iterdir()) == [
+        "grad.onnx",
+        "predict.onnx",
+        "score.onnx",
+        "task.toml",
+    ]
+
+
+def test_segments_put_shared_first():
+    assert [(s.name, s.length) for s in logistic_bundle().segments] == [("cluster", 15)]
+    shared = logistic_bundle(segment="shared")
+    assert [(s.name, s.length) for s in shared.segments] == [("shared", 12), ("cluster", 3)]
+    assert shared.length == 15
+
+
+def test_every_truncation_and_extension_is_refused(bundle):
+    data = bundle.to_bytes()
+    for end in [*range(64), *range(64, len(data), 97)]:
+        with pytest.raises(ShoalError):
+            TaskBundle.from_bytes(data[:end])
+    with pytest.raises(WireError, match="does not match"):
+        TaskBundle.from_bytes(data + b"\0")
+
+
+def test_header_lies_are_refused(bundle):
+    data = bundle.to_bytes()
+    for at, value, message in (
+        (0, b"NOPE", "not a task bundle"),
+        (4, b"\x02\x00", "version 2"),
+        (6, b"\x05\x00", "5 sections"),
+    ):
+        with pytest.raises(WireError, match=message):
+            TaskBundle.from_bytes(data[:at] + value + data[at + len(value) :])
+    huge = struct.pack("<4sHH4I", MAGIC, 1, 4, 0xFFFFFFFF, 0, 0, 0)
+    with pytest.raises(WireError, match="section of 4294967295"):
+        TaskBundle.from_bytes(huge)
+
+
+def test_a_flipped_bit_anywhere_is_refused(bundle):
+    """Every byte counts: header, manifest and graphs are all bound by lengths, canonical form or digests."""
+    data = bundle.to_bytes()
+    rng = np.random.default_rng(1)
+    for at in rng.choice(len(data), 300, replace=False):
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << int(rng.integers(8))
+        try:
+            other = TaskBundle.from_bytes(bytes(damaged))
+        except ShoalError:
+            continue
+        assert other.digest != bundle.digest
+        assert other.to_bytes() == bytes(damaged)
+
+
+def test_a_manifest_with_spaces_is_not_the_canonical_one(bundle):
+    toml = bundle.manifest.to_toml().replace("opset = 20", "opset  =  20").encode()
+    header = struct.pack("<4sHH4I", MAGIC, 1, 4, len(toml), len(bundle.score), len(bundle.grad), len(bundle.predict))
+    with pytest.raises(WireError, match="canonical"):
+        TaskBundle.from_bytes(header + toml + bundle.score + bundle.grad + bundle.predict)
+
+
+def test_swapped_graphs_are_refused(bundle):
+    with pytest.raises(TaskError, match=r"score\.onnx is not the graph"):
+        TaskBundle(bundle.manifest, bundle.grad, bundle.score, bundle.predict)
+
+
+def test_another_opset_in_the_manifest_is_refused(bundle):
+    with pytest.raises(TaskError, match="another operator set"):
+        logistic_bundle(opset=19)
+
+
+def test_missing_and_oversize_files_are_refused(bundle, tmp_path, monkeypatch):
+    with pytest.raises(TaskError, match="cannot read"):
+        TaskBundle.from_dir(tmp_path / "nowhere")
+    bundle.to_dir(tmp_path)
+    (tmp_path / "task.toml").write_bytes(b"#" * (300 * 1024))
+    with pytest.raises(TaskError, match="bigger than"):
+        TaskBundle.from_dir(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_a_task_error(bundle, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TaskError, match="cannot make"):
+        bundle.to_dir(tmp_path / "file" / "task")
+
+
+def test_graphs_are_not_in_the_repr(bundle):
+    assert len(repr(bundle)) < 2000

@@ -1,0 +1,98 @@
+"""task.toml: one text for one manifest, and refusal of everything that does not say exactly that."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from shoal.errors import TaskError
+from shoal.task.manifest import MAX_MANIFEST_BYTES, LocalTraining, Parameter, TaskManifest, TensorSpec
+from tests.helpers.tasks import manifest
+
+TEXT = manifest().to_toml()
+
+
+def test_round_trip_is_exact():
+    hyper = LocalTraining(3, 7, 32, 1e-5, 0.9, 0.99, 5.0, 1 / 3)
+    original = manifest(hyper=hyper, segment="shared")
+    again = TaskManifest.from_toml(original.to_toml().encode())
+    assert again == original
+    assert again.to_toml() == original.to_toml()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("opset = 20", "opset = 20\nextra = 1", "unknown key 'extra'"),
+        ("momentum = 0.0", "momentum = 0.0\nnesterov = true", "unknown key 'hyper.nesterov'"),
+        ("opset = 20\n", "", "lacks 'opset'"),
+        ("opset = 20", "opset = 20\nopset = 20", "not valid TOML"),
+        ("lr = 0.1", "lr = nan", "lr must be a number"),
+        ("lr = 0.1", "lr = inf", "lr must be a number"),
+        ("lr = 0.1", "lr = true", "lr must be a number"),
+        ("lr = 0.1", "lr = -0.1", "lr must be a number"),
+        ("epochs = 1", "epochs = 1.0", "epochs must be an integer"),
+        ("batch_size = 10", "batch_size = true", "batch_size must be an integer"),
+        ("format_version = 1", "format_version = 2", "format 2"),
+        ('name = "logistic"', 'name = "../up"', "not a valid name"),
+        ('kind = "classification"', 'kind = "ranking"', "kind 'ranking'"),
+        ('kind = "classification"', "kind = 3", "must be a string"),
+        ("limit = 3", "limit = 1", "at least 2 classes"),
+        ("shape = [4, 3]", "shape = [4, -3]", "has shape"),
+        ("shape = [4, 3]", "shape = [99999, 99999]", "more than"),
+        ("shape = [4, 3]", "shape = 4", "a list"),
+        ("shape = [4, 3]", f"shape = {[1] * 9}", "at most 8"),
+        ('name = "bias"', 'name = "weight"', "same name"),
+        ('name = "bias"', 'name = "bi as"', "not valid"),
+        ('segment = "cluster"', 'segment = "layer"', "segment 'layer'"),
+        ("[input]", "[input]\nscale = 1", "unknown key 'input.scale'"),
+        ('score = "0', 'score = "z', "64 lower-case hex"),
+    ],
+)
+def test_each_malformation_is_refused(old, new, message):
+    assert old in TEXT
+    with pytest.raises(TaskError, match=message):
+        TaskManifest.from_toml(TEXT.replace(old, new, 1).encode())
+
+
+def test_bytes_that_are_no_text_oversize_and_deep_nesting_are_refused():
+    for data in (b"\xff\xfe", b"a" * (MAX_MANIFEST_BYTES + 1), b"a = " + b"[" * 100_000, b"a = " + b"9" * 10_000):
+        with pytest.raises(TaskError):
+            TaskManifest.from_toml(data)
+
+
+def test_shared_after_cluster_is_refused():
+    order = (Parameter("a", (2,), "cluster"), Parameter("b", (2,), "shared"))
+    with pytest.raises(TaskError, match="shared parameters must come before"):
+        manifest(parameters=order)
+
+
+def test_no_parameter_is_refused():
+    with pytest.raises(TaskError, match="1 to 4096"):
+        manifest(parameters=())
+
+
+def test_total_length_is_bounded():
+    big = tuple(Parameter(f"p{i}", (1 << 27,), "cluster") for i in range(3))
+    with pytest.raises(TaskError, match="coordinates"):
+        manifest(parameters=big)
+
+
+def test_label_contract_follows_the_kind():
+    with pytest.raises(TaskError, match="regression task needs float32"):
+        manifest(kind="regression")
+    with pytest.raises(TaskError, match="rank 1"):
+        manifest(kind="sequence")
+    assert manifest(kind="regression", label=TensorSpec((), "float32")).label.limit == 0
+
+
+def test_integer_rates_become_floats_so_that_equal_settings_have_one_text():
+    assert LocalTraining(lr=1) == LocalTraining(lr=1.0)
+    assert repr(LocalTraining(lr=1).lr) == "1.0"
+
+
+def test_settings_without_progress_are_refused():
+    for change in ({"lr": 0.0}, {"lr_decay": 0.0}, {"momentum": 1.0}, {"steps": -1}, {"clip": float("nan")}):
+        with pytest.raises(TaskError):
+            dataclasses.replace(LocalTraining(), **change)

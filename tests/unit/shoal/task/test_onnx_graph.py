@@ -1,0 +1,163 @@
+"""Which ONNX bytes a device is willing to hand to ONNX Runtime."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from shoal.errors import TaskError
+from shoal.task import onnx_graph as onnx_wire
+from shoal.task.onnx_graph import check_graph, encode_bytes, encode_length, encode_varint
+from tests.helpers.tasks import graph, logistic_models
+
+
+def small(nodes=None, **extra):
+    nodes = nodes or [helper.make_node("Relu", ["x"], ["y"])]
+    return graph(nodes, [("x", TensorProto.FLOAT, [2])], [("y", TensorProto.FLOAT, [2])], **extra)
+
+
+def test_ordinary_graphs_pass_and_name_their_opset():
+    for model in logistic_models():
+        assert check_graph(model.SerializeToString(), "g") == 20
+
+
+def test_a_custom_node_domain_is_refused():
+    model = small([helper.make_node("Relu", ["x"], ["y"], domain="com.microsoft")])
+    with pytest.raises(TaskError, match="operator domain"):
+        check_graph(model.SerializeToString(), "g")
+
+
+def test_a_custom_opset_import_is_refused():
+    model = small()
+    model.opset_import.add(domain="evil", version=1)
+    with pytest.raises(TaskError, match="operator domain"):
+        check_graph(model.SerializeToString(), "g")
+
+
+@pytest.mark.parametrize("version", [0, 17, 24, 1 << 40])
+def test_an_unsupported_opset_is_refused(version):
+    model = small()
+    model.opset_import[0].version = version
+    with pytest.raises(TaskError, match="operator set"):
+        check_graph(model.SerializeToString(), "g")
+
+
+@pytest.mark.parametrize("part", ["location", "entries"])
+def test_external_data_is_refused(part):
+    """Either sign of external data is enough: the flag or the file name."""
+    tensor = TensorProto(name="t", data_type=1, dims=[2])
+    if part == "location":
+        tensor.data_location = TensorProto.EXTERNAL
+    else:
+        tensor.external_data.add(key="location", value="/etc/passwd")
+    with pytest.raises(TaskError, match="another file"):
+        check_graph(small(initializer=[tensor]).SerializeToString(), "g")
+
+
+def test_external_data_in_a_node_attribute_is_refused():
+    tensor = TensorProto(name="t", data_type=1, dims=[2], data_location=TensorProto.EXTERNAL)
+    model = small([helper.make_node("Constant", [], ["y"], value=tensor)])
+    with pytest.raises(TaskError, match="another file"):
+        check_graph(model.SerializeToString(), "g")
+
+
+def test_control_flow_is_refused():
+    body = small().graph
+    model = small([helper.make_node("If", ["x"], ["y"], then_branch=body, else_branch=body)])
+    with pytest.raises(TaskError, match="control flow"):
+        check_graph(model.SerializeToString(), "g")
+
+
+def test_local_functions_are_refused():
+    model = small()
+    model.functions.add(name="f", domain="d")
+    with pytest.raises(TaskError, match="local functions"):
+        check_graph(model.SerializeToString(), "g")
+
+
+def test_metadata_sparse_initializers_and_training_info_are_refused():
+    for change in (
+        lambda m: m.metadata_props.add(key="ort_config", value="{}"),
+        lambda m: m.graph.sparse_initializer.add(),
+        lambda m: m.training_info.add(),
+    ):
+        model = small()
+        change(model)
+        with pytest.raises(TaskError, match="may not use"):
+            check_graph(model.SerializeToString(), "g")
+
+
+def test_a_second_graph_is_refused():
+    """Protobuf would merge the two, so that a check of either alone says nothing."""
+    data = small().SerializeToString()
+    with pytest.raises(TaskError, match="exactly one graph"):
+        check_graph(data + encode_bytes(7, b""), "g")
+
+
+def test_oversize_is_refused_before_it_is_read(monkeypatch):
+    monkeypatch.setattr(onnx_wire, "MAX_GRAPH_BYTES", 10)
+    with pytest.raises(TaskError, match="more than the limit of 10"):
+        check_graph(small().SerializeToString(), "g")
+
+
+def test_every_truncation_is_refused():
+    data = small().SerializeToString()
+    for end in range(len(data)):
+        with pytest.raises(TaskError):
+            check_graph(data[:end], "g")
+
+
+def test_random_damage_raises_only_task_errors():
+    """4000 random edits of a real graph: each is accepted or refused, nothing else happens."""
+    rng = np.random.default_rng(5)
+    data = np.frombuffer(logistic_models()[1].SerializeToString(), np.uint8)
+    refused = 0
+    for _ in range(4000):
+        damaged = data.copy()
+        damaged[rng.integers(0, len(data), rng.integers(1, 4))] = rng.integers(0, 256)
+        try:
+            check_graph(damaged.tobytes(), "g")
+        except TaskError:
+            refused += 1
+    assert refused > 400
+
+
+def test_many_tiny_fields_hit_the_budget_quickly():
+    opset = encode_bytes(8, b"\x10\x14")
+    bomb = opset + encode_bytes(7, b"\x10\x00" * 3_000_000)  # field 2 of a graph, over and over
+    start = time.process_time()
+    with pytest.raises(TaskError, match="protobuf fields"):
+        check_graph(bomb, "g")
+    assert time.process_time() - start < 15
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff" * 11, b"\x3b\x00", b"\x3c", b"\x00\x00", b"\x3a\xff\xff\xff\xff\x0f", b"\x3d\x00\x00", b"\x39\x00"],
+    ids=["long varint", "group", "end group", "field 0", "length past end", "short fixed32", "short fixed64"],
+)
+def test_malformed_protobuf_is_refused(data):
+    with pytest.raises(TaskError, match="not valid protobuf"):
+        check_graph(data, "g")
+
+
+def test_varints_agree_with_protobuf():
+    for value in (0, 1, 127, 128, 300, 1 << 20, (1 << 63) - 1):
+        tensor = TensorProto(dims=[value])
+        packed = encode_length(1, len(encode_varint(value))) + encode_varint(value)
+        assert tensor.SerializeToString() in (packed, encode_varint(8) + encode_varint(value))
+
+
+def test_bound_input_becomes_an_initializer():
+    predict = logistic_models()[2].SerializeToString()
+    values = np.arange(15, dtype="<f4")
+    model = onnx.load_from_string(onnx_wire.bind_input(predict, "theta", 15) + values.tobytes())
+    assert [i.name for i in model.graph.input] == ["x"]
+    bound = next(i for i in model.graph.initializer if i.name == "theta")
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(bound), values)
+    with pytest.raises(TaskError, match="no input 'nothing'"):
+        onnx_wire.bind_input(predict, "nothing", 15)

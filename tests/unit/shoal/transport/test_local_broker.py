@@ -1,0 +1,53 @@
+"""What the embedded broker is configured with and how it is chosen."""
+
+from pathlib import Path
+
+import pytest
+
+from shoal import limits
+from shoal.errors import BrokerUnreachableError
+from shoal.transport.local_broker import QueueLimits, choose_kind, mosquitto_config, queue_limits
+
+
+def test_mosquitto_listens_on_loopback_only_and_keeps_its_state(tmp_path: Path) -> None:
+    lines = mosquitto_config(1884, tmp_path).splitlines()
+    assert [line for line in lines if line.startswith(("listener", "bind", "port"))] == ["listener 1884 127.0.0.1"]
+    for wanted in (
+        "set_tcp_nodelay true",
+        "max_queued_messages 100000",
+        "persistence true",
+        "autosave_interval 5",
+        f"persistence_location {tmp_path}/",
+        f"max_packet_size {limits.MAX_PACKET_BYTES}",
+    ):
+        assert wanted in lines
+
+
+def test_a_missing_broker_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.transport.local_broker.find_mosquitto", lambda: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    for kind in ("auto", "mosquitto", "amqtt"):
+        with pytest.raises(BrokerUnreachableError) as failed:
+            choose_kind(kind)
+        assert "install" in failed.value.hint
+
+
+def test_auto_prefers_mosquitto_and_falls_back_to_amqtt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.transport.local_broker.find_mosquitto", lambda: "/usr/sbin/mosquitto")
+    assert choose_kind("auto") == "mosquitto"
+    monkeypatch.setattr("shoal.transport.local_broker.find_mosquitto", lambda: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
+    assert choose_kind("auto") == "amqtt"
+
+
+def test_the_queue_holds_two_rounds_of_the_largest_fleets() -> None:
+    least = queue_limits(20, 636_040)
+    assert least == (100_000, limits.MAX_TRANSFER_BYTES, 100)
+    many = queue_limits(2000, 636_040)
+    assert many.payload_bytes > 2 * 2000 * 636_040 > least.payload_bytes
+    assert queue_limits(20_000, 31_400).messages > 2 * 20_000 > least.messages / 3
+
+
+def test_mosquitto_gets_the_queue_limits(tmp_path: Path) -> None:
+    lines = mosquitto_config(1884, tmp_path, QueueLimits(7, 8, 9)).splitlines()
+    assert {"max_queued_messages 7", "max_queued_bytes 8", "max_inflight_messages 9"} <= set(lines)

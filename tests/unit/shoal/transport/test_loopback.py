@@ -1,0 +1,346 @@
+"""The loopback broker keeps MQTT's rules on virtual time, and its faults are reproducible."""
+
+import pytest
+
+from shoal import limits
+from shoal.errors import UsageError, WireError
+from shoal.transport.base import Connected, Disconnected, Message, TakenOver, Transport, TransportEvent
+from shoal.transport.faults import FaultRule, Hop, Passage, RuledFaults
+from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
+
+
+class Peer:
+    """A loopback client with its events in a list."""
+
+    def __init__(self, broker: LoopbackBroker, name: str, *filters: str, will: tuple[str, bytes] | None = None) -> None:
+        self.events: list[TransportEvent] = []
+        self.transport = LoopbackTransport(broker, name, self.events.append, will)
+        for topic_filter in filters:
+            self.transport.subscribe(topic_filter)
+        self.transport.start()
+        broker.pump()
+
+    def messages(self) -> list[Message]:
+        """Take the messages that arrived."""
+        found = [event for event in self.events if isinstance(event, Message)]
+        self.events.clear()
+        return found
+
+
+def test_it_is_a_transport() -> None:
+    transport: Transport = LoopbackTransport(LoopbackBroker(), "a", lambda _event: None)
+    assert transport.pending() == 0
+
+
+def test_nothing_moves_before_pump() -> None:
+    broker = LoopbackBroker()
+    reader, writer = Peer(broker, "r", "t/+"), Peer(broker, "w")
+    writer.transport.publish("t/1", b"x")
+    assert reader.messages() == []
+    assert writer.transport.pending() == 1
+    broker.pump()
+    assert reader.messages() == [Message("t/1", b"x")]
+    assert writer.transport.pending() == 0
+    assert writer.transport.bytes_sent == reader.transport.bytes_received == 1
+
+
+def test_retained_messages_reach_late_subscribers_and_can_be_cleared() -> None:
+    broker = LoopbackBroker()
+    writer = Peer(broker, "w")
+    writer.transport.publish("keep", b"old", retain=True)
+    writer.transport.publish("keep", b"new", retain=True)
+    broker.pump()
+    assert Peer(broker, "r", "keep").messages() == [Message("keep", b"new", retained=True)]
+    writer.transport.publish("keep", b"", retain=True)
+    broker.pump()
+    assert Peer(broker, "s", "keep").messages() == []
+    assert broker.retained == {}
+
+
+def test_overlapping_filters_deliver_once_and_unsubscribe_works() -> None:
+    broker = LoopbackBroker()
+    reader = Peer(broker, "r", "t/#", "t/+")
+    reader.transport.publish("t/1", b"x")
+    broker.pump()
+    assert len(reader.messages()) == 1
+    reader.transport.unsubscribe("t/#")
+    reader.transport.unsubscribe("t/+")
+    reader.transport.publish("t/1", b"x")
+    broker.pump()
+    assert reader.messages() == []
+
+
+def test_a_lost_connection_publishes_the_will_and_a_goodbye_does_not() -> None:
+    broker = LoopbackBroker()
+    reader = Peer(broker, "r", "will/+")
+    for name in ("a", "b", "c"):
+        Peer(broker, name, will=(f"will/{name}", b"dead"))
+    broker.disconnect("a")
+    broker.disconnect("b", graceful=True)
+    broker.pump()
+    assert reader.messages() == [Message("will/a", b"dead")]
+    assert broker.retained == {"will/a": b"dead"}
+    assert broker.connected() == ("c", "r")
+    with pytest.raises(UsageError):
+        broker.disconnect("a")
+
+
+def test_a_session_keeps_what_came_while_its_client_was_away() -> None:
+    broker = LoopbackBroker()
+    reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
+    broker.disconnect("r")
+    assert reader.events[-1] == Disconnected("connection lost")
+    writer.transport.publish("t", b"1")
+    broker.pump()
+    reader.events.clear()
+    broker.reconnect("r")
+    broker.pump()
+    assert reader.events == [Connected(session_present=True), Message("t", b"1")]
+
+
+def test_without_offline_queues_it_is_lost() -> None:
+    broker = LoopbackBroker(queue_offline=False)
+    reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
+    broker.disconnect("r")
+    writer.transport.publish("t", b"1")
+    broker.pump()
+    broker.reconnect("r")
+    broker.pump()
+    assert reader.messages() == []
+
+
+def test_at_qos_0_a_message_passes_by_a_client_that_is_away() -> None:
+    broker = LoopbackBroker()
+    reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
+    writer.transport.publish("t", b"here", qos=0)
+    broker.pump()
+    assert reader.messages() == [Message("t", b"here")]
+    broker.disconnect("r")
+    writer.transport.publish("t", b"passed by", qos=0)
+    writer.transport.publish("t", b"kept")
+    broker.pump()
+    assert writer.transport.pending() == 0
+    broker.reconnect("r")
+    broker.pump()
+    assert reader.messages() == [Message("t", b"kept")]
+
+
+@pytest.mark.parametrize("loss", ["lost", "goodbye", "restart"])
+def test_at_qos_0_a_lost_connection_takes_with_it_what_is_under_way(loss: str) -> None:
+    """A goodbye does not: it goes the same way behind it."""
+    broker = LoopbackBroker(RuledFaults([FaultRule(hop=Hop.UP, delay_s=(1.0, 1.0))], seed=0))
+    reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
+    writer.transport.publish("t", b"once", qos=0)
+    writer.transport.publish("t", b"assured")
+    broker.advance(0.5)
+    if loss == "restart":
+        broker.restart()
+    else:
+        broker.disconnect("w", graceful=loss == "goodbye")
+    broker.advance(2.0)
+    expected = [b"once", b"assured"] if loss == "goodbye" else [b"assured"]
+    assert [message.payload for message in reader.messages()] == expected
+    assert writer.transport.pending() == 0
+
+
+def test_publishes_of_a_disconnected_client_wait_for_it() -> None:
+    broker = LoopbackBroker()
+    reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
+    broker.disconnect("w")
+    writer.transport.publish("t", b"1")
+    broker.advance(60.0)
+    assert writer.transport.pending() == 1
+    assert reader.messages() == []
+    broker.reconnect("w")
+    broker.pump()
+    assert reader.messages() == [Message("t", b"1")]
+    assert writer.transport.pending() == 0
+
+
+def test_retained_messages_are_sent_again_to_a_new_process_but_not_after_a_reconnection() -> None:
+    broker = LoopbackBroker()
+    Peer(broker, "w").transport.publish("keep", b"x", retain=True)
+    reader = Peer(broker, "r", "keep")
+    reader.messages()
+    broker.disconnect("r")
+    broker.reconnect("r")
+    broker.pump()
+    assert reader.messages() == []
+    reader.transport.close()
+    assert Peer(broker, "r", "keep").messages() == [Message("keep", b"x", retained=True)]
+
+
+def test_subscriptions_changed_while_away_hold_after_the_reconnection() -> None:
+    broker = LoopbackBroker()
+    Peer(broker, "w").transport.publish("anew", b"x", retain=True)
+    reader = Peer(broker, "r", "anew", "gone")
+    reader.messages()
+    broker.disconnect("r")
+    reader.transport.unsubscribe("gone")
+    reader.transport.unsubscribe("anew")
+    reader.transport.subscribe("anew")
+    broker.reconnect("r")
+    broker.pump()
+    assert reader.messages() == [Message("anew", b"x", retained=True)]
+    reader.transport.publish("gone", b"y")
+    broker.pump()
+    assert reader.messages() == []
+
+
+def test_a_second_client_with_the_same_id_takes_over() -> None:
+    broker = LoopbackBroker()
+    first = Peer(broker, "twin", "t", will=("will", b"dead"))
+    second = Peer(broker, "twin", "t")
+    assert first.events[-1] == TakenOver()
+    assert second.events[0] == Connected(session_present=True)
+    with pytest.raises(WireError, match="closed"):
+        first.transport.publish("t", b"")
+    second.transport.publish("t", b"x")
+    broker.pump()
+    assert second.messages() == [Message("t", b"x")]
+    assert first.messages() == []
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_restart_brings_everybody_back_with_or_without_the_state(keep: bool) -> None:
+    broker = LoopbackBroker()
+    reader, writer = Peer(broker, "r", "t"), Peer(broker, "w", will=("will", b"dead"))
+    writer.transport.publish("keep", b"x", retain=True)
+    broker.pump()
+    broker.restart(keep=keep)
+    broker.pump()
+    assert broker.connected() == ("r", "w")
+    assert broker.retained == ({"keep": b"x"} if keep else {})
+    writer.transport.publish("t", b"after")
+    broker.pump()
+    assert reader.messages() == [Message("t", b"after")]
+
+
+def test_close_lets_published_messages_arrive_and_ends_all_events() -> None:
+    broker = LoopbackBroker()
+    reader, writer = Peer(broker, "r", "t"), Peer(broker, "w", "t", will=("t", b"dead"))
+    writer.events.clear()
+    writer.transport.publish("t", b"last")
+    writer.transport.close()
+    broker.pump()
+    assert reader.messages() == [Message("t", b"last")]
+    assert writer.events == []
+    with pytest.raises(UsageError):
+        writer.transport.start()
+
+
+def test_an_oversized_publish_is_refused() -> None:
+    peer = Peer(LoopbackBroker(), "a")
+    with pytest.raises(WireError, match="above the limit"):
+        peer.transport.publish("t", bytes(limits.MAX_PACKET_BYTES))
+
+
+def test_a_delay_passes_on_virtual_time_only() -> None:
+    broker = LoopbackBroker(RuledFaults([FaultRule(hop=Hop.UP, delay_s=(2.0, 2.0))], seed=1))
+    reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
+    writer.transport.publish("t", b"x")
+    broker.advance(1.9)
+    assert reader.messages() == []
+    assert broker.next_due_s() == 2.0
+    broker.advance(0.1)
+    assert reader.messages() == [Message("t", b"x")]
+    assert broker.now_s == pytest.approx(2.0)
+    assert broker.next_due_s() is None
+
+
+def test_answers_inside_an_advance_happen_at_their_own_time() -> None:
+    """A peer that answers each message after a second is asked three times in three seconds."""
+    broker = LoopbackBroker(RuledFaults([FaultRule(hop=Hop.UP, delay_s=(1.0, 1.0))], seed=1))
+    times: list[float] = []
+
+    def echo(event: TransportEvent) -> None:
+        if isinstance(event, Message):
+            times.append(broker.now_s)
+            transport.publish("t", event.payload)
+
+    transport = LoopbackTransport(broker, "a", echo)
+    transport.subscribe("t")
+    transport.start()
+    broker.pump()
+    transport.publish("t", b"x")
+    broker.advance(3.5)
+    assert times == [1.0, 2.0, 3.0]
+
+
+def test_dropped_messages_count_as_acknowledged() -> None:
+    """As with a real broker, an acknowledgement is no delivery."""
+    broker = LoopbackBroker(RuledFaults([FaultRule("t", hop=Hop.UP, drop=1.0)], seed=1))
+    reader, writer = Peer(broker, "r", "#"), Peer(broker, "w")
+    writer.transport.publish("t", b"x")
+    writer.transport.publish("u", b"y")
+    broker.pump()
+    assert reader.messages() == [Message("u", b"y")]
+    assert writer.transport.pending() == 0
+
+
+def test_a_rule_hits_only_its_client() -> None:
+    broker = LoopbackBroker(RuledFaults([FaultRule(client="deaf", hop=Hop.DOWN, drop=1.0)], seed=1))
+    deaf, fine = Peer(broker, "deaf", "t"), Peer(broker, "fine", "t")
+    fine.transport.publish("t", b"x")
+    broker.pump()
+    assert deaf.messages() == []
+    assert fine.messages() == [Message("t", b"x")]
+
+
+def test_duplicates_and_reordering_happen_and_repeat_with_the_seed() -> None:
+    def run(seed: int) -> list[int]:
+        rule = FaultRule("t", hop=Hop.UP, drop=0.1, duplicate=0.2, reorder=0.3, reorder_s=5.0)
+        broker = LoopbackBroker(RuledFaults([rule], seed=seed))
+        reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
+        for number in range(200):
+            writer.transport.publish("t", b"%d" % number)
+        broker.advance(10.0)
+        return [int(message.payload) for message in reader.messages()]
+
+    first = run(3)
+    assert first == run(3)
+    assert first != run(4)
+    assert first != sorted(first)
+    assert 160 <= len(set(first)) < 200
+    assert len(first) > len(set(first))
+
+
+def test_faults_may_be_any_callable() -> None:
+    seen: list[Passage] = []
+
+    def faults(passage: Passage) -> tuple[float, ...]:
+        seen.append(passage)
+        return (0.0, 0.0)
+
+    broker = LoopbackBroker(faults)
+    reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
+    writer.transport.publish("t", b"x")
+    broker.pump()
+    assert len(reader.messages()) == 4
+    assert [(passage.hop, passage.client) for passage in seen] == [(Hop.UP, "w"), (Hop.DOWN, "r"), (Hop.DOWN, "r")]
+
+
+@pytest.mark.parametrize(
+    "rule", [{"drop": 1.1}, {"duplicate": -0.1}, {"delay_s": (2.0, 1.0)}, {"delay_s": (-1.0, 1.0)}, {"reorder_s": -1.0}]
+)
+def test_a_rule_that_makes_no_sense_is_refused(rule: dict[str, float]) -> None:
+    with pytest.raises(UsageError):
+        FaultRule(**rule)  # type: ignore[arg-type]
+
+
+def test_peers_that_answer_each_other_without_end_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.transport.loopback.MAX_STEPS", 1000)
+    broker = LoopbackBroker()
+    transport = LoopbackTransport(
+        broker, "a", lambda event: transport.publish("t", b"") if isinstance(event, Message) else None
+    )
+    transport.subscribe("t")
+    transport.start()
+    transport.publish("t", b"")
+    with pytest.raises(UsageError, match="rest"):
+        broker.pump()
+
+
+def test_unknown_clients_can_not_be_brought_back() -> None:
+    with pytest.raises(UsageError):
+        LoopbackBroker().reconnect("nobody")

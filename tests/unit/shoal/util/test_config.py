@@ -1,0 +1,110 @@
+"""Layered configuration: flag, environment, file, default; and no key that nobody knows."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import ConfigError
+from shoal.util.config import load
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    dir: Path
+    broker: str = "mqtt://localhost"
+    retries: int = 3
+    pace: float = 0.5
+    once: bool = False
+    ca: Path | None = None
+
+
+def read(tmp_path, text=None, environment=None, **flags):
+    file = None
+    if text is not None:
+        file = tmp_path / "shoal.toml"
+        file.write_text(text)
+    return load(Options, section="edge", file=file, flags={"dir": Path("d"), **flags}, environment=environment or {})
+
+
+def test_defaults_hold_where_nothing_is_said(tmp_path):
+    loaded = read(tmp_path)
+    assert loaded.values == Options(Path("d"))
+    assert loaded.origins == {
+        "dir": "flag",
+        **dict.fromkeys(("broker", "retries", "pace", "once", "ca"), "default"),
+    }
+
+
+def test_each_layer_beats_the_one_below(tmp_path):
+    text = '[edge]\nbroker = "file"\nretries = 1\npace = 0.1\n'
+    environment = {"SHOAL_EDGE_BROKER": "env", "SHOAL_EDGE_RETRIES": "2", "UNRELATED": "x"}
+    loaded = read(tmp_path, text, environment, broker="flag")
+    assert (loaded.values.broker, loaded.values.retries, loaded.values.pace) == ("flag", 2, 0.1)
+    assert loaded.origins["broker"] == "flag"
+    assert loaded.origins["retries"] == "SHOAL_EDGE_RETRIES"
+    assert loaded.origins["pace"] == str(tmp_path / "shoal.toml")
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("1", True), ("true", True), ("YES", True), ("0", False), ("False", False), ("no", False)]
+)
+def test_truth_in_the_environment(tmp_path, word, value):
+    assert read(tmp_path, environment={"SHOAL_EDGE_ONCE": word}).values.once is value
+
+
+def test_a_false_flag_is_a_flag(tmp_path):
+    loaded = read(tmp_path, "[edge]\nonce = true\n", once=False)
+    assert loaded.values.once is False
+    assert loaded.origins["once"] == "flag"
+
+
+def test_optional_paths_and_whole_numbers_for_real_ones(tmp_path):
+    loaded = read(tmp_path, '[edge]\nca = "/etc/ca.pem"\npace = 2\n')
+    assert loaded.values.ca == Path("/etc/ca.pem")
+    assert loaded.values.pace == 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("[edge]\nbrokr = 'x'\n", "unknown key 'brokr'"),
+        ("[edgy]\n", "unknown table or key 'edgy'"),
+        ("broker = 'x'\n", "unknown table or key 'broker'"),
+        ("edge = 3\n", "not a table"),
+        ("[edge\n", "not valid TOML"),
+        ("[edge]\nretries = 'many'\n", "retries is a whole number, not 'many'"),
+        ("[edge]\nretries = true\n", "retries is a whole number, not True"),
+        ("[edge]\nbroker = 3\n", "broker is text, not 3"),
+        ("[edge]\nonce = 1\n", "once is true or false, not 1"),
+        ("[edge]\nca = 1\n", "ca is a path, not 1"),
+    ],
+)
+def test_a_file_that_is_wrong_says_where(tmp_path, text, match):
+    with pytest.raises(ConfigError, match=match):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize(("name", "value"), [("RETRIES", "x"), ("ONCE", "maybe"), ("PACE", "fast")])
+def test_a_wrong_variable_is_named(tmp_path, name, value):
+    with pytest.raises(ConfigError, match=f"SHOAL_EDGE_{name} is .*, not '{value}'"):
+        read(tmp_path, environment={f"SHOAL_EDGE_{name}": value})
+
+
+def test_a_value_that_nobody_gave_says_how_to(tmp_path):
+    with pytest.raises(ConfigError, match="dir is not set") as caught:
+        load(Options, section="edge", file=None, flags={}, environment={})
+    assert caught.value.hint == "give it on the command line, as SHOAL_EDGE_DIR, or as dir in [edge] of a TOML file"
+
+
+def test_a_missing_file_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="can't read"):
+        load(Options, section="edge", file=tmp_path / "none.toml", flags={"dir": Path()}, environment={})
+
+
+@pytest.mark.parametrize("junk", [b"\xff", b"[edge", b"x = " + b"[" * 10**5, b"[edge]\ndir = 1979-13-99"])
+def test_a_file_that_is_no_toml_is_refused(tmp_path, junk):
+    file = tmp_path / "shoal.toml"
+    file.write_bytes(junk)
+    with pytest.raises(ConfigError, match="is not valid TOML"):
+        load(Options, section="edge", file=file, flags={}, environment={})

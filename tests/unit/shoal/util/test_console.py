@@ -1,0 +1,305 @@
+"""How programs speak: data on stdout, the rest on stderr, one JSON object, exit codes by class of error."""
+
+import importlib
+import importlib.metadata
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from shoal.errors import BrokerUnreachableError, ConfigError, ShoalError, UntrustedError, UsageError
+from shoal.util.console import (
+    LogfmtFormatter,
+    add_version,
+    colour_wanted,
+    counted,
+    note,
+    run_program,
+    say,
+    say_json,
+    setup_logging,
+)
+from tests.helpers.trees import PROGRAMS, ROOT, python
+
+
+def record(message="done", level=logging.INFO, **pairs):
+    made = logging.LogRecord("shoal.edge", level, __file__, 1, message, (), None)
+    if pairs:
+        made.kv = pairs
+    return made
+
+
+def test_data_and_notes_go_their_own_ways(capsys):
+    say("data")
+    note("talk")
+    assert capsys.readouterr() == ("data\n", "talk\n")
+
+
+def test_one_thing_is_no_plural():
+    assert [counted(n, "round") for n in range(3)] == ["0 rounds", "1 round", "2 rounds"]
+
+
+def test_json_is_one_object_with_its_schema(capsys):
+    say_json({"a": [1, None]})
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "ok": True, "data": {"a": [1, None]}}
+    with pytest.raises(ValueError, match="JSON compliant"):
+        say_json({"loss": float("nan")})
+
+
+def test_logfmt_on_a_pipe():
+    line = LogfmtFormatter(terminal=False).format(
+        record('say "hi"', round=3, dur_s=0.123456, where="a b", empty="", plain="x=1")
+    )
+    head, _, tail = line.partition(" level=")
+    assert head.startswith("ts=")
+    assert head.endswith("Z")
+    assert tail == r'info logger=shoal.edge msg="say \"hi\"" round=3 dur_s=0.1235 where="a b" empty="" plain="x=1"'
+
+
+def test_a_terminal_gets_the_level_and_no_timestamp():
+    line = LogfmtFormatter(terminal=True).format(record("lost", logging.WARNING, round=3))
+    assert line == "\x1b[33mwarning\x1b[0m lost round=3"
+
+
+def test_an_exception_becomes_one_line():
+    made = record("failed", logging.ERROR)
+    try:
+        raise ConfigError("no such file")
+    except ConfigError:
+        made.exc_info = sys.exc_info()
+    line = LogfmtFormatter(terminal=False).format(made)
+    assert line.endswith('msg="failed: no such file"')
+    assert "\n" not in line
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "no_colour", "wanted"), [(Terminal(), "", True), (Terminal(), "1", False), (io.StringIO(), "", False)]
+)
+def test_colour_is_for_terminals_whose_person_wants_it(monkeypatch, stream, no_colour, wanted):
+    monkeypatch.setenv("NO_COLOR", no_colour)
+    assert colour_wanted(stream) is wanted
+
+
+def test_a_log_level_that_there_is_not_is_told():
+    with pytest.raises(UsageError, match="no log level 'foo'") as caught:
+        setup_logging("foo")
+    assert caught.value.hint == "one of debug, info, warning, error"
+
+
+def run(monkeypatch, app, *arguments):
+    monkeypatch.setattr(sys, "argv", ["prog", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        run_program(app, prog="prog")
+    return caught.value.code
+
+
+def failing(error):
+    def app(*, prog_name):
+        raise error
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 3),
+        (BrokerUnreachableError("x"), 5),
+        (UntrustedError("x"), 6),
+        (ShoalError("x"), 1),
+        (KeyError("x"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_the_exit_code_says_what_kind_of_failure(monkeypatch, capsys, error, code):
+    assert run(monkeypatch, failing(error)) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+
+
+def test_an_error_and_its_hint_are_two_lines(monkeypatch, capsys):
+    run(monkeypatch, failing(ConfigError("it is off", hint="turn it on")))
+    assert capsys.readouterr().err == "error: it is off\nhint: turn it on\n"
+
+
+def test_with_json_a_failure_is_an_object_too(monkeypatch, capsys):
+    run(monkeypatch, failing(ConfigError("it is off", hint="turn it on")), "--json")
+    out, err = capsys.readouterr()
+    expected = {"type": "ConfigError", "message": "it is off", "hint": "turn it on"}
+    assert json.loads(out) == {"schema": 1, "ok": False, "error": expected}
+    assert err.startswith("error: it is off")
+
+
+def test_an_unexpected_failure_is_called_a_bug(monkeypatch, capsys):
+    run(monkeypatch, failing(RuntimeError("boom")))
+    assert "unexpected RuntimeError: boom" in capsys.readouterr().err
+
+
+def test_debug_shows_the_traceback_and_is_taken_from_the_arguments(monkeypatch, capsys):
+    seen = []
+
+    def app(*, prog_name):
+        seen.append(list(sys.argv))
+        raise ConfigError("it is off")
+
+    assert run(monkeypatch, app, "serve", "--debug") == 3
+    assert seen == [["prog", "serve"]]
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_program_that_ends_well_exits_with_zero(monkeypatch):
+    assert run(monkeypatch, lambda **_: None) == 0
+
+
+def into_a_closed_pipe(script, *arguments):
+    """Run a script whose stdout nobody reads any more, and return the finished process."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.run(
+            [sys.executable, "-c", script, *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+
+
+PLAIN = """
+from shoal.util.console import run_program, say
+run_program(lambda **_: [say("line") for _ in range(3)], prog="prog")
+"""
+COMMAND = """
+import typer
+from shoal.util.console import run_program, say
+app = typer.Typer()
+app.command()(lambda: say("line"))
+run_program(app, prog="prog")
+"""
+HELP = "from shoal.owner.cli.main import main; main()"
+
+
+@pytest.mark.parametrize(("script", "arguments"), [(PLAIN, []), (COMMAND, []), (HELP, ["--help"])])
+def test_a_reader_that_has_gone_ends_the_program_quietly(script, arguments):
+    """`shoal-fleet show | head -1` is no error to complain about: status 141, as of every program in a pipe."""
+    done = into_a_closed_pipe(script, *arguments)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+FAILING = """
+from shoal.util.console import run_program
+from shoal.errors import UsageError
+
+def app(**_):
+    raise UsageError("no such thing")
+
+run_program(app, prog="prog")
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "status", "error"),
+    [
+        (PLAIN, [], 3, "can't write the output: "),
+        (COMMAND, [], 3, "can't write the output: "),
+        (PLAIN, ["--json"], 3, "can't write the output: "),
+        (FAILING, ["--json"], 2, "no such thing\n"),
+    ],
+)
+@pytest.mark.parametrize("where", ["> /dev/full", ">&-"])
+def test_an_output_that_can_not_be_written_is_no_bug(script, arguments, status, error, where):
+    done = shell(where, script, *arguments)
+    assert done.returncode == status
+    assert done.stderr.startswith(f"error: {error}")
+    assert len(done.stderr.splitlines()) <= 2
+
+
+def test_a_help_that_can_not_be_written_says_why():
+    done = shell("> /dev/full", HELP, "--help")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        3,
+        "error: can't write the output: No space left on device",
+    )
+
+
+def shell(redirection, script, *arguments):
+    """Run a script with its stdout redirected by a shell, and return the finished process."""
+    return subprocess.run(
+        ["/bin/sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-c", script, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_dead_peer_does_not_end_the_program():
+    """A broker that dies while we write costs the connection, not the process: SIGPIPE stays ignored."""
+    done = python("""
+import socket
+from shoal.util.console import run_program, say
+
+def app(**_):
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    try:
+        ours.sendall(b"x")
+    except BrokenPipeError:
+        say("connection lost")
+    say("still here")
+
+run_program(app, prog="prog")
+""")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "connection lost\nstill here\n", "")
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_version_is_that_of_the_installed_package(monkeypatch, capsys, installed):
+    def version(name):
+        if not installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return {"shoal": "1.2.3"}[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    app = typer.Typer()
+
+    @app.command()
+    def work():
+        raise AssertionError
+
+    add_version(app, prog="shoal-x")
+    assert run(monkeypatch, app, "--version") == 0
+    assert capsys.readouterr().out == (
+        "shoal-x 1.2.3\n" if installed else "shoal-x, run from its source without being installed\n"
+    )
+
+
+def test_every_program_tells_its_version(monkeypatch, capsys):
+    for program in PROGRAMS.values():
+        monkeypatch.setattr(sys, "argv", ["prog", "--version"])
+        monkeypatch.setattr("shoal.util.console.no_core_dumps", lambda: None)
+        monkeypatch.setattr("shoal.util.console.forbid_inspection", lambda: None)
+        with pytest.raises(SystemExit) as caught:
+            importlib.import_module(program).main()
+        assert not caught.value.code
+        assert capsys.readouterr().out.startswith("shoal")

@@ -1,0 +1,246 @@
+"""What other users of the machine have put into a state directory beforehand: refused, never written through."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+import stat
+
+import pytest
+
+from aggregator import membership as aggregators
+from aggregator.storage.store import DATABASE, Store
+from aggregator.storage.vector_log import UpdateFiles
+from crypto.seal.identity import Identity
+from crypto.seal.replay import HighWater
+from edge_client import membership as enrolment
+from edge_client.storage.state import PENDING_FILES, DeviceState
+from shoal.errors import ConfigError
+from shoal.membership.directory import KEY_FILE
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.util.files import check_directory, open_own, private_directory, read_private, write_atomic, write_private
+from shoal.util.locks import LOCK_FILE, exclusive, in_use
+from tests.helpers.plans import run_plan
+
+STRANGER = 12345
+"""A user id that is not ours."""
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+
+
+def mode(path):
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def foreign(path):
+    os.chown(path, STRANGER, STRANGER)
+    return path
+
+
+@pytest.fixture
+def bait(tmp_path):
+    """A file that everybody can read, to which a planted link leads."""
+    path = tmp_path / "bait"
+    path.write_bytes(b"")
+    path.chmod(0o666)
+    return path
+
+
+PLANTS = {
+    "world-readable file": lambda path, _: (path.write_bytes(b""), path.chmod(0o666)),
+    "symbolic link": lambda path, bait: path.symlink_to(bait),
+    "hard link": lambda path, bait: path.hardlink_to(bait),
+    "dangling link": lambda path, bait: path.symlink_to(bait.with_name("elsewhere")),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS.keys())
+def test_a_private_key_is_never_written_into_a_planted_file(tmp_path, bait, plant):
+    """Under the name of the file itself, and under the name that could be foreseen for the temporary one."""
+    state = private_directory(tmp_path / "state")
+    for name in (KEY_FILE, f".{KEY_FILE}.{os.getpid()}.new"):
+        plant(state / name, bait)
+    identity = Identity.generate("dev-1")
+    identity.save(state / KEY_FILE)
+    assert bait.read_bytes() == b""
+    assert not (tmp_path / "elsewhere").exists()
+    assert mode(state / KEY_FILE) == 0o600
+    assert stat.S_ISREG((state / KEY_FILE).lstat().st_mode)
+    assert (state / KEY_FILE).lstat().st_nlink == 1
+    assert Identity.load(state / KEY_FILE).member == identity.member
+
+
+@pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS.keys())
+def test_a_name_that_was_guessed_is_refused(tmp_path, bait, plant, monkeypatch):
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "ab" * 8)
+    planted = tmp_path / f".key.{'ab' * 8}.{os.getpid()}.new"
+    plant(planted, bait)
+    with pytest.raises(ConfigError, match="can't write"):
+        write_atomic(tmp_path / "key", b"secret")
+    assert bait.read_bytes() == b""
+    assert os.path.lexists(planted)
+
+
+@pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS.keys())
+def test_files_that_are_written_in_place_are_not_opened_where_others_planted_them(tmp_path, bait, plant):
+    state = private_directory(tmp_path / "state")
+    plant(state / LOCK_FILE, bait)
+    for name in PENDING_FILES:
+        plant(state / name, bait)
+    (state / "updates").mkdir(mode=0o700)
+    plant(state / "updates/000001.f32", bait)
+    opens = {
+        "lock": lambda: exclusive(state, wait_s=0, hint="-").__enter__(),
+        "slot": lambda: DeviceState(state).save_pending(HighWater(), b"", b"sealed"),
+        "updates": lambda: UpdateFiles(state / "updates", lambda _: 0).append(1, memoryview(b"masked..")),
+    }
+    for action in opens.values():
+        with pytest.raises(ConfigError) as caught:
+            action()
+        assert caught.value.hint
+    assert bait.read_bytes() == b""
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
+@pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS.keys())
+def test_the_database_is_not_opened_where_others_planted_a_file(tmp_path, bait, plant, suffix):
+    directory = private_directory(tmp_path / "run-000001")
+    plant(directory / f"{DATABASE}{suffix}", bait)
+    with pytest.raises(ConfigError):
+        Store(directory, run_plan())
+    assert bait.read_bytes() == b""
+
+
+def test_the_database_is_private_before_sqlite_opens_it(tmp_path, monkeypatch):
+    seen = []
+
+    def connect(path, **options):
+        seen.append(mode(path))
+        return real(path, **options)
+
+    real = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    before = os.umask(0)
+    try:
+        Store(tmp_path / "run-000001", run_plan())
+    finally:
+        os.umask(before)
+    assert seen == [0o600]
+
+
+@pytest.mark.parametrize("link", [PLANTS["symbolic link"], PLANTS["dangling link"]], ids=["link", "dangling link"])
+def test_a_secret_is_not_read_through_a_link(tmp_path, bait, link):
+    bait.chmod(0o600)
+    link(tmp_path / "secret", bait)
+    with pytest.raises(ConfigError, match="is a link"):
+        read_private(tmp_path / "secret")
+    assert not in_use(tmp_path)
+
+
+def test_a_passphrase_file_may_be_a_link_or_a_pipe(tmp_path):
+    """A person names it; Kubernetes links secrets, and a shell passes them through pipes."""
+    write_private(tmp_path / "real", b"phrase")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert read_private(tmp_path / "link", follow=True) == b"phrase"
+    ours, theirs = os.pipe()
+    os.write(theirs, b"phrase")
+    os.close(theirs)
+    try:
+        assert read_private(tmp_path / f"/dev/fd/{ours}", follow=True) == b"phrase"
+    finally:
+        os.close(ours)
+
+
+def test_a_pipe_in_a_state_directory_holds_nothing_up(tmp_path):
+    os.mkfifo(tmp_path / "secret", 0o600)
+    with pytest.raises(ConfigError, match="is not a file"):
+        read_private(tmp_path / "secret")
+    with pytest.raises(ConfigError, match="is not a file"):
+        open_own(tmp_path / "secret")
+
+
+@needs_root
+def test_a_key_that_another_user_planted_is_not_used(tmp_path):
+    """Else he would know the private key of a party that is enrolled with it."""
+    write_private(tmp_path / KEY_FILE, b"key")
+    foreign(tmp_path / KEY_FILE)
+    with pytest.raises(ConfigError, match=f"belongs to another user \\(uid {STRANGER}\\)"):
+        read_private(tmp_path / KEY_FILE)
+
+
+def everybody_can_replace(tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    return private_directory_of(tmp_path / "open/state")
+
+
+def private_directory_of(path, bits=0o700):
+    path.mkdir()
+    path.chmod(bits)
+    return path
+
+
+PLACES = {
+    "group-writable": lambda tmp: private_directory_of(tmp / "state", 0o770),
+    "world-writable": lambda tmp: private_directory_of(tmp / "state", 0o707),
+    "sticky and world-writable": lambda tmp: private_directory_of(tmp / "state", 0o1777),
+    "in a world-writable one": everybody_can_replace,
+}
+PROGRAMS = {
+    "owner": lambda path: FleetDirectory.create(path, "reef", "mqtt://loopback"),
+    "aggregator": aggregators.init,
+    "device": lambda path: enrolment.init(path, "dev-1"),
+    "store": lambda path: Store(path, run_plan()),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
+def test_no_program_begins_in_a_directory_that_others_can_write_to(tmp_path, place, program):
+    path = place(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        program(path)
+    assert "chmod" in caught.value.hint
+    assert list(path.iterdir()) == []
+
+
+@needs_root
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
+def test_no_program_begins_in_a_directory_of_another_user(tmp_path, program):
+    path = foreign(private_directory_of(tmp_path / "state"))
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        program(path)
+    assert list(path.iterdir()) == []
+
+
+@pytest.mark.parametrize("party", ["owner", "server", "dev-1"])
+def test_no_program_goes_on_in_a_directory_that_was_opened_to_others(tmp_path, party):
+    owner = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://loopback")
+    grant = owner.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
+    aggregators.join(tmp_path / "server", grant.read_bytes(), owner.fingerprint)
+    grant = owner.add_device(enrolment.init(tmp_path / "dev-1", "dev-1").read_bytes())
+    enrolment.join(tmp_path / "dev-1", grant.read_bytes(), owner.fingerprint)
+    opens = {
+        "owner": FleetDirectory,
+        "server": aggregators.AggregatorMembership,
+        "dev-1": enrolment.DeviceMembership,
+    }
+    opens[party](tmp_path / party)
+    (tmp_path / party).chmod(0o770)
+    with pytest.raises(ConfigError, match="others can write to the directory") as caught:
+        opens[party](tmp_path / party)
+    assert caught.value.hint.endswith(f"chmod go-w {tmp_path / party}")
+
+
+def test_the_usual_places_are_accepted(tmp_path):
+    """Below /tmp with its sticky bit, below a directory of the user's own group, and where others can only read."""
+    for bits in (0o1777, 0o775, 0o755):
+        above = private_directory_of(tmp_path / f"{bits:o}", bits)
+        check_directory(private_directory(above / "state"))
+        check_directory(private_directory_of(above / "readable", 0o755))
+
+
+def test_a_missing_directory_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="can't look at"):
+        check_directory(tmp_path / "missing")

@@ -1,0 +1,123 @@
+"""Imports that wait for the first use: nothing is loaded before, everything is as usual after."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+from shoal.util.process import put_off
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package ``heavy_things`` with modules ``one`` and ``two`` that nobody has imported; forgotten afterwards."""
+    folder = tmp_path / "heavy_things"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    for name, value in (("one", 1), ("two", 2)):
+        (folder / f"{name}.py").write_text(f"import builtins\nbuiltins.{MARK}.append(__name__)\nVALUE = {value}\n")
+    loads = []
+    monkeypatch.setattr(f"builtins.{MARK}", loads, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    yield loads
+    for name in [m for m in sys.modules if m.split(".")[0] == "heavy_things"]:
+        del sys.modules[name]
+
+
+MARK = "_shoal_loads"
+
+
+def test_an_import_statement_does_not_load_what_is_put_off(package):
+    """This is what LazyLoader fails at: paho's ``import urllib.request`` alone would load it."""
+    assert put_off("heavy_things.one") is True
+    import heavy_things.one  # noqa: F401 - the statement is what is tested
+
+    importlib.import_module("heavy_things.one")
+    assert package == []
+
+
+def test_the_first_use_loads_it_and_it_is_the_true_module_from_then_on(package):
+    put_off("heavy_things.one")
+    import heavy_things.one
+
+    deferred = heavy_things.one
+    assert deferred.VALUE == 1
+    assert package == ["heavy_things.one"]
+    true = sys.modules["heavy_things.one"]
+    assert type(true) is ModuleType
+    assert true is not deferred
+    assert heavy_things.one is true
+    assert deferred.VALUE == 1
+    assert package == ["heavy_things.one"]
+
+
+def test_importing_a_name_from_it_is_a_use(package):
+    put_off("heavy_things.two")
+    from heavy_things.two import VALUE
+
+    assert (VALUE, package) == (2, ["heavy_things.two"])
+
+
+def test_a_name_that_it_lacks_is_an_attribute_error(package):
+    put_off("heavy_things.one")
+    import heavy_things.one
+
+    with pytest.raises(AttributeError, match="no attribute 'NOTHING'"):
+        _ = heavy_things.one.NOTHING
+    assert not hasattr(heavy_things.one, "NOTHING")
+    assert heavy_things.one.VALUE == 1
+
+
+def test_its_siblings_are_imported_as_ever(package):
+    put_off("heavy_things.one")
+    from heavy_things import two
+
+    assert (two.VALUE, package) == (2, ["heavy_things.two"])
+
+
+def test_what_is_loaded_stays_as_it_is(package):
+    import heavy_things.one
+
+    before = heavy_things.one
+    assert put_off("heavy_things.one") is False
+    assert put_off("sys") is False
+    assert sys.modules["heavy_things.one"] is heavy_things.one is before
+
+
+def test_putting_off_twice_is_once(package):
+    assert (put_off("heavy_things.one"), put_off("heavy_things.one")) == (True, False)
+    assert package == []
+
+
+@pytest.mark.parametrize("name", ["no_such_module_at_all", "heavy_things.three"])
+def test_what_does_not_exist_is_not_put_off(package, name):
+    """An import of it fails where it stands, as it should."""
+    assert put_off(name) is False
+    assert name not in sys.modules
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(name)
+
+
+def test_a_server_can_keep_its_heap():
+    """In a process of its own: what it sets can't be taken back."""
+    program = (
+        "import resource, sys\n"
+        "import numpy as np\n"
+        "from shoal.util.process import keep_heap\n"
+        "kept = keep_heap()\n"
+        "def faults_of_a_round():\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    held = [np.ones(160_000, np.float32) for _ in range(20)]\n"
+        "    del held\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
+        "first, *rest = [faults_of_a_round() for _ in range(5)]\n"
+        "assert not kept or max(rest) < first / 10, (first, rest)\n"
+        "print(kept)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() in ("True", "False")
