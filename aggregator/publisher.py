@@ -12,7 +12,6 @@ import numpy as np
 
 from aggregator.rounds.events import OpenRound
 from aggregator.strategies.base import Slot
-from aggregator.uploads.retransmission import first_reminder_s
 from crypto.seal.envelope import GroupKey, parcel_for_group, parcel_for_member
 from crypto.seal.identity import SIGNATURE_BYTES, Identity
 from shoal import limits
@@ -44,6 +43,16 @@ TOLD_FILE: Final = "roster.told"
 LOG = logging.getLogger("shoal.aggregator")
 CONTROL_BYTES: Final = 768
 """A sealed answer without its list of chunks takes less."""
+
+
+def first_reminder_s(uploads: int, upload_bytes: int) -> float:
+    """Return the earliest time after which a device may remind us, when so many uploads of that size are expected at once.
+
+    Args:
+        uploads: devices that upload in the round.
+        upload_bytes: of one masked update.
+    """
+    return limits.REMIND_BASE_S + uploads * (limits.REMIND_PER_UPLOAD_S + upload_bytes / limits.REMIND_BYTES_PER_S)
 
 
 class Publisher:

@@ -14,10 +14,10 @@ from edge_client.storage.state import OwnModel
 
 if TYPE_CHECKING:
     from crypto.seal.replay import HighWater
+    from edge_client.followed_run import Run
     from edge_client.learning.update import Finished
     from edge_client.membership import DeviceMembership
     from edge_client.protocol.round_state import Stage
-    from edge_client.run.package import Run
     from edge_client.storage.state import DeviceState
     from shoal.protocol.documents import RunPlan
     from shoal.protocol.messages import Announcement, Order

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
+from edge_client.followed_run import Run
 from edge_client.learning.data import Batch
 from edge_client.learning.model import Backend, OrtModel
 from edge_client.learning.worker import Result, Worker
@@ -31,7 +32,6 @@ from edge_client.reporting import Results
 from edge_client.run.following import Following
 from edge_client.run.jobs import Workplace
 from edge_client.run.models import Inventory
-from edge_client.run.package import Run
 from edge_client.storage.state import DeviceState
 from shoal.errors import ShoalError, StorageError, UntrustedError, reason_of
 from shoal.protocol.chunking import ChunkKind

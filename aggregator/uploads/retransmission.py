@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from aggregator.publisher import first_reminder_s
 from aggregator.rounds.state import too_late
 from shoal import limits
 from shoal.protocol.chunking import chunk_count
@@ -23,16 +24,6 @@ if TYPE_CHECKING:
 
 PAUSE_S: Final = 0.9 * limits.REMIND_BASE_S
 """A device's reminders that come faster are passed over: no device makes them."""
-
-
-def first_reminder_s(uploads: int, upload_bytes: int) -> float:
-    """Return the earliest time after which a device may remind us, when so many uploads of that size are expected at once.
-
-    Args:
-        uploads: devices that upload in the round.
-        upload_bytes: of one masked update.
-    """
-    return limits.REMIND_BASE_S + uploads * (limits.REMIND_PER_UPLOAD_S + upload_bytes / limits.REMIND_BYTES_PER_S)
 
 
 class _Asked(NamedTuple):

@@ -17,11 +17,11 @@ from crypto.mask.keys import MaskKey
 from crypto.mask.masking import mask
 from crypto.seal.envelope import Parcel, parcel_for_member
 from crypto.seal.identity import Identity
+from edge_client.followed_run import Run
 from edge_client.learning import scoring, training
 from edge_client.learning.data import Batch, Shares, permutation
 from edge_client.learning.model import Backend
 from edge_client.learning.norm_noise import blur_factor
-from edge_client.run.package import Run
 from edge_client.storage.finished_models import Validation
 from edge_client.storage.update_cache import OwnUpdates, wanted
 from shoal.limits import MAX_MARGIN

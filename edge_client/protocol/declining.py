@@ -7,7 +7,7 @@ values.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shoal.errors import DataError, IntegrityError, ShoalError, StorageError, TaskError, UntrustedError
 from shoal.protocol.messages import Obstacle
@@ -18,8 +18,13 @@ if TYPE_CHECKING:
     from crypto.seal.replay import HighWater
     from edge_client.membership import DeviceMembership
     from edge_client.protocol.notes import Notes
-    from edge_client.run.following import Following
     from shoal.protocol.messages import Announcement
+
+
+class Follower(Protocol):
+    """Opens run packages, as `edge_client.run.following.Following` does."""
+
+    newest: bytes
 
 
 def obstacle_of(error: ShoalError) -> Obstacle:
@@ -47,7 +52,7 @@ class Declining:
         self._last: tuple[bytes, ShoalError] | None = None
 
     @contextmanager
-    def unless_followed(self, following: Following, announced: Callable[[], None]) -> Iterator[None]:
+    def unless_followed(self, following: Follower, announced: Callable[[], None]) -> Iterator[None]:
         """Note why the run that ``following`` opens in the body can't be followed, if so, and look at what was ``announced``."""
         try:
             yield

@@ -13,10 +13,10 @@ from shoal.protocol.topics import TopicKind
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from edge_client.followed_run import Run
     from edge_client.membership import DeviceMembership
     from edge_client.protocol.model_feed import ModelFeed
     from edge_client.protocol.roster_sync import RosterFeed
-    from edge_client.run.package import Run
     from shoal.protocol.messages import Announcement
     from shoal.protocol.topics import ParsedTopic
 

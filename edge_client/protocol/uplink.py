@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from edge_client.protocol.notes import Subject
 from shoal import limits
@@ -11,8 +11,14 @@ from shoal.protocol.chunking import ChunkKind, Fingerprint, split
 if TYPE_CHECKING:
     from crypto.seal.replay import HighWater
     from edge_client.protocol.notes import Notes
-    from edge_client.storage.state import DeviceState
     from shoal.transport.base import Qos, Transport
+
+
+class UploadFile(Protocol):
+    """Stores the upload of the current round; `edge_client.storage.state.DeviceState` is one."""
+
+    def save_pending(self, mark: HighWater, transfer: bytes, sealed: bytes) -> None:
+        """Store an upload durably, or without its bytes once it was answered."""
 
 
 class Outbox:
@@ -33,7 +39,7 @@ class Outbox:
     """
 
     def __init__(
-        self, files: DeviceState, transport: Transport, notes: Notes, topic: str, sealed: bytes, birth: int
+        self, files: UploadFile, transport: Transport, notes: Notes, topic: str, sealed: bytes, birth: int
     ) -> None:
         self._files = files
         self._transport = transport

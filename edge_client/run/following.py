@@ -9,7 +9,8 @@ import hashlib
 import logging
 from typing import TYPE_CHECKING
 
-from edge_client.run.package import Run, check_followable, open_epoch, open_run, owners_plan, reopen, starts_later
+from edge_client.followed_run import Run
+from edge_client.run.package import check_followable, open_epoch, open_run, owners_plan, reopen, starts_later
 from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError
 from shoal.protocol.codec import decode
 from shoal.protocol.epochs import Epoch

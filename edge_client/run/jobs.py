@@ -17,11 +17,11 @@ from shoal.membership.roster import aggregator_of
 from shoal.protocol.messages import Phase
 
 if TYPE_CHECKING:
+    from edge_client.followed_run import Run
     from edge_client.learning.model import Backend
     from edge_client.learning.worker import Job
     from edge_client.membership import DeviceMembership
     from edge_client.run.models import Inventory
-    from edge_client.run.package import Run
     from shoal.protocol.messages import Announcement, Order
     from shoal.task.bundle import TaskBundle
     from shoal.task.manifest import TaskManifest

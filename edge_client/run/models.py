@@ -20,7 +20,7 @@ from shoal.types import MaskedVector
 
 if TYPE_CHECKING:
     from crypto.seal.envelope import GroupKey
-    from edge_client.run.package import Run
+    from edge_client.followed_run import Run
     from shoal.types import Float32Vector
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +11,7 @@ from crypto.mask.keys import MaskContext, MaskKey, derive
 from crypto.mask.modes.registry import MODES
 from crypto.seal.envelope import open_from_group, read_head, seal_to_group
 from crypto.seal.signed import open_document
+from edge_client.followed_run import Run
 from edge_client.run.policy import check_plan
 from shoal.errors import IntegrityError, UntrustedError
 from shoal.membership.certificates import check_certificate
@@ -30,27 +29,6 @@ if TYPE_CHECKING:
     from edge_client.membership import DeviceMembership
     from shoal.protocol.epochs import Checkpoint
     from shoal.types import Float32Vector
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A run that this device may follow.
-
-    Attributes:
-        plan: the owner's, as it stands in this mask epoch.
-        origins: shape (origins, d), float32, read-only: what models are offsets from; the aggregator never has them.
-        key: the mask; segment_keys: the same mask, segment by segment, for what travels in parts.
-        since: the round after which the mask epoch began, 0 for the first.
-        generation: roster sequence of the secrets that it is made with.
-    """
-
-    plan: RunPlan
-    bundle: TaskBundle
-    origins: Float32Vector
-    key: MaskKey
-    segment_keys: Mapping[str, MaskKey]
-    since: int = 0
-    generation: int = 0
 
 
 def task_purpose(plan_digest: bytes) -> str:

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from aggregator.publisher import first_reminder_s
 from aggregator.rounds.state import EngineState
 from aggregator.strategies.base import RoundPlan
 from aggregator.uploads.acknowledgements import Answers
-from aggregator.uploads.retransmission import PAUSE_S, Asking, first_reminder_s
+from aggregator.uploads.retransmission import PAUSE_S, Asking
 from shoal import limits
 from shoal.protocol.chunking import ChunkKind, split, transfer_id
 from shoal.protocol.messages import Action, Phase, Reminder

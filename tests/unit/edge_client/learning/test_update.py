@@ -10,12 +10,13 @@ from crypto.mask.masking import unmask
 from crypto.mask.secret import MaskSecret
 from crypto.seal.envelope import open_from_member, read_head
 from crypto.seal.identity import Identity
+from edge_client.followed_run import Run
 from edge_client.learning.data import Batch, split
 from edge_client.learning.model import OrtModel
 from edge_client.learning.scoring import score
 from edge_client.learning.training import Cancelled, train
 from edge_client.learning.update import BatchOrder, Workshop, carry_out, local_training, share_of
-from edge_client.run.package import Run, segment_keys
+from edge_client.run.package import segment_keys
 from edge_client.storage.update_cache import OwnUpdates
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import LocalSettings, SegmentSpec

@@ -9,8 +9,9 @@ from crypto.mask.keys import MaskContext, derive
 from crypto.mask.masking import mask
 from crypto.mask.secret import MaskSecret
 from crypto.seal.envelope import GroupKey
+from edge_client.followed_run import Run
 from edge_client.run.models import Inventory
-from edge_client.run.package import Run, segment_keys
+from edge_client.run.package import segment_keys
 from shoal.errors import UntrustedError
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import SegmentSpec
