@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import capped_weights, weighted_mean
 from aggregator.persistent import PersistentMap
+from aggregator.strategies.settings import StrategySettings
 from shoal.errors import ConfigError, IntegrityError, KeyMismatchError
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Order, Phase, Share, Upload
@@ -213,6 +214,7 @@ class Strategy(Protocol):
     """One algorithm of the papers. States are values: a method returns a new one and leaves its argument alone."""
 
     name: str
+    settings_type: ClassVar[type[StrategySettings]]
 
     def init(self, devices: tuple[str, ...]) -> Any:
         """Return the state before round 1 for the fleet's active ``devices``."""
@@ -396,19 +398,29 @@ def slot_load(document: Mapping[str, Any], vectors: Mapping[str, Float32Vector])
 
 
 def parse_settings(kind: type[Any], run: RunPlan) -> Any:
-    """Return the algorithm's settings, a frozen dataclass of int, float, str and bool, from the run plan.
+    """Return the settings of a run plan as `read_settings` does."""
+    return read_settings(kind, run.algorithm, {s.name: s.value for s in run.settings})
+
+
+def read_settings(kind: type[Any], algorithm: str, given: Mapping[str, str]) -> Any:
+    """Return an algorithm's settings.
+
+    Args:
+        kind: its subclass of `StrategySettings`, with fields of int, float, str and bool.
+        algorithm: its name, for errors.
+        given: values as text by name; settings that are not given take their defaults.
 
     Raises:
-        ConfigError: a name is unknown or a value is not of its type.
+        ConfigError: a name is unknown, a value is not of its type, or ``kind`` refuses it.
     """
     fields = {f.name: f for f in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
-    for setting in run.settings:
-        if setting.name not in fields:
+    for name, text in given.items():
+        if name not in fields:
             raise ConfigError(
-                f"{run.algorithm} has no setting {setting.name!r}", hint=f"it has {', '.join(sorted(fields)) or 'none'}"
+                f"{algorithm} has no setting {name!r}", hint=f"it has {', '.join(sorted(fields)) or 'none'}"
             )
-        values[setting.name] = _value(setting.value, type(fields[setting.name].default), setting.name)
+        values[name] = _value(text, type(fields[name].default), name)
     return kind(**values)
 
 

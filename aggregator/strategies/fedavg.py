@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
@@ -36,6 +36,7 @@ from aggregator.strategies.base import (
 )
 from aggregator.strategies.discrepancy import discrepancy
 from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot
+from aggregator.strategies.settings import Reads, StrategySettings
 from shoal.protocol.documents import RunPlan
 from shoal.types import Float32Vector
 
@@ -43,12 +44,14 @@ MODEL = 0
 
 
 @dataclass(frozen=True, slots=True)
-class FedAvgSettings:
+class FedAvgSettings(StrategySettings):
     """FedAvg's own parameters; weighting, participation and local training are in the run plan.
 
     Attributes:
         discrepancy: report fedgroup Eq. 4 in every round.
     """
+
+    reads: ClassVar[Reads] = "norms"
 
     discrepancy: bool = False
 
@@ -66,6 +69,7 @@ class FedAvg:
     """The baseline: one model for all."""
 
     name = "fedavg"
+    settings_type = FedAvgSettings
 
     def __init__(self, run: RunPlan, _backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run

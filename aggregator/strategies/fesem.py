@@ -20,7 +20,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -53,19 +53,22 @@ from aggregator.strategies.base import (
 )
 from aggregator.strategies.discrepancy import discrepancy
 from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot, news_dump, news_load, retained
+from aggregator.strategies.settings import StrategySettings
 from shoal import limits
 from shoal.protocol.documents import RunPlan
 from shoal.types import Float32Vector
 
 
 @dataclass(frozen=True, slots=True)
-class FesemSettings:
+class FesemSettings(StrategySettings):
     """FeSEM's own parameters.
 
     Attributes:
         k: centres.
         discrepancy: report fedgroup Eq. 4 in every round.
     """
+
+    clusters_setting: ClassVar[str] = "k"
 
     k: int = 2
     discrepancy: bool = False
@@ -91,6 +94,7 @@ class Fesem:
     """FeSEM on masked offsets."""
 
     name = "fesem"
+    settings_type = FesemSettings
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run

@@ -35,13 +35,14 @@ from aggregator.strategies.base import (
     train_order,
 )
 from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot
+from aggregator.strategies.settings import StrategySettings
 from shoal import limits
 from shoal.protocol.documents import RunPlan
 from shoal.types import Float32Vector
 
 
 @dataclass(frozen=True, slots=True)
-class LocalSettings:
+class LocalSettings(StrategySettings):
     """Local training has none of its own: it is in the run plan."""
 
 
@@ -65,6 +66,7 @@ class Local:
     """Each device alone; every one is a cluster of its own."""
 
     name = "local"
+    settings_type = LocalSettings
 
     def __init__(self, run: RunPlan, _backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run

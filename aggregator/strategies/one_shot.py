@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -59,14 +59,15 @@ from aggregator.strategies.renewal import (
     renewed_rows,
     retained,
 )
+from aggregator.strategies.settings import StrategySettings
 from shoal import limits
-from shoal.protocol.documents import RunPlan
+from shoal.protocol.documents import Capabilities, RunPlan
 from shoal.protocol.messages import Phase
 from shoal.types import Float32Vector
 
 
 @dataclass(frozen=True, slots=True)
-class OneShotSettings:
+class OneShotSettings(StrategySettings):
     """One-shot clustering's own parameters.
 
     Attributes:
@@ -74,8 +75,15 @@ class OneShotSettings:
         start: where a cluster's model starts, ``mean`` of its members' models or ``origin``.
     """
 
+    clusters_setting: ClassVar[str] = "k"
+
     k: int = 2
     start: str = "mean"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Local convergence has a recipe of its own, and centroids outlive a mask epoch."""
+        return Capabilities(pretrain=True, carry=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +114,7 @@ class OneShot:
     """One-shot clustering on masked offsets."""
 
     name = "one-shot"
+    settings_type = OneShotSettings
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run

@@ -1,42 +1,28 @@
-"""The algorithms by name."""
+"""Registry of the algorithms by name. A new one is a line in `STRATEGIES`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from aggregator.numerics.backend import Backend
-from aggregator.strategies.base import Average, Strategy, mean_update
-from aggregator.strategies.cfl.state import CflSettings
+from aggregator.strategies.base import Average, Strategy, mean_update, read_settings
 from aggregator.strategies.cfl.strategy import Cfl
-from aggregator.strategies.fedavg import FedAvg, FedAvgSettings
+from aggregator.strategies.fedavg import FedAvg
 from aggregator.strategies.fedgroup.prox import FedGrouProx
-from aggregator.strategies.fedgroup.state import FedGroupSettings
 from aggregator.strategies.fedgroup.strategy import FedGroup
 from aggregator.strategies.fedprox import FedProx
-from aggregator.strategies.fesem import Fesem, FesemSettings
-from aggregator.strategies.ifca.state import IfcaSettings
+from aggregator.strategies.fesem import Fesem
 from aggregator.strategies.ifca.strategy import Ifca
-from aggregator.strategies.local import Local, LocalSettings
-from aggregator.strategies.one_shot import OneShot, OneShotSettings
+from aggregator.strategies.local import Local
+from aggregator.strategies.one_shot import OneShot
+from aggregator.strategies.settings import StrategySettings
 from shoal.errors import ConfigError
 from shoal.protocol.documents import RunPlan
 
 STRATEGIES: Final[dict[str, Any]] = {
     s.name: s for s in (FedAvg, FedProx, Local, Ifca, OneShot, Cfl, FedGroup, FedGrouProx, Fesem)
 }
-
-SETTINGS: Final[dict[str, type[Any]]] = {
-    FedAvg.name: FedAvgSettings,
-    FedProx.name: FedAvgSettings,
-    Local.name: LocalSettings,
-    Ifca.name: IfcaSettings,
-    OneShot.name: OneShotSettings,
-    Cfl.name: CflSettings,
-    FedGroup.name: FedGroupSettings,
-    FedGrouProx.name: FedGroupSettings,
-    Fesem.name: FesemSettings,
-}
-"""What `RunPlan.settings` may hold for each, as frozen dataclasses whose docstrings say what it means."""
 
 
 def make_strategy(run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> Strategy:
@@ -57,6 +43,25 @@ def make_strategy(run: RunPlan, backend: Backend | None = None, average: Average
 def models_needed(run: RunPlan) -> int:
     """Return how many model ids the run may name at most."""
     return int(_find(run.algorithm).models(run))
+
+
+def settings_of(algorithm: str, given: Mapping[str, str]) -> StrategySettings:
+    """Return the settings of an algorithm.
+
+    Args:
+        algorithm: its name.
+        given: values as text by name, as in ``RunPlan.settings``.
+
+    Raises:
+        ConfigError: no such algorithm, or a setting that it does not have or refuses.
+    """
+    settings: StrategySettings = read_settings(_find(algorithm).settings_type, algorithm, given)
+    return settings
+
+
+def plan_settings(run: RunPlan) -> StrategySettings:
+    """Return the settings of a run plan's algorithm; raise ConfigError as `settings_of`."""
+    return settings_of(run.algorithm, {s.name: s.value for s in run.settings})
 
 
 def _find(algorithm: str) -> Any:

@@ -1,4 +1,4 @@
-"""Documents that are signed but not secret by themselves: roster, run plan, card."""
+"""Signed documents that are not secret by themselves: roster, run plan, card."""
 
 from __future__ import annotations
 
@@ -22,13 +22,19 @@ def open_document(data: bytes | memoryview, expected: type[M], key: bytes) -> M:
 
     Raises:
         UntrustedError: the signature is not that key's.
-        WireError: the bytes are not such a document.
+        WireError: the bytes are not such a document; with a valid signature, one of another version.
     """
     view = memoryview(data)
     if len(view) <= SIGNATURE_BYTES:
         raise WireError(f"{len(view)} bytes are too short for a signed {expected.__name__}")
     verify(key, _purpose(expected), view[SIGNATURE_BYTES:], view[:SIGNATURE_BYTES])
-    return decode(view[SIGNATURE_BYTES:], expected)
+    try:
+        return decode(view[SIGNATURE_BYTES:], expected)
+    except WireError as error:
+        raise WireError(
+            f"this {expected.__name__} was signed by another version of Shoal ({error})",
+            hint="all parties of a fleet run one version; have it signed again",
+        ) from error
 
 
 def peek_document(data: bytes | memoryview, expected: type[M]) -> M:

@@ -1,7 +1,7 @@
 """Carry out one order: score, choose, train, mask, seal.
 
-The clear update does not leave the device. For CFL runs of several mask epochs `own_updates` also writes it, in clear, to the
-device's private directory, until the run is over.
+The clear update does not leave the device. In a run of several mask epochs whose plan has the capability ``keep_updates``,
+`update_cache` also writes it, in clear, to the device's private directory, until the run is over.
 """
 
 from __future__ import annotations

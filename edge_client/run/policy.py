@@ -1,4 +1,7 @@
-"""What a device puts up with: nothing that its owner's run plan does not allow."""
+"""Device-side policy: refuse every plan, announcement, order and model that the owner's signed run plan does not allow.
+
+The checks read the plan's limits and its `Capabilities`, never the algorithm's name or settings.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,6 @@ from shoal.protocol.messages import (
 
 TRAINING_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.PRETRAIN)
 ROLLOVER_PHASES: Final = (Phase.CHECKPOINT, Phase.ENDORSE)
-CARRYING: Final = ("fedgroup", "fedgrouprox", "one-shot")
-"""Algorithms with masked vectors that are no models, and outlive a mask epoch."""
-PRETRAINING: Final = ("fedgroup", "fedgrouprox", "one-shot")
-"""Algorithms that have a use for the plan's second recipe."""
 
 
 def check_plan(plan: RunPlan, *, fleet: str, modes: tuple[str, ...]) -> None:
@@ -97,7 +96,7 @@ def _check_place(a: Announcement, plan: RunPlan, since: int, generation: int) ->
 def _check_rollover(a: Announcement, plan: RunPlan, generation: int) -> None:
     if not a.step and (a.carried or a.proposal or a.generation):
         raise UntrustedError("a round with the parts of a rollover")
-    if a.carried and (plan.algorithm not in CARRYING or len(a.carried) > plan.max_models):
+    if a.carried and (not plan.capabilities.carry or len(a.carried) > plan.max_models):
         raise UntrustedError(f"{len(a.carried)} vectors that are no models")
     if a.carried and a.generation != generation:
         raise UntrustedError("vectors to be masked anew under secrets that were drawn to keep somebody out")
@@ -113,19 +112,8 @@ def _check_rollover(a: Announcement, plan: RunPlan, generation: int) -> None:
             raise UntrustedError(f"vector {vector.model} is a mean of {vector.contributors} devices")
 
 
-def adds_models(plan: RunPlan) -> bool:
-    """Whether the owner lets the aggregator add models up: FedGroup's inter-group aggregation, an ``eta_g`` above 0."""
-    return any(s.name == "eta_g" and s.value.strip("0.") for s in plan.settings)
-
-
-def keeps_path(plan: RunPlan) -> bool:
-    """Whether the owner wants devices to keep every model of their path: CFL's ``path``."""
-    switched = any(s.name == "path" and s.value.lower() in ("on", "true") for s in plan.settings)
-    return plan.algorithm == "cfl" and switched
-
-
 def _check_scale(scale: float, what: str, plan: RunPlan) -> None:
-    if not (scale == 1 or (adds_models(plan) and 1 <= scale <= MAX_SCALE)):
+    if not (scale == 1 or (plan.capabilities.scale and 1 <= scale <= MAX_SCALE)):
         raise UntrustedError(f"{what} is {scale:g} times its origin, which the plan does not allow")
 
 
@@ -147,8 +135,8 @@ def check_order(order: Order, announcement: Announcement, plan: RunPlan, generat
         generation: as in `check_announcement`.
 
     Raises:
-        UntrustedError: it names a model that is not announced, trains in the final round, or is of a phase that the
-            plan's algorithm does not have.
+        UntrustedError: it names a model that is not announced, trains in the final round, or asks for something that
+            the plan's capabilities do not include.
     """
     known = {m.model for m in announcement.models}
     if not set(order.candidates) <= known:
@@ -159,8 +147,6 @@ def check_order(order: Order, announcement: Announcement, plan: RunPlan, generat
         raise UntrustedError("a rollover in a round, or work of a round in a rollover")
     if (order.phase == Phase.ENDORSE) != (announcement.proposal is not None):
         raise UntrustedError("an order to sign nothing, or to fold what is folded")
-    if (order.keep or order.renew) and plan.algorithm != "cfl":
-        raise UntrustedError(f"an order to keep updates, which {plan.algorithm} has no use for")
     if order.keep > announcement.round or (order.renew and order.phase != Phase.ENDORSE):
         raise UntrustedError("an order to keep an update of a later round, or to mask one anew out of turn")
     if order.renew and announcement.generation != generation:
@@ -168,14 +154,23 @@ def check_order(order: Order, announcement: Announcement, plan: RunPlan, generat
         raise UntrustedError("an order to mask an update anew under secrets that were drawn to keep somebody out")
     if order.train and (announcement.round > plan.rounds or order.phase not in TRAINING_PHASES):
         raise UntrustedError("an order to train where there is nothing to train for")
-    if order.phase == Phase.PRETRAIN and plan.algorithm not in PRETRAINING:
-        raise UntrustedError(f"an order to pre-train, which {plan.algorithm} does not do")
-    if order.phase == Phase.KEEP and not (announcement.finished and keeps_path(plan)):
-        raise UntrustedError("an order to keep a path of models, which the plan does not ask for")
     if order.train and order.margins:
         raise UntrustedError("an order to train and report margins at once")
-    if order.norm and not (order.train and adds_models(plan)):
-        raise UntrustedError("an order to report a model's norm, which the plan has no use for")
+    _check_capabilities(order, announcement, plan)
+
+
+def _check_capabilities(order: Order, announcement: Announcement, plan: RunPlan) -> None:
+    allowed = plan.capabilities
+    if order.phase == Phase.PRETRAIN and not allowed.pretrain:
+        raise UntrustedError("an order to pre-train, which the plan does not allow")
+    if order.margins and not allowed.margins:
+        raise UntrustedError("an order to report margins, which the plan does not allow")
+    if order.norm and not (order.train and allowed.scale):
+        raise UntrustedError("an order to report a model's norm, which the plan does not allow")
+    if (order.keep or order.renew) and not allowed.keep_updates:
+        raise UntrustedError("an order to keep updates, which the plan does not allow")
+    if order.phase == Phase.KEEP and not (announcement.finished and allowed.keep_path):
+        raise UntrustedError("an order to keep a path of models, which the plan does not allow")
 
 
 def check_model(header: ModelHeader, plan: RunPlan, body_bytes: int, norm: float) -> None:
@@ -197,7 +192,7 @@ def check_model(header: ModelHeader, plan: RunPlan, body_bytes: int, norm: float
         raise UntrustedError(f"a model of {header.length} coordinates in {body_bytes} bytes")
     if header.origin >= plan.origins:
         raise UntrustedError(f"a model from origin {header.origin} of {plan.origins}")
-    if header.scale != 0 or not CARRIED_FIRST <= header.model < PROPOSAL_MODEL or plan.algorithm not in CARRYING:
+    if header.scale != 0 or not CARRIED_FIRST <= header.model < PROPOSAL_MODEL or not plan.capabilities.carry:
         _check_scale(header.scale, f"model {header.model}", plan)
     if not 1 <= header.round <= plan.rounds + 1:
         raise UntrustedError(f"a model of round {header.round} of {plan.rounds}")

@@ -1,7 +1,7 @@
-"""Updates of its own that a device keeps: those that CFL remembers a split by, to be masked anew in a later mask epoch.
+"""Cache of a device's own updates that a run of several mask epochs needs again.
 
-The aggregator asks for one when it has become part of its memory, a round or more after it came, so the newest is held
-until the next. What is kept lies in clear in the device's private directory until the run is over.
+The aggregator asks for an update to be kept when it has become part of its memory, a round or more after it came, so the
+newest is held until the next. Kept updates are stored in clear in the device's private directory until the run is over.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("shoal.edge")
 FILES: Final = "own-*.bin"
 MOST_KEPT: Final = 64
-"""An update for each cut above the device's cluster, and a few that came to nothing: more is nothing that CFL asks for."""
+"""An update for each cut above the device's cluster, and a few for splits that failed; CFL asks for no more."""
 
 
 def wanted(plan: RunPlan) -> bool:
-    """Whether anybody may ask for an update of an earlier round."""
-    return plan.algorithm == "cfl" and plan.epochs > 1
+    """Whether the aggregator may ask for an update of an earlier round."""
+    return plan.capabilities.keep_updates and plan.epochs > 1
 
 
 class OwnUpdates:

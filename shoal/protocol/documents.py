@@ -212,6 +212,28 @@ class SegmentSpec:
     length: U32
 
 
+@message(26)
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a run's algorithm needs of devices beyond training, scoring and evaluating; devices refuse the rest.
+
+    Attributes:
+        pretrain: train by the plan's ``pretrain`` recipe.
+        margins: report the loss of each candidate less the first one's.
+        scale: use models that are multiples of their origin, and report the l2 norm of the model that was trained.
+        carry: at a rollover, mask vectors again that are no models.
+        keep_updates: keep own updates in clear until the run ends, and mask them again at a rollover.
+        keep_path: keep several models at the end of the run.
+    """
+
+    pretrain: bool = False
+    margins: bool = False
+    scale: bool = False
+    carry: bool = False
+    keep_updates: bool = False
+    keep_path: bool = False
+
+
 def _require_positive(name: str, value: float) -> None:
     if not 0 < value < math.inf:
         raise WireError(f"the {name} is a number above 0, not {value:g}")
@@ -220,7 +242,7 @@ def _require_positive(name: str, value: float) -> None:
 @message(8)
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What the owner allows: devices refuse every announcement that goes beyond it.
+    """What the owner allows in a run: devices refuse every announcement and order that goes beyond it.
 
     Attributes:
         run: grows with every run of the fleet; run_id is random.
@@ -238,6 +260,7 @@ class RunPlan:
         norm_blur: relative standard deviation of the factor by which devices blur an update's norm; 0 is off.
         max_samples: largest sample count that a device may report; one with more reports this many.
         weight_cap: a device weighs at most this many times the median weight of the devices in the same mean; 0 is off.
+        capabilities: what the algorithm may ask of devices. They go by this, never by ``algorithm`` or ``settings``.
     """
 
     fleet: str
@@ -268,6 +291,7 @@ class RunPlan:
     norm_blur: float = 0.0
     max_samples: U32 = limits.DEFAULT_MAX_SAMPLES
     weight_cap: float = limits.DEFAULT_WEIGHT_CAP
+    capabilities: Capabilities = Capabilities()
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")

@@ -69,12 +69,15 @@ def test_usage_local_training_that_is_none(call, fleet, task, extra, error):
             "the norm limit is a number above 0",
             "`shoal-fleet run --help`",
         ),
-        (["--algorithm", "ifca", "--set", "k=0"], "k is a whole number of at least 1, not '0'", "--set k="),
-        (["--algorithm", "ifca", "--set", "k=two"], "k is a whole number of at least 1, not 'two'", "--set k="),
         (
-            ["--algorithm", "ifca", "--set", "restarts=x"],
-            "restarts is a whole number of at least 1, not 'x'",
-            "--set rest",
+            ["--algorithm", "ifca", "--set", "k=0"],
+            "k, restarts and restart_rounds are at least 1",
+            "leave out --set",
+        ),
+        (
+            ["--algorithm", "ifca", "--set", "k=two"],
+            "setting k is a whole number, not 'two'",
+            "`shoal-fleet run",
         ),
     ],
 )

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from aggregator.strategies.base import Contribution, Dump, Event, Fetch, Gathered, Slot, require, slot_dump, slot_load
 from aggregator.strategies.cfl import split_validation as cfl_trial
 from aggregator.strategies.cfl import tree as cfl_tree
 from aggregator.strategies.cfl.split_validation import Trial, Verdict
 from aggregator.strategies.cfl.tree import Node
+from aggregator.strategies.settings import StrategySettings
+from shoal.protocol.documents import Capabilities
 from shoal.types import Float32Vector
 
 ROOT = 0
 
 
 @dataclass(frozen=True, slots=True)
-class CflSettings:
+class CflSettings(StrategySettings):
     """CFL's own parameters. The paper gives Alg. 5 absolute eps; the relative form travels between models.
 
     Attributes:
@@ -51,6 +53,8 @@ class CflSettings:
         trace: report each cluster's norms of Eqs 32 and 33 in every round.
     """
 
+    splits: ClassVar[bool] = True
+
     linkage: str = "single"
     form: str = "relative"
     eps1: float = 0.4
@@ -73,6 +77,12 @@ class CflSettings:
     look_every: int = -1
     path: bool = False
     trace: bool = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Trials and merge checks ask for margins; kept updates place newcomers in later mask epochs."""
+        margins = self.validate or self.check_every > 0
+        return Capabilities(margins=margins, keep_updates=True, keep_path=self.path)
 
     def check(self) -> None:
         """Raise ConfigError where a value makes no sense."""

@@ -58,6 +58,7 @@ class Cfl:
     """CFL on masked offsets."""
 
     name = "cfl"
+    settings_type = CflSettings
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,12 +25,14 @@ from aggregator.strategies.renewal import (
     news_load,
     renewed_rows,
 )
+from aggregator.strategies.settings import StrategySettings
 from shoal import limits
+from shoal.protocol.documents import Capabilities
 from shoal.types import Float32Vector
 
 
 @dataclass(frozen=True, slots=True)
-class FedGroupSettings:
+class FedGroupSettings(StrategySettings):
     """FedGroup's own parameters.
 
     Attributes:
@@ -45,6 +47,8 @@ class FedGroupSettings:
         discrepancy: report Eq. 4 in every round.
     """
 
+    clusters_setting: ClassVar[str] = "groups"
+
     groups: int = 3
     alpha: int = 20
     measure: str = "edc"
@@ -53,6 +57,11 @@ class FedGroupSettings:
     rac: bool = False
     eta_g: float = 0.0
     discrepancy: bool = True
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Cold starts pre-train, ``eta_g`` adds up models, and directions outlive a mask epoch; RAC has none."""
+        return Capabilities(pretrain=True, scale=self.eta_g > 0, carry=not self.rac)
 
     def check(self) -> None:
         """Raise ConfigError for values that make no sense."""

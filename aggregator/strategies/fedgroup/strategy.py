@@ -67,6 +67,7 @@ class FedGroup:
     """
 
     name = "fedgroup"
+    settings_type = FedGroupSettings
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run

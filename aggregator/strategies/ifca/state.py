@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from aggregator.strategies.base import Dump, Event, Gathered, Slot, parse_settings, require, slot_dump, slot_load
 from aggregator.strategies.ifca.broadcast import Broadcast
 from aggregator.strategies.renewal import news_dump, news_load
+from aggregator.strategies.settings import Reads, StrategySettings
 from shoal.protocol.documents import RunPlan
 from shoal.types import Float32Vector
 
@@ -17,7 +18,7 @@ INFINITE = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class IfcaSettings:
+class IfcaSettings(StrategySettings):
     """IFCA's own parameters.
 
     Attributes:
@@ -31,6 +32,9 @@ class IfcaSettings:
         probe_every: then every so many rounds all are asked to choose again.
     """
 
+    clusters_setting: ClassVar[str] = "k"
+    reads: ClassVar[Reads] = "means"
+
     k: int = 2
     option: str = "model"
     normalise: str = "auto"
@@ -38,6 +42,20 @@ class IfcaSettings:
     restart_rounds: int = 10
     stable_rounds: int = 0
     probe_every: int = 10
+
+    def __post_init__(self) -> None:
+        counted = self.k >= 1 and self.restarts >= 1 and self.restart_rounds >= 1
+        require(counted, "k, restarts and restart_rounds are at least 1", "leave out --set to take the defaults")
+
+    @property
+    def origins(self) -> int:
+        """One for each of the k models of every start."""
+        return self.k * self.restarts
+
+    @property
+    def discarded_rounds(self) -> int:
+        """Those of all starts but the one that is kept."""
+        return (self.restarts - 1) * self.restart_rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +108,6 @@ def checked_settings(run: RunPlan) -> IfcaSettings:
         ConfigError: they are out of range or don't fit the rest of the plan.
     """
     s: IfcaSettings = parse_settings(IfcaSettings, run)
-    require(s.k >= 1 and s.restarts >= 1 and s.restart_rounds >= 1, "k, restarts and restart_rounds are at least 1")
     require(s.stable_rounds >= 0 and s.probe_every >= 1, "stable_rounds is at least 0, probe_every at least 1")
     require(s.option in ("model", "gradient"), f"option {s.option!r} is neither model nor gradient")
     known = ("auto", "machines", "participants", "cluster", "samples")
@@ -101,8 +118,8 @@ def checked_settings(run: RunPlan) -> IfcaSettings:
         "set batch_size 0, steps 1 and momentum 0, or option model",
     )
     require(
-        run.origins == s.k * s.restarts,
-        f"{s.restarts} starts of {s.k} models need {s.k * s.restarts} origins, the run ships {run.origins}",
+        run.origins == s.origins,
+        f"{s.restarts} starts of {s.k} models need {s.origins} origins, the run ships {run.origins}",
     )
     require(
         s.restarts == 1 or s.restarts * s.restart_rounds < run.rounds,

@@ -66,6 +66,7 @@ class Ifca:
     """IFCA on masked offsets."""
 
     name = "ifca"
+    settings_type = IfcaSettings
 
     def __init__(self, run: RunPlan, _backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run

@@ -6,7 +6,8 @@ import dataclasses
 import inspect
 import sys
 
-from aggregator.strategies.registry import SETTINGS, STRATEGIES
+from aggregator.strategies.base import Strategy
+from aggregator.strategies.registry import STRATEGIES
 
 
 def describe() -> list[str]:
@@ -14,8 +15,8 @@ def describe() -> list[str]:
     return [_describe(name, strategy) for name, strategy in STRATEGIES.items()]
 
 
-def _describe(name: str, strategy: type[object]) -> str:
-    kind = SETTINGS[name]
+def _describe(name: str, strategy: type[Strategy]) -> str:
+    kind = strategy.settings_type
     about = inspect.getdoc(sys.modules[strategy.__module__]) or ""
     lines = [f"{name}: {about.splitlines()[0]}"]
     defaults = [f"{f.name}={_text(f.default)}" for f in dataclasses.fields(kind)]

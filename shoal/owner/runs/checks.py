@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from aggregator.strategies.base import drawn, parse_settings
-from aggregator.strategies.registry import SETTINGS
+from aggregator.strategies.base import drawn
+from aggregator.strategies.registry import plan_settings
 from shoal.errors import ConfigError
 from shoal.membership.roster import has_expired
 from shoal.protocol.documents import Roster, RunPlan
@@ -82,11 +82,15 @@ def doubts(plan: RunPlan, devices: tuple[str, ...]) -> Iterator[str]:
         yield (
             f"{taking_part} for {counted(clusters, 'cluster')} are fewer than --min-contributors {least} for each: {KEEPS}"
         )
-    if plan.algorithm == "cfl" and per_round < 2 * least:
-        yield (f"CFL can't split {taking_part}: each side needs --min-contributors, {least} of them; {KEEPS}")
+    if plan_settings(plan).splits and per_round < 2 * least:
+        yield (
+            f"{plan.algorithm.upper()} can't split {taking_part}: each side needs --min-contributors, {least} of them; "
+            f"{KEEPS}"
+        )
 
 
 def _clusters(plan: RunPlan) -> tuple[str, int]:
-    """Return the setting that names the number of clusters, and the number: 1 where there is no such setting."""
-    settings = parse_settings(SETTINGS[plan.algorithm], plan)
-    return next(((name, int(getattr(settings, name))) for name in ("k", "groups") if hasattr(settings, name)), ("", 1))
+    """Return the setting that fixes the number of clusters, and the number: ("", 1) if there is no such setting."""
+    settings = plan_settings(plan)
+    name = settings.clusters_setting
+    return name, int(getattr(settings, name)) if name else 1

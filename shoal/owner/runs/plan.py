@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from aggregator.strategies.registry import make_strategy, models_needed
+from aggregator.strategies.registry import make_strategy, models_needed, settings_of
 from crypto.mask.keys import MaskContext, key_id
 from crypto.seal.envelope import seal_to_group
 from crypto.seal.signed import sign_document
 from edge_client.run.package import origins_purpose, task_purpose
-from edge_client.run.policy import adds_models
 from shoal import limits
 from shoal.errors import ConfigError, WireError
 from shoal.membership.grants import OWNER_NAME
@@ -82,25 +81,12 @@ class RunOptions:
 
 
 def origins_needed(options: RunOptions) -> int:
-    """Return how many origins the run ships: k for each restart of IFCA, else one.
+    """Return how many origins the run ships.
 
     Raises:
-        ConfigError: k or restarts is not a whole number of at least 1.
+        ConfigError: no such algorithm, or a setting that it does not have or refuses.
     """
-    if options.algorithm != "ifca":
-        return 1
-    return _at_least_one(options.settings, "k", "2") * _at_least_one(options.settings, "restarts", "1")
-
-
-def _at_least_one(settings: Mapping[str, str], name: str, default: str) -> int:
-    text = settings.get(name, default)
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise ConfigError(f"{name} is a whole number of at least 1, not {text!r}", hint=f"--set {name}={default}")
-    return number
+    return settings_of(options.algorithm, options.settings).origins
 
 
 def make_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> RunPlan:
@@ -142,6 +128,7 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
     epoch_rounds = options.epoch_rounds or options.rounds
     context = MaskContext(fleet.name, run_id, epoch, bundle.digest, options.mode, bundle.segments)
     local = options.local or bundle.manifest.hyper
+    settings = settings_of(options.algorithm, options.settings)
     return RunPlan(
         fleet=fleet.name,
         run=run,
@@ -150,8 +137,8 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
         task_digest=bundle.digest,
         algorithm=options.algorithm,
         settings=tuple(Setting(k, v) for k, v in sorted(options.settings.items())),
-        origins=origins_needed(options),
-        max_models=origins_needed(options),
+        origins=settings.origins,
+        max_models=settings.origins,
         rounds=options.rounds,
         mode=options.mode,
         epoch=epoch,
@@ -171,6 +158,7 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
         norm_blur=options.norm_blur,
         max_samples=options.max_samples,
         weight_cap=options.weight_cap,
+        capabilities=settings.capabilities,
     )
 
 
@@ -180,7 +168,7 @@ def _check_hidden(plan: RunPlan) -> None:
     Raises:
         ConfigError: something does.
     """
-    if plan.norm_blur and adds_models(plan):
+    if plan.norm_blur and plan.capabilities.scale:
         raise ConfigError(
             "norm_blur hides nothing where devices report the norm of their model, which eta_g needs",
             hint="leave out norm_blur, or eta_g",

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from aggregator.numerics.backend import Backend
 from aggregator.rounds.screening import Levels, Screened, screen
 from aggregator.strategies.base import Contribution, Event, Outcome, RoundPlan, Strategy, UploadKey, mean_loss
-from aggregator.strategies.registry import make_strategy, models_needed
+from aggregator.strategies.registry import make_strategy, models_needed, settings_of
 from crypto.mask.keys import MaskContext, MaskKey, derive
 from crypto.mask.secret import MaskSecret
 from shoal import limits
 from shoal.errors import ConfigError
-from shoal.owner.runs.plan import RunOptions, origins_needed
 from shoal.protocol.documents import LocalSettings, RunPlan, SegmentSpec, Setting
 from shoal.protocol.messages import Phase
 from shoal.simulation.data import Population
@@ -106,8 +105,9 @@ def sim_plan(algorithm: str, settings: Mapping[str, str], network: Network, opti
     Raises:
         ConfigError: the strategy refuses it.
     """
-    needed = origins_needed(RunOptions(algorithm, dict(settings)))
-    before = _rounds_before(settings) if algorithm == "ifca" else 0
+    texts = {name: str(value) for name, value in settings.items()}
+    parsed = settings_of(algorithm, texts)
+    rounds = options.rounds + parsed.discarded_rounds
     segments = options.segments or (("cluster", network.length),)
     plan = RunPlan(
         fleet=FLEET,
@@ -116,13 +116,13 @@ def sim_plan(algorithm: str, settings: Mapping[str, str], network: Network, opti
         roster_sequence=1,
         task_digest=bytes(32),
         algorithm=algorithm,
-        settings=tuple(Setting(k, str(v)) for k, v in sorted(settings.items())),
-        origins=needed,
+        settings=tuple(Setting(k, v) for k, v in sorted(texts.items())),
+        origins=parsed.origins,
         max_models=limits.MAX_MODELS,
-        rounds=options.rounds + before,
+        rounds=rounds,
         mode=options.mask,
         epoch=1,
-        epoch_rounds=ROUNDS_SPARE * (options.rounds + before),
+        epoch_rounds=ROUNDS_SPARE * rounds,
         key_id=bytes(16),
         segments=tuple(SegmentSpec(name, length) for name, length in segments),
         norm_limit=1e9,
@@ -136,18 +136,11 @@ def sim_plan(algorithm: str, settings: Mapping[str, str], network: Network, opti
         local=local_settings(options.local),
         pretrain=local_settings(options.pretrain or options.local),
         weight_cap=options.weight_cap,
+        capabilities=parsed.capabilities,
     )
     key = mask_of(plan)
     plan = plan if key is None else dataclasses.replace(plan, key_id=key.key_id)
     return dataclasses.replace(plan, max_models=min(models_needed(plan), limits.MAX_MODELS))
-
-
-def _rounds_before(settings: Mapping[str, str]) -> int:
-    """Return the rounds of IFCA's starts that are not kept."""
-    try:
-        return (int(settings.get("restarts", "1")) - 1) * int(settings.get("restart_rounds", "10"))
-    except ValueError as error:
-        raise ConfigError(f"restarts and restart_rounds are whole numbers: {error}") from error
 
 
 def mask_of(run: RunPlan) -> MaskKey | None:

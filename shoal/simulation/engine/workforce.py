@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aggregator.strategies.base import Contribution, RoundPlan, mean_update, norm_of, weights_of, whole_offset
+from aggregator.strategies.registry import plan_settings
 from crypto.mask.keys import MaskKey
 from crypto.mask.masking import mask, unmask
 from edge_client.learning.update import LOSS_DECIMALS, NORM_DECIMALS, BatchOrder, reported_margins
@@ -35,8 +36,6 @@ from shoal.types import Float32Vector, MaskedVector
 
 ROWS_BYTES: Final = 64 << 20
 """Updates of a block, and of a round before they are summed instead of kept, take at most this much."""
-MEANS_ONLY: Final = frozenset({"fedavg", "fedprox", "ifca"})
-"""Strategies that never look at a single update."""
 
 Group = tuple[Order, NDArray[np.int64], NDArray[np.int64]]
 """Devices with like orders: the order, their places (c,), and the candidates as rows of the models: (c, 1), or (1, k)."""
@@ -73,7 +72,7 @@ class Workforce:
         mask: the mask of everything that a strategy sees; None leaves updates and offsets clear.
         device: torch's name of the device that computes.
         threads: threads of one matrix product.
-        norms: compute single updates' norms for IFCA too where updates are summed; IFCA never looks at them.
+        norms: compute single updates' norms where updates are summed, also for a strategy that reads only means.
         deferred: sum updates instead of keeping them; None decides by the algorithm and by how much they would take.
     """
 
@@ -100,7 +99,8 @@ class Workforce:
         self.origins = np.ascontiguousarray(origins, np.float32)
         self.device = torch.device(device)
         self.deferred = deferred
-        self.norms = norms or run.algorithm != "ifca"
+        self.reads = plan_settings(run).reads
+        self.norms = norms or self.reads != "means"
         self.place_of = {name: i for i, name in enumerate(population.names)}
         self._shelves: dict[Share, Shelf] = {}
         self._probes: Shelf | None = None
@@ -192,7 +192,7 @@ class Workforce:
         if self.deferred is not None:
             return self.deferred
         training = sum(order.train for order in plan.orders.values())
-        return self.run.algorithm in MEANS_ONLY and 4 * training * self.network.length > ROWS_BYTES
+        return self.reads != "updates" and 4 * training * self.network.length > ROWS_BYTES
 
     def _groups(self, plan: RoundPlan) -> list[Group]:
         """Devices whose orders differ in a single candidate only work together."""

@@ -73,6 +73,7 @@ def changed(**fields):
 
 ORIGIN = ModelRef(0, 0, "x", bytes(16), 0, 0.0)
 OFFSET = ModelRef(0, 0, "x", b"\1" * 16, 2, 1.0)
+SCORING = {"phase": int(Phase.SCORE), "train": False}
 
 OVERSTEPS = {
     "another fleet": (changed(fleet="other"), "an announcement of another run"),
@@ -90,6 +91,15 @@ OVERSTEPS = {
     "an older roster": (changed(roster_sequence=1), "an announcement under roster 1"),
     "an order for an unknown model": (with_order(candidates=(3,)), "a model that is not announced"),
     "an order that repeats a candidate": (with_order(candidates=(0, 0)), "a candidate twice"),
+    "pre-training": (with_order(phase=int(Phase.PRETRAIN)), "to pre-train, which the plan does not allow"),
+    "margins": (with_order(**SCORING, margins=True), "to report margins, which the plan does not allow"),
+    "the norm of the trained model": (with_order(norm=True), "to report a model's norm, which the plan does not allow"),
+    "keeping an update in clear": (with_order(keep=1), "to keep updates, which the plan does not allow"),
+    "keeping a path of models": (
+        with_order(**{**SCORING, "phase": int(Phase.KEEP)}),
+        "to keep a path of models, which the plan does not allow",
+    ),
+    "a multiple of an origin": (with_models(dataclasses.replace(OFFSET, scale=2.0)), "is 2 times its origin"),
     "training that reports margins": (with_order(margins=True), "train and report margins"),
     "training in a scoring phase": (with_order(phase=int(Phase.SCORE)), "nothing to train for"),
     "training at a checkpoint": (with_order(phase=int(Phase.CHECKPOINT)), "a rollover in a round"),

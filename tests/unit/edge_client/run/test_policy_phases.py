@@ -1,4 +1,4 @@
-"""Pre-training and keeping a path: only where the owner's plan has them."""
+"""Capabilities: a device pre-trains, reports margins and keeps a path of models only if the owner's plan allows it."""
 
 import dataclasses
 
@@ -6,43 +6,68 @@ import pytest
 
 from edge_client.run.policy import check_order
 from shoal.errors import UntrustedError
+from shoal.protocol.documents import Capabilities
 from shoal.protocol.messages import Announcement, ModelRef, Order, Phase, Share
 from tests.helpers.plans import run_plan
 
-PRETRAIN = Order(int(Phase.PRETRAIN), (0,), int(Share.TRAIN), train=True, evaluate=False, margins=False)
-KEEP = Order(int(Phase.KEEP), (0,), int(Share.TRAIN), train=False, evaluate=True, margins=False)
+NAMES = [f.name for f in dataclasses.fields(Capabilities)]
+TRAIN = Order(int(Phase.TRAIN), (0,), int(Share.TRAIN), train=True, evaluate=False, margins=False)
+SCORE = dataclasses.replace(TRAIN, phase=int(Phase.SCORE), share=int(Share.VALIDATION), train=False)
+ASKS = {
+    "pretrain": (dataclasses.replace(TRAIN, phase=int(Phase.PRETRAIN)), "to pre-train"),
+    "margins": (dataclasses.replace(SCORE, margins=True), "to report margins"),
+    "scale": (dataclasses.replace(TRAIN, norm=True), "to report a model's norm"),
+    "keep_updates": (dataclasses.replace(TRAIN, keep=1), "to keep updates"),
+    "keep_path": (dataclasses.replace(SCORE, phase=int(Phase.KEEP), evaluate=True), "to keep a path of models"),
+}
+"""Capability -> an order that needs it and no other, and the device's words for it."""
 
 
 def announcement(plan, finished=False):
     ref = ModelRef(0, 0, "aa", b"\1" * 16, 3, 1.0)
     round_ = plan.rounds + 1 if finished else 3
     fields = ("demo", 1, plan.run_id, 1, plan.key_id, 3, round_, bytes(16), 60.0)
-    return Announcement(*fields, finished=finished, models=(ref,), orders=(KEEP,), order_of=(0,), mode="permutation")
+    return Announcement(*fields, finished=finished, models=(ref,), orders=(SCORE,), order_of=(0,), mode="permutation")
 
 
-@pytest.mark.parametrize("algorithm", ["fedgroup", "fedgrouprox", "one-shot"])
-def test_cold_starts_pretrain(algorithm):
-    plan = run_plan(algorithm)
-    check_order(PRETRAIN, announcement(plan), plan)
+def check(name, plan):
+    check_order(ASKS[name][0], announcement(plan, finished=name == "keep_path"), plan)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "local", "ifca", "cfl", "fesem"])
-def test_others_do_not(algorithm):
-    """An aggregator could otherwise have devices work by the heavier recipe in every round."""
-    plan = run_plan(algorithm)
-    with pytest.raises(UntrustedError, match="pre-train"):
-        check_order(PRETRAIN, announcement(plan), plan)
+def test_every_capability_is_asked_for_here_or_at_a_rollover():
+    assert {*ASKS, "carry"} == set(NAMES)
 
 
-def test_a_path_is_kept_at_the_end_of_a_run_that_asks_for_it():
-    plan = run_plan("cfl", {"path": "on"})
-    check_order(KEEP, announcement(plan, finished=True), plan)
-    with pytest.raises(UntrustedError, match="path"):
-        check_order(KEEP, announcement(plan), plan)
+@pytest.mark.parametrize("name", ASKS)
+def test_an_order_is_followed_with_its_capability_alone(name):
+    check(name, run_plan(capabilities=Capabilities(**{name: True})))
 
 
-@pytest.mark.parametrize("plan", [run_plan("cfl"), run_plan("cfl", {"path": "off"}), run_plan("ifca", {"path": "on"})])
-def test_no_path_is_kept_otherwise(plan):
+@pytest.mark.parametrize("name", ASKS)
+def test_an_order_is_refused_with_all_capabilities_but_its_own(name):
+    """An aggregator could otherwise learn more of devices, or have them work more, than the owner signed."""
+    others = Capabilities(**{n: n != name for n in NAMES})
+    with pytest.raises(UntrustedError, match=f"an order {ASKS[name][1]}, which the plan does not allow"):
+        check(name, run_plan(capabilities=others))
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "settings"),
+    [
+        ("pretrain", "fedgroup", {}),
+        ("margins", "cfl", {}),
+        ("scale", "fedgroup", {"eta_g": "0.5"}),
+        ("keep_updates", "cfl", {}),
+        ("keep_path", "cfl", {"path": "on"}),
+    ],
+)
+def test_neither_algorithm_nor_settings_replace_a_capability(name, algorithm, settings):
+    with pytest.raises(UntrustedError, match="which the plan does not allow"):
+        check(name, run_plan(algorithm, settings))
+
+
+def test_a_path_is_kept_only_at_the_end_of_a_run():
     """Each model kept is a file on the device."""
+    plan = run_plan(capabilities=Capabilities(keep_path=True))
     with pytest.raises(UntrustedError, match="path"):
-        check_order(dataclasses.replace(KEEP), announcement(plan, finished=True), plan)
+        check_order(ASKS["keep_path"][0], announcement(plan), plan)

@@ -5,22 +5,25 @@ import dataclasses
 import pytest
 
 from edge_client.protocol.round_state import AgentState, Announced, Planned, step
-from edge_client.run.policy import check_announcement, check_order
+from edge_client.run.policy import check_announcement, check_model, check_order
 from shoal.errors import UntrustedError
+from shoal.protocol.documents import Capabilities
 from shoal.protocol.messages import (
     CARRIED_FIRST,
     PROPOSAL_MODEL,
     SHARED_MODEL,
     Announcement,
+    ModelHeader,
     ModelRef,
     Order,
     Phase,
     Share,
 )
-from tests.helpers.plans import run_plan
+from tests.helpers.plans import D, run_plan
 
-PLAN = run_plan("fedgroup", {"groups": 2}, min_contributors=3, rounds=6, epoch_rounds=2, max_models=4)
-CFL = run_plan("cfl", min_contributors=3, rounds=6, epoch_rounds=2, max_models=4)
+BASE = run_plan(min_contributors=3, rounds=6, epoch_rounds=2, max_models=4)
+PLAN = dataclasses.replace(BASE, capabilities=Capabilities(carry=True))
+KEEPING = dataclasses.replace(BASE, capabilities=Capabilities(keep_updates=True))
 SINCE, GENERATION = 2, 5
 FOLD = Order(int(Phase.CHECKPOINT), (0,), int(Share.TRAIN), train=False, evaluate=False, margins=False)
 SIGN = dataclasses.replace(FOLD, phase=int(Phase.ENDORSE))
@@ -136,9 +139,9 @@ def test_a_vector_is_named_once():
         check(STEP, carried=(CARRIED, CARRIED))
 
 
-def test_only_some_algorithms_carry_vectors():
+def test_vectors_are_carried_only_with_the_capability_and_no_more_than_models():
     with pytest.raises(UntrustedError, match="1 vectors that are no models"):
-        check(dataclasses.replace(STEP, run_id=CFL.run_id), CFL)
+        check(STEP, KEEPING)
     many = tuple(dataclasses.replace(CARRIED, model=CARRIED_FIRST + i) for i in range(5))
     with pytest.raises(UntrustedError, match="5 vectors that are no models"):
         check(STEP, carried=many)
@@ -158,7 +161,7 @@ def test_the_checkpoint_has_its_own_number():
 # ---------------------------------------------------------------------------------------------------- orders
 
 
-def order(order_, announcement, plan=CFL):
+def order(order_, announcement, plan=KEEPING):
     check_order(order_, announcement, plan, GENERATION)
 
 
@@ -197,9 +200,19 @@ def test_no_update_is_masked_anew_under_fresh_secrets():
         order(dataclasses.replace(SIGN, renew=(1,)), fresh)
 
 
-def test_only_cfl_has_updates_masked_anew():
-    with pytest.raises(UntrustedError, match="which fedgroup has no use for"):
-        order(dataclasses.replace(SIGN, renew=(1,)), SIGNING, PLAN)
+@pytest.mark.parametrize("changes", [{"renew": (1,)}, {"keep": 1}])
+def test_updates_are_kept_and_masked_anew_only_with_the_capability(changes):
+    order(dataclasses.replace(SIGN, **changes), SIGNING)
+    with pytest.raises(UntrustedError, match="keep updates, which the plan does not allow"):
+        order(dataclasses.replace(SIGN, **changes), SIGNING, PLAN)
+
+
+def test_a_carried_vector_is_no_model_without_the_capability():
+    """Its offset alone, of scale 0, would otherwise pass for one."""
+    header = ModelHeader("demo", PLAN.run_id, 1, PLAN.key_id, CARRIED_FIRST, 0, 3, D, scale=0.0)
+    check_model(header, PLAN, 4 * D, 1.0)
+    with pytest.raises(UntrustedError, match="0 times its origin"):
+        check_model(header, KEEPING, 4 * D, 1.0)
 
 
 # ---------------------------------------------------------------------------------------------------- the agent
@@ -224,7 +237,7 @@ def test_the_agent_holds_announcements_to_the_epoch_that_it_was_told():
 
 
 def test_the_agent_refuses_to_mask_updates_anew_for_fresh_secrets():
-    state, _ = step(AgentState(0), Planned(CFL, SINCE, GENERATION))
+    state, _ = step(AgentState(0), Planned(KEEPING, SINCE, GENERATION))
     renewing = dataclasses.replace(SIGN, renew=(1,))
     scheduled = dataclasses.replace(SIGNING, orders=(renewing,))
     assert step(state, Announced(scheduled))[0].order == renewing

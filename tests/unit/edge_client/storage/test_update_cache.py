@@ -1,4 +1,4 @@
-"""Updates of its own that a device keeps for later mask epochs: which, for how long, and how many."""
+"""A device's cache of its own updates for later mask epochs: which ones it keeps, for how long, and how many."""
 
 import stat
 
@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from edge_client.storage.update_cache import MOST_KEPT, OwnUpdates, wanted
+from shoal.protocol.documents import Capabilities
 from tests.helpers.plans import D, run_plan
 
-PLAN = run_plan("cfl", epoch_rounds=5)
+KEEPING = Capabilities(keep_updates=True)
+PLAN = run_plan("cfl", epoch_rounds=5, capabilities=KEEPING)
 RNG = np.random.default_rng(2)
 UPDATES = [RNG.standard_normal(D).astype(np.float32) for _ in range(4)]
 
@@ -20,12 +22,12 @@ def files(folder):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"algorithm": "cfl", "epoch_rounds": 5}, True),
-        ({"algorithm": "cfl", "epoch_rounds": 20}, False),
-        ({"algorithm": "fedavg", "epoch_rounds": 5}, False),
+        ({"capabilities": KEEPING, "epoch_rounds": 5}, True),
+        ({"capabilities": KEEPING, "epoch_rounds": 20}, False),
+        ({"capabilities": Capabilities(), "epoch_rounds": 5}, False),
     ],
 )
-def test_only_cfl_over_several_epochs_asks_for_updates_of_before(changes, expected):
+def test_earlier_updates_are_needed_in_runs_of_several_epochs_that_allow_it(changes, expected):
     assert wanted(run_plan(**changes)) == expected
 
 

@@ -37,6 +37,15 @@ def test_an_altered_document_is_refused_anywhere():
             open_document(bytes(broken), Roster, OWNER.member.sign_key)
 
 
+def test_a_plan_that_the_owner_signed_with_another_version_says_so():
+    """As every plan did before it had capabilities: its last six bytes are missing."""
+    content = encode(run_plan())[:-6]
+    signed = OWNER.sign("document/RunPlan", content) + content
+    with pytest.raises(WireError, match="this RunPlan was signed by another version of Shoal") as caught:
+        open_document(signed, RunPlan, OWNER.member.sign_key)
+    assert "have it signed again" in caught.value.hint
+
+
 def test_a_signature_on_one_kind_of_document_is_none_on_another():
     """The type is part of what is signed: nobody gets a roster signed as something else."""
     data = sign_document(OWNER, ROSTER)

@@ -2,15 +2,15 @@
 
 import dataclasses
 
-from aggregator.strategies.registry import SETTINGS, STRATEGIES
+from aggregator.strategies.registry import STRATEGIES
 from shoal.owner.runs.algorithms import describe
 
 
 def test_every_algorithm_is_described_with_every_setting_and_its_default():
     texts = describe()
-    assert [t.partition(":")[0] for t in texts] == list(STRATEGIES) == list(SETTINGS)
-    for text, kind in zip(texts, SETTINGS.values(), strict=True):
-        for setting in dataclasses.fields(kind):
+    assert [t.partition(":")[0] for t in texts] == list(STRATEGIES)
+    for text, strategy in zip(texts, STRATEGIES.values(), strict=True):
+        for setting in dataclasses.fields(strategy.settings_type):
             default = setting.default
             if isinstance(default, bool):
                 default = "on" if default else "off"

@@ -327,5 +327,5 @@ def draw(fleet, plan):
 
 @pytest.mark.parametrize("setting", ["restarts", "restart_rounds"])
 def test_a_setting_that_is_no_number_is_named(setting):
-    with pytest.raises(ConfigError, match="restarts"):
+    with pytest.raises(ConfigError, match=f"setting {setting} is a whole number"):
         run(settings={"k": "2", setting: "many"})

@@ -1,0 +1,45 @@
+"""Base class of every algorithm's settings, and the facts about a run that follow from them.
+
+The owner derives parts of the run plan from these facts, and the simulator chooses how to sum updates by them. Neither asks
+for an algorithm by its name, so a new algorithm states here whatever differs from the defaults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from shoal.protocol.documents import Capabilities
+
+Reads = Literal["updates", "norms", "means"]
+
+
+@dataclass(frozen=True, slots=True)
+class StrategySettings:
+    """Settings of one algorithm. A subclass adds a field with a default for each setting.
+
+    Attributes:
+        clusters_setting: name of the setting that fixes the number of clusters; empty if none does.
+        splits: whether a cluster may be split in two, each half of at least ``min_contributors`` devices.
+        reads: what the strategy reads of single updates besides their means: the whole ``updates``, their ``norms``, or
+            nothing (``means``). The simulator sums updates as they arise unless the strategy reads ``updates``.
+    """
+
+    clusters_setting: ClassVar[str] = ""
+    splits: ClassVar[bool] = False
+    reads: ClassVar[Reads] = "updates"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What devices must allow besides training, scoring and evaluating; none of it by default."""
+        return Capabilities()
+
+    @property
+    def origins(self) -> int:
+        """Number of starting models that the owner seals and ships."""
+        return 1
+
+    @property
+    def discarded_rounds(self) -> int:
+        """Training rounds whose results are thrown away, such as those of random starts that are not kept."""
+        return 0

@@ -1,0 +1,66 @@
+"""What each algorithm's settings imply for the run plan: capabilities, origins, rounds, clusters."""
+
+import dataclasses
+
+import pytest
+
+from aggregator.strategies.registry import STRATEGIES, settings_of
+from aggregator.strategies.settings import StrategySettings
+from shoal.errors import ConfigError
+from shoal.protocol.documents import Capabilities
+
+NONE = Capabilities()
+COLD = Capabilities(pretrain=True, carry=True)
+CFL = Capabilities(margins=True, keep_updates=True)
+CASES = [
+    ("fedavg", {"discrepancy": "on"}, NONE),
+    ("fedprox", {}, NONE),
+    ("local", {}, NONE),
+    ("ifca", {"restarts": "3"}, NONE),
+    ("fesem", {}, NONE),
+    ("one-shot", {}, COLD),
+    ("fedgroup", {}, COLD),
+    ("fedgrouprox", {}, COLD),
+    ("fedgroup", {"rac": "on"}, dataclasses.replace(COLD, carry=False)),
+    *(("fedgroup", {"eta_g": text}, COLD) for text in ("0", "0.0", "0e5", "-0")),
+    *(("fedgroup", {"eta_g": t}, dataclasses.replace(COLD, scale=True)) for t in ("0.5", "1", "1e-3", "+.01")),
+    ("cfl", {}, CFL),
+    ("cfl", {"path": "on"}, dataclasses.replace(CFL, keep_path=True)),
+    ("cfl", {"path": "TRUE"}, dataclasses.replace(CFL, keep_path=True)),
+    ("cfl", {"path": "off"}, CFL),
+    ("cfl", {"validate": "off"}, dataclasses.replace(CFL, margins=False)),
+    ("cfl", {"validate": "off", "merge_every": "5"}, CFL),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "settings", "expected"), CASES)
+def test_capabilities_of_each_algorithm(algorithm, settings, expected):
+    assert settings_of(algorithm, settings).capabilities == expected
+
+
+def test_every_algorithm_has_a_case():
+    assert {name for name, _, _ in CASES} == set(STRATEGIES)
+
+
+def test_the_defaults_ask_for_nothing():
+    plain = StrategySettings()
+    assert (plain.capabilities, plain.origins, plain.discarded_rounds) == (NONE, 1, 0)
+    assert (plain.clusters_setting, plain.splits, plain.reads) == ("", False, "updates")
+
+
+def test_restarts_need_origins_and_rounds_of_their_own():
+    settings = settings_of("ifca", {"k": "3", "restarts": "4", "restart_rounds": "5"})
+    assert (settings.origins, settings.discarded_rounds) == (12, 15)
+    assert settings_of("ifca", {}).discarded_rounds == 0
+
+
+@pytest.mark.parametrize("name", ["k", "restarts", "restart_rounds"])
+def test_counts_below_one_are_refused(name):
+    with pytest.raises(ConfigError, match="at least 1"):
+        settings_of("ifca", {name: "0"})
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=list(STRATEGIES))
+def test_the_setting_of_clusters_exists(strategy):
+    kind = strategy.settings_type
+    assert kind.clusters_setting in ("", *(f.name for f in dataclasses.fields(kind)))
