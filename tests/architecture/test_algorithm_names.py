@@ -1,0 +1,58 @@
+"""No code that runs on a device names an algorithm or reads its settings: the plan's capabilities decide."""
+
+import ast
+
+import pytest
+
+from aggregator.strategies.registry import STRATEGIES
+from tests.helpers.trees import PACKAGES, ROOT, sources
+
+ON_DEVICES = ("edge_client", "crypto", "shoal/protocol", "shoal/membership", "shoal/task", "shoal/transport")
+
+
+def literals(source):
+    """Return every string literal in the text of a module, in lower case."""
+    nodes = ast.walk(ast.parse(source))
+    return {n.value.lower() for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+
+
+def attributes(source):
+    """Return the names of all attributes in the text of a module."""
+    return {n.attr for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Attribute)}
+
+
+def compared(source):
+    """Return the names of all attributes that are part of a comparison or the subject of a match."""
+    nodes = list(ast.walk(ast.parse(source)))
+    trees = [n for n in nodes if isinstance(n, ast.Compare)] + [n.subject for n in nodes if isinstance(n, ast.Match)]
+    return {n.attr for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+
+
+def modules(*packages):
+    return pytest.mark.parametrize("path", sources(*packages), ids=lambda p: str(p.relative_to(ROOT)))
+
+
+@modules(*ON_DEVICES)
+def test_no_literal_on_a_device_is_the_name_of_an_algorithm(path):
+    assert not literals(path.read_text()) & set(STRATEGIES)
+
+
+@modules("edge_client")
+def test_a_device_reads_no_settings_of_an_algorithm(path):
+    assert "settings" not in attributes(path.read_text())
+
+
+@modules(*PACKAGES)
+def test_nothing_compares_the_algorithm_of_a_plan(path):
+    """It finds the strategy in the registry, and is shown to people."""
+    assert "algorithm" not in compared(path.read_text())
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['x = plan.algorithm == "cfl"', 'x = "cfl" in (plan.algorithm, 1)', 'match plan.algorithm:\n    case "cfl": pass'],
+)
+def test_a_decision_by_name_is_found(line):
+    assert "algorithm" in compared(line)
+    assert "cfl" in literals(line)
+    assert "settings" in attributes("x = [s for s in plan.settings]")
