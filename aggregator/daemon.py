@@ -210,7 +210,7 @@ class Daemon:
         """Whether no run is left, and whoever may not have been answered for the last one has had the time to ask again."""
         if self._held_back:
             return False
-        if self._service is None or self._service.answers.all_given:
+        if self._service is None or self._service.uploads.all_answered:
             return True
         if self._end_s is None:
             self._end_s = time.monotonic() + LAST_ANSWERS_S
@@ -268,7 +268,7 @@ class Daemon:
                     self._let_go()
                     return
         last = read_records(directory_of(self._membership, plan.run))[-1]
-        service.answers.end(last["round"], set(last["missing"]) - set(last.get("declined", ())))
+        service.uploads.end(last["round"], set(last["missing"]) - set(last.get("declined", ())))
         LOG.info("run finished", extra={"kv": {"run": plan.run}})
 
     def _read_mail(self, message: Message) -> None:

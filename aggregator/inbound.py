@@ -1,38 +1,48 @@
-"""The transfers that the aggregator accepts: from whom, on which topic and of which size."""
+"""Reassembly of the chunks that devices send: which devices, which topics and which sizes are accepted."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 from aggregator.membership import UNKNOWN_HINT
+from aggregator.storage.chunk_spool import ChunkSpool
 from shoal import limits
 from shoal.errors import UntrustedError
 from shoal.protocol.chunking import ChunkKind
+from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.sizes import upload_bytes
 from shoal.protocol.topics import TopicKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from aggregator.membership import AggregatorMembership
     from aggregator.rounds.engine import Engine
     from aggregator.rounds.state import EngineState
+    from shoal.protocol.reassembly import Transfer
     from shoal.protocol.topics import ParsedTopic
 
 PRESENCE: Final = {ChunkKind.STATE: limits.MAX_NOTE_BYTES}
 
 
 class Inbound:
-    """Checks each chunk's topic before the chunk takes any memory.
+    """Checks the sender and the size of each chunk before the chunk uses any memory, and reassembles transfers.
 
     Args:
-        membership: whose roster names the devices.
-        engine: knows what a device may attach to an upload.
+        membership: the roster that lists the devices.
+        engine: knows how many bytes a device may attach to an upload.
+        directory: for the temporary file of chunks that do not fit in memory.
+
+    Attributes:
+        chunks: the incomplete transfers of all devices.
     """
 
-    def __init__(self, membership: AggregatorMembership, engine: Engine) -> None:
+    def __init__(self, membership: AggregatorMembership, engine: Engine, directory: Path) -> None:
         self._membership = membership
         self._engine = engine
+        self._spool = ChunkSpool(directory)
+        self.chunks = Reassembler(spool=self._spool)
 
     def source(self, topic: ParsedTopic) -> str:
         """Return the device that a topic belongs to.
@@ -49,8 +59,29 @@ class Inbound:
             raise UntrustedError(f"{topic.device} is not in the roster", hint=UNKNOWN_HINT)
         return topic.device
 
-    def allowed(self, device: str, state: EngineState) -> Mapping[ChunkKind, int]:
-        """Return the largest transfer of each kind that a device may send to its ``up`` topic, in bytes."""
+    def presence(self, device: str, chunk: bytes, now_s: float) -> Transfer | None:
+        """Take a chunk of the device's ``state`` topic; return the transfer that it completes.
+
+        Raises:
+            WireError: malformed, too large, or of another kind.
+        """
+        return self.chunks.add(_state_source(device), chunk, now_s, PRESENCE)
+
+    def message(self, device: str, chunk: bytes, state: EngineState, now_s: float) -> Transfer | None:
+        """Take a chunk of the device's ``up`` topic; return the transfer that it completes.
+
+        Args:
+            device: the sender as named by the topic.
+            chunk: header and payload.
+            state: of the run, which limits the size of an upload.
+            now_s: the time.
+
+        Raises:
+            WireError: malformed, too large, of another kind, or there is no room for it.
+        """
+        return self.chunks.add(device, chunk, now_s, self._allowed(device, state))
+
+    def _allowed(self, device: str, state: EngineState) -> Mapping[ChunkKind, int]:
         return {
             ChunkKind.UPLOAD: self.upload_bytes(device, state),
             ChunkKind.DECLINE: limits.MAX_NOTE_BYTES,
@@ -58,6 +89,24 @@ class Inbound:
         }
 
     def upload_bytes(self, device: str, state: EngineState) -> int:
-        """Return the largest sealed upload that a device may send while the run is in ``state``."""
+        """Return the size in bytes of the largest sealed upload that a device may send in ``state``."""
         models = 0 if state.plan is None else len(state.plan.models)
         return upload_bytes(state.run, models, self._engine.most_attached(state, device))
+
+    def drop(self, device: str) -> None:
+        """Drop the incomplete transfers of a device."""
+        for source in (device, _state_source(device)):
+            self.chunks.drop(source)
+
+    def expire(self, now_s: float) -> None:
+        """Drop the transfers that have been incomplete for too long."""
+        self.chunks.expire(now_s)
+
+    def close(self) -> None:
+        """Delete the temporary file."""
+        self._spool.close()
+
+
+def _state_source(device: str) -> str:
+    """Return the name under which a device's presences are reassembled, apart from its uploads."""
+    return f"{device}/state"

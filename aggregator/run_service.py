@@ -1,8 +1,8 @@
-"""One run on a transport: chunks in, rounds out. Carries out what the engine decides; owns no thread and reads no clock.
+"""One run on a transport: hands messages in, drives the engine, and carries out its decisions.
 
-Drivers feed `on_event`, then `flush` (the group commit: everything that arrived together becomes durable together and
-is acknowledged after), and `tick` with the time. The daemon does so from a queue with the real clock, the loopback
-fleet with virtual time.
+The service owns no thread and reads no clock. A driver calls `on_event` for each event of the transport, then `flush`
+(group commit: uploads that arrived together become durable together), and `tick` with the time. The daemon does so from a
+queue with the real clock, the loopback fleet in virtual time.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from aggregator.device_presence import Presences
-from aggregator.inbound import PRESENCE, Inbound
+from aggregator.inbound import Inbound
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import Backend
 from aggregator.owner_inbox import OwnerMail
 from aggregator.publisher import Publisher
 from aggregator.revocations import Revocations
-from aggregator.rounds.engine import Engine, Verdict
+from aggregator.rounds.engine import Engine
 from aggregator.rounds.events import (
     CameOnline,
     DeadlinePassed,
-    Declined,
     Event,
     Gather,
     KeysHeld,
@@ -40,39 +39,35 @@ from aggregator.rounds.events import (
     WentOffline,
 )
 from aggregator.rounds.rollover import stored_proposal
+from aggregator.rounds.state import EngineState
 from aggregator.run_log import Lines, waiting_for
 from aggregator.storage.corruption import readable
 from aggregator.storage.fsync_worker import InlineSyncer, Syncer
 from aggregator.storage.run_status import keep_waiting
 from aggregator.storage.store import Store
 from aggregator.strategies.registry import make_strategy
-from aggregator.uploads.acknowledgements import Answers
-from aggregator.uploads.chunk_spool import ChunkSpool
-from aggregator.uploads.commit_queue import Landed, Landing
-from aggregator.uploads.retransmission import Asking
-from aggregator.uploads.validation import Intake, Opened, RefusedUploadError
-from shoal.errors import ShoalError, UntrustedError, reason_of
-from shoal.protocol.chunking import ChunkKind, parse
+from aggregator.uploads.uploads import Uploads
+from shoal.errors import ShoalError, reason_of
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.protocol.epochs import Epoch
-from shoal.protocol.messages import Action, Obstacle, Phase
-from shoal.protocol.reassembly import Reassembler, Transfer
+from shoal.protocol.messages import Phase
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Disconnected, Message, Transport, TransportEvent
 from shoal.util.log_throttle import Refusals
 
 LOG = logging.getLogger("shoal.aggregator")
 LOOK_S: Final = 0.2
-"""How often transfers that have stalled or are too old are looked for."""
+"""Interval between two searches for stalled and expired transfers."""
 
 
 class RunService:
     """Drives one run to its end.
 
     Attributes:
-        finished: the final round is closed and recorded. What devices still send for it is answered all the same.
-        answers: what devices are told about their uploads.
+        state: the engine's state.
+        finished: whether the final round is closed and recorded. Uploads and reminders are answered even then.
+        uploads: the run's uploads.
     """
 
     def __init__(
@@ -92,7 +87,6 @@ class RunService:
         self._transport = transport
         self._topics = Topics(run.fleet)
         self._store = store_factory(directory / f"run-{run.run:06d}", run)
-        self._landing = Landing(self._store, syncer or InlineSyncer())
         self._engine = Engine(
             run,
             make_strategy(run, backend),
@@ -100,13 +94,18 @@ class RunService:
             lambda plan: make_strategy(plan, backend),
             len(decode(package, RunPackage).task),
         )
-        self._inbound = Inbound(membership, self._engine)
-        self._intake = Intake(membership.identity, run)
         self._publisher = Publisher(membership.identity, membership.group, transport, directory / "retained.json")
-        self.answers = Answers(self._publisher, membership, run)
-        self._spool = ChunkSpool(self._store.directory)
-        self._chunks = Reassembler(spool=self._spool)
-        self._asking = Asking(self._chunks, self._landing, self.answers, self._publisher, membership, run)
+        self._inbound = Inbound(membership, self._engine, self._store.directory)
+        self.uploads = Uploads(
+            run,
+            membership,
+            engine=self._engine,
+            driver=self,
+            inbound=self._inbound,
+            store=self._store,
+            syncer=syncer or InlineSyncer(),
+            publisher=self._publisher,
+        )
         self._mail = OwnerMail(membership)
         self._presences = Presences(membership)
         self._revocations = Revocations(membership, self._publisher)
@@ -122,8 +121,14 @@ class RunService:
         self.finished = False
         self._roster_sent = membership.roster_bytes
 
+    @property
+    def state(self) -> EngineState:
+        """The engine's state; there is none before `start`."""
+        return self._state
+
     def start(self, now_s: float) -> None:
-        """Subscribe, and begin the run or take it up where the store left it, also where that is behind its end."""
+        """Subscribe, and begin the run or resume it from the store; a run that is over is only answered for."""
+        self._now_s = now_s
         self._mail.subscribe(self._transport)
         for topic_filter in (self._topics.all_up, self._topics.all_state):
             self._transport.subscribe(topic_filter)
@@ -145,8 +150,8 @@ class RunService:
         if snapshot is None:
             generation = member.grant.keys_since
             self._state, actions = self._engine.begin(devices, generation, *known)
-            self._carry_out(actions, now_s)
-            self._hold_keys(now_s)
+            self._carry_out(actions)
+            self._hold_keys()
             return
         standing = snapshot.standing
         strategy = self._engine.strategy_in(self._engine.run_in(standing))
@@ -158,14 +163,14 @@ class RunService:
             devices, before, snapshot.round, snapshot.available, standing, proposal, *known
         )
         LOG.info("resumed", extra={"kv": {"run": self._run.run, "round": snapshot.round, "uploads": len(again)}})
-        self._carry_out(actions, now_s)
+        self._carry_out(actions)
         for contribution, digest in again:
-            self._feed(Stored(contribution, digest), now_s)
-        self._drop_revoked(now_s)
-        self._hold_keys(now_s)
+            self.feed(Stored(contribution, digest))
+        self._drop_revoked()
+        self._hold_keys()
 
     def _take_up(self, standing: Mapping[str, Any]) -> None:
-        """Put the secrets in force that the run had turned to before it was interrupted."""
+        """Put into force the secrets that the run had changed to before it was interrupted."""
         member = self._membership
         grant = member.newer(standing["generation"])
         if grant is not None:
@@ -175,182 +180,136 @@ class RunService:
             self._turn_to(standing["rollover"]["generation"])
 
     def _turn_to(self, generation: int) -> None:
-        """Speak under the broadcast key that goes with the secrets of ``generation``, from a rollover on."""
+        """Use the broadcast key that belongs to the secrets of ``generation``."""
         self._membership.turn_to(generation)
         self._publisher.regroup(self._membership.group)
 
-    def _hold_keys(self, now_s: float) -> None:
-        """Let the engine know of secrets that are newer than the run's."""
+    def _hold_keys(self) -> None:
+        """Tell the engine about secrets that are newer than the run's, if there are any."""
         member = self._membership
         if member.next is not None:
-            self._feed(KeysHeld(member.next.keys_since), now_s)
+            self.feed(KeysHeld(member.next.keys_since))
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
-        """Take one event of the transport."""
+        """Handle one event of the transport; a message that is refused is logged and changes nothing else."""
+        self._now_s = now_s
         match event:
             case Message(topic, payload):
                 try:
-                    self._on_message(topic, payload, now_s)
+                    self._on_message(topic, payload)
                 except ShoalError as error:
-                    self._intake.count(error)
                     self._refusals.tell(topic, reason_of(error), error.hint, now_s)
-            case Connected() if self._lost:  # what was published before the first connection still waits for it
+            case Connected() if self._lost:  # messages published before the first connection are still queued
                 self._lost = False
                 self._publisher.republish()
             case Disconnected(reason):
                 self._lost = True
-                self._asking.forget()
+                self.uploads.on_disconnect()
                 LOG.warning("broker connection lost", extra={"kv": {"reason": reason}})
             case _:
                 pass
 
-    def _on_message(self, topic: str, payload: bytes, now_s: float) -> None:
-        parsed = self._topics.parse(topic)
+    def _on_message(self, topic: str, payload: bytes) -> None:
+        now_s, parsed = self._now_s, self._topics.parse(topic)
         if self._mail.take(topic, payload, now_s):
-            self._follow_roster(now_s)
-            self._hold_keys(now_s)
+            self._follow_roster()
+            self._hold_keys()
             return
         if not payload:
             return
         if parsed.kind in (TopicKind.STATE, TopicKind.UP):
             self._revocations.look(parsed.device, payload, now_s)
         device = self._inbound.source(parsed)
-        if parsed.kind is TopicKind.STATE:
-            transfer = self._chunks.add(f"{device}/state", payload, now_s, PRESENCE)
-            event = None if transfer is None else self._presences.take(device, transfer)
-            if event is not None:
-                self._feed(event, now_s)
-        elif parsed.kind is TopicKind.UP:
+        if parsed.kind is TopicKind.UP:
             self._bytes_up += len(payload)
-            if self.answers.given(device, parse(payload)[0].transfer_id):
-                return
-            transfer = self._chunks.add(device, payload, now_s, self._inbound.allowed(device, self._state))
-            if transfer is not None and transfer.kind is ChunkKind.DECLINE:
-                self._feed(self._intake.declined(device, transfer, self._membership.roster), now_s)
-            elif transfer is not None and transfer.kind is ChunkKind.REMINDER:
-                if self._asking.is_too_soon(device, now_s):
-                    return
-                reminder = self._intake.reminder(device, transfer, self._membership.roster)
-                self._asking.remind(reminder, self._state, now_s, self._inbound.upload_bytes(device, self._state))
-            elif transfer is not None:
-                self._on_upload(device, transfer, now_s)
-
-    def _on_upload(self, device: str, transfer: Transfer, now_s: float) -> None:
-        try:
-            opened = self._intake.open(device, transfer, self._membership.roster)
-        except RefusedUploadError as refusal:
-            self.answers.reply(device, refusal.upload.round, transfer.transfer_id, Action.REFUSED, str(refusal))
-            self._feed(Declined(device, refusal.upload.nonce, Obstacle.UPLOAD), now_s)
-            raise
-        verdict, reason = self._engine.judge(self._state, opened.upload, opened.digest)
-        queued = self._landing.of(device)
-        if verdict is Verdict.STORE and queued is not None:
-            same = queued.digest == opened.digest
-            verdict, reason = (Verdict.DUPLICATE, "") if same else (Verdict.REFUSE, "another upload came before")
-        if verdict is Verdict.STORE:
-            self._landing.append(opened)
-        elif verdict is Verdict.DUPLICATE:
-            if queued is None:
-                self.answers.give(opened, Action.ACK)
-        else:
-            self.answers.give(opened, Action.REFUSED, reason)
-            self._feed(Declined(device, opened.upload.nonce, Obstacle.UPLOAD), now_s)
-            raise UntrustedError(f"upload of {device} for round {opened.upload.round}: {reason}")
+            self.uploads.receive(device, payload, now_s)
+            return
+        transfer = self._inbound.presence(device, payload, now_s)
+        event = None if transfer is None else self._presences.take(device, transfer)
+        if event is not None:
+            self.feed(event)
 
     def flush(self, now_s: float) -> None:
-        """Begin to make what arrived durable, unless that is under way for what came before."""
+        """Start to commit the uploads that arrived, unless a commit is already under way."""
         self._now_s = now_s
-        self._landing.flush(self._on_landed)
+        self.uploads.flush()
 
     def at(self, now_s: float) -> None:
-        """Tell the time before calling what the syncer has handed back."""
+        """Set the time, before a callback of the syncer is called."""
         self._now_s = now_s
 
-    def _on_landed(self, landed: Landed) -> None:
-        """Let the engine see what is durable, and acknowledge it.
-
-        The round that may open comes before the acknowledgements of the one that closes: devices wait for the former only.
-        What came for the one that closes, and is not on its way to the disk yet, is refused.
-        """
-        for opened, contribution in landed:
-            self._handle(Stored(contribution, opened.digest), self._now_s)
-        for opened, _ in landed:
-            self.answers.give(opened, Action.ACK)
-        for opened, reason in self._landing.withdraw(self._objection):
-            self.answers.give(opened, Action.REFUSED, reason)
-        deferred, self._deferred = self._deferred, []
-        for event in deferred:
-            self._feed(event, self._now_s)
-        self.flush(self._now_s)
-
     def tick(self, now_s: float) -> None:
-        """Do what is due: deadlines, missing chunks, the line that says what a round is waiting for."""
+        """Do the work that is due: the deadline, missing chunks, the log line about the devices that a round waits for."""
         self._now_s = now_s
         if self._deadline_s is not None and now_s >= self._deadline_s:
             self._deadline_s = None
-            self._feed(DeadlinePassed(self._state.round, self._state.step), now_s)
-        if now_s - self._looked_s >= LOOK_S:  # it looks at every transfer, and a tick comes after every few messages
+            self.feed(DeadlinePassed(self._state.round, self._state.step))
+        if now_s - self._looked_s >= LOOK_S:  # not on every tick: it looks at all transfers
             self._looked_s = now_s
-            self._asking.tick(self._state, now_s)
-            self._chunks.expire(now_s)
+            self.uploads.tick(now_s)
         if not self.finished:
             self._lines.waiting(self._state, now_s)
 
     def status(self) -> str:
-        """Return one line: what the run is waiting for."""
+        """Return one line that says what the run is waiting for."""
         return waiting_for(self._state)
 
     def reload_roster(self) -> None:
-        """Take up a newer roster that was carried into the directory by hand.
+        """Adopt a newer roster that was copied into the directory by hand.
 
         Raises:
             UntrustedError: it is older than one seen before, or not the owner's.
         """
         self._membership.reload()
-        self._follow_roster(self._now_s)
+        self._follow_roster()
 
-    def _follow_roster(self, now_s: float) -> None:
-        """Hand the newest roster on to the devices, and let go of those that it revokes."""
+    def _follow_roster(self) -> None:
+        """Publish the newest roster, and drop the devices that it revokes."""
         if self._membership.roster_bytes == self._roster_sent:
             return
         self._roster_sent = self._membership.roster_bytes
         self._publisher.roster(self._roster_sent, self._membership.roster)
         LOG.info("new roster", extra={"kv": {"sequence": self._membership.roster.sequence}})
-        self._feed(Rostered(self._membership.roster, self._roster_sent), now_s)
-        self._drop_revoked(now_s)
+        self.feed(Rostered(self._membership.roster, self._roster_sent))
+        self._drop_revoked()
 
-    def _drop_revoked(self, now_s: float) -> None:
+    def _drop_revoked(self) -> None:
         for device in self._membership.roster.revoked:
-            for source in (device, f"{device}/state"):
-                self._chunks.drop(source)
-            self._feed(Left(device), now_s)
+            self._inbound.drop(device)
+            self.feed(Left(device))
 
-    def _objection(self, opened: Opened) -> str | None:
-        """Return why an upload is not stored any more; None where it still is."""
-        verdict, reason = self._engine.judge(self._state, opened.upload, opened.digest)
-        return None if verdict is Verdict.STORE else reason
+    def feed(self, event: Event) -> None:
+        """Let the engine handle an event now, or after the commit that is under way.
 
-    def _feed(self, event: Event, now_s: float) -> None:
-        """Let the engine see an event; none may close the round while uploads of it are on their way to the disk."""
-        if self._landing.busy:
+        No event may close a round while uploads for it are being committed.
+        """
+        if self.uploads.committing:
             self._deferred.append(event)
         else:
-            self._handle(event, now_s)
+            self._handle(event)
 
-    def _handle(self, event: Event, now_s: float) -> None:
+    def on_committed(self, stored: Sequence[Stored]) -> None:
+        """Let the engine handle uploads that have just become durable."""
+        for event in stored:
+            self._handle(event)
+
+    def on_answered(self) -> None:
+        """Let the engine handle the events that `feed` held back during the commit."""
+        deferred, self._deferred = self._deferred, []
+        for event in deferred:
+            self.feed(event)
+
+    def _handle(self, event: Event) -> None:
         if isinstance(event, WentOffline):
             self._lines.left(event.device)
         elif isinstance(event, CameOnline):
             self._lines.came(event.device)
         self._state, actions = self._engine.handle(self._state, event)
-        self._carry_out(actions, now_s)
+        self._carry_out(actions)
 
-    def _carry_out(self, actions: tuple[object, ...], now_s: float) -> None:
-        """Carry out what the engine decided.
-
-        A new round for which nobody was missing is announced before its snapshot is durable: the devices work while the disk
-        does. After a crash in between, the uploads of the round before are still there, and closing it again gives the same bits.
-        """
+    def _carry_out(self, actions: tuple[object, ...]) -> None:
+        """Carry out the engine's decisions."""
+        now_s = self._now_s
         closed: tuple[int, dict[str, Any]] | None = None
         for action in actions:
             match action:
@@ -384,12 +343,17 @@ class RunService:
             self._end()
 
     def _end(self) -> None:
-        """Hold on to nothing but what answers the devices that are not done."""
+        """Release everything that answers to devices do not need."""
         self.finished, self._deadline_s = True, None
         self._state = dataclasses.replace(self._state, strategy=None)
         self._store.erase()
 
     def _open(self, opened: OpenRound, closed: tuple[int, dict[str, Any]] | None) -> None:
+        """Announce a round and make its snapshot durable.
+
+        A round that follows a complete one is announced first, so that devices work while the disk does. If the process
+        stops in between, the uploads of the closed round are still in the store, and closing it again gives the same bits.
+        """
         plan, run = opened.plan, self._state.run
         dump = self._engine.strategy_in(run).dump(opened.before)
 
@@ -398,7 +362,7 @@ class RunService:
 
         follows = not plan.step and closed is not None and not closed[1]["missing"]
         if not follows:
-            # It must be found again after a crash of ours, and in a rollover the keys under which we speak with it.
+            # A restart must find this very round, and for a step of a rollover also the broadcast key in use.
             keep()
         if plan.step:
             self._turn_to(opened.generation)
@@ -407,7 +371,7 @@ class RunService:
             keep()
 
     def _renew(self, renewed: Renewed, closed: tuple[int, dict[str, Any]] | None) -> None:
-        """Make a mask epoch durable, hand it out, and let go of the secrets before it."""
+        """Make a mask epoch durable, publish it, and erase the secrets of the one before."""
         if closed is not None:
             self._store.record(*closed)
         run = self._engine.run_in(renewed.standing)
@@ -420,7 +384,7 @@ class RunService:
         LOG.info("mask epoch", extra={"kv": {"run": run.run, "round": renewed.round, "epoch": run.epoch}})
 
     def close(self) -> None:
-        """Close the store; what is retained on the broker stays there."""
+        """Close the store; retained messages stay on the broker."""
         keep_waiting(self._store.directory, "")
-        self._spool.close()
+        self._inbound.close()
         self._store.close()

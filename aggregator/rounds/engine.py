@@ -60,8 +60,8 @@ MAX_FIGURE: Final = 3.4e38
 """Largest loss or norm that a device may report: what float32 holds, so that squares and sums of them stay finite."""
 
 
-class Verdict(Enum):
-    """What to do with an upload that is authentic."""
+class Decision(Enum):
+    """The treatment of an authentic upload."""
 
     STORE = "store"
     DUPLICATE = "duplicate"
@@ -207,47 +207,67 @@ class Engine:
         place = round_.to_bytes(4, "little") + (step.to_bytes(4, "little") if step else b"")
         return hashlib.sha256(b"shoal/v1/round" + self.seed + place).digest()[:16]
 
-    def judge(self, state: EngineState, upload: Upload, digest: bytes) -> tuple[Verdict, str]:
-        """Return whether an authentic upload may be stored, and the reason where not. Changes nothing.
+    def validate(
+        self, state: EngineState, upload: Upload, digest: bytes, pending: bytes | None = None
+    ) -> tuple[Decision, str]:
+        """Return whether an authentic upload may be stored, and for a refusal the reason.
 
-        Exactly once: the first durable upload of (run, round, phase, device) wins; the same bytes again are a
-            duplicate, other bytes are refused. A run that is over still knows what came in its final round.
+        Args:
+            state: of the run; it stays as it is.
+            upload: the upload's header.
+            digest: the upload's digest.
+            pending: digest of the device's upload that is valid and not durable yet, None without one.
         """
         run, plan = state.run, state.plan
         if (upload.run_id, upload.epoch, upload.task_digest) != (run.run_id, run.epoch, run.task_digest):
-            return Verdict.REFUSE, "of another run, epoch or task"
+            return Decision.REFUSE, "of another run, epoch or task"
         if (upload.mode, upload.key_id) != (run.mode, run.key_id):
-            return Verdict.REFUSE, "masked under another key or mode"
+            return Decision.REFUSE, "masked under another key or mode"
         if plan is None or upload.round != state.round or upload.nonce != self.nonce(state.round, plan.step):
-            return self._judge_late(state, upload, digest)
+            return self._validate_late(state, upload, digest)
         order = plan.orders.get(upload.device)
         if order is None or order.phase != upload.phase:
-            return Verdict.REFUSE, "not asked for"
-        done = state.received.get(upload.device)
-        if done is not None:
-            same = done == (Phase(upload.phase), digest)
-            return (Verdict.DUPLICATE, "") if same else (Verdict.REFUSE, "another upload was stored before")
+            return Decision.REFUSE, "not asked for"
+        duplicate = self._duplicate(state, upload, digest, pending)
+        if duplicate is not None:
+            return duplicate
         if upload.model not in order.candidates:
-            return Verdict.REFUSE, "trained from a model that was not offered"
+            return Decision.REFUSE, "trained from a model that was not offered"
         if upload.length != (run.length if order.train else 0):
-            return Verdict.REFUSE, f"a vector of length {upload.length}"
+            return Decision.REFUSE, f"a vector of length {upload.length}"
         if not self._may_attach(plan, upload):
-            return Verdict.REFUSE, f"{upload.attached} bytes behind the update"
+            return Decision.REFUSE, f"{upload.attached} bytes attached to the update"
         if len(upload.margins) != (len(order.candidates) if order.margins else 0):
-            return Verdict.REFUSE, f"{len(upload.margins)} margins"
+            return Decision.REFUSE, f"{len(upload.margins)} margins"
         wrong = _wrong_counts(run, order, upload)
         if wrong:
-            return Verdict.REFUSE, wrong
+            return Decision.REFUSE, wrong
         if abs(upload.loss) > MAX_FIGURE or any(abs(m) > MAX_MARGIN for m in upload.margins):
-            return Verdict.REFUSE, "a loss or a margin beyond what a device may report"
+            return Decision.REFUSE, "a loss or a margin beyond the limit for reports"
         if not (0 < upload.model_norm <= MAX_FIGURE if order.norm else upload.model_norm == 0):
-            return Verdict.REFUSE, "a model's norm that was not asked for, or an impossible one"
-        return Verdict.STORE, ""
+            return Decision.REFUSE, "a model's norm that was not asked for, or an impossible one"
+        return Decision.STORE, ""
 
-    def _judge_late(self, state: EngineState, upload: Upload, digest: bytes) -> tuple[Verdict, str]:
-        """Judge what comes for a round that is not open."""
+    def _duplicate(
+        self, state: EngineState, upload: Upload, digest: bytes, pending: bytes | None
+    ) -> tuple[Decision, str] | None:
+        """Return the decision on a further upload of a device in the open round; None for the first.
+
+        Exactly once: the first upload of (run, round, phase, device) counts. The same upload again is a duplicate, and any
+        other upload is refused.
+        """
+        stored = state.received.get(upload.device)
+        if stored is not None:
+            same = stored == (Phase(upload.phase), digest)
+            return (Decision.DUPLICATE, "") if same else (Decision.REFUSE, "another upload was stored before")
+        if pending is not None:
+            return (Decision.DUPLICATE, "") if pending == digest else (Decision.REFUSE, "another upload came before")
+        return None
+
+    def _validate_late(self, state: EngineState, upload: Upload, digest: bytes) -> tuple[Decision, str]:
+        """Return the decision on an upload for a round that is not open; a finished run acknowledges its last uploads."""
         known = state.finished and state.received.get(upload.device) == (Phase(upload.phase), digest)
-        return (Verdict.DUPLICATE, "") if known else (Verdict.REFUSE, too_late(state))
+        return (Decision.DUPLICATE, "") if known else (Decision.REFUSE, too_late(state))
 
     def _may_attach(self, plan: RoundPlan, upload: Upload) -> bool:
         """Whether as much is attached as the order can have asked for: what is folded is handed on to the whole fleet."""

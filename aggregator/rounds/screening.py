@@ -1,11 +1,14 @@
-"""The relative norm limit: an update much longer than the others of its round is left out of every mean.
+"""The two limits on the norm of an update: the plan's absolute limit, and a limit relative to the other updates.
 
-A round is screened when it closes, because the first round has no earlier one to compare with. The decision depends only
-on durable uploads and on the levels in `EngineState.standing`, so a restarted aggregator decides the same.
+`norm_error` is the absolute limit: such an update is refused when it arrives. `screen` is the relative one: an update much
+longer than the others of its round is left out of every mean. A round is screened when it closes, because the first round
+has no earlier one to compare with. The decision depends only on durable uploads and on the levels in
+`EngineState.standing`, so a restarted aggregator decides the same.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -39,6 +42,18 @@ class Screened:
     accepted: tuple[Contribution, ...]
     refused: Mapping[str, float] = field(default_factory=dict)
     levels: Levels = field(default_factory=dict)
+
+
+def norm_error(norm: float, limit: float) -> str:
+    """Return why an update of this norm is refused on arrival; empty for one that is not.
+
+    Args:
+        norm: l2 norm of the update.
+        limit: the plan's absolute norm limit.
+    """
+    if not math.isfinite(norm):
+        return "the update holds NaN or infinities, or overflows"
+    return f"the update's norm {norm:.3g} is above the plan's limit {limit:.3g}" if norm > limit else ""
 
 
 def screen(given: Iterable[Contribution], levels: Levels, exempt: Collection[int] = ()) -> Screened:

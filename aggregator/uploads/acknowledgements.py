@@ -1,65 +1,67 @@
-"""What devices are told about their uploads, and told again when they ask."""
+"""The aggregator's answers to uploads: sent once, and repeated on request."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from aggregator.membership import AggregatorMembership
 from aggregator.publisher import Publisher
-from aggregator.uploads.validation import Opened
+from aggregator.uploads.states import UploadEvent, UploadRef, UploadState, UploadTable
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Action
 
-ANSWERS_REMEMBERED: Final = 16_384
-"""Some rounds of a large fleet: a device whose answer is forgotten has to send its upload again to get it."""
+ACTIONS: Final[Mapping[UploadState, Action]] = {
+    UploadState.ACKNOWLEDGED: Action.ACK,
+    UploadState.REFUSED: Action.REFUSED,
+}
 
 
-class Answers:
-    """Answers uploads of one run; remembers the latest."""
+class Acknowledgements:
+    """Acknowledges and refuses the uploads of one run.
 
-    def __init__(self, publisher: Publisher, membership: AggregatorMembership, run: RunPlan) -> None:
+    Args:
+        publisher: seals and sends the answers.
+        membership: the roster; a device that it does not list is sent nothing.
+        run: the owner's plan.
+        table: the states of the uploads, and with them the answers already given.
+    """
+
+    def __init__(
+        self, publisher: Publisher, membership: AggregatorMembership, run: RunPlan, table: UploadTable
+    ) -> None:
         self._publisher = publisher
         self._membership = membership
         self._run = run
+        self._table = table
         self._owed: set[tuple[str, int]] | None = None
-        # A plain dict takes ever longer to find its first entry once earlier ones were deleted.
-        self._given: OrderedDict[tuple[str, bytes], tuple[Action, str]] = OrderedDict()
 
     def end(self, round_: int, missing: Iterable[str]) -> None:
-        """Take note that the run ended with this round, and without these devices."""
+        """Record that the run ended with this round, and that these devices did not take part in it."""
         self._owed = {(device, round_) for device in missing}
 
     @property
-    def all_given(self) -> bool:
-        """Whether the run has ended here and every device was told what became of its part in the final round."""
+    def complete(self) -> bool:
+        """Whether the run has ended and every device was answered for the final round."""
         return self._owed == set()
 
-    def give(self, opened: Opened, action: Action, reason: str = "") -> None:
-        """Answer an upload that was opened."""
-        self.reply(opened.upload.device, opened.upload.round, opened.transfer, action, reason)
+    def answer(self, ref: UploadRef, round_: int, event: UploadEvent, reason: str = "") -> None:
+        """Move an upload to the state that ``event`` leads to, and tell its device.
 
-    def reply(self, device: str, round_: int, transfer: bytes, action: Action, reason: str = "") -> None:
-        """Tell ``device`` what became of a transfer; one that is not in the roster is told nothing."""
-        member = self._membership.roster.device(device)
-        if member is None:
-            return
-        if len(self._given) >= ANSWERS_REMEMBERED and (device, transfer) not in self._given:
-            self._given.popitem(last=False)
-        self._given[device, transfer] = action, reason
+        Args:
+            ref: the upload.
+            round_: its round.
+            event: one that leads to ACKNOWLEDGED or REFUSED.
+            reason: of a refusal.
+        """
+        self._table.move(ref, event, reason)
         if self._owed is not None:
-            self._owed.discard((device, round_))
-        self._publisher.answer(member, self._run, round_, transfer, action, reason)
+            self._owed.discard((ref.device, round_))
+        self.repeat(ref, round_)
 
-    def given(self, device: str, transfer: bytes) -> bool:
-        """Whether ``device`` was answered this transfer, as far as we remember."""
-        return (device, transfer) in self._given
-
-    def again(self, device: str, round_: int, transfer: bytes) -> bool:
-        """Answer again if ``transfer`` was answered; return whether it was."""
-        given = self._given.get((device, transfer))
-        member = self._membership.roster.device(device)
-        if given is not None and member is not None:
-            self._publisher.answer(member, self._run, round_, transfer, *given)
-        return given is not None
+    def repeat(self, ref: UploadRef, round_: int) -> None:
+        """Send the answer to an upload that is ACKNOWLEDGED or REFUSED."""
+        member = self._membership.roster.device(ref.device)
+        if member is not None:
+            action, reason = ACTIONS[self._table.state(ref)], self._table.reason(ref)
+            self._publisher.answer(member, self._run, round_, ref.transfer, action, reason)

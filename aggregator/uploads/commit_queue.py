@@ -1,67 +1,76 @@
-"""Uploads between their arrival and their acknowledgement: appended as they come, made durable many at a time, committed."""
+"""The queue of uploads for the disk: appended as they arrive, committed many at a time (group commit)."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from aggregator.uploads.states import UploadEvent
 
 if TYPE_CHECKING:
     from aggregator.storage.fsync_worker import Syncer
     from aggregator.storage.store import Store
     from aggregator.strategies.base import Contribution
-    from aggregator.uploads.validation import Opened
+    from aggregator.uploads.states import UploadTable
+    from aggregator.uploads.validation import VerifiedUpload
 
-Landed = list[tuple["Opened", "Contribution"]]
-"""Uploads that are durable, and what the store made of each, in the order of their arrival."""
+Committed = list[tuple["VerifiedUpload", "Contribution"]]
+"""Durable uploads with the store's contribution of each, in order of arrival."""
 
 
-class Landing:
-    """The uploads of one run that are on their way to the disk, at most one a device.
+class CommitQueue:
+    """The uploads of one run that are VALID or COMMITTING, at most one of each device.
 
     Args:
-        store: keeps them.
-        syncer: waits for the disk; what it hands back runs on the driver's own thread.
+        store: writes them.
+        syncer: runs the fsync; it calls back on the driver's own thread.
+        table: the states of the uploads.
     """
 
-    def __init__(self, store: Store, syncer: Syncer) -> None:
+    def __init__(self, store: Store, syncer: Syncer, table: UploadTable) -> None:
         self._store = store
         self._syncer = syncer
-        self._appended: dict[str, Opened] = {}
-        self._syncing: dict[str, Opened] = {}
+        self._table = table
+        self._valid: dict[str, VerifiedUpload] = {}
+        self._committing: dict[str, VerifiedUpload] = {}
 
     @property
     def busy(self) -> bool:
-        """Whether any upload is on its way."""
-        return bool(self._appended or self._syncing)
+        """Whether the queue holds any upload."""
+        return bool(self._valid or self._committing)
 
-    def of(self, device: str) -> Opened | None:
-        """Return the upload of ``device`` that is on its way."""
-        return self._syncing.get(device) or self._appended.get(device)
+    @property
+    def valid(self) -> tuple[VerifiedUpload, ...]:
+        """The uploads whose commit has not started, in order of arrival."""
+        return tuple(self._valid.values())
 
-    def append(self, opened: Opened) -> None:
-        """Take an upload of a device of which none is on its way; it is durable some time after the next `flush`."""
-        self._store.append(opened.upload, opened.body, opened.norm, opened.digest)
-        # The store has the bytes: uploads that wait for the disk take no memory of their own.
-        self._appended[opened.upload.device] = dataclasses.replace(opened, body=memoryview(b""))
+    def of(self, device: str) -> VerifiedUpload | None:
+        """Return the queued upload of ``device``, None if there is none."""
+        return self._committing.get(device) or self._valid.get(device)
 
-    def flush(self, landed: Callable[[Landed], None]) -> None:
-        """Begin to make durable what was appended, unless that is under way for what came before; then call ``landed``."""
-        if self._syncing or not self._appended:
+    def append(self, upload: VerifiedUpload) -> None:
+        """Append a valid upload to the open batch; its device must have no other upload in the queue."""
+        self._store.append(upload.header, upload.body, upload.norm, upload.digest)
+        self._table.move(upload.ref, UploadEvent.VALIDATED)
+        # The store has the bytes, so the queue needs no memory for them.
+        self._valid[upload.ref.device] = dataclasses.replace(upload, body=memoryview(b""))
+
+    def flush(self, committed: Callable[[Committed], None]) -> None:
+        """Start an fsync of the open batch unless one is already running; call ``committed`` when the batch is durable."""
+        if self._committing or not self._valid:
             return
-        self._syncing, self._appended = self._appended, {}
-        self._syncer.submit(self._store.prepare(), lambda: landed(self._commit()))
+        for upload in self._valid.values():
+            self._table.move(upload.ref, UploadEvent.COMMIT_STARTED)
+        self._committing, self._valid = self._valid, {}
+        self._syncer.submit(self._store.prepare(), lambda: committed(self._commit()))
 
-    def _commit(self) -> Landed:
-        done = list(zip(self._syncing.values(), self._store.commit(), strict=True))
-        self._syncing = {}
+    def _commit(self) -> Committed:
+        done = list(zip(self._committing.values(), self._store.commit(), strict=True))
+        self._committing = {}
         return done
 
-    def withdraw(self, objection: Callable[[Opened], str | None]) -> Iterator[tuple[Opened, str]]:
-        """Take out again each upload there is an objection to, if its way to the disk has not begun; yield both."""
-        for device, opened in tuple(self._appended.items()):
-            reason = objection(opened)
-            if reason is not None:
-                del self._appended[device]
-                self._store.withdraw(opened.digest)
-                yield opened, reason
+    def withdraw(self, upload: VerifiedUpload) -> None:
+        """Remove a valid upload from the open batch."""
+        del self._valid[upload.ref.device]
+        self._store.withdraw(upload.digest)

@@ -1,9 +1,10 @@
-"""From a reassembled transfer to an upload that can be judged: opened, signed by the device, finite, within the norm limit."""
+"""Verification of complete messages: authentic, well-formed, and within the limits of the run plan.
+
+The checks that need the open round are `aggregator.rounds.engine.Engine.validate`.
+"""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -11,10 +12,12 @@ import numpy as np
 
 from aggregator.membership import UNKNOWN_HINT
 from aggregator.rounds.events import Declined
+from aggregator.rounds.screening import norm_error
 from aggregator.strategies.base import norm_of
+from aggregator.uploads.states import UploadRef
 from crypto.seal.envelope import open_from_member, read_head
 from crypto.seal.identity import Identity
-from shoal.errors import ShoalError, UntrustedError, WireError
+from shoal.errors import UntrustedError, WireError
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import Roster, RunPlan
 from shoal.protocol.messages import Decline, Obstacle, Reminder, Upload
@@ -27,77 +30,94 @@ N = TypeVar("N", Decline, Reminder)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """An authentic upload: its header, its vector's bytes and norm, and the digest that its sender signed."""
+class VerifiedUpload:
+    """An authentic upload within the plan's limits.
 
-    upload: Upload
+    Attributes:
+        header: its header.
+        body: the vector's bytes, and any attached bytes after them.
+        norm: the vector's l2 norm.
+        ref: its identity.
+        digest: the hash that its device signed; two uploads with one digest are the same.
+    """
+
+    header: Upload
     body: memoryview
     norm: float
-    transfer: bytes
+    ref: UploadRef
     digest: bytes
 
 
 class RefusedUploadError(UntrustedError):
-    """An upload is its device's and is refused all the same: the device is told."""
+    """An authentic upload that breaks a limit of the plan; its device is told.
 
-    def __init__(self, reason: str, upload: Upload) -> None:
+    Attributes:
+        header: the upload's header.
+    """
+
+    def __init__(self, reason: str, header: Upload) -> None:
         super().__init__(reason)
-        self.upload = upload
+        self.header = header
 
 
-class Intake:
-    """Opens uploads under one roster; counts what it refuses, by reason."""
+class UploadVerifier:
+    """Opens and verifies the messages that devices send to the aggregator about uploads.
+
+    Args:
+        identity: the aggregator's own keys.
+        run: the owner's plan.
+    """
 
     def __init__(self, identity: Identity, run: RunPlan) -> None:
         self._identity = identity
         self._run = run
-        self.refused: Counter[str] = Counter()
 
-    def open(self, device: str, transfer: Transfer, roster: Roster) -> Opened:
-        """Return the upload that ``device`` sent.
+    def upload(self, device: str, transfer: Transfer, roster: Roster) -> VerifiedUpload:
+        """Return the upload in a transfer.
 
         Args:
-            device: the device in the topic, as the broker vouches for it.
-            transfer: the reassembled bytes.
-            roster: who belongs to the fleet now.
+            device: the sender as named by the topic.
+            transfer: the complete transfer.
+            roster: the newest roster.
 
         Raises:
-            ShoalError: unknown device, not sealed to us, forged, malformed, not finite, or above the plan's norm limit or
-                sample count.
+            RefusedUploadError: authentic, but not finite, or above the plan's norm limit or sample limit.
+            ShoalError: unknown device, not sealed to this aggregator, forged or malformed.
         """
         message, body = self._open(device, transfer, roster, UPLOAD_PURPOSE)
-        upload = decode(message, Upload)
-        self._check(upload, body, device)
-        self._check_samples(upload)
-        return Opened(upload, body, self._norm(upload, body), transfer.transfer_id, transfer.signed)
+        header = decode(message, Upload)
+        self._check_header(header, body, device)
+        self._check_samples(header)
+        norm = self._checked_norm(header, body)
+        return VerifiedUpload(header, body, norm, UploadRef(device, transfer.transfer_id), transfer.signed)
 
-    def declined(self, device: str, transfer: Transfer, roster: Roster) -> Declined:
-        """Return what ``device`` says instead of an upload; arguments are those of `open`.
+    def decline(self, device: str, transfer: Transfer, roster: Roster) -> Declined:
+        """Return the decline in a transfer; arguments as for `upload`.
 
         Raises:
-            ShoalError: unknown device, not sealed to us, forged, malformed, or of another run.
+            ShoalError: unknown device, not sealed to this aggregator, forged, malformed, or of another run.
         """
-        decline = self._note(device, transfer, roster, DECLINE_PURPOSE, Decline)
+        decline = self._control_message(device, transfer, roster, DECLINE_PURPOSE, Decline)
         if decline.run_id != self._run.run_id:
             raise UntrustedError("a decline for another run")
         return Declined(device, decline.nonce, Obstacle(decline.obstacle))
 
     def reminder(self, device: str, transfer: Transfer, roster: Roster) -> Reminder:
-        """Return the reminder that ``device`` sent, maybe of another run; arguments are those of `open`.
+        """Return the reminder in a transfer, possibly of another run; arguments as for `upload`.
 
         Raises:
-            ShoalError: unknown device, not sealed to us, forged or malformed.
+            ShoalError: unknown device, not sealed to this aggregator, forged or malformed.
         """
-        return self._note(device, transfer, roster, REMINDER_PURPOSE, Reminder)
+        return self._control_message(device, transfer, roster, REMINDER_PURPOSE, Reminder)
 
-    def _note(self, device: str, transfer: Transfer, roster: Roster, purpose: str, kind: type[N]) -> N:
+    def _control_message(self, device: str, transfer: Transfer, roster: Roster, purpose: str, kind: type[N]) -> N:
         message, body = self._open(device, transfer, roster, purpose)
         if body:
-            raise WireError(f"{len(body)} bytes behind a {purpose}")
-        note = decode(message, kind)
-        if (note.fleet, note.device) != (self._run.fleet, device):
-            raise UntrustedError(f"a {purpose} by {note.device!r} of {note.fleet!r} on {device}'s topic")
-        return note
+            raise WireError(f"{len(body)} extra bytes after a {purpose}")
+        decoded = decode(message, kind)
+        if (decoded.fleet, decoded.device) != (self._run.fleet, device):
+            raise UntrustedError(f"a {purpose} by {decoded.device!r} of {decoded.fleet!r} on {device}'s topic")
+        return decoded
 
     def _open(self, device: str, transfer: Transfer, roster: Roster, purpose: str) -> tuple[memoryview, memoryview]:
         member = roster.device(device)
@@ -108,33 +128,25 @@ class Intake:
             raise UntrustedError(f"a sealed {head.purpose} of {head.sender!r} to {head.fleet!r} on {device}'s topic")
         return open_from_member(self._identity, transfer.payload, head, at, member.sign_key, transfer.signed)
 
-    def _check(self, upload: Upload, body: memoryview, device: str) -> None:
-        if (upload.fleet, upload.device) != (self._run.fleet, device):
-            raise UntrustedError(f"an upload for {upload.fleet!r} by {upload.device!r}")
-        if upload.run > self._run.run:
-            # Not refused: that run's file may come back, and its device would not offer the upload again.
-            raise UntrustedError(f"an upload for run {upload.run}, which is not served")
-        if upload.recipient != self._identity.member.seal_key:
+    def _check_header(self, header: Upload, body: memoryview, device: str) -> None:
+        if (header.fleet, header.device) != (self._run.fleet, device):
+            raise UntrustedError(f"an upload for {header.fleet!r} by {header.device!r}")
+        if header.run > self._run.run:
+            # Not a refusal: that run's file may be put back, and the device would not offer the upload again.
+            raise UntrustedError(f"an upload for run {header.run}, which is not served")
+        if header.recipient != self._identity.member.seal_key:
             raise UntrustedError("an upload for another aggregator")
-        if len(body) != 4 * upload.length + upload.attached:
-            raise WireError(f"{len(body)} bytes where {upload.length} coordinates and {upload.attached} were announced")
+        if len(body) != 4 * header.length + header.attached:
+            raise WireError(f"{len(body)} bytes where {header.length} coordinates and {header.attached} were announced")
 
-    def _check_samples(self, upload: Upload) -> None:
+    def _check_samples(self, header: Upload) -> None:
         most = self._run.max_samples
-        if upload.samples > most:
-            raise RefusedUploadError(f"{upload.samples} samples reported, above the plan's max_samples {most}", upload)
+        if header.samples > most:
+            raise RefusedUploadError(f"{header.samples} samples reported, above the plan's max_samples {most}", header)
 
-    def _norm(self, upload: Upload, body: memoryview) -> float:
-        if not upload.length:
-            return 0.0
-        norm = norm_of(np.frombuffer(body, "<f4", upload.length))
-        if not math.isfinite(norm):
-            raise RefusedUploadError("the update holds NaN or infinities, or overflows", upload)
-        if norm > self._run.norm_limit:
-            limit = self._run.norm_limit
-            raise RefusedUploadError(f"the update's norm {norm:.3g} is above the plan's limit {limit:.3g}", upload)
+    def _checked_norm(self, header: Upload, body: memoryview) -> float:
+        norm = norm_of(np.frombuffer(body, "<f4", header.length)) if header.length else 0.0
+        error = norm_error(norm, self._run.norm_limit)
+        if error:
+            raise RefusedUploadError(error, header)
         return norm
-
-    def count(self, error: ShoalError) -> None:
-        """Count a refusal under its class name."""
-        self.refused[type(error).__name__] += 1

@@ -62,7 +62,7 @@ class Scene:
         self.want_whole_rosters()
         self.rule = self.tap.lose(client=self.fleet.client_id(VICTIM), ending="/up")
         self.fleet.settle()
-        assert self.service._state.round == 2
+        assert self.service.state.round == 2
         self.aggregator, self.device = aggregator_identity(self.fleet), device_identity(self.fleet, VICTIM)
         self.group = group_key(self.fleet)
         self.announced = announcements(self.fleet, self.tap)[-1]
@@ -116,8 +116,8 @@ class Scene:
         service, runtime = self.service, self.runtime
         server, member = service._membership, runtime._membership
         return (
-            (service._state.round, dict(service._state.received), service._state.devices, service._state.online),
-            dict(service._state.declined),
+            (service.state.round, dict(service.state.received), service.state.devices, service.state.online),
+            dict(service.state.declined),
             (server.roster_bytes, server.grant, server.next),
             (runtime._state.mark, runtime._state.plan, runtime._following._known, runtime._state.stage),
             (member.roster_bytes, member.grant, member.next),

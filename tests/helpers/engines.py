@@ -2,8 +2,8 @@
 
 from aggregator.rounds.engine import (
     CameOnline,
+    Decision,
     Stored,
-    Verdict,
 )
 from tests.helpers.plans import digest_of, engine_of, run_plan, stored, upload_of
 
@@ -52,7 +52,7 @@ def give(engine, state, *devices, **changes):
     actions = ()
     for device in devices:
         upload, body = upload_of(engine, state, device, **changes)
-        assert engine.judge(state, upload, digest_of(upload, body)) == (Verdict.STORE, "")
+        assert engine.validate(state, upload, digest_of(upload, body)) == (Decision.STORE, "")
         state, more = engine.handle(state, Stored(stored(upload, body), digest_of(upload, body)))
         actions += more
     return state, actions

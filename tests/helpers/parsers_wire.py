@@ -8,11 +8,11 @@ import numpy as np
 
 from aggregator.membership import AggregatorMembership
 from aggregator.owner_inbox import OwnerMail
-from aggregator.rounds.engine import Engine, Verdict
+from aggregator.rounds.engine import Decision, Engine
 from aggregator.rounds.events import CameOnline, Stored
 from aggregator.strategies.base import contribution_of
 from aggregator.strategies.registry import make_strategy, models_needed
-from aggregator.uploads.validation import Intake
+from aggregator.uploads.validation import UploadVerifier
 from crypto.seal.envelope import open_from_group, open_from_member, read_head, seal_to_group, seal_to_member
 from crypto.seal.identity import Identity
 from edge_client.protocol import round_state as agent
@@ -293,11 +293,12 @@ def _uploaded(name, settings):
         sealed = seal_to_member(hostile, server.member.seal_key, clear, message, body)
         mark = Fingerprint.of(memoryview(sealed))
         transfer = Transfer(hostile.name, ChunkKind.UPLOAD, 1, mark.transfer_id, memoryview(sealed), mark.signed)
-        opened = Intake(server, run).open(hostile.name, transfer, roster)
-        verdict, reason = engine.judge(state, opened.upload, opened.digest)
-        if verdict is not Verdict.STORE:
+        verified = UploadVerifier(server, run).upload(hostile.name, transfer, roster)
+        decision, reason = engine.validate(state, verified.header, verified.digest)
+        if decision is not Decision.STORE:
             raise UntrustedError(reason)
-        after, _ = engine.handle(state, Stored(contribution_of(opened.upload, _vector(opened.body), opened.norm), b""))
+        contribution = contribution_of(verified.header, _vector(verified.body), verified.norm)
+        after, _ = engine.handle(state, Stored(contribution, b""))
         assert after.round >= state.round
         return after
 

@@ -5,7 +5,7 @@ import hashlib
 
 import numpy as np
 
-from aggregator.rounds.engine import Verdict
+from aggregator.rounds.engine import Decision
 from aggregator.rounds.events import CameOnline, DeadlinePassed, KeysHeld, Rostered, Stored, WentOffline
 from aggregator.strategies.base import contribution_of
 from crypto.seal.identity import Identity
@@ -134,8 +134,8 @@ class Scene:
         """Let ``device``'s answer be judged and, once it is durable, seen by the engine."""
         upload, body = self.upload(device, attached, **changes)
         digest = digest_of(upload, body + attached)
-        verdict, reason = self.engine.judge(self.state, upload, digest)
-        assert verdict is Verdict.STORE, reason
+        verdict, reason = self.engine.validate(self.state, upload, digest)
+        assert verdict is Decision.STORE, reason
         vector = np.frombuffer(body, "<f4") if body else None
         return self.feed(Stored(contribution_of(upload, vector, None, attached), digest))
 

@@ -48,14 +48,14 @@ def stop_at(fleet, reached):
 
 def open_round(fleet, round_):
     """Let a fleet come to where ``round_`` is open and nobody has heard of it."""
-    stop_at(fleet, lambda: fleet.service._state.round == round_ and not fleet.service._state.step)
+    stop_at(fleet, lambda: fleet.service.state.round == round_ and not fleet.service.state.step)
 
 
 def open_step(fleet, phase):
     """Let a fleet come to where a step of its next rollover is open and nobody has heard of it."""
 
     def there():
-        plan = fleet.service._state.plan
+        plan = fleet.service.state.plan
         return plan is not None and any(o.phase == phase for o in plan.orders.values())
 
     stop_at(fleet, there)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aggregator.rounds.engine import CameOnline, Stored, Verdict
+from aggregator.rounds.engine import CameOnline, Decision, Stored
 from aggregator.strategies.base import norm_of
 from crypto.seal.replay import HighWater
 from edge_client.protocol import round_state as agent
@@ -62,8 +62,8 @@ def test_whatever_devices_report_the_run_goes_on(name, random):
             break
         (device, *_) = state.waiting
         upload, body = hostile(engine, state, device, random)
-        verdict, _ = engine.judge(state, upload, digest_of(upload, body))
-        if verdict is not Verdict.STORE:
+        verdict, _ = engine.validate(state, upload, digest_of(upload, body))
+        if verdict is not Decision.STORE:
             upload, body = honest(engine, state, device)
         norm = norm_of(np.frombuffer(body, "<f4")) if body else 0.0
         assert norm <= engine.run.norm_limit
@@ -90,8 +90,8 @@ def test_the_rules_refuse_some_of_it():
     for device in DEVICES:
         state, _ = engine.handle(state, CameOnline(device))
     uploads = [hostile(engine, state, "dev-0", random) for _ in range(200)]
-    verdicts = [engine.judge(state, u, digest_of(u, b))[0] for u, b in uploads]
-    assert 20 < verdicts.count(Verdict.STORE) < 180
+    verdicts = [engine.validate(state, u, digest_of(u, b))[0] for u, b in uploads]
+    assert 20 < verdicts.count(Decision.STORE) < 180
 
 
 PLAN = run_plan("ifca", {"k": 2}, origins=2, max_models=2, rounds=ROUNDS)

@@ -133,7 +133,8 @@ def test_nothing_hostile_on_a_channel_is_believed(tmp_path, caplog, undisturbed,
             caplog.clear()
             for party in (scene.fleet.service, *(d.runtime for d in scene.fleet.devices.values())):
                 party._refusals._known.clear()  # else a reason that another kind has had is told later
-            scene.fleet.service._asking._reminded_s.clear()  # else a reminder so soon after the last is dropped unopened
+            # Otherwise a reminder so soon after the last one is dropped unopened.
+            scene.fleet.service.uploads._retransmission._reminded_s.clear()
             KINDS[kind](scene, channel)
             found = reasons(caplog)
             if row[channel]:
@@ -141,7 +142,7 @@ def test_nothing_hostile_on_a_channel_is_believed(tmp_path, caplog, undisturbed,
             else:
                 assert found == [], kind
             if (kind, channel) == ("downgraded mode", "upload"):  # its own device's: no other is waited for
-                assert scene.service._state.declined == {VICTIM: Obstacle.UPLOAD}
+                assert scene.service.state.declined == {VICTIM: Obstacle.UPLOAD}
             elif (kind, channel) != ("reordered", "upload"):  # among those is the one that is waited for
                 assert scene.standing() == before, kind
         scene.tap.forgive(scene.rule)

@@ -46,7 +46,7 @@ def test_an_upload_that_was_refused_is_offered_again_when_the_round_is_announced
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0, deadline_s=1000.0) as fleet:
         lost = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
-        fleet.run_until(lambda: fleet.service is not None and len(fleet.service._state.received) == 2, 20)
+        fleet.run_until(lambda: fleet.service is not None and len(fleet.service.state.received) == 2, 20)
         refuse(fleet, "dev-00")
         advance(fleet, 2.0)
         assert fleet.devices["dev-00"].runtime._state.stage.value == "idle"

@@ -62,7 +62,7 @@ def test_a_run_rolls_over_to_fresh_secrets(tmp_path, restart, change, caplog):
         if restart:
             fleet.revive_aggregator()
         sent, started_s = len(uploads_of(fleet, tap, "dev-03")), fleet.now_s
-        fleet.run_until(lambda: fleet.service._state.run.epoch > fleet.plan.epoch, 60)
+        fleet.run_until(lambda: fleet.service.state.run.epoch > fleet.plan.epoch, 60)
         later = len(tap.heard)
         records = fleet.run(60)
         assert fleet.now_s - started_s < fleet.plan.deadline_s / 2
@@ -140,7 +140,7 @@ def test_a_newcomer_after_a_revocation_finds_task_and_origins_in_the_checkpoint(
         fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
         fleet.stage.fleet.revoke("dev-03")
         publish(fleet)
-        fleet.run_until(lambda: fleet.service._state.run.epoch > fleet.plan.epoch, 60)
+        fleet.run_until(lambda: fleet.service.state.run.epoch > fleet.plan.epoch, 60)
         fleet.add_device("dev-04", grouped_data(5)["dev-04"])
         records = fleet.run(60)
         assert "dev-04" in records[-2]["norms"]
@@ -157,7 +157,7 @@ def test_a_device_that_was_away_while_another_was_revoked_catches_up(tmp_path):
         fleet.kill_device("dev-01")
         fleet.stage.fleet.revoke("dev-03")
         publish(fleet)
-        fleet.run_until(lambda: fleet.service._state.run.epoch > fleet.plan.epoch, 60)
+        fleet.run_until(lambda: fleet.service.state.run.epoch > fleet.plan.epoch, 60)
         fleet.revive_device("dev-01")
         records = fleet.run(60)
         assert "dev-01" in records[-1]["clusters"]

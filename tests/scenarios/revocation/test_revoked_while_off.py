@@ -32,7 +32,7 @@ def scene(tmp_path):
         fleet.kill_device(OFF)
         fleet.stage.fleet.revoke(OFF)
         publish(fleet)
-        fleet.run_until(lambda: fleet.service._state.run.epoch > fleet.plan.epoch, 60)
+        fleet.run_until(lambda: fleet.service.state.run.epoch > fleet.plan.epoch, 60)
         # A broker forgets a session, with all that it has queued, when the device is away for ten minutes.
         fleet.broker._sessions[fleet.client_id(OFF)].backlog.clear()
         yield fleet, tap

@@ -148,14 +148,14 @@ def test_a_crash_at_any_step_leaves_a_fleet_that_finishes(tmp_path, victim, phas
     with make_fleet(tmp_path / "fleet", rounds=ROUNDS, epoch_rounds=EACH, deadline_s=5.0) as fleet:
 
         def at_step():
-            plan = fleet.service._state.plan
+            plan = fleet.service.state.plan
             return plan is not None and any(o.phase == phase for o in plan.orders.values())
 
         fleet.run_until(at_step, 20)
-        folder = fleet.service._state.rollover.folder
+        folder = fleet.service.state.rollover.folder
         crash(fleet, victim, folder)
         epoch = fleet.plan.epoch + 1
-        fleet.run_until(lambda: fleet.service._state.run.epoch == epoch, 60)
+        fleet.run_until(lambda: fleet.service.state.run.epoch == epoch, 60)
         crash(fleet, victim, folder)
         records = fleet.run(120)
         assert len(events_of(records)) == 2
@@ -235,7 +235,7 @@ def test_without_half_of_the_roster_the_old_epoch_stays(tmp_path):
         fleet.run_until(lambda: "more than half" in fleet.service.status() or fleet.now_s > 60, 80)
         end_s = fleet.now_s + 20
         fleet.run_until(lambda: fleet.now_s >= end_s, 40)
-        assert fleet.service._state.run.epoch == fleet.plan.epoch
+        assert fleet.service.state.run.epoch == fleet.plan.epoch
         assert len(fleet.records()) <= 2
         fleet.revive_device("dev-01")
         records = fleet.run(60)

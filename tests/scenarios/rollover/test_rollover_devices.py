@@ -50,7 +50,7 @@ def test_a_device_that_always_folds_wrongly_is_outvoted_in_every_epoch(tmp_path,
 
 def forged_answer(fleet, tap, name, attached, *, phase=None):
     """Send as ``name``, who is dead by now, an answer to the open step with ``attached`` behind it."""
-    state = fleet.service._state
+    state = fleet.service.state
     sample, _ = open_upload(fleet, name, uploads_of(fleet, tap, name)[-1])
     order = state.plan.orders[name]
     upload = dataclasses.replace(
@@ -75,7 +75,7 @@ def test_junk_from_the_device_that_folds_costs_nobody_anything(tmp_path, attache
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=5, rounds=2, epoch_rounds=1) as fleet:
         open_step(fleet, Phase.CHECKPOINT)
-        (folder,) = fleet.service._state.plan.orders
+        (folder,) = fleet.service.state.plan.orders
         del fleet.devices[folder]  # the attacker answers in its place; its connection stays
         forged_answer(fleet, tap, folder, attached)
         told = sum(len(p.payload) for p in tap.sent(client=fleet.client_id("aggregator")) if "/s/model/" in p.topic)
@@ -88,7 +88,7 @@ def test_a_signer_that_answers_with_junk_is_one_signature_less(tmp_path):
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=5, rounds=2, epoch_rounds=1, deadline_s=5.0) as fleet:
         open_step(fleet, Phase.ENDORSE)
-        signer = next(d for d in fleet.service._state.plan.orders if d != fleet.service._state.rollover.folder)
+        signer = next(d for d in fleet.service.state.plan.orders if d != fleet.service.state.rollover.folder)
         del fleet.devices[signer]
         forged_answer(fleet, tap, signer, b"SHM1 and no endorsement")
         records = fleet.run(60)
@@ -103,7 +103,7 @@ def test_a_device_without_an_order_has_no_say(tmp_path, caplog):
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=3, rounds=2, epoch_rounds=1) as fleet:
         open_step(fleet, Phase.CHECKPOINT)
-        state = fleet.service._state
+        state = fleet.service.state
         other = next(d for d in fleet.stage.devices if d not in state.plan.orders)
         sample, body = open_upload(fleet, other, uploads_of(fleet, tap, other)[-1])
         nonce = fleet.service._engine.nonce(state.round, state.plan.step)
@@ -138,7 +138,7 @@ def test_a_revoked_device_that_folds_is_not_heard(tmp_path, caplog):
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=5, rounds=2, epoch_rounds=1, quorum=0.6) as fleet:
         open_step(fleet, Phase.CHECKPOINT)
-        (folder,) = fleet.service._state.plan.orders
+        (folder,) = fleet.service.state.plan.orders
         rule = tap.lose(client=fleet.client_id(folder), ending="/up")
         fleet.settle()
         late = [p.payload for p in tap.sent(client=fleet.client_id(folder), ending="/up")][-1]

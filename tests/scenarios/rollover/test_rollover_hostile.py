@@ -288,7 +288,7 @@ def recorded(tmp_path_factory):
     """(fleet, wiretap) of a run through three epochs that is over but for its final round's answers."""
     tap = Wiretap()
     with make_fleet(tmp_path_factory.mktemp("recorded") / "fleet", faults=tap, rounds=5, epoch_rounds=2) as fleet:
-        fleet.run_until(lambda: fleet.service._state.run.epoch == 3, 60)
+        fleet.run_until(lambda: fleet.service.state.run.epoch == 3, 60)
         fleet.settle()
         yield fleet, tap
 
@@ -304,11 +304,11 @@ def replayed(fleet, tap, part):
 def test_what_belongs_to_an_earlier_epoch_comes_too_late(recorded, part):
     """Certificates, announcements, models and uploads of three epochs, again and in order: nobody moves."""
     fleet, tap = recorded
-    state = fleet.service._state
+    state = fleet.service.state
     before = (state.run, state.received, [d.runtime._state.mark for d in fleet.devices.values()])
     marks = {d: x.runtime._run.plan for d, x in fleet.devices.items()}
     replayed(fleet, tap, part)
-    state = fleet.service._state
+    state = fleet.service.state
     assert (state.run, state.received, [d.runtime._state.mark for d in fleet.devices.values()]) == before
     assert {d: x.runtime._run.plan for d, x in fleet.devices.items()} == marks
 
@@ -330,7 +330,7 @@ def test_an_upload_of_another_epoch_is_refused(tmp_path, caplog):
     """Under its own key, and under the true one's name: both ways an error, never a sum of two masks."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, rounds=4, epoch_rounds=2, quorum=1.0) as fleet:
-        fleet.run_until(lambda: fleet.service._state.run.epoch == 2 and fleet.service._state.round == 3, 60)
+        fleet.run_until(lambda: fleet.service.state.run.epoch == 2 and fleet.service.state.round == 3, 60)
         rule = tap.lose(client=fleet.client_id("dev-02"), ending="/up")
         fleet.settle()
         upload, body = open_upload(fleet, "dev-02", uploads_of(fleet, tap, "dev-02")[-1])

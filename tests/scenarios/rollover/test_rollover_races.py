@@ -58,7 +58,7 @@ def test_an_upload_and_the_will_of_its_device_arrive_together(tmp_path, when):
         open_round(fleet, 1) if when == "round" else open_step(
             fleet, Phase.CHECKPOINT if when == "fold" else Phase.ENDORSE
         )
-        asked = list(fleet.service._state.plan.orders)
+        asked = list(fleet.service.state.plan.orders)
         work(fleet, *asked[:-1])
         fleet.service.flush(fleet.now_s)
         fleet.broker.pump()
@@ -92,20 +92,20 @@ def test_an_upload_that_is_not_durable_when_its_round_closes_is_refused(tmp_path
         for device in (late, *more):
             fleet.kill_device(device)
         fleet.broker.pump()
-        disk = fleet.service._landing._syncer = SlowDisk()
+        disk = fleet.service.uploads._queue._syncer = SlowDisk()
         work(fleet, *in_time)
         fleet.service.flush(fleet.now_s)
         for chunk in chunks:
             fleet.broker.submit("late", Message(chunk.topic, chunk.payload), lambda: None)
         fleet.broker.pump()
-        assert fleet.service._landing.of(late) is not None
-        closing = fleet.service._state.plan
+        assert fleet.service.uploads._queue.of(late) is not None
+        closing = fleet.service.state.plan
         disk.done()
-        assert fleet.service._state.plan is not closing
-        assert not fleet.service._landing.busy
+        assert fleet.service.state.plan is not closing
+        assert not fleet.service.uploads.committing
         fleet.broker.pump()
         assert answers(fleet, tap, late)[-1].action == Action.REFUSED
-        fleet.service._landing._syncer = InlineSyncer()
+        fleet.service.uploads._queue._syncer = InlineSyncer()
         for device in (late, *more):
             fleet.revive_device(device)
         records = fleet.run(100)
@@ -122,7 +122,7 @@ def test_newer_keys_that_overtake_the_certificate_stop_nobody(tmp_path):
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, rounds=4, epoch_rounds=2, deadline_s=5.0) as fleet:
         hold = tap.lose(client=fleet.client_id("aggregator"), ending="/s/checkpoint")
-        stop_at(fleet, lambda: fleet.service._state.run.epoch == 2)
+        stop_at(fleet, lambda: fleet.service.state.run.epoch == 2)
         fleet.stage.fleet.rotate()
         publish(fleet)
         fleet.settle()
@@ -143,7 +143,7 @@ def test_a_second_revocation_overtakes_the_certificate_of_the_first(tmp_path):
         hold = tap.lose(client=fleet.client_id("aggregator"), ending="/s/checkpoint")
         fleet.stage.fleet.revoke("dev-04")
         publish(fleet)
-        stop_at(fleet, lambda: fleet.service._state.run.epoch > 1)
+        stop_at(fleet, lambda: fleet.service.state.run.epoch > 1)
         fleet.stage.fleet.revoke("dev-03")
         publish(fleet)
         fleet.settle()
@@ -182,7 +182,7 @@ def test_a_device_that_was_away_for_two_changes_of_the_secrets_catches_up(tmp_pa
         for gone in ("dev-05", "dev-04"):
             fleet.stage.fleet.revoke(gone)
             publish(fleet)
-            stop_at(fleet, lambda n=fleet.service._state.run.epoch: fleet.service._state.run.epoch > n)
+            stop_at(fleet, lambda n=fleet.service.state.run.epoch: fleet.service.state.run.epoch > n)
         fleet.revive_device("dev-00")
         records = fleet.run(100)
         assert len(events_of(records)) == 2
@@ -224,7 +224,7 @@ def test_a_newcomer_in_the_middle_of_a_rotation_costs_one_deadline_at_most(tmp_p
         publish(fleet)
         started_s = fleet.now_s
         fleet.revive_aggregator()
-        fleet.run_until(lambda: fleet.service._state.run.epoch > 1, 100)
+        fleet.run_until(lambda: fleet.service.state.run.epoch > 1, 100)
         assert fleet.now_s - started_s <= fleet.plan.deadline_s + 1
         packages = tap.sent(client=fleet.client_id("dev-03"), ending="/s/plan", hop=Hop.DOWN)
         assert len(packages) <= 6, "waiting, it does not have the run sent to it over and over"
@@ -255,7 +255,7 @@ def test_a_device_that_died_so_is_back_when_it_has_the_newer_keys(tmp_path):
         fleet.kill_device("dev-02")
         fleet.stage.fleet.revoke("dev-03")
         publish(fleet)
-        stop_at(fleet, lambda: fleet.service._state.run.epoch > 1)
+        stop_at(fleet, lambda: fleet.service.state.run.epoch > 1)
         fleet.revive_device("dev-02")
         records = fleet.run(200)
         assert records[-1]["contributed"] == 3

@@ -71,9 +71,9 @@ def test_a_newcomer_is_placed_by_updates_that_were_masked_anew(tmp_path, validat
     late = data.pop("dev-07")
     settings = {"validate": validate, "eps1": "0.9", "path": "on"}
     with make_fleet(tmp_path / "fleet", data, algorithm="cfl", rounds=10, epoch_rounds=3, settings=settings) as fleet:
-        stop_at(fleet, lambda: fleet.service._state.strategy.tree and fleet.service._state.since >= 3)
-        key_id = fleet.service._state.run.key_id
-        edges = [c for n in fleet.service._state.strategy.tree.values() for e in n.edges for c in e]
+        stop_at(fleet, lambda: fleet.service.state.strategy.tree and fleet.service.state.since >= 3)
+        key_id = fleet.service.state.run.key_id
+        edges = [c for n in fleet.service.state.strategy.tree.values() for e in n.edges for c in e]
         assert len(edges) == 7
         assert {c.key_id for c in edges} == {key_id} != {fleet.plan.key_id}
         fleet.add_device("dev-07", late)
@@ -95,7 +95,7 @@ def test_a_newcomer_takes_the_group_of_the_nearest_renewed_direction(tmp_path):
     late = data.pop("dev-06")
     options = {"algorithm": "fedgroup", "settings": {"groups": "2", "alpha": "4"}, "rounds": 7, "epoch_rounds": 3}
     with make_fleet(tmp_path / "fleet", data, **options) as fleet:
-        stop_at(fleet, lambda: fleet.service._state.since >= 3)
+        stop_at(fleet, lambda: fleet.service.state.since >= 3)
         fleet.add_device("dev-06", late)
         records = fleet.run(100)
         (event,) = events_of(records, "newcomers")
@@ -199,7 +199,7 @@ def test_a_revocation_in_the_final_round_changes_nothing_any_more(tmp_path):
     """Nobody trains; the secrets come in force with the next run."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, rounds=2, quorum=0.6, deadline_s=5.0) as fleet:
-        stop_at(fleet, lambda: fleet.service._state.plan is not None and fleet.service._state.plan.final)
+        stop_at(fleet, lambda: fleet.service.state.plan is not None and fleet.service.state.plan.final)
         fleet.stage.fleet.revoke("dev-02")
         publish(fleet)
         records = fleet.run(60)
@@ -302,14 +302,14 @@ def test_the_aggregator_holds_on_to_no_vector_of_the_epoch_before(tmp_path, algo
     options = {"algorithm": algorithm, "settings": settings.get(algorithm, {}), "rounds": 6, "epoch_rounds": 4}
     with make_fleet(tmp_path / "fleet", grouped_data(4, 2), **options) as fleet:
         open_step(fleet, Phase.ENDORSE)
-        state = fleet.service._state
+        state = fleet.service.state
         arrays = [
             a for a in reachable(state.strategy) if isinstance(a, np.ndarray) and a.dtype == np.float32 and a.any()
         ]
         old = {a.tobytes() for a in arrays}
         assert old
         assert holding(reachable(fleet.service), old), "the search finds what is there"
-        stop_at(fleet, lambda: fleet.service._state.since == 4)
+        stop_at(fleet, lambda: fleet.service.state.since == 4)
         gc.collect()
         assert holding(reachable(fleet.service), old) == []
         run = fleet.stage.aggregator_dir / "run-000001"
@@ -322,7 +322,7 @@ def test_the_broker_holds_on_to_no_model_of_the_epoch_before(tmp_path):
         open_step(fleet, Phase.ENDORSE)
         fleet.broker.pump()
         assert [t for t in fleet.broker.retained if "/s/model/" in t]
-        fleet.kill_device(next(d for d in fleet.stage.devices if d != fleet.service._state.rollover.folder))
+        fleet.kill_device(next(d for d in fleet.stage.devices if d != fleet.service.state.rollover.folder))
         fleet.settle()
-        assert (fleet.service._state.since, fleet.service._state.plan) == (2, None)
+        assert (fleet.service.state.since, fleet.service.state.plan) == (2, None)
         assert [t for t in fleet.broker.retained if "/s/model/" in t] == []

@@ -128,7 +128,7 @@ def test_an_aggregator_that_was_started_again_is_told_again(tmp_path):
         fleet.kill_aggregator()
         fleet.revive_aggregator()
         fleet.settle()
-        assert waiting_for(fleet.service._state).endswith("training failed: dev-02")
+        assert waiting_for(fleet.service.state).endswith("training failed: dev-02")
         tap.forgive(late)
         records = fleet.run(DEADLINE_S)
         assert records[0]["declined"] == {ODD: "task"}
@@ -244,7 +244,7 @@ def test_what_is_played_back_makes_nobody_decline(tmp_path):
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", grouped_data(3), faults=tap, rounds=2) as fleet:
         late = tap.lose(client=fleet.client_id(ODD), ending="/up")
-        fleet.run_until(lambda: fleet.service is not None and len(fleet.service._state.received) == 2, 20)
+        fleet.run_until(lambda: fleet.service is not None and len(fleet.service.state.received) == 2, 20)
         before = tap.sent(ending="/s/round")
         fleet.stage.fleet.renew()
         publish(fleet)
@@ -267,7 +267,7 @@ def test_a_newcomer_whose_data_do_not_fit_says_so_in_a_later_mask_epoch(tmp_path
         fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
         fleet.stage.fleet.revoke("dev-03")
         publish(fleet)
-        fleet.run_until(lambda: fleet.service._state.run.epoch > fleet.plan.epoch, 60)
+        fleet.run_until(lambda: fleet.service.state.run.epoch > fleet.plan.epoch, 60)
         good = grouped_data(5)["dev-04"]
         fleet.add_device("dev-04", unfit(good))
         fleet.run_until(lambda: declines_of(fleet, tap, "dev-04"), DEADLINE_S / 2)

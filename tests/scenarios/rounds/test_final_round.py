@@ -156,7 +156,7 @@ def test_a_final_upload_without_its_model_is_not_enough(tmp_path, undisturbed):
 def test_nothing_of_a_strategy_is_held_behind_the_end(tmp_path):
     with make_fleet(tmp_path / "fleet", algorithm="cfl", rounds=4) as fleet:
         fleet.run(100)
-        assert fleet.service._state.strategy is None
+        assert fleet.service.state.strategy is None
         fleet.kill_aggregator()
         fleet.revive_aggregator()
         assert fleet.finished

@@ -118,7 +118,7 @@ def test_inter_group_aggregation_adds_whole_models_over_the_wire(tmp_path):
     for mode in ("permutation", "none"):
         with make_fleet(tmp_path / mode, grouped_data(6, 2), mode=mode, **{**FEDGROUP, "settings": settings}) as fleet:
             fleet.run_until(lambda f=fleet: len(f.records()) == f.plan.rounds, 20)
-            slots = fleet.service._state.strategy.slots
+            slots = fleet.service.state.strategy.slots
             records = fleet.run(20)
             assert same_partition(records[-1]["clusters"], truth_of(6, 2))
             origin = draw_origins(fleet.bundle.manifest, 1, 1)[0]
@@ -185,7 +185,7 @@ def test_a_crash_of_the_aggregator_in_any_phase_changes_no_bit(tmp_path, calm, r
         fleet.run_until(lambda: len(fleet.records()) == round_ - 1, 20)
         tap.rules.append(all_but_the_first(fleet))
         fleet.settle()
-        state = fleet.service._state
+        state = fleet.service.state
         assert (state.round, len(state.received)) == (round_, 1)
         assert state.waiting
         fleet.kill_aggregator()
@@ -203,7 +203,7 @@ def all_but_the_first(fleet):
     def rule(passage):
         if passage.hop is not Hop.UP or not passage.topic.endswith("/up"):
             return None
-        first = min(fleet.service._state.plan.orders)
+        first = min(fleet.service.state.plan.orders)
         return None if passage.client == fleet.client_id(first) else LOST
 
     return rule

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from aggregator.inbound import Inbound
 from shoal import limits
 from shoal.errors import UntrustedError
 from shoal.protocol.chunking import MIN_CHUNK_BYTES, ChunkKind, split
@@ -32,7 +31,7 @@ def waiting(tmp_path):
 
 
 def held(service):
-    return service._chunks.held_bytes + service._mail._chunks.held_bytes
+    return service._inbound.chunks.held_bytes + service._mail._chunks.held_bytes
 
 
 def flood(waiting, topic, chunks):
@@ -63,12 +62,12 @@ def test_a_devices_topic_takes_its_budget_at_most(waiting):
     """Under a name of the roster on an open broker: any size, any number of transfers."""
     plan, service = waiting.fleet.plan, waiting.service
     most = limits.SEALED_HEAD_BYTES + 4 * D + 8 * plan.max_models
-    assert Inbound(service._membership, service._engine).upload_bytes(VICTIM, service._state) == most
+    assert service._inbound.upload_bytes(VICTIM, service.state) == most
     for number in range(300):
         flood(waiting, TOPICS.up(VICTIM), [claim(ChunkKind.UPLOAD, most, number, round_=number)])
     flood(waiting, TOPICS.up(VICTIM), claims())
     flood(waiting, TOPICS.state(VICTIM), claims())
-    assert 0 < held(service) <= service._chunks.budget_bytes(most)
+    assert 0 < held(service) <= service._inbound.chunks.budget_bytes(most)
 
 
 def test_the_true_upload_arrives_once_the_flood_ends(waiting):
@@ -82,16 +81,18 @@ def test_the_true_upload_arrives_once_the_flood_ends(waiting):
     waiting.tap.forgive(waiting.rule)
     records = fleet.run(60)
     assert [r["contributed"] for r in records] == [3, 3]
-    assert held(service) <= service._chunks.budget_bytes(limits.SEALED_HEAD_BYTES + 4 * D + 8 * fleet.plan.max_models)
+    assert held(service) <= service._inbound.chunks.budget_bytes(
+        limits.SEALED_HEAD_BYTES + 4 * D + 8 * fleet.plan.max_models
+    )
 
 
 def test_an_upload_above_the_plans_size_is_refused_at_its_first_chunk(waiting, caplog):
     fleet = waiting.fleet
     upload, body = open_upload(fleet, VICTIM, uploads_of(fleet, waiting.tap, VICTIM)[0])
     big = seal_upload(fleet, VICTIM, dataclasses.replace(upload, attached=4000), body + bytes(4000))
-    before = dict(waiting.service._chunks.refused).get("oversized", 0)
+    before = dict(waiting.service._inbound.chunks.refused).get("oversized", 0)
     flood(waiting, TOPICS.up(VICTIM), split(big, kind=ChunkKind.UPLOAD, round=1, chunk_bytes=MIN_CHUNK_BYTES)[:1])
-    assert waiting.service._chunks.refused["oversized"] == before + 1
+    assert waiting.service._inbound.chunks.refused["oversized"] == before + 1
     assert held(waiting.service) == 0
 
 

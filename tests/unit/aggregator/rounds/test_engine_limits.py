@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aggregator.rounds.engine import Verdict
+from aggregator.rounds.engine import Decision
 from aggregator.rounds.events import DeadlinePassed, Declined, Left, RoundClosed, Stored
 from shoal.protocol.messages import Obstacle
 from tests.helpers.engines import DEVICES, opened
@@ -88,9 +88,9 @@ def test_a_refused_device_that_is_revoked_as_well_is_left_out_of_the_quorum_once
 def test_under_uniform_weighting_a_sample_count_is_refused():
     engine, state = opened(weighting="uniform")
     upload, body = upload_of(engine, state, GIANT, samples=1)
-    assert engine.judge(state, upload, digest_of(upload, body))[0] is Verdict.STORE
+    assert engine.validate(state, upload, digest_of(upload, body))[0] is Decision.STORE
     for samples in (2, 2**32 - 1):
         lie = dataclasses.replace(upload, samples=samples)
-        verdict, reason = engine.judge(state, lie, digest_of(lie, body))
-        assert verdict is Verdict.REFUSE
+        verdict, reason = engine.validate(state, lie, digest_of(lie, body))
+        assert verdict is Decision.REFUSE
         assert "uniform" in reason

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from aggregator.rounds.engine import MAX_MARGIN, Verdict
+from aggregator.rounds.engine import MAX_MARGIN, Decision
 from aggregator.rounds.events import CameOnline, DeadlinePassed, Left, Stored, WentOffline
 from edge_client.learning.update import MARGIN_CLIP
 from shoal.protocol.messages import Order, Phase, Share
@@ -71,7 +71,7 @@ def test_a_loss_that_no_float32_holds_is_refused():
     engine, state = opened(run_plan())
     upload, _ = upload_of(engine, state, "dev-1")
     for loss in (1e300, -1e300):
-        assert engine.judge(state, dataclasses.replace(upload, loss=loss), DIGEST)[0] is Verdict.REFUSE
+        assert engine.validate(state, dataclasses.replace(upload, loss=loss), DIGEST)[0] is Decision.REFUSE
 
 
 def test_a_margin_beyond_the_clip_is_refused():
@@ -81,10 +81,10 @@ def test_a_margin_beyond_the_clip_is_refused():
     order = Order(int(Phase.SCORE), (0, 1), int(Share.VALIDATION), train=False, evaluate=False, margins=True)
     state = dataclasses.replace(state, plan=dataclasses.replace(state.plan, orders=dict.fromkeys(DEVICES, order)))
     for margin, verdict in (
-        (5.0, Verdict.STORE),
-        (-5.0, Verdict.STORE),
-        (5.01, Verdict.REFUSE),
-        (-9e9, Verdict.REFUSE),
+        (5.0, Decision.STORE),
+        (-5.0, Decision.STORE),
+        (5.01, Decision.REFUSE),
+        (-9e9, Decision.REFUSE),
     ):
         upload, _ = upload_of(engine, state, "dev-1", margins=(0.0, margin))
-        assert engine.judge(state, upload, DIGEST)[0] is verdict
+        assert engine.validate(state, upload, DIGEST)[0] is verdict

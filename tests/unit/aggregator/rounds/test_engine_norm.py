@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from aggregator.rounds.engine import Verdict
+from aggregator.rounds.engine import Decision
 from aggregator.rounds.events import CameOnline, Stored
 from tests.helpers.plans import digest_of, engine_of, run_plan, stored, upload_of
 
@@ -19,25 +19,25 @@ def second_round(eta):
         state, _ = engine.handle(state, CameOnline(device))
     for i, device in enumerate(DEVICES):
         upload, body = upload_of(engine, state, device, values=[i + 1.0] * 6)
-        assert engine.judge(state, upload, DIGEST) == (Verdict.STORE, "")
+        assert engine.validate(state, upload, DIGEST) == (Decision.STORE, "")
         state, _ = engine.handle(state, Stored(stored(upload, body), digest_of(upload, body)))
     assert state.round == 2
     return engine, state
 
 
-def test_judge_wants_a_norm_where_the_order_asks_for_it():
+def test_validate_wants_a_norm_where_the_order_asks_for_it():
     engine, state = second_round(0.1)
     assert state.plan.orders["dev-1"].norm
     upload, _ = upload_of(engine, state, "dev-1", model_norm=2.5)
-    assert engine.judge(state, upload, DIGEST) == (Verdict.STORE, "")
+    assert engine.validate(state, upload, DIGEST) == (Decision.STORE, "")
     for norm in (0.0, -1.0, 1e200, math.nan, math.inf):
-        assert engine.judge(state, dataclasses.replace(upload, model_norm=norm), DIGEST)[0] is Verdict.REFUSE
+        assert engine.validate(state, dataclasses.replace(upload, model_norm=norm), DIGEST)[0] is Decision.REFUSE
 
 
-def test_judge_wants_none_where_it_does_not():
+def test_validate_wants_none_where_it_does_not():
     engine, state = second_round(0)
     upload, _ = upload_of(engine, state, "dev-1")
-    assert engine.judge(state, upload, DIGEST) == (Verdict.STORE, "")
-    verdict, reason = engine.judge(state, dataclasses.replace(upload, model_norm=2.5), DIGEST)
-    assert verdict is Verdict.REFUSE
+    assert engine.validate(state, upload, DIGEST) == (Decision.STORE, "")
+    verdict, reason = engine.validate(state, dataclasses.replace(upload, model_norm=2.5), DIGEST)
+    assert verdict is Decision.REFUSE
     assert "not asked for" in reason

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aggregator.rounds.engine import ATTACHED_HEAD_BYTES, Verdict
+from aggregator.rounds.engine import ATTACHED_HEAD_BYTES, Decision
 from aggregator.rounds.events import DeadlinePassed, KeysHeld, Left
 from aggregator.rounds.rollover import HASTY_TRIES
 from aggregator.rounds.state import NEWS_KEPT
@@ -176,7 +176,7 @@ def test_uploads_of_a_step_say_which_step():
     scene.deadline()
     late = digest_of(early, body)
     assert scene.place == (2, 2)
-    assert scene.engine.judge(scene.state, early, late) == (Verdict.REFUSE, "the round is not open")
+    assert scene.engine.validate(scene.state, early, late) == (Decision.REFUSE, "the round is not open")
 
 
 @pytest.mark.parametrize(
@@ -188,10 +188,10 @@ def test_a_fold_is_no_larger_than_its_models_and_the_task(excess, accepted):
     (folder,) = scene.state.plan.orders
     upload, _ = scene.upload(folder, attached=b"")
     upload = changed(upload, attached=excess)
-    assert (scene.engine.judge(scene.state, upload, b"")[0] is Verdict.STORE) == accepted
+    assert (scene.engine.validate(scene.state, upload, b"")[0] is Decision.STORE) == accepted
     scene.engine.task_bytes = 1
     bigger = changed(upload, attached=excess + 1)
-    assert (scene.engine.judge(scene.state, bigger, b"")[0] is Verdict.STORE) == (accepted or excess == 0)
+    assert (scene.engine.validate(scene.state, bigger, b"")[0] is Decision.STORE) == (accepted or excess == 0)
 
 
 @pytest.mark.parametrize(("attached", "accepted"), [(0, False), (68, True), (ATTACHED_HEAD_BYTES + 1, False)])
@@ -199,14 +199,14 @@ def test_a_signature_brings_no_vectors_that_nobody_asked_for(attached, accepted)
     scene = Scene().due()
     scene.fold()
     upload, _ = scene.upload("dev-1", attached=b"")
-    verdict = scene.engine.judge(scene.state, changed(upload, attached=attached), b"")[0]
-    assert (verdict is Verdict.STORE) == accepted
+    verdict = scene.engine.validate(scene.state, changed(upload, attached=attached), b"")[0]
+    assert (verdict is Decision.STORE) == accepted
 
 
 def test_a_round_takes_nothing_attached():
     scene = Scene()
     upload, _ = scene.upload("dev-1")
-    assert scene.engine.judge(scene.state, changed(upload, attached=1), b"")[0] is Verdict.REFUSE
+    assert scene.engine.validate(scene.state, changed(upload, attached=1), b"")[0] is Decision.REFUSE
 
 
 # ---------------------------------------------------------------------------------------------------- failures

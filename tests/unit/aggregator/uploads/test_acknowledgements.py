@@ -1,46 +1,77 @@
-"""Whom a run that has ended still owes an answer."""
+"""Answers to uploads: sent, repeated, and complete once the run's last round is answered."""
 
 import pytest
 
-from aggregator import membership as aggregators
-from aggregator.publisher import Publisher
-from aggregator.uploads.acknowledgements import Answers
+from aggregator.uploads.acknowledgements import Acknowledgements
+from aggregator.uploads.states import TransitionError, UploadEvent, UploadRef, UploadState, UploadTable
 from shoal.protocol.messages import Action
-from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
-from tests.helpers.crews import Crew
+from tests.helpers.plans import run_plan
+from tests.helpers.uploads import Membership, Recorder, Sent
 
 LAST = 7
+TRANSFER = bytes(16)
+LATE = "the run is over"
 
 
 @pytest.fixture
-def answers(tmp_path):
-    crew = Crew(tmp_path)
-    server = aggregators.AggregatorMembership(tmp_path / "server")
-    transport = LoopbackTransport(LoopbackBroker(), "aggregator", lambda _event: None)
-    publisher = Publisher(server.identity, server.group, transport, tmp_path / "server" / "retained.json")
-    return Answers(publisher, server, crew.plan)
+def table():
+    return UploadTable()
 
 
-def test_all_is_said_when_everybody_was_told_of_the_final_round(answers):
-    assert not answers.all_given
+@pytest.fixture
+def publisher():
+    return Recorder()
+
+
+@pytest.fixture
+def answers(publisher, table):
+    return Acknowledgements(publisher, Membership(), run_plan(), table)
+
+
+def refuse(answers, device, round_=LAST, transfer=TRANSFER, reason=LATE):
+    answers.answer(UploadRef(device, transfer), round_, UploadEvent.REJECTED, reason)
+
+
+def test_answers_are_complete_when_every_missing_device_was_answered_for_the_final_round(answers):
+    assert not answers.complete
     answers.end(LAST, ["dev-1", "dev-2"])
-    answers.reply("dev-1", LAST, bytes(16), Action.REFUSED, "the run is over")
-    assert not answers.all_given
-    answers.reply("dev-2", LAST - 1, bytes(16), Action.REFUSED, "the round is not open")
-    assert not answers.all_given  # it has yet to hear of the final round, and will ask
-    answers.reply("dev-2", LAST, bytes(16), Action.REFUSED, "the run is over")
-    assert answers.all_given
+    refuse(answers, "dev-1")
+    assert not answers.complete
+    refuse(answers, "dev-2", LAST - 1, reason="the round is not open")
+    assert not answers.complete  # dev-2 will still ask about the final round
+    refuse(answers, "dev-2", transfer=b"2" * 16)
+    assert answers.complete
 
 
-def test_a_run_without_stragglers_owes_nothing(answers):
+def test_a_run_without_missing_devices_is_complete_at_its_end(answers):
     answers.end(LAST, [])
-    assert answers.all_given
+    assert answers.complete
 
 
-def test_a_refusal_that_is_repeated_says_again_why(answers, monkeypatch):
+def test_an_answer_moves_the_upload_and_is_sent(answers, table, publisher):
+    refuse(answers, "dev-1")
+    answers.answer(UploadRef("dev-2", TRANSFER), LAST, UploadEvent.FOUND_STORED)
+    assert table.state(UploadRef("dev-1", TRANSFER)) is UploadState.REFUSED
+    assert table.state(UploadRef("dev-2", TRANSFER)) is UploadState.ACKNOWLEDGED
+    assert publisher.take() == [Sent("dev-1", TRANSFER, Action.REFUSED, LATE), Sent("dev-2", TRANSFER, Action.ACK)]
+
+
+def test_a_repeated_refusal_repeats_its_reason(answers, publisher):
     """The second answer to the same upload once came without a reason."""
-    said = []
-    monkeypatch.setattr(answers._publisher, "answer", lambda *given: said.append(given[3:]))
-    answers.reply("dev-1", LAST, bytes(16), Action.REFUSED, "the run is over")
-    assert answers.again("dev-1", LAST, bytes(16))
-    assert said == [(bytes(16), Action.REFUSED, "the run is over")] * 2
+    refuse(answers, "dev-1")
+    answers.repeat(UploadRef("dev-1", TRANSFER), LAST)
+    assert publisher.take() == [Sent("dev-1", TRANSFER, Action.REFUSED, LATE)] * 2
+
+
+def test_an_upload_is_answered_once(answers, publisher):
+    refuse(answers, "dev-1")
+    with pytest.raises(TransitionError):
+        answers.answer(UploadRef("dev-1", TRANSFER), LAST, UploadEvent.FOUND_STORED)
+    assert publisher.take() == [Sent("dev-1", TRANSFER, Action.REFUSED, LATE)]
+
+
+def test_a_device_outside_the_roster_is_sent_nothing(answers, table, publisher):
+    """Its committed upload is acknowledged all the same: it counts."""
+    refuse(answers, "stranger")
+    assert publisher.take() == []
+    assert table.state(UploadRef("stranger", TRANSFER)) is UploadState.REFUSED

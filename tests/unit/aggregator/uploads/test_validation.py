@@ -1,4 +1,4 @@
-"""From a transfer to an upload that can be judged: authentic, whole, finite and within the limit, or refused."""
+"""Verification of uploads, declines and reminders: authentic, whole, finite and within the plan's limits."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.rounds.events import Declined
-from aggregator.uploads.validation import UPLOAD_PURPOSE, Intake, RefusedUploadError
+from aggregator.uploads.validation import UPLOAD_PURPOSE, RefusedUploadError, UploadVerifier
 from crypto.seal.envelope import SealError, seal_to_member
 from crypto.seal.identity import Identity
 from shoal.errors import ShoalError, UntrustedError, WireError
@@ -36,37 +36,38 @@ def transfer(header, body, *, signer=DEVICE, head=HEAD):
     return Reassembler().add("dev-1", chunk, 0.0)
 
 
-def open_it(*args, device="dev-1", roster=ROSTER, **options):
-    return Intake(SERVER, RUN).open(device, transfer(*args, **options), roster)
+def verify(*args, device="dev-1", roster=ROSTER, **options):
+    return UploadVerifier(SERVER, RUN).upload(device, transfer(*args, **options), roster)
 
 
-def test_an_honest_upload_is_opened():
+def test_an_honest_upload_is_verified():
     values = np.arange(D, dtype=np.float32)
     header, body = upload(values)
-    opened = open_it(header, body)
-    assert opened.upload == header
-    assert bytes(opened.body) == body
-    assert opened.norm == pytest.approx(float(np.linalg.norm(values)))
-    assert len(opened.digest) == 32
+    verified = verify(header, body)
+    assert verified.header == header
+    assert bytes(verified.body) == body
+    assert verified.norm == pytest.approx(float(np.linalg.norm(values)))
+    assert len(verified.digest) == 32
 
 
 def test_the_digest_tells_the_same_upload_from_another_one():
-    """It is over what travelled: a resend has it, a second sealing of the same vector has not."""
+    """It covers the sealed bytes: a resend has the same one, a second sealing of the same vector another."""
     sent = transfer(*upload())
-    intake = Intake(SERVER, RUN)
-    assert intake.open("dev-1", sent, ROSTER).digest == intake.open("dev-1", sent, ROSTER).digest
-    assert intake.open("dev-1", transfer(*upload()), ROSTER).digest != intake.open("dev-1", sent, ROSTER).digest
+    verifier = UploadVerifier(SERVER, RUN)
+    digest = verifier.upload("dev-1", sent, ROSTER).digest
+    assert verifier.upload("dev-1", sent, ROSTER).digest == digest
+    assert verifier.upload("dev-1", transfer(*upload()), ROSTER).digest != digest
 
 
 def test_a_report_without_a_vector_has_no_norm():
     header, _ = upload()
-    assert open_it(dataclasses.replace(header, length=0), b"").norm == 0.0
+    assert verify(dataclasses.replace(header, length=0), b"").norm == 0.0
 
 
 @pytest.mark.parametrize("device", ["dev-9", "dev-1"])
 def test_unknown_and_revoked_devices_are_refused_before_anything_is_opened(device):
     with pytest.raises(UntrustedError, match=f"{device} is not in the roster"):
-        open_it(*upload(), device=device, roster=dataclasses.replace(ROSTER, revoked=("dev-1",)))
+        verify(*upload(), device=device, roster=dataclasses.replace(ROSTER, revoked=("dev-1",)))
 
 
 @pytest.mark.parametrize(
@@ -79,12 +80,12 @@ def test_unknown_and_revoked_devices_are_refused_before_anything_is_opened(devic
 )
 def test_another_head_is_refused(head):
     with pytest.raises(UntrustedError, match="on dev-1's topic"):
-        open_it(*upload(), head=head)
+        verify(*upload(), head=head)
 
 
 def test_another_signature_is_refused():
     with pytest.raises(SealError):
-        open_it(*upload(), signer=OTHER)
+        verify(*upload(), signer=OTHER)
 
 
 @pytest.mark.parametrize(
@@ -99,53 +100,45 @@ def test_another_signature_is_refused():
 )
 def test_a_header_that_does_not_fit_is_refused(changes, match):
     with pytest.raises(ShoalError, match=match):
-        open_it(*upload(**changes))
+        verify(*upload(**changes))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
 @pytest.mark.parametrize("position", [0, D - 1])
-def test_what_is_not_finite_is_refused_as_the_devices_own(bad, position):
-    """It is authentic, so the refusal carries the upload: its device is to be told."""
+def test_a_vector_that_is_not_finite_is_refused(bad, position):
+    """It is authentic, so the error carries the header, and the device can be told."""
     values = np.zeros(D, np.float32)
     values[position] = bad
     header, body = upload(values)
     with pytest.raises(RefusedUploadError, match="NaN or infinities, or overflows") as caught:
-        open_it(header, body)
-    assert caught.value.upload == header
+        verify(header, body)
+    assert caught.value.header == header
 
 
 @pytest.mark.parametrize(("length", "taken"), [(9.999, True), (10.001, False)])
 def test_the_norm_limit_is_the_plans(length, taken):
     values = np.full(D, length / np.sqrt(D), np.float32)
     if taken:
-        assert open_it(*upload(values)).norm == pytest.approx(length)
+        assert verify(*upload(values)).norm == pytest.approx(length)
         return
     header, body = upload(values)
     with pytest.raises(RefusedUploadError, match="norm 10 is above the plan's limit 10") as caught:
-        open_it(header, body)
-    assert caught.value.upload == header
+        verify(header, body)
+    assert caught.value.header == header
 
 
-def test_only_what_is_authentic_carries_an_upload():
-    """Whoever forges a signature must not make us speak to the device, whatever the vector holds."""
+def test_a_forged_upload_is_no_refusal():
+    """A forged signature must not make the aggregator answer the device, whatever the vector contains."""
     with pytest.raises(UntrustedError) as caught:
-        open_it(*upload(np.full(D, np.nan)), signer=OTHER)
+        verify(*upload(np.full(D, np.nan)), signer=OTHER)
     assert not isinstance(caught.value, RefusedUploadError)
-
-
-def test_refusals_are_counted_by_class():
-    intake = Intake(SERVER, RUN)
-    refused = RefusedUploadError("d", upload()[0])
-    for error in (WireError("a"), UntrustedError("b"), UntrustedError("c"), SealError(), refused):
-        intake.count(error)
-    assert intake.refused == {"WireError": 1, "UntrustedError": 2, "SealError": 1, "RefusedUploadError": 1}
 
 
 DECLINE = Decline("demo", "dev-1", RUN.run_id, b"n" * 16, int(Obstacle.TASK))
 REMINDER = Reminder("demo", "dev-1", RUN.run_id, 1, b"t" * 16, b"d" * 32, 6000, 1024, 1)
-NOTES = {
-    "decline": (Intake.declined, DECLINE, Declined("dev-1", b"n" * 16, Obstacle.TASK)),
-    "reminder": (Intake.reminder, REMINDER, REMINDER),
+MESSAGES = {
+    "decline": (UploadVerifier.decline, DECLINE, Declined("dev-1", b"n" * 16, Obstacle.TASK)),
+    "reminder": (UploadVerifier.reminder, REMINDER, REMINDER),
 }
 
 
@@ -153,10 +146,10 @@ def head_of(kind):
     return dataclasses.replace(HEAD, purpose=kind)
 
 
-@pytest.mark.parametrize("kind", NOTES)
-def test_a_device_may_write_of_itself(kind):
-    read, note, found = NOTES[kind]
-    assert read(Intake(SERVER, RUN), "dev-1", transfer(note, b"", head=head_of(kind)), ROSTER) == found
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_a_device_may_send_its_own(kind):
+    read, message, found = MESSAGES[kind]
+    assert read(UploadVerifier(SERVER, RUN), "dev-1", transfer(message, b"", head=head_of(kind)), ROSTER) == found
 
 
 @pytest.mark.parametrize(
@@ -169,47 +162,47 @@ def test_a_device_may_write_of_itself(kind):
         ({}, {"head": dataclasses.replace(HEAD, sender="dev-2"), "signer": OTHER}),
     ],
 )
-@pytest.mark.parametrize("kind", NOTES)
-def test_nobody_else_may(kind, changes, options):
-    read, note, _ = NOTES[kind]
-    sent = transfer(dataclasses.replace(note, **changes), b"", **{"head": head_of(kind), **options})
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_other_senders_are_refused(kind, changes, options):
+    read, message, _ = MESSAGES[kind]
+    sent = transfer(dataclasses.replace(message, **changes), b"", **{"head": head_of(kind), **options})
     with pytest.raises(ShoalError):
-        read(Intake(SERVER, RUN), "dev-1", sent, ROSTER)
+        read(UploadVerifier(SERVER, RUN), "dev-1", sent, ROSTER)
 
 
-def test_a_decline_is_for_this_run():
-    """A reminder of another is answered: its device waits for that (test_asking.py)."""
-    for kind, (read, note, _) in NOTES.items():
-        sent = transfer(dataclasses.replace(note, run_id=b"x" * 16), b"", head=head_of(kind))
+def test_a_decline_of_another_run_is_refused():
+    """A reminder of another run is accepted: its device waits for the answer (test_retransmission.py)."""
+    for kind, (read, message, _) in MESSAGES.items():
+        sent = transfer(dataclasses.replace(message, run_id=b"x" * 16), b"", head=head_of(kind))
         if kind == "reminder":
-            assert read(Intake(SERVER, RUN), "dev-1", sent, ROSTER).run_id == b"x" * 16
+            assert read(UploadVerifier(SERVER, RUN), "dev-1", sent, ROSTER).run_id == b"x" * 16
             continue
         with pytest.raises(UntrustedError, match="another run"):
-            read(Intake(SERVER, RUN), "dev-1", sent, ROSTER)
+            read(UploadVerifier(SERVER, RUN), "dev-1", sent, ROSTER)
 
 
-@pytest.mark.parametrize("kind", NOTES)
+@pytest.mark.parametrize("kind", MESSAGES)
 def test_one_kind_of_message_is_not_taken_for_another(kind):
     header, body = upload()
-    (other,) = NOTES.keys() - {kind}
-    for message, rest in ((header, body), (NOTES[other][1], b"")):
+    (other,) = MESSAGES.keys() - {kind}
+    for message, rest in ((header, body), (MESSAGES[other][1], b"")):
         for head in (head_of(kind), head_of(other)):
             with pytest.raises(ShoalError):
-                NOTES[kind][0](Intake(SERVER, RUN), "dev-1", transfer(message, rest, head=head), ROSTER)
+                MESSAGES[kind][0](UploadVerifier(SERVER, RUN), "dev-1", transfer(message, rest, head=head), ROSTER)
 
 
-@pytest.mark.parametrize("kind", NOTES)
-def test_nothing_goes_with_a_note(kind):
-    read, note, _ = NOTES[kind]
-    with pytest.raises(WireError, match=f"4 bytes behind a {kind}"):
-        read(Intake(SERVER, RUN), "dev-1", transfer(note, bytes(4), head=head_of(kind)), ROSTER)
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_extra_bytes_are_refused(kind):
+    read, message, _ = MESSAGES[kind]
+    with pytest.raises(WireError, match=f"4 extra bytes after a {kind}"):
+        read(UploadVerifier(SERVER, RUN), "dev-1", transfer(message, bytes(4), head=head_of(kind)), ROSTER)
 
 
 @pytest.mark.parametrize(("samples", "taken"), [(100_000, True), (100_001, False), (2**32 - 1, False)])
 def test_a_sample_count_above_the_plans_limit_is_refused(samples, taken):
     header, body = upload(samples=samples)
     if taken:
-        assert open_it(header, body).upload.samples == samples
+        assert verify(header, body).header.samples == samples
         return
     with pytest.raises(RefusedUploadError, match=f"{samples} samples reported, above the plan's max_samples 100000"):
-        open_it(header, body)
+        verify(header, body)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.uploads.chunk_spool import ChunkSpool
+from aggregator.storage.chunk_spool import ChunkSpool
 from shoal.errors import IntegrityError, WireError
 from shoal.protocol import reassembly
 from shoal.protocol.chunking import ChunkKind, split

@@ -8,8 +8,8 @@ import pytest
 from aggregator.rounds.engine import (
     CameOnline,
     DeadlinePassed,
+    Decision,
     Stored,
-    Verdict,
 )
 from shoal.protocol.messages import Phase
 from tests.helpers.engines import DEVICES, give, kinds, opened
@@ -41,59 +41,59 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_judge_refuses(case):
+def test_validate_refuses(case):
     changes, expected = REFUSALS[case]
     engine, state = opened()
     upload, _ = upload_of(engine, state, "dev-1")
-    verdict, reason = engine.judge(state, dataclasses.replace(upload, **changes), DIGEST)
-    assert verdict is Verdict.REFUSE
+    verdict, reason = engine.validate(state, dataclasses.replace(upload, **changes), DIGEST)
+    assert verdict is Decision.REFUSE
     assert expected in reason
 
 
-def test_judge_refuses_everything_between_rounds():
+def test_validate_refuses_everything_between_rounds():
     engine, state = opened(devices=("dev-1",))
     upload, _ = upload_of(engine, state, "dev-1")
     closed = dataclasses.replace(state, plan=None)
-    assert engine.judge(closed, upload, DIGEST) == (Verdict.REFUSE, "the round is not open")
+    assert engine.validate(closed, upload, DIGEST) == (Decision.REFUSE, "the round is not open")
 
 
-def test_judge_tells_a_resend_from_a_second_upload():
+def test_validate_tells_a_resend_from_a_second_upload():
     """Exactly once: the same bytes are a duplicate, other bytes are refused."""
     engine, state = opened()
     state, _ = give(engine, state, "dev-1")
     again = upload_of(engine, state, "dev-1")
     other = upload_of(engine, state, "dev-1", values=np.zeros(6))
-    assert engine.judge(state, again[0], digest_of(*again)) == (Verdict.DUPLICATE, "")
-    assert engine.judge(state, other[0], digest_of(*other)) == (Verdict.REFUSE, "another upload was stored before")
+    assert engine.validate(state, again[0], digest_of(*again)) == (Decision.DUPLICATE, "")
+    assert engine.validate(state, other[0], digest_of(*other)) == (Decision.REFUSE, "another upload was stored before")
 
 
-def test_judge_wants_no_vector_where_none_was_ordered():
+def test_validate_wants_no_vector_where_none_was_ordered():
     engine, state = opened(devices=("dev-1",), rounds=1)
     state, _ = give(engine, state, "dev-1")
     assert state.plan.final
     report, _ = upload_of(engine, state, "dev-1")
-    assert engine.judge(state, report, DIGEST) == (Verdict.STORE, "")
-    assert engine.judge(state, dataclasses.replace(report, length=6), DIGEST)[1] == "a vector of length 6"
+    assert engine.validate(state, report, DIGEST) == (Decision.STORE, "")
+    assert engine.validate(state, dataclasses.replace(report, length=6), DIGEST)[1] == "a vector of length 6"
 
 
-def test_judge_wants_counts_exactly_where_the_order_asks_to_evaluate():
+def test_validate_wants_counts_exactly_where_the_order_asks_to_evaluate():
     """Counts that were not asked for tell about a device's data; missing ones would falsify the accuracy."""
     engine, state = opened(devices=("dev-1",), evaluate_every=1)
     assert state.plan.orders["dev-1"].evaluate
     upload, _ = upload_of(engine, state, "dev-1")
-    assert engine.judge(state, upload, DIGEST) == (Verdict.STORE, "")
+    assert engine.validate(state, upload, DIGEST) == (Decision.STORE, "")
     for counts in ({"correct": 0, "tested": 0}, {"correct": 5, "tested": 4}):
         changed = dataclasses.replace(upload, **counts)
-        assert engine.judge(state, changed, DIGEST) == (Verdict.REFUSE, "impossible counts")
+        assert engine.validate(state, changed, DIGEST) == (Decision.REFUSE, "impossible counts")
 
 
-def test_judge_wants_as_many_margins_as_candidates():
+def test_validate_wants_as_many_margins_as_candidates():
     engine, state = opened(devices=("dev-1",))
     order = dataclasses.replace(state.plan.orders["dev-1"], candidates=(0, 1), train=False, margins=True)
     state = dataclasses.replace(state, plan=dataclasses.replace(state.plan, orders={"dev-1": order}))
     upload, _ = upload_of(engine, state, "dev-1")
-    assert engine.judge(state, upload, DIGEST) == (Verdict.STORE, "")
-    assert engine.judge(state, dataclasses.replace(upload, margins=()), DIGEST)[1] == "0 margins"
+    assert engine.validate(state, upload, DIGEST) == (Decision.STORE, "")
+    assert engine.validate(state, dataclasses.replace(upload, margins=()), DIGEST)[1] == "0 margins"
 
 
 def test_a_stored_upload_counts_once_even_if_it_is_told_twice():
@@ -116,7 +116,7 @@ def test_a_run_that_is_over_knows_what_came_last():
     state, actions = engine.handle(state, DeadlinePassed(2))
     assert kinds(actions) == ["RoundClosed", "RunFinished"]
     for over in (state, engine.over(devices, 2, standing, received)):
-        assert engine.judge(over, last[0], digest_of(*last)) == (Verdict.DUPLICATE, "")
-        assert engine.judge(over, last[0], DIGEST) == (Verdict.REFUSE, "the run is over")
-        assert engine.judge(over, late[0], digest_of(*late)) == (Verdict.REFUSE, "the run is over")
+        assert engine.validate(over, last[0], digest_of(*last)) == (Decision.DUPLICATE, "")
+        assert engine.validate(over, last[0], DIGEST) == (Decision.REFUSE, "the run is over")
+        assert engine.validate(over, late[0], digest_of(*late)) == (Decision.REFUSE, "the run is over")
         assert engine.handle(over, CameOnline("dev-3")) == (over, ())

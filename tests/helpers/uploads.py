@@ -1,0 +1,242 @@
+"""The aggregator's uploads with a real engine, store and seals, and doubles of the disk's speed and the publisher."""
+
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+
+from aggregator.inbound import Inbound
+from aggregator.rounds.engine import Engine
+from aggregator.rounds.events import CameOnline, OpenRound, Stored
+from aggregator.storage.store import Store
+from aggregator.strategies.registry import make_strategy
+from aggregator.uploads.uploads import Uploads
+from aggregator.uploads.validation import REMINDER_PURPOSE, UPLOAD_PURPOSE
+from crypto.seal.envelope import seal_to_member
+from crypto.seal.identity import Identity
+from shoal.protocol.chunking import ChunkKind, Fingerprint, split
+from shoal.protocol.codec import encode
+from shoal.protocol.documents import Roster, SegmentSpec
+from shoal.protocol.messages import Action, Reminder, Sealed
+from tests.helpers.plans import run_plan, upload_of
+
+STRANGER = "stranger"
+DEVICES = ("dev-1", "dev-2", "dev-3")
+LENGTH = 600
+CHUNK_BYTES = 1024
+
+
+class Membership:
+    """A roster that lists every device but STRANGER."""
+
+    def __init__(self):
+        self.roster = SimpleNamespace(device=lambda name: None if name == STRANGER else SimpleNamespace(name=name))
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message to a device: an answer, or a request for chunks."""
+
+    device: str
+    transfer: bytes
+    action: Action
+    reason: str = ""
+    missing: tuple[int, ...] = ()
+
+
+class Recorder:
+    """A publisher that records its calls."""
+
+    def __init__(self):
+        self.sent = []
+
+    def answer(self, member, _run, _round, transfer, action, reason=""):
+        """Record an answer."""
+        self.sent.append(Sent(member.name, transfer, action, reason))
+
+    def ask_again(self, member, _run, _round, transfer, missing):
+        """Record a request for chunks."""
+        self.sent.append(Sent(member.name, transfer, Action.NACK, missing=missing))
+
+    def take(self):
+        """Return the messages since the last time."""
+        sent, self.sent = self.sent, []
+        return sent
+
+
+class SlowDisk:
+    """A syncer whose job ends when the test says so; uploads that arrive meanwhile wait for the next batch."""
+
+    def __init__(self):
+        self.waiting = []
+
+    def submit(self, job, done):
+        """Run ``job`` at once, and ``done`` later."""
+        job()
+        self.waiting.append(done)
+
+    def done(self):
+        """Finish the job that is under way, if there is one."""
+        waiting, self.waiting = self.waiting, []
+        for finish in waiting:
+            finish()
+
+    def close(self):
+        """Do nothing: there is no thread."""
+
+
+@cache
+def identity(name):
+    """Return a party's keys; the same ones in each test."""
+    return Identity.generate(name)
+
+
+@dataclass(frozen=True)
+class Packet:
+    """A sealed upload."""
+
+    device: str
+    sealed: bytes
+    header: object
+
+    @property
+    def chunks(self):
+        """The upload in chunks."""
+        return split(self.sealed, kind=ChunkKind.UPLOAD, round=self.header.round, chunk_bytes=CHUNK_BYTES)
+
+    @property
+    def transfer(self):
+        """The upload's transfer id."""
+        return Fingerprint.of(self.sealed).transfer_id
+
+    @property
+    def digest(self):
+        """The hash that the device signed."""
+        return Fingerprint.of(self.sealed).signed
+
+
+class Scene:
+    """One run of DEVICES and its uploads, with a round open.
+
+    The engine's state survives `restart` as a snapshot would keep it; the uploads only survive in the store.
+    """
+
+    def __init__(self, directory, disk=None):
+        self.run = run_plan(segments=(SegmentSpec("cluster", LENGTH),), rounds=1000)
+        server = identity("aggregator")
+        roster = Roster("demo", 3, 0, 1, server.member, tuple(identity(d).member for d in DEVICES), ())
+        self.membership = SimpleNamespace(identity=server, roster=roster)
+        self.engine = Engine(self.run, make_strategy(self.run), bytes(16))
+        self.disk = disk or SlowDisk()
+        self.publisher = Recorder()
+        self.now_s = 0.0
+        self.store = Store(directory / "run", self.run, lambda: bytes(16))
+        self.state, _ = self.engine.begin(DEVICES)
+        self._build()
+        for device in DEVICES:
+            self._handle(CameOnline(device))
+
+    def _build(self):
+        self._deferred = []
+        self._inbound = Inbound(self.membership, self.engine, self.store.directory)
+        self.uploads = Uploads(
+            self.run,
+            self.membership,
+            engine=self.engine,
+            driver=self,
+            inbound=self._inbound,
+            store=self.store,
+            syncer=self.disk,
+            publisher=self.publisher,
+        )
+
+    def restart(self):
+        """Lose everything that is not durable."""
+        directory = self.store.directory
+        self.close()
+        self.disk.waiting.clear()
+        self.store = Store(directory, self.run)
+        self.state, _ = self.engine.resume(
+            DEVICES, self._opened.before, self._opened.plan.round, self._opened.available
+        )
+        self._build()
+        self.on_committed([Stored(*found) for found in self.store.uploads(self.state.round)])
+
+    def close(self):
+        """Close the files."""
+        self._inbound.close()
+        self.store.close()
+
+    def _handle(self, event):
+        self.state, actions = self.engine.handle(self.state, event)
+        for action in actions:
+            if isinstance(action, OpenRound):
+                self._opened = action
+
+    def feed(self, event):
+        """See `aggregator.uploads.uploads.EngineDriver`."""
+        if self.uploads.committing:
+            self._deferred.append(event)
+        else:
+            self._handle(event)
+
+    def on_committed(self, stored):
+        """See `aggregator.uploads.uploads.EngineDriver`."""
+        for event in stored:
+            self._handle(event)
+
+    def on_answered(self):
+        """See `aggregator.uploads.uploads.EngineDriver`."""
+        deferred, self._deferred = self._deferred, []
+        for event in deferred:
+            self.feed(event)
+
+    def packet(self, device, value=1.0, signer=None, **changes):
+        """Return an upload for the open round whose coordinates are all ``value``."""
+        server = self.membership.identity.member
+        values = np.full(LENGTH, value)
+        header, body = upload_of(self.engine, self.state, device, values=values, recipient=server.seal_key, **changes)
+        head = Sealed("demo", UPLOAD_PURPOSE, device, "aggregator")
+        sealed = seal_to_member(identity(signer or device), server.seal_key, head, encode(header), body)
+        return Packet(device, sealed, header)
+
+    def send(self, packet, indices=None, device=None):
+        """Let chunks of an upload arrive, all of them by default, on its device's topic or that of ``device``."""
+        for index, chunk in enumerate(packet.chunks):
+            if indices is None or index in indices:
+                self.uploads.receive(device or packet.device, chunk, self.now_s)
+
+    def remind(self, packet, turn=1):
+        """Let a reminder of an upload arrive, a second after the latest message."""
+        self.now_s += 1.0
+        reminder = Reminder(
+            "demo",
+            packet.device,
+            self.run.run_id,
+            packet.header.round,
+            packet.transfer,
+            packet.digest,
+            len(packet.sealed),
+            CHUNK_BYTES,
+            turn,
+        )
+        server = self.membership.identity.member
+        head = Sealed("demo", REMINDER_PURPOSE, packet.device, "aggregator")
+        sealed = seal_to_member(identity(packet.device), server.seal_key, head, encode(reminder), b"")
+        (chunk,) = split(sealed, kind=ChunkKind.REMINDER, round=packet.header.round)
+        self.uploads.receive(packet.device, chunk, self.now_s)
+
+    def commit(self):
+        """Commit every valid upload."""
+        self.uploads.flush()
+        while self.disk.waiting:
+            self.disk.done()
+
+    def state_of(self, packet):
+        """Return the state of an upload."""
+        return self.uploads.state(packet.device, packet.transfer)
+
+    def durable(self, round_):
+        """Return device -> digest of the uploads of a round that are in the store."""
+        return {c.device: digest for c, digest in self.store.uploads(round_)}

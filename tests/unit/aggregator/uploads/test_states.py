@@ -1,0 +1,85 @@
+"""The transition table of an upload, and the diagram drawn from it."""
+
+import itertools
+
+import pytest
+
+from aggregator.uploads.states import (
+    ANSWERED,
+    TRANSITIONS,
+    TransitionError,
+    UploadEvent,
+    UploadRef,
+    UploadState,
+    UploadTable,
+    diagram,
+)
+
+REF = UploadRef("dev-1", b"t" * 16)
+PATHS = {
+    UploadState.RECEIVING: (),
+    UploadState.VALID: (UploadEvent.VALIDATED,),
+    UploadState.COMMITTING: (UploadEvent.VALIDATED, UploadEvent.COMMIT_STARTED),
+    UploadState.ACKNOWLEDGED: (UploadEvent.VALIDATED, UploadEvent.COMMIT_STARTED, UploadEvent.COMMITTED),
+    UploadState.REFUSED: (UploadEvent.REJECTED,),
+}
+"""Events that lead to each state."""
+
+
+def table_in(state):
+    table = UploadTable()
+    for event in PATHS[state]:
+        table.move(REF, event)
+    assert table.state(REF) is state
+    return table
+
+
+def test_every_state_has_a_path():
+    assert set(PATHS) == set(UploadState)
+
+
+@pytest.mark.parametrize(("state", "event"), [*itertools.product(UploadState, UploadEvent)])
+def test_only_listed_transitions_are_allowed(state, event):
+    table = table_in(state)
+    after = TRANSITIONS.get((state, event))
+    if after is None:
+        with pytest.raises(TransitionError, match=f"{event.name} is not allowed for the {state.value} upload of dev-1"):
+            table.move(REF, event)
+        assert table.state(REF) is state
+    else:
+        assert table.move(REF, event) is after
+        assert table.state(REF) is after
+
+
+def test_an_answered_upload_never_changes_its_answer():
+    assert all(after is UploadState.RECEIVING for (before, _), after in TRANSITIONS.items() if before in ANSWERED)
+
+
+def test_uploads_of_one_transfer_id_on_two_topics_are_two_uploads():
+    table = table_in(UploadState.REFUSED)
+    assert table.state(UploadRef("dev-2", REF.transfer)) is UploadState.RECEIVING
+
+
+def test_the_reason_of_a_refusal_is_remembered():
+    table = UploadTable()
+    table.move(REF, UploadEvent.REJECTED, "the round is not open")
+    assert table.reason(REF) == "the round is not open"
+    assert table.reason(UploadRef("dev-2", REF.transfer)) == ""
+
+
+def test_the_oldest_answers_are_forgotten_first_and_uploads_in_progress_never():
+    table = UploadTable(answers_remembered=2)
+    table.move(REF, UploadEvent.VALIDATED)
+    others = [UploadRef(f"dev-{n}", REF.transfer) for n in range(2, 6)]
+    for other in others:
+        table.move(other, UploadEvent.FOUND_STORED)
+    assert table.state(REF) is UploadState.VALID
+    states = [table.state(other) for other in others]
+    assert states == [UploadState.RECEIVING] * 2 + [UploadState.ACKNOWLEDGED] * 2
+
+
+def test_the_diagram_shows_every_transition():
+    lines = diagram().splitlines()
+    assert lines[:2] == ["stateDiagram-v2", "    [*] --> receiving"]
+    assert len(lines) == 2 + len(TRANSITIONS)
+    assert "    committing --> acknowledged: durable" in lines

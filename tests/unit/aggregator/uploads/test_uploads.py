@@ -1,0 +1,159 @@
+"""Uploads from the first chunk to the answer: the package's worked example, duplicates, refusals, late uploads, restarts."""
+
+import numpy as np
+import pytest
+
+from aggregator.rounds.events import DeadlinePassed
+from aggregator.uploads.states import UploadState
+from shoal.errors import ShoalError, UntrustedError
+from shoal.protocol.messages import Action
+from tests.helpers.uploads import Scene, Sent
+
+
+@pytest.fixture
+def scene(tmp_path):
+    made = Scene(tmp_path)
+    yield made
+    made.close()
+
+
+def test_the_example_in_the_package_docstring(scene):
+    packet = scene.packet("dev-1")
+    assert len(packet.chunks) == 3
+    scene.send(packet, [0, 2])
+    assert scene.state_of(packet) is UploadState.RECEIVING
+    scene.remind(packet)
+    assert scene.publisher.take() == [Sent("dev-1", packet.transfer, Action.NACK, missing=(1,))]
+    scene.send(packet, [1])
+    assert scene.state_of(packet) is UploadState.VALID
+    scene.uploads.flush()
+    assert scene.state_of(packet) is UploadState.COMMITTING
+    assert scene.publisher.take() == []
+    scene.disk.done()
+    assert scene.state_of(packet) is UploadState.ACKNOWLEDGED
+    scene.remind(packet, turn=2)
+    assert scene.publisher.take() == [Sent("dev-1", packet.transfer, Action.ACK)] * 2
+    assert scene.state.received["dev-1"][1] == packet.digest
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_copy_of_an_upload_changes_nothing(scene, steps):
+    """While it waits for the commit, during the commit, and after it."""
+    packet = scene.packet("dev-1")
+    scene.send(packet)
+    for step in (scene.uploads.flush, scene.disk.done)[:steps]:
+        step()
+    before = scene.state_of(packet)
+    scene.send(packet)
+    assert scene.state_of(packet) is before
+    scene.commit()
+    assert scene.publisher.take() == [Sent("dev-1", packet.transfer, Action.ACK)]
+    assert scene.durable(1) == {"dev-1": packet.digest}
+
+
+@pytest.mark.parametrize(
+    ("stored", "reason"), [(False, "another upload came before"), (True, "another upload was stored before")]
+)
+def test_a_second_upload_of_a_device_is_refused(scene, stored, reason):
+    first, second = scene.packet("dev-1"), scene.packet("dev-1", value=2.0)
+    scene.send(first)
+    if stored:
+        scene.commit()
+    with pytest.raises(UntrustedError, match=reason):
+        scene.send(second)
+    scene.commit()
+    assert Sent("dev-1", second.transfer, Action.REFUSED, reason) in scene.publisher.take()
+    assert (scene.state_of(first), scene.state_of(second)) == (UploadState.ACKNOWLEDGED, UploadState.REFUSED)
+    assert scene.durable(1) == {"dev-1": first.digest}
+
+
+def test_a_forged_upload_is_not_answered_and_does_not_stop_the_real_one(scene):
+    forged, real = scene.packet("dev-1", signer="dev-2"), scene.packet("dev-1")
+    with pytest.raises(ShoalError):
+        scene.send(forged)
+    with pytest.raises(ShoalError):
+        scene.send(real, device="dev-2")
+    assert scene.publisher.take() == []
+    assert scene.state_of(forged) is UploadState.RECEIVING
+    scene.send(real)
+    scene.commit()
+    assert scene.state_of(real) is UploadState.ACKNOWLEDGED
+
+
+def test_an_upload_above_the_norm_limit_is_refused_and_its_device_not_waited_for(scene):
+    packet = scene.packet("dev-1", value=50.0)
+    assert np.sqrt(600) * 50 > scene.run.norm_limit
+    with pytest.raises(UntrustedError, match="above the plan's limit"):
+        scene.send(packet)
+    ((sent),) = scene.publisher.take()
+    assert (sent.action, scene.state_of(packet)) == (Action.REFUSED, UploadState.REFUSED)
+    assert "dev-1" in scene.state.declined
+
+
+def test_the_round_closes_when_the_last_upload_is_durable_and_not_before(scene):
+    packets = [scene.packet(device) for device in ("dev-1", "dev-2", "dev-3")]
+    for packet in packets:
+        scene.send(packet)
+    scene.uploads.flush()
+    assert scene.state.round == 1
+    scene.disk.done()
+    assert scene.state.round == 2
+    assert {sent.action for sent in scene.publisher.take()} == {Action.ACK}
+
+
+def test_a_deadline_waits_for_the_commit_under_way(scene):
+    packets = [scene.packet(device) for device in ("dev-1", "dev-2")]
+    for packet in packets:
+        scene.send(packet)
+    scene.uploads.flush()
+    scene.feed(DeadlinePassed(1))
+    assert scene.state.round == 1
+    scene.disk.done()
+    assert scene.state.round == 2
+    assert set(scene.durable(1)) == {"dev-1", "dev-2"}
+
+
+def test_an_upload_that_is_only_valid_when_its_round_closes_is_refused(scene):
+    scene.feed(DeadlinePassed(1))
+    late = scene.packet("dev-3")
+    for device in ("dev-1", "dev-2"):
+        scene.send(scene.packet(device))
+    scene.uploads.flush()
+    scene.send(late)
+    assert scene.state_of(late) is UploadState.VALID
+    scene.disk.done()
+    assert scene.state.round == 2
+    assert scene.publisher.take()[-1] == Sent("dev-3", late.transfer, Action.REFUSED, "the round is not open")
+    assert set(scene.durable(1)) == {"dev-1", "dev-2"}
+
+
+def test_an_upload_stored_before_a_restart_is_acknowledged_after_it(scene):
+    packet = scene.packet("dev-1")
+    scene.send(packet)
+    scene.commit()
+    scene.restart()
+    scene.publisher.take()
+    scene.send(packet)
+    assert scene.publisher.take() == [Sent("dev-1", packet.transfer, Action.ACK)]
+    assert scene.durable(1) == {"dev-1": packet.digest}
+
+
+def test_an_upload_that_was_not_durable_at_a_restart_can_be_sent_again(scene):
+    packet = scene.packet("dev-1")
+    scene.send(packet)
+    scene.uploads.flush()
+    scene.restart()
+    assert scene.state_of(packet) is UploadState.RECEIVING
+    scene.send(packet)
+    scene.commit()
+    assert scene.publisher.take() == [Sent("dev-1", packet.transfer, Action.ACK)]
+
+
+def test_a_finished_run_is_answered_for_until_every_missing_device_asked(scene):
+    assert not scene.uploads.all_answered
+    scene.uploads.end(1, ["dev-1"])
+    packet = scene.packet("dev-1")
+    scene.send(packet)
+    assert not scene.uploads.all_answered
+    scene.commit()
+    assert scene.uploads.all_answered
