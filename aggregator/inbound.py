@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from aggregator.membership import UNKNOWN_HINT
 from aggregator.storage.chunk_spool import ChunkSpool
-from shoal import limits
 from shoal.errors import UntrustedError
-from shoal.protocol.chunking import ChunkKind
+from shoal.protocol import channels
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.sizes import upload_bytes
 from shoal.protocol.topics import TopicKind
@@ -20,10 +19,9 @@ if TYPE_CHECKING:
     from aggregator.membership import AggregatorMembership
     from aggregator.rounds.engine import Engine
     from aggregator.rounds.state import EngineState
+    from shoal.protocol.chunking import ChunkKind
     from shoal.protocol.reassembly import Transfer
     from shoal.protocol.topics import ParsedTopic
-
-PRESENCE: Final = {ChunkKind.STATE: limits.MAX_NOTE_BYTES}
 
 
 class Inbound:
@@ -52,7 +50,7 @@ class Inbound:
         """
         if topic.kind not in (TopicKind.UP, TopicKind.STATE):
             raise UntrustedError(
-                f"a message on a topic of kind {topic.kind.value!r}, which the aggregator does not read",
+                f"a message on {topic.kind.base}, which the aggregator does not read",
                 hint="check the broker's access list: shoal-fleet broker-config",
             )
         if self._membership.roster.device(topic.device) is None:
@@ -65,7 +63,7 @@ class Inbound:
         Raises:
             WireError: malformed, too large, or of another kind.
         """
-        return self.chunks.add(_state_source(device), chunk, now_s, PRESENCE)
+        return self.chunks.add(_state_source(device), chunk, now_s, channels.PRESENCE.limit())
 
     def message(self, device: str, chunk: bytes, state: EngineState, now_s: float) -> Transfer | None:
         """Take a chunk of the device's ``up`` topic; return the transfer that it completes.
@@ -82,11 +80,8 @@ class Inbound:
         return self.chunks.add(device, chunk, now_s, self._allowed(device, state))
 
     def _allowed(self, device: str, state: EngineState) -> Mapping[ChunkKind, int]:
-        return {
-            ChunkKind.UPLOAD: self.upload_bytes(device, state),
-            ChunkKind.DECLINE: limits.MAX_NOTE_BYTES,
-            ChunkKind.REMINDER: limits.MAX_NOTE_BYTES,
-        }
+        upload = channels.UPLOAD.limit(self.upload_bytes(device, state))
+        return {**upload, **channels.DECLINE.limit(), **channels.REMINDER.limit()}
 
     def upload_bytes(self, device: str, state: EngineState) -> int:
         """Return the size in bytes of the largest sealed upload that a device may send in ``state``."""

@@ -10,12 +10,12 @@ from crypto.seal.identity import fingerprint
 from shoal.errors import UntrustedError
 from shoal.membership.directory import Membership, accept_grant, make_identity
 from shoal.membership.grants import AGGREGATOR_ROLE
+from shoal.protocol import channels
 from shoal.protocol.documents import AggregatorGrant, Member, RunPlan
 from shoal.util.files import private_directory
 
 UNKNOWN_HINT: Final = "if the owner has added it: shoal-fleet publish; if the owner has revoked it, switch it off"
 RUNS_DIRECTORY: Final = "runs"
-PRESENCE_PURPOSE: Final = "presence"
 
 
 class AggregatorMembership(Membership[AggregatorGrant]):
@@ -58,7 +58,7 @@ class AggregatorMembership(Membership[AggregatorGrant]):
     def is_presence_of(self, member: Member, payload: memoryview, signed: bytes) -> bool:
         """Whether a device has said where it stands, also where we can't read it; arguments as `open_from_device`."""
         head, _ = read_head(payload)
-        told = (head.fleet, head.purpose, head.sender) == (self.fleet, PRESENCE_PURPOSE, member.name)
+        told = (head.fleet, head.purpose, head.sender) == (self.fleet, channels.PRESENCE.purpose, member.name)
         return told and is_from(payload, head, member.sign_key, signed)
 
     def obstacle(self, plan: RunPlan, turned_to: int | None = None) -> str:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from aggregator.membership import AggregatorMembership
 from crypto.seal.envelope import open_from_member, read_head
-from shoal import limits
 from shoal.errors import UntrustedError
 from shoal.membership.grants import OWNER_NAME
-from shoal.membership.roster import OWNER_PURPOSE, RosterForkError
-from shoal.protocol.chunking import ChunkKind
-from shoal.protocol.messages import Sealed
+from shoal.membership.roster import RosterForkError
+from shoal.protocol import channels
 from shoal.protocol.reassembly import Reassembler, Transfer
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Transport
 
 LOG = logging.getLogger("shoal.aggregator")
-ALLOWED = {
-    TopicKind.OWNER_ROSTER: {ChunkKind.ROSTER: limits.MAX_GRANT_BYTES},
-    TopicKind.KEYS: {ChunkKind.GRANT: limits.MAX_RENEWAL_BYTES},
-}
-"""Largest transfer on each of the owner's topics, in bytes; other kinds are refused."""
+FROM_OWNER: Final = {channel.topic: channel for channel in (channels.OWNER_ROSTER, channels.KEYS)}
+"""The owner's channels to the aggregator, by topic."""
 
 
 class OwnerMail:
@@ -30,12 +26,12 @@ class OwnerMail:
     def __init__(self, membership: AggregatorMembership) -> None:
         self._membership = membership
         self._topics = Topics(membership.fleet)
-        self._chunks = Reassembler(limits.MAX_GRANT_BYTES, whole_transfers=1)
+        self._chunks = Reassembler(channels.OWNER_ROSTER.largest, whole_transfers=1)
 
     def subscribe(self, transport: Transport) -> None:
         """Ask for the owner's topics."""
-        for base in (self._topics.owner_roster, self._topics.keys(self._membership.identity.name)):
-            transport.subscribe(f"{base}/#")
+        transport.subscribe(self._topics.filter(TopicKind.OWNER_ROSTER))
+        transport.subscribe(self._topics.filter(TopicKind.KEYS, self._membership.identity.name))
 
     def take(self, topic: str, payload: bytes, now_s: float) -> bool:
         """Return whether the topic is one of the owner's; what it brought is then dealt with.
@@ -45,14 +41,14 @@ class OwnerMail:
             WireError: malformed.
         """
         parsed = self._topics.parse(topic)
-        if parsed.kind not in ALLOWED:
+        if parsed.kind not in FROM_OWNER:
             return False
         if parsed.kind is TopicKind.KEYS and parsed.device != self._membership.identity.name:
             raise UntrustedError(f"keys for {parsed.device!r}, which the aggregator has not subscribed to")
         if not payload:
             return True
         self._chunks.expire(now_s)
-        transfer = self._chunks.add(parsed.kind.name, payload, now_s, ALLOWED[parsed.kind])
+        transfer = self._chunks.add(parsed.kind.name, payload, now_s, FROM_OWNER[parsed.kind].limit())
         if transfer is None:
             return True
         if parsed.kind is TopicKind.OWNER_ROSTER:
@@ -64,8 +60,8 @@ class OwnerMail:
     def _on_roster(self, transfer: Transfer) -> None:
         member = self._membership
         head, at = read_head(transfer.payload)
-        name = head.purpose.partition("/")[0]
-        if name != OWNER_PURPOSE or head != Sealed(member.fleet, head.purpose, OWNER_NAME, member.identity.name):
+        ours = (head.fleet, head.sender, head.recipient) == (member.fleet, OWNER_NAME, member.identity.name)
+        if not ours or head.purpose.partition("/")[0] != channels.OWNER_ROSTER.stem:
             raise UntrustedError(f"a {head.purpose} of {head.sender!r} where the owner's roster belongs")
         signed, _ = open_from_member(member.identity, transfer.payload, head, at, member.owner_key, transfer.signed)
         try:

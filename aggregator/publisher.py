@@ -17,7 +17,9 @@ from crypto.seal.identity import SIGNATURE_BYTES, Identity
 from shoal import limits
 from shoal.errors import WireError
 from shoal.membership.roster_delta import roster_change
-from shoal.protocol.chunking import ChunkKind, split
+from shoal.protocol import channels
+from shoal.protocol.channels import Channel
+from shoal.protocol.chunking import split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import Member, Roster, RosterChange, RunPlan
 from shoal.protocol.messages import (
@@ -31,14 +33,12 @@ from shoal.protocol.messages import (
     ModelHeader,
     ModelRef,
     Order,
-    Sealed,
 )
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Transport
 from shoal.transport.retained import RetainedPublisher
 from shoal.util.files import write_atomic
 
-FLEET = "*"
 TOLD_FILE: Final = "roster.told"
 LOG = logging.getLogger("shoal.aggregator")
 CONTROL_BYTES: Final = 768
@@ -71,7 +71,7 @@ class Publisher:
         self._told_file = ledger.with_name(TOLD_FILE)
         self._listed: set[str] = set()
         self._sent: dict[str, tuple[bytes, int, int, bytes]] = {}
-        self._sealed_bytes: dict[str, int] = {}
+        self._sealed_bytes: dict[Channel, int] = {}
         if ledger.exists():
             self._listed = _read_ledger(ledger)
             for topic in self._listed:
@@ -92,23 +92,23 @@ class Publisher:
     def _tell_roster(self) -> None:
         if self._roster is not None:
             signed, change = self._roster
-            self._publish_group(self._topics.roster, "roster", signed, ChunkKind.ROSTER)
+            self._publish_group(channels.ROSTER, signed)
             encoded = encode(change)
             if len(encoded) > limits.MAX_ROSTER_CHANGE_BYTES - limits.SEALED_HEAD_BYTES:
                 # Devices refuse a larger one. Without its members it still makes them ask for the whole roster.
                 encoded = encode(roster_change(None, decode(signed[SIGNATURE_BYTES:], Roster), signed))
-            self._publish_group(self._topics.roster_change, "roster change", encoded, ChunkKind.ROSTER)
+            self._publish_group(channels.ROSTER_CHANGE, encoded)
 
     def run(self, package: bytes) -> None:
         """Publish the owner's run package; the models of an earlier run are cleared."""
         self._plan = package
-        self._publish_group(self._topics.plan, "run", package, ChunkKind.PLAN)
+        self._publish_group(channels.RUN, package)
 
     def epoch(self, epoch: bytes) -> None:
         """Publish what a mask epoch begins with, an encoded `shoal.protocol.epochs.Epoch`; nothing for a run's first."""
         self._epoch = epoch
         if epoch:
-            self._publish_group(self._topics.checkpoint, "epoch", epoch, ChunkKind.EPOCH)
+            self._publish_group(channels.EPOCH, epoch)
         else:
             self._retained.clear(self._topics.checkpoint)
 
@@ -159,10 +159,10 @@ class Publisher:
             opened.generation,
             proposal,
             first_reminder_s(len(plan.orders), 4 * run.length),
-            self._sealed_bytes.get(self._topics.plan, 0),
-            self._sealed_bytes.get(self._topics.checkpoint, 0) if self._epoch else 0,
+            self._sealed_bytes.get(channels.RUN, 0),
+            self._sealed_bytes.get(channels.EPOCH, 0) if self._epoch else 0,
         )
-        self._publish_group(self._topics.round, "announcement", encode(announcement), ChunkKind.ROUND, plan.round)
+        self._publish_group(channels.ANNOUNCEMENT, encode(announcement), plan.round)
         self.clear_models(keep)
 
     def clear_models(self, keep: Collection[str] = ()) -> None:
@@ -175,8 +175,7 @@ class Publisher:
 
     def _proposal(self, run: RunPlan, opened: OpenRound) -> ModelRef:
         label = self._group.topic_label(run.run_id, PROPOSAL_MODEL)
-        topic, round_ = self._topics.model(label), opened.plan.round
-        transfer = self._publish_group(topic, "proposal", opened.proposal, ChunkKind.EPOCH, round_)
+        transfer = self._publish_group(channels.PROPOSAL, opened.proposal, opened.plan.round, label)
         return ModelRef(PROPOSAL_MODEL, 0, label, transfer, 0, 0.0)
 
     def _model(self, run: RunPlan, model: int, slot: Slot, round_: int, segment: str) -> ModelRef:
@@ -199,16 +198,17 @@ class Publisher:
                 slot.scale,
             )
             plain = encode(header) + values.tobytes()
-            transfer = self._publish_group(self._topics.model(label), "model", plain, ChunkKind.MODEL, round_)
+            transfer = self._publish_group(channels.MODEL, plain, round_, label)
             known = self._sent[label] = (run.run_id, run.epoch, slot.version, transfer)
         return ModelRef(model, slot.origin, label, known[3], slot.contributors, slot.norm, slot.scale)
 
-    def _publish_group(self, base: str, purpose: str, plain: bytes, kind: ChunkKind, round_: int = 0) -> bytes:
-        head = Sealed(self._group.fleet, purpose, self._identity.name, FLEET)
+    def _publish_group(self, channel: Channel, plain: bytes, round_: int = 0, label: str = "") -> bytes:
+        """Seal ``plain`` to the fleet and publish it, retained; return its transfer id."""
+        head = channel.head(self._group.fleet, self._identity.name)
         parcel = parcel_for_group(self._identity, self._group, head, plain)
-        if base in (self._topics.plan, self._topics.checkpoint):
-            self._sealed_bytes[base] = len(parcel.payload)
-        return self._retained.publish(base, parcel.payload, kind=kind, round_=round_, name=parcel.transfer_id)
+        self._sealed_bytes[channel] = len(parcel.payload)
+        base = self._topics.at(channel.topic, label)
+        return self._retained.publish(base, parcel.payload, kind=channel.kind, round_=round_, name=parcel.transfer_id)
 
     def answer(
         self, member: Member, run: RunPlan, round_: int, transfer: bytes, action: Action, reason: str = ""
@@ -224,16 +224,16 @@ class Publisher:
 
     def revoked(self, member: Member, signed: bytes) -> None:
         """Send the owner's newest roster to a device that it revokes and that can read nothing else any more."""
-        head = Sealed(self._group.fleet, "roster", self._identity.name, member.name)
+        head = channels.REVOCATION.head(self._group.fleet, self._identity.name, member.name)
         parcel = parcel_for_member(self._identity, member.seal_key, head, signed)
-        size = self._transport.chunk_bytes
-        for chunk in split(parcel.payload, kind=ChunkKind.ROSTER, round=0, chunk_bytes=size, name=parcel.transfer_id):
+        kind, size = channels.REVOCATION.kind, self._transport.chunk_bytes
+        for chunk in split(parcel.payload, kind=kind, round=0, chunk_bytes=size, name=parcel.transfer_id):
             self._transport.publish(self._topics.ctl(member.name), chunk)
 
     def _control(self, member: Member, control: Control) -> None:
-        head = Sealed(control.fleet, "control", self._identity.name, member.name)
+        head = channels.CONTROL.head(control.fleet, self._identity.name, member.name)
         parcel = parcel_for_group(self._identity, self._group, head, encode(control))
-        for chunk in split(parcel.payload, kind=ChunkKind.CONTROL, round=control.round, name=parcel.transfer_id):
+        for chunk in split(parcel.payload, kind=channels.CONTROL.kind, round=control.round, name=parcel.transfer_id):
             self._transport.publish(self._topics.ctl(member.name), chunk)
 
     def republish(self) -> None:

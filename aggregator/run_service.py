@@ -130,8 +130,8 @@ class RunService:
         """Subscribe, and begin the run or resume it from the store; a run that is over is only answered for."""
         self._now_s = now_s
         self._mail.subscribe(self._transport)
-        for topic_filter in (self._topics.all_up, self._topics.all_state):
-            self._transport.subscribe(topic_filter)
+        for kind in (TopicKind.UP, TopicKind.STATE):
+            self._transport.subscribe(self._topics.filter(kind))
         self._opened_at_s = now_s
         self._lines.opened(now_s)
         member = self._membership

@@ -15,14 +15,14 @@ from typing import Final
 
 from crypto.seal.identity import Identity, fingerprint
 from edge_client.membership import DeviceMembership
-from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError, NotEnrolledError, ShoalError, UntrustedError
 from shoal.membership.directory import GRANT_FILE, KEY_FILE, make_identity, store_grant
 from shoal.membership.grants import DEVICE_ROLE, open_grant
 from shoal.membership.roster import aggregator_of, open_roster
 from shoal.membership.tokens import make_request, token_id
-from shoal.protocol.chunking import ChunkKind, split
+from shoal.protocol import channels
+from shoal.protocol.chunking import split
 from shoal.protocol.documents import DeviceGrant
 from shoal.protocol.enrolment import LINE_PREFIX, MAX_LINE_CHARS, Token
 from shoal.protocol.reassembly import Reassembler
@@ -31,8 +31,6 @@ from shoal.transport.base import Connected, Message, TakenOver, Transport, Trans
 from shoal.transport.mqtt import MqttTransport
 from shoal.util.times import utc
 
-GRANTS: Final = {ChunkKind.GRANT: limits.MAX_GRANT_BYTES}
-"""Largest transfer on the topic of the owner's answer, in bytes; other kinds are refused."""
 POLL_S: Final = 0.5
 LATE_S: Final = 30.0
 """How long behind a line's expiry an answer may still come: none is given then, but one given before may lie at the broker."""
@@ -112,20 +110,20 @@ class Enrolling:
         self._identity = Identity.load(directory / KEY_FILE)
         self._id = token_id(token.secret)
         self._topics = Topics(token.fleet)
-        self._chunks = Reassembler(limits.MAX_GRANT_BYTES, whole_transfers=1)
+        self._chunks = Reassembler(channels.GRANT.largest, whole_transfers=1)
         self._request = b""
         self.granted = False
 
     def start(self, now_s: int) -> None:
         """Make the request, and say what to receive; ``now_s`` is unix seconds."""
         self._request = make_request(self._identity, self._token, now_s)
-        self._transport.subscribe(f"{self._topics.grant(self._id)}/#")
+        self._transport.subscribe(self._topics.filter(TopicKind.GRANT, self._id))
 
     def on_event(self, event: TransportEvent, now_s: int) -> None:
         """Take one event of the transport."""
         match event:
             case Connected():
-                (chunk,) = split(self._request, kind=ChunkKind.ENROL, round=0)
+                (chunk,) = split(self._request, kind=channels.ENROLMENT.kind, round=0)
                 self._transport.publish(self._topics.enrol(self._id), chunk, retain=True)
             case Message(topic, payload) if payload and not self.granted:
                 try:
@@ -141,7 +139,7 @@ class Enrolling:
         parsed = self._topics.parse(topic)
         if parsed.kind is not TopicKind.GRANT or parsed.label != self._id:
             return
-        transfer = self._chunks.add("grant", payload, float(now_s), GRANTS)
+        transfer = self._chunks.add("grant", payload, float(now_s), channels.GRANT.limit())
         if transfer is not None:
             store_grant(self._directory, self._checked(bytes(transfer.payload), now_s))
             self.granted = True

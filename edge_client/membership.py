@@ -12,9 +12,9 @@ from shoal.errors import NotEnrolledError, UntrustedError
 from shoal.membership.directory import Membership, accept_grant, make_identity
 from shoal.membership.grants import DEVICE_ROLE
 from shoal.membership.roster import aggregator_of
+from shoal.protocol import channels
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import DeviceGrant, RunPackage, RunPlan
-from shoal.protocol.messages import Sealed
 
 if TYPE_CHECKING:
     from crypto.mask.secret import MaskSecret
@@ -86,7 +86,7 @@ class DeviceMembership(Membership[DeviceGrant]):
         if (head.fleet, head.sender) != (self.fleet, sender.name):
             raise UntrustedError(f"a message of {head.sender!r} in {head.fleet!r}")
         group, plain = self.open_under_any(payload, head, at, sender.sign_key, signed)
-        if group.secret != self.grant.broadcast_key and head.purpose == "run" and not self.expired:
+        if group.secret != self.grant.broadcast_key and head.purpose == channels.RUN.purpose and not self.expired:
             self._put_in_force(plain)
         if group != self.group:
             self.group = group
@@ -105,7 +105,7 @@ class DeviceMembership(Membership[DeviceGrant]):
         """
         head, at = read_head(payload)
         sender = aggregator_of(self.roster)
-        if head != Sealed(self.fleet, "roster", sender.name, self.name):
+        if head != channels.REVOCATION.head(self.fleet, sender.name, self.name):
             raise UntrustedError(f"a {head.purpose} of {head.sender!r} where a roster for {self.name} belongs")
         plain, _ = open_from_member(self.identity, payload, head, at, sender.sign_key, signed)
         return bytes(plain)

@@ -34,7 +34,8 @@ from edge_client.run.jobs import Workplace
 from edge_client.run.models import Inventory
 from edge_client.storage.state import DeviceState
 from shoal.errors import ShoalError, StorageError, UntrustedError, reason_of
-from shoal.protocol.chunking import ChunkKind
+from shoal.protocol import channels
+from shoal.protocol.channels import Channel
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RosterChange
 from shoal.protocol.messages import Action, Announcement, Control, Order
@@ -133,8 +134,9 @@ class DeviceRuntime:
         """Say what to receive; take up the run that was followed before."""
         topics = self._topics
         self._rosters.start()
-        for base in (topics.keys(self._membership.name), topics.plan, topics.checkpoint, topics.round):
-            self._transport.subscribe(f"{base}/#")
+        self._transport.subscribe(topics.filter(TopicKind.KEYS, self._membership.name))
+        for kind in (TopicKind.PLAN, TopicKind.CHECKPOINT, TopicKind.ROUND):
+            self._transport.subscribe(topics.filter(kind))
         self._transport.subscribe(topics.ctl(self._membership.name))
         if not self._mind_expiry():
             self._resume()
@@ -224,17 +226,20 @@ class DeviceRuntime:
         transfer = self._collect(parsed, payload)
         if transfer is None:
             return
-        if parsed.kind is TopicKind.KEYS:
+        channel = channels.channel_at(parsed.kind, transfer.kind)
+        if channel is channels.KEYS:
             self._on_keys(bytes(transfer.payload))
             return
-        if parsed.kind is TopicKind.CTL and transfer.kind is ChunkKind.ROSTER:
+        if channel is channels.REVOCATION:
             self._rosters.on_whole(self._membership.open_own_roster(transfer.payload, transfer.signed))
             return
-        if parsed.kind is TopicKind.CTL and self._rosters.lapsed:
+        if channel is channels.CONTROL and self._rosters.lapsed:
             return
         purpose, plain = self._membership.open_broadcast(transfer.payload, transfer.signed)
         self._follow_group()
-        self._dispatch(parsed, transfer.transfer_id, purpose, plain)
+        if purpose != channel.purpose:
+            raise UntrustedError(f"a message of purpose {purpose!r} on the channel {channel.name!r}")
+        self._dispatch(channel, parsed.label, transfer.transfer_id, plain)
 
     def _collect(self, parsed: ParsedTopic, payload: bytes) -> Transfer | None:
         """Store a chunk if its topic and its size are expected; return the transfer when this chunk completes it."""
@@ -250,24 +255,22 @@ class DeviceRuntime:
         self._lookout.heard(self._now_s)
         return transfer
 
-    def _dispatch(self, parsed: ParsedTopic, transfer: bytes, purpose: str, plain: memoryview) -> None:
-        match parsed.kind, purpose:
-            case TopicKind.ROSTER, "roster":
+    def _dispatch(self, channel: Channel, label: str, transfer: bytes, plain: memoryview) -> None:
+        match channel:
+            case channels.ROSTER:
                 self._rosters.on_whole(bytes(plain))
-            case TopicKind.ROSTER_CHANGE, "roster change":
+            case channels.ROSTER_CHANGE:
                 self._rosters.on_change(decode(plain, RosterChange), self._now_s)
-            case TopicKind.PLAN, "run":
+            case channels.RUN:
                 self._on_run(bytes(plain))
-            case TopicKind.CHECKPOINT, "epoch":
+            case channels.EPOCH:
                 self._on_epoch(bytes(plain))
-            case TopicKind.MODEL, "model" | "proposal":
-                self._on_model(parsed.label, transfer, purpose, plain)
-            case TopicKind.ROUND, "announcement":
+            case channels.MODEL | channels.PROPOSAL:
+                self._on_model(channel, label, transfer, plain)
+            case channels.ANNOUNCEMENT:
                 self._on_announcement(decode(plain, Announcement))
-            case TopicKind.CTL, "control":
+            case channels.CONTROL:
                 self._on_control(decode(plain, Control))
-            case _:
-                raise UntrustedError(f"a {purpose} where a {parsed.kind.name.lower()} belongs")
 
     def _follow_group(self) -> None:
         """Where another broadcast key is in force than we have answered under: answer under it, look for what was said."""
@@ -363,10 +366,10 @@ class DeviceRuntime:
             return self._feed.bases if self._state.stage is agent.Stage.FETCHING else ()
         return (self._topics.checkpoint,) if self._following.early else (self._topics.plan, self._topics.checkpoint)
 
-    def _on_model(self, label: str, transfer: bytes, purpose: str, plain: memoryview) -> None:
+    def _on_model(self, channel: Channel, label: str, transfer: bytes, plain: memoryview) -> None:
         if self._models is None or label not in self._feed.labels:
             return
-        if purpose == "proposal":
+        if channel is channels.PROPOSAL:
             self._workplace.proposal = (transfer, bytes(plain))
         elif not self._models.take(label, transfer, plain):
             return

@@ -25,9 +25,10 @@ from edge_client.learning.norm_noise import blur_factor
 from edge_client.storage.finished_models import Validation
 from edge_client.storage.update_cache import OwnUpdates, wanted
 from shoal.limits import MAX_MARGIN
+from shoal.protocol.channels import UPLOAD
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import Member, RunPlan
-from shoal.protocol.messages import Announcement, Order, Phase, Sealed, Share, Upload
+from shoal.protocol.messages import Announcement, Order, Phase, Share, Upload
 from shoal.task.manifest import LocalTraining
 from shoal.types import Float32Vector
 
@@ -214,7 +215,7 @@ def sealed_upload(
         model_norm=model_norm,
         attached=len(attached),
     )
-    head = Sealed(shop.plan.fleet, "upload", shop.identity.name, shop.aggregator.name)
+    head = UPLOAD.head(shop.plan.fleet, shop.identity.name, shop.aggregator.name)
     content = body + attached if attached else body
     return parcel_for_member(shop.identity, shop.aggregator.seal_key, head, encode(upload), content)
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from shoal import limits
 from shoal.errors import UntrustedError
-from shoal.protocol import sizes
-from shoal.protocol.chunking import ChunkKind
+from shoal.protocol import channels, sizes
 from shoal.protocol.topics import TopicKind
 
 if TYPE_CHECKING:
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from edge_client.membership import DeviceMembership
     from edge_client.protocol.model_feed import ModelFeed
     from edge_client.protocol.roster_sync import RosterFeed
+    from shoal.protocol.chunking import ChunkKind
     from shoal.protocol.messages import Announcement
     from shoal.protocol.topics import ParsedTopic
 
@@ -76,35 +76,32 @@ class Inbound:
         match topic.kind:
             case TopicKind.CTL if topic.device == self._membership.name:
                 # A roster comes here only after the device was revoked while it was off.
-                return {
-                    ChunkKind.CONTROL: limits.MAX_CONTROL_BYTES,
-                    ChunkKind.ROSTER: sizes.roster_bytes(self._devices),
-                }
+                return {**channels.CONTROL.limit(), **channels.REVOCATION.limit(sizes.roster_bytes(self._devices))}
             case TopicKind.KEYS if topic.device == self._membership.name:
-                return {ChunkKind.GRANT: limits.MAX_RENEWAL_BYTES}
+                return channels.KEYS.limit()
             case TopicKind.ROUND:
-                most = sizes.announcement_bytes(self._devices, self._most_models)
-                return {ChunkKind.ROUND: most}
+                return channels.ANNOUNCEMENT.limit(sizes.announcement_bytes(self._devices, self._most_models))
             case TopicKind.PLAN:
-                return {ChunkKind.PLAN: self._package_most}
+                return channels.RUN.limit(self._package_most)
             case TopicKind.CHECKPOINT:
-                return {ChunkKind.EPOCH: self._epoch_most}
+                return channels.EPOCH.limit(self._epoch_most)
             case TopicKind.ROSTER_CHANGE:
-                return {ChunkKind.ROSTER: limits.MAX_ROSTER_CHANGE_BYTES}
+                return channels.ROSTER_CHANGE.limit()
             case TopicKind.ROSTER:
                 wanted = self._rosters.wanted_devices
-                return {ChunkKind.ROSTER: sizes.roster_bytes(wanted)} if wanted is not None else UNSUBSCRIBED
+                return UNSUBSCRIBED if wanted is None else channels.ROSTER.limit(sizes.roster_bytes(wanted))
             case TopicKind.MODEL:
                 return self._model(topic.label)
         raise UntrustedError(
-            f"a message on a topic of kind {topic.kind.value!r}, which this device has not subscribed to",
+            f"a message on {topic.kind.base}, which this device has not subscribed to",
             hint="check the broker: it sends what nobody asked for",
         )
 
     def _model(self, label: str) -> Mapping[ChunkKind, int]:
         if self._run is None or label not in self._feed.labels:
             return UNSUBSCRIBED
-        return {ChunkKind.MODEL: sizes.model_bytes(self._run.plan), ChunkKind.EPOCH: self._own_epoch_bytes}
+        model = channels.MODEL.limit(sizes.model_bytes(self._run.plan))
+        return {**model, **channels.PROPOSAL.limit(self._own_epoch_bytes)}
 
     @property
     def _devices(self) -> int:
@@ -126,13 +123,9 @@ class Inbound:
 
     @property
     def _package_most(self) -> int:
-        return _capped(max(limits.FIRST_PACKAGE_BYTES, self._package_bytes))
+        return max(limits.FIRST_PACKAGE_BYTES, self._package_bytes)
 
     @property
     def _epoch_most(self) -> int:
         own = 0 if self._run is None else self._own_epoch_bytes
-        return _capped(max(limits.FIRST_PACKAGE_BYTES, self._epoch_bytes, own))
-
-
-def _capped(size: int) -> int:
-    return min(size, limits.MAX_TRANSFER_BYTES)
+        return max(limits.FIRST_PACKAGE_BYTES, self._epoch_bytes, own)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shoal.protocol.topics import TopicKind
+
 if TYPE_CHECKING:
     from edge_client.run.models import Inventory
     from shoal.protocol.topics import Topics
@@ -30,10 +32,10 @@ class ModelFeed:
     def follow(self, labels: tuple[str, ...], models: Inventory | None) -> None:
         """Receive what is behind ``labels`` and nothing else; what came behind others is dropped from ``models``."""
         for label in set(self.labels) - set(labels):
-            self._transport.unsubscribe(f"{self._topics.model(label)}/#")
+            self._transport.unsubscribe(self._topics.filter(TopicKind.MODEL, label))
             if models is not None:
                 models.drop(label)
         for label in labels:
             if label not in self.labels:
-                self._transport.subscribe(f"{self._topics.model(label)}/#")
+                self._transport.subscribe(self._topics.filter(TopicKind.MODEL, label))
         self.labels = labels

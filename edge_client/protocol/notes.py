@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from crypto.seal.envelope import parcel_for_member
 from shoal.membership.roster import aggregator_of
-from shoal.protocol.chunking import ChunkKind, split
+from shoal.protocol import channels
+from shoal.protocol.chunking import split
 from shoal.protocol.codec import encode
-from shoal.protocol.messages import Decline, Reminder, Sealed
+from shoal.protocol.messages import Decline, Reminder
 
 if TYPE_CHECKING:
     from edge_client.membership import DeviceMembership
+    from shoal.protocol.channels import Channel
     from shoal.protocol.messages import Announcement, Obstacle
     from shoal.transport.base import Transport
 
@@ -36,18 +38,18 @@ class Notes:
         """Say that no upload will come for an announcement."""
         member = self._membership
         note = Decline(member.fleet, member.name, announcement.run_id, announcement.nonce, int(obstacle))
-        self._send(note, ChunkKind.DECLINE, announcement.round)
+        self._send(channels.DECLINE, note, announcement.round)
 
     def remind(self, run_id: bytes, round_: int, upload: Subject, chunk_bytes: int, turn: int) -> None:
         """Ask what became of an ``upload``; the other arguments are `Reminder`'s."""
         member = self._membership
         about = (upload.transfer, upload.digest, upload.size, chunk_bytes)
-        self._send(Reminder(member.fleet, member.name, run_id, round_, *about, turn), ChunkKind.REMINDER, round_)
+        self._send(channels.REMINDER, Reminder(member.fleet, member.name, run_id, round_, *about, turn), round_)
 
-    def _send(self, note: Decline | Reminder, kind: ChunkKind, round_: int) -> None:
+    def _send(self, channel: Channel, note: Decline | Reminder, round_: int) -> None:
         member = self._membership
         aggregator = aggregator_of(member.roster)
-        head = Sealed(member.fleet, kind.name.lower(), member.name, aggregator.name)
+        head = channel.head(member.fleet, member.name, aggregator.name)
         parcel = parcel_for_member(member.identity, aggregator.seal_key, head, encode(note))
-        for chunk in split(parcel.payload, kind=kind, round=round_, name=parcel.transfer_id):
+        for chunk in split(parcel.payload, kind=channel.kind, round=round_, name=parcel.transfer_id):
             self._transport.publish(self._topic, chunk)

@@ -9,9 +9,10 @@ from typing import Final
 from crypto.seal.envelope import seal_to_group
 from edge_client.membership import DeviceMembership
 from shoal.errors import WireError
-from shoal.protocol.chunking import ChunkKind, split
+from shoal.protocol.channels import PRESENCE
+from shoal.protocol.chunking import split
 from shoal.protocol.codec import encode
-from shoal.protocol.messages import Presence, Sealed
+from shoal.protocol.messages import Presence
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Transport, Will
 
@@ -29,9 +30,9 @@ def presence(membership: DeviceMembership, birth: int, *, online: bool) -> Will:
         online: which of the two forms.
     """
     message = encode(Presence(membership.fleet, membership.name, birth, online))
-    head = Sealed(membership.fleet, "presence", membership.name, "*")
+    head = PRESENCE.head(membership.fleet, membership.name)
     sealed = seal_to_group(membership.identity, membership.group, head, message)
-    (chunk,) = split(sealed, kind=ChunkKind.STATE, round=0)
+    (chunk,) = split(sealed, kind=PRESENCE.kind, round=0)
     return Topics(membership.fleet).state(membership.name), chunk
 
 

@@ -41,8 +41,8 @@ class RosterFeed:
     def __init__(self, membership: DeviceMembership, transport: Transport, topics: Topics) -> None:
         self._membership = membership
         self._transport = transport
-        self._whole = f"{topics.roster}/#"
-        self._changes = f"{topics.roster_change}/#"
+        self._whole = topics.filter(TopicKind.ROSTER)
+        self._changes = topics.filter(TopicKind.ROSTER_CHANGE)
         self.revoked = self.lapsed = False
         self.wanted_devices: int | None = None
         self._wanted = 0

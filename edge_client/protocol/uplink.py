@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from edge_client.protocol.notes import Subject
 from shoal import limits
-from shoal.protocol.chunking import ChunkKind, Fingerprint, split
+from shoal.protocol.channels import UPLOAD
+from shoal.protocol.chunking import Fingerprint, split
 
 if TYPE_CHECKING:
     from crypto.seal.replay import HighWater
@@ -71,10 +72,8 @@ class Outbox:
             self._turn += 1
         self._handed = False
         size = self._transport.chunk_bytes
-        chunks = split(
-            self._sealed, kind=ChunkKind.UPLOAD, round=mark.round, chunk_bytes=size, indices=asked, name=transfer
-        )
-        qos: Qos = 0 if asked is None and devices * len(chunks) <= limits.RECEIVE_MAXIMUM else 1
+        chunks = split(self._sealed, kind=UPLOAD.kind, round=mark.round, chunk_bytes=size, indices=asked, name=transfer)
+        qos: Qos = UPLOAD.least_qos if asked is None and devices * len(chunks) <= limits.RECEIVE_MAXIMUM else 1
         for chunk in chunks:
             self._transport.publish(self._topic, chunk, qos=qos)
 

@@ -12,9 +12,9 @@ from crypto.seal.envelope import SealError, open_from_member, read_head, seal_to
 from crypto.seal.identity import Identity, check_seal_key, fingerprint
 from crypto.seal.signed import open_document, peek_document, sign_document
 from shoal.errors import UntrustedError, WireError
+from shoal.protocol.channels import GRANT
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import AggregatorGrant, Card, DeviceGrant, GrantFile
-from shoal.protocol.messages import Sealed
 
 OWNER_NAME: Final = "owner"
 DEVICE_ROLE: Final = "device"
@@ -45,7 +45,7 @@ def open_card(data: bytes) -> Card:
 
 def seal_grant(owner: Identity, card: Card, grant: AggregatorGrant | DeviceGrant) -> bytes:
     """Return the file that only the card's holder can open."""
-    head = Sealed(grant.fleet, f"grant/{card.role}", OWNER_NAME, card.member.name)
+    head = GRANT.head(grant.fleet, OWNER_NAME, card.member.name, role=card.role)
     sealed = seal_to_member(owner, card.member.seal_key, head, encode(grant))
     return encode(GrantFile(owner.member, sealed))
 
@@ -88,8 +88,8 @@ def _open(identity: Identity, file: GrantFile, kind: type[G]) -> G:
     head, at = read_head(file.sealed)
     signed, _ = open_from_member(identity, file.sealed, head, at, file.owner.sign_key)
     role = DEVICE_ROLE if kind is DeviceGrant else AGGREGATOR_ROLE
-    if (head.recipient, head.purpose) != (identity.name, f"grant/{role}"):
-        raise UntrustedError(f"this grant is for {head.recipient!r} as {head.purpose.removeprefix('grant/')}")
+    if (head.recipient, head.purpose) != (identity.name, GRANT.purpose.format(role=role)):
+        raise UntrustedError(f"this grant is for {head.recipient!r} as {head.purpose.removeprefix(f'{GRANT.stem}/')}")
     grant = decode(signed, kind)
     if grant.owner_key != file.owner.sign_key:
         raise UntrustedError("this grant names another owner than the one that signed it")

@@ -7,13 +7,12 @@ from typing import Final
 
 from crypto.seal.signed import open_document
 from shoal.errors import UntrustedError
+from shoal.protocol.channels import OWNER_ROSTER
 from shoal.protocol.documents import Member, Roster
 from shoal.util.times import utc
 
 MOST_DIGITS: Final = 10
 """Of a sequence, which is 32 bits wide on the wire."""
-OWNER_PURPOSE: Final = "roster"
-"""First part of the purpose of an envelope with a roster from the owner; sequence and digest follow, for the owner to read."""
 FORK_HINT: Final = (
     "the owner's directory was restored from a backup, or two copies of it are in use: end the other copy, then let the right "
     "one run `shoal-fleet publish`, which signs a roster beyond both; compare its devices with `shoal-fleet show`"
@@ -72,14 +71,14 @@ def owner_purpose(sequence: int, signed: bytes) -> str:
     The owner can't open that envelope again. In the purpose, which the owner's signature covers, a restored owner reads
     which roster the fleet has. The broker learns only that number, since the digest covers a signature.
     """
-    return f"{OWNER_PURPOSE}/{sequence}/{digest_of(signed).hex()}"
+    return OWNER_ROSTER.purpose.format(sequence=sequence, digest=digest_of(signed).hex())
 
 
 def read_owner_purpose(purpose: str) -> tuple[int, bytes] | None:
     """Return sequence and digest from `owner_purpose`; None for another purpose."""
     name, _, rest = purpose.partition("/")
     sequence, _, digest = rest.partition("/")
-    if name != OWNER_PURPOSE or not (sequence.isascii() and sequence.isdigit() and len(sequence) <= MOST_DIGITS):
+    if name != OWNER_ROSTER.stem or not (sequence.isascii() and sequence.isdigit() and len(sequence) <= MOST_DIGITS):
         return None
     try:
         return int(sequence), bytes.fromhex(digest)

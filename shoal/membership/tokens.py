@@ -18,14 +18,15 @@ from crypto.seal.envelope import GroupKey, open_from_group, read_head, seal_to_g
 from crypto.seal.identity import Identity
 from shoal.errors import ShoalError, UntrustedError, WireError
 from shoal.membership.grants import DEVICE_ROLE, OWNER_NAME, make_card, open_card
+from shoal.protocol.channels import ENROLMENT
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import Card
 from shoal.protocol.enrolment import EnrolRequest, EnrolStatement, Token
-from shoal.protocol.messages import Sealed
 
 TOKEN_SECRET_BYTES: Final = 16
 PROOF_BYTES: Final = 32
-PURPOSE: Final = "enrolment"
+GROUP_LABEL: Final = "enrolment"
+"""Label of the group key that a token gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def make_request(identity: Identity, token: Token, asked_at_s: int) -> bytes:
             card,
         )
     )
-    head = Sealed(token.fleet, PURPOSE, identity.name, OWNER_NAME)
+    head = ENROLMENT.head(token.fleet, identity.name, OWNER_NAME)
     sealed = seal_to_group(identity, _key(token), head, _prove(token, statement) + statement)
     return encode(EnrolRequest(identity.member, sealed))
 
@@ -81,7 +82,7 @@ def open_request(data: bytes | memoryview, token: Token) -> Asked:
     """
     request = decode(data, EnrolRequest)
     head, at = read_head(request.sealed)
-    if head != Sealed(token.fleet, PURPOSE, request.member.name, OWNER_NAME):
+    if head != ENROLMENT.head(token.fleet, request.member.name, OWNER_NAME):
         raise UntrustedError(f"a request of {head.sender!r} to {head.recipient!r} of fleet {head.fleet!r}")
     try:
         plain = bytes(open_from_group(_key(token), request.sealed, head, at, request.member.sign_key))
@@ -111,7 +112,7 @@ def peek_request(data: bytes | memoryview) -> EnrolRequest:
 
 
 def _key(token: Token) -> GroupKey:
-    return GroupKey(token.fleet, PURPOSE, _derive(token.secret, "seal", 32))
+    return GroupKey(token.fleet, GROUP_LABEL, _derive(token.secret, "seal", 32))
 
 
 def _prove(token: Token, statement: bytes) -> bytes:

@@ -1,12 +1,8 @@
-"""Every MQTT topic of a fleet, built and read in one place.
+"""Every MQTT topic of a fleet, built and parsed from one list of patterns.
 
-A topic names the fleet, who writes there and what it is about:
-
-    shoal/v1/{fleet}/s/...         shared and retained: round, plan, roster, roster-change, checkpoint, model/{label},
-                                   keys/{device}
-    shoal/v1/{fleet}/d/{device}/.. up (device to aggregator), ctl (aggregator to device), state (retained presence)
-    shoal/v1/{fleet}/e/{token}     enrolment: a request, and under /grant the owner's answer
-    shoal/v1/{fleet}/o/roster      the newest roster, from the owner to the aggregator
+All topics begin with ``shoal/v1/{fleet}``. The next level names the group: ``s`` is shared by the whole fleet, ``d`` belongs to
+one device, ``e`` to one enrolment token, and ``o`` to the owner. `TopicKind` lists the patterns, and
+`shoal.protocol.channels` the messages on each.
 
 A retained transfer that needs several packets has its chunks at ``{base}/{index}``. The longest topic has six slashes.
 """
@@ -27,41 +23,77 @@ MAX_TOPIC_CHARS: Final = 256
 
 MAX_CHUNK_INDEX: Final = (1 << 20) - 1
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,6}")
+_VARIABLE: Final = re.compile(r"\{(\w+)\}")
+_NOUNS: Final = {"label": "model label", "token": "token id"}
+"""Names of the variables for error messages, where they differ from those in the patterns."""
 
 
 class TopicKind(Enum):
-    """What a topic carries; the value is its last fixed level."""
+    """The pattern of a topic below ``shoal/v1/{fleet}``.
 
-    ROUND = "round"
-    PLAN = "plan"
-    ROSTER = "roster"
-    ROSTER_CHANGE = "roster-change"
-    CHECKPOINT = "checkpoint"
-    MODEL = "model"
-    KEYS = "keys"
-    UP = "up"
-    CTL = "ctl"
-    STATE = "state"
-    ENROL = "e"
-    GRANT = "grant"
-    OWNER_ROSTER = "o"
+    A name in braces stands for one level; ``/#`` says that chunks may be published below the topic.
+
+    Attributes:
+        base: the pattern without ``/#``.
+        variable: the name in braces; empty if there is none.
+        has_chunks: whether the pattern ends with ``/#``.
+    """
+
+    ROSTER = "s/roster/#"
+    ROSTER_CHANGE = "s/roster-change/#"
+    KEYS = "s/keys/{party}/#"
+    PLAN = "s/plan/#"
+    CHECKPOINT = "s/checkpoint/#"
+    ROUND = "s/round/#"
+    MODEL = "s/model/{label}/#"
+    UP = "d/{device}/up"
+    CTL = "d/{device}/ctl"
+    STATE = "d/{device}/state"
+    ENROL = "e/{token}"
+    GRANT = "e/{token}/grant/#"
+    OWNER_ROSTER = "o/roster/#"
+
+    base: str
+    variable: str
+    has_chunks: bool
+
+    def __init__(self, pattern: str) -> None:
+        found = _VARIABLE.search(pattern)
+        self.base = pattern.removesuffix("/#")
+        self.variable = found[1] if found else ""
+        self.has_chunks = pattern.endswith("/#")
+
+    def check(self, name: str) -> str:
+        """Return ``name`` if the variable may have that value.
+
+        Raises:
+            ConfigError: it can't stand in a topic.
+        """
+        return check_name(name, _NOUNS.get(self.variable, self.variable))
+
+    def with_name(self, name: str) -> str:
+        """Return the base with ``name``, which is not checked, in place of its variable."""
+        return self.base.replace(f"{{{self.variable}}}", name) if self.variable else self.base
 
 
-_SHARED: Final = {
-    kind.value: kind
-    for kind in (TopicKind.ROUND, TopicKind.PLAN, TopicKind.ROSTER, TopicKind.ROSTER_CHANGE, TopicKind.CHECKPOINT)
-}
-_DEVICE: Final = {kind.value: kind for kind in (TopicKind.UP, TopicKind.CTL, TopicKind.STATE)}
+def _expression(kind: TopicKind) -> str:
+    """Return a group named after ``kind`` around two more: the value of its variable, and the chunk's index."""
+    name, index = "([^/]*)", "(?:/([^/]+))?"
+    base = kind.with_name(name) if kind.variable else f"{kind.base}()"
+    return f"(?P<{kind.name}>{base}{index if kind.has_chunks else '()'})"
+
+
+_TOPIC: Final = re.compile(f"{ROOT}/([^/]*)/(?:{'|'.join(map(_expression, TopicKind))})")
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedTopic:
-    """What a topic says.
+    """The parts of a topic.
 
     Attributes:
-        kind: what the topic carries.
+        kind: its pattern.
         fleet: the fleet it belongs to.
-        device: the device of ``up``, ``ctl``, ``state`` and ``keys``; empty otherwise.
+        device: the device of ``up``, ``ctl`` and ``state``, or the party of ``keys``; empty otherwise.
         label: the model's label, or the token id of an enrolment and its grant; empty otherwise.
         index: the chunk's number for ``{base}/{index}``; None for the base itself.
     """
@@ -78,7 +110,7 @@ class Topics:
     """The topics and subscription filters of one fleet.
 
     Raises:
-        ConfigError: the fleet's, a device's or a label's name can't stand in a topic.
+        ConfigError: the name of the fleet, a device, a label or a token can't stand in a topic.
     """
 
     fleet: str
@@ -88,120 +120,75 @@ class Topics:
 
     @property
     def root(self) -> str:
-        """What every topic of the fleet begins with."""
+        """The levels that all topics of the fleet begin with."""
         return f"{ROOT}/{self.fleet}"
+
+    def at(self, kind: TopicKind, name: str = "") -> str:
+        """Return the topic of one kind; ``name`` is the value of its variable, if it has one."""
+        return f"{self.root}/{kind.with_name(kind.check(name)) if kind.variable else kind.base}"
+
+    def filter(self, kind: TopicKind, name: str = "") -> str:
+        """Return the subscription filter of one kind, chunks included; without a ``name`` for all values of its variable."""
+        base = kind.with_name(kind.check(name) if name else "+")
+        return f"{self.root}/{base}{'/#' if kind.has_chunks else ''}"
 
     @property
     def round(self) -> str:
         """Retained announcement of the round, signed by the aggregator."""
-        return f"{self.root}/s/round"
+        return self.at(TopicKind.ROUND)
 
     @property
     def plan(self) -> str:
         """Retained run plan, signed by the owner."""
-        return f"{self.root}/s/plan"
+        return self.at(TopicKind.PLAN)
 
     @property
     def roster(self) -> str:
         """Retained roster, signed by the owner."""
-        return f"{self.root}/s/roster"
+        return self.at(TopicKind.ROSTER)
 
     @property
     def roster_change(self) -> str:
-        """Retained change that gives the newest roster, which the owner signed."""
-        return f"{self.root}/s/roster-change"
+        """Retained change that turns the roster before into the newest one, which the owner signed."""
+        return self.at(TopicKind.ROSTER_CHANGE)
 
     @property
     def checkpoint(self) -> str:
         """Retained fold of an epoch, sealed by a device for the others."""
-        return f"{self.root}/s/checkpoint"
+        return self.at(TopicKind.CHECKPOINT)
 
     def model(self, label: str) -> str:
         """Retained masked offset of the model that ``label`` stands for."""
-        return f"{self.root}/s/model/{check_name(label, 'model label')}"
+        return self.at(TopicKind.MODEL, label)
 
-    def keys(self, device: str) -> str:
-        """Retained keys that the owner sealed to ``device``."""
-        return f"{self.root}/s/keys/{check_name(device, 'device')}"
-
-    def round_chunk(self, index: int) -> str:
-        """Chunk ``index`` of the announcement."""
-        return chunk_topic(self.round, index)
-
-    def plan_chunk(self, index: int) -> str:
-        """Chunk ``index`` of the run plan."""
-        return chunk_topic(self.plan, index)
-
-    def roster_chunk(self, index: int) -> str:
-        """Chunk ``index`` of the roster."""
-        return chunk_topic(self.roster, index)
-
-    def checkpoint_chunk(self, index: int) -> str:
-        """Chunk ``index`` of the checkpoint."""
-        return chunk_topic(self.checkpoint, index)
-
-    def model_chunk(self, label: str, index: int) -> str:
-        """Chunk ``index`` of the model ``label``."""
-        return chunk_topic(self.model(label), index)
+    def keys(self, party: str) -> str:
+        """Retained keys that the owner sealed to ``party``, a device or the aggregator."""
+        return self.at(TopicKind.KEYS, party)
 
     def up(self, device: str) -> str:
-        """Where ``device`` writes to the aggregator."""
-        return self._device(device, "up")
+        """Messages from ``device`` to the aggregator."""
+        return self.at(TopicKind.UP, device)
 
     def ctl(self, device: str) -> str:
-        """Where the aggregator writes to ``device``."""
-        return self._device(device, "ctl")
+        """Messages from the aggregator to ``device``."""
+        return self.at(TopicKind.CTL, device)
 
     def state(self, device: str) -> str:
         """Retained presence of ``device``; its will is the offline form."""
-        return self._device(device, "state")
+        return self.at(TopicKind.STATE, device)
 
     def enrol(self, token_id: str) -> str:
-        """Where an unknown device asks to be enrolled with the token ``token_id``."""
-        return f"{self.root}/e/{check_name(token_id, 'token id')}"
+        """Retained request of a new device that was given the token ``token_id``."""
+        return self.at(TopicKind.ENROL, token_id)
 
     def grant(self, token_id: str) -> str:
-        """Retained grant that the owner sealed to whoever asked with the token ``token_id``."""
-        return f"{self.enrol(token_id)}/grant"
+        """Retained grant that answers the request under the token ``token_id``."""
+        return self.at(TopicKind.GRANT, token_id)
 
     @property
     def owner_roster(self) -> str:
         """Retained roster that the owner sealed to the aggregator."""
-        return f"{self.root}/o/roster"
-
-    @property
-    def all_up(self) -> str:
-        """Filter: every device's uploads."""
-        return f"{self.root}/d/+/up"
-
-    @property
-    def all_ctl(self) -> str:
-        """Filter: everything the aggregator tells single devices."""
-        return f"{self.root}/d/+/ctl"
-
-    @property
-    def all_state(self) -> str:
-        """Filter: every device's presence."""
-        return f"{self.root}/d/+/state"
-
-    @property
-    def all_models(self) -> str:
-        """Filter: every model and its chunks."""
-        return f"{self.root}/s/model/#"
-
-    @property
-    def all_shared(self) -> str:
-        """Filter: everything that is retained for the whole fleet."""
-        return f"{self.root}/s/#"
-
-    @property
-    def all_enrol(self) -> str:
-        """Filter: every enrolment."""
-        return f"{self.root}/e/+"
-
-    def all_chunks(self, base: str) -> str:
-        """Filter: every chunk of the retained transfer at ``base``, but not ``base`` itself."""
-        return f"{base}/+"
+        return self.at(TopicKind.OWNER_ROSTER)
 
     def parse(self, topic: str) -> ParsedTopic:
         """Read a topic of this fleet.
@@ -213,9 +200,6 @@ class Topics:
         if parsed.fleet != self.fleet:
             raise WireError(f"topic {topic[:MAX_TOPIC_CHARS]!r} belongs to fleet {parsed.fleet!r}, not {self.fleet!r}")
         return parsed
-
-    def _device(self, device: str, leaf: str) -> str:
-        return f"{self.root}/d/{check_name(device, 'device')}/{leaf}"
 
 
 def chunk_topic(base: str, index: int) -> str:
@@ -244,34 +228,25 @@ def parse(topic: str) -> ParsedTopic:
 
 
 def _read(topic: str) -> ParsedTopic:
-    match topic.split("/"):
-        case ["shoal", "v1", fleet, "s", leaf, *rest] if leaf in _SHARED and len(rest) <= 1:
-            return ParsedTopic(_SHARED[leaf], check_name(fleet, "fleet"), index=_index(rest))
-        case ["shoal", "v1", fleet, "s", "model", label, *rest] if len(rest) <= 1:
-            label = check_name(label, "model label")
-            return ParsedTopic(TopicKind.MODEL, check_name(fleet, "fleet"), label=label, index=_index(rest))
-        case ["shoal", "v1", fleet, "s", "keys", device, *rest] if len(rest) <= 1:
-            device = check_name(device, "device")
-            return ParsedTopic(TopicKind.KEYS, check_name(fleet, "fleet"), device=device, index=_index(rest))
-        case ["shoal", "v1", fleet, "d", device, leaf] if leaf in _DEVICE:
-            return ParsedTopic(_DEVICE[leaf], check_name(fleet, "fleet"), device=check_name(device, "device"))
-        case ["shoal", "v1", fleet, "e", token]:
-            return ParsedTopic(TopicKind.ENROL, check_name(fleet, "fleet"), label=check_name(token, "token id"))
-        case ["shoal", "v1", fleet, "e", token, "grant", *rest] if len(rest) <= 1:
-            token = check_name(token, "token id")
-            return ParsedTopic(TopicKind.GRANT, check_name(fleet, "fleet"), label=token, index=_index(rest))
-        case ["shoal", "v1", fleet, "o", "roster", *rest] if len(rest) <= 1:
-            return ParsedTopic(TopicKind.OWNER_ROSTER, check_name(fleet, "fleet"), index=_index(rest))
-        case _:
-            raise WireError(f"topic {topic!r} is not one of Shoal's")
+    found = _TOPIC.fullmatch(topic)
+    if found is None or found.lastgroup is None or found.lastindex is None:
+        raise WireError(f"topic {topic!r} is not one of Shoal's")
+    kind, fleet = TopicKind[found.lastgroup], check_name(found[1], "fleet")
+    name, index = found[found.lastindex + 1], _index(found[found.lastindex + 2])
+    if not kind.variable:
+        return ParsedTopic(kind, fleet, index=index)
+    kind.check(name)
+    if kind.variable in ("device", "party"):
+        return ParsedTopic(kind, fleet, device=name, index=index)
+    return ParsedTopic(kind, fleet, label=name, index=index)
 
 
-def _index(rest: list[str]) -> int | None:
-    if not rest:
+def _index(digits: str | None) -> int | None:
+    if not digits:
         return None
-    if not _INDEX.fullmatch(rest[0]) or int(rest[0]) > MAX_CHUNK_INDEX:
-        raise WireError(f"chunk index {rest[0]!r} is not a number between 0 and {MAX_CHUNK_INDEX}")
-    return int(rest[0])
+    if not _INDEX.fullmatch(digits) or int(digits) > MAX_CHUNK_INDEX:
+        raise WireError(f"chunk index {digits!r} is not a number between 0 and {MAX_CHUNK_INDEX}")
+    return int(digits)
 
 
 def matches(topic_filter: str, topic: str) -> bool:

@@ -24,11 +24,13 @@ from shoal.errors import BrokerUnreachableError, StorageError
 from shoal.owner.broker import config as broker_config
 from shoal.owner.broker.config import acl
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.protocol.topics import Topics
+from shoal.protocol.channels import Party
+from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport import local_broker as brokers
 from shoal.transport.base import Message
 from shoal.transport.local_broker import find_mosquitto, free_port
 from shoal.transport.mqtt import MqttTransport
+from tests.helpers import access
 from tests.helpers.trees import ROOT
 
 TOPICS = Topics("reef")
@@ -65,7 +67,7 @@ def broker(tmp_path):
     if binary is None:
         pytest.skip("mosquitto is not installed")
     ca = certificate(tmp_path, "ca")
-    for name in ("server", "aggregator", "dev-1", "dev-2"):
+    for name in ("server", "owner", "aggregator", "enrol", "dev-1", "dev-2"):
         certificate(tmp_path, name, ca)
     port = free_port()
     text = (ROOT / "deploy/mosquitto/shoal.conf").read_text()
@@ -99,12 +101,12 @@ def broker(tmp_path):
 class Client:
     """A connected transport and what it receives."""
 
-    def __init__(self, broker, name):
+    def __init__(self, broker, name, client_id=""):
         port, folder = broker
         files = {"cert_file": folder / f"{name}.crt", "key_file": folder / f"{name}.key"} if name else {}
         address = BrokerAddress.parse(f"mqtts://localhost:{port}", ca_file=folder / "ca.crt", **files)
         self.events = queue.SimpleQueue()
-        self.transport = MqttTransport(address, f"test-{name}", self.events.put)
+        self.transport = MqttTransport(address, client_id or f"test-{name}", self.events.put)
 
     def start(self):
         self.transport.start(require=True)
@@ -125,8 +127,8 @@ def test_the_broker_confines_every_device_to_its_own_topics(broker):
     """A device reaches the aggregator only under its own name, and never hears what is told to another."""
     aggregator, first, second = (Client(broker, n) for n in ("aggregator", "dev-1", "dev-2"))
     try:
-        aggregator.transport.subscribe(TOPICS.all_up)
-        aggregator.transport.subscribe(TOPICS.all_state)
+        aggregator.transport.subscribe(TOPICS.filter(TopicKind.UP))
+        aggregator.transport.subscribe(TOPICS.filter(TopicKind.STATE))
         second.transport.subscribe(TOPICS.ctl("dev-1"))
         second.transport.subscribe(TOPICS.ctl("dev-2"))
         second.transport.subscribe(f"{TOPICS.round}/#")
@@ -145,6 +147,29 @@ def test_the_broker_confines_every_device_to_its_own_topics(broker):
         assert second.messages(2) == [(TOPICS.round, b"for all"), (TOPICS.ctl("dev-2"), b"for the second")]
     finally:
         for client in (aggregator, first, second):
+            client.transport.close()
+
+
+@pytest.mark.broker
+def test_each_party_sends_and_hears_what_the_table_of_channels_lists(broker):
+    """The owner hears of mask epochs, too. Patterns hold for every certificate, so that each name also counts as a device's."""
+    clients = {name: Client(broker, name) for name in ("owner", "aggregator", "dev-1", "dev-2")}
+    clients["new"] = Client(broker, "enrol", access.TOKEN)
+    try:
+        for client in clients.values():
+            client.start()
+        access.check(
+            clients,
+            {
+                "owner": [(Party.OWNER, "owner"), (Party.DEVICE, "owner")],
+                "aggregator": [(Party.AGGREGATOR, "aggregator"), (Party.DEVICE, "aggregator")],
+                "dev-1": [(Party.DEVICE, "dev-1")],
+                "dev-2": [(Party.DEVICE, "dev-2")],
+                "new": [(Party.NEWCOMER, access.TOKEN), (Party.DEVICE, "enrol")],
+            },
+        )
+    finally:
+        for client in clients.values():
             client.transport.close()
 
 

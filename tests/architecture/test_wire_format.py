@@ -24,7 +24,9 @@ from shoal.membership import tokens as seal_tokens
 from shoal.owner.enrolment import tokens
 from shoal.owner.keys import vault
 from shoal.protocol import chunking as frame
-from shoal.protocol import codec, documents, enrolment, epochs, messages, sizes
+from shoal.protocol import codec, documents, enrolment, epochs, messages
+from shoal.protocol.channels import CHANNELS
+from shoal.report import channel_tables
 from tests.helpers.trees import ROOT
 
 PAGE = (ROOT / "docs" / "wire-format.md").read_text()
@@ -161,27 +163,13 @@ def test_an_enrolment_is_what_the_page_says():
     assert f"at most {limits.MAX_ENROLMENT_BYTES:,} bytes" in PAGE
 
 
-def test_the_page_gives_every_limit_of_a_transfer():
-    """The table under Limits, row by row; its formulas with the constants they are made of."""
-    table = PAGE.split("**Limits.**")[1].split("`package_bytes`")[0]
-    rows = dict(re.findall(r"^\| ([^|]+) \| `[^|]+ \| ([^|]+) \|$", table, re.MULTILINE))
-    head, first = f"{limits.SEALED_HEAD_BYTES:,}", f"{limits.FIRST_PACKAGE_BYTES:,}"
-    each = f"{sizes.ORDER_BYTES + 2}"
-    assert rows == {
-        "upload": f"{head} + 4 d + 8 m, plus the attachment that a rollover's order allows",
-        "decline, reminder": f"{limits.MAX_NOTE_BYTES:,}",
-        "presence": f"{limits.MAX_NOTE_BYTES:,}",
-        "control": f"{limits.MAX_CONTROL_BYTES:,}",
-        "model": f"{head} + 4 d",
-        "mask epoch, proposal": f"{2 * limits.SEALED_HEAD_BYTES:,} + certificate + task + 4 d m",
-        "run package": first,
-        "announcement": f"{limits.FIRST_ANNOUNCEMENT_BYTES:,} + {each} (n + {sizes.FLEET_GROWTH_DEVICES:,}) + "
-        f"{sizes.MODEL_REF_BYTES + 2} m",
-        "roster change": f"{limits.MAX_ROSTER_CHANGE_BYTES:,}",
-        "roster": f"{head} + {sizes.MEMBER_BYTES + sizes.NAME_BYTES} for each device that the change lists",
-        "roster, from the owner": f"{limits.MAX_GRANT_BYTES:,}",
-        "keys": f"{limits.MAX_RENEWAL_BYTES:,}",
-        "grant": f"{limits.MAX_GRANT_BYTES:,}",
-        "enrolment request": f"{limits.MAX_ENROLMENT_BYTES:,}",
-    }
-    assert f"fetches at most {first} bytes" in PAGE
+def test_the_page_has_the_table_of_channels():
+    """`python -m shoal.report.channel_tables --write` makes it again."""
+    assert f"{channel_tables.BEGIN}\n{channel_tables.block()}\n{channel_tables.END}" in PAGE
+    assert f"fetches at most {limits.FIRST_PACKAGE_BYTES:,} bytes" in PAGE
+
+
+def test_the_tables_name_messages_that_exist():
+    """Each word with a capital letter in the column of messages is a message type, but for HMAC."""
+    known = {name for name, _ in registered(documents, messages, enrolment, epochs).values()}
+    assert {word for c in CHANNELS for word in re.findall(r"[A-Z]\w+", c.message)} - {"HMAC"} <= known

@@ -23,8 +23,9 @@ from shoal.errors import ShoalError, UntrustedError
 from shoal.membership.grants import OWNER_NAME, make_card, open_card, open_grant, open_renewal
 from shoal.membership.roster import open_roster
 from shoal.membership.roster_delta import apply_change, roster_change
-from shoal.membership.tokens import PURPOSE, _key, _prove, make_request, open_request, token_id
+from shoal.membership.tokens import _key, _prove, make_request, open_request, token_id
 from shoal.owner.enrolment.admission import Registrar
+from shoal.protocol.channels import ENROLMENT
 from shoal.protocol.chunking import ChunkKind, Fingerprint, split
 from shoal.protocol.chunking import parse as parse_chunk
 from shoal.protocol.codec import decode, encode
@@ -164,7 +165,7 @@ def _owners(scene):
 
     def proven(data):
         """The statement is anything, sealed and proven by whoever holds the token."""
-        head = Sealed("demo", PURPOSE, scene.newcomer.name, OWNER_NAME)
+        head = ENROLMENT.head("demo", scene.newcomer.name, OWNER_NAME)
         plain = _prove(scene.token, data or b"x") + data
         sealed = seal_to_group(scene.newcomer, _key(scene.token), head, plain)
         return open_request(encode(EnrolRequest(scene.newcomer.member, sealed)), scene.token)

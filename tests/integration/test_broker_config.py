@@ -23,10 +23,12 @@ from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.enrolment.desk import Desk, Tls
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.channels import Party
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Message
 from shoal.transport.local_broker import find_mosquitto, free_port
 from shoal.transport.mqtt import MqttTransport
+from tests.helpers import access
 from tests.helpers.places import start_generated
 
 pytestmark = pytest.mark.broker
@@ -123,6 +125,27 @@ def test_a_device_neither_reads_nor_writes_what_is_anothers(reef):
         late.transport.close()
     finally:
         for client in clients:
+            client.transport.close()
+
+
+def test_each_party_sends_and_hears_exactly_what_the_table_of_channels_lists(reef):
+    clients = {name: reef.client(name) for name in ("owner", "aggregator", "dev-1", "dev-2")}
+    clients["new"] = reef.client("enrol", client_id=access.TOKEN)
+    try:
+        for client in clients.values():
+            client.start()
+        access.check(
+            clients,
+            {
+                "owner": [(Party.OWNER, "owner")],
+                "aggregator": [(Party.AGGREGATOR, "aggregator")],
+                "dev-1": [(Party.DEVICE, "dev-1")],
+                "dev-2": [(Party.DEVICE, "dev-2")],
+                "new": [(Party.NEWCOMER, access.TOKEN)],
+            },
+        )
+    finally:
+        for client in clients.values():
             client.transport.close()
 
 

@@ -34,11 +34,12 @@ from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.runs.plan import RunOptions, make_plan, write_run
 from shoal.owner.task_compiler.builtin import build
 from shoal.owner.task_compiler.compile import compile_task
-from shoal.protocol.chunking import ChunkKind, split
+from shoal.protocol import channels
+from shoal.protocol.chunking import split
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.messages import NO_ORDER, Announcement, Order, Presence, Sealed, Upload
+from shoal.protocol.messages import NO_ORDER, Announcement, Order, Presence, Upload
 from shoal.protocol.reassembly import Reassembler
-from shoal.protocol.topics import Topics, matches
+from shoal.protocol.topics import TopicKind, Topics, matches
 from shoal.transport.base import Message
 from shoal.transport.inbox import BATCH_EVENTS
 from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
@@ -124,9 +125,9 @@ class Crowd:
         fleet, group = self._member.fleet, self._member.group
         made = []
         for one in self._members:
-            head = Sealed(fleet, "presence", one.name, "*")
+            head = channels.PRESENCE.head(fleet, one.name)
             plain = encode(Presence(fleet, one.name, 1, online=True))
-            (chunk,) = split(seal_to_group(one, group, head, plain), kind=ChunkKind.STATE, round=0)
+            (chunk,) = split(seal_to_group(one, group, head, plain), kind=channels.PRESENCE.kind, round=0)
             made.append(Message(self._topics.state(one.name), chunk))
         return made
 
@@ -164,10 +165,10 @@ class Crowd:
             tested=2 if order.evaluate else 0,
             length=len(body) // 4,
         )
-        head = Sealed(plan.fleet, "upload", one.name, server.name)
+        head = channels.UPLOAD.head(plan.fleet, one.name, server.name)
         parcel = parcel_for_member(one, server.seal_key, head, encode(upload), body)
         topic = self._topics.up(one.name)
-        chunks = split(parcel.payload, kind=ChunkKind.UPLOAD, round=announcement.round, name=parcel.transfer_id)
+        chunks = split(parcel.payload, kind=channels.UPLOAD.kind, round=announcement.round, name=parcel.transfer_id)
         return (Message(topic, chunk) for chunk in chunks)
 
     def announced(self) -> Announcement:
@@ -177,7 +178,11 @@ class Crowd:
             UsageError: there is none.
         """
         chunks = Reassembler()
-        held = (p for topic, p in self._broker.retained.items() if p and matches(f"{self._topics.round}/#", topic))
+        held = (
+            p
+            for topic, p in self._broker.retained.items()
+            if p and matches(self._topics.filter(TopicKind.ROUND), topic)
+        )
         sealed = next((t.payload for p in held if (t := chunks.add("round", p, 0.0)) is not None), None)
         if sealed is None:
             raise UsageError("no round was announced")

@@ -37,9 +37,10 @@ from shoal.bench.load.driver import (
     target_of,
 )
 from shoal.errors import IntegrityError
+from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.messages import Action, Control, Order, Presence, Sealed, Upload
+from shoal.protocol.messages import Action, Control, Order, Presence, Upload
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, Qos, TransportEvent
@@ -118,7 +119,7 @@ def prepare(fleet: LoadFleet) -> Callable[[], None]:
 def _presences(fleet: LoadFleet) -> Iterator[Item]:
     group = fleet.fleet.broadcast
     for identity in fleet.identities:
-        head = Sealed(fleet.plan.fleet, "presence", identity.name, "*")
+        head = channels.PRESENCE.head(fleet.plan.fleet, identity.name)
         plain = encode(Presence(fleet.plan.fleet, identity.name, 1, online=True))
         yield Item(identity.name, bytes(16), seal_to_group(identity, group, head, plain))
 
@@ -205,7 +206,7 @@ def _upload(fleet: LoadFleet, opened: OpenRound, order: Order, place: int, lengt
 def _sealed(fleet: LoadFleet, place: int, upload: Upload, body: bytes) -> Item:
     server = fleet.fleet.roster.aggregator
     assert server is not None
-    head = Sealed(fleet.plan.fleet, "upload", upload.device, server.name)
+    head = channels.UPLOAD.head(fleet.plan.fleet, upload.device, server.name)
     parcel: Parcel = parcel_for_member(fleet.identities[place], server.seal_key, head, encode(upload), body)
     return Item(upload.device, parcel.transfer_id, parcel.payload)
 
@@ -256,7 +257,7 @@ class Replay:
 
     def run(self) -> None:
         """Publish the presences, then each round's uploads when it is announced, until `stop` is called."""
-        for topic_filter in (f"{self._topics.round}/#", self._topics.all_ctl):
+        for topic_filter in (self._topics.filter(TopicKind.ROUND), self._topics.filter(TopicKind.CTL)):
             self._transport.subscribe(topic_filter)
         self._transport.start(require=True)
         while not self._stopped:
@@ -283,7 +284,7 @@ class Replay:
 
     def _publish_presences(self) -> None:
         for item in read_items(Path(self._spec.prepared, PRESENCES_FILE)):
-            (chunk,) = split(item.payload, kind=ChunkKind.STATE, round=0)
+            (chunk,) = split(item.payload, kind=channels.PRESENCE.kind, round=0)
             self._publish(self._topics.state(item.device), chunk, retain=True)
 
     def _publish_round(self, round_: int, *, again: bool = False) -> int:
@@ -294,7 +295,7 @@ class Replay:
                 continue
             count += 1
             size = self._transport.chunk_bytes
-            chunks = split(item.payload, kind=ChunkKind.UPLOAD, round=round_, chunk_bytes=size, name=item.transfer)
+            chunks = split(item.payload, kind=channels.UPLOAD.kind, round=round_, chunk_bytes=size, name=item.transfer)
             first = not again and self._spec.devices * len(chunks) <= limits.RECEIVE_MAXIMUM
             qos: Qos = 0 if first else 1
             for chunk in chunks:
@@ -314,7 +315,7 @@ class Replay:
             transfer = chunks.add(topic, payload, 0.0)
             if transfer is not None:
                 purpose, plain = self._member.open_broadcast(transfer.payload, transfer.signed)
-                nacks += purpose == "control" and decode(plain, Control).action == Action.NACK
+                nacks += purpose == channels.CONTROL.purpose and decode(plain, Control).action == Action.NACK
         return DriverReport(self._sent, nacks, self._again, time.process_time())
 
 

@@ -20,7 +20,7 @@ from crypto.seal.envelope import open_from_member, parcel_for_member, read_head
 from crypto.seal.identity import Identity
 from shoal.bench.attacks.lab import CLASSES, ONE_EPOCH, Images, Lab
 from shoal.bench.numerics.kernels import Bench
-from shoal.protocol.messages import Sealed
+from shoal.protocol.channels import UPLOAD
 from shoal.types import MaskedVector, Segment
 
 SIZES: Final = (100_000, 1_000_000, 10_000_000)
@@ -71,7 +71,7 @@ def measure_seal(quick: bool) -> dict[str, float]:
     """Return CPU ms a MB for sealing and opening a masked update of 1e6 coordinates, and the bytes that sealing adds."""
     sender, recipient = Identity.generate("dev-00"), Identity.generate("aggregator")
     body = Bench(quick).normal(MAIN_SIZE).tobytes()
-    head = Sealed("lab", "upload", sender.name, recipient.name)
+    head = UPLOAD.head("lab", sender.name, recipient.name)
     to, by = recipient.member.seal_key, sender.member.sign_key
     payload = parcel_for_member(sender, to, head, b"", body).payload
 

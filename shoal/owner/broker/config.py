@@ -26,7 +26,8 @@ from shoal.owner.keys.broker_users import ENROL_USER
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.outputs import check_output
 from shoal.owner.keys.run_list import signed_plans
-from shoal.protocol.topics import Topics
+from shoal.protocol.channels import Party, read_by, written_by
+from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.local_broker import (
     COPIES_QUEUED,
     HEAD_BYTES,
@@ -52,6 +53,13 @@ CA_LIFE: Final = datetime.timedelta(days=3650)
 SERVER_LIFE: Final = datetime.timedelta(days=825)
 _SLACK: Final = datetime.timedelta(hours=1)
 """Devices' clocks may be behind."""
+OWN_TOPICS: Final = {
+    Party.OWNER: (),
+    Party.AGGREGATOR: ("party",),
+    Party.DEVICE: ("party", "device"),
+    Party.NEWCOMER: ("token",),
+}
+"""Variables in topics for which each party may use no value but its own name (`TopicKind.variable`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +74,10 @@ class Written:
 def acl(fleet: FleetDirectory, devices: tuple[str, ...]) -> str:
     """Return mosquitto's access list for the users of a fleet; a user who is not named may do nothing."""
     aggregator = fleet.roster.aggregator
-    head = [f"# Fleet {fleet.name}. Made by `shoal-fleet broker-config`: make it again after each approve and revoke."]
-    lines = [*head, *_common_access(fleet.name, None if aggregator is None else aggregator.name)]
+    head = f"# Fleet {fleet.name}. Made by `shoal-fleet broker-config`: make it again after each approve and revoke."
+    lines = [head, *_common_access(fleet.name, None if aggregator is None else aggregator.name)]
     for name in devices:
-        lines += ["", f"user {name}", *_device_access("topic", fleet.name, name)]
+        lines += ["", f"user {name}", *_access("topic", fleet.name, Party.DEVICE, name)]
     return "\n".join(lines) + "\n"
 
 
@@ -80,66 +88,50 @@ def template_acl(fleet: str, aggregator: str = "aggregator") -> str:
     """
     lines = [
         f"# /etc/mosquitto/shoal.acl: replace {fleet!r} by your fleet's name.",
-        "# Made by `python -m shoal.owner.broker.config`, from the table that `shoal-fleet broker-config` uses: change it there.",
+        "# Made by `python -m shoal.owner.broker.config` from shoal/protocol/channels.py: change it there.",
         *_common_access(fleet, aggregator),
         "",
         "# A device reads the fleet's messages and its own, and writes only under its own name. Patterns hold for every user:",
         "# %u is the common name of the client's certificate.",
-        *_device_access("pattern", fleet, "%u"),
+        *_access("pattern", fleet, Party.DEVICE, "%u"),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _shared(topics: Topics) -> tuple[str, ...]:
-    """Return the topics that the aggregator writes for all devices; the retained chunks are below them."""
-    return (
-        topics.roster,
-        topics.roster_change,
-        topics.plan,
-        topics.round,
-        topics.checkpoint,
-        f"{topics.root}/s/model",
-    )
-
-
 def _common_access(fleet: str, aggregator: str | None) -> list[str]:
-    """Return the access of everybody but the devices."""
-    topics = Topics(fleet)
+    """Return the access of all parties but the devices."""
     lines = [
         "",
         "# Enrolment: the client id is the token's id, which only its holder and the owner know.",
-        f"pattern write {topics.root}/e/%c",
-        f"pattern read {topics.root}/e/%c/grant/#",
+        *_access("pattern", fleet, Party.NEWCOMER, "%c"),
         "",
         f"user {ENROL_USER}",
         "",
         f"user {OWNER_NAME}",
-        f"topic readwrite {topics.all_enrol}",
-        f"topic write {topics.root}/e/+/grant/#",
-        f"topic readwrite {topics.owner_roster}/#",
-        f"topic write {topics.root}/s/keys/#",
-        f"topic read {topics.checkpoint}/#",
+        *_access("topic", fleet, Party.OWNER, OWNER_NAME),
     ]
     if aggregator is not None:
-        lines += ["", f"user {aggregator}"]
-        lines += [f"topic read {topic}" for topic in (topics.all_up, topics.all_state, f"{topics.owner_roster}/#")]
-        lines += [f"topic read {topics.keys(aggregator)}/#"]
-        lines += [f"topic write {topic}" for topic in (topics.all_ctl, *(f"{base}/#" for base in _shared(topics)))]
+        lines += ["", f"user {aggregator}", *_access("topic", fleet, Party.AGGREGATOR, aggregator)]
     return lines
 
 
-def _device_access(word: str, fleet: str, name: str) -> list[str]:
-    """Return the access of one device, or of all by a pattern.
+def _access(word: str, fleet: str, party: Party, name: str) -> list[str]:
+    """Return the access of one party: it writes the channels that it sends or clears, and reads those that it receives.
 
     Args:
         word: ``topic`` for the user named above these lines, ``pattern`` for all users.
         fleet: the fleet's name.
-        name: the device's, or ``%u``, which is no valid name, so that its topics are written out here.
+        party: of the table of channels.
+        name: the party's own level in the topics of `OWN_TOPICS`; ``%u`` or ``%c`` in patterns.
     """
-    topics = Topics(fleet)
-    own = f"{topics.root}/d/{name}"
-    read = [*(f"{base}/#" for base in _shared(topics)), f"{topics.root}/s/keys/{name}/#", f"{own}/ctl"]
-    return [f"{word} read {topic}" for topic in read] + [f"{word} write {own}/{leaf}" for leaf in ("up", "state")]
+    topics, written, read = Topics(fleet), written_by(party), read_by(party)
+    lines = []
+    for kind in TopicKind:
+        may = ("read" if kind in read else "") + ("write" if kind in written else "")
+        if may:
+            own = name if kind.variable in OWN_TOPICS[party] else "+"
+            lines.append(f"{word} {may} {topics.filter(kind).replace('+', own)}")
+    return lines
 
 
 def is_loopback(host: str) -> bool:

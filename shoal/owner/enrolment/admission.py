@@ -19,7 +19,8 @@ from shoal.membership.tokens import Asked, open_request, peek_request
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.run_list import largest_epoch_bytes
-from shoal.protocol.chunking import ChunkKind
+from shoal.protocol import channels
+from shoal.protocol.channels import Channel
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import Card, Member
 from shoal.protocol.epochs import Epoch
@@ -28,9 +29,6 @@ from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Message, Transport, TransportEvent
 from shoal.transport.retained import RetainedPublisher
-
-REQUESTS = {ChunkKind.ENROL: limits.MAX_ENROLMENT_BYTES}
-"""Largest transfer on an enrolment topic, in bytes; other kinds are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +113,19 @@ class Registrar:
         self._old: list[str] = []
         self._topics = Topics(fleet.name)
         self._retained = RetainedPublisher(transport)
-        self._chunks = Reassembler(limits.MAX_ENROLMENT_BYTES, whole_transfers=1, max_per_source=1)
+        self._chunks = Reassembler(channels.ENROLMENT.largest, whole_transfers=1, max_per_source=1)
         self._epochs = Reassembler(whole_transfers=1)
         self._most_epoch_bytes: int | None = None
-        self._rosters = Reassembler(limits.MAX_GRANT_BYTES, whole_transfers=1, max_per_source=1)
+        self._rosters = Reassembler(channels.OWNER_ROSTER.largest, whole_transfers=1, max_per_source=1)
         self._left: tuple[int, bytes] = (0, b"")
         self.pending: dict[str, Request] = {}
         self.refused: dict[str, Refused] = {}
 
     def start(self, now_s: int) -> None:
         """Ask for every request; clear what tokens of long ago have left on the broker."""
-        self._transport.subscribe(f"{self._topics.checkpoint}/#")  # first: who asks gets no secret from before it
-        self._transport.subscribe(self._topics.all_enrol)
+        # The mask epoch comes first, so that a new device gets no secret from before it.
+        self._transport.subscribe(self._topics.filter(TopicKind.CHECKPOINT))
+        self._transport.subscribe(self._topics.filter(TopicKind.ENROL))
         self._old = self._tokens.old(now_s, self._complain)
         for token in self._old:
             for base in (self._topics.enrol(token), self._topics.grant(token)):
@@ -134,7 +133,7 @@ class Registrar:
 
     def look_for_roster(self) -> None:
         """Ask for the roster that the owner left on the broker before; see `publish_roster`."""
-        self._transport.subscribe(f"{self._topics.owner_roster}/#")
+        self._transport.subscribe(self._topics.filter(TopicKind.OWNER_ROSTER))
 
     def flush(self) -> None:
         """Return when the broker has everything; tokens of long ago are forgotten only then."""
@@ -158,7 +157,7 @@ class Registrar:
         self.refused.pop(token, None)
         self.pending = {k: r for k, r in self.pending.items() if r.token != token}
         try:
-            transfer = self._chunks.add(token, event.payload, float(now_s), REQUESTS)
+            transfer = self._chunks.add(token, event.payload, float(now_s), channels.ENROLMENT.limit())
             if transfer is None:
                 raise UntrustedError("a request in pieces")
             name = peek_request(transfer.payload).member.name
@@ -187,7 +186,7 @@ class Registrar:
 
         It is sealed to the aggregator, so only sequence and digest can be read, in the head that the owner signed.
         """
-        transfer = self._rosters.add("roster", payload, float(now_s), {ChunkKind.ROSTER: limits.MAX_GRANT_BYTES})
+        transfer = self._rosters.add("roster", payload, float(now_s), channels.OWNER_ROSTER.limit())
         if transfer is None:
             return
         head, _ = read_head(transfer.payload)
@@ -225,7 +224,7 @@ class Registrar:
 
     def _on_epoch(self, payload: bytes, now_s: int) -> None:
         """Follow the fleet into the mask epoch that it has certified, so that new devices get no secret from before it."""
-        transfer = self._epochs.add("epoch", payload, float(now_s), {ChunkKind.EPOCH: self._epoch_bytes()})
+        transfer = self._epochs.add("epoch", payload, float(now_s), channels.EPOCH.limit(self._epoch_bytes()))
         if transfer is None:
             return
         head, at = read_head(transfer.payload)
@@ -247,7 +246,7 @@ class Registrar:
         """Return the largest mask epoch that a run of this fleet can have."""
         if self._most_epoch_bytes is None:
             most = max(limits.FIRST_PACKAGE_BYTES, largest_epoch_bytes(self._fleet, lambda _: None))
-            self._most_epoch_bytes = min(limits.MAX_TRANSFER_BYTES, most)
+            self._most_epoch_bytes = most
         return self._most_epoch_bytes
 
     def listed(self, fingerprint_: str) -> bool:
@@ -293,7 +292,7 @@ class Registrar:
                 purpose = owner_purpose(self._fleet.roster.sequence, signed)
                 head = Sealed(self._fleet.name, purpose, OWNER_NAME, aggregator.name)
                 sealed = parcel_for_member(self._fleet.owner, aggregator.seal_key, head, signed)
-                self._leave(self._topics.owner_roster, sealed.payload, ChunkKind.ROSTER)
+                self._leave(channels.OWNER_ROSTER, sealed.payload)
 
     def publish_keys(self) -> None:
         """Leave the newest secrets for everybody who belongs to the fleet, sealed to each; clear those of the revoked."""
@@ -301,9 +300,7 @@ class Registrar:
             for name in self._fleet.roster.revoked:
                 self._transport.publish(self._topics.keys(name), b"", retain=True)
             for card in self._fleet.cards():
-                self._leave(
-                    self._topics.keys(card.member.name), self._fleet.grant_for(card, renewal=True), ChunkKind.GRANT
-                )
+                self._leave(channels.KEYS, self._fleet.grant_for(card, renewal=True), card.member.name)
 
     def clear_refused(self) -> int:
         """Remove the refused requests from the broker; return how many there were."""
@@ -330,12 +327,14 @@ class Registrar:
         if self._count_on():
             self.publish_keys()
         if token:
-            self._leave(self._topics.grant(token), self._fleet.grant_for(Card(DEVICE_ROLE, member)), ChunkKind.GRANT)
+            self._leave(channels.GRANT, self._fleet.grant_for(Card(DEVICE_ROLE, member)), token)
             self._transport.publish(self._topics.enrol(token), b"", retain=True)
         self.publish_roster()
         self.flush()
         return member
 
-    def _leave(self, base: str, payload: bytes, kind: ChunkKind) -> None:
+    def _leave(self, channel: Channel, payload: bytes, name: str = "") -> None:
+        """Publish ``payload``, retained; ``name`` is that of the party or the token in the topic."""
+        base = self._topics.at(channel.topic, name)
         self._retained.adopt(base)  # an earlier sitting may have left one chunk where there are several now
-        self._retained.publish(base, payload, kind=kind)
+        self._retained.publish(base, payload, kind=channel.kind)

@@ -198,7 +198,7 @@ def test_only_the_aggregator_announces(rogue, caplog, who):
 def test_a_message_means_what_its_seal_says(rogue, caplog):
     announce(rogue.fleet, rogue.round_2, purpose="roster")
     assert rogue.sent() == [0, 0]
-    assert reasons(caplog)[0] == "a roster where a round belongs"
+    assert reasons(caplog)[0] == "a message of purpose 'roster' on the channel 'announcement'"
 
 
 def package_of(fleet):

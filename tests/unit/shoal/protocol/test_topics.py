@@ -15,18 +15,22 @@ TOPICS = Topics("farm-7")
         (TOPICS.plan, "shoal/v1/farm-7/s/plan", ParsedTopic(TopicKind.PLAN, "farm-7")),
         (TOPICS.roster, "shoal/v1/farm-7/s/roster", ParsedTopic(TopicKind.ROSTER, "farm-7")),
         (TOPICS.checkpoint, "shoal/v1/farm-7/s/checkpoint", ParsedTopic(TopicKind.CHECKPOINT, "farm-7")),
-        (TOPICS.plan_chunk(0), "shoal/v1/farm-7/s/plan/0", ParsedTopic(TopicKind.PLAN, "farm-7", index=0)),
+        (chunk_topic(TOPICS.plan, 0), "shoal/v1/farm-7/s/plan/0", ParsedTopic(TopicKind.PLAN, "farm-7", index=0)),
         (TOPICS.roster_change, "shoal/v1/farm-7/s/roster-change", ParsedTopic(TopicKind.ROSTER_CHANGE, "farm-7")),
-        (TOPICS.roster_chunk(12), "shoal/v1/farm-7/s/roster/12", ParsedTopic(TopicKind.ROSTER, "farm-7", index=12)),
-        (TOPICS.round_chunk(1), "shoal/v1/farm-7/s/round/1", ParsedTopic(TopicKind.ROUND, "farm-7", index=1)),
         (
-            TOPICS.checkpoint_chunk(3),
+            chunk_topic(TOPICS.roster, 12),
+            "shoal/v1/farm-7/s/roster/12",
+            ParsedTopic(TopicKind.ROSTER, "farm-7", index=12),
+        ),
+        (chunk_topic(TOPICS.round, 1), "shoal/v1/farm-7/s/round/1", ParsedTopic(TopicKind.ROUND, "farm-7", index=1)),
+        (
+            chunk_topic(TOPICS.checkpoint, 3),
             "shoal/v1/farm-7/s/checkpoint/3",
             ParsedTopic(TopicKind.CHECKPOINT, "farm-7", index=3),
         ),
         (TOPICS.model("4f2a"), "shoal/v1/farm-7/s/model/4f2a", ParsedTopic(TopicKind.MODEL, "farm-7", label="4f2a")),
         (
-            TOPICS.model_chunk("4f2a", MAX_CHUNK_INDEX),
+            chunk_topic(TOPICS.model("4f2a"), MAX_CHUNK_INDEX),
             f"shoal/v1/farm-7/s/model/4f2a/{MAX_CHUNK_INDEX}",
             ParsedTopic(TopicKind.MODEL, "farm-7", label="4f2a", index=MAX_CHUNK_INDEX),
         ),
@@ -118,20 +122,21 @@ def test_a_chunk_index_out_of_range_is_refused() -> None:
             chunk_topic(TOPICS.plan, index)
 
 
-def test_filters_select_what_they_say() -> None:
-    assert matches(TOPICS.all_up, TOPICS.up("a"))
-    assert not matches(TOPICS.all_up, TOPICS.ctl("a"))
-    assert matches(TOPICS.all_ctl, TOPICS.ctl("a"))
-    assert matches(TOPICS.all_state, TOPICS.state("a"))
-    assert matches(TOPICS.all_models, TOPICS.model("x"))
-    assert matches(TOPICS.all_models, TOPICS.model_chunk("x", 3))
-    assert not matches(TOPICS.all_models, TOPICS.round)
-    assert matches(TOPICS.all_shared, TOPICS.keys("a"))
-    assert not matches(TOPICS.all_shared, TOPICS.up("a"))
-    assert matches(TOPICS.all_enrol, TOPICS.enrol("t"))
-    assert matches(TOPICS.all_chunks(TOPICS.plan), TOPICS.plan_chunk(9))
-    assert not matches(TOPICS.all_chunks(TOPICS.plan), TOPICS.plan)
-    assert not matches(TOPICS.all_up, Topics("other").up("a"))
+@pytest.mark.parametrize("kind", TopicKind)
+def test_a_filter_selects_the_topics_of_its_kind_and_their_chunks_only(kind: TopicKind) -> None:
+    topics = {other: TOPICS.at(other, "a") for other in TopicKind}
+    for chosen in (TOPICS.filter(kind), TOPICS.filter(kind, "a")):
+        assert [other for other, topic in topics.items() if matches(chosen, topic)] == [kind]
+        assert matches(chosen, chunk_topic(topics[kind], 9)) is kind.has_chunks
+        assert not matches(chosen, Topics("other").at(kind, "a"))
+    assert matches(TOPICS.filter(kind), TOPICS.at(kind, "b"))
+    assert matches(TOPICS.filter(kind, "a"), TOPICS.at(kind, "b")) is (not kind.variable)
+
+
+def test_a_filter_takes_no_wildcard_for_a_name() -> None:
+    for name in ("+", "#", "a/b"):
+        with pytest.raises(ConfigError):
+            TOPICS.filter(TopicKind.KEYS, name)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from shoal.membership import tokens as seal_tokens
 from shoal.membership.grants import make_card, seal_grant
 from shoal.membership.tokens import make_request, token_id
 from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.channels import ENROLMENT
 from shoal.protocol.chunking import ChunkKind, split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import Card, DeviceGrant
@@ -182,7 +183,7 @@ def test_a_seal_key_that_nothing_can_be_sealed_to_is_refused_before_the_token_is
     terms = (token.fleet, token.owner, token.aggregator, token_id(token.secret), token.expires_at_s, NOW_S)
     card = sign_document(hostile, Card("device", keys))
     statement = encode(EnrolStatement(*terms, card))
-    head = Sealed("reef", seal_tokens.PURPOSE, "dev-1", "owner")
+    head = ENROLMENT.head("reef", "dev-1", "owner")
     plain = seal_tokens._prove(token, statement) + statement
     scene.leave_request(token, encode(EnrolRequest(keys, seal_to_group(hostile, seal_tokens._key(token), head, plain))))
     registrar = scene.sit()

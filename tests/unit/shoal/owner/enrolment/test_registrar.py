@@ -15,6 +15,7 @@ from shoal.owner.enrolment.tokens import FORGOTTEN_AFTER_S, TOKENS, TokenStore
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.documents import DeviceGrant
 from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.topics import TopicKind
 from shoal.util.locks import exclusive
 from tests.helpers.enrolments import NOW_S, TOPICS, Scene
 
@@ -108,7 +109,7 @@ def test_the_certified_epoch_is_asked_for_before_the_requests(scene):
             self.asked.append(topic_filter)
 
     Registrar(scene.owner, listener := Listener()).start(NOW_S)
-    assert listener.asked == [f"{TOPICS.checkpoint}/#", TOPICS.all_enrol]
+    assert listener.asked == [f"{TOPICS.checkpoint}/#", TOPICS.filter(TopicKind.ENROL)]
 
 
 @pytest.mark.parametrize("again", ["devices", "approve"])

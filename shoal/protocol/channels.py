@@ -1,0 +1,361 @@
+"""The table of channels: every message between the parties, with its topic, seal, sender, receivers and largest size.
+
+A channel is one sort of message on one topic. A topic may carry several, which the kind in the chunks' headers tells apart: a
+device publishes uploads, declines and reminders to ``d/{device}/up``. So topic and chunk kind together name the channel
+(`channel_at`), and a receiver refuses a message whose sealed purpose is that of another one.
+
+Senders take the topic, the chunk kind and the envelope's head from here, receivers their subscriptions and limits. The
+tables in docs/wire-format.md (`shoal.report.channel_tables`) and the broker's access list (`shoal.owner.broker.config`) are
+generated from it, so that a new channel is one row, and the broker lets exactly its sender and its receivers through.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Literal
+
+from shoal import limits
+from shoal.errors import WireError
+from shoal.protocol import sizes
+from shoal.protocol.chunking import ChunkKind
+from shoal.protocol.messages import Sealed
+from shoal.protocol.topics import TopicKind
+
+EVERYONE: Final = "*"
+"""Recipient in the head of an envelope for the whole group."""
+
+
+class Party(Enum):
+    """A sender or receiver; the value is its name in the documentation."""
+
+    OWNER = "owner"
+    AGGREGATOR = "aggregator"
+    DEVICE = "device"
+    NEWCOMER = "new device"
+
+
+class Seal(Enum):
+    """An envelope of `crypto.seal.envelope`, to one member or to a group; the value is its name in docs/wire-format.md."""
+
+    MEMBER = "member"
+    BROADCAST = "group, broadcast"
+    ENROLMENT = "group, enrolment"
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Channel:
+    """One row of the table.
+
+    Attributes:
+        name: unique, for people.
+        topic: its pattern.
+        kind: in the headers of its chunks.
+        sender: the party that publishes it.
+        receivers: the parties that subscribe to it.
+        message: the plaintext, in the words of docs/wire-format.md.
+        seal: its envelope.
+        purpose: in the envelope's head; a name in braces stands for a part that varies.
+        largest: most bytes of the sealed message, for any plan and roster.
+        formula: the bytes that a given plan and roster allow, which `shoal.protocol.sizes` computes; empty if ``largest`` is the
+            only limit.
+        recipients: the parties that the envelope's head may name as its recipient; none where it names EVERYONE.
+        retained: whether the broker keeps it for later subscribers.
+        cleared_by: a receiver that removes the retained message once it has handled it.
+        least_qos: 0 if some may go out without the broker's acknowledgement (docs/adr/0018); all others go out at 1.
+    """
+
+    name: str
+    topic: TopicKind
+    kind: ChunkKind
+    sender: Party
+    receivers: tuple[Party, ...]
+    message: str
+    seal: Seal
+    purpose: str
+    largest: int
+    formula: str = ""
+    recipients: tuple[Party, ...] = ()
+    retained: bool = True
+    cleared_by: Party | None = None
+    least_qos: Literal[0, 1] = 1
+
+    @property
+    def stem(self) -> str:
+        """The purpose as far as it does not vary."""
+        return self.purpose.partition("/{")[0]
+
+    def head(self, fleet: str, sender: str, recipient: str = EVERYONE, **parts: object) -> Sealed:
+        """Return the head of this channel's envelope.
+
+        Args:
+            fleet: its name.
+            sender: a member's name.
+            recipient: a member's name, or EVERYONE.
+            parts: values of the names in braces in the purpose.
+        """
+        return Sealed(fleet, self.purpose.format(**parts), sender, recipient)
+
+    def limit(self, size: int | None = None) -> dict[ChunkKind, int]:
+        """Return the largest transfer as `Reassembler.add` takes it: ``size`` bytes, by default and at most ``largest``."""
+        return {self.kind: self.largest if size is None else min(size, self.largest)}
+
+
+_HEAD: Final = f"{limits.SEALED_HEAD_BYTES:,}"
+_EACH_MEMBER: Final = sizes.MEMBER_BYTES + sizes.NAME_BYTES
+
+ROSTER: Final = Channel(
+    name="roster",
+    topic=TopicKind.ROSTER,
+    kind=ChunkKind.ROSTER,
+    sender=Party.AGGREGATOR,
+    receivers=(Party.DEVICE,),
+    message="signed Roster",
+    seal=Seal.BROADCAST,
+    purpose="roster",
+    largest=limits.MAX_GRANT_BYTES,
+    formula=f"{_HEAD} + {_EACH_MEMBER} for each device that the change lists",
+)
+ROSTER_CHANGE: Final = Channel(
+    name="roster change",
+    topic=TopicKind.ROSTER_CHANGE,
+    kind=ChunkKind.ROSTER,
+    sender=Party.AGGREGATOR,
+    receivers=(Party.DEVICE,),
+    message="RosterChange",
+    seal=Seal.BROADCAST,
+    purpose="roster change",
+    largest=limits.MAX_ROSTER_CHANGE_BYTES,
+)
+KEYS: Final = Channel(
+    name="keys",
+    topic=TopicKind.KEYS,
+    kind=ChunkKind.GRANT,
+    sender=Party.OWNER,
+    receivers=(Party.AGGREGATOR, Party.DEVICE),
+    message="GrantFile",
+    seal=Seal.MEMBER,
+    purpose="grant/{role}",
+    recipients=(Party.AGGREGATOR, Party.DEVICE),
+    largest=limits.MAX_RENEWAL_BYTES,
+)
+RUN: Final = Channel(
+    name="run package",
+    topic=TopicKind.PLAN,
+    kind=ChunkKind.PLAN,
+    sender=Party.AGGREGATOR,
+    receivers=(Party.DEVICE,),
+    message="RunPackage",
+    seal=Seal.BROADCAST,
+    purpose="run",
+    largest=limits.MAX_TRANSFER_BYTES,
+    formula=f"{limits.FIRST_PACKAGE_BYTES:,}, or the announced `package_bytes`",
+)
+EPOCH: Final = Channel(
+    name="mask epoch",
+    topic=TopicKind.CHECKPOINT,
+    kind=ChunkKind.EPOCH,
+    sender=Party.AGGREGATOR,
+    receivers=(Party.OWNER, Party.DEVICE),
+    message="Epoch",
+    seal=Seal.BROADCAST,
+    purpose="epoch",
+    largest=limits.MAX_TRANSFER_BYTES,
+    formula=f"{2 * limits.SEALED_HEAD_BYTES:,} + certificate + task + 4 d m, or the announced `epoch_bytes`",
+)
+ANNOUNCEMENT: Final = Channel(
+    name="announcement",
+    topic=TopicKind.ROUND,
+    kind=ChunkKind.ROUND,
+    sender=Party.AGGREGATOR,
+    receivers=(Party.DEVICE,),
+    message="Announcement",
+    seal=Seal.BROADCAST,
+    purpose="announcement",
+    largest=limits.MAX_TRANSFER_BYTES,
+    formula=f"{limits.FIRST_ANNOUNCEMENT_BYTES:,} + {2 + sizes.ORDER_BYTES} (n + {sizes.FLEET_GROWTH_DEVICES:,}) + "
+    f"{2 + sizes.MODEL_REF_BYTES} m",
+)
+MODEL: Final = Channel(
+    name="model",
+    topic=TopicKind.MODEL,
+    kind=ChunkKind.MODEL,
+    sender=Party.AGGREGATOR,
+    receivers=(Party.DEVICE,),
+    message="ModelHeader, vector",
+    seal=Seal.BROADCAST,
+    purpose="model",
+    largest=limits.MAX_TRANSFER_BYTES,
+    formula=f"{_HEAD} + {sizes.COORDINATE_BYTES} d",
+)
+PROPOSAL: Final = Channel(
+    name="proposal",
+    topic=TopicKind.MODEL,
+    kind=ChunkKind.EPOCH,
+    sender=Party.AGGREGATOR,
+    receivers=(Party.DEVICE,),
+    message="Checkpoint, sealed origins",
+    seal=Seal.BROADCAST,
+    purpose="proposal",
+    largest=limits.MAX_TRANSFER_BYTES,
+    formula="as a mask epoch",
+)
+UPLOAD: Final = Channel(
+    name="upload",
+    topic=TopicKind.UP,
+    kind=ChunkKind.UPLOAD,
+    sender=Party.DEVICE,
+    receivers=(Party.AGGREGATOR,),
+    message="Upload, vector, attachment",
+    seal=Seal.MEMBER,
+    purpose="upload",
+    recipients=(Party.AGGREGATOR,),
+    largest=limits.MAX_TRANSFER_BYTES,
+    formula=f"{_HEAD} + {sizes.COORDINATE_BYTES} d + {sizes.MARGIN_BYTES} m, plus the attachment that a rollover's order allows",
+    retained=False,
+    least_qos=0,
+)
+DECLINE: Final = Channel(
+    name="decline",
+    topic=TopicKind.UP,
+    kind=ChunkKind.DECLINE,
+    sender=Party.DEVICE,
+    receivers=(Party.AGGREGATOR,),
+    message="Decline",
+    seal=Seal.MEMBER,
+    purpose="decline",
+    recipients=(Party.AGGREGATOR,),
+    largest=limits.MAX_NOTE_BYTES,
+    retained=False,
+)
+REMINDER: Final = Channel(
+    name="reminder",
+    topic=TopicKind.UP,
+    kind=ChunkKind.REMINDER,
+    sender=Party.DEVICE,
+    receivers=(Party.AGGREGATOR,),
+    message="Reminder",
+    seal=Seal.MEMBER,
+    purpose="reminder",
+    recipients=(Party.AGGREGATOR,),
+    largest=limits.MAX_NOTE_BYTES,
+    retained=False,
+)
+CONTROL: Final = Channel(
+    name="control",
+    topic=TopicKind.CTL,
+    kind=ChunkKind.CONTROL,
+    sender=Party.AGGREGATOR,
+    receivers=(Party.DEVICE,),
+    message="Control",
+    seal=Seal.BROADCAST,
+    purpose="control",
+    recipients=(Party.DEVICE,),
+    largest=limits.MAX_CONTROL_BYTES,
+    retained=False,
+)
+REVOCATION: Final = Channel(
+    name="roster, to a revoked device",
+    topic=TopicKind.CTL,
+    kind=ChunkKind.ROSTER,
+    sender=Party.AGGREGATOR,
+    receivers=(Party.DEVICE,),
+    message="signed Roster",
+    seal=Seal.MEMBER,
+    purpose="roster",
+    recipients=(Party.DEVICE,),
+    largest=limits.MAX_GRANT_BYTES,
+    formula=f"{_HEAD} + {_EACH_MEMBER} (n + {sizes.FLEET_GROWTH_DEVICES:,})",
+    retained=False,
+)
+PRESENCE: Final = Channel(
+    name="presence",
+    topic=TopicKind.STATE,
+    kind=ChunkKind.STATE,
+    sender=Party.DEVICE,
+    receivers=(Party.AGGREGATOR,),
+    message="Presence",
+    seal=Seal.BROADCAST,
+    purpose="presence",
+    largest=limits.MAX_NOTE_BYTES,
+)
+ENROLMENT: Final = Channel(
+    name="enrolment request",
+    topic=TopicKind.ENROL,
+    kind=ChunkKind.ENROL,
+    sender=Party.NEWCOMER,
+    receivers=(Party.OWNER,),
+    message="HMAC, EnrolStatement",
+    seal=Seal.ENROLMENT,
+    purpose="enrolment",
+    recipients=(Party.OWNER,),
+    largest=limits.MAX_ENROLMENT_BYTES,
+    cleared_by=Party.OWNER,
+)
+GRANT: Final = Channel(
+    name="grant",
+    topic=TopicKind.GRANT,
+    kind=ChunkKind.GRANT,
+    sender=Party.OWNER,
+    receivers=(Party.NEWCOMER,),
+    message="GrantFile",
+    seal=Seal.MEMBER,
+    purpose="grant/{role}",
+    recipients=(Party.NEWCOMER,),
+    largest=limits.MAX_GRANT_BYTES,
+)
+OWNER_ROSTER: Final = Channel(
+    name="roster, from the owner",
+    topic=TopicKind.OWNER_ROSTER,
+    kind=ChunkKind.ROSTER,
+    sender=Party.OWNER,
+    receivers=(Party.AGGREGATOR, Party.OWNER),
+    message="signed Roster",
+    seal=Seal.MEMBER,
+    purpose="roster/{sequence}/{digest}",
+    recipients=(Party.AGGREGATOR,),
+    largest=limits.MAX_GRANT_BYTES,
+)
+
+CHANNELS: Final = (
+    ROSTER,
+    ROSTER_CHANGE,
+    KEYS,
+    RUN,
+    EPOCH,
+    ANNOUNCEMENT,
+    MODEL,
+    PROPOSAL,
+    UPLOAD,
+    DECLINE,
+    REMINDER,
+    CONTROL,
+    REVOCATION,
+    PRESENCE,
+    ENROLMENT,
+    GRANT,
+    OWNER_ROSTER,
+)
+_BY_PLACE: Final = {(channel.topic, channel.kind): channel for channel in CHANNELS}
+
+
+def channel_at(topic: TopicKind, kind: ChunkKind) -> Channel:
+    """Return the channel of a transfer of ``kind`` on ``topic``.
+
+    Raises:
+        WireError: there is none.
+    """
+    found = _BY_PLACE.get((topic, kind))
+    if found is None:
+        raise WireError(f"a transfer of kind {kind.name.lower()} on {topic.base}")
+    return found
+
+
+def written_by(party: Party) -> tuple[TopicKind, ...]:
+    """Return the topics that a party publishes to, to send or to clear, in the order of `TopicKind`."""
+    return tuple(t for t in TopicKind if any(c.topic is t and party in (c.sender, c.cleared_by) for c in CHANNELS))
+
+
+def read_by(party: Party) -> tuple[TopicKind, ...]:
+    """Return the topics that a party subscribes to, in the order of `TopicKind`."""
+    return tuple(t for t in TopicKind if any(c.topic is t and party in c.receivers for c in CHANNELS))

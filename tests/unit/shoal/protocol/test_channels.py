@@ -1,0 +1,153 @@
+"""The table of channels: its rows are unique, its formulas are those of the code, and a fleet sends nothing else."""
+
+import re
+
+import pytest
+
+from crypto.seal.envelope import GROUP_MAGIC, MEMBER_MAGIC, read_head
+from edge_client.learning.data import Batch
+from shoal import limits
+from shoal.errors import WireError
+from shoal.protocol import channels, sizes
+from shoal.protocol.channels import CHANNELS, EVERYONE, Party, Seal, channel_at, read_by, written_by
+from shoal.protocol.chunking import ChunkKind, parse
+from shoal.protocol.messages import Sealed
+from shoal.protocol.topics import TopicKind
+from shoal.protocol.topics import parse as parse_topic
+from shoal.transport.faults import Hop
+from tests.helpers.enrolments import Scene
+from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, publish
+from tests.helpers.plans import run_plan
+
+ODD, OFF, LOSER = "dev-02", "dev-03", "dev-01"
+MAGICS = {Seal.MEMBER: MEMBER_MAGIC, Seal.BROADCAST: GROUP_MAGIC}
+
+
+def test_names_and_places_are_unique():
+    assert len({c.name for c in CHANNELS}) == len({(c.topic, c.kind) for c in CHANNELS}) == len(CHANNELS)
+    assert {c.topic for c in CHANNELS} == set(TopicKind)
+    assert {c.kind for c in CHANNELS} == set(ChunkKind)
+
+
+def test_a_transfer_without_a_channel_is_refused():
+    assert channel_at(TopicKind.MODEL, ChunkKind.EPOCH) is channels.PROPOSAL
+    with pytest.raises(WireError, match="kind plan on s/round"):
+        channel_at(TopicKind.ROUND, ChunkKind.PLAN)
+
+
+def test_all_of_a_topic_is_sent_and_retained_alike():
+    """The broker's access list and the subscriptions go by topic."""
+    for topic in TopicKind:
+        rows = [c for c in CHANNELS if c.topic is topic]
+        assert len({(c.sender, c.receivers, c.retained) for c in rows}) == 1
+
+
+def test_a_head_names_the_purpose_and_both_ends():
+    assert channels.CONTROL.head("reef", "aggregator", "dev-1") == Sealed("reef", "control", "aggregator", "dev-1")
+    assert channels.ROSTER.head("reef", "aggregator").recipient == EVERYONE
+    assert channels.GRANT.head("reef", "owner", "dev-1", role="device").purpose == "grant/device"
+    assert [c.stem for c in (channels.GRANT, channels.OWNER_ROSTER, channels.RUN)] == ["grant", "roster", "run"]
+
+
+def test_a_limit_is_never_above_the_largest_of_the_channel():
+    assert channels.CONTROL.limit() == {ChunkKind.CONTROL: limits.MAX_CONTROL_BYTES}
+    assert channels.RUN.limit(7) == {ChunkKind.PLAN: 7}
+    assert channels.RUN.limit(limits.MAX_TRANSFER_BYTES + 1) == {ChunkKind.PLAN: limits.MAX_TRANSFER_BYTES}
+
+
+def test_topics_by_party():
+    assert written_by(Party.DEVICE) == (TopicKind.UP, TopicKind.STATE)
+    assert written_by(Party.NEWCOMER) == (TopicKind.ENROL,)
+    assert read_by(Party.NEWCOMER) == (TopicKind.GRANT,)
+    assert read_by(Party.OWNER) == (TopicKind.CHECKPOINT, TopicKind.ENROL, TopicKind.OWNER_ROSTER)
+    assert TopicKind.ENROL in written_by(Party.OWNER)  # to clear it
+
+
+PLAN = run_plan()
+VARIABLES = {"d": PLAN.length, "m": PLAN.max_models, "n": 100}
+LISTED = VARIABLES["n"] + sizes.FLEET_GROWTH_DEVICES
+
+
+@pytest.mark.parametrize(
+    ("channel", "size"),
+    [
+        (channels.UPLOAD, sizes.upload_bytes(PLAN)),
+        (channels.MODEL, sizes.model_bytes(PLAN)),
+        (channels.ANNOUNCEMENT, sizes.announcement_bytes(LISTED, PLAN.max_models)),
+        (channels.REVOCATION, sizes.roster_bytes(LISTED)),
+        (channels.ROSTER, sizes.roster_bytes(1)),
+        (channels.RUN, limits.FIRST_PACKAGE_BYTES),
+    ],
+)
+def test_the_formula_for_people_gives_the_size_that_the_code_computes(channel, size):
+    """Read as on the page: ``66 (n + 8,192)`` is a product."""
+    formula = channel.formula.split(", ")[0].split(" for each")[0].replace(",", "")
+    assert eval(re.sub(r"(\d) ([(dmn])", r"\1 * \2", formula), {}, VARIABLES) == size
+
+
+class Ledger:
+    """Checks each message that travels against the table; ``seen`` are the channels of all."""
+
+    def __init__(self, party_of):
+        self.party_of = party_of
+        self.seen = set()
+
+    def take(self, passage):
+        topic, party = parse_topic(passage.topic), self.party_of(passage.client)
+        if not passage.payload:
+            assert party in {
+                p for c in CHANNELS if c.topic is topic.kind for p in (c.sender, c.cleared_by, *c.receivers)
+            }
+            return
+        header, body = parse(passage.payload)
+        channel = channel_at(topic.kind, header.kind)
+        self.seen.add(channel)
+        assert party is channel.sender if passage.hop is Hop.UP else party in channel.receivers
+        assert header.size <= channel.largest
+        if header.index == 0 and channel.seal in MAGICS and channel.kind is not ChunkKind.GRANT:
+            assert bytes(body[:4]) == MAGICS[channel.seal]
+            head, _ = read_head(bytes(body))
+            assert head.purpose.partition("/")[0] == channel.stem
+            assert (head.recipient == EVERYONE) is not bool(channel.recipients)
+            if channel.recipients and channel.sender is Party.DEVICE:
+                assert self.party_of(head.recipient) in channel.recipients
+
+
+def test_a_fleet_sends_only_what_the_table_lists(tmp_path):
+    """Enrolment, then a run with a lost upload, an unfit device and a revoked one: each channel is seen, from end to end."""
+    tap = Wiretap()
+    scene = Scene(tmp_path)
+    scene.broker.faults = tap
+    scene.enrol("dev-1")
+    scene.sit().publish_keys()
+    parties = {"enrol": Party.NEWCOMER, "owner": Party.OWNER}
+    enrolment = Ledger(lambda client: parties[client.split("-")[0]])
+    for passage in tap.heard:
+        enrolment.take(passage)
+    assert enrolment.seen == {channels.ENROLMENT, channels.GRANT, channels.OWNER_ROSTER, channels.KEYS}
+
+    tap = Wiretap()
+    data = grouped_data(6)
+    data[ODD] = Batch(data[ODD].x[:, 1:].copy(), data[ODD].y)
+    with make_fleet(tmp_path / "fleet", data, faults=tap, rounds=400, quorum=0.5, deadline_s=20.0) as fleet:
+        tap.lose(client=fleet.client_id(LOSER), ending="/up", times=1)
+        fleet.run_until(lambda: len(fleet.records()) >= 1, 60)
+        fleet.kill_device(OFF)
+        fleet.stage.fleet.revoke(OFF)
+        publish(fleet)
+        fleet.run_until(lambda: fleet.service._state.run.epoch > fleet.plan.epoch, 120)
+        fleet.broker._sessions[fleet.client_id(OFF)].backlog.clear()
+        fleet.revive_device(OFF)
+        fleet.run_until(lambda: fleet.devices[OFF].runtime.revoked, 5)
+        fleet.run_until(lambda: len(fleet.records()) >= 4, 60)
+        clients = {
+            fleet.client_id("aggregator"): Party.AGGREGATOR,
+            "aggregator": Party.AGGREGATOR,
+            "owner": Party.OWNER,
+        }
+        retained = {parse_topic(topic).kind for topic, payload in fleet.broker.retained.items() if payload}
+    ledger = Ledger(lambda client: clients.get(client, Party.DEVICE))
+    for passage in tap.heard:
+        ledger.take(passage)
+    assert set(CHANNELS) == ledger.seen | enrolment.seen
+    assert retained == {c.topic for c in ledger.seen if c.retained}
