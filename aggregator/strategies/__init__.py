@@ -1,1 +1,12 @@
-"""One file an algorithm, behind one interface on masked offsets."""
+"""The federated algorithms, all behind one interface on masked offsets (`base.Strategy`).
+
+- States are values: a method returns a new state and leaves its argument alone. No clock, socket, disk or random source.
+- Updates are summed in order of device name, so that a replayed round gives the same bits.
+- Strategies work on masked offsets and need no clear model; draws follow from the run's seed.
+
+`fedavg`, `fedprox`, `local`, `one_shot` and `fesem` are modules; `cfl`, `ifca` and `fedgroup` packages; `registry` lists
+them by name, `renewal` describes the change to a new mask epoch, `discrepancy` measures how far devices drift.
+
+A round: ``plan`` names models and gives each device an order; ``absorb`` takes one contribution; ``close`` turns them into
+new offsets and an `Outcome`. ``final`` plans the last round, in which devices report on the model they end with.
+"""

@@ -1,1 +1,24 @@
-"""The secret orthonormal mask. Devices and the owner only: no server code may import this package."""
+"""The secret orthonormal mask of updates. Devices and the owner only: no server code may import this package.
+
+- A mask is linear and keeps norms and dot products: the mean of masked updates is the masked mean.
+- It follows from the fleet's secret and a context (fleet, run, epoch, task, mode, segments) by HKDF-SHA256 alone, so that
+  every device of a fleet derives the same mask on every platform.
+- A masked vector names its mask by a key id. Unmasking under another key raises `KeyMismatchError`.
+- Secrets move forward only: `MaskSecret.ratchet` gives the next epoch's secret, never the one before.
+
+`keys` derives masks, `masking` applies them, `secret` is the secret, `modes` the kinds of masks, `kdf` and `stream` the
+derivation, `hadamard` the transform of mode ``rotation``.
+
+Example: mask a vector and unmask it again.
+
+    >>> import numpy as np
+    >>> from crypto.mask.keys import MaskContext, derive
+    >>> from crypto.mask.masking import mask, unmask
+    >>> from crypto.mask.secret import MaskSecret
+    >>> from shoal.types import Segment
+    >>> context = MaskContext("reef", b"run-1", 0, bytes(32), "permutation", (Segment("cluster", 4),))
+    >>> key = derive(MaskSecret.generate(), context)
+    >>> vector = np.array([1, 2, 3, 4], np.float32)
+    >>> sorted(mask(vector, key).values.tolist()), unmask(mask(vector, key), key).tolist()
+    ([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0])
+"""

@@ -1,1 +1,11 @@
-"""edge_client.learning."""
+"""A device's data, model and training, in numpy and ONNX Runtime.
+
+- Samples are split into training, validation and test shares; the split depends on a seed and their number alone.
+- Training is plain SGD in place, with gradients from the task's ONNX graph; the recipe is in the owner's plan.
+- The clear update stays on the device: `update` masks and seals it in the same step.
+
+`data` and `data_files` read samples, `model` evaluates the graphs, `scoring` picks the best of k models, `training`
+trains, `norm_noise` perturbs an update's length, `update` carries out one order, `worker` runs it beside the event loop.
+
+Example: `update.carry_out` scores the candidates, trains the best one, and returns the sealed upload.
+"""

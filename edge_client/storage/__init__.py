@@ -1,1 +1,12 @@
-"""edge_client.storage."""
+"""A device's files: protocol state, the current upload, and models, across restarts and power cuts.
+
+- A file is replaced by one rename, so that a reader sees the old bytes or the new ones.
+- The sealed upload is on disk before it is sent, with the replay watermark of its round.
+- All files are private to the device's user; those that hold secrets or models have mode 0600.
+
+`state` is the directory, `finished_models` the models of the last runs and the choice of the one that answers,
+`path_models` those above a device's cluster in CFL's tree, `update_cache` its own updates that CFL may ask for later.
+
+Example: in the final round the device writes its model first and its upload second, so that an acknowledged upload always
+has its model on disk.
+"""

@@ -1,1 +1,11 @@
-"""Many devices in one process, vectorised, driving the strategies that the aggregator runs."""
+"""Fleets on one machine: a vectorised simulator, and fleets that run the real device and aggregator code.
+
+- `engine` runs a strategy over thousands of simulated devices, without messages; `trainers` train them in batches.
+- `loopback_fleet` runs the real protocol in one process on virtual time, so a scenario can be replayed exactly.
+- `process_fleet` starts the real programs with real files and a real broker.
+- All three run the strategies of `aggregator.strategies` unchanged. True groups (`data.Population.groups`) are used for
+  metrics only; no strategy receives them.
+
+Example: ``simulate("fedavg", {}, population, network, SimOptions(rounds=10, local=LocalTraining()))`` returns a
+`SimResult` with ten rounds in its history.
+"""

@@ -1,1 +1,14 @@
-"""aggregator.strategies.cfl.strategy."""
+"""Clustered federated learning (Sattler et al.): split a cluster where its devices' updates disagree.
+
+- A cluster is split when its mean update has become small while single updates have not, into the two halves
+  whose updates are least alike (`split`).
+- By default both halves train for a few rounds and the split stands only if each prefers its own model
+  (`split_validation`); a split that does not pay is reverted (`merge`), and devices may change clusters (`reassignment`).
+- Split clusters form a tree with their models; a late device follows the most similar updates down to a leaf (`tree`,
+  `newcomers`).
+
+`strategy` is the algorithm, `state` its settings and state, `renewal` the change of the mask epoch.
+
+Example: with one hidden pair of groups, one cluster trains until its mean update is small, the candidate split is
+validated, and two leaves train on from the common model.
+"""

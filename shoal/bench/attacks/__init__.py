@@ -1,1 +1,11 @@
-"""Attacks on masked updates, each from a source and with an attacker who is named; ``registry`` lists them."""
+"""Attacks on masked updates, one module each, from the literature; `registry` lists them.
+
+- Each module names its source and the attacker: the broker, the aggregator, a device, or several together.
+- An attack takes from `lab` only what its attacker would hold; masks and training are the fleet's own code.
+- It reports its success beside that of guessing, in the same unit (`base.Result`), for every mask mode.
+
+`base` has the measures, `lab` the task and data, `rounds` runs over several rounds, and `protocol` the checks that a
+device makes before it uses a model.
+
+Example: `known_pair` compares one vector in clear and masked, finds the permutation, and opens other updates with it.
+"""
