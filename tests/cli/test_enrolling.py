@@ -95,7 +95,7 @@ def test_a_revocation_holds_also_when_the_broker_is_away(call, fleet):
     """It is signed first; publishing comes after."""
     made = call("shoal-fleet", "revoke", "owner", "dev-1", status=5)
     assert made.out.startswith("dev-1 revoked by roster ")
-    assert "it is signed and kept: shoal-fleet publish owner when the broker is back" in made.err
+    assert "it is signed and stored: shoal-fleet publish owner when the broker is back" in made.err
     assert "dev-1 " in call("shoal-fleet", "show", "owner").out
     assert call("shoal-fleet", "show", "owner", "--json").data["devices"][0]["revoked"]
     call("shoal-fleet", "revoke", "owner", "dev-1", "--offline", status=3)
@@ -106,7 +106,7 @@ def test_rotate_draws_new_secrets_for_everybody(call, fleet):
     """Unreachable broker: signed all the same, and `publish` is named; the roster says since when the secrets hold."""
     before = FleetDirectory(call.home / "owner").secrets
     made = call("shoal-fleet", "rotate", "owner", status=5)
-    assert "it is signed and kept: shoal-fleet publish owner" in made.err
+    assert "it is signed and stored: shoal-fleet publish owner" in made.err
     sequence = FleetDirectory(call.home / "owner").roster.sequence
     assert made.out.strip() == f"new secrets since roster {sequence}"
     again = call("shoal-fleet", "rotate", "owner", "--offline")

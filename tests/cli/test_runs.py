@@ -33,7 +33,7 @@ def grow(call, devices):
 
 def test_the_help_lists_every_algorithm_with_its_settings(call):
     told = call("shoal-fleet", "run", "--help").out
-    assert "default: drawn anew" in " ".join(told.split())
+    assert "default: random" in " ".join(told.split())
     for words in (
         "fedgroup: FedGroup",
         "groups=3 alpha=20 measure=edc",
@@ -122,7 +122,7 @@ def test_the_origins_are_drawn_before_the_fleet_is_locked(call, fleet):
     [
         (
             ["fedavg"],
-            "--min-contributors 3 wants 3 devices behind each mean, and the roster has 2",
+            "--min-contributors 3 wants 3 devices in each mean, and the roster has 2",
             "--min-contributors N",
         ),
         (

@@ -1,6 +1,7 @@
-"""Files for mosquitto: users that reach nothing but their own topics, their passwords, and certificates of the fleet's own CA.
+"""Write mosquitto's files for a fleet: passwords, access list, configuration, and certificates of the fleet's own CA.
 
-The CA's key stays in the owner's directory; what the broker gets is the server's. Written for mosquitto 2.
+A user reaches only its own topics. The CA's key stays in the owner's directory; the broker gets the server's key. Written
+for mosquitto 2.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ from shoal.util.files import private_directory, read_private, write_private
 
 CA_FILE: Final = "broker-ca.crt"
 CA_KEY_FILE: Final = "broker-ca.key"
-CA_HINT: Final = "take both from a backup, or remove both: a new CA is made, whose ca.crt everybody needs"
+CA_HINT: Final = "take both from a backup, or remove both: a new CA is then made, and every client needs its ca.crt"
 CLIENTS: Final = "clients"
 CONFIG_FILE: Final = "shoal.conf"
 SAVED_FILES: Final = ("mosquitto.db", "mosquitto.db.new")
-"""Mosquitto's own, beside its configuration."""
+"""Files that mosquitto itself writes next to its configuration."""
 WRITTEN: Final = ("passwords", "shoal.acl", CONFIG_FILE, CLIENTS, "server.key", "server.crt", "ca.crt", *SAVED_FILES)
 DEFAULT_UPLOAD_BYTES: Final = 4 << 20
-"""Of an upload, where nothing is known of the models to come: a million coordinates."""
+"""Assumed size of an upload before any run is signed: a million coordinates."""
 BYTES_PER_COORDINATE: Final = 4
 CA_LIFE: Final = datetime.timedelta(days=3650)
 SERVER_LIFE: Final = datetime.timedelta(days=825)
 _SLACK: Final = datetime.timedelta(hours=1)
-"""Devices' clocks may be behind."""
+"""Certificates start this much earlier, since devices' clocks may be slow."""
 OWN_TOPICS: Final = {
     Party.OWNER: (),
     Party.AGGREGATOR: ("party",),
@@ -64,7 +65,7 @@ OWN_TOPICS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What `write_broker_config` made: the folder, the users, and whether the connection is encrypted."""
+    """Result of `write_broker_config`: the folder, the users, and whether the connection is encrypted."""
 
     folder: Path
     users: tuple[str, ...]
@@ -72,7 +73,7 @@ class Written:
 
 
 def acl(fleet: FleetDirectory, devices: tuple[str, ...]) -> str:
-    """Return mosquitto's access list for the users of a fleet; a user who is not named may do nothing."""
+    """Return mosquitto's access list for the users of a fleet; a user that is not listed may do nothing."""
     aggregator = fleet.roster.aggregator
     head = f"# Fleet {fleet.name}. Made by `shoal-fleet broker-config`: make it again after each approve and revoke."
     lines = [head, *_common_access(fleet.name, None if aggregator is None else aggregator.name)]
@@ -82,7 +83,7 @@ def acl(fleet: FleetDirectory, devices: tuple[str, ...]) -> str:
 
 
 def template_acl(fleet: str, aggregator: str = "aggregator") -> str:
-    """Return deploy's access list, for client certificates: mosquitto puts the certificate's common name in place of %u.
+    """Return the access list in deploy/, for client certificates: mosquitto replaces %u by the certificate's common name.
 
     ``python -m shoal.owner.broker.config > deploy/mosquitto/shoal.acl`` writes it.
     """
@@ -99,7 +100,7 @@ def template_acl(fleet: str, aggregator: str = "aggregator") -> str:
 
 
 def _common_access(fleet: str, aggregator: str | None) -> list[str]:
-    """Return the access of all parties but the devices."""
+    """Return the access of all users other than devices."""
     lines = [
         "",
         "# Enrolment: the client id is the token's id, which only its holder and the owner know.",
@@ -135,7 +136,7 @@ def _access(word: str, fleet: str, party: Party, name: str) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` is reached from its own machine only."""
+    """Return whether ``host`` is an address of the loopback interface."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -146,10 +147,10 @@ def config(address: BrokerAddress, installed: Path, devices: int = 0, upload_byt
     """Return mosquitto's configuration.
 
     Args:
-        address: of the broker, as the fleet uses it.
-        installed: folder of the other files on the broker's host, where mosquitto also saves its state.
-        devices: in the fleet; together with ``upload_bytes``, of one upload, it decides the limits of the queues.
-        upload_bytes: see ``devices``.
+        address: the broker's address in the fleet.
+        installed: folder of the other files on the broker's host; mosquitto also saves its state there.
+        devices: number of devices in the fleet; sets the queue limits together with ``upload_bytes``.
+        upload_bytes: size of one upload.
     """
     lines = [
         "# Made by `shoal-fleet broker-config`.",
@@ -181,7 +182,7 @@ def config(address: BrokerAddress, installed: Path, devices: int = 0, upload_byt
 
 
 def queue_comment(devices: int, upload_bytes: int) -> list[str]:
-    """Return a comment that explains the limits of the queues."""
+    """Return comment lines that explain the queue limits."""
     chunks = -(-(upload_bytes + HEAD_BYTES) // limits.CHUNK_BYTES)
     return [
         "# Above these limits mosquitto drops messages without a word. They hold for the queue of each client, and the longest",
@@ -204,19 +205,19 @@ def write_broker_config(
 ) -> Written:
     """Write password, access and certificate files for the fleet's broker, and each user's address.
 
-    From now on the fleet's grants and tokens hold their user and password.
+    From then on the fleet's grants and tokens contain user and password.
 
     Args:
-        fleet: the owner's.
-        folder: where to write, made with mode 0700.
-        installed: where the files will lie on the broker's host; ``folder`` by default.
-        expected: devices that are not enrolled yet but already get a user.
-        upload_bytes: of one upload, for the limits of the broker's queues; None takes the largest model of the runs that
-            were signed, or DEFAULT_UPLOAD_BYTES where that is more.
+        fleet: the owner's directory.
+        folder: output folder, created with mode 0700.
+        installed: folder of the files on the broker's host; ``folder`` by default.
+        expected: devices that are not enrolled yet and already get a user.
+        upload_bytes: size of one upload, for the limits of the broker's queues; None takes the largest model of the signed
+            runs, at least DEFAULT_UPLOAD_BYTES.
 
     Raises:
-        ConfigError: the fleet has no aggregator yet, an expected name is not one for a device, the CA's files don't fit, or
-            the folder is the owner's or holds other things.
+        ConfigError: the fleet has no aggregator yet, an expected name is not allowed for a device, the CA's certificate and
+            key don't match, or the folder is inside the owner's directory or holds other files.
     """
     check_output(fleet.path, folder, ours=WRITTEN, last=CONFIG_FILE)
     with fleet.changing():
@@ -224,8 +225,8 @@ def write_broker_config(
 
 
 def largest_upload_bytes(fleet: FleetDirectory) -> int:
-    """Return the bytes of the largest model among the runs that were signed, or DEFAULT_UPLOAD_BYTES where that is more."""
-    plans = signed_plans(fleet, lambda _complaint: None)  # `shoal-fleet show` complains of them
+    """Return the size of the largest model of the signed runs, at least DEFAULT_UPLOAD_BYTES."""
+    plans = signed_plans(fleet, lambda _complaint: None)  # `shoal-fleet show` reports damaged run files
     return max([DEFAULT_UPLOAD_BYTES, *(BYTES_PER_COORDINATE * plan.length for plan in plans)])
 
 
@@ -270,7 +271,10 @@ def _write_certificates(fleet: FleetDirectory, folder: Path, host: str) -> None:
 
 
 def _make_ca(fleet: FleetDirectory) -> None:
-    """Write the CA's key, then its certificate: a key without one was left by a crash, and nobody has seen it."""
+    """Write the CA's key, then its certificate.
+
+    A key without a certificate was left by a crash and has signed nothing, so it may be overwritten.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(f"shoal {fleet.name} broker CA")
     builder = _builder(name, name, key.public_key(), CA_LIFE)
@@ -285,7 +289,7 @@ def _read_ca(path: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     """Return the CA's certificate and its key from the owner's directory.
 
     Raises:
-        ConfigError: one is missing, damaged, or not the other's.
+        ConfigError: one is missing or damaged, or they don't belong together.
     """
     what = f"{path / CA_FILE} and {path / CA_KEY_FILE}"
     try:

@@ -1,4 +1,4 @@
-"""`shoal-fleet token`, `devices`, `approve`, `revoke`, `publish`, `broker-config`: who belongs to the fleet, by the broker."""
+"""Membership through the broker: `shoal-fleet token`, `devices`, `approve`, `revoke`, `rotate`, `publish`, `broker-config`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Wait = Annotated[float, typer.Option(help="Seconds to wait for requests.", min=0
 
 def token(
     directory: Directory,
-    expires: Annotated[str, typer.Option(help="How long it holds: 90s, 30m, 12h, 2d; at most 30d.")] = "30m",
+    expires: Annotated[str, typer.Option(help="Lifetime: 90s, 30m, 12h, 2d; at most 30d.")] = "30m",
 ) -> None:
-    """Print a line that lets one device ask to be enrolled. It holds a secret: hand it over like a password.
+    """Print a line with which one device may request enrolment. It contains a secret: hand it over like a password.
 
-    The device still has to be approved. Works without the broker.
+    The device still has to be approved. No connection to the broker is needed.
     """
     from shoal.owner.enrolment.tokens import TokenStore, seconds
     from shoal.owner.keys.unlock import open_fleet
@@ -46,7 +46,7 @@ def token(
 
 def devices(
     directory: Directory,
-    watch: Annotated[bool, typer.Option("--watch", help="Stay, and print requests as they come.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep running, and print requests as they arrive.")] = False,
     clear: Annotated[bool, typer.Option("--clear", help="Remove refused requests from the broker.")] = False,
     wait: Wait = 2.0,
     ca: Ca = None,
@@ -54,7 +54,7 @@ def devices(
     key: Key = None,
     json: AsJson = False,
 ) -> None:
-    """List who asks to be enrolled, who was refused and why, and who is enrolled."""
+    """List pending enrolment requests, refused ones with the reason, and enrolled devices."""
     from shoal.owner.enrolment.desk import Desk, Tls
     from shoal.owner.keys.unlock import open_fleet
 
@@ -83,15 +83,17 @@ def devices(
 
 def approve(
     directory: Directory,
-    fingerprint: Annotated[str, typer.Argument(help="The device's, as it printed it and `devices` lists it.")],
+    fingerprint: Annotated[
+        str, typer.Argument(help="The device's fingerprint, as the device prints it and `devices` lists it.")
+    ],
     wait: Wait = 10.0,
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Enrol the device that asks with this fingerprint: sign a roster with it, publish its grant and the roster.
+    """Enrol the pending device with this fingerprint: sign a roster that lists it, and publish its grant and the roster.
 
-    For a device that is in the roster already, grant and roster are published again.
+    For a device that is already in the roster, grant and roster are published again.
     """
     from shoal.owner.enrolment.desk import Desk, Tls
     from shoal.owner.keys.unlock import open_fleet
@@ -108,11 +110,11 @@ def approve(
         except ShoalError as error:
             if registrar.listed(wanted):
                 _add_hint(
-                    error, f"it is signed and kept: shoal-fleet approve {directory} {wanted} when the broker is back"
+                    error, f"it is signed and stored: shoal-fleet approve {directory} {wanted} when the broker is back"
                 )
             raise
     say(f"{member.name} {wanted}")
-    broker_users(fleet, f"lets {member.name} in, unless --device named it before")
+    broker_users(fleet, f"accepts {member.name}, unless --device named it before")
 
 
 def revoke(
@@ -123,13 +125,12 @@ def revoke(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Take a device out of the fleet, for good: its name and keys are never taken again.
+    """Remove a device from the fleet for good: its name and keys are never accepted again.
 
-    A new roster without it, and new broadcast, content and mask secrets, sealed to each remaining party. As soon as the
-    aggregator has them, it hears nothing from the device, closes the open round of a run that is going on and rolls that
-    run over to the new secrets: the device can read nothing that is broadcast from then on. What it has read before, it
-    keeps. A run that was signed before and begins later rolls over at once; it must be signed anew only where a later run has
-    begun already.
+    Signs a roster without it and draws new broadcast, content and mask secrets, sealed to each remaining party. Once the
+    aggregator has them it ignores the device, closes the open round of the current run and rolls that run over to the new
+    secrets: the device can read nothing that is broadcast from then on, but still has the models that it read before. A run
+    that was signed before and starts later rolls over at once; sign it again only if a later run has already started.
     """
     from shoal.owner.keys.unlock import open_fleet
 
@@ -150,10 +151,9 @@ def rotate(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Draw new broadcast, content and mask secrets though nobody leaves; a run that is going on rolls over to them.
+    """Draw new broadcast, content and mask secrets without removing a device; the current run rolls over to them.
 
-    A run that was signed before and begins later rolls over at once; it must be signed anew only where a later run has begun
-    already.
+    A run that was signed before and starts later rolls over at once; sign it again only if a later run has already started.
     """
     from shoal.owner.keys.unlock import open_fleet
 
@@ -167,7 +167,7 @@ def rotate(
 
 
 def publish(directory: Directory, ca: Ca = None, cert: Cert = None, key: Key = None) -> None:
-    """Leave the newest roster and everybody's newest keys on the broker: after --offline, or if the broker lost them."""
+    """Publish the newest roster and each party's newest keys: after --offline, or if the broker lost them."""
     from shoal.owner.enrolment.desk import Desk, Tls
     from shoal.owner.keys.unlock import open_fleet
 
@@ -181,15 +181,15 @@ def broker_config(
     directory: Directory,
     out: Annotated[Path, typer.Option(help="Folder to write to.", file_okay=False)],
     installed: Annotated[
-        Path | None, typer.Option(help="Where the files will lie on the broker's host; default: the folder.")
+        Path | None, typer.Option(help="Folder of the files on the broker's host; default: the same folder.")
     ] = None,
     device: Annotated[
-        list[str] | None, typer.Option(help="A device to come, that already gets its user; repeatable.")
+        list[str] | None, typer.Option(help="Device that is not enrolled yet and gets a user now; repeatable.")
     ] = None,
     upload_bytes: Annotated[
         int | None,
         typer.Option(
-            help="Size of one upload, 4 bytes for each coordinate of the model: the broker's queues have room for a round.",
+            help="Size of one upload, 4 bytes for each coordinate of the model; sizes the broker's queues for a round.",
             min=1,
             max=limits.MAX_TRANSFER_BYTES,
             show_default="the largest signed run's, at least 4 MiB",
@@ -198,8 +198,8 @@ def broker_config(
 ) -> None:
     """Write mosquitto's configuration, passwords, access list and certificates for this fleet.
 
-    Every device, the aggregator, the owner and those who ask get a user; each reaches nothing but its own topics. From now
-    on grants and tokens hold user and password. Run it again after approve and revoke, and reload mosquitto (SIGHUP).
+    Every device, the aggregator, the owner and enrolment requests get a user; each reaches only its own topics. From then on
+    grants and tokens contain user and password. Run it again after approve and revoke, and reload mosquitto (SIGHUP).
     """
     from shoal.owner.broker.config import CLIENTS, write_broker_config
     from shoal.owner.keys.unlock import open_fleet
@@ -212,9 +212,9 @@ def broker_config(
         f"next: copy all but the folder of clients to the broker's host, into {(installed or out).absolute()}, which must "
         "belong to the broker's user (for another folder: --installed, each time)"
     )
-    note(f"who has joined before finds its address, with its password, in {made.folder / CLIENTS}")
+    note(f"addresses with passwords for parties that joined before are in {made.folder / CLIENTS}")
     if not made.tls:
-        note("warning: the fleet's broker address begins with mqtt://: passwords travel in clear")
+        note("warning: the fleet's broker address begins with mqtt://: passwords are sent unencrypted")
 
 
 def _publish_signed(fleet: FleetDirectory, ca: Path | None, cert: Path | None, key: Path | None) -> None:
@@ -224,7 +224,7 @@ def _publish_signed(fleet: FleetDirectory, ca: Path | None, cert: Path | None, k
         with Desk(fleet, Tls(ca, cert, key), note) as desk:
             desk.publish()
     except ShoalError as error:
-        _add_hint(error, f"it is signed and kept: shoal-fleet publish {fleet.path} when the broker is back")
+        _add_hint(error, f"it is signed and stored: shoal-fleet publish {fleet.path} when the broker is back")
         raise
 
 

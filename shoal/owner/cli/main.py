@@ -1,4 +1,4 @@
-"""`shoal-fleet`: the owner's workstation. Keys, roster, tasks and runs."""
+"""`shoal-fleet`: the owner's program for keys, roster, tasks and runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shoal.util.console import add_version, counted, note, run_program, say, say
 from shoal.util.wanted import wanted
 
 MOST_ROUNDS = 2**32 - 2
-"""A plan holds 32 bits, and the final round comes on top."""
+"""A plan stores 32 bits, and the final round is one more."""
 
 app = typer.Typer(
     help="Own a fleet: its keys, its roster, its tasks and its runs. Keep this machine's directory off the server.",
@@ -47,7 +47,7 @@ def init(
         bool,
         typer.Option(
             "--passphrase",
-            help="Put owner key and secrets under a passphrase (Argon2id), asked for at the terminal or read from the "
+            help="Encrypt owner key and secrets under a passphrase (Argon2id), asked for at the terminal or read from the "
             "private file that SHOAL_PASSPHRASE_FILE names.",
         ),
     ] = False,
@@ -63,7 +63,7 @@ def init(
 
 @app.command()
 def show(directory: Directory, json: AsJson = False) -> None:
-    """Print the owner's fingerprint, until when the roster holds, who belongs to it, and each run with its mask mode."""
+    """Print the owner's fingerprint, the roster with its expiry and members, and each run with its mask mode."""
     from crypto.seal.identity import fingerprint
     from shoal.owner.keys.run_list import signed_plans, summary
     from shoal.owner.keys.unlock import open_fleet
@@ -114,12 +114,12 @@ def add_device(directory: Directory, card: CardFile, fingerprint: Expected = "")
     note(f"owner {fleet.fingerprint}")
     note(f"next: shoal-edge join DIR GRANT --owner {fleet.fingerprint}")
     note(f"hand {directory / 'roster.signed'} to the aggregator, into its directory")
-    broker_users(fleet, f"lets {grant.stem} in, unless --device named it before")
+    broker_users(fleet, f"accepts {grant.stem}, unless --device named it before")
 
 
 @app.command("add-aggregator")
 def add_aggregator(directory: Directory, card: CardFile, fingerprint: Expected = "") -> None:
-    """Name the aggregator; prints the grant to carry back to it. It holds no mask secret."""
+    """Name the aggregator; prints the grant to carry back to it, which contains no mask secret."""
     from shoal.owner.keys.unlock import open_fleet
 
     fleet = open_fleet(directory)
@@ -181,11 +181,11 @@ admission_cli.register(app)
 
 
 class RunCommand(TyperCommand):
-    """`shoal-fleet run`, whose help ends with the algorithms: read from the strategies, so it is never out of date."""
+    """`shoal-fleet run`, whose help ends with the algorithms and settings as the strategies define them."""
 
     def format_epilog(self, _ctx: Any, formatter: Any) -> None:
         """Write each algorithm with its settings."""
-        from shoal.owner.runs.algorithms import describe  # imports numpy: only for those who ask
+        from shoal.owner.runs.algorithms import describe  # imports numpy, so only when help is printed
 
         formatter.write("\nAlgorithms, and what --set takes for each:\n")
         for text in describe():
@@ -196,9 +196,9 @@ class RunCommand(TyperCommand):
 def run(
     directory: Directory,
     task: Annotated[Path, typer.Option(help="A task that `task compile` wrote.", exists=True, file_okay=False)],
-    algorithm: Annotated[str, typer.Option(help="One of those below.")],
+    algorithm: Annotated[str, typer.Option(help="Name of an algorithm listed below.")],
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="The algorithm's own, NAME=VALUE; repeatable.")
+        list[str] | None, typer.Option("--set", help="Setting of the algorithm, NAME=VALUE; repeatable.")
     ] = None,
     local: Annotated[
         list[str] | None,
@@ -210,11 +210,11 @@ def run(
     pretrain: Annotated[
         list[str] | None,
         typer.Option(
-            help="Local training where devices train alone (cold starts, one-shot), NAME=VALUE as for --local, which it "
-            "starts from."
+            help="Local training where devices train alone (cold starts, one-shot), NAME=VALUE; defaults to --local's "
+            "values."
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds, those of cold starts among them.", min=1, max=MOST_ROUNDS)] = 50,
+    rounds: Annotated[int, typer.Option(help="Rounds, including those of cold starts.", min=1, max=MOST_ROUNDS)] = 50,
     mode: Annotated[
         str,
         typer.Option("--mode", "--mask", help="Mask mode: permutation, signed-permutation, rotation or none."),
@@ -222,14 +222,13 @@ def run(
     norm_limit: Annotated[
         float,
         typer.Option(
-            help="Largest l2 norm of one update, whatever the others have; in any case an update counts only up to ten "
-            "times the median norm."
+            help="Largest l2 norm of one update; an update above ten times the median norm is left out in any case."
         ),
     ] = 1000.0,
     max_samples: Annotated[
         int,
         typer.Option(
-            help="Largest sample count that a device may report; one with more reports this.", min=1, max=2**32 - 1
+            help="Largest sample count that a device reports, even if it has more samples.", min=1, max=2**32 - 1
         ),
     ] = limits.DEFAULT_MAX_SAMPLES,
     weight_cap: Annotated[
@@ -238,10 +237,10 @@ def run(
             help="Largest weight of a device in a mean, in median weights of its cluster, at least 1; 0: no limit."
         ),
     ] = limits.DEFAULT_WEIGHT_CAP,
-    min_contributors: Annotated[int, typer.Option(help="Smaller means are not broadcast.", min=1)] = 3,
-    quorum: Annotated[float, typer.Option(help="Share that closes a round after its deadline.")] = 0.8,
+    min_contributors: Annotated[int, typer.Option(help="Fewest devices in a mean that is broadcast.", min=1)] = 3,
+    quorum: Annotated[float, typer.Option(help="Share of the devices that closes a round after its deadline.")] = 0.8,
     participation: Annotated[float, typer.Option(help="Share of the devices drawn for a round.")] = 1.0,
-    deadline_s: Annotated[float, typer.Option(help="Seconds until a round closes on its quorum.")] = 60.0,
+    deadline_s: Annotated[float, typer.Option(help="Seconds until a round closes with a quorum.")] = 60.0,
     weighting: Annotated[
         str, typer.Option(help="samples, or uniform: devices then report no sample counts.")
     ] = "samples",
@@ -260,18 +259,18 @@ def run(
     seed: Annotated[
         int | None,
         typer.Option(
-            help="Of participation and batch order, which the aggregator knows; never of origins; default: drawn anew.",
+            help="Seed of participation and batch order, which the aggregator knows; not of origins; default: random.",
             min=0,
         ),
     ] = None,
     epoch_rounds: Annotated[
         int,
         typer.Option(
-            help="Rounds after which devices take a new mask; 0: one mask for the run.", min=0, max=MOST_ROUNDS
+            help="Rounds after which devices switch to a new mask; 0: one mask for the run.", min=0, max=MOST_ROUNDS
         ),
     ] = 0,
 ) -> None:
-    """Sign a run: what the aggregator may do, the sealed task and the sealed origins; prints the run file."""
+    """Sign a run and print its file: the plan, which limits the aggregator, and the sealed task and origins."""
     if not (weight_cap == 0 or 1 <= weight_cap < math.inf):
         raise UsageError(
             f"--weight-cap {weight_cap:g} is neither 0 nor at least 1",
@@ -313,11 +312,11 @@ def run(
     check_devices(draft, devices)
     for doubt in (*doubts(draft, devices), *roster_doubts(fleet.roster, now_s)):
         note(f"warning: {doubt}")
-    from shoal.owner.task_compiler.origin import make_origins  # torch: only for options that make sense
+    from shoal.owner.task_compiler.origin import make_origins  # torch: imported only after the checks
 
     # The aggregator reads the plan and with it the seed: origins come from the operating system's random source.
     origins = make_origins(source.spec, draft.origins, None, manifest=bundle.manifest, **source.options)
-    with fleet.changing():  # the plan names keys and a number that nobody else may take meanwhile
+    with fleet.changing():  # no other program may take the plan's keys or its number
         plan = make_plan(fleet, bundle, options)
         path = write_run(fleet, plan, bundle, origins)
     say(str(path))
@@ -342,7 +341,11 @@ def _whole(text: str, name: str) -> int:
 
 
 def _local(defaults: Any, pairs: dict[str, str], kind: type[Any]) -> Any:
-    """Return the task's local settings with ``pairs`` in place of some."""
+    """Return ``defaults`` with the settings in ``pairs`` replaced.
+
+    Raises:
+        UsageError: an unknown setting, a value out of range, or settings that train nothing.
+    """
     fields = {f.name: f for f in dataclasses.fields(kind)}
     changes: dict[str, Any] = {}
     for name, text in pairs.items():

@@ -1,4 +1,4 @@
-"""The owner at the broker: who asks to be enrolled, the grants that answer, and the newest roster.
+"""The owner's side of enrolment: collect requests from the broker, answer them with grants, publish the newest roster.
 
 `Registrar` runs over any transport and reads no clock: the program drives it from a queue, tests from a loopback broker.
 """
@@ -33,10 +33,10 @@ from shoal.transport.retained import RetainedPublisher
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Somebody who asks, with a token that holds.
+    """An enrolment request with a valid token.
 
     Attributes:
-        token: its id; answered: the owner approved these very keys before.
+        token: the token's id; answered: whether the owner approved the same keys before.
         asked_at_s: unix seconds by the device's clock.
     """
 
@@ -50,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request that can't be granted; ``name`` is only what it says."""
+    """A request that can't be granted; ``name`` is the unverified name in it."""
 
     name: str
     token: str
@@ -58,18 +58,18 @@ class Refused:
 
 
 def examine(fleet: FleetDirectory, tokens: TokenStore, token: str, data: bytes | memoryview, now_s: int) -> Request:
-    """Return the request that lies at the topic of ``token``.
+    """Check the request that was published at the topic of ``token``, and return it.
 
     Args:
-        fleet: whose owner looks.
-        tokens: the owner's.
+        fleet: the owner's directory.
+        tokens: the owner's tokens.
         token: the id in the topic.
         data: an encoded EnrolRequest.
         now_s: unix seconds by the owner's clock.
 
     Raises:
-        UntrustedError: unknown, expired or used token; a request that does not prove it, or for another fleet.
-        WireError: malformed.
+        UntrustedError: the token is unknown, expired or used, or the request does not prove it or is for another fleet.
+        WireError: the request is malformed.
     """
     file = tokens.find(token)
     asked: Asked = open_request(data, file.token)
@@ -98,13 +98,13 @@ class Registrar:
         complain: Callable[[str], None] = lambda _: None,
         drain: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take up the fleet's state.
+        """Read the fleet's state; `start` subscribes.
 
         Args:
-            fleet: whose owner sits here.
-            transport: to the broker.
-            complain: hears of damaged token files.
-            drain: returns when the broker has everything that was published; the fleet stays locked meanwhile.
+            fleet: the owner's directory.
+            transport: connection to the broker.
+            complain: called with warnings about damaged token files and forked rosters.
+            drain: returns once the broker has everything that was published; the fleet stays locked meanwhile.
         """
         self._fleet = fleet
         self._tokens = TokenStore(fleet)
@@ -122,8 +122,8 @@ class Registrar:
         self.refused: dict[str, Refused] = {}
 
     def start(self, now_s: int) -> None:
-        """Ask for every request; clear what tokens of long ago have left on the broker."""
-        # The mask epoch comes first, so that a new device gets no secret from before it.
+        """Subscribe to requests, and clear retained messages of tokens that expired long ago."""
+        # Mask epochs first: a device that is approved must get no secret from before the current epoch.
         self._transport.subscribe(self._topics.filter(TopicKind.CHECKPOINT))
         self._transport.subscribe(self._topics.filter(TopicKind.ENROL))
         self._old = self._tokens.old(now_s, self._complain)
@@ -132,18 +132,18 @@ class Registrar:
                 self._transport.publish(base, b"", retain=True)
 
     def look_for_roster(self) -> None:
-        """Ask for the roster that the owner left on the broker before; see `publish_roster`."""
+        """Subscribe to the roster that the owner published before; see `publish_roster`."""
         self._transport.subscribe(self._topics.filter(TopicKind.OWNER_ROSTER))
 
     def flush(self) -> None:
-        """Return when the broker has everything; tokens of long ago are forgotten only then."""
+        """Wait until the broker has everything, then remove the tokens that expired long ago."""
         self._drain()
         if self._old:
             self._tokens.forget(self._old)
             self._old = []
 
     def on_event(self, event: TransportEvent, now_s: int) -> None:
-        """Take one event of the transport; ``now_s`` is unix seconds. A grant that got lost is sent again."""
+        """Handle one event of the transport; ``now_s`` is unix seconds. An approved request is answered again."""
         if not isinstance(event, Message):
             return
         parsed = self._topics.parse(event.topic)
@@ -161,7 +161,7 @@ class Registrar:
             if transfer is None:
                 raise UntrustedError("a request in pieces")
             name = peek_request(transfer.payload).member.name
-            self._tokens.find(token)  # before the lock, which strangers without a line could else keep busy
+            self._tokens.find(token)  # before taking the lock, which requests without a token could otherwise hog
             with self._fleet.changing():
                 request = examine(self._fleet, self._tokens, token, transfer.payload, now_s)
                 if request.answered:
@@ -178,13 +178,13 @@ class Registrar:
 
     @property
     def has_seen_roster(self) -> bool:
-        """Whether a roster that the owner signed lay on the broker."""
+        """Whether the broker has delivered a roster that this owner signed."""
         return bool(self._left[0])
 
     def _on_roster(self, payload: bytes, now_s: float) -> None:
-        """Note which roster the owner left on the broker, and complain where this directory does not hold it.
+        """Note which roster is on the broker, and warn if it is newer than this directory's or a fork of it.
 
-        It is sealed to the aggregator, so only sequence and digest can be read, in the head that the owner signed.
+        It is sealed to the aggregator, so only sequence and digest can be read, from the head that the owner signed.
         """
         transfer = self._rosters.add("roster", payload, float(now_s), channels.OWNER_ROSTER.limit())
         if transfer is None:
@@ -196,7 +196,7 @@ class Registrar:
             return
         if not is_from(transfer.payload, head, self._fleet.owner.member.sign_key, transfer.signed):
             raise UntrustedError("a roster on the broker that this owner did not sign")
-        with self._fleet.changing():  # another program of the owner's may have signed it a moment ago
+        with self._fleet.changing():  # reads the state again: another shoal-fleet may have signed it a moment ago
             self._left = found
             if self._overtaken:
                 self._complain(
@@ -206,24 +206,27 @@ class Registrar:
 
     @property
     def _overtaken(self) -> bool:
-        """Whether the roster on the broker is newer than ours, or another one of our sequence; call it in `changing`."""
+        """Whether the roster on the broker is newer than ours, or a fork of it; call it in `changing`."""
         sequence, digest = self._left
         ours = self._fleet.roster.sequence
         return sequence > ours or (sequence == ours and digest != digest_of(self._fleet.roster_bytes))
 
     def _count_on(self) -> bool:
-        """Sign a roster beyond the one on the broker where that overtook ours; return whether it did. Call it in `changing`."""
+        """If the roster on the broker overtook ours, sign one with a higher sequence and new secrets; return whether it did.
+
+        Call it in `changing`.
+        """
         if not self._overtaken:
             return False
         self._fleet.sign_beyond(self._left[0])
         self._complain(
             f"signed roster {self._fleet.roster.sequence}, beyond roster {self._left[0]} on the broker, with new secrets; "
-            "devices that were approved or revoked under that one: look at `shoal-fleet show`, and do it again"
+            "compare the devices with `shoal-fleet show`, and repeat approvals and revocations that are missing"
         )
         return True
 
     def _on_epoch(self, payload: bytes, now_s: int) -> None:
-        """Follow the fleet into the mask epoch that it has certified, so that new devices get no secret from before it."""
+        """Erase secrets from before the mask epoch that the fleet has certified, so that new devices don't get them."""
         transfer = self._epochs.add("epoch", payload, float(now_s), channels.EPOCH.limit(self._epoch_bytes()))
         if transfer is None:
             return
@@ -234,7 +237,7 @@ class Registrar:
             try:
                 plain = open_from_group(key, transfer.payload, head, at, sender.sign_key, transfer.signed)
             except SealError:
-                return  # under a broadcast key that has just been replaced: nothing to follow yet
+                return  # still under the previous broadcast key; the next certificate will be under ours
             certificate, since = decode(plain, Epoch).certificate, fleet.roster.keys_since
             if certificate.checkpoint.generation != since:
                 return  # the run has not rolled over to our newest secrets yet
@@ -250,16 +253,16 @@ class Registrar:
         return self._most_epoch_bytes
 
     def listed(self, fingerprint_: str) -> bool:
-        """Whether a device of this fingerprint belongs to the fleet, as far as this program knows, and is not revoked."""
+        """Return whether the roster lists a device with this fingerprint that is not revoked."""
         return self._listed(fingerprint_.strip().lower()) is not None
 
     def approve(self, fingerprint_: str, now_s: int) -> Member:
-        """Spend the request's token, sign a roster with the device, and publish both grant and roster; return who it is.
+        """Use the request's token, sign a roster with the device, publish grant and roster, and return the device.
 
-        For a device that is listed already, what an earlier approval may have failed to publish is published again.
+        For a device that is already listed, grant and roster are published again.
 
         Raises:
-            UntrustedError: nobody with this fingerprint waits, or the token has expired or was used meanwhile.
+            UntrustedError: no such request is pending, or the token has expired or was used meanwhile.
             ConfigError: the name is taken.
         """
         wanted = fingerprint_.strip().lower()
@@ -270,20 +273,20 @@ class Registrar:
             elif self._listed(wanted) is None:
                 raise UntrustedError(
                     f"no request of fingerprint {fingerprint_} waits on the broker",
-                    hint="`shoal-fleet devices DIR` lists who waits and why others are refused",
+                    hint="`shoal-fleet devices DIR` lists pending requests, and refused ones with the reason",
                 )
             return self._answer(wanted, request.token if request else self._tokens.used_by(wanted))
 
     def _admit(self, request: Request, now_s: int) -> None:
         if now_s > self._tokens.find(request.token).token.expires_at_s:
             raise UntrustedError("the token has expired", hint="give the device a new one: shoal-fleet token")
-        self._fleet.check_device(open_card(request.card))  # before the token is spent
+        self._fleet.check_device(open_card(request.card))  # before the token is used up
         self._tokens.use(request.token, request.fingerprint)
         self._fleet.add_device(request.card, request.fingerprint)
         del self.pending[request.fingerprint]
 
     def publish_roster(self) -> None:
-        """Leave the newest roster for the aggregator, which hands it on to the devices; see `_count_on`."""
+        """Publish the newest roster for the aggregator, which forwards it to the devices; see `_count_on`."""
         with self._fleet.changing():
             aggregator = self._fleet.roster.aggregator
             if aggregator is not None:
@@ -295,7 +298,7 @@ class Registrar:
                 self._leave(channels.OWNER_ROSTER, sealed.payload)
 
     def publish_keys(self) -> None:
-        """Leave the newest secrets for everybody who belongs to the fleet, sealed to each; clear those of the revoked."""
+        """Publish the newest secrets, sealed to each member, and clear those of revoked devices."""
         with self._fleet.changing():
             for name in self._fleet.roster.revoked:
                 self._transport.publish(self._topics.keys(name), b"", retain=True)
@@ -319,11 +322,11 @@ class Registrar:
         """Publish the grant for a device under its token, if it had one, and the roster; call it in `changing`.
 
         Raises:
-            UntrustedError: it does not belong to the fleet, or no more.
+            UntrustedError: the device is not in the roster, or is revoked.
         """
         member = self._listed(fingerprint_)
         if member is None:
-            raise UntrustedError("the device does not belong to the fleet any more")
+            raise UntrustedError("the device no longer belongs to the fleet")
         if self._count_on():
             self.publish_keys()
         if token:
@@ -336,5 +339,5 @@ class Registrar:
     def _leave(self, channel: Channel, payload: bytes, name: str = "") -> None:
         """Publish ``payload``, retained; ``name`` is that of the party or the token in the topic."""
         base = self._topics.at(channel.topic, name)
-        self._retained.adopt(base)  # an earlier sitting may have left one chunk where there are several now
+        self._retained.adopt(base)  # an earlier command may have published fewer chunks there
         self._retained.publish(base, payload, kind=channel.kind)

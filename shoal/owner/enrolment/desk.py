@@ -1,4 +1,4 @@
-"""The owner's program at the broker: connected for as long as one command takes."""
+"""A `Registrar` on an MQTT connection that lasts for one command of `shoal-fleet`."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from shoal.transport.mqtt import MqttTransport
 POLL_S: Final = 0.2
 DRAIN_POLL_S: Final = 0.02
 SETTLE_S: Final = 0.5
-"""Nothing more lies on the broker when nothing has come for so long."""
+"""After this much silence all retained messages are taken to have arrived."""
 LOOK_S: Final = 2.0
-"""How long to wait for the roster that lies on the broker; a fleet's first publication finds none."""
+"""Wait for the roster on the broker; there is none before a fleet's first publication."""
 FLUSH_S: Final = 20.0
-"""How long the broker may take for what was signed; the fleet is locked meanwhile, see `directory.CHANGE_WAIT_S`."""
+"""Time for the broker to take all publications; the fleet is locked meanwhile, see `directory.CHANGE_WAIT_S`."""
 
 
 class TakenOverError(UntrustedError):
-    """Another program of the owner's has connected in our place."""
+    """Another `shoal-fleet` connected with our client id, and the broker dropped this connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files for mqtts; without a CA, that of `shoal-fleet broker-config` where there is one."""
+    """PEM files for mqtts; the default CA is the one that `shoal-fleet broker-config` made, if there is one."""
 
     ca: Path | None = None
     cert: Path | None = None
@@ -47,7 +47,7 @@ class Tls:
 
 
 class Desk:
-    """A `Registrar` on a connection of its own; a context manager."""
+    """A `Registrar` with its own connection; a context manager that closes it."""
 
     def __init__(
         self, fleet: FleetDirectory, tls: Tls, complain: Callable[[str], None], *, beside: bool = False
@@ -57,11 +57,12 @@ class Desk:
         Args:
             fleet: the owner's directory.
             tls: for mqtts.
-            complain: told about messages that are not even requests.
-            beside: for a program that only looks on: it takes over from none of the owner's others, nor they from it.
+            complain: called with warnings, such as messages that are no requests.
+            beside: connect with a client id of its own, for a command that only reads: it neither takes over the
+                connection of another `shoal-fleet` nor loses its own to one.
 
         Raises:
-            BrokerUnreachableError: nobody answers, or the owner's user is refused.
+            BrokerUnreachableError: no broker answers, or it refuses the owner's user.
         """
         url = fleet.broker_for(OWNER_NAME)
         own_ca = fleet.path / CA_FILE
@@ -79,10 +80,10 @@ class Desk:
         self._transport.start(require=True)
 
     def listen(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> None:
-        """Take what arrives for ``seconds``, or until ``enough()`` and what lies on the broker has come (SETTLE_S of quiet).
+        """Handle events for ``seconds``, or until ``enough()`` is true and SETTLE_S have passed without an event.
 
         Raises:
-            TakenOverError: another program of the owner's took over.
+            TakenOverError: another `shoal-fleet` took over the connection.
             BrokerUnreachableError: as `flush`.
         """
         last_s = time.monotonic()
@@ -103,7 +104,7 @@ class Desk:
                 self._complain(f"ignored a message: {error}")
 
     def approve(self, fingerprint: str) -> Member:
-        """Enrol who asks with this fingerprint, and return when the broker has grant and roster.
+        """Enrol the pending device with this fingerprint, and return once the broker has grant and roster.
 
         Raises:
             UntrustedError, ConfigError: as `Registrar.approve`.
@@ -113,25 +114,25 @@ class Desk:
             return self.registrar.approve(fingerprint, int(time.time()))
 
     def publish(self) -> None:
-        """Leave the newest roster and everybody's newest keys; clear those of whoever is revoked.
+        """Publish the newest roster and each member's newest keys; clear the keys of revoked devices.
 
         Raises:
             BrokerUnreachableError, TakenOverError: as `flush`.
         """
-        # What lies there may be newer than ours: see `Registrar.publish_roster`.
+        # The broker's roster may be newer than ours: see `Registrar.publish_roster`.
         self.listen(LOOK_S, lambda: self.registrar.has_seen_roster)
-        # Locked until the broker has it, or an older roster could come to lie over a newer one.
+        # Locked until the broker has it, or an older roster could replace a newer one there.
         with self._connected(), self._fleet.changing():
             self.registrar.publish_roster()
             self.registrar.publish_keys()
             self.flush()
 
     def flush(self) -> None:
-        """Return when the broker has everything; where it has not, nothing more is sent.
+        """Wait until the broker has everything that was published; on failure the connection is closed.
 
         Raises:
-            BrokerUnreachableError: it does not take it in FLUSH_S.
-            TakenOverError: another program of the owner's took over.
+            BrokerUnreachableError: the broker did not take everything within FLUSH_S.
+            TakenOverError: another `shoal-fleet` took over the connection.
         """
         self.registrar.flush()
 
@@ -158,7 +159,7 @@ class Desk:
 
     @contextmanager
     def _connected(self) -> Iterator[None]:
-        """Blame whatever fails after another program took over on that."""
+        """Turn an error that follows a takeover into `TakenOverError`."""
         try:
             yield
         except ShoalError:
@@ -168,7 +169,7 @@ class Desk:
     def _check_connection(self) -> None:
         if self._taken_over.is_set():
             raise TakenOverError(
-                "another program of the owner's connected", hint="end the other shoal-fleet, then run this again"
+                "another shoal-fleet connected in place of this one", hint="end the other one, then run this again"
             )
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What the owner still has to do elsewhere after a change of the fleet."""
+"""Reminders of steps outside this program that a change of the fleet requires."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def broker_users(fleet: FleetDirectory, effect: str) -> None:
-    """Say, where the broker has users, what brings it those of the changed fleet; ``effect`` is what it does then."""
+    """If the broker has users, print how to update them; ``effect`` completes the sentence "the broker ..."."""
     if fleet.users:
         note(
             f"next: shoal-fleet broker-config {fleet.path} --out FOLDER again (with the same --installed), then "

@@ -1,4 +1,4 @@
-"""The owner's one-time tokens: one private file each, and what became of it."""
+"""The owner's one-time enrolment tokens: one private file each, which also records the device that used it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shoal.util.files import read_private, write_private
 
 TOKENS: Final = "tokens"
 FORGOTTEN_AFTER_S: Final = 7 * 24 * 3600
-"""A token that expired so long ago is removed: unknown tokens are refused as expired ones are."""
+"""Expired tokens are removed after this time; a request with an unknown token is refused all the same."""
 
 MAX_LIFE_S: Final = 30 * 24 * 3600
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -31,10 +31,10 @@ _ID: Final = re.compile(r"[0-9a-f]{16}")
 @message(98)
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """A token as the owner keeps it.
+    """A token file.
 
     Attributes:
-        made_at_s: unix seconds; used_by: the fingerprint of the device that it admitted, empty while unused.
+        made_at_s: unix seconds; used_by: fingerprint of the device that it admitted, empty while unused.
     """
 
     token: Token
@@ -50,16 +50,16 @@ class TokenStore:
         self._folder = fleet.path / TOKENS
 
     def issue(self, life_s: int, now_s: int) -> Token:
-        """Make a token that admits one device within ``life_s`` seconds.
+        """Make and store a token that admits one device within ``life_s`` seconds of ``now_s`` (unix seconds).
 
         Raises:
-            ConfigError: the fleet has no aggregator yet, whom devices pin.
+            ConfigError: the fleet has no aggregator yet; a token names its fingerprint.
         """
         with self._fleet.changing():
             aggregator = self._fleet.roster.aggregator
             if aggregator is None:
                 raise ConfigError(
-                    "the fleet has no aggregator yet, and a device must know whom to believe",
+                    "the fleet has no aggregator yet, and devices pin its keys when they join",
                     hint="shoal-fleet add-aggregator first",
                 )
             token = Token(
@@ -74,15 +74,15 @@ class TokenStore:
             return token
 
     def find(self, name: str) -> TokenFile:
-        """Return the token of that id.
+        """Return the token with the id ``name``.
 
         Raises:
-            UntrustedError: there is none.
+            UntrustedError: there is no such token.
             ConfigError, IntegrityError: its file can't be read, or is damaged.
         """
         path = self._path(name)
         if not _ID.fullmatch(name) or not path.exists():
-            raise UntrustedError("a token that this owner never gave out, or has forgotten since it expired")
+            raise UntrustedError("a token that this owner did not issue, or that expired long ago")
         try:
             return decode(read_private(path), TokenFile)
         except IntegrityError as error:
@@ -91,10 +91,10 @@ class TokenStore:
             ) from error
 
     def use(self, name: str, by: str) -> None:
-        """Spend a token on the device of fingerprint ``by``: durable before it returns, and for good.
+        """Mark a token as used by the device with fingerprint ``by``; durable before it returns.
 
         Raises:
-            UntrustedError: another device has had it.
+            UntrustedError: another device has used it.
         """
         file = self.find(name)
         if file.used_by not in ("", by):
@@ -102,15 +102,15 @@ class TokenStore:
         self._write(dataclasses.replace(file, used_by=by))
 
     def used_by(self, by: str) -> str:
-        """Return the id of a token that was spent on the device of fingerprint ``by``; empty if there is none."""
+        """Return the id of the token that the device with fingerprint ``by`` has used; empty if there is none."""
         return next((name for name, file in self._all(lambda _: None) if file.used_by == by), "")
 
     def old(self, now_s: int, complain: Callable[[str], None]) -> list[str]:
-        """Return the ids of tokens that expired FORGOTTEN_AFTER_S ago; ``complain`` hears of files that are no tokens."""
+        """Return the ids of tokens that expired more than FORGOTTEN_AFTER_S ago; ``complain`` gets damaged files."""
         return [name for name, f in self._all(complain) if now_s > f.token.expires_at_s + FORGOTTEN_AFTER_S]
 
     def forget(self, names: Iterable[str]) -> None:
-        """Remove tokens, those that another program has removed meanwhile too."""
+        """Remove tokens; it is no error if another program has removed one already."""
         with self._fleet.changing():
             for name in names:
                 self._path(name).unlink(missing_ok=True)
@@ -132,13 +132,13 @@ class TokenStore:
 
 
 def seconds(text: str) -> int:
-    """Read a span of time: ``90s``, ``30m``, ``12h``, ``2d``.
+    """Return the seconds of a duration: ``90s``, ``30m``, ``12h``, ``2d``.
 
     Raises:
-        UsageError: it is something else, or longer than MAX_LIFE_S.
+        UsageError: ``text`` is no duration, or longer than MAX_LIFE_S.
     """
     found = re.fullmatch(r"([1-9][0-9]{0,6})([smhd])", text.strip())
     span = int(found[1]) * _UNITS[found[2]] if found else 0
     if not 0 < span <= MAX_LIFE_S:
-        raise UsageError(f"{text!r} is not a span of time", hint="a number with s, m, h or d, at most 30d: 30m")
+        raise UsageError(f"{text!r} is not a duration", hint="a number with s, m, h or d, at most 30d: 30m")
     return span

@@ -1,4 +1,4 @@
-"""The broker's users and their passwords: derived from one secret of the owner's, so that none is stored twice."""
+"""The broker's users and their passwords, all derived from one stored secret."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ from shoal.membership.grants import OWNER_NAME
 from shoal.util.files import read_private, write_private
 
 USERS_FILE: Final = "broker.key"
-USERS_HINT: Final = "take it from a backup, or remove it: broker-config then makes new passwords, which everybody needs"
+USERS_HINT: Final = (
+    "take it from a backup, or remove it: broker-config then makes new passwords, which every party needs"
+)
 SECRET_BYTES: Final = 32
 PASSWORD_BYTES: Final = 18
 ENROL_USER: Final = "enrol"
-"""Who asks to be enrolled; its password is in the lines of `shoal-fleet token`."""
+"""User for enrolment requests; its password is in the lines that `shoal-fleet token` prints."""
 
 DEVICE_RESERVED: Final = (OWNER_NAME, ENROL_USER, "aggregator")
 ITERATIONS: Final = 101
-"""mosquitto's own default; the passwords are 144 random bits, which no number of iterations makes better."""
+"""mosquitto's own default; more iterations would add nothing to passwords of 144 random bits."""
 
 _SALT_BYTES: Final = 12
 
 
 class BrokerUsers:
-    """Passwords of a fleet's broker; there are none until `make`."""
+    """Passwords of a fleet's broker; false, and without passwords, until `make`."""
 
     def __init__(self, directory: Path) -> None:
-        """Look for the users' secret in the owner's ``directory``.
+        """Read the users' secret from the owner's ``directory``, if there is one.
 
         Raises:
-            ConfigError: it can't be read.
-            IntegrityError: it is damaged.
+            ConfigError: the file can't be read.
+            IntegrityError: the file is damaged.
         """
         self._file = directory / USERS_FILE
         self._secret = self._read()
@@ -50,7 +52,7 @@ class BrokerUsers:
         return f"BrokerUsers({self._file}, <secret>)"
 
     def make(self) -> None:
-        """Draw the secret, unless there is one; from now on addresses in grants and tokens hold user and password.
+        """Draw the secret, unless there is one; from then on addresses in grants and tokens contain user and password.
 
         Call it in `FleetDirectory.changing`.
         """
@@ -75,7 +77,7 @@ class BrokerUsers:
         return base64.urlsafe_b64encode(raw).decode()
 
     def address(self, url: str, user: str) -> str:
-        """Return ``url`` with user and password, or as it is where there are no users."""
+        """Return ``url`` with user and password; unchanged if there are no users."""
         if not self._secret:
             return url
         parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""The owner's directory: keys, mask secret, roster, grants, tokens and runs. Keep it off the server."""
+"""The owner's directory: keys, mask secret, roster, grants, tokens and runs. It must not be copied to the server."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ from shoal.util.locks import exclusive
 
 GRANTS: Final = "grants"
 CHANGE_WAIT_S: Final = 120.0
-"""How long one of the owner's programs waits while another changes the fleet: writing new grants for 5000 devices that
-joined by file takes some 20 s, and what was signed is on its way to the broker for at most `desk.FLUSH_S`."""
+"""How long one `shoal-fleet` waits while another changes the fleet: writing new grants for 5000 devices that joined by
+file takes some 20 s, and publishing takes at most `desk.FLUSH_S`."""
 ROLES_HINT: Final = "add-device takes a device's card, add-aggregator the aggregator's"
 LOCKED_HINT: Final = "wait for the other shoal-fleet to end"
 EPOCHS_AFTER_RESTORE: Final = 1 << 20
 RUNS_AFTER_RESTORE: Final = 1000
-"""Mask epochs and run numbers that are left out where the directory was restored: some were given out since the backup."""
+"""Mask epochs and run numbers that are skipped after a restore, since some may have been used after the backup."""
 ROSTER_LIFE_S: Final = 365 * 24 * 3600
 """A roster that is not renewed for a year ends the fleet."""
 
 
 class FleetDirectory:
-    """A fleet as its owner holds it.
+    """A fleet and its owner's keys, loaded from the owner's directory.
 
     Attributes:
-        path: the directory; owner: the owner's keys; secrets: what the fleet shares; roster: the newest.
-        users: the broker's users, where `shoal-fleet broker-config` has made any.
+        path: the directory; owner: the owner's keys; secrets: the fleet's shared secrets; roster: the newest roster.
+        users: the broker's users; none before the first `shoal-fleet broker-config`.
     """
 
     def __init__(self, path: Path, lock: Lock | None = None) -> None:
-        """Open what `create` made; ``lock`` holds the passphrase where there is one.
+        """Open a fleet that `create` made; ``lock`` holds the passphrase, if there is one.
 
         Raises:
-            NotEnrolledError: there is no fleet.
+            NotEnrolledError: there is no fleet in ``path``.
             ConfigError: the owner's key is under a passphrase and none is given.
             UntrustedError: the passphrase is wrong.
             IntegrityError: a file is damaged.
@@ -78,21 +78,22 @@ class FleetDirectory:
         self.owner = Identity.from_bytes(self._vault.read(OWNER_FILE), path / OWNER_FILE)
         self._read_state()
         if self._vault.is_changing:
-            # After a crash it is ours to finish; while another program is at it, looking waits for nobody.
+            # A change that a crash interrupted is completed here. If another program holds the lock, it is still at work
+            # on it: reading must not wait for that.
             with suppress(ConfigError), self.changing(wait_s=0.0):
                 pass
 
     @contextmanager
     def changing(self, wait_s: float | None = None) -> Iterator[None]:
-        """Keep other programs of the owner's from changing the fleet, and take up what they have changed before.
+        """Lock the fleet against other `shoal-fleet` programs and re-read its state; re-entrant.
 
-        Whatever reads the fleet's state and signs or writes something new by it belongs inside, and so does handing that on.
+        Code that reads the state and signs, writes or publishes something based on it must run inside.
 
         Args:
             wait_s: how long to wait for another program; None is CHANGE_WAIT_S.
 
         Raises:
-            ConfigError: another program has been changing the fleet for so long.
+            ConfigError: another program holds the lock for longer than ``wait_s``.
         """
         if self._changing:
             yield
@@ -123,10 +124,10 @@ class FleetDirectory:
 
     @classmethod
     def create(cls, path: Path, name: str, broker: str, lock: Lock | None = None) -> FleetDirectory:
-        """Make a fleet with fresh keys and an empty roster; with ``lock``, owner key and secrets are under its passphrase.
+        """Create a fleet with fresh keys and an empty roster; with ``lock``, owner key and secrets are encrypted.
 
         Raises:
-            ConfigError: there is one already, or the name or the address is not valid.
+            ConfigError: the directory holds a fleet already, or the name or the address is not valid.
         """
         check_name(name, "fleet")
         BrokerAddress.parse(broker)
@@ -152,25 +153,25 @@ class FleetDirectory:
 
     @property
     def fingerprint(self) -> str:
-        """The owner's fingerprint, which everyone who joins compares."""
+        """The owner's fingerprint, which each party compares when it joins."""
         return fingerprint(self.owner.member)
 
     @property
     def mask_secret(self) -> MaskSecret:
-        """The secret of mask epoch ``secrets.mask_epoch``, from which those of all later ones follow."""
+        """The secret of mask epoch ``secrets.mask_epoch``; the secrets of later epochs are derived from it."""
         return MaskSecret.from_bytes(self.secrets.mask_secret)
 
     def secret_at(self, epoch: int) -> MaskSecret:
         """Return the secret from which the masks of a mask epoch are derived.
 
         Raises:
-            IntegrityError: the epoch lies before all that we hold.
+            IntegrityError: the epoch is before ``secrets.mask_epoch``, and its secret has been erased.
         """
         return self.mask_secret.at(epoch, self.secrets.mask_epoch)
 
     @property
     def content(self) -> GroupKey:
-        """The key that devices and the owner share, and the aggregator does not have."""
+        """The key that devices and the owner share; the aggregator does not have it."""
         return GroupKey(self.name, "content", self.secrets.content_key)
 
     @property
@@ -193,10 +194,10 @@ class FleetDirectory:
         return self.users.address(self.secrets.broker, user)
 
     def add_device(self, card_bytes: bytes, expected_fingerprint: str = "") -> Path:
-        """Add a device, or give a new grant to one that is listed; return the grant for it.
+        """Add a device, or renew the grant of one that is listed; return the path of its grant.
 
         Raises:
-            UntrustedError: not a device's card, or not of the expected fingerprint.
+            UntrustedError: the card is not a device's, or does not have the expected fingerprint.
             ConfigError: the name is taken by another device.
         """
         card = self._checked(card_bytes, DEVICE_ROLE, expected_fingerprint)
@@ -207,11 +208,11 @@ class FleetDirectory:
             return self._write_grant(card)
 
     def add_devices(self, cards: Iterable[bytes]) -> None:
-        """Add many new devices with one signature of the roster; `add_device` then writes a grant for each that needs one.
+        """Add many new devices under one signature of the roster, without grants; `add_device` then writes one for a device.
 
         Raises:
-            UntrustedError: one is not a device's card.
-            ConfigError: a name is taken or not one for a device; no device is added then.
+            UntrustedError: a card is not a device's; no device is added then.
+            ConfigError: a name is taken or not allowed for a device; no device is added then.
         """
         with self.changing():
             taken = {device.name for device in self.roster.devices}
@@ -229,15 +230,15 @@ class FleetDirectory:
             self._sign(devices=(*self.roster.devices, *new))
 
     def check_device(self, card: Card) -> None:
-        """Return if a device may have this name with these keys.
+        """Check that a device may have this name with these keys.
 
         Raises:
-            ConfigError: the name is reserved, or another device has had it; there is no aggregator yet.
+            ConfigError: the name is reserved or was another device's, or there is no aggregator yet.
         """
         aggregator = self.roster.aggregator
         if aggregator is None:
             raise ConfigError(
-                "the fleet has no aggregator yet, and a device must know whom to believe",
+                "the fleet has no aggregator yet, and devices pin its keys when they join",
                 hint="shoal-fleet add-aggregator first",
             )
         self.check_name(card.member.name)
@@ -249,25 +250,25 @@ class FleetDirectory:
             )
 
     def check_name(self, name: str) -> None:
-        """Return if a device may be called ``name``.
+        """Check that a device may be called ``name``.
 
         Raises:
-            ConfigError: it can't stand in a topic, or is somebody else's at the broker.
+            ConfigError: the name is not valid in a topic, or another user of the broker has it.
         """
         check_name(name, "device")
         aggregator = self.roster.aggregator
         if name in DEVICE_RESERVED or (aggregator is not None and name == aggregator.name):
             raise ConfigError(
-                f"a device can't be called {name!r}: somebody else has that name at the broker",
+                f"a device can't be called {name!r}: another user of the broker has that name",
                 hint="init the device with another name",
             )
 
     def add_aggregator(self, card_bytes: bytes, expected_fingerprint: str = "") -> Path:
-        """Name the fleet's aggregator; return the grant for it.
+        """Set the fleet's aggregator, or renew its grant; return the path of the grant.
 
         Raises:
-            UntrustedError: not an aggregator's card, or not of the expected fingerprint.
-            ConfigError: the fleet has another one.
+            UntrustedError: the card is not an aggregator's, or does not have the expected fingerprint.
+            ConfigError: the fleet has another aggregator, or the name is reserved.
         """
         card = self._checked(card_bytes, AGGREGATOR_ROLE, expected_fingerprint)
         if card.member.name in (OWNER_NAME, ENROL_USER):
@@ -283,12 +284,13 @@ class FleetDirectory:
             return self._write_grant(card)
 
     def revoke(self, name: str) -> None:
-        """Take a device out of the roster, and draw new secrets; a run in progress rolls over to them.
+        """Revoke a device and draw new secrets; a run in progress rolls over to them.
 
-        Grant files of those who stay are written anew; who joined through the broker has none and hears of it there.
+        The grant files of the remaining parties are rewritten. A party that joined through the broker has no grant file; it
+        gets its new grant there.
 
         Raises:
-            ConfigError: no such device, or it is revoked already.
+            ConfigError: there is no such device, or it is revoked already.
         """
         with self.changing():
             if self.roster.device(name) is None:
@@ -297,15 +299,16 @@ class FleetDirectory:
             self._draw_secrets(revoked=(*self.roster.revoked, name))
 
     def rotate(self) -> None:
-        """Draw new secrets though nobody leaves; a run in progress rolls over to them; see `revoke`."""
+        """Draw new secrets without revoking a device; otherwise as `revoke`."""
         with self.changing():
             self._draw_secrets()
 
     def sign_beyond(self, sequence: int) -> None:
-        """Sign a roster beyond ``sequence``, with new secrets: this directory was restored, or a copy of it has signed others.
+        """Sign a roster with a sequence above ``sequence`` and new secrets.
 
-        Run numbers, mask epochs and secrets that were given out since the backup are unknown here. New secrets replace
-        them; numbers and epochs go on after a gap that is wider than a fleet uses between two backups.
+        This repairs a directory that was restored from a backup, or of which a copy has signed other rosters. Run numbers,
+        mask epochs and secrets used since the backup are unknown here: the secrets are replaced, and numbers and epochs
+        continue after a gap that is wider than a fleet uses between two backups.
         """
         with self.changing():
             s = self.secrets
@@ -331,7 +334,7 @@ class FleetDirectory:
         self._finish_change()
 
     def _finish_change(self) -> None:
-        """Write the grants that follow from new secrets; only then is the journal not needed any more."""
+        """Rewrite the grant files under the new secrets, then remove the journal."""
         for name in self.roster.revoked:
             self._grant_path(name).unlink(missing_ok=True)
         private_directory(self.path / GRANTS)
@@ -342,7 +345,7 @@ class FleetDirectory:
         self._vault.end_change()
 
     def take_run(self, epochs: int) -> tuple[int, int]:
-        """Return a run's number and the first of its mask epochs, which nobody else gets; durable before it returns."""
+        """Allocate a run number and ``epochs`` mask epochs; return the number and the first epoch. Durable on return."""
         with self.changing():
             s = self.secrets
             run = max(s.next_run, highest_run(self.path) + 1)
@@ -353,9 +356,9 @@ class FleetDirectory:
             return run, s.next_epoch
 
     def forget_before(self, epoch: int) -> bool:
-        """Erase the secrets of mask epochs before ``epoch``, so that new grants don't reach back; return whether any were.
+        """Erase the secrets of mask epochs before ``epoch``, so that new grants don't contain them; return whether any were.
 
-        An epoch that no run was given yet is not believed.
+        An epoch that has not been allocated to a run is ignored.
         """
         with self.changing():
             if not self.secrets.mask_epoch < epoch < self.secrets.next_epoch:
@@ -369,17 +372,17 @@ class FleetDirectory:
         self.secrets = secrets
 
     def cards(self) -> tuple[Card, ...]:
-        """Return whoever belongs to the fleet now: the aggregator and the devices that are not revoked."""
+        """Return the cards of the fleet's members: the aggregator and the devices that are not revoked."""
         r = self.roster
         devices = [Card(DEVICE_ROLE, d) for d in r.devices if d.name not in r.revoked]
         return (*([Card(AGGREGATOR_ROLE, r.aggregator)] if r.aggregator else []), *devices)
 
     def grant_for(self, card: Card, *, renewal: bool = False) -> bytes:
-        """Return a grant with the newest secrets, which only the card's holder can open; call it in `changing`.
+        """Return a grant with the newest secrets, sealed to the card's holder; call it in `changing`.
 
         Args:
-            card: whose it is.
-            renewal: for somebody who belongs to the fleet: without the roster, which reaches him by itself.
+            card: the recipient's card.
+            renewal: leave out the roster, which a member receives separately.
         """
         s = self.secrets
         key, broker = self.owner.member.sign_key, self.broker_for(card.member.name)
@@ -394,11 +397,11 @@ class FleetDirectory:
         return seal_grant(self.owner, card, grant)
 
     def listed(self, member: Member) -> bool:
-        """Whether these very keys belong to a device of the fleet that is not revoked."""
+        """Return whether a device of the fleet, not revoked, has exactly this name and these keys."""
         return self.roster.device(member.name) == member
 
     def renew(self) -> None:
-        """Sign the roster again for another year."""
+        """Sign the roster again, valid for another year."""
         with self.changing():
             self._sign()
 

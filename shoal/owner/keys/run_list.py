@@ -1,4 +1,4 @@
-"""The runs that the owner has signed, as far as anybody may know them: without numpy, for people who only look."""
+"""The signed runs in the owner's directory: their plans, numbers and summaries. Imports no numpy, so that listing is fast."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _NUMBERED: Final = re.compile(r"([0-9]{6})\.run")
 
 
 def run_file(path: Path, run: int) -> Path:
-    """Return where the owner's directory ``path`` keeps a run."""
+    """Return the path of a run's file in the owner's directory ``path``."""
     return path / RUNS / f"{run:06d}.run"
 
 
 def highest_run(path: Path) -> int:
-    """Return the highest number that a file in the owner's directory ``path`` has, 0 where there is none."""
+    """Return the highest run number of a file in the owner's directory ``path``; 0 if there is none."""
     found = (_NUMBERED.fullmatch(p.name) for p in (path / RUNS).glob("*.run"))
     return max((int(m[1]) for m in found if m), default=0)
 
 
 def signed_plans(fleet: FleetDirectory, complain: Callable[[str], None]) -> list[RunPlan]:
-    """Return the plans of the runs in the owner's directory, by number; ``complain`` hears of files that are none of them."""
+    """Return the plans of the runs in the owner's directory, by number; ``complain`` is called for invalid files."""
     return [plan for plan, _ in _signed(fleet, complain)]
 
 
 def largest_epoch_bytes(fleet: FleetDirectory, complain: Callable[[str], None]) -> int:
-    """Return the size of the largest sealed mask epoch that a run in the owner's directory can have, 0 without a run."""
+    """Return the largest size in bytes of a sealed mask epoch of any run in the owner's directory; 0 without a run."""
     devices = len(fleet.roster.devices)
     sizes = (epoch_bytes(plan, plan.max_models, task, devices) for plan, task in _signed(fleet, complain))
     return max(sizes, default=0)
@@ -58,7 +58,7 @@ def _signed(fleet: FleetDirectory, complain: Callable[[str], None]) -> list[tupl
 
 
 def summary(plan: RunPlan) -> dict[str, Any]:
-    """Return what people want to know of a run at a glance, its mask mode above all."""
+    """Return the fields of a plan that `shoal-fleet show` prints."""
     return {
         "run": plan.run,
         "algorithm": plan.algorithm,

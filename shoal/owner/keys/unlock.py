@@ -1,4 +1,4 @@
-"""The owner's passphrase: from a private file or the terminal, never from the command line."""
+"""Read the owner's passphrase from a private file or the terminal, never from the command line."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ FILE_VARIABLE: Final = "SHOAL_PASSPHRASE_FILE"
 
 
 def ask(*, twice: bool = False) -> Lock:
-    """Return the passphrase that SHOAL_PASSPHRASE_FILE or the person at the terminal gives.
+    """Read the passphrase from the file that SHOAL_PASSPHRASE_FILE names, or ask at the terminal.
+
+    Args:
+        twice: ask at the terminal a second time, for a new passphrase.
 
     Raises:
-        ConfigError: there is neither, it is too short, or the two entries differ.
+        ConfigError: there is neither file nor terminal, the passphrase is too short, or the two entries differ.
     """
     named = os.environ.get(FILE_VARIABLE)
     if named:
@@ -32,7 +35,7 @@ def ask(*, twice: bool = False) -> Lock:
     if not sys.stdin.isatty():
         raise ConfigError(
             "the owner's key is under a passphrase, and there is no terminal to ask at",
-            hint=f"name a file of mode 0600 that holds it in {FILE_VARIABLE}",
+            hint=f"set {FILE_VARIABLE} to a file of mode 0600 that holds the passphrase",
         )
     text = getpass.getpass("Passphrase of the owner's key: ")
     if twice and getpass.getpass("The same again: ") != text:
@@ -41,5 +44,5 @@ def ask(*, twice: bool = False) -> Lock:
 
 
 def open_fleet(directory: Path) -> FleetDirectory:
-    """Open the owner's directory, asking for the passphrase where there is one."""
+    """Open the owner's directory; ask for the passphrase if its key is under one."""
     return FleetDirectory(directory, ask() if is_under_passphrase(directory) else None)

@@ -1,4 +1,8 @@
-"""The owner's files: keys and secrets, under a passphrase or not, and a journal for what must change together."""
+"""The owner's files: keys and secrets, optionally under a passphrase, and a journal for changes of several files.
+
+Secrets and roster must match. A change writes both to the journal first, then replaces the two files, and removes the
+journal last. After a crash in between, the next program that opens the directory repeats the replacement.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +29,13 @@ BACKUP_HINT: Final = "take the whole directory from a backup"
 @message(96)
 @dataclasses.dataclass(frozen=True, slots=True)
 class FleetSecrets:
-    """What secrets.bin holds; mode 0600.
+    """Contents of secrets.bin, mode 0600.
 
     Attributes:
-        mask_epoch: the mask epoch that ``mask_secret`` stands at: new devices can't unmask what came before.
-        next_epoch: no run has been given this mask epoch or a later one yet.
-        next_run: no run has been given this number or a later one yet.
-        run_epochs: mask epochs that all runs together have been given.
+        mask_epoch: mask epoch of ``mask_secret``; with it, earlier epochs can't be unmasked.
+        next_epoch: first mask epoch that is not allocated to a run.
+        next_run: first run number that is not allocated.
+        run_epochs: number of mask epochs that are allocated to runs.
     """
 
     fleet: str
@@ -46,32 +50,32 @@ class FleetSecrets:
 
     @classmethod
     def fresh(cls, fleet: str, broker: str) -> FleetSecrets:
-        """Draw all of them."""
+        """Return freshly drawn secrets."""
         return cls(fleet, broker, MaskSecret.generate().reveal(), os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
 
 
 @message(97)
 @dataclasses.dataclass(frozen=True, slots=True)
 class Change:
-    """New secrets and the roster that goes with them, as their files will hold them: both, or neither, after a crash."""
+    """A journal entry: the new contents of the secrets file and of the roster file, which take effect together."""
 
     secrets: bytes = dataclasses.field(repr=False)
     roster: bytes
 
 
 class Vault:
-    """Reads and writes the owner's files; ``lock`` holds the passphrase where there is one."""
+    """Reads and writes the owner's files; ``lock`` holds the passphrase, or is None without one."""
 
     def __init__(self, path: Path, lock: Lock | None) -> None:
         self._path, self._lock = path, lock
 
     def read(self, file: str) -> bytes:
-        """Return what a private file holds.
+        """Return the plaintext of a private file.
 
         Raises:
-            ConfigError: it is under a passphrase and none is given, or can't be read.
+            ConfigError: the file can't be read, or is under a passphrase and none is given.
             UntrustedError: the passphrase is wrong.
-            IntegrityError: it is damaged.
+            IntegrityError: the file is damaged.
         """
         return self._unlocked(file, read_private(self._path / file))
 
@@ -81,7 +85,7 @@ class Vault:
         if self._lock is None:
             raise ConfigError(
                 f"{self._path / file} is under a passphrase",
-                hint="call from a terminal, or name a private file that holds it in SHOAL_PASSPHRASE_FILE",
+                hint="call from a terminal, or set SHOAL_PASSPHRASE_FILE to a private file that holds the passphrase",
             )
         try:
             return self._lock.open(file, data)
@@ -91,11 +95,11 @@ class Vault:
             raise IntegrityError(f"{self._path / file} is damaged: {error}", hint=BACKUP_HINT) from error
 
     def write(self, file: str, plain: bytes) -> None:
-        """Write a private file, under the passphrase where there is one."""
+        """Write a private file, encrypted if there is a passphrase."""
         write_private(self._path / file, self._locked(file, plain))
 
     def state(self) -> tuple[FleetSecrets, bytes]:
-        """Return the secrets and the signed roster that belong together, also while another program changes them.
+        """Return matching secrets and signed roster, even while another program changes them.
 
         Raises:
             ConfigError: as `read`.
@@ -112,17 +116,17 @@ class Vault:
 
     @property
     def is_changing(self) -> bool:
-        """Whether a change is in the journal that is not carried out to its end yet."""
+        """Whether the journal holds an unfinished change."""
         return (self._path / CHANGE_FILE).exists()
 
     def change(self, secrets: FleetSecrets, roster: bytes) -> None:
-        """Put both in force together; the journal stays until `end_change`."""
+        """Journal and apply new secrets and the roster that goes with them; the journal remains until `end_change`."""
         locked = self._locked(SECRETS_FILE, encode(secrets))
         write_private(self._path / CHANGE_FILE, encode(Change(locked, roster)))
         self.carry_out()
 
     def carry_out(self) -> bool:
-        """Write what the journal holds, which a crash may have left half done; return whether there was one."""
+        """Apply the journal, which a crash may have left half done; return whether there was one."""
         change = self._journal()
         if change is None:
             return False
@@ -131,7 +135,7 @@ class Vault:
         return True
 
     def end_change(self) -> None:
-        """Remove the journal: whatever follows from the change is on the disk."""
+        """Remove the journal; call it once everything that follows from the change is on disk."""
         (self._path / CHANGE_FILE).unlink(missing_ok=True)
         sync_directory(self._path)
 
@@ -159,6 +163,6 @@ class Vault:
 
 
 def is_under_passphrase(path: Path) -> bool:
-    """Whether the owner's key in ``path`` needs a passphrase."""
+    """Return whether the owner's key in directory ``path`` is under a passphrase."""
     file = path / OWNER_FILE
     return file.exists() and is_locked(read_private(file))

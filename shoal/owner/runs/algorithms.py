@@ -1,4 +1,4 @@
-"""The algorithms and their settings as text, taken from the strategies themselves."""
+"""Descriptions of the algorithms and their settings, taken from the strategies' docstrings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aggregator.strategies.registry import STRATEGIES
 
 
 def describe() -> list[str]:
-    """Return one text for each algorithm: its name and paper, its settings with their defaults, what they mean."""
+    """Return a text for each algorithm: name and paper, then its settings with defaults and meaning."""
     return [_describe(name, strategy) for name, strategy in STRATEGIES.items()]
 
 

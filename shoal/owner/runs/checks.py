@@ -1,4 +1,4 @@
-"""Whether a run can do anything with the devices that the roster has: what can't work is refused, what may not is told."""
+"""Checks of a run against the roster: refuse a run that can't change any model, warn about one that may not find clusters."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ RENEW: Final = "shoal-fleet renew, then shoal-fleet publish"
 
 
 def check_roster(roster: Roster, now_s: int) -> None:
-    """Return if the roster still holds: nobody takes orders under another.
+    """Check that the roster has not expired: devices ignore runs under an expired one.
 
     Raises:
-        ConfigError: it has expired.
+        ConfigError: the roster has expired.
     """
     if has_expired(roster, now_s):
-        raise ConfigError(f"the roster expired on {day(roster.expires_at_s)}: nobody would follow the run", hint=RENEW)
+        raise ConfigError(
+            f"the roster expired on {day(roster.expires_at_s)}: no device would follow the run", hint=RENEW
+        )
 
 
 def roster_doubts(roster: Roster, now_s: int) -> Iterator[str]:
-    """Yield that the roster expires within EXPIRES_SOON_S."""
+    """Yield a warning if the roster expires within EXPIRES_SOON_S of ``now_s``."""
     if has_expired(roster, now_s + EXPIRES_SOON_S):
         yield f"the roster expires on {day(roster.expires_at_s)}, and ends the run then: {RENEW}"
 
 
 def check_devices(plan: RunPlan, devices: tuple[str, ...]) -> None:
-    """Return if a run of these devices can change any model.
+    """Check that a run with these devices can change a model.
 
     Args:
-        plan: of the run.
-        devices: the roster's that are not revoked, at least one.
+        plan: the run's plan.
+        devices: the roster's devices that are not revoked, at least one.
 
     Raises:
         ConfigError: no round has ``min_contributors`` devices, or there are fewer devices than clusters.
@@ -54,7 +56,7 @@ def check_devices(plan: RunPlan, devices: tuple[str, ...]) -> None:
     count, least = len(devices), plan.min_contributors
     if least > count:
         raise ConfigError(
-            f"--min-contributors {least} wants {counted(least, 'device')} behind each mean, and the roster has {count}: "
+            f"--min-contributors {least} wants {counted(least, 'device')} in each mean, and the roster has {count}: "
             "no model would ever change",
             hint=LOWER_HINT,
         )
@@ -62,7 +64,7 @@ def check_devices(plan: RunPlan, devices: tuple[str, ...]) -> None:
     if least > per_round:
         raise ConfigError(
             f"--participation {plan.participation:g} draws {per_round} of {counted(count, 'device')} for a round, and "
-            f"--min-contributors wants {least} behind each mean: no model would ever change",
+            f"--min-contributors wants {least} in each mean: no model would ever change",
             hint=f"raise --participation; or {LOWER_HINT}",
         )
     name, clusters = _clusters(plan)
@@ -74,7 +76,7 @@ def check_devices(plan: RunPlan, devices: tuple[str, ...]) -> None:
 
 
 def doubts(plan: RunPlan, devices: tuple[str, ...]) -> Iterator[str]:
-    """Yield what may keep a run that `check_devices` let pass from finding clusters."""
+    """Yield reasons why a run that `check_devices` accepts may not find clusters."""
     per_round, least = len(drawn(plan, 1, devices)), plan.min_contributors
     taking_part = counted(per_round, "device") + ("" if per_round == len(devices) else " a round")
     _, clusters = _clusters(plan)

@@ -1,4 +1,4 @@
-"""A run as the owner signs it: the plan that devices hold the aggregator to, the sealed task and the sealed origins."""
+"""Make and sign a run: the plan that limits the aggregator, the sealed task and the sealed origins."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ if TYPE_CHECKING:
     from shoal.task.bundle import TaskBundle
 
 DEFAULT_MIN_CONTRIBUTORS: Final = 3
-"""Every device holds the mask, so a mean of fewer is nearly one device's update to all others."""
+"""Every device can unmask a broadcast mean, and a mean of fewer devices nearly shows one device's update."""
 
 
-RANGES_HINT: Final = "`shoal-fleet run --help` says what each option takes"
+RANGES_HINT: Final = "`shoal-fleet run --help` lists the range of each option"
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What the owner may choose for a run; the rest follows from fleet and task.
+    """The owner's choices for a run; the rest of the plan follows from fleet and task.
 
     Attributes:
         algorithm, settings: see `aggregator.strategies`.
-        rounds: training rounds; the final one, in which devices report on their test share, comes on top.
+        rounds: training rounds; one more follows, in which devices report on their test share.
         mode: mask mode, a name that `crypto.mask.modes.registry` lists.
         local: local training; None takes the task's defaults.
         pretrain: training in cold starts and of one-shot clustering; None takes ``local``.
         norm_limit: largest l2 norm of one update.
         quorum, participation: shares in (0, 1].
-        deadline_s: seconds after which a round closes on its quorum.
+        deadline_s: seconds after which a round closes with a quorum.
         weighting: samples or uniform; under uniform devices report neither sample counts nor sizes of test shares.
-        evaluate_every: report accuracy every so many rounds; 0 is at the end only.
-        seed: of participation and batch order; None draws one. The aggregator knows it: origins must not depend on it.
-        epoch_rounds: rounds of a mask epoch, after which devices take a new mask; 0 is one epoch for the run.
+        evaluate_every: rounds between accuracy reports; 0 reports at the end only.
+        seed: seed of participation and batch order; None draws one. The aggregator knows it: origins must not depend on it.
+        epoch_rounds: rounds of a mask epoch, after which devices switch to a new mask; 0 is one epoch for the run.
         norm_blur: relative standard deviation of the random factor on each update, 0 to MAX_NORM_BLUR; 0 is off.
         max_samples: largest sample count that a device may report.
         weight_cap: largest weight of a device in a mean, in median weights of its cluster; 0 is off.
@@ -81,7 +81,7 @@ class RunOptions:
 
 
 def origins_needed(options: RunOptions) -> int:
-    """Return how many origins the run ships.
+    """Return the number of origins in the run.
 
     Raises:
         ConfigError: no such algorithm, or a setting that it does not have or refuses.
@@ -90,10 +90,10 @@ def origins_needed(options: RunOptions) -> int:
 
 
 def make_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> RunPlan:
-    """Return the plan of the fleet's next run, checked by the strategy that will follow it.
+    """Allocate a run number and mask epochs, and return the plan, which the strategy has checked.
 
     Raises:
-        ConfigError: as `draft_plan`; neither a number nor mask epochs are taken then.
+        ConfigError: as `draft_plan`; nothing is allocated then.
     """
     with fleet.changing():
         draft = draft_plan(fleet, bundle, options)
@@ -104,7 +104,7 @@ def make_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) ->
 
 
 def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> RunPlan:
-    """Return a plan whose number and mask epochs are not its own: to check the options before anything is taken.
+    """Return a plan without allocating its run number and mask epochs, to check the options first.
 
     Raises:
         ConfigError: a setting is unknown or out of range, or the fleet has no aggregator or no device yet.
@@ -163,10 +163,10 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
 
 
 def _check_hidden(plan: RunPlan) -> None:
-    """Return if nothing in the plan gives away what another part of it promises to hide.
+    """Check that no setting of the plan reveals a value that another setting hides.
 
     Raises:
-        ConfigError: something does.
+        ConfigError: norm_blur with reported norms, or uniform weighting with reported sample counts.
     """
     if plan.norm_blur and plan.capabilities.scale:
         raise ConfigError(
@@ -194,10 +194,10 @@ def _settings(local: LocalTraining) -> LocalSettings:
 
 
 def write_run(fleet: FleetDirectory, plan: RunPlan, bundle: TaskBundle, origins: NDArray[np.float32]) -> Path:
-    """Sign, seal and write the run file: the same one for the aggregator and, through it, for all devices.
+    """Sign, seal and write the run file, which the aggregator forwards to the devices; return its path.
 
     Args:
-        fleet: whose run it is.
+        fleet: the owner's directory.
         plan: from `make_plan`.
         bundle: the task.
         origins: shape (plan.origins, plan.length), float32.

@@ -1,4 +1,4 @@
-"""Tasks that come with the program, and the loader of a user's own."""
+"""Built-in tasks, and the loader of a user's task from a Python file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Example = Callable[[int], tuple[Tensor, Tensor]]
 
 
 class TaskSource(NamedTuple):
-    """What a task is compiled from."""
+    """Input of the compiler: a module, its loss, an example batch, the kind of labels and the default training recipe."""
 
     model: nn.Module
     loss: Loss
@@ -173,7 +173,7 @@ def build(name: str, **options: int | bool) -> TaskSource:
 
 
 def load_user(spec: str) -> TaskSource:
-    """Return the task of a user's Python file, which is run: only files the owner trusts.
+    """Execute a user's Python file and return its task; only for files that the owner trusts.
 
     Args:
         spec: ``path/to/file.py:function``; the function takes nothing and returns (model, loss, example, kind, hyper)
@@ -186,7 +186,7 @@ def load_user(spec: str) -> TaskSource:
 
 
 def user_factory(spec: str) -> Callable[[], TaskSource]:
-    """Return a function that makes the task of ``spec`` afresh at each call; see :func:`load_user`."""
+    """Return a function that makes a new task of ``spec`` at each call; see :func:`load_user`."""
     filename, _, function = spec.rpartition(":")
     path = Path(filename)
     if not function.isidentifier() or path.suffix != ".py":

@@ -39,19 +39,19 @@ def compile_task(
     hyper: LocalTraining | None = None,
     shared: Sequence[str] = (),
 ) -> TaskBundle:
-    """Return the checked bundle of a task; torch's random state, warnings and streams are left as they were.
+    """Compile a task and check it against torch; torch's random state, warnings and streams are restored.
 
     Args:
         model: maps x (n, ...) to outputs (n, classes), (n, positions, classes), or the shape of y for regression.
         loss: (outputs, y) -> scalar, a mean over samples.
         example: n -> (x, y), random samples of the right shapes and dtypes.
         name: the task's name.
-        kind: what the labels are.
+        kind: classification, regression or sequence.
         hyper: default local training.
         shared: prefixes of parameter names that all clusters share (IFCA section 4.3); the rest is per cluster.
 
     Raises:
-        TaskError: the model can't be compiled, with the layer and what to use instead; or it differs from torch.
+        TaskError: the model can't be compiled (names the layer and a replacement), or its results differ from torch's.
     """
     telemetry.switch_off()  # torch's exporter may import ONNX Runtime by itself
     refuse_unsupported(model)

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def table() -> dict[Any, Callable[..., Any]]:
-    """Return torch's core decompositions and ours."""
+    """Return torch's core decompositions with the backward operators of this module added."""
     decompositions: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
     decompositions[aten.convolution_backward.default] = convolution_backward
     decompositions[aten.max_pool2d_with_indices_backward.default] = max_pool2d_backward

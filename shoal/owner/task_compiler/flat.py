@@ -1,4 +1,4 @@
-"""A torch module as a function of one flat vector; apart from what traces it, which takes seconds to import."""
+"""A torch module as a function of one flat vector. A module of its own, since `graphs` takes seconds to import."""
 
 from __future__ import annotations
 

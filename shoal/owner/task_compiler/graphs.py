@@ -1,7 +1,8 @@
-"""From a torch module and a loss to one ONNX graph with every output, and from that to the three of a bundle.
+"""Trace a torch module and a loss to one ONNX graph with every output, and cut the bundle's three graphs out of it.
 
 Score, gradient and prediction share their forward pass, so the module is traced and lowered once; each graph of the
-bundle is then what its outputs reach. torch's exporter alone can't do it: torch.export refuses torch.func.grad.
+bundle then has the nodes that its outputs depend on. torch's exporter alone can't do this: torch.export refuses
+torch.func.grad.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from shoal.owner.task_compiler.flat import FlatModel
 
 OPSET: Final = 20
 MAX_BATCH: Final = 1 << 20
-"""Largest batch that the exported graphs promise to take."""
+"""Largest batch that the exported graphs accept."""
 
 _DYNAMIC: Final = (frozenset[int](), frozenset({0}), frozenset({0}))
 """Dynamic dimensions of theta, x and y: the batch alone."""
@@ -38,7 +39,7 @@ def trace(flat: FlatModel, inputs: Sequence[Tensor]) -> torch.fx.GraphModule:
     """Return the aten graph of :meth:`FlatModel.everything` with the backward pass written out, batch dynamic.
 
     Args:
-        flat: what to trace.
+        flat: the module and loss to trace.
         inputs: example theta, x, y.
     """
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
@@ -82,7 +83,7 @@ def lower(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> onnx.ModelPr
 def extract(whole: onnx.ModelProto, name: str) -> bytes:
     """Return the bytes of graph ``name`` (score, grad or predict): the nodes that its outputs need.
 
-    Nothing is kept that tells where or with what it was made: stack traces leak paths, names waste bytes.
+    Metadata is dropped: stack traces would leak paths of this machine, and long names waste bytes.
     """
     inputs, outputs = _GRAPHS[name]
     needed, nodes = set(outputs), []
@@ -96,7 +97,7 @@ def extract(whole: onnx.ModelProto, name: str) -> bytes:
     model.graph.name = name
     for node in reversed(nodes):
         kept = model.graph.node.add(op_type=node.op_type)
-        if node.domain:  # a custom one is refused when the bundle is made
+        if node.domain:  # a custom domain is refused when the bundle is made
             kept.domain = node.domain
         kept.input.extend(node.input)
         used = max(i for i, output in enumerate(node.output) if output in needed)

@@ -1,4 +1,4 @@
-"""Find the layer that keeps a model from being compiled, and say what to use instead."""
+"""Find the layer that prevents compilation, and name a replacement."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ESCAPE_HINT: Final = (
 
 
 def refuse_unsupported(model: nn.Module) -> None:
-    """Raise TaskError for the first layer that can't be compiled or must not be."""
+    """Raise TaskError for the first layer that can't be compiled, or is unsuitable for federated learning."""
     for name, layer in model.named_modules():
         kind = type(layer).__name__
         if isinstance(layer, _BatchNorm) and (layer.training or not layer.track_running_stats):
@@ -66,7 +66,7 @@ def refuse_random(model: nn.Module, x: Tensor) -> None:
 
 
 def embedding_limit(model: nn.Module, x: Tensor) -> int:
-    """Return the bound on x that its embedding tables set (the fewest rows among those that read x itself), or 0."""
+    """Return the bound that embedding tables set on x: the fewest rows of those that read x directly; 0 without any."""
     rows: list[int] = []
 
     def note(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -85,12 +85,12 @@ def embedding_limit(model: nn.Module, x: Tensor) -> int:
 
 
 def blame(model: nn.Module, x: Tensor, error: BaseException) -> TaskError:
-    """Return the TaskError for an exporter failure, naming the layers that call the operator it names.
+    """Return the TaskError for an exporter failure; it names the layers that use the operator in the exporter's message.
 
     Args:
         model: the module.
         x: example input, batch first.
-        error: what torch raised.
+        error: the exception that torch raised.
     """
     text = " ".join(str(part) for part in (error, error.__cause__, error.__context__) if part)
     operators = list(dict.fromkeys(_OPERATOR.findall(text)))

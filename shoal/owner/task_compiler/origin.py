@@ -1,7 +1,7 @@
-"""Origins: the secret starting models of a run, drawn as torch's layers draw their initial values.
+"""Draw a run's origins, its secret starting models, with torch's own initialisers.
 
-torch seeds its CPU generator with 32 bits, few enough to try them all, and an origin must be unknown to the aggregator.
-So the uniform and normal draws of the initialisers are taken from a numpy generator with 256 bits of seed.
+The aggregator must not know an origin, and torch seeds its CPU generator with 32 bits, few enough to try them all. So the
+uniform and normal draws of the initialisers come from a numpy generator with 256 bits of seed.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def make_origins(
     Args:
         source: a built-in's name, ``file.py:function``, or a function that makes the task afresh.
         count: how many, at least 1.
-        seed: makes the result repeatable on one installation; None draws from the operating system. Never a value from
-            which a plan was made: the aggregator reads plans.
-        manifest: the compiled task; its layout is checked and used. Without it the module's own order is used, which
-            is the bundle's if nothing is shared.
+        seed: makes the result repeatable on one installation; None draws from the operating system. Never pass a plan's
+            seed: the aggregator reads plans.
+        manifest: the compiled task, whose layout is checked and used. Without it the module's own order is used, which
+            is the bundle's order if no parameters are shared.
         options: sizes for a built-in.
 
     Raises:

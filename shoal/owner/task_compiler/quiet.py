@@ -1,4 +1,4 @@
-"""Keep torch's exporter from talking on the streams of a program whose stdout is data."""
+"""Silence torch's exporter, which would print into the stdout of programs that print data there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOGGERS = ("torch", "onnxscript", "onnx_ir", "torch.onnx", "torch.export")
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence stdout, stderr, warnings and the exporter's loggers inside the block, and restore them all."""
+    """Silence stdout, stderr, warnings and the exporter's loggers inside the block, and restore them afterwards."""
     levels = [(logging.getLogger(name), logging.getLogger(name).level) for name in _LOGGERS]
     sink = io.StringIO()
     try:

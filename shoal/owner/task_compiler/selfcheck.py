@@ -1,4 +1,4 @@
-"""Hold a compiled bundle against torch before anyone signs it."""
+"""Compare a compiled bundle with torch before it is signed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOLERANCE: Final = 1e-5
 
 PARTIAL_BATCH: Final = 7
 _DRAWS: Final = 3
-"""A ReLU or pool input within round-off of its kink may go either way, so one bad draw in three is let pass."""
+"""A ReLU or pool input within round-off of its kink may go either way, so one bad draw in three is accepted."""
 
 Example = Callable[[int], tuple[Tensor, Tensor]]
 
@@ -30,7 +30,7 @@ def check(bundle: TaskBundle, flat: FlatModel, theta: Tensor, example: Example, 
     Args:
         bundle: the compiled task.
         flat: the same task in torch.
-        theta: shape (d,), float32, where to compare.
+        theta: shape (d,), float32, the parameters at which to compare.
         example: draws n samples.
         full_batch: the largest batch to try.
 
@@ -50,7 +50,7 @@ def check(bundle: TaskBundle, flat: FlatModel, theta: Tensor, example: Example, 
 
 
 def _compare(model: OrtModel, bundle: TaskBundle, flat: FlatModel, theta: Tensor, x: Tensor, y: Tensor) -> str:
-    """Return what differs, or an empty string."""
+    """Return a description of the first difference, or an empty string."""
     loss, correct, gradient, outputs = (value.detach().numpy() for value in flat.everything(theta, x, y))
     vector, samples, labels = theta.numpy(), x.numpy(), y.numpy()
     ort_loss, ort_gradient = model.grad(vector, samples, labels)
@@ -73,7 +73,11 @@ def _compare(model: OrtModel, bundle: TaskBundle, flat: FlatModel, theta: Tensor
 
 
 def _check_mean(model: OrtModel, theta: Float32Vector, x: Tensor, y: Tensor) -> None:
-    """Large batches are evaluated in chunks, which is right only for a loss that is a mean over samples."""
+    """Check that the loss is a mean over samples, since large batches are evaluated in chunks.
+
+    Raises:
+        TaskError: it is not.
+    """
     samples, labels, cut = x.numpy(), y.numpy(), PARTIAL_BATCH
     whole, _ = model.grad(theta, samples, labels)
     first, _ = model.grad(theta, samples[:cut], labels[:cut])

@@ -1,4 +1,4 @@
-"""A compiled task as the owner keeps it: the files, where it came from, and a signature over its digest."""
+"""A compiled task in the owner's files: manifest and graphs, their source, and a signature over their digest."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SIGNATURE_FILE: Final = "task.sig"
 SOURCE_FILE: Final = "source.json"
 PURPOSE: Final = "task-bundle"
 TASK_FILES: Final = ("task.toml", *(f"{name}.onnx" for name in GRAPH_NAMES), SOURCE_FILE, SIGNATURE_FILE)
-"""What `write_signed` writes, in this order."""
+"""Names of the files that `write_signed` writes; the signature is last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a task came from: a built-in's name or ``file.py:function``, and the built-in's options."""
+    """Source of a task: a built-in's name or ``file.py:function``, and the built-in's options."""
 
     spec: str
     options: dict[str, int]
@@ -39,8 +39,8 @@ def read_signed(directory: Path, owner: Identity) -> tuple[TaskBundle, Source]:
     """Return the bundle and its source.
 
     Raises:
-        TaskError: the directory is not a task's, or a file is damaged.
-        UntrustedError: the bundle is not the one that this owner signed.
+        TaskError: the directory holds no task, or a file is damaged.
+        UntrustedError: the signature over the bundle is not this owner's.
     """
     bundle = TaskBundle.from_dir(directory)
     try:
