@@ -20,20 +20,20 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[C]):
-    """A configuration and where each of its values came from."""
+    """A configuration and the origin of each value: ``flag``, the variable, the file or ``default``."""
 
     values: C
     origins: Mapping[str, str]
 
 
 def shown(loaded: Loaded[C]) -> Iterator[str]:
-    """Yield a line for each value and where it came from; of an address that may hold a password only the broker's place."""
+    """Yield a line for each value with its origin; an address that may contain a password is shown without it."""
     values = {f.name: getattr(loaded.values, f.name) for f in dataclasses.fields(loaded.values)}  # type: ignore[arg-type]
     return lines(type(loaded.values), values, loaded.origins)
 
 
 def lines(kind: type[Any], values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
-    """Yield what `shown` does for the fields of ``kind``, also where values are missing, as `gather` returns them."""
+    """Yield the lines of `shown` for ``kind``; ``values`` and ``origins`` come from `gather` and may lack fields."""
     for field in dataclasses.fields(kind):
         if field.name not in values:
             yield f"{field.name} = (not set)"
@@ -55,14 +55,14 @@ def load(
     """Return a ``kind`` (a frozen dataclass of str, int, float, bool and Path fields) filled from all layers.
 
     Args:
-        kind: the dataclass; its fields are the only keys there are.
+        kind: the dataclass; its fields are the only valid keys.
         section: the table of the TOML file, and the middle of the variables: SHOAL_<SECTION>_<KEY>.
         file: the TOML file, or None for none.
         flags: values from the command line; None means not given.
-        environment: defaults to the process's.
+        environment: defaults to the process's environment.
 
     Raises:
-        ConfigError: an unknown key, a value of the wrong type, or a file that can't be read.
+        ConfigError: an unknown key, a missing value, a value of the wrong type, or a file that can't be read.
     """
     values, origins = gather(kind, section=section, file=file, flags=flags, environment=environment)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
@@ -83,9 +83,9 @@ def gather(
     flags: Mapping[str, Any],
     environment: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values that the layers give, and where each came from; arguments and errors as for `load`.
+    """Return the values from all layers and their origins; arguments and errors as for `load`.
 
-    What has no default and was not given is in neither.
+    A field without a default that no layer sets is missing from both.
     """
     environment = os.environ if environment is None else environment
     fields = {f.name: f for f in dataclasses.fields(kind)}

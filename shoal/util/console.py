@@ -1,4 +1,4 @@
-"""How every program speaks: data on stdout, the rest on stderr, one JSON object with --json, no traceback without --debug."""
+"""Console conventions of all programs: data on stdout, the rest on stderr, --json for one JSON object, --debug for tracebacks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _COLOURS: Final = {"DEBUG": "36", "INFO": "32", "WARNING": "33", "ERROR": "31", 
 
 
 class OutputError(ConfigError):
-    """What the program has to say can't be written."""
+    """The program's output can't be written."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"can't write the output: {reason}", hint="check where the output goes, and the space left there"
+            f"can't write the output: {reason}", hint="check the output's destination and the space left there"
         )
 
 
@@ -39,9 +39,10 @@ def say(text: str = "") -> None:
     """Print a line of data to stdout.
 
     Raises:
-        OutputError: it can't be written; BrokenPipeError where nobody reads it any more.
+        OutputError: the line can't be written.
+        BrokenPipeError: the reader of stdout has gone.
     """
-    out: TextIO | None = sys.stdout  # None where the program was started with a closed one
+    out: TextIO | None = sys.stdout  # None if the program was started with stdout closed
     if out is None:
         raise OutputError("stdout is closed")
     try:
@@ -54,7 +55,7 @@ def say(text: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """Print a line about the work to stderr."""
+    """Print a line for people, such as progress or a next step, to stderr."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
@@ -77,7 +78,7 @@ def say_json(data: Any) -> None:
 
 
 def colour_wanted(stream: Any) -> bool:
-    """Whether ``stream`` is a terminal whose person has not set NO_COLOR."""
+    """Return whether ``stream`` is a terminal and NO_COLOR is not set."""
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR")
 
 
@@ -109,10 +110,10 @@ def _value(value: Any) -> str:
 
 
 def setup_logging(level: str) -> None:
-    """Send the root logger to stderr at ``level``, one of LEVELS.
+    """Send the root logger to stderr at ``level``.
 
     Raises:
-        UsageError: it is another.
+        UsageError: ``level`` is not one of LEVELS.
     """
     if level.lower() not in LEVELS:
         raise UsageError(f"there is no log level {level!r}", hint=f"one of {', '.join(LEVELS)}")
@@ -122,12 +123,16 @@ def setup_logging(level: str) -> None:
 
 
 def no_core_dumps() -> None:
-    """Forbid core files: they would hold keys."""
+    """Disable core files, which would contain keys."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def forbid_inspection() -> None:
-    """Make this process unreadable to other processes of its user (PR_SET_DUMPABLE 0): devices and the owner hold the mask."""
+    """Make this process unreadable to other processes of its user (PR_SET_DUMPABLE 0), since it holds secrets.
+
+    Raises:
+        OSError: the system refuses.
+    """
     import ctypes
 
     pr_set_dumpable = 4
@@ -156,12 +161,12 @@ def add_version(app: Typer, *, prog: str) -> None:
 
 
 def run_program(app: Callable[..., Any], *, prog: str, secret: bool = False) -> NoReturn:
-    """Run a typer application as a program: errors become one line and a hint, with the exit code of their class.
+    """Run a typer application as a program: an error becomes one line and a hint, with the exit code of its class.
 
-    It leaves no core file, whatever it is; with ``secret``, because it will hold a mask secret or the owner's key, other
-    processes of its user can't read its memory either.
+    Core files are disabled. With ``secret``, for programs that hold a mask secret or the owner's key, other processes of the
+    same user can't read this one's memory either.
     """
-    telemetry.switch_off()  # also for what libraries import, and for programs that this one starts
+    telemetry.switch_off()  # before any library imports ONNX Runtime; child processes inherit it
     no_core_dumps()
     if secret:
         forbid_inspection()
@@ -180,7 +185,7 @@ def run_program(app: Callable[..., Any], *, prog: str, secret: bool = False) -> 
         note("interrupted")
         sys.exit(EXIT_INTERRUPTED)
     except SystemExit as end:
-        # typer turns both into exits of its own.
+        # typer turns BrokenPipeError and KeyboardInterrupt into SystemExit.
         if isinstance(end.__context__, BrokenPipeError):
             _leave_quietly()
         if isinstance(end.__context__, KeyboardInterrupt) or isinstance(
@@ -204,7 +209,7 @@ def run_program(app: Callable[..., Any], *, prog: str, secret: bool = False) -> 
 
 
 def _was_printing(error: OSError) -> bool:
-    """Whether it came from typer's ``echo``, which prints the help by itself."""
+    """Return whether ``error`` was raised in typer's ``echo``, which prints the help without `say`."""
     return [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)][-1:] == ["echo"]
 
 
@@ -214,14 +219,17 @@ def _report_bug(error: Exception) -> None:
 
 
 def _forget_output() -> None:
-    """Keep the interpreter from trying to write, at its end, what can't be written."""
+    """Redirect stdout to /dev/null, so that the interpreter's flush at exit can't fail again."""
     out: TextIO | None = sys.stdout
     if out is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
 
 def _leave_quietly() -> NoReturn:
-    """End because whoever read our output has gone. SIGPIPE itself stays ignored: a dead broker must not end a daemon."""
+    """Exit silently after the reader of stdout has gone, as a program that SIGPIPE ends would.
+
+    SIGPIPE itself stays ignored, because a closed connection to the broker must not end a daemon.
+    """
     _forget_output()
     sys.exit(EXIT_BROKEN_PIPE)
 
@@ -232,7 +240,7 @@ def _report(error: ShoalError, *, as_json: bool) -> None:
         try:
             say(json.dumps({"schema": SCHEMA, "ok": False, "error": failure}))
         except (OutputError, BrokenPipeError):
-            _forget_output()  # what went wrong first is the news, and stderr has it
+            _forget_output()  # the first error matters more, and is on stderr
     if isinstance(error, OutputError):
         _forget_output()
     note_error(error)

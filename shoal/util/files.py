@@ -1,4 +1,9 @@
-"""Files that survive a power cut: written beside, flushed, then renamed."""
+"""Files that survive a power cut, and private files that other users can neither read nor replace.
+
+A file is written under a temporary name in the same directory, flushed, and renamed, so that its name always leads to the
+old bytes or to the new ones. Private files have mode 0600, belong to the user or root, and are not opened through a link
+unless a person named them.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +23,14 @@ from shoal.errors import ConfigError, IntegrityError, StorageError, WireError
 PRIVATE_FILE_MODE: Final = 0o600
 PRIVATE_DIR_MODE: Final = 0o700
 PARENT_DIR_MODE: Final = 0o755
-"""Of missing directories above a private one: whatever the umask, others must not be able to replace it."""
+"""Mode of missing directories above a private one: even under a lax umask, others must not be able to replace it."""
 UNFINISHED_AFTER_S: Final = 60.0
-"""A file that was not finished in this time never will be."""
+"""A temporary file older than this is abandoned, even if its writer's process id is in use."""
 LINK_HINT: Final = "find out who put it there, and remove it"
 
 OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 RANDOM_BYTES: Final = 8
-"""Of the name under which a file is first written, so that nobody else can make a file of that name beforehand."""
+"""Random bytes in a temporary name, so that other users can't create a file of that name beforehand."""
 
 _PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE})
 
@@ -40,11 +45,11 @@ def write_atomic(
 ) -> None:
     """Replace ``path`` by the pieces of ``data`` so that a reader, or a restart, sees the old bytes or the new, never a mix.
 
-    With ``durable`` the bytes are on disk before it returns, and with ``sync_name`` so is the name; whoever writes several
-    files calls `sync_directory` once after the last.
+    With ``durable`` the bytes are on disk before it returns, and with ``sync_name`` so is the name. A caller that writes
+    several files passes ``sync_name=False`` and calls `sync_directory` once after the last.
 
     Raises:
-        ConfigError: it can't be written; what was there stays as it is.
+        ConfigError: the file can't be written; ``path`` is unchanged then.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(RANDOM_BYTES)}.{os.getpid()}.new")
     try:
@@ -71,10 +76,10 @@ def write_atomic(
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove what `write_atomic` left below ``directory`` when its program was killed, or the power failed: it may be secret.
+    """Remove temporary files below ``directory`` that a killed `write_atomic` has left: they may contain secrets.
 
-    A file that a living program may still be writing stays, and so does one that can't be removed. ``directory`` belongs to a
-    program of ours: the caller has made sure of that.
+    A file that a running program may still be writing is skipped, and so is one that can't be removed. The caller ensures
+    that ``directory`` belongs to one of our programs.
     """
     for folder, _, names in os.walk(directory):
         for name in names:
@@ -108,14 +113,14 @@ def sync_directory(path: Path) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a secret: mode 0600 in a directory of mode 0700."""
+    """Write a secret file of mode 0600 in a directory of mode 0700, which is made if it is missing."""
     private_directory(path.parent)
     write_atomic(path, data)
 
 
 @contextmanager
 def named(path: Path, hint: str) -> Iterator[None]:
-    """Let an error in the bytes of a file name the file.
+    """Turn a decoding error inside the block into an error that names the file.
 
     Raises:
         IntegrityError: the bytes are malformed.
@@ -127,15 +132,15 @@ def named(path: Path, hint: str) -> Iterator[None]:
 
 
 def write_failed(path: Path, error: OSError) -> ConfigError:
-    """Return the error to raise where ``path`` could not be written."""
+    """Return the error to raise after ``path`` could not be written, with the system's own text."""
     kind = StorageError if error.errno in _PASSING else ConfigError
     return kind(f"can't write {path}: {error.strerror}", hint="check the folder, its permissions and the space left")
 
 
 def read_failed(path: Path, error: OSError) -> ConfigError:
-    """Return the error to raise where ``path`` could not be read, with the system's own text."""
+    """Return the error to raise after ``path`` could not be read, with the system's own text."""
     kind = StorageError if error.errno in _PASSING else ConfigError
-    hint = "check that it is there, and whose it is"
+    hint = "check that it exists, its owner and its permissions"
     if error.errno in _TOO_MANY_OPEN:
         hint = "too many files are open: raise the limit (LimitNOFILE in the unit, ulimit -n in a shell)"
     elif kind is StorageError:
@@ -144,14 +149,14 @@ def read_failed(path: Path, error: OSError) -> ConfigError:
 
 
 def read_private(path: Path, *, follow: bool = False) -> bytes:
-    """Read a secret, refusing one that other users of the machine can read or have put there.
+    """Read a secret file; refuse one that other users of the machine can read or have created.
 
     Args:
         path: the file.
-        follow: read through a link and from a pipe as well: for a file that a person names, and a secret store may link.
+        follow: also read through a link or from a pipe, for a file that a person named and that a secret store may link.
 
     Raises:
-        ConfigError: it is missing, a link, another user's, or its mode is wider than 0600.
+        ConfigError: the file is missing, a link, another user's, or its mode is wider than 0600.
     """
     try:
         handle = os.open(path, os.O_RDONLY | (0 if follow else os.O_NOFOLLOW | os.O_NONBLOCK))
@@ -165,11 +170,11 @@ def read_private(path: Path, *, follow: bool = False) -> bytes:
 
 
 def open_own(path: Path | str) -> int:
-    """Return a handle to read and write a private file in place; it is made with mode 0600 where it is missing.
+    """Open a private file to read and write in place, and return its descriptor; a missing file is made with mode 0600.
 
     Raises:
-        OSError: it can't be opened or made.
-        ConfigError: there is a link, a file with another name besides, or a file that others own or can read.
+        OSError: the file can't be opened or made.
+        ConfigError: the path is a link, has a second hard link, or is a file that others own or can read.
     """
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -191,12 +196,12 @@ def open_own(path: Path | str) -> int:
 
 
 def make_own(path: Path) -> None:
-    """Make an empty private file where there is none, for a library that opens it by its name.
+    """Make an empty private file unless it exists, for a library that opens it by its name.
 
-    A file that is there is not opened: closing it would drop the locks that this process may hold on it.
+    An existing file is not opened, because closing it would drop the locks that this process may hold on it.
 
     Raises:
-        ConfigError: as `open_own`, or it can't be made.
+        ConfigError: as `open_own`, or the file can't be made.
     """
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, PRIVATE_FILE_MODE))
@@ -207,10 +212,10 @@ def make_own(path: Path) -> None:
 
 
 def check_own(path: Path) -> None:
-    """Return if nothing has this name, or a private file that `open_own` would open.
+    """Check that ``path`` does not exist, or is a private file that `open_own` would open.
 
     Raises:
-        ConfigError: something else has.
+        ConfigError: it is anything else.
     """
     if os.path.lexists(path):
         _check_own(path, path.lstat())
@@ -221,14 +226,14 @@ def _check_own(path: Path, found: os.stat_result) -> None:
         raise ConfigError(f"{path} is a link, not a file", hint=LINK_HINT)
     _check_private(path, found)
     if found.st_nlink > 1:
-        raise ConfigError(f"{path} has another name besides (a hard link)", hint=LINK_HINT)
+        raise ConfigError(f"{path} has a second name (a hard link)", hint=LINK_HINT)
 
 
 def _check_private(path: Path, found: os.stat_result, *, pipe: bool = False) -> None:
-    """Return if a file may hold secrets.
+    """Check that a file may hold secrets; ``pipe`` allows a named pipe.
 
     Raises:
-        ConfigError: it is no file, another user's, or readable by others.
+        ConfigError: it is not a regular file, or another user's, or readable by others.
     """
     mode = stat.S_IMODE(found.st_mode)
     if not (stat.S_ISREG(found.st_mode) or (pipe and stat.S_ISFIFO(found.st_mode))):
@@ -243,10 +248,10 @@ def _check_private(path: Path, found: os.stat_result, *, pipe: bool = False) -> 
 
 
 def private_directory(path: Path) -> Path:
-    """Make ``path`` with mode 0700 where it is missing, and return it.
+    """Make ``path`` with mode 0700 unless it exists, check it, and return it.
 
     Raises:
-        ConfigError: it can't be made, is no directory, or others can write there (see `check_directory`).
+        ConfigError: it can't be made, is no directory, or others can write to it (see `check_directory`).
     """
     try:
         for parent in reversed(path.parents):
@@ -256,26 +261,26 @@ def private_directory(path: Path) -> Path:
     except OSError as error:
         raise ConfigError(
             f"can't make the directory {path}: {error.strerror}",
-            hint="check that nothing else has this name, and the permissions of the folder that it is to lie in",
+            hint="check that nothing else has this name, and the permissions of the parent folder",
         ) from error
     check_directory(path)
     return path
 
 
 def check_directory(path: Path) -> None:
-    """Return if no other user of the machine can put files into ``path``, or another directory in its place.
+    """Check that no other user of the machine can put files into ``path`` or replace it.
 
-    A group may write to the directories above it, since some systems give every user a private group; a directory that
-    anyone may write to is accepted above it with the sticky bit only, as /tmp has it.
+    Directories above it may be group-writable, since some systems give every user a private group. A world-writable one
+    above it needs the sticky bit, as /tmp has.
 
     Raises:
-        ConfigError: others can, or it is missing.
+        ConfigError: another user can, or the directory is missing.
     """
     try:
         found = path.stat()
         above = [(parent, parent.stat().st_mode) for parent in path.resolve().parents]
     except OSError as error:
-        raise ConfigError(f"can't look at {path}: {error.strerror}", hint="check that it is there") from error
+        raise ConfigError(f"can't read {path}: {error.strerror}", hint="check that it exists") from error
     if found.st_uid not in (os.geteuid(), 0):
         raise ConfigError(
             f"the directory {path} belongs to another user (uid {found.st_uid}), who could read and replace its contents",

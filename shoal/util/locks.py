@@ -1,4 +1,4 @@
-"""One program at a time in a directory, for as long as it lives: the kernel lets go when a program is killed."""
+"""Directory locks: one program at a time. The kernel releases the lock when the program ends, even if it is killed."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ TAKE_OVER_S: Final = 5.0
 
 @contextmanager
 def exclusive(directory: Path, *, wait_s: float, hint: str) -> Iterator[None]:
-    """Keep every other program that asks for ``directory`` out of it.
+    """Hold the lock of ``directory`` inside the block.
 
     Args:
-        directory: exists; the lock is a file in it.
-        wait_s: how long another program may take.
-        hint: for whoever finds it taken.
+        directory: an existing directory; the lock is a file in it.
+        wait_s: how long to wait for another program.
+        hint: advice for the error if the lock is taken.
 
     Raises:
-        ConfigError: another program has it, or the lock file can't be made.
+        ConfigError: another program holds the lock for longer, or the lock file can't be made.
     """
     path = directory / LOCK_FILE
     try:
@@ -45,10 +45,10 @@ def exclusive(directory: Path, *, wait_s: float, hint: str) -> Iterator[None]:
 
 @contextmanager
 def serving(directory: Path, *, hint: str) -> Iterator[None]:
-    """Keep ``directory`` for a program that serves it, free of what killed ones have left half written; see `exclusive`.
+    """Hold the lock of ``directory`` for a daemon, after removing files that killed programs left half written.
 
     Raises:
-        ConfigError: another program serves it for TAKE_OVER_S more.
+        ConfigError: another program still holds the lock after TAKE_OVER_S.
     """
     with exclusive(directory, wait_s=TAKE_OVER_S, hint=hint):
         remove_unfinished(directory)
@@ -56,7 +56,7 @@ def serving(directory: Path, *, hint: str) -> Iterator[None]:
 
 
 def in_use(directory: Path) -> bool:
-    """Whether a program serves ``directory`` at the moment; one that can't be told counts as none."""
+    """Return whether a program holds the lock of ``directory`` now; False if the lock file can't be opened."""
     try:
         handle = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:

@@ -1,4 +1,4 @@
-"""Warnings about what others send, so that whoever repeats himself does not fill the log."""
+"""Rate-limited warnings about refused messages, so that a peer that repeats itself can't fill the log."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final
 
 FIRST_PAUSE_S: Final = 60.0
 MOST_PAUSE_S: Final = 3600.0
-"""The same refusal is told again after pauses that double from the first to this."""
+"""The same refusal is logged again after pauses that double from FIRST_PAUSE_S to this."""
 MOST_KNOWN: Final = 256
-"""Different refusals that are remembered. While all of them are recent, further ones are only counted, in one warning."""
+"""Number of different refusals that are remembered. While all of them are recent, further ones share one warning."""
 MOST_CHARS: Final = 512
-"""A longer topic or reason is cut: MQTT allows topics of 65,535 characters, and a peer chooses them."""
+"""Longer topics and reasons are cut: a peer may choose a topic of up to 65,535 characters."""
 TOO_MANY: Final = "too many different messages are refused to list each"
 
 
@@ -24,20 +24,20 @@ class _Known:
 
 
 class Refusals:
-    """Tells of refused messages: at once what is new, the same only now and then, with how often it came."""
+    """Logs refused messages: a new one at once, a repeated one after growing pauses with the number of repetitions."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._known: dict[tuple[str, str], _Known] = {}
 
     def tell(self, topic: str, reason: str, hint: str, now_s: float) -> None:
-        """Warn, or count where the same was told a moment ago.
+        """Log a warning, or only count the refusal if the same one was logged recently.
 
         Args:
-            topic: where the message came.
+            topic: the message's topic.
             reason: why it is refused.
-            hint: what to do about it, or nothing.
-            now_s: any clock that does not go back.
+            hint: advice, or empty.
+            now_s: seconds of any monotonic clock.
         """
         topic, reason = topic[:MOST_CHARS], reason[:MOST_CHARS]
         if (topic, reason) not in self._known and not self._make_room(now_s):
@@ -59,7 +59,7 @@ class Refusals:
         self._log.warning("refused", extra={"kv": facts})
 
     def _make_room(self, now_s: float) -> bool:
-        """Return whether another refusal can be remembered; the one that may be logged again first is forgotten for it."""
+        """Make room for another refusal and return whether there is any; the oldest one whose pause is over is dropped."""
         if len(self._known) < MOST_KNOWN:
             return True
         first = min(self._known, key=lambda key: self._known[key].again_s)

@@ -6,7 +6,7 @@ import resource
 
 
 def raise_open_files() -> int:
-    """Raise the soft limit on open files of this process to the hard limit, and return it (RLIM_INFINITY where there is none)."""
+    """Raise the soft limit on open files of this process to the hard limit, and return that (RLIM_INFINITY if unlimited)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -17,10 +17,10 @@ def raise_open_files_limit(needed: int) -> str:
     """Raise the soft limit on open files to the hard limit.
 
     Args:
-        needed: open files that the program may hold at a time.
+        needed: largest number of files that the program may have open at a time.
 
     Returns:
-        A warning where the hard limit is below ``needed``, else an empty text.
+        A warning if the hard limit is below ``needed``, else an empty string.
     """
     hard = raise_open_files()
     if hard != resource.RLIM_INFINITY and hard < needed:

@@ -1,4 +1,4 @@
-"""Programs that take little: imports that can wait, a garbage collector that leaves what stays alone, a heap that stays."""
+"""Memory and CPU settings of a long-running process: deferred imports, garbage collection, and the malloc heap."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from types import ModuleType
 from typing import Any, Final
 
 YOUNG_OBJECTS: Final = 5_000
-"""Containers made before the collector looks at the young ones; Python's own 700 cost a device 8% of its processor time."""
+"""Allocated containers before a collection of the youngest generation; Python's default of 700 cost a device 8% of its CPU."""
 
 HEAP_PIECE_BYTES: Final = 32 << 20
-"""Up to this size memory comes from the heap, glibc's most on 64 bits: a fresh mapping pays a page fault for every 4 KiB."""
+"""Blocks up to this size come from the heap (glibc's maximum on 64 bits): a new mapping costs a page fault every 4 KiB."""
 HEAP_KEPT_BYTES: Final = 64 << 20
-"""Free bytes at the heap's end that a program keeps for its next round instead of handing them back and asking again."""
+"""Free bytes at the heap's end that are not returned to the system, since the next round needs them again."""
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 
 
 class _Deferred(ModuleType):
-    """Stands for a module until somebody asks it for anything.
+    """A placeholder that loads the module at the first attribute access.
 
-    The standard library's LazyLoader does not do: an import statement alone already loads what it has put off.
+    The standard library's LazyLoader does not work here: an import statement alone already loads a deferred submodule.
     """
 
     def __getattr__(self, attribute: str) -> Any:
@@ -35,10 +35,10 @@ class _Deferred(ModuleType):
 
 
 def put_off(name: str) -> bool:
-    """Have the module ``name`` loaded at its first use instead of its first import.
+    """Load the module ``name`` at its first use instead of its first import.
 
     Returns:
-        False where it is loaded already, or does not exist.
+        False if the module is loaded already or does not exist.
     """
     if name in sys.modules:
         return False
@@ -55,18 +55,18 @@ def put_off(name: str) -> bool:
 
 
 def settle() -> None:
-    """Tell the garbage collector that everything alive now will stay: a later pass looks at younger objects only."""
+    """Exempt all current objects from garbage collection, and collect newer ones less often (YOUNG_OBJECTS)."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
 
 
 def keep_heap() -> bool:
-    """Keep freed memory for a server that takes and frees the same megabytes every round (glibc only).
+    """Stop malloc from returning freed memory to the system, for a server that needs the same megabytes every round.
 
     Returns:
-        False where the C library takes no such setting, or the environment has its own (MALLOC_...): everything works, at
-        more processor time.
+        False if the C library is not glibc, or the environment sets MALLOC_... variables. The program then works with
+        malloc's defaults and takes more CPU time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(name.startswith("MALLOC_") for name in os.environ):

@@ -1,4 +1,4 @@
-"""Load ONNX Runtime with its telemetry off: the only way in which this package loads it."""
+"""Import ONNX Runtime with its telemetry off. No other module imports ONNX Runtime directly."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 from typing import Any, Final
 
 VARIABLE: Final = "ORT_DISABLE_TELEMETRY"
-"""ONNX Runtime reads it while it is imported. Otherwise it writes a device identifier and a database below ~/.cache/Microsoft."""
+"""ONNX Runtime reads this at import. Without it, it writes a device identifier and a database below ~/.cache/Microsoft."""
 OFF: Final = "1"
 
 
 def switch_off() -> None:
-    """Switch ONNX Runtime's telemetry off in this process and those that it starts, whatever the environment said before."""
+    """Switch ONNX Runtime's telemetry off in this process and its children, overriding the environment."""
     os.environ[VARIABLE] = OFF
 
 
@@ -20,7 +20,7 @@ def import_onnxruntime() -> Any:
     """Return the package ``onnxruntime``, imported with its telemetry off.
 
     Raises:
-        ImportError: it is not installed.
+        ImportError: ONNX Runtime is not installed.
     """
     switch_off()
     return importlib.import_module("onnxruntime")

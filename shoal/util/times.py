@@ -1,4 +1,4 @@
-"""Times as people read them."""
+"""Format unix times for people, in UTC."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def second(at_s: int) -> str:
 
 
 def utc(at_s: int) -> str:
-    """Return unix seconds as date and minute in UTC; a year that no calendar here has as the number itself."""
+    """Return unix seconds as date and minute in UTC; a time out of `time.gmtime`'s range as the number."""
     try:
         return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at_s))
     except (OverflowError, OSError, ValueError):
@@ -24,7 +24,7 @@ def utc(at_s: int) -> str:
 
 
 def iso(at_s: int) -> str:
-    """Return unix seconds in ISO 8601, UTC: 2026-11-22T16:27:10Z; a year beyond the calendar as the number itself."""
+    """Return unix seconds in ISO 8601, UTC: 2026-11-22T16:27:10Z; a time out of `time.gmtime`'s range as the number."""
     try:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))
     except (OverflowError, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Types by the words that people know them by."""
+"""Python types in words, for error messages."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ _WORDS: Final[dict[type[Any], str]] = {
 
 
 def wanted(kind: type[Any]) -> str:
-    """Return what a value of ``kind`` is: "a whole number" for int."""
+    """Return a description of values of ``kind``: "a whole number" for int."""
     return _WORDS.get(kind, kind.__name__)

@@ -242,5 +242,5 @@ def test_the_usual_places_are_accepted(tmp_path):
 
 
 def test_a_missing_directory_is_told(tmp_path):
-    with pytest.raises(ConfigError, match="can't look at"):
+    with pytest.raises(ConfigError, match="can't read"):
         check_directory(tmp_path / "missing")
