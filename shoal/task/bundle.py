@@ -40,7 +40,7 @@ class TaskBundle:
     """A checked task: an instance exists only if its graphs match the manifest and may be loaded.
 
     Attributes:
-        manifest: layout, contract, hyper-parameters, digests.
+        manifest: parameter layout, data contract, training recipe and graph digests.
         score: ONNX bytes, (theta (d,), x, y) -> mean loss, correct count.
         grad: ONNX bytes, (theta, x, y) -> mean loss, gradient (d,).
         predict: ONNX bytes, (theta, x) -> outputs.
@@ -128,11 +128,15 @@ class TaskBundle:
         return cls(manifest, *sections[1:])
 
     def to_dir(self, path: Path) -> None:
-        """Write task.toml, score.onnx, grad.onnx and predict.onnx; task.toml, which names the others, comes last."""
+        """Write score.onnx, grad.onnx and predict.onnx, and last task.toml, which names their digests.
+
+        Raises:
+            TaskError: the folder can't be made.
+        """
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise TaskError(f"cannot make {path}: {error.strerror}", hint="give a folder that can be written") from None
+            raise TaskError(f"can't make {path}: {error.strerror}", hint="give a folder that can be written") from None
         for name in GRAPH_NAMES:
             write_atomic(path / f"{name}.onnx", getattr(self, name))
         write_atomic(path / "task.toml", self.manifest.to_toml().encode())
@@ -154,7 +158,7 @@ def _read(path: Path, limit_bytes: int) -> bytes:
             data = file.read(limit_bytes + 1)
     except OSError as error:
         raise TaskError(
-            f"cannot read {path}: {error.strerror}", hint="give a task directory made by 'shoal-fleet task compile'"
+            f"can't read {path}: {error.strerror}", hint="give a task directory made by 'shoal-fleet task compile'"
         ) from None
     if len(data) > limit_bytes:
         raise TaskError(f"{path} is bigger than {limit_bytes} bytes")

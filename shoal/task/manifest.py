@@ -1,4 +1,4 @@
-"""What a task is, as data: parameter layout, data contract, hyper-parameters, graph digests; and its TOML form."""
+"""The task manifest: parameter layout, data contract, hyper-parameters and graph digests, with its TOML form."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KINDS: Final[tuple[Kind, ...]] = ("classification", "regression", "sequence")
 
 @dataclass(frozen=True, slots=True)
 class LocalTraining:
-    """How a device trains between two uploads: plain SGD in one of three lengths.
+    """The recipe of local training between two uploads: plain SGD, of a length given in one of three ways.
 
     ``batch_size == 0`` takes ``steps`` steps on the whole training share. Otherwise mini-batches: ``epochs`` passes,
     or, if ``epochs == 0``, exactly ``steps`` mini-batches.
@@ -41,10 +41,10 @@ class LocalTraining:
     Attributes:
         epochs: passes over the training share, mini-batches only.
         steps: gradient steps, see above.
-        batch_size: samples a step; 0 is the whole share.
+        batch_size: samples per step; 0 is the whole share.
         lr: step size in the first round.
         momentum: heavy-ball factor, 0 <= momentum < 1; the velocity starts at zero each round.
-        lr_decay: factor a round, the step size of round t is lr * lr_decay**t.
+        lr_decay: factor per round: the step size of round t is lr * lr_decay**t.
         clip: largest global L2 norm of a step's gradient (proximal term included); 0 is off.
         prox_mu: FedProx's mu, weight of the pull towards the round's first model; 0 is off.
     """
@@ -102,12 +102,12 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What one sample (or label) must look like.
+    """Shape, dtype and range of one sample or label.
 
     Attributes:
         shape: without the batch dimension.
         dtype: ``float32`` or ``int64``.
-        limit: for int64, values lie in [0, limit); 0 sets no bound.
+        limit: for int64, values are in [0, limit); 0 sets no bound.
     """
 
     shape: tuple[int, ...]
@@ -124,12 +124,12 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class TaskManifest:
-    """Everything about a task but the graphs themselves.
+    """A task's description: all of it except the graphs.
 
     Attributes:
         name: a-z, 0-9 and '-'.
         opset: ONNX operator set of all three graphs.
-        kind: what the labels are: a class, a number, or a class for each position of a sequence.
+        kind: kind of labels: a class, a number, or a class for each position of a sequence.
         parameters: in the order of the flat vector; all ``shared`` ones first.
         input: one sample.
         label: one label; ``limit`` is the number of classes.
@@ -194,7 +194,7 @@ class TaskManifest:
         return sum(p.length for p in self.parameters)
 
     def to_toml(self) -> str:
-        """Return the one TOML text of this manifest: same manifest, same bytes."""
+        """Return the canonical TOML text of this manifest: equal manifests give equal bytes."""
         lines = [
             f"format_version = {self.format_version}",
             f'name = "{self.name}"',
@@ -228,7 +228,7 @@ class TaskManifest:
         """Read a manifest.
 
         Raises:
-            TaskError: it is oversize, not TOML, has a missing, unknown or duplicated key, or a value out of range.
+            TaskError: the text is too long, not TOML, has a missing, unknown or duplicated key, or a value out of range.
         """
         if len(data) > MAX_MANIFEST_BYTES:
             raise TaskError(f"task.toml has {len(data)} bytes, more than {MAX_MANIFEST_BYTES}")

@@ -1,9 +1,8 @@
-"""Just enough of ONNX's protobuf encoding to judge a graph before ONNX Runtime sees it, and to bind one input.
+"""A minimal parser of ONNX's protobuf encoding: check a graph before ONNX Runtime sees it, and bind one input.
 
 Field numbers are those of onnx.proto (ONNX IR specification); the encoding is protobuf's: a varint key
-``number << 3 | wire_type``, then a varint, 4 or 8 fixed bytes, or a length and that many bytes. Every field that is
-not
-named below is refused: what we do not understand, ONNX Runtime must not act upon.
+``number << 3 | wire_type``, then a varint, 4 or 8 fixed bytes, or a length and that many bytes. A field that is not named
+below is refused, so that ONNX Runtime acts only on fields that were checked.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ MAX_GRAPH_BYTES: Final = 64 << 20
 """Largest ONNX graph a device loads; theta is an input, so even big models have small graphs."""
 
 MAX_FIELDS: Final = 1_000_000
-"""Most protobuf fields read in one graph: bounds the time hostile bytes can take (2.3 s on the build machine)."""
+"""Most protobuf fields read in one graph; bounds the time that hostile bytes can take (2.3 s on the build machine)."""
 
 MIN_OPSET: Final = 18
 MAX_OPSET: Final = 23
@@ -135,7 +134,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def encode_length(number: int, size: int) -> bytes:
-    """Return key and length that stand before the ``size`` bytes of LENGTH field ``number``."""
+    """Return the key and length that precede the ``size`` bytes of LENGTH field ``number``."""
     return encode_varint(number << 3 | LENGTH) + encode_varint(size)
 
 
@@ -149,11 +148,11 @@ def check_graph(model: bytes, what: str) -> int:
 
     Args:
         model: ModelProto bytes.
-        what: the graph's name for messages.
+        what: the graph's name in error messages.
 
     Raises:
-        TaskError: it is too big, malformed, refers to external data, uses another operator domain than ONNX's own,
-            has local functions, control flow, sparse tensors or metadata.
+        TaskError: the model is too big or malformed, refers to external data, uses an operator domain other than ONNX's,
+            or has local functions, control flow, sparse tensors or metadata.
     """
     if len(model) > MAX_GRAPH_BYTES:
         raise TaskError(f"{what} has {len(model)} bytes, more than the limit of {MAX_GRAPH_BYTES}")
@@ -180,10 +179,10 @@ def check_graph(model: bytes, what: str) -> int:
 
 
 def bind_input(model: bytes, name: str, length: int) -> bytes:
-    """Return the bytes that, followed by ``length`` float32 numbers, are ``model`` with input ``name`` made a constant.
+    """Return ``model`` with input ``name`` made a constant, except for the constant's ``length`` float32 numbers at the end.
 
-    The graph is moved to the end of the model, and the constant to the end of the graph, so that its raw data is
-    last.
+    The graph is moved to the end of the model, and the constant to the end of the graph, so that the caller can write
+    its raw data after the returned bytes.
 
     Args:
         model: ModelProto bytes that :func:`check_graph` accepts.
@@ -273,6 +272,6 @@ def _check_tensor(reader: _Reader, body: memoryview, what: str) -> None:
         external = field.number == _TENSOR_EXTERNAL
         if external or (field.number == _TENSOR_LOCATION and (field.wire_type != VARINT or field.value != 0)):
             raise TaskError(
-                f"{what} keeps a tensor in another file", hint="task graphs hold their constants themselves"
+                f"{what} stores a tensor in another file", hint="task graphs contain their constants themselves"
             )
         _allow(field, _TENSOR_ALLOWED, what, "tensor")
