@@ -1,4 +1,4 @@
-"""Signatures on a checkpoint, and what makes enough of them: more than half of the roster."""
+"""Certificates of a mask epoch: a checkpoint with the signatures of more than half of the roster's devices."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ CHECKPOINT_PURPOSE: Final = "checkpoint"
 
 
 def majority(devices: int) -> int:
-    """Return how many of ``devices`` are more than half."""
+    """Return the smallest number that is more than half of ``devices``."""
     return devices // 2 + 1
 
 
 def sign_checkpoint(identity: Identity, checkpoint: Checkpoint) -> bytes:
-    """Return the 64 bytes by which a device says that its own fold is the same."""
+    """Return the 64-byte signature by which a device confirms that its own fold gives the same origins."""
     return identity.sign(CHECKPOINT_PURPOSE, encode(checkpoint))
 
 
 def has_signed(member: Member, checkpoint: Checkpoint, signature: bytes) -> bool:
-    """Whether ``signature`` (64 bytes) is the member's over ``checkpoint``."""
+    """Return whether ``signature`` (64 bytes) is the member's signature over ``checkpoint``."""
     try:
         verify(member.sign_key, CHECKPOINT_PURPOSE, encode(checkpoint), signature)
     except UntrustedError:
@@ -37,12 +37,12 @@ def has_signed(member: Member, checkpoint: Checkpoint, signature: bytes) -> bool
 def certify(
     checkpoint: Checkpoint, roster: Roster, roster_bytes: bytes, signatures: Mapping[str, bytes]
 ) -> Certificate | None:
-    """Return the certificate, or None where the signatures that hold are not those of more than half of the roster.
+    """Return the certificate, or None if valid signatures are not more than half of the roster's active devices.
 
     Args:
-        checkpoint: what was signed.
-        roster: the newest.
-        roster_bytes: the same as the owner signed it.
+        checkpoint: the signed checkpoint.
+        roster: the newest roster.
+        roster_bytes: the same roster as the owner signed it.
         signatures: device -> 64 bytes.
     """
     held = []
@@ -58,24 +58,24 @@ def certify(
 def check_certificate(
     certificate: Certificate, *, owner_key: bytes, fleet: str, least_sequence: int
 ) -> tuple[Checkpoint, Roster]:
-    """Return the checkpoint and its roster, if more than half of that signed it.
+    """Check a certificate and return its checkpoint and its roster.
 
-    The roster is that of the certificate, since a newer one counts devices that were not there yet. It must be one from
-    after the secrets were drawn that the epoch is made with: no device in it has been revoked since.
+    Signatures are counted against the certificate's own roster, since a newer one may list devices that could not sign. That
+    roster must be as new as the epoch's secrets, so that it lists no device that was revoked before they were drawn.
 
     Args:
-        certificate: as it came.
+        certificate: the received certificate.
         owner_key: the pinned owner's Ed25519 key, 32 bytes.
-        fleet: whose it must be.
-        least_sequence: oldest roster that is accepted.
+        fleet: the expected fleet.
+        least_sequence: sequence of the oldest roster that is accepted.
 
     Raises:
-        UntrustedError: another fleet's, too few signatures, or a roster that is not the owner's or too old.
+        UntrustedError: another fleet's certificate, too few signatures, or a roster that is not the owner's or too old.
     """
     checkpoint = certificate.checkpoint
     if checkpoint.fleet != fleet:
         raise UntrustedError(f"a checkpoint of fleet {checkpoint.fleet!r}")
-    # Whether the owner has let the roster run out is asked of the newest one, not of this.
+    # now_s=0: expiry is checked on the newest roster, and this one may be older.
     roster = open_roster(certificate.roster, owner_key=owner_key, fleet=fleet, least_sequence=least_sequence, now_s=0)
     if roster.keys_since != checkpoint.generation:
         raise UntrustedError(

@@ -1,4 +1,12 @@
-"""A party's place in a fleet: its keys, the owner's grant and the newest roster, in one private directory."""
+"""A party's membership on disk: its keys, the owner's grant and the newest roster, in one private directory.
+
+Rules:
+
+- The membership file is written last when a party joins, so a crash before that leaves a party that has not joined.
+- `roster.least` records the newest roster that was ever in force. An older roster is a rollback, and another roster of the
+  same sequence is a fork; both are refused, also when someone copies the file here.
+- New secrets wait in a file of their own until a run or a mask epoch needs them, then replace the grant in force.
+"""
 
 from __future__ import annotations
 
@@ -26,25 +34,21 @@ LOG = logging.getLogger("shoal.membership")
 KEY_FILE: Final = "identity.key"
 GRANT_FILE: Final = "membership.bin"
 NEXT_FILE: Final = "membership.next"
-"""With the roster sequence behind it: a grant with newer secrets, in force from the first run or mask epoch made with them."""
+"""Prefix of a file with a grant of newer secrets, followed by their roster sequence; the first run or mask epoch that is
+made with them puts it in force."""
 MOST_LATER: Final = 8
-"""Grants with newer secrets that are kept; of more the oldest go."""
+"""Grants with newer secrets that are stored; if there are more, the oldest are removed."""
 
 ROSTER_FILE: Final = "roster.signed"
 LEAST_FILE: Final = "roster.least"
-"""The highest sequence of a roster that was ever in force, in decimal digits, and that roster's SHA-256 in hex.
-
-An older roster that is copied here is refused, and so is another one of that sequence.
-"""
+"""File with the highest sequence of a roster that was ever in force, in decimal digits, and that roster's SHA-256 in hex."""
 CARD_MODE: Final = 0o644
-"""A card holds public keys, and is carried."""
+"""A card holds public keys only, and people copy it."""
 WAIT_S: Final = 2.0
-"""How long another program that works in the directory may take to end."""
+"""How long to wait for another program in the directory to end."""
 BUSY_HINT: Final = "end `shoal-edge run` or `shoal-aggregator serve` there first"
 
-DAMAGED_HINT: Final = (
-    "is it this program's directory? Else join again with a grant from the owner: shoal-fleet add-device"
-)
+DAMAGED_HINT: Final = "check that this is the program's directory; if it is, join again with a grant from the owner: shoal-fleet add-device"
 
 _WAITING: Final = re.compile(re.escape(NEXT_FILE) + r"\.(\d{10})", re.ASCII)
 
@@ -54,12 +58,12 @@ G = TypeVar("G", AggregatorGrant, DeviceGrant)
 
 
 def make_identity(directory: Path, name: str, role: str) -> Path:
-    """Make a party's keys where they belong; return the card to carry to the owner.
+    """Make a party's keys in ``directory`` and return the path of the card to carry to the owner.
 
-    Where a crash has left keys of this name without their card, it is written anew.
+    If a crash has left keys of this name without a card, only the card is written.
 
     Raises:
-        ConfigError: there are keys already, or another program is at work there.
+        ConfigError: the directory holds keys already, or another program runs there.
     """
     identity = Identity.generate(name)
     private_directory(directory)
@@ -82,8 +86,8 @@ def accept_grant(directory: Path, grant_file: bytes, kind: type[G], owner_finger
 
     Raises:
         NotEnrolledError: there are no keys yet.
-        UntrustedError: the grant is another owner's, or for somebody else.
-        as `store_grant`
+        UntrustedError: the grant is another owner's or another party's, or as for `store_grant`.
+        ConfigError: as for `store_grant`.
     """
     if not (directory / KEY_FILE).exists():
         raise NotEnrolledError(f"{directory} holds no keys yet", hint="run init there first")
@@ -91,16 +95,16 @@ def accept_grant(directory: Path, grant_file: bytes, kind: type[G], owner_finger
 
 
 def store_grant(directory: Path, grant: AggregatorGrant | DeviceGrant) -> None:
-    """Store an opened grant as the one in force; the membership file, written last, is what makes a member.
+    """Put an opened grant in force: write its roster, then the membership file.
 
     Raises:
-        UntrustedError: its roster is not the owner's, has expired, is older than one that was in force, or is not the one
-            that its keys were drawn for.
-        ConfigError: the directory belongs to another fleet, or a program that would write over the grant runs there.
+        UntrustedError: the grant has no roster, or one that is not the owner's, has expired, is older than one that was in
+            force, or does not match the grant's keys.
+        ConfigError: the directory belongs to another fleet, or a program that would overwrite the grant runs there.
     """
     if not grant.roster:
         raise UntrustedError(
-            "this grant only renews the keys of somebody who belongs to the fleet",
+            "this grant only renews the keys of a party that has already joined",
             hint="ask the owner for a new one: shoal-fleet add-device, or add-aggregator",
         )
     now_s = int(time.time())
@@ -118,9 +122,9 @@ def store_grant(directory: Path, grant: AggregatorGrant | DeviceGrant) -> None:
 
 
 def _check_follows(directory: Path, grant: AggregatorGrant | DeviceGrant, roster: Roster) -> None:
-    """Return if a grant may take the place of the one in ``directory``; arguments as in `store_grant`.
+    """Check that a grant may replace the one in ``directory``; arguments as in `store_grant`.
 
-    What is kept there beside it, a device's high-water mark above all, is of one fleet.
+    The other files there, above all a device's replay watermark, belong to one fleet.
     """
     seen = (_least(directory), _in_file(directory / ROSTER_FILE, grant.owner_key))
     least = max(sequence for sequence, _ in seen)
@@ -128,7 +132,7 @@ def _check_follows(directory: Path, grant: AggregatorGrant | DeviceGrant, roster
         try:
             held = decode(read_private(directory / GRANT_FILE), type(grant))
         except WireError:
-            held = grant  # damaged: joining again is how it is repaired
+            held = grant  # damaged: joining again repairs it
         if (held.fleet, held.owner_key) != (grant.fleet, grant.owner_key):
             raise ConfigError(
                 f"{directory} belongs to fleet {held.fleet!r}, and this grant is of another fleet or owner",
@@ -140,22 +144,22 @@ def _check_follows(directory: Path, grant: AggregatorGrant | DeviceGrant, roster
     if roster.sequence < least:
         raise UntrustedError(
             f"a grant with roster {roster.sequence} after roster {least}: refused as a rollback",
-            hint="join with the newest grant, which lies in the owner's grants folder",
+            hint="join with the newest grant, from the owner's grants folder",
         )
 
 
 def _check_same(sequence: int, signed: bytes, known_sequence: int, known_digest: bytes) -> None:
-    """Return unless the roster ``signed`` has the sequence of a known one and other bytes.
+    """Check that the roster ``signed`` is no fork: a known sequence with other bytes.
 
     Raises:
-        RosterForkError: it has.
+        RosterForkError: it is.
     """
     if sequence == known_sequence and not hmac.compare_digest(digest_of(signed), known_digest):
         raise RosterForkError(sequence)
 
 
 def _in_file(path: Path, owner_key: bytes) -> tuple[int, bytes]:
-    """Return sequence and SHA-256 of a roster file, expired or not; 0 and nothing where there is none that the owner signed."""
+    """Return sequence and SHA-256 of a roster file, expired or not; (0, b"") if there is none that the owner signed."""
     try:
         signed = read_private(path)
         return open_document(signed, Roster, owner_key).sequence, digest_of(signed)
@@ -164,10 +168,10 @@ def _in_file(path: Path, owner_key: bytes) -> tuple[int, bytes]:
 
 
 def _least(directory: Path) -> tuple[int, bytes]:
-    """Return sequence and SHA-256 of the newest roster that was ever in force; 0 and nothing where none was.
+    """Return sequence and SHA-256 of the newest roster that was ever in force; (0, b"") if there was none.
 
     Raises:
-        IntegrityError: the file that says so is damaged.
+        IntegrityError: the file that records it is damaged.
     """
     path = directory / LEAST_FILE
     if not path.exists():
@@ -192,7 +196,7 @@ def _waiting(directory: Path) -> list[tuple[int, Path]]:
 
 
 def _kept(grant: AggregatorGrant | DeviceGrant) -> bytes:
-    """Return a grant as its file holds it: the roster has a file of its own."""
+    """Return the bytes of a grant's file: the grant without its roster, which has a file of its own."""
     return encode(dataclasses.replace(grant, roster=b""))
 
 
@@ -200,22 +204,22 @@ class Membership(Generic[G]):
     """A party that belongs to a fleet.
 
     Attributes:
-        directory: where its files are; identity: its private keys; group: the fleet's broadcast key.
-        roster, roster_bytes: the newest roster, and as the owner signed it.
-        later: grants with newer secrets that no run has called for yet, oldest first. A fleet that the owner changes
-            twice in a row may go through the secrets in between.
+        directory: the party's files; identity: its private keys; group: the fleet's broadcast key.
+        roster, roster_bytes: the newest roster, decoded and as the owner signed it.
+        later: grants with newer secrets that no run has used yet, oldest first. After two changes of the fleet in a row, a
+            run may use the secrets in between.
     """
 
     def __init__(self, directory: Path, kind: type[G], *, expired: bool = False) -> None:
         """Load what `accept_grant` left in ``directory``.
 
         Args:
-            directory: the party's.
-            kind: of its grant.
-            expired: take up an expired roster as well; nothing but a newer one may then be believed, see `expired`.
+            directory: the party's directory.
+            kind: the type of its grant.
+            expired: accept an expired roster; the caller must then wait for a newer one, see `expired`.
 
         Raises:
-            NotEnrolledError: nobody has joined there.
+            NotEnrolledError: no party has joined there.
             UntrustedError: the roster is not the owner's, older than one that was in force before, or has expired.
             RosterForkError: another roster of its sequence was in force before.
         """
@@ -232,7 +236,7 @@ class Membership(Generic[G]):
         except ConfigError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
-            self._read_grants()  # a running program has put the next grant in force meanwhile
+            self._read_grants()  # a running program put the next grant in force between two reads
         self._forks: set[bytes] = set()
         self._least, digest = _least(directory)
         self.roster_bytes = read_private(directory / ROSTER_FILE)
@@ -261,17 +265,17 @@ class Membership(Generic[G]):
 
     @property
     def next(self) -> G | None:
-        """The grant with the newest secrets, where those in force are not."""
+        """The grant with the newest secrets; None if the one in force has them."""
         return self.later[-1] if self.later else None
 
     @property
     def newest_generation(self) -> int:
-        """Roster sequence at which the newest secrets that we hold were drawn."""
+        """Roster sequence at which the newest stored secrets were drawn."""
         return (self.next or self.grant).keys_since
 
     @property
     def keys_since(self) -> int:
-        """Roster sequence at which the owner last drew secrets, as far as we know: by the newest roster, or the newest keys."""
+        """Highest known roster sequence at which the owner drew secrets, from the newest roster or the newest grant."""
         return max(self.roster.keys_since, self.newest_generation)
 
     @property
@@ -295,11 +299,11 @@ class Membership(Generic[G]):
         return self.grant.owner_key
 
     def reload(self) -> bool:
-        """Read the roster file again; return whether it holds another roster, which is then in force.
+        """Read the roster file again, put its roster in force, and return whether it was another one.
 
         Raises:
-            UntrustedError: not the owner's, rolled back, or expired. It will not be in force after a restart either.
-            RosterForkError: another roster of the sequence in force.
+            UntrustedError: the roster is not the owner's, rolled back, or expired; a restart refuses it as well.
+            RosterForkError: it is another roster of the sequence in force.
         """
         data = read_private(self.directory / ROSTER_FILE)
         if data == self.roster_bytes:
@@ -318,15 +322,15 @@ class Membership(Generic[G]):
             self._least = self.roster.sequence
 
     def adopt(self, data: bytes) -> bool:
-        """Take up a roster from the network; return whether it is newer than ours, and than one that was carried here by hand.
+        """Put a roster from the network in force if it is newer than ours and than the roster file; return whether it is.
 
         Raises:
-            UntrustedError: not the owner's, rolled back, or expired.
-            RosterForkError: another roster of the sequence in force.
+            UntrustedError: the roster is not the owner's, rolled back, or expired.
+            RosterForkError: it is another roster of the sequence in force.
         """
         try:
             self.reload()
-        except ShoalError as error:  # no such file may keep a newer roster from the network out
+        except ShoalError as error:  # a bad roster file must not block a newer roster from the network
             if isinstance(error, RosterForkError):
                 LOG.error("roster file refused", extra={"kv": {"reason": error, "hint": error.hint}})
         roster = self._open(data, self.roster.sequence)
@@ -339,17 +343,17 @@ class Membership(Generic[G]):
         return True
 
     def check_fork(self, sequence: int, signed: bytes) -> None:
-        """Return unless a roster that the owner ``signed`` has the sequence of ours and other bytes.
+        """Check that a roster which the owner ``signed`` is no fork of ours: our sequence with other bytes.
 
         Raises:
-            RosterForkError: it has.
+            RosterForkError: it is.
         """
         _check_same(sequence, signed, self.roster.sequence, digest_of(self.roster_bytes))
 
     def is_new_fork(self, signed: bytes) -> bool:
-        """Note a roster that was refused as a fork; return whether it was the first time, and is worth an alarm.
+        """Record a roster that was refused as a fork; return whether it is new, so that each fork is reported once.
 
-        Anyone on an open broker can repeat what the owner has sent, and would otherwise fill the log.
+        On an open broker anyone can repeat the owner's messages, which would otherwise fill the log.
         """
         digest = digest_of(signed)
         new = digest not in self._forks
@@ -357,12 +361,12 @@ class Membership(Generic[G]):
         return new
 
     def take_grant(self, data: bytes) -> bool:
-        """Keep a grant that came through the broker for later; return whether its secrets are newer than all we have.
+        """Store a grant from the broker if its secrets are newer than all stored ones; return whether they are.
 
-        The roster that goes with them comes by itself.
+        Its roster arrives in a message of its own.
 
         Raises:
-            UntrustedError: not the owner's, for somebody else, or of another fleet.
+            UntrustedError: the grant is not the owner's, or is for another party or fleet.
         """
         grant = open_renewal(self.identity, data, self._kind, self.owner_key)
         if grant.fleet != self.fleet:
@@ -376,24 +380,27 @@ class Membership(Generic[G]):
         return True
 
     def _replace(self, grant: G) -> None:
-        """Put ``grant`` in the place of the one in force."""
+        """Put ``grant`` in force, on disk first."""
         write_private(self.directory / GRANT_FILE, _kept(grant))
         self._use(grant)
 
     def open_under_any(
         self, payload: memoryview, head: Sealed, at: int, sender_sign_key: bytes, signed: bytes
     ) -> tuple[GroupKey, memoryview]:
-        """Return what opens a group envelope, and its plaintext: the broadcast key in use, the one in force or a later one.
+        """Open a group envelope with any stored broadcast key: the one in use, the one in force, or a later one.
 
         Args:
             payload: the envelope.
-            head: with ``at``, from `read_head`.
-            at: where the sealed part begins.
+            head: its head, from `read_head`.
+            at: offset of the sealed part, from `read_head`.
             sender_sign_key: 32 bytes, Ed25519.
             signed: the envelope's `Fingerprint.signed`.
 
+        Returns:
+            The key that opened the envelope, and its plaintext.
+
         Raises:
-            SealError: under no key that we hold, altered, or not the sender's.
+            SealError: no stored key opens it, or it was altered or is not the sender's.
         """
         held: list[GroupKey] = [self._broadcast(self.grant)]
         held += [self._broadcast(grant) for grant in self.later]
@@ -406,11 +413,11 @@ class Membership(Generic[G]):
         raise refused
 
     def newer(self, generation: int) -> G | None:
-        """Return the newest grant that is not in force yet and whose secrets were drawn by roster ``generation``."""
+        """Return the newest waiting grant whose secrets are not newer than roster ``generation``; None without one."""
         return next((g for g in reversed(self.later) if g.keys_since <= generation), None)
 
     def promote(self, grant: G) -> None:
-        """Put one of the newer grants in force and forget those before; what they have sealed can't be read any more."""
+        """Put a waiting grant in force and delete the older ones; messages sealed under those can no longer be opened."""
         at = self.later.index(grant) + 1
         gone, self.later = self.later[:at], self.later[at:]
         self._replace(grant)

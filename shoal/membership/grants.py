@@ -1,7 +1,8 @@
-"""Joining a fleet: a party's self-signed card goes to the owner, the owner's sealed grant comes back.
+"""Cards and grants: a party gives the owner its self-signed card, and receives a sealed grant.
 
-A grant is sealed to one party and signed by the owner, whose fingerprint the person who joins has got by another way.
-Devices get the mask secret and the content key; the aggregator's grant is another message that has no field for them.
+A grant is sealed to one party and signed by the owner, whose fingerprint the person at the joining machine got by another
+channel. A device's grant contains the mask secret and the content key; the aggregator's grant is another message type, with
+no field for them.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ G = TypeVar("G", AggregatorGrant, DeviceGrant)
 
 
 def make_card(identity: Identity, role: str) -> bytes:
-    """Return the card of a party that wants to be a ``device`` or the ``aggregator``."""
+    """Return the signed card of a party that asks to be a ``device`` or the ``aggregator``."""
     return sign_document(identity, Card(role, identity.member))
 
 
 def open_card(data: bytes) -> Card:
-    """Return a card whose own key signed it: it proves that the sender holds the key, not who the sender is.
+    """Open a card after checking that its own key signed it. This proves possession of the key, not the party's identity.
 
     Raises:
-        UntrustedError: the signature is not of the key in the card.
-        WireError: not a card, or one with a key that nothing can be sealed to.
+        UntrustedError: the signature is not by the key in the card.
+        WireError: the bytes are no card, its role is unknown, or nothing can be sealed to its key.
     """
     claimed = peek_document(data, Card)
     card = open_document(data, Card, claimed.member.sign_key)
@@ -44,17 +45,17 @@ def open_card(data: bytes) -> Card:
 
 
 def seal_grant(owner: Identity, card: Card, grant: AggregatorGrant | DeviceGrant) -> bytes:
-    """Return the file that only the card's holder can open."""
+    """Return the grant file: ``grant`` signed by the owner and sealed to the card's holder."""
     head = GRANT.head(grant.fleet, OWNER_NAME, card.member.name, role=card.role)
     sealed = seal_to_member(owner, card.member.seal_key, head, encode(grant))
     return encode(GrantFile(owner.member, sealed))
 
 
 def open_grant(identity: Identity, data: bytes, kind: type[G], owner_fingerprint: str) -> G:
-    """Return the grant, if the owner of ``owner_fingerprint`` made it for ``identity``.
+    """Open a grant file for ``identity`` from the owner with ``owner_fingerprint``.
 
     Raises:
-        UntrustedError: another owner, another recipient, or altered.
+        UntrustedError: the grant is another owner's or for another recipient, or was altered.
     """
     file = decode(data, GrantFile)
     if fingerprint(file.owner) != owner_fingerprint.strip().lower():
@@ -68,15 +69,15 @@ def open_grant(identity: Identity, data: bytes, kind: type[G], owner_fingerprint
         recipient = read_head(file.sealed)[0].recipient
         raise UntrustedError(
             f"this grant is not for the keys of {identity.name!r} here",
-            hint=f"it is for {recipient!r}, or for keys made before these; add-device or add-aggregator makes another",
+            hint=f"it is for {recipient!r}, or for earlier keys of this party; add-device or add-aggregator makes another",
         ) from error
 
 
 def open_renewal(identity: Identity, data: bytes, kind: type[G], owner_key: bytes) -> G:
-    """Return a later grant, if the owner whose Ed25519 key (32 bytes) is pinned made it for ``identity``.
+    """Open a later grant for ``identity`` from the pinned owner, whose Ed25519 key is ``owner_key`` (32 bytes).
 
     Raises:
-        UntrustedError: another owner, another recipient, or altered.
+        UntrustedError: the grant is another owner's or for another recipient, or was altered.
     """
     file = decode(data, GrantFile)
     if file.owner.sign_key != owner_key:

@@ -1,4 +1,4 @@
-"""The roster as its readers accept it: signed by the owner, not expired, never older than one seen before."""
+"""Checks of a received roster: signed by the owner, of the right fleet, not expired, not older than one seen before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.protocol.documents import Member, Roster
 from shoal.util.times import utc
 
 MOST_DIGITS: Final = 10
-"""Of a sequence, which is 32 bits wide on the wire."""
+"""Most decimal digits of a sequence, which is 32 bits wide on the wire."""
 FORK_HINT: Final = (
     "the owner's directory was restored from a backup, or two copies of it are in use: end the other copy, then let the right "
     "one run `shoal-fleet publish`, which signs a roster beyond both; compare its devices with `shoal-fleet show`"
@@ -37,12 +37,12 @@ def open_roster(data: bytes | memoryview, *, owner_key: bytes, fleet: str, least
     Args:
         data: signature and document.
         owner_key: the pinned owner's Ed25519 key, 32 bytes.
-        fleet: whose roster it must be.
+        fleet: the expected fleet.
         least_sequence: highest sequence seen so far.
-        now_s: unix seconds.
+        now_s: unix seconds; 0 accepts an expired roster.
 
     Raises:
-        UntrustedError: not signed by the owner, of another fleet, rolled back, or expired.
+        UntrustedError: the roster is not signed by the owner, of another fleet, rolled back, or expired.
     """
     roster = open_document(data, Roster, owner_key)
     if roster.fleet != fleet:
@@ -54,22 +54,22 @@ def open_roster(data: bytes | memoryview, *, owner_key: bytes, fleet: str, least
         )
     if has_expired(roster, now_s):
         raise UntrustedError(
-            f"the roster has expired: it held until {expiry_of(roster)}",
+            f"the roster has expired: it was valid until {expiry_of(roster)}",
             hint="is this machine's clock right? if so, have the owner sign a new one, `shoal-fleet renew`, and hand it out",
         )
     return roster
 
 
 def digest_of(signed: bytes | memoryview) -> bytes:
-    """Return the SHA-256 of a signed roster, 32 bytes: rosters of one sequence and different digests are a fork."""
+    """Return the SHA-256 of a signed roster, 32 bytes. Two rosters of one sequence with different digests are a fork."""
     return hashlib.sha256(signed).digest()
 
 
 def owner_purpose(sequence: int, signed: bytes) -> str:
     """Return the purpose of the envelope in which the owner seals a roster to the aggregator.
 
-    The owner can't open that envelope again. In the purpose, which the owner's signature covers, a restored owner reads
-    which roster the fleet has. The broker learns only that number, since the digest covers a signature.
+    The owner can't open that envelope again. After a restore it reads from the purpose, which its signature covers, which
+    roster the fleet has. The broker learns only the sequence, since the digest covers a signature.
     """
     return OWNER_ROSTER.purpose.format(sequence=sequence, digest=digest_of(signed).hex())
 
@@ -87,12 +87,12 @@ def read_owner_purpose(purpose: str) -> tuple[int, bytes] | None:
 
 
 def has_expired(roster: Roster, now_s: int) -> bool:
-    """Whether a roster holds no more at ``now_s``, unix seconds."""
+    """Return whether a roster has expired at ``now_s``, unix seconds."""
     return now_s > roster.expires_at_s
 
 
 def expiry_of(roster: Roster) -> str:
-    """Return until when a roster holds, for people: UTC."""
+    """Return a roster's expiry as text, in UTC."""
     return utc(roster.expires_at_s)
 
 

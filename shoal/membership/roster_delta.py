@@ -1,7 +1,8 @@
-"""A new roster as the difference to the one before, so that a change in a fleet of n does not send n rosters of n.
+"""A new roster as a difference to the previous one, so that a change in a fleet of n does not send n rosters of size n.
 
-The owner signs whole rosters and nothing else. A change names what is new and carries that signature, so whoever applies it
-checks the whole roster that results: the aggregator, which makes changes, can't say anything that the owner has not signed.
+The owner signs whole rosters only. A change lists the new entries and carries that signature; a device that applies it
+checks the signature over the resulting roster. So the aggregator, which makes the changes, can't add anything that the owner
+has not signed.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from shoal.protocol.documents import Member, Roster, RosterChange
 
 
 def roster_change(before: Roster | None, roster: Roster, signed: bytes) -> RosterChange:
-    """Return what turns ``before`` into ``roster``.
+    """Return the change from ``before`` to ``roster``.
 
     Args:
-        before: the roster that the fleet was told last; None where nobody knows, the change then only says which is newest.
-            The same goes for one that can't come before.
-        roster: the newest.
-        signed: the same as the owner signed it.
+        before: the roster that was published last. If it is None, of another fleet or newer than ``roster``, the change is
+            empty and only names the newest roster.
+        roster: the newest roster.
+        signed: the same roster as the owner signed it.
     """
     known = roster
     if before is not None and before.fleet == roster.fleet and before.sequence <= roster.sequence:
@@ -50,14 +51,14 @@ def roster_change(before: Roster | None, roster: Roster, signed: bytes) -> Roste
 
 
 def apply_change(before: Roster, change: RosterChange) -> bytes:
-    """Return the newest roster as the owner signed it, signature not checked; nothing else than `open_roster` may read it.
+    """Apply a change and return the resulting signed roster. Its signature is NOT checked: open it with `open_roster`.
 
     Args:
-        before: the roster that the change follows, of its fleet and sequence.
+        before: the roster that the change starts from.
         change: from `roster_change`.
 
     Raises:
-        WireError: it is of another roster, or names places that it does not fill.
+        WireError: the change starts from another roster, or does not fill all places.
     """
     if (change.fleet, change.after) != (before.fleet, before.sequence):
         raise WireError(f"a change of roster {change.after} of {change.fleet!r} on {before.sequence}")

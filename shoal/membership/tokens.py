@@ -1,8 +1,8 @@
-"""Proof of a one-time token: a new device's request, sealed and authenticated under a secret that the owner handed out.
+"""Enrolment requests: a new device proves a one-time token, in a message sealed under a key derived from the token.
 
 The device knows the owner's fingerprint but not yet the owner's keys, so the request is sealed under a key of the token
-itself: whoever has not seen the line can neither read nor make one. HMAC (RFC 2104) with SHA-256 binds the token to the
-device's card, the fleet, both fingerprints and the expiry; the card's own key signs the whole.
+itself: only holders of the enrolment line can read or make one. HMAC (RFC 2104) with SHA-256 binds the token to the device's
+card, the fleet, both fingerprints and the expiry; the card's own key signs the whole.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ GROUP_LABEL: Final = "enrolment"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An enrolment request whose token holds.
+    """An enrolment request with a valid proof.
 
     Attributes:
-        card: the device's; card_bytes: the same as it signed it.
+        card: the device's card; card_bytes: the same as the device signed it.
         asked_at_s: unix seconds by the device's clock.
     """
 
@@ -48,12 +48,12 @@ def _derive(secret: bytes, purpose: str, length: int) -> bytes:
 
 
 def token_id(secret: bytes) -> str:
-    """Return the 16 hex digits by which topics name the token; they say nothing about its secret."""
+    """Return the 16 hex digits that name the token in topics; they reveal nothing about its secret."""
     return _derive(secret, "id", 8).hex()
 
 
 def make_request(identity: Identity, token: Token, asked_at_s: int) -> bytes:
-    """Return the request of a device that was given ``token``: an encoded `EnrolRequest`."""
+    """Return a device's request under ``token``, an encoded `EnrolRequest`; ``asked_at_s`` is in unix seconds."""
     card = make_card(identity, DEVICE_ROLE)
     statement = encode(
         EnrolStatement(
@@ -72,13 +72,13 @@ def make_request(identity: Identity, token: Token, asked_at_s: int) -> bytes:
 
 
 def open_request(data: bytes | memoryview, token: Token) -> Asked:
-    """Return who asks, if the request was made with ``token`` by the holder of the keys that it names.
+    """Open a request and check that it was made with ``token`` by the holder of the keys that it names.
 
-    Expiry and single use are the caller's to check.
+    The caller checks expiry and single use.
 
     Raises:
         UntrustedError: another token, another fleet, other fingerprints, swapped keys or altered bytes.
-        WireError: not a request.
+        WireError: the bytes are no request.
     """
     request = decode(data, EnrolRequest)
     head, at = read_head(request.sealed)
@@ -95,18 +95,18 @@ def open_request(data: bytes | memoryview, token: Token) -> Asked:
     expected = (token.fleet, token.owner, token.aggregator, token_id(token.secret), token.expires_at_s)
     found = (statement.fleet, statement.owner, statement.aggregator, statement.token, statement.expires_at_s)
     if found != expected:
-        raise UntrustedError("the request is for another fleet, owner, aggregator or token than the line says")
+        raise UntrustedError("the request is for another fleet, owner, aggregator or token than the enrolment line")
     card = open_card(statement.card)
     if card.member != request.member or card.role != DEVICE_ROLE:
-        raise UntrustedError("the request's card is not of the keys that sign it")
+        raise UntrustedError("the request's card does not belong to the keys that sign the request")
     return Asked(card, statement.card, statement.asked_at_s)
 
 
 def peek_request(data: bytes | memoryview) -> EnrolRequest:
-    """Return the request WITHOUT checking anything about it: only to say whose request is refused.
+    """Decode a request WITHOUT checking it, only to name its sender in a refusal.
 
     Raises:
-        WireError: not a request.
+        WireError: the bytes are no request.
     """
     return decode(data, EnrolRequest)
 

@@ -221,7 +221,7 @@ def test_another_programs_directory_is_told(call, fleet):
     for program, directory in (("shoal-edge", "server"), ("shoal-aggregator", "dev-1")):
         failed = call(program, "status", directory, status=7)
         assert f"{directory}/membership.bin is damaged, or not what belongs there" in failed.err
-        assert "is it this program's directory?" in failed.err
+        assert "check that this is the program's directory" in failed.err
 
 
 def test_a_grant_for_another_device_or_no_grant_at_all(call, fleet):

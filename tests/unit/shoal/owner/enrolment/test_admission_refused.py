@@ -163,7 +163,7 @@ def test_swapped_keys_are_refused(scene):
     assert reasons(scene.sit()) == ["the request does not prove the token that it names"]
     document = statement(token, make_card(honest, "device"))
     scene.leave_request(token, sealed_by(thief, token, document, prove(token, document)))
-    assert reasons(scene.sit()) == ["the request's card is not of the keys that sign it"]
+    assert reasons(scene.sit()) == ["the request's card does not belong to the keys that sign the request"]
 
 
 def test_a_wrong_proof_is_refused_even_under_the_tokens_seal(scene):
@@ -203,7 +203,7 @@ def test_a_card_for_the_aggregators_role_is_refused(scene):
     token, identity = scene.token(), Identity.generate("dev-1")
     document = statement(token, make_card(identity, "aggregator"))
     scene.leave_request(token, sealed_by(identity, token, document, prove(token, document)))
-    assert reasons(scene.sit()) == ["the request's card is not of the keys that sign it"]
+    assert reasons(scene.sit()) == ["the request's card does not belong to the keys that sign the request"]
 
 
 @pytest.mark.parametrize("junk", [b"x", b"SHL1" + bytes(48) + b"x", bytes(20_000)])
