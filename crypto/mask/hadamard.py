@@ -1,7 +1,7 @@
-"""An orthonormal Hadamard transform of vectors of any length, without padding: blocks, and a window over the rest.
+"""An orthonormal Hadamard transform of vectors of any length, in blocks, without padding.
 
-Additions and subtractions of float32 in an order that never changes, then a multiplication by a constant: IEEE 754 gives
-the same bits on every platform, which a matrix product would not promise. Rounding adds a relative l2 error of 1e-7.
+It adds and subtracts float32 in a fixed order and multiplies by a constant, so IEEE 754 gives the same bits on every
+platform; a matrix product would not. Rounding adds a relative l2 error of 1e-7.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from shoal.types import Float32Vector
 
 MAX_BLOCK_BITS: Final = 12
-"""Blocks of 4096 coordinates: two passes of six butterflies, and each coordinate spreads over 4096."""
+"""Blocks of at most 4096 coordinates: two passes of six butterflies, and each coordinate spreads over 4096."""
 
 _PASS_BITS: Final = 6
 _CACHED: Final = 1 << 16
@@ -23,7 +23,7 @@ _CACHED: Final = 1 << 16
 
 
 def transform(vector: Float32Vector) -> None:
-    """Replace ``vector`` by its blocked Hadamard transform, which keeps norms and dot products.
+    """Replace ``vector`` by its blocked Hadamard transform, which preserves norms and dot products.
 
     With B the largest power of two up to 4096 that is not above the length d, and n = floor(d / B): coordinate i below
     nB belongs to block i mod n and is its element floor(i / n); every block x becomes H x / sqrt(B), with Sylvester's
@@ -37,7 +37,7 @@ def transform(vector: Float32Vector) -> None:
 
 
 def untransform(vector: Float32Vector) -> None:
-    """Undo `transform`: every block is its own inverse, so that only the order of the windows turns round.
+    """Undo `transform`: each block is its own inverse, so only the order of the windows is reversed.
 
     Args:
         vector: shape (d,), float32, C-contiguous; changed in place.
@@ -59,7 +59,7 @@ def _windows(length: int) -> list[tuple[int, int]]:
 def _blocks(vector: NDArray[np.float32], bits: int) -> None:
     """Transform in place the columns of ``vector``, shape (2**bits * n,), read as a matrix of n columns.
 
-    The low bits of a row's number first, which lie close together; then the high ones, by slices of columns.
+    The low bits of a row's number come first, since those rows are close in memory; then the high bits, by column slices.
     """
     scale = np.float32(math.sqrt(0.5) ** bits)
     low = min(bits, _PASS_BITS)
@@ -85,7 +85,14 @@ def _blocks(vector: NDArray[np.float32], bits: int) -> None:
 
 
 def _butterflies(source: NDArray[np.float32], other: NDArray[np.float32], half: int, count: int) -> NDArray[np.float32]:
-    """Return whichever of the two, both shape (m,), holds ``source`` after ``count`` butterflies, the first ``half`` apart."""
+    """Apply ``count`` butterflies to ``source``, the first ``half`` apart, and return the buffer that holds the result.
+
+    Args:
+        source: shape (m,); overwritten.
+        other: shape (m,), a second buffer.
+        half: distance of the pairs in the first butterfly; it doubles each time.
+        count: number of butterflies.
+    """
     for _ in range(count):
         pairs, results = source.reshape(-1, 2, half), other.reshape(-1, 2, half)
         np.add(pairs[:, 0], pairs[:, 1], out=results[:, 0])

@@ -1,4 +1,4 @@
-"""Key derivation for the mask: one HKDF-SHA256, one unambiguous encoding of what a key is for."""
+"""Key derivation for the mask: HKDF-SHA256 with an unambiguous encoding of a key's purpose."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SALT: Final = b"shoal-mask/v2"
 
 
 def encode(*fields: bytes) -> bytes:
-    """Return ``fields`` as one string, each behind its length in 4 big-endian bytes: no two lists encode alike."""
+    """Concatenate ``fields``, each preceded by its length in 4 big-endian bytes, so that no two lists encode alike."""
     return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
 
 
@@ -22,7 +22,7 @@ def expand(secret: bytes, length: int, *fields: bytes) -> bytes:
 
     Args:
         secret: 32 bytes.
-        length: bytes wanted.
-        fields: what the key is for, in order.
+        length: number of bytes.
+        fields: the key's purpose and context, in order.
     """
     return HKDF(algorithm=SHA256(), length=length, salt=SALT, info=encode(*fields)).derive(secret)

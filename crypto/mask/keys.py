@@ -1,4 +1,4 @@
-"""From the mask secret and a context to the key that masks one epoch's vectors (design: privacy.md)."""
+"""Derive the key that masks one epoch's vectors from the mask secret and a context."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ MAX_RUN_ID_BYTES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class MaskContext:
-    """Everything but the secret that decides a mask.
+    """The public inputs of a mask's derivation; the secret is the other one.
 
     Attributes:
         fleet: the fleet's name.
-        run_id: 1 to 64 bytes, random for each run, that name it. An owner's directory restored from a backup gives a
-            run number and a mask epoch a second time; the run id still makes another mask.
+        run_id: 1 to 64 bytes, random for each run. If an owner's directory is restored from a backup, a run number and a
+            mask epoch may be used again; the run id still gives another mask.
         epoch: mask epoch, counted from 0.
         task_digest: 32 bytes.
         mode: a name that ``crypto.mask.modes.registry`` lists.
-        segments: how the vector is laid out, in order; at most one segment of each name.
+        segments: layout of the vector, in order; at most one segment of each name.
     """
 
     fleet: str
@@ -60,13 +60,13 @@ class MaskContext:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskKey:
-    """A derived mask, ready to use; as secret as the secret itself.
+    """A derived mask, ready to use; as secret as the mask secret itself.
 
     Attributes:
-        context: what it was derived for.
-        key_id: 16 bytes that may travel in the clear and say nothing about the mask.
-        length: coordinates it masks.
-        transforms: one a segment, in order.
+        context: the context that it was derived from.
+        key_id: 16 bytes that may be sent in clear and reveal nothing about the mask.
+        length: number of coordinates.
+        transforms: one for each segment, in order.
     """
 
     context: MaskContext
@@ -76,11 +76,11 @@ class MaskKey:
 
     @property
     def exact(self) -> bool:
-        """Whether unmasking gives the same bits; else the same vector to a relative l2 error of 1e-6."""
+        """Whether unmasking restores the same bits; otherwise it restores the vector to a relative l2 error of 1e-6."""
         return registry.find(self.context.mode).exact
 
     def apply(self, source: Float32Vector, out: Float32Vector) -> None:
-        """Write the masked ``source`` to ``out``, both shape (length,), float32, C-contiguous and apart."""
+        """Write the masked ``source`` to ``out``, both shape (length,), float32, C-contiguous, not overlapping."""
         start = 0
         for transform in self.transforms:
             stop = start + transform.length
@@ -88,7 +88,7 @@ class MaskKey:
             start = stop
 
     def invert(self, source: Float32Vector, out: Float32Vector) -> None:
-        """Write the clear vector behind ``source`` to ``out``, both shape (length,), float32, C-contiguous, apart."""
+        """Write the unmasked ``source`` to ``out``, both shape (length,), float32, C-contiguous, not overlapping."""
         start = 0
         for transform in self.transforms:
             stop = start + transform.length
@@ -103,11 +103,11 @@ class MaskKey:
 
 
 def derive(secret: MaskSecret, context: MaskContext) -> MaskKey:
-    """Return the mask that ``secret`` and ``context`` decide.
+    """Derive the mask of ``secret`` and ``context``.
 
-    HKDF-SHA256 over fleet, run id, epoch, task digest, segment and purpose, each behind its length, gives every segment its
-    own keys. About 25 ns a coordinate, 60 for the blocked layout, once an epoch; 12 to 20 bytes a coordinate while it
-    runs, and 4 to keep of a permutation, 5 with signs, 7 of a rotation.
+    HKDF-SHA256 over fleet, run id, epoch, task digest, segment and purpose, each with its length, gives every segment its
+    own keys. Once per epoch it takes about 25 ns a coordinate, 60 for the blocked layout, and 12 to 20 bytes a coordinate
+    while it runs. The key then holds 4 bytes a coordinate for a permutation, 5 with signs, 7 for a rotation.
     """
     raw = secret.reveal()
     epoch = context.epoch.to_bytes(8, "big")
@@ -130,7 +130,7 @@ def derive(secret: MaskSecret, context: MaskContext) -> MaskKey:
 
 
 def key_id(secret: MaskSecret, context: MaskContext) -> bytes:
-    """Return the 16 bytes that name the mask of ``secret`` and ``context`` without deriving it (privacy.md, rule 3)."""
+    """Return the 16 bytes that name the mask of ``secret`` and ``context``, without deriving the mask."""
     return expand(
         secret.reveal(),
         KEY_ID_BYTES,

@@ -1,4 +1,4 @@
-"""Mask and unmask whole vectors: the only two verbs that device code needs."""
+"""Mask and unmask whole vectors: the two functions that device code uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.types import Float32Vector, MaskedVector
 
 
 def mask(vector: Float32Vector, key: MaskKey) -> MaskedVector:
-    """Return ``vector`` under ``key``, in new memory.
+    """Return ``vector`` masked under ``key``, in new memory.
 
     Args:
         vector: shape (d,), float32, finite; d is ``key.length``.
@@ -18,7 +18,7 @@ def mask(vector: Float32Vector, key: MaskKey) -> MaskedVector:
 
     Raises:
         UsageError: another shape or dtype.
-        IntegrityError: a coordinate is NaN or infinite, or would be under a mask that mixes coordinates.
+        IntegrityError: a coordinate is NaN or infinite, or becomes so under a mask that mixes coordinates.
     """
     _check_vector(vector, key.length, "vector")
     _check_finite(vector, "the vector to mask")
@@ -31,20 +31,20 @@ def mask(vector: Float32Vector, key: MaskKey) -> MaskedVector:
 
 
 def unmask(masked: MaskedVector, key: MaskKey, *, out: Float32Vector | None = None) -> Float32Vector:
-    """Return the clear vector behind ``masked``.
+    """Return ``masked`` without its mask.
 
     Args:
-        masked: made under ``key``, or a sum of such vectors; may come from the network.
+        masked: a vector masked under ``key``, or a sum of such vectors; may be from the network.
         key: the epoch's mask.
-        out: shape (d,), float32, C-contiguous, apart from ``masked.values`` in memory; made new when absent.
+        out: shape (d,), float32, C-contiguous, not overlapping ``masked.values``; allocated if None.
 
     Returns:
-        shape (d,), float32; ``out`` where given.
+        shape (d,), float32; ``out`` if it was given.
 
     Raises:
         KeyMismatchError: ``masked`` was made under another mask.
-        IntegrityError: it has another length or dtype than the mask, or a coordinate is NaN or infinite, masked or not.
-        UsageError: ``out`` does not fit.
+        IntegrityError: its length or dtype is not the mask's, or a coordinate is NaN or infinite, masked or not.
+        UsageError: ``out`` has a wrong shape, dtype or layout, or overlaps.
     """
     if masked.key_id != key.key_id:
         raise KeyMismatchError(
@@ -82,7 +82,7 @@ def _check_vector(vector: Float32Vector, length: int, what: str) -> None:
 
 
 def _check_finite(vector: Float32Vector, what: str) -> None:
-    # A NaN or an infinity always reaches the sum, so a finite sum spares the pass that builds a mask of booleans.
+    # A NaN or an infinity always reaches the sum, so after a finite sum no array of booleans is needed.
     with np.errstate(over="ignore", invalid="ignore"):
         total = vector.sum()
     if not np.isfinite(total) and not np.isfinite(vector).all():

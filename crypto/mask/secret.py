@@ -1,4 +1,4 @@
-"""The mask secret: 32 bytes that every device of a fleet holds and the aggregator must never see."""
+"""The mask secret: 32 bytes that every device of a fleet holds. The aggregator must never receive them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from shoal.errors import IntegrityError
 
 
 class MaskSecret:
-    """Thirty-two secret bytes that show themselves only through ``reveal``.
+    """Thirty-two secret bytes that only ``reveal`` returns.
 
-    Never part of a repr, a string, an error or a pickle. Compares in constant time; not hashable.
+    They are never part of a repr, a string, an error or a pickle. Comparison takes constant time; not hashable.
     """
 
     __slots__ = ("_value",)
@@ -47,19 +47,19 @@ class MaskSecret:
         return self._value
 
     def ratchet(self) -> MaskSecret:
-        """Return the next epoch's secret; who holds only that one can't compute this one."""
+        """Return the next epoch's secret, from which this one can't be computed."""
         return MaskSecret(expand(self._value, SECRET_BYTES, b"next"))
 
     def at(self, epoch: int, now: int) -> MaskSecret:
-        """Return the secret of mask epoch ``epoch``, this one being that of ``now``.
+        """Return the secret of mask epoch ``epoch``; this is the secret of epoch ``now``.
 
         Raises:
-            IntegrityError: ``epoch`` lies before ``now``, whose secret is gone, or further ahead than any run goes.
+            IntegrityError: ``epoch`` is before ``now``, or more than MAX_EPOCHS_AHEAD after it.
         """
         if not 0 <= epoch - now <= limits.MAX_EPOCHS_AHEAD:
             raise IntegrityError(
-                f"the mask secret is that of epoch {now}, and epoch {epoch} can't be had from it",
-                hint="secrets go forward only: have the owner issue a new grant if this device is right to be behind",
+                f"the mask secret is that of epoch {now}, and epoch {epoch} can't be derived from it",
+                hint="secrets are derived forwards only: if this device needs that epoch, have the owner issue a new grant",
             )
         secret = self
         for _ in range(epoch - now):

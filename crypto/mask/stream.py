@@ -1,4 +1,4 @@
-"""Keyed streams: the same bytes give the same permutation and signs on every platform and numpy version."""
+"""Key streams, and the permutations and signs derived from them: equal on every platform and numpy version."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def keystream(key: bytes, count: int) -> NDArray[np.uint8]:
     """Return ``count`` bytes of the AES-256-CTR keystream of ``key``.
 
     Args:
-        key: 32 bytes, used for this one stream and nothing else: the counter starts at zero.
-        count: bytes wanted.
+        key: 32 bytes, used for this stream only, since the counter starts at zero.
+        count: number of bytes.
 
     Returns:
         shape (count,), uint8.
@@ -32,7 +32,7 @@ def keystream(key: bytes, count: int) -> NDArray[np.uint8]:
 
 
 def words(key: bytes, count: int) -> NDArray[np.uint64]:
-    """Return ``count`` words of the keystream of ``key``, as `keystream` takes it.
+    """Return ``count`` words of the keystream of ``key``; see `keystream`.
 
     Returns:
         shape (count,), uint64; each is eight keystream bytes, little-endian.
@@ -41,7 +41,7 @@ def words(key: bytes, count: int) -> NDArray[np.uint64]:
 
 
 def signs(key: bytes, length: int) -> NDArray[np.int8]:
-    """Return ``length`` secret signs that only ``key`` decides.
+    """Return ``length`` signs derived from ``key``.
 
     Bit i of the keystream, the lowest bit of a byte first, is the sign of coordinate i: a one is minus.
 
@@ -59,7 +59,7 @@ def signs(key: bytes, length: int) -> NDArray[np.int8]:
 
 
 def permutation(key: bytes, length: int) -> NDArray[np.int64]:
-    """Return a permutation of ``range(length)`` that only ``key`` decides.
+    """Return a permutation of ``range(length)`` derived from ``key``.
 
     Word i of the keystream gets i in its low bits, the words are sorted, and the low bits read in that order are the
     permutation. The words are distinct, so any correct sort gives the same answer. Random bits that tie leave the

@@ -1,8 +1,8 @@
-"""Seals on everything that travels: HPKE to one member, AES-256-GCM under a key that a group shares; both signed.
+"""Signed envelopes for messages: HPKE to one member, or AES-256-GCM under a key that a group shares.
 
-Layout of both, byte exact in docs/wire-format.md: ``magic (4) | u32 head length | head | ...`` where head is an
-encoded `Sealed` message in clear. To the remote side every failure is the same `SealError`; the cause stays in
-``__cause__`` for the local log.
+Both begin with ``magic (4) | u32 head length | head``, where head is an encoded `Sealed` message in clear;
+docs/wire-format.md has the exact bytes. Every failure to open one is the same `SealError`, so that a sender learns nothing;
+the reason is in ``__cause__`` for the local log.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NOT_AUTHENTIC: Final = "it was sealed under another key, or altered"
 
 
 class SealError(UntrustedError):
-    """A sealed message could not be opened; says nothing about why."""
+    """A sealed message could not be opened; the message does not say why."""
 
     def __init__(self) -> None:
         super().__init__("a sealed message was refused")
@@ -63,7 +63,7 @@ class GroupKey:
         return AESGCM(HKDF(hashes.SHA256(), KEY_BYTES, None, info).derive(self.secret))
 
     def topic_label(self, run_id: bytes, model: int) -> str:
-        """Return the opaque topic name of a model: 16 hex digits that only the group can tell apart."""
+        """Return the opaque topic name of a model: 16 hex digits that only the group can map to the model."""
         info = b"shoal/v1/label" + run_id + struct.pack("<H", model)
         return HKDF(hashes.SHA256(), 8, None, info).derive(self.secret).hex()
 
@@ -84,7 +84,7 @@ def _framed(magic: bytes, head: Sealed) -> bytes:
 
 
 def read_head(data: bytes | memoryview) -> tuple[Sealed, int]:
-    """Return the clear head of a sealed message and where the sealed part begins. It is not authenticated yet.
+    """Return the clear head of a sealed message, NOT authenticated yet, and the offset of the sealed part.
 
     Raises:
         WireError: the bytes are not a sealed message.
@@ -100,7 +100,7 @@ def read_head(data: bytes | memoryview) -> tuple[Sealed, int]:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A sealed payload and its transfer id, which sealing has computed anyway."""
+    """A sealed payload and its transfer id, which sealing computes in the same pass."""
 
     payload: bytes
     transfer_id: bytes
@@ -109,11 +109,11 @@ class Parcel:
 def parcel_for_member(
     identity: Identity, recipient_seal_key: bytes, head: Sealed, message: bytes, body: bytes = b""
 ) -> Parcel:
-    """Return ``message`` and ``body`` sealed to one member and signed by ``identity``.
+    """Seal ``message`` and ``body`` to one member and sign them as ``identity``.
 
-    The signature is over the digest of head and ciphertext, and ends the payload: it can be checked before anything is
-    decrypted, and shares its pass of SHA-256 with the transfer id. The head, which names the sender, is bound into the seal,
-    so that nobody can put his own signature on another's ciphertext.
+    The signature covers the digest of head and ciphertext and ends the payload: it can be checked before anything is
+    decrypted, and shares a pass of SHA-256 with the transfer id. The head, which names the sender, is bound into the seal, so
+    that another party can't sign the ciphertext as its own.
     """
     framed = _framed(MEMBER_MAGIC, head)
     plain = b"".join((body, message, struct.pack("<I", len(message))))
@@ -136,18 +136,18 @@ def open_from_member(
     sender_sign_key: bytes,
     digest: bytes | None = None,
 ) -> tuple[memoryview, memoryview]:
-    """Return (message, body) of what `parcel_for_member` made.
+    """Check and open a payload of `parcel_for_member`; return (message, body).
 
     Args:
-        identity: whom it must be sealed to.
+        identity: the recipient.
         data: the payload.
-        head: with ``at``, from `read_head`.
-        at: where the sealed part begins.
+        head: its head, from `read_head`.
+        at: offset of the sealed part, from `read_head`.
         sender_sign_key: 32 bytes, Ed25519, of the member that head names.
-        digest: `Fingerprint.signed` of the payload, where it is known already.
+        digest: `Fingerprint.signed` of the payload, if it is known already.
 
     Raises:
-        SealError: not sealed to us, altered, or not signed by the sender.
+        SealError: the payload is not sealed to ``identity``, was altered, or is not signed by the sender.
     """
     view = memoryview(data)
     try:
@@ -167,7 +167,7 @@ def open_from_member(
 
 
 def parcel_for_group(identity: Identity, key: GroupKey, head: Sealed, plain: bytes) -> Parcel:
-    """Return ``plain`` sealed under the group's key and signed, head and ciphertext, by ``identity``."""
+    """Seal ``plain`` under the group's key, and sign head and ciphertext as ``identity``."""
     framed = _framed(GROUP_MAGIC, head)
     nonce = os.urandom(NONCE_BYTES)
     return _signed(identity, head.purpose, framed, nonce, key.aead().encrypt(nonce, plain, framed))
@@ -181,12 +181,14 @@ def seal_to_group(identity: Identity, key: GroupKey, head: Sealed, plain: bytes)
 def open_from_group(
     key: GroupKey, data: bytes | memoryview, head: Sealed, at: int, sender_sign_key: bytes, digest: bytes | None = None
 ) -> memoryview:
-    """Return the plaintext of what `parcel_for_group` made, after its signature and its seal hold.
+    """Check and open a payload of `parcel_for_group`; return the plaintext.
 
-    Arguments are those of `open_from_member`.
+    Args:
+        key: the group's key.
+        data: the payload; ``head``, ``at``, ``sender_sign_key`` and ``digest`` are as in `open_from_member`.
 
     Raises:
-        SealError: altered, under another key, or not signed by the sender.
+        SealError: the payload was altered, is under another key, or is not signed by the sender.
     """
     view = memoryview(data)
     try:
@@ -202,7 +204,7 @@ def open_from_group(
 
 
 def is_from(data: bytes | memoryview, head: Sealed, sender_sign_key: bytes, digest: bytes | None = None) -> bool:
-    """Whether a sealed message is the sender's, whatever it is sealed under; arguments are those of `open_from_member`."""
+    """Return whether the sender signed a sealed message, without opening it; arguments are those of `open_from_member`."""
     try:
         _check_signature(memoryview(data), head.purpose, sender_sign_key, digest)
     except ShoalError:

@@ -1,4 +1,4 @@
-"""Long-term keys of one party: Ed25519 to sign, X25519 to be sealed to."""
+"""Long-term keys of one party: Ed25519 to sign, X25519 to receive sealed messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DOMAIN: Final = b"shoal/v1/signature\x00"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Identity:
-    """The private half. Never printed, never pickled, stored only in a 0600 file."""
+    """A party's private keys. Never printed or pickled; stored only in a file of mode 0600."""
 
     name: str
     sign_private: Ed25519PrivateKey
@@ -37,7 +37,7 @@ class Identity:
 
     @property
     def member(self) -> Member:
-        """The public half."""
+        """The party's public keys."""
         return Member(
             self.name,
             self.sign_private.public_key().public_bytes_raw(),
@@ -45,15 +45,15 @@ class Identity:
         )
 
     def sign(self, purpose: str, content: bytes | memoryview) -> bytes:
-        """Return 64 bytes that bind ``content`` and ``purpose`` to this party."""
+        """Return a 64-byte signature over ``purpose`` and ``content``."""
         return self.sign_digest(purpose, hashlib.sha256(content).digest())
 
     def sign_digest(self, purpose: str, digest: bytes) -> bytes:
-        """Return what `sign` would for the content whose SHA-256 is ``digest``."""
+        """Do as `sign` for the content whose SHA-256 is ``digest``."""
         return self.sign_private.sign(_to_sign(purpose, digest))
 
     def reveal(self) -> bytes:
-        """Return both private keys as a key file holds them."""
+        """Return both private keys in the format of a key file."""
         body = self.sign_private.private_bytes_raw() + self.seal_private.private_bytes_raw()
         return KEY_FILE_MAGIC + self.name.encode() + b"\n" + body
 
@@ -63,7 +63,7 @@ class Identity:
 
     @classmethod
     def load(cls, path: Path) -> Identity:
-        """Read what `save` wrote.
+        """Read a key file that `save` wrote.
 
         Raises:
             IntegrityError: the file is not a whole identity.
@@ -72,14 +72,14 @@ class Identity:
 
     @classmethod
     def from_bytes(cls, data: bytes, path: Path) -> Identity:
-        """Read what `reveal` gave and ``path`` held.
+        """Read the bytes of a key file; ``path`` is for the error message.
 
         Raises:
             IntegrityError: the bytes are not a whole identity.
         """
         head, _, rest = data[len(KEY_FILE_MAGIC) :].partition(b"\n")
         if not data.startswith(KEY_FILE_MAGIC) or len(rest) != 64:
-            raise IntegrityError(f"{path} is not a key file", hint="restore it from a backup, or join the fleet anew")
+            raise IntegrityError(f"{path} is not a key file", hint="restore it from a backup, or join the fleet again")
         return cls(
             check_name(head.decode("ascii", "replace"), "name"),
             Ed25519PrivateKey.from_private_bytes(rest[:32]),
@@ -98,10 +98,10 @@ def _to_sign(purpose: str, digest: bytes) -> bytes:
 
 
 def verify(key: bytes, purpose: str, content: bytes | memoryview, signature: bytes | memoryview) -> None:
-    """Return if ``signature`` is that of ``key`` (32 bytes, Ed25519) over ``purpose`` and ``content``.
+    """Verify a signature over ``purpose`` and ``content`` with ``key`` (32 bytes, Ed25519).
 
     Raises:
-        UntrustedError: it is not.
+        UntrustedError: the signature is not by this key.
     """
     verify_digest(key, purpose, hashlib.sha256(content).digest(), signature)
 
@@ -115,13 +115,13 @@ def verify_digest(key: bytes, purpose: str, digest: bytes, signature: bytes | me
 
 
 def check_seal_key(key: bytes) -> None:
-    """Return if something can be sealed to ``key`` (32 bytes, X25519).
+    """Check that messages can be sealed to ``key`` (32 bytes, X25519).
 
-    A point of small order gives the same shared secret with everybody, and X25519 refuses it (RFC 7748, section 6.1): an owner
-    who had signed such a member could never again seal new keys to the fleet.
+    X25519 refuses a point of small order, which gives the same shared secret with every party (RFC 7748, section 6.1). An
+    owner who had signed a member with such a key could never again seal new keys to the fleet.
 
     Raises:
-        WireError: nothing can.
+        WireError: nothing can be sealed to it.
     """
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
@@ -130,7 +130,7 @@ def check_seal_key(key: bytes) -> None:
 
 
 def fingerprint(member: Member) -> str:
-    """Return 24 characters, in groups of four, that a person can compare: sha256 of both public keys."""
+    """Return 24 characters in groups of four, for people to compare: a truncated SHA-256 of both public keys."""
     digest = hashlib.sha256(member.sign_key + member.seal_key).digest()
     text = base64.b32encode(digest[:15]).decode().lower()
     return "-".join(text[i : i + 4] for i in range(0, 24, 4))

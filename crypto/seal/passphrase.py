@@ -1,7 +1,7 @@
-"""A passphrase over a file: Argon2id (RFC 9106) to a key, AES-256-GCM over the bytes.
+"""Encryption of a file under a passphrase: Argon2id (RFC 9106) derives a key, AES-256-GCM encrypts.
 
-Layout, little-endian: ``"SHP1" | memory KiB u32 | passes u32 | lanes u32 | salt 16 | nonce 12 | ciphertext``. All before the
-nonce, and what the file is for, is associated data, so that two locked files can't stand in for each other.
+Layout, little-endian: ``"SHP1" | memory KiB u32 | passes u32 | lanes u32 | salt 16 | nonce 12 | ciphertext``. The bytes before
+the nonce and the file's purpose are associated data, so that one encrypted file can't replace another.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ NONCE_BYTES: Final = 12
 KEY_BYTES: Final = 32
 _HEAD: Final = struct.Struct("<4sIII16s")
 _MOST: Final = (1 << 20, 16, 16)
-"""A file that asks for more memory (1 GiB), passes or lanes is damaged, or wants to hang us."""
+"""Most memory (1 GiB), passes and lanes; a file that asks for more is damaged or hostile."""
 
 
 class Lock:
-    """Locks and unlocks files with one passphrase; a key is derived once for each salt."""
+    """Encrypts and decrypts files with one passphrase; a key is derived once for each salt."""
 
     __slots__ = ("_keys", "_passphrase", "_salt")
 
     def __init__(self, passphrase: bytes) -> None:
-        """Take the passphrase.
+        """Store the passphrase.
 
         Raises:
-            ConfigError: it is shorter than MIN_CHARS bytes.
+            ConfigError: the passphrase is shorter than MIN_CHARS bytes.
         """
         if len(passphrase) < MIN_CHARS:
             raise ConfigError(f"a passphrase has at least {MIN_CHARS} characters", hint="choose a longer one")
@@ -49,17 +49,17 @@ class Lock:
         self._keys: dict[bytes, AESGCM] = {}
 
     def close(self, purpose: str, plain: bytes) -> bytes:
-        """Return ``plain`` locked; ``purpose`` must be the same when it is opened."""
+        """Return ``plain`` encrypted; ``purpose`` must be the same to open it."""
         head = _HEAD.pack(MAGIC, MEMORY_KIB, PASSES, LANES, self._salt)
         nonce = os.urandom(NONCE_BYTES)
         return head + nonce + self._cipher(head).encrypt(nonce, plain, head + purpose.encode())
 
     def open(self, purpose: str, data: bytes) -> bytes:
-        """Return what `close` was given; what is locked here later has the same salt.
+        """Return the plaintext of `close`. Files encrypted later use this file's salt, which spares a key derivation.
 
         Raises:
-            UntrustedError: another passphrase, another purpose, or altered.
-            IntegrityError: not a locked file.
+            UntrustedError: another passphrase, another purpose, or altered bytes.
+            IntegrityError: the bytes are not an encrypted file.
         """
         head, nonce = data[: _HEAD.size], data[_HEAD.size : _HEAD.size + NONCE_BYTES]
         if not is_locked(data) or len(data) < _HEAD.size + NONCE_BYTES + 16:
@@ -89,5 +89,5 @@ class Lock:
 
 
 def is_locked(data: bytes) -> bool:
-    """Whether ``data`` is what `Lock.close` made."""
+    """Return whether ``data`` begins like a file that `Lock.close` made."""
     return data.startswith(MAGIC)

@@ -1,4 +1,4 @@
-"""Never back: the highest roster, run and round that a party has accepted."""
+"""Replay protection: a watermark of the highest roster, run and round that a party has accepted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from shoal.protocol.messages import Announcement
 
 @dataclass(frozen=True, slots=True)
 class HighWater:
-    """What a device has seen; it keeps this across restarts.
+    """A device's replay watermark, stored across restarts.
 
     Attributes:
-        roster, run, round, step: the highest accepted; nonce: of that round or step, 16 bytes.
+        roster, run, round, step: the highest accepted ones; nonce: 16 bytes of that round or step.
     """
 
     roster: int = 0
@@ -24,13 +24,13 @@ class HighWater:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Run, round and step, which only grow."""
+        """Run, round and step; this position never decreases."""
         return (self.run, self.round, self.step)
 
     def accept(self, announcement: Announcement) -> HighWater:
-        """Return the new mark for an announcement that does not go back.
+        """Return the watermark after ``announcement``.
 
-        The same round may be announced again (the aggregator restarted), but only as the same round: with the same nonce.
+        A round may be announced again after the aggregator restarts, with the same nonce.
 
         Raises:
             UntrustedError: an older roster, run or round, or another round under the same number.

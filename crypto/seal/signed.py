@@ -1,4 +1,4 @@
-"""Signed documents that are not secret by themselves: roster, run plan, card."""
+"""Documents that are signed but not encrypted: roster, run plan, card."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ M = TypeVar("M")
 
 
 def sign_document(identity: Identity, document: object) -> bytes:
-    """Return ``signature (64) | encoded message``; the message's type is part of what is signed."""
+    """Return ``signature (64) | encoded message``; the signature also covers the message's type."""
     content = encode(document)
     return identity.sign(_purpose(type(document)), content) + content
 
 
 def open_document(data: bytes | memoryview, expected: type[M], key: bytes) -> M:
-    """Return the document if ``key`` (32 bytes, Ed25519) signed it.
+    """Check that ``key`` (32 bytes, Ed25519) signed a document, and return the document.
 
     Raises:
-        UntrustedError: the signature is not that key's.
-        WireError: the bytes are not such a document; with a valid signature, one of another version.
+        UntrustedError: the signature is not by this key.
+        WireError: the bytes are not a document of type ``expected``, or, with a valid signature, one of another version.
     """
     view = memoryview(data)
     if len(view) <= SIGNATURE_BYTES:
@@ -38,7 +38,7 @@ def open_document(data: bytes | memoryview, expected: type[M], key: bytes) -> M:
 
 
 def peek_document(data: bytes | memoryview, expected: type[M]) -> M:
-    """Return the document WITHOUT checking who signed it: only to read the key of a self-signed card before checking."""
+    """Return the document WITHOUT checking its signature: only to read the key of a self-signed card before the check."""
     return decode(memoryview(data)[SIGNATURE_BYTES:], expected)
 
 

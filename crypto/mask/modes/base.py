@@ -1,4 +1,4 @@
-"""What a mask mode must offer: one file a mode implements it, ``registry`` lists it."""
+"""The interface of a mask mode. Each mode is a module that implements it; ``registry`` lists them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 from shoal.types import Float32Vector
 
 Subkey = Callable[[str], bytes]
-"""Gives the 32-byte key of one segment for a purpose; each purpose has its own."""
+"""Returns a segment's 32-byte key for a purpose; each purpose has its own key."""
 
 
 class Transform(Protocol):
@@ -30,7 +30,7 @@ class Transform(Protocol):
         ...
 
     def invert(self, source: Float32Vector, out: Float32Vector) -> None:
-        """Undo ``apply``: write the clear vector behind ``source`` to ``out``.
+        """Undo ``apply``: write the unmasked ``source`` to ``out``.
 
         Args:
             source: shape (length,), float32, C-contiguous.
@@ -41,13 +41,14 @@ class Transform(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A way to mask.
+    """A kind of mask.
 
     Attributes:
-        name: as run plans spell it.
+        name: the name in run plans.
         build: makes the transform of one segment from its subkeys and its length.
-        exact: only moves and flips coordinates: masked and unmasked again is the same bits, and so is a mean but for the
-            sign of a zero. Otherwise both are the same to a relative l2 error of 1e-6.
+        exact: whether it only moves coordinates and flips signs. Masking and unmasking then restores the same bits, and
+            so does the mean of masked vectors, except for the sign of a zero. Otherwise both are right to a relative l2
+            error of 1e-6.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Mode ``none``: the identity. Sealed from the broker; the aggregator sees every update."""
+"""Mode ``none``: the identity. Updates are still sealed against the broker, but the aggregator sees each of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.types import Float32Vector
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Leaves the segment as it is.
+    """Copies the segment unchanged.
 
     Attributes:
         length: coordinates.

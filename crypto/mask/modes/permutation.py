@@ -1,9 +1,9 @@
-"""Mode ``permutation``: coordinates change places inside their segment, as the clustering papers propose.
+"""Mode ``permutation``: permute the coordinates of each segment, as the clustering papers propose.
 
-Two layouts of the same permutation. Up to ``BLOCKED_FROM`` coordinates one gather is fastest. Beyond, the source no
-longer fits the cache and a gather waits for memory at every element. Any permutation is also three steps that only
-move within the cache or copy runs: sort every block of the source by the block of the output it goes to, copy the
-runs, put every block of the output in order. That takes less than half the time (docs/adr/0012).
+There are two layouts of the same permutation. Below ``BLOCKED_FROM`` coordinates one gather is fastest. Above, the source
+does not fit the cache, and a gather waits for memory at every element. The second layout splits the permutation into three
+steps that move data only within the cache or copy runs: sort each block of the source by output block, copy the runs, and
+order each block of the output. That takes less than half the time (docs/adr/0012).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from crypto.mask.stream import permutation
 from shoal.types import Float32Vector
 
 BLOCKED_FROM: Final = 3_000_000
-"""Coordinates from which two gathers inside the cache beat one across memory."""
+"""Length from which two gathers inside the cache are faster than one across memory."""
 
 BLOCK: Final = 1 << 16
-"""Coordinates a block: 256 KB sit in the L2 cache, and an index fits 16 bits."""
+"""Coordinates per block: 256 KB fit in the L2 cache, and an index fits in 16 bits."""
 
 _BLOCK_BITS: Final = BLOCK.bit_length() - 1
 _STEP: Final = 131_072
-"""Indices widened to the machine's pointer size at a time: 1 MB instead of 8 bytes for every coordinate."""
+"""Indices that are widened to pointer size at a time: 1 MB instead of 8 bytes for every coordinate."""
 
 
 class Permutation:
@@ -50,7 +50,7 @@ class Permutation:
             _take(source, _widen(self._index[start:stop], wide), out[start:stop])
 
     def invert(self, source: Float32Vector, out: Float32Vector) -> None:
-        """Put every coordinate of ``source`` back in its place in ``out``, both shape (length,), float32."""
+        """Undo `apply`: write every coordinate of ``source`` to its place in ``out``, both shape (length,), float32."""
         wide = np.empty(min(_STEP, self.length), dtype=np.intp)
         for start in range(0, self.length, _STEP):
             stop = min(start + _STEP, self.length)
@@ -63,8 +63,8 @@ class Permutation:
 class BlockedPermutation:
     """``out[i] = source[index[i]]`` in two cache-sized gathers, 4 bytes a coordinate and 4 more while it runs.
 
-    Between the two lies the source regrouped: block by block, and in each block the run of coordinates that go to
-    output block 0, then the run that goes to output block 1, and so on.
+    The first gather regroups the source: in each source block, the coordinates for output block 0 come first, then those
+    for output block 1, and so on. The second orders each output block.
     """
 
     __slots__ = ("_local", "_rank", "_runs")
@@ -108,7 +108,7 @@ class BlockedPermutation:
         for block in range(len(self._runs)):
             span = self._span(block)
             index = _widen(self._local[span], wide)
-            near[: index.size] = source[span]  # in order, as the memory likes it, before it is read in disorder
+            near[: index.size] = source[span]  # read sequentially into the cache before the random access
             _take(near, index, regrouped[span])
         view = regrouped.data.cast("B")
         for block, runs in enumerate(self._runs):
@@ -117,7 +117,7 @@ class BlockedPermutation:
             _take(arrived, _widen(self._rank[span], wide), out[span])
 
     def invert(self, source: Float32Vector, out: Float32Vector) -> None:
-        """Put every coordinate of ``source`` back in its place in ``out``, both shape (length,), float32."""
+        """Undo `apply`: write every coordinate of ``source`` to its place in ``out``, both shape (length,), float32."""
         regrouped = np.empty(self.length, dtype=np.float32)
         wide = np.empty(BLOCK, dtype=np.intp)
         near = np.empty(BLOCK, dtype=np.float32)
@@ -155,12 +155,12 @@ def _widen(index: NDArray[np.int32] | NDArray[np.uint16], wide: NDArray[np.intp]
 
 
 def _take(source: Float32Vector, index: NDArray[np.intp], out: Float32Vector) -> None:
-    # "raise" would make numpy buffer the output; indices are in range by construction, and "wrap" checks cheapest.
+    # mode="raise" would make numpy buffer the output. Indices are in range by construction, and "wrap" is the cheapest check.
     np.take(source, index, out=out, mode="wrap")
 
 
 def from_index(index: NDArray[np.int64]) -> Permutation | BlockedPermutation:
-    """Return the faster layout of the permutation ``index``, shape (length,), int64, at its length."""
+    """Return the faster layout for the permutation ``index``, shape (length,), int64."""
     return BlockedPermutation(index) if index.size >= BLOCKED_FROM else Permutation(index)
 
 

@@ -1,4 +1,4 @@
-"""The mask modes by name; a new mode is a file beside this one and a line here."""
+"""The mask modes by name. A new mode is a module in this package and an entry here."""
 
 from __future__ import annotations
 

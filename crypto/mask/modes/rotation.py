@@ -1,9 +1,9 @@
-"""Mode ``rotation``: every coordinate is spread over thousands of others, so that neither values nor layers show.
+"""Mode ``rotation``: spread every coordinate over thousands of others, which hides values and layers.
 
 y = S2 H P S1 H S0 x: secret signs S, Hadamard blocks H, a secret permutation P, after the randomised Hadamard transform
-of Ailon and Chazelle (The fast Johnson-Lindenstrauss transform, 2009). One round of signs and blocks leaves the blocks
-apart; the permutation between two rounds joins them. No proof says what this hides; docs/threat-model.md says what was
-tried.
+of Ailon and Chazelle (The fast Johnson-Lindenstrauss transform, 2009). One round of signs and blocks does not mix the
+blocks with each other; the permutation between two rounds does. There is no proof of security; docs/threat-model.md lists
+the attacks that were tried.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Rotation:
     def __init__(
         self, index: NDArray[np.int64], sign: tuple[NDArray[np.int8], NDArray[np.int8], NDArray[np.int8]]
     ) -> None:
-        """Keep a permutation of ``range(length)``, shape (length,), int64, and three times (length,) int8 of 1 and -1."""
+        """Store a permutation of ``range(length)``, shape (length,), int64, and three sign vectors (length,), int8, 1 or -1."""
         self._permutation = from_index(index)
         self._signs = sign
 
@@ -48,7 +48,7 @@ class Rotation:
         np.multiply(out, last, out=out)
 
     def invert(self, source: Float32Vector, out: Float32Vector) -> None:
-        """Write the clear vector behind ``source`` to ``out``, both shape (length,), float32."""
+        """Write the unmasked ``source`` to ``out``, both shape (length,), float32."""
         first, middle, last = self._signs
         work = source * last
         untransform(work)

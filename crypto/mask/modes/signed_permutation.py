@@ -1,6 +1,6 @@
-"""Mode ``signed-permutation``: coordinates change places inside their segment, and half of them their sign.
+"""Mode ``signed-permutation``: permute the coordinates of each segment and flip about half of the signs.
 
-The signs of values no longer tell layers apart, and a mean of one sign no longer shows; absolute values still do.
+Hides the signs of values, so that layers whose values have one sign can't be recognised by it; absolute values still show.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from shoal.types import Float32Vector
 
 
 class SignedPermutation:
-    """``out[i] = sign[i] * source[index[i]]``: one byte a coordinate more than the permutation."""
+    """``out[i] = sign[i] * source[index[i]]``; takes one byte a coordinate more than the permutation."""
 
     __slots__ = ("_permutation", "_signs")
 
     def __init__(self, index: NDArray[np.int64], sign: NDArray[np.int8]) -> None:
-        """Keep both, shape (length,): int64, a permutation of ``range(length)``; int8, each 1 or -1."""
+        """Store ``index``, a permutation of ``range(length)``, int64, and ``sign``, int8, each 1 or -1; both shape (length,)."""
         self._permutation = from_index(index)
         self._signs = sign
 
@@ -37,7 +37,7 @@ class SignedPermutation:
         np.multiply(out, self._signs, out=out)
 
     def invert(self, source: Float32Vector, out: Float32Vector) -> None:
-        """Write the clear vector behind ``source`` to ``out``, both shape (length,), float32."""
+        """Write the unmasked ``source`` to ``out``, both shape (length,), float32."""
         self._permutation.invert(source * self._signs, out)
 
     def __repr__(self) -> str:

@@ -75,7 +75,7 @@ def test_every_epoch_has_a_key_of_its_own_and_the_old_one_is_erased(tmp_path):
         membership = DeviceMembership(fleet.stage.device_dir("dev-00"))
         assert membership.grant.mask_epoch == first + 2
         assert membership.grant.mask_secret == fleet.stage.fleet.secret_at(first + 2).reveal()
-        with pytest.raises(IntegrityError, match="can't be had from it"):
+        with pytest.raises(IntegrityError, match="can't be derived from it"):
             membership.secret_at(0, first)
         run = fleet.stage.aggregator_dir / "run-000001"
         for kind in ("updates", "vectors"):
