@@ -183,9 +183,7 @@ def open_from_group(
 ) -> memoryview:
     """Check and open a payload of `parcel_for_group`; return the plaintext.
 
-    Args:
-        key: the group's key.
-        data: the payload; ``head``, ``at``, ``sender_sign_key`` and ``digest`` are as in `open_from_member`.
+    Arguments after ``key`` are those of `open_from_member`.
 
     Raises:
         SealError: the payload was altered, is under another key, or is not signed by the sender.

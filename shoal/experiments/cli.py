@@ -1,4 +1,4 @@
-"""`shoal simulate`: a table or a figure of a paper as a command."""
+"""`shoal simulate`: run an experiment of the papers, and print, save and plot its results."""
 
 from __future__ import annotations
 
@@ -19,34 +19,39 @@ ALL: Final = "all"
 
 
 def simulate(
-    experiment: Annotated[str | None, typer.Argument(help="One of --list.", show_default=False)] = None,
+    experiment: Annotated[str | None, typer.Argument(help="Experiment; see --list.", show_default=False)] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the experiments and the data that each needs.")] = False,
-    algorithm: Annotated[str | None, typer.Option(help="One of the experiment's, or all.")] = None,
-    devices: Annotated[int | None, typer.Option(help="m; by default the paper's.", min=1)] = None,
-    samples: Annotated[int | None, typer.Option(help="n, of a device; by default the paper's.", min=1)] = None,
-    rounds: Annotated[int | None, typer.Option(help="By default the paper's.", min=1)] = None,
-    seed: Annotated[int, typer.Option(help="Of data split, origins, batches and mask.", min=0)] = 0,
+    algorithm: Annotated[str | None, typer.Option(help="One of the experiment's algorithms, or all.")] = None,
+    devices: Annotated[int | None, typer.Option(help="Devices, m; by default the experiment's.", min=1)] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Samples per device, n; by default the experiment's.", min=1)
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds; by default the experiment's.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of data split, origins, batches and mask.", min=0)] = 0,
     mask: Annotated[
         str,
         typer.Option(
-            help="What strategies see: updates under a mask mode (permutation, rotation, ...), or clear ones (none)."
+            help="Mask mode of the updates that strategies receive (permutation, rotation, ...), or none for clear updates."
         ),
     ] = "permutation",
     data_dir: Annotated[
-        Path | None, typer.Option(help="Where data sets are looked for first.", file_okay=False)
+        Path | None, typer.Option(help="Folder that is searched first for data sets.", file_okay=False)
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="The experiment's or the algorithm's own, NAME=VALUE; repeatable.")
+        list[str] | None,
+        typer.Option("--set", help="Setting of the experiment or the algorithm, NAME=VALUE; repeatable."),
     ] = None,
     grid: Annotated[str, typer.Option(help="Points of a sweep: default, or paper for all of them.")] = "default",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="Keep a long run there every minute; go on from it where it is there.", dir_okay=False),
+        typer.Option(
+            help="Save a long run to this file every minute, and resume from it if it exists.", dir_okay=False
+        ),
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option(help="Also write the results there, with command, commit and machine.", dir_okay=False),
+        typer.Option(help="Also write the results to this file, with command, commit and machine.", dir_okay=False),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the figure: .png, .svg or .pdf.", dir_okay=False)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -96,7 +101,7 @@ def simulate(
 
 
 def _drawn(results: list[dict[str, Any]], plot: Path, figure: str) -> bool:
-    """Draw results that are printed already; return whether it could be done, and say so where not."""
+    """Draw results that were printed before; print an error if that fails, and return whether it worked."""
     from shoal.report.plot import plot as draw
 
     try:
@@ -110,9 +115,9 @@ def _drawn(results: list[dict[str, Any]], plot: Path, figure: str) -> bool:
 def _run(
     chosen: Experiment, algorithms: tuple[str, ...], options: Options, save: Path | None
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Run the algorithms in turn; what is done is saved after each, so that an interruption costs one of them.
+    """Run the algorithms in turn and save after each, so that an interruption loses only the one that is running.
 
-    Where it can't be saved that is told, and the run goes on; return the results, and whether all of them were saved.
+    A failure to save is printed and does not stop the run. Returns the results, and whether all of them were saved.
     """
     import dataclasses
 
@@ -173,7 +178,12 @@ def _settings(items: list[str]) -> dict[str, str]:
 
 
 def _check_outputs(device: str, save: Path | None, plot: Path | None) -> None:
-    """Refuse before a long run what would fail after it."""
+    """Check outputs and device before a long run, not after it.
+
+    Raises:
+        UsageError: an output can't be written.
+        ConfigError: there is no CUDA device.
+    """
     from shoal.report.record import check_place
 
     if save is not None:

@@ -1,4 +1,4 @@
-"""Which module holds which experiment; nothing is imported before it is asked for."""
+"""The experiments by name. A module is imported only when one of its experiments is requested."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def find(name: str) -> Experiment:
     """Return the experiment called ``name``; its module is imported now. A module exposes ``EXPERIMENTS``.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such experiment.
     """
     if name in _added:
         return _added[name]
@@ -54,7 +54,7 @@ def find(name: str) -> Experiment:
 
 
 def register(experiment: Experiment) -> None:
-    """Add an experiment of one's own to those that `ids` and `find` know.
+    """Add an experiment from outside this package to those that `ids` and `find` know.
 
     Raises:
         UsageError: its id is taken.
@@ -65,5 +65,5 @@ def register(experiment: Experiment) -> None:
 
 
 def unregister(name: str) -> None:
-    """Forget an experiment that `register` added."""
+    """Remove an experiment that `register` added."""
     _added.pop(name, None)

@@ -1,4 +1,4 @@
-"""How `shoal simulate` looks: one line of progress on a terminal, and the published numbers beside ours at the end."""
+"""Terminal output of `shoal simulate`: a line of progress, and a table of results beside the published figures."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FIXED: Final = (
     *("experiment", "algorithm", "accuracy", "accuracy_last", "purity", "ari", "clusters", "rounds"),
     *("cpu_seconds_per_round", "published", "parameters", "history"),
 )
-"""What the table shows, or is too long for it."""
+"""Keys of a result that the details below the table leave out: the table shows them, or they are too long."""
 MOST_POINTS: Final = 60
 _CLEAR: Final = "\r\x1b[K"
 
 
 class TerminalProgress:
-    """One line on stderr that keeps up with the run; nothing at all where stderr is no terminal."""
+    """One line on stderr that shows the progress of a run; prints nothing if stderr is not a terminal."""
 
     def __init__(self) -> None:
         self._shown = False
@@ -39,13 +39,13 @@ class TerminalProgress:
         self._clear()
 
     def stage(self, text: str) -> None:
-        """Say what takes a moment."""
+        """Print the name of a step that takes a moment."""
         if self._terminal:
             self._clear()
             note(text)
 
     def round(self, algorithm: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
-        """Show how far a run is, and about how long the rest takes."""
+        """Show the finished rounds and the estimated time for the rest."""
         now_s = time.monotonic()
         began_s = self._began_s.setdefault(algorithm, now_s)
         if not self._terminal or (done < total and now_s - self._drawn_s < REDRAW_S):
@@ -68,7 +68,7 @@ class TerminalProgress:
 
 
 def report(title: str, results: Sequence[Mapping[str, Any]]) -> None:
-    """Print the table of results in the form of `Result.data`, and what else each measured."""
+    """Print a table of results (in the form of `Result.data`), and below it each result's other figures."""
     say(title)
     say()
     width = max(9, *(len(str(r["algorithm"])) for r in results))
@@ -114,7 +114,7 @@ def _success_lines(curves: Mapping[str, Any]) -> list[str]:
 
 
 def _flat(value: Any) -> str:
-    """Return a scalar, or a mapping or list of a few scalars, as text; "" where it is anything longer."""
+    """Return a scalar, or a mapping or short list of scalars, as text; "" for anything longer."""
     if _is_scalar(value):
         return _short(value)
     if isinstance(value, Mapping) and all(_is_scalar(v) for v in value.values()):

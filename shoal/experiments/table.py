@@ -1,6 +1,6 @@
-"""docs/algorithms.md's table, made from the results that the project keeps: what a page says is what a file says.
+"""The table of results in docs/algorithms.md, generated from the files in results/.
 
-``python -m shoal.experiments.table`` prints it; ``--write`` puts it between the page's two marks. A test holds them equal.
+``python -m shoal.experiments.table`` prints it; ``--write`` puts it between the page's two marks. A test compares the two.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PAGE: Final = ROOT / "docs" / "algorithms.md"
 BEGIN: Final = "<!-- results: python -m shoal.experiments.table --write -->"
 END: Final = "<!-- end of results -->"
 DROPPED: Final = ("--seed", "--save", "--data-dir", "--plot", "--checkpoint")
-"""Options that tell runs of the same setting apart, or say nothing of it."""
+"""Options that differ between runs of one setting, and are left out of the table's command."""
 FLAGS: Final = ("--json",)
 
 
@@ -36,7 +36,7 @@ class Kept:
 
 
 def load(folder: Path = RESULTS) -> list[Kept]:
-    """Return every experiment's run that is kept in ``folder``."""
+    """Return the runs of experiments whose results are in ``folder``."""
     found = []
     for file in sorted(folder.glob("*.json")):
         document = json.loads(file.read_text())
@@ -63,7 +63,7 @@ def _words(command: Sequence[str]) -> tuple[tuple[str, ...], int]:
 
 
 def block(runs: Sequence[Kept]) -> str:
-    """Return the table: a line for each setting, its seeds together."""
+    """Return the table: a line for each setting, which lists its seeds."""
     lines = [
         "| `shoal simulate ...` | algorithm | published | ours, by seed | groups found (ARI) | files |",
         "|---|---|---|---|---|---|",
@@ -119,7 +119,7 @@ SAYS: Final[Mapping[str, Callable[[Any], str]]] = {
     "gap": lambda gap: f"gap {gap['updates']:.2f} with updates, {gap['gradients']:.2f} with gradients",
     "least_chance_k10_gamma1": lambda chance: f"at least {chance:.2f} at gamma 1 from k = 10",
 }
-"""How results without one accuracy are told in a cell, by what their data hold."""
+"""Text of a cell for results without a single accuracy, by the key that their data have."""
 
 
 def _published(data: Mapping[str, Any]) -> str:

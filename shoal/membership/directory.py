@@ -48,7 +48,9 @@ WAIT_S: Final = 2.0
 """How long to wait for another program in the directory to end."""
 BUSY_HINT: Final = "end `shoal-edge run` or `shoal-aggregator serve` there first"
 
-DAMAGED_HINT: Final = "check that this is the program's directory; if it is, join again with a grant from the owner: shoal-fleet add-device"
+DAMAGED_HINT: Final = (
+    "check that this is the program's directory; if so, join again with a grant from shoal-fleet add-device"
+)
 
 _WAITING: Final = re.compile(re.escape(NEXT_FILE) + r"\.(\d{10})", re.ASCII)
 

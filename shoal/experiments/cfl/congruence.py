@@ -2,10 +2,10 @@
 
 Two devices and plain federated learning. Congruent: one holds the digits 0 to 4, the other 5 to 9. Incongruent: both hold random
 images, and each swaps two labels of its own. Reported over the rounds are the norm of the mean and the larger of the two
-devices' norms, of the updates (what CFL's test sees) and, every few rounds, of the full gradients at the same model.
+devices' norms, of the updates (the quantities of CFL's test) and, every few rounds, of the full gradients at the same model.
 
-The paper gives each device half of the training images; ``--samples`` is far smaller here by default, for two cores. A device
-with few images can be fitted by heart, which makes even swapped labels congruent in the end: see what the result says.
+The paper gives each device half of the training images; the default of ``--samples`` is far smaller here, to suit two cores.
+A model can memorise a few images, which in the end makes even swapped labels congruent; the result shows whether it did.
 """
 
 from __future__ import annotations

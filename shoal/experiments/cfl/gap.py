@@ -1,10 +1,9 @@
-"""cfl-gap-samples and cfl-gap-rounds: how far apart hidden groups lie (Sattler et al., section VI-A, Figs. 5 and 6).
+"""cfl-gap-samples and cfl-gap-rounds: the separation gap of hidden groups (Sattler et al., section VI-A, Figs. 5 and 6).
 
 Twenty devices, four groups, two labels swapped in each; plain federated learning, three local epochs. The separation gap (cfl
-Def. 2) of the updates that devices send in a round is taken on what the aggregator sees, masked; that of the full gradients
-at the model which the same round starts from is computed beside it. Above zero, the best bipartition cuts no group; it may
-also cut none below (Remark 2 holds in one direction only), so whether it does is reported too. The paper shows one curve
-each; ours is the mean of ``--set trials=T`` splits.
+Def. 2) is computed on a round's masked updates, as the aggregator receives them, and also on the full gradients at the model
+that the round starts from. Above zero, the best bipartition cuts no group. Below zero it may also cut none (Remark 2 holds in
+one direction only), so this is reported as well. The paper shows one curve each; ours is the mean of ``--set trials=T`` splits.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ KINDS: Final = ("updates", "gradients")
 GRADIENT: Final = LocalSettings(
     epochs=0, steps=1, batch_size=0, lr=1024.0, lr_decay=1.0, momentum=0.0, clip=0.0, prox_mu=0.0
 )
-"""One step on all samples: the gradient, times -1024 so that float32 keeps all of it beside the model."""
+"""One step on all samples with step size 1024, so that float32 does not round the gradient away beside the model."""
 SAMPLES_PUBLISHED: Final[Mapping[str, Any]] = {
     "mnist": "positive from 20 samples a device with updates; grows with the samples; updates above gradients",
     "cifar10": "positive from about 500 samples a device",
@@ -131,7 +130,7 @@ class GapWatch:
 
 @dataclasses.dataclass(slots=True)
 class _Runs:
-    """What the trials of both experiments share."""
+    """The common part of both experiments' trials."""
 
     options: Options
     progress: Progress

@@ -1,9 +1,9 @@
 """cfl-label-permutation and cfl-label-swap: Sattler et al., section VI-C (Fig. 8) and the label swap of section VI-A.
 
 Twenty devices hold random images; the labels of each of four hidden groups are renamed by a permutation of the group's own,
-or two of them are swapped. ``--samples`` are all that a device holds, cut 60/20/20 into training, validation and test;
-validation is what CFL's trials see, accuracy is on test images alone. The paper has CIFAR-10 and a CNN of five layers; where
-that set is absent, MNIST and Fashion-MNIST stand in. It names no step size; ours was chosen on seeds 100 and up.
+or two of them are swapped. ``--samples`` is a device's total, cut 60/20/20 into training, validation and test; CFL's trials
+use the validation images, and accuracy is measured on test images only. The paper has CIFAR-10 and a CNN of five layers; if
+that set is missing, MNIST and Fashion-MNIST can replace it. The paper names no step size; ours was chosen on seeds from 100.
 
 ``--set validate=off`` runs the paper's Alg. 5 alone; ``--set groups=1`` deals images that have no groups.
 """
@@ -24,7 +24,7 @@ ROUNDS: Final = 200
 """Splits at 50, 100 and 150 in the paper's figure; ours come earlier and leave 100 rounds in which nothing may split."""
 FEW_SAMPLES: Final = 200
 FEW_SAMPLES_ROUNDS: Final = 300
-"""With fewer samples a round has fewer steps, and a CNN takes some 80 rounds before anything can be told apart."""
+"""Rounds with few samples: a round then has fewer steps, and a CNN needs some 80 rounds before groups differ."""
 EPOCHS: Final = 3
 BATCH: Final = 100
 LR: Final = 0.1
@@ -109,7 +109,7 @@ def _run(
 
 
 def settings_of(algorithm: str, options: Options) -> dict[str, str]:
-    """Return the strategy's settings: what is set by hand, over `ALONE` where validation is off."""
+    """Return the strategy's settings: those given with --set, which override `ALONE` if validation is off."""
     given = options.strategy_settings(*KNOBS)
     if algorithm != "cfl":
         if given:

@@ -1,8 +1,8 @@
 """cfl-news: the next word of AG-News, four topics (Sattler et al., section VI-C, Fig. 9).
 
 Every device holds articles of one topic, cut 60/20/20, and trains an LSTM of two layers. Reported is the perplexity on the
-devices' test articles, exp of the mean loss a word. The paper names neither vocabulary, widths nor step size: ours are the
-parameters below, and nobody has tuned them, for the corpus could not be had where this was written.
+devices' test articles, exp of the mean loss per word. The paper names neither vocabulary, widths nor step size; ours are the
+parameters below. They are not tuned, because the corpus was not available.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""cfl-toys: the pictures of Sattler et al., Fig. 1 (where one model can't fit all) and Fig. 2 (paths to a stationary point).
+"""cfl-toys: the pictures of Sattler et al., Fig. 1 (one model can't fit all devices) and Fig. 2 (paths to a stationary point).
 
-Fig. 1: a line has to part two classes in the plane. In the federated XOR each group's own classes lie on either side of a line,
-but both groups' together do not; with opposed conditionals both groups hold the same points with opposite labels. CFL with its
-default settings is run on both, FedAvg beside it.
+Fig. 1: a line has to separate two classes in the plane. In the federated XOR a line separates the classes of each group, but
+not those of both groups together; with opposed conditionals both groups hold the same points with opposite labels. CFL with
+its default settings and FedAvg are run on both.
 
 Fig. 2: two devices pull at two parameters by linear regression. Incongruent, no parameters suit both, and the path ends where
 their gradients cancel; congruent, it ends where both gradients vanish. The plane of the picture is that of the parameters.
@@ -205,7 +205,7 @@ def _toy_panel(name: str, population: Population, done: SimResult, single: SimRe
 
 
 def _border(theta: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return two points where the line at which both classes are as likely leaves the picture."""
+    """Return two points of the line on which both classes are equally likely, outside the picture's frame."""
     weight = theta[:4].reshape(2, 2).astype(np.float64)
     normal, offset = weight[0] - weight[1], float(theta[4]) - float(theta[5])
     length = max(float(np.linalg.norm(normal)), 1e-12)

@@ -1,4 +1,4 @@
-"""Looking over CFL's shoulder: accuracies, separation gaps and the fate of every split, none of which it ever sees."""
+"""Measurements beside a run of CFL, which it never sees: accuracies, separation gaps, and the outcome of every split."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ MOST_NATS: Final = 700.0
 
 
 class CflWatch:
-    """Notes what happened in every round of a run of ``cfl`` or ``fedavg``.
+    """Records every round of a run of ``cfl`` or ``fedavg``.
 
     Args:
         groups: each device's true group, in order of the devices.
-        evaluate_every: rounds between two looks at the test shares; a round with a split is always looked at.
+        evaluate_every: rounds between two tests on the test shares; a round with a split is always tested.
     """
 
     def __init__(self, groups: Sequence[int], evaluate_every: int = 1) -> None:

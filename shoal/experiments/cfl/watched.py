@@ -1,4 +1,4 @@
-"""A run of CFL, or of its baseline, on an image or text task, watched round by round."""
+"""A run of CFL, or of its baseline, on an image or text task, with every round recorded."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def watched(
     options: Options,
     progress: Progress,
 ) -> tuple[CflWatch, SimResult]:
-    """Run ``algorithm`` with every update kept, and note what happened.
+    """Run ``algorithm`` with single updates available to the measurements, and record every round.
 
     Args:
         algorithm: ``cfl`` or ``fedavg``.
-        settings: of its strategy.
-        population: the devices; without groups all are taken for one.
-        network: what they train.
-        local: a round's recipe.
-        rounds: how many.
-        evaluate_every: rounds between two looks at the test shares.
+        settings: settings of its strategy.
+        population: the devices; without true groups they count as one group.
+        network: the network that they train.
+        local: recipe of local training.
+        rounds: number of rounds.
+        evaluate_every: rounds between two tests on the test shares.
         options: seed, mask, device and the knob ``trainer``.
-        progress: told of every round.
+        progress: receives every round.
     """
     watch = CflWatch(population.groups or (0,) * len(population), evaluate_every)
 
@@ -71,7 +71,7 @@ def watched_result(
     parameters: Mapping[str, Any],
     extra: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Return what a watched run reports; ``extra`` stands in front of what the watch says."""
+    """Return the result of a watched run, with ``extra`` before the figures of ``watch``."""
     last = watch.rows[-1]
     return Result(
         experiment=experiment,

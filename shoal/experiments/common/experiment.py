@@ -1,4 +1,4 @@
-"""What an experiment is: something that takes options and gives a result beside the published one."""
+"""The interface of an experiment: `Options` in, a `Result` beside the published figure out."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _FALSE = ("0", "off", "false", "no")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a person asked of one run; None means the paper's value.
+    """The options of one run; None means the experiment's default.
 
     Attributes:
-        algorithm: one of the experiment's algorithms; never "all", the command runs those one by one.
+        algorithm: one of the experiment's algorithms; never "all", which the command runs one by one.
         devices: m; samples: n, a device's training samples; rounds: R.
-        seed: of data split, origins, batches and mask.
+        seed: seed of data split, origins, batches and mask.
         mask: a mask mode of `crypto.mask.modes.registry`, or "none".
-        data_dir: where the data sets are looked for first.
+        data_dir: folder that is searched first for data sets.
         settings: NAME -> VALUE of --set, for the experiment's own knobs and for the strategy's settings.
-        grid: which points a sweep covers: "default", or "paper" for all of the paper's.
+        grid: points of a sweep: "default", or "paper" for all of the paper's.
         device: "cpu" or "cuda".
-        checkpoint: a file that a long run is kept in, and taken up from where it is there.
+        checkpoint: a file to which a long run is saved, and from which it resumes if the file exists.
     """
 
     algorithm: str | None = None
@@ -47,10 +47,10 @@ class Options:
     checkpoint: Path | None = None
 
     def knob(self, name: str, default: Knob) -> Knob:
-        """Return setting ``name``, read as the type of ``default``, or ``default`` where it isn't set.
+        """Return setting ``name``, read as the type of ``default``; ``default`` if it isn't set.
 
         Raises:
-            UsageError: its text is no such value.
+            UsageError: the text is not a value of that type.
         """
         text = self.settings.get(name)
         if text is None:
@@ -65,7 +65,7 @@ class Options:
         return kind(value)
 
     def strategy_settings(self, *knobs: str) -> dict[str, str]:
-        """Return the settings that are not the experiment's own ``knobs``; the strategy gets them and refuses unknown ones."""
+        """Return the settings other than the experiment's own ``knobs``, for the strategy, which refuses unknown ones."""
         return {name: value for name, value in self.settings.items() if name not in knobs}
 
 
@@ -78,39 +78,39 @@ def _switch(text: str) -> bool:
 
 
 class Progress(Protocol):
-    """Who is told how far a run is."""
+    """Receives the progress of a run."""
 
     def stage(self, text: str) -> None:
-        """Something that takes a moment begins."""
+        """A step that takes a moment begins; ``text`` names it."""
 
     def round(self, algorithm: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
-        """``done`` of ``total`` rounds (or points of a sweep) are over; ``record`` may hold accuracy, loss, purity, clusters."""
+        """``done`` of ``total`` rounds (or points of a sweep) are over; ``record`` may have accuracy, loss, purity, clusters."""
 
 
 class Quiet:
-    """A progress that says nothing."""
+    """A `Progress` that prints nothing."""
 
     def stage(self, text: str) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def round(self, algorithm: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one algorithm of one experiment gave.
+    """The result of one algorithm in one experiment.
 
     Attributes:
-        experiment: its id; algorithm: who ran.
-        accuracy: percent, by the paper's protocol; None where the paper measures something else.
-        clusters: at the end; rounds: with training; cpu_seconds_per_round: of this process.
-        published: the paper's figure for this algorithm, or a mapping of several; None where there is none.
-        history: one mapping a round or point, with round, accuracy, loss, purity where they were measured.
-        parameters: everything that decided the result, so that somebody can run it again.
-        accuracy_last: percent after the last round, where the protocol takes the maximum.
-        purity, ari: of the clusters against the hidden groups, where the truth is known; the ARI is in [-1, 1].
-        extra: what else belongs in the data: gap, success, perplexity, discrepancy, splits, population.
+        experiment: the experiment's id; algorithm: the algorithm's name.
+        accuracy: percent, by the paper's protocol; None if the paper measures something else.
+        clusters: clusters at the end; rounds: rounds with training; cpu_seconds_per_round: of this process.
+        published: the paper's figure for this algorithm, or a mapping of several; None if there is none.
+        history: a mapping for each round or point, with round, accuracy, loss and purity if they were measured.
+        parameters: every parameter that affects the result, so that it can be reproduced.
+        accuracy_last: percent after the last round, if the protocol takes the maximum.
+        purity, ari: of the clusters against the hidden groups, if the truth is known; the ARI is in [-1, 1].
+        extra: further data: gap, success, perplexity, discrepancy, splits, population.
     """
 
     experiment: str
@@ -151,7 +151,7 @@ class Result:
 
 
 def as_json(value: Any) -> Any:
-    """Return ``value`` with numpy's numbers and arrays, paths, tuples and mappings as what JSON knows."""
+    """Convert numpy's numbers and arrays, paths, tuples and mappings in ``value`` to JSON's types; NaN becomes None."""
     if isinstance(value, Mapping):
         return {str(k): as_json(v) for k, v in value.items()}
     if hasattr(value, "tolist"):
@@ -167,12 +167,12 @@ class Experiment(Protocol):
     """One table or figure of a paper.
 
     Attributes:
-        id: its name on the command line; paper: cfl, ifca or fedgroup, and where in it; title: one line.
-        algorithms: those it can run, the default first.
+        id: its name on the command line; paper: cfl, ifca or fedgroup, with the section; title: one line.
+        algorithms: the algorithms that it can run, the default first.
         published: the paper's figures by algorithm.
         needs: names of data sets, as `shoal.experiments.data.datasets.load` knows them.
-        figure: how `shoal.report.plot` draws it: accuracy, identity, perplexity, gap, clusters, norms, success, chance
-            or panels.
+        figure: kind of figure for `shoal.report.plot`: accuracy, identity, perplexity, gap, clusters, norms, success,
+            chance or panels.
     """
 
     @property
@@ -199,7 +199,7 @@ class Study:
     """An `Experiment` whose run is a function; the attributes are the protocol's.
 
     Attributes:
-        resumable: the algorithms whose runs can be kept in a checkpoint.
+        resumable: the algorithms whose runs can be saved in a checkpoint.
     """
 
     id: str
@@ -216,13 +216,13 @@ class Study:
         """Run one algorithm, ``options.algorithm`` or the default.
 
         Raises:
-            UsageError: a checkpoint is wanted and the algorithm's run can't be kept in one.
+            UsageError: a checkpoint is requested, and the algorithm's run can't be saved in one.
         """
         algorithm = options.algorithm or self.algorithms[0]
         if options.checkpoint is not None and algorithm not in self.resumable:
             names = ", ".join(self.resumable)
             raise UsageError(
-                f"{self.id} can't keep a run of {algorithm} in a checkpoint",
+                f"{self.id} can't save a run of {algorithm} in a checkpoint",
                 hint=f"it can for {names}" if names else "leave --checkpoint out: its runs are short",
             )
         return self.runner(options, progress)

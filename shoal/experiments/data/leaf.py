@@ -1,4 +1,4 @@
-"""LEAF's JSON: samples by the person who made them (FEMNIST by writer, Sent140 by account)."""
+"""Read LEAF's JSON, in which samples belong to people (FEMNIST by writer, Sent140 by account)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ T = TypeVar("T")
 FEMNIST_PIXELS: Final = 28 * 28
 FEMNIST_CLASSES: Final = 62
 TWEET_WORDS: Final = 25
-"""Tokens of a tweet that the LSTM of FedProx and FedGroup reads."""
+"""Number of tokens of a tweet that the LSTM of FedProx and FedGroup reads."""
 VOCABULARY_SIZE: Final = 10_000
 _POSITIVE: Final = {"0": 0, "1": 1, "4": 1}
 """Sent140 writes 0 for negative and 4 for positive; LEAF's own preprocessing writes 1 for positive."""
 _TEXT_FIELD: Final = 4
-"""Of a sample (id, date, query, account, text)."""
+"""Position of the text in a sample (id, date, query, account, text)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Person:
     """One person's samples, as LEAF divided them.
 
     Attributes:
-        name: in LEAF's file.
+        name: the user's name in LEAF's file.
         train, test: x shape (n, ...), y shape (n,), int64; ``test`` may be empty.
     """
 
@@ -48,7 +48,7 @@ def load_femnist(data_dir: Path | None = None) -> tuple[Person, ...]:
     """Return FEMNIST's writers: x (n, 784), float32 in [0, 1], 62 classes.
 
     Raises:
-        MissingDataError: its files are nowhere.
+        MissingDataError: its files were not found.
         DataError: a file is damaged.
     """
     found = locate("femnist", data_dir)
@@ -61,12 +61,12 @@ def load_sent140(
 ) -> tuple[tuple[Person, ...], Vocabulary]:
     """Return Sent140's accounts and the vocabulary: x (n, words), int64 token ids, y 0 (negative) or 1.
 
-    The papers read frozen GloVe vectors, which are no part of the data set. Here a token is the place of a word among the most
-    frequent ones of all training tweets (0 pads in front, so that the last token is always a word; 1 is any other word), and the
-    network learns or draws its own vectors. Pooling word counts is fine for an experiment; a fleet would agree on a public list.
+    The papers use frozen GloVe vectors, which are not part of the data set. Here a token is a word's rank among the most
+    frequent words of all training tweets (0 pads in front, so that the last token is always a word; 1 is any other word), and
+    the network learns or draws its own vectors. An experiment may pool word counts; a fleet would agree on a public list.
 
     Raises:
-        MissingDataError: its files are nowhere.
+        MissingDataError: its files were not found.
         DataError: a file is damaged.
     """
     found = locate("sent140", data_dir)
@@ -91,12 +91,12 @@ def by_writer(
     """Make each person a device, with LEAF's own division into training and test samples.
 
     Args:
-        people: of `load_femnist` or `load_sent140`.
-        devices: how many of those with ``least`` samples are drawn; None takes them all.
-        seed: of that draw, and of every cut.
-        least: samples in all that a person must have.
-        validation: the part of the training samples that is set aside.
-        shares: for a person without test samples of its own (LEAF's division by user).
+        people: from `load_femnist` or `load_sent140`.
+        devices: number of people to draw from those with ``least`` samples; None takes all of these.
+        seed: seed of that draw and of every split.
+        least: fewest samples, in total, of a person.
+        validation: fraction of the training samples that is set aside for validation.
+        shares: split of a person without test samples (LEAF's division by user).
 
     Raises:
         UsageError: there are too few people.
@@ -120,9 +120,9 @@ def by_writer(
 
 
 def _joined(train: dict[str, Shard], test: dict[str, Shard]) -> tuple[Person, ...]:
-    """Join both parts by name; people who are only among the tests (LEAF's division by user) are left out."""
+    """Join both parts by name; people who have test samples only (LEAF's division by user) are left out."""
     if not train:
-        raise DataError("LEAF's files name nobody")
+        raise DataError("LEAF's files list no users")
     return tuple(
         Person(name, shard, test.get(name, Shard(shard.x[:0], shard.y[:0]))) for name, shard in sorted(train.items())
     )

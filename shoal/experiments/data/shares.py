@@ -1,4 +1,4 @@
-"""Shares of a device's samples, and what is said about a population."""
+"""Split a device's samples into training, validation and test shares, and summarise a population."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.simulation.data import Population, Shard
 
 
 class Shares(NamedTuple):
-    """Which part of its samples a device trains, validates and tests on; they add up to 1."""
+    """Fractions of a device's samples for training, validation and test; they add up to 1."""
 
     train: float
     validation: float
@@ -25,20 +25,20 @@ class Shares(NamedTuple):
 CFL_SHARES: Final = Shares(0.6, 0.2, 0.2)
 NINETY_TEN: Final = Shares(0.9, 0.0, 0.1)
 _ROUNDING: Final = 1e-9
-"""Keeps 0.6 + 0.2 of 10 samples at 8."""
+"""Added before rounding down, so that 0.6 + 0.2 of 10 samples are 8."""
 
 
 def cut(
     x: NDArray[Any], y: NDArray[Any], rows: NDArray[np.int64], shares: Shares, names: NDArray[np.int64] | None = None
 ) -> tuple[Shard, Shard, Shard]:
-    """Cut ``rows``, in their order, into training, validation and test shards; training gets one sample at least.
+    """Cut ``rows``, in their order, into training, validation and test shards; training gets at least one sample.
 
     Args:
         x: shape (n, ...).
         y: shape (n, ...).
-        rows: shape (count,), int64, which of the n.
-        shares: of training, validation and test.
-        names: shape (classes,), int64, what each label is called here.
+        rows: shape (count,), int64, indices of the device's samples.
+        shares: fractions for training, validation and test.
+        names: shape (classes,), int64, the new name of each label; None leaves labels unchanged.
 
     Raises:
         UsageError: the shares don't add up.
@@ -57,7 +57,7 @@ def cut(
 
 
 def population_of(parts: Sequence[tuple[Shard, Shard, Shard]], groups: tuple[int, ...] | None) -> Population:
-    """Return the devices whose (training, validation, test) shards these are."""
+    """Return the population of devices with these (training, validation, test) shards and true groups."""
     train, validation, test = zip(*parts, strict=True) if parts else ((), (), ())
     return Population(train, validation, test, groups)
 
@@ -65,14 +65,14 @@ def population_of(parts: Sequence[tuple[Shard, Shard, Shard]], groups: tuple[int
 def by_shard(
     shards: Sequence[Shard], *, seed: int, shares: Shares = NINETY_TEN, groups: Sequence[int] | None = None
 ) -> Population:
-    """Make each shard, a writer's for example, one device: shuffled, and cut by ``shares``."""
+    """Make a device of each shard, for example a writer's: shuffle it and cut it by ``shares``."""
     rng = np.random.default_rng(seed)
     parts = [cut(s.x, s.y, rng.permutation(len(s)), shares) for s in shards]
     return population_of(parts, None if groups is None else tuple(groups))
 
 
 def statistics(population: Population) -> dict[str, Any]:
-    """Return what a reader compares with a paper's: devices, samples in all and by part, and their spread over the devices."""
+    """Return statistics to compare with a paper's: devices, samples in total and by share, samples per device."""
     train, validation, test, probes = (
         np.array([len(s) for s in shards], np.int64)
         for shards in (population.train, population.validation, population.test, population.probes)

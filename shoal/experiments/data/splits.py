@@ -1,6 +1,7 @@
-"""How the papers deal samples to devices: seeded, with the truth that no strategy is told, and nothing lost.
+"""The papers' splits of a data set among devices, each determined by its seed.
 
-Images are flattened to (n, pixels). Shards are views of a few large arrays, so a population costs little more than its samples.
+The true groups are in `Population.groups`, which strategies don't receive. Images are flattened to (n, pixels). Shards are
+views of a few large arrays, so a population takes little more memory than its samples.
 """
 
 from __future__ import annotations
@@ -19,31 +20,32 @@ from shoal.simulation.data import Population, Shard, shards_of
 Images = NDArray[np.float32]
 Labels = NDArray[np.int64]
 POWER_LAW_SIGMA: Final = 2.0
-"""Of the lognormal shares in FedProx's MNIST generator, which FedGroup's section V follows."""
+"""Sigma of the lognormal shares in FedProx's MNIST generator, which FedGroup's section V follows."""
 POWER_LAW_FLOOR: Final = 10
-"""Samples that generator gives to every device beforehand, spread over its classes."""
+"""Samples that this generator first gives to every device, spread over its classes."""
 STANDARD_OFFSET: Final = np.float32(0.001)
-"""Added to a pixel's deviation (pixels in 0..255) by that generator: the border never changes."""
+"""Added by this generator to a pixel's deviation (pixels in 0..255), which is 0 at the border."""
 DIRICHLET_TRIES: Final = 1000
 
 
 def rotation(
     data: Dataset, *, devices: int, samples: int, seed: int, turns: Sequence[int] = (0, 1, 2, 3)
 ) -> Population:
-    """Deal all images anew for each rotation, ``samples`` to a device (IFCA, section 6.2).
+    """Deal the images to the devices once for each rotation, ``samples`` to a device (IFCA, section 6.2).
 
     Args:
-        data: images; all of a device's are turned by the same number of quarters.
+        data: images; a device's images all have the same rotation.
         devices: m, a multiple of len(turns); device i belongs to group i // (m / len(turns)).
         samples: n, a device's training images.
-        seed: of which device gets which images.
+        seed: seed of the assignment of images to devices.
         turns: quarter turns, counter-clockwise, of each group; IFCA's CIFAR-10 has (0, 2).
 
     Returns:
-        Probes for test machines: each rotation's test images in machines of ``samples`` images, or of all there are.
+        The population. Its probes are test machines: each rotation's test images, in machines of ``samples`` images, or of
+        all test images if these are fewer.
 
     Raises:
-        UsageError: the devices don't divide into the groups, or there are too few images.
+        UsageError: the devices can't be divided among the groups, or there are too few images.
     """
     groups, rng = len(turns), np.random.default_rng(seed)
     if devices < groups or devices % groups:
@@ -73,7 +75,7 @@ def rotation(
 
 
 def plain(data: Dataset, *, devices: int, samples: int | None, seed: int, shares: Shares = CFL_SHARES) -> Population:
-    """Deal random samples, with no groups at all: what a clustering must leave in one piece."""
+    """Deal random samples without any groups: a clustering must leave all devices in one cluster."""
     return _relabelled(data, devices, samples, seed, shares, [np.arange(CLASSES)])
 
 
@@ -91,15 +93,15 @@ def label_swap(
 
     Args:
         data: images.
-        devices: m; groups are of equal size, give or take one, and hidden from the order of the devices.
+        devices: m; groups differ in size by at most one, and are independent of the devices' order.
         groups: k.
-        samples: what a device holds in all, to be cut by ``shares``; None deals every training sample.
-        seed: of samples, groups and pairs.
-        shares: of training, validation and test samples.
-        pairs: the labels that each group swaps; by default disjoint random pairs, or random ones when there are too few labels.
+        samples: a device's samples in total, cut by ``shares``; None deals every training sample.
+        seed: seed of samples, groups and pairs.
+        shares: fractions for training, validation and test.
+        pairs: the labels that each group swaps; by default disjoint random pairs, or random ones if there are too few labels.
 
     Raises:
-        UsageError: there are too few samples, or the pairs make no sense.
+        UsageError: there are too few samples, or the pairs are not ``groups`` pairs of different labels.
     """
     rng = np.random.default_rng([seed, 1])
     if pairs is None:
@@ -126,9 +128,9 @@ def label_permutation(
     seed: int,
     shares: Shares = CFL_SHARES,
 ) -> Population:
-    """Deal random samples, and rename all labels by a random permutation a group (CFL, section VI-C).
+    """Deal random samples, and rename the labels of each group by a random permutation (CFL, section VI-C).
 
-    The arguments are `label_swap`'s.
+    The arguments are those of `label_swap`.
     """
     rng = np.random.default_rng([seed, 2])
     renamed: list[NDArray[np.int64]] = []
@@ -150,17 +152,17 @@ def classes_power_law(
 ) -> Population:
     """Deal ``classes`` classes to each device, in sizes that follow a power law (FedGroup, sections III-A and V-A).
 
-    Follows FedProx's MNIST generator, generalised from two classes to c: all images, training and test, standardised per pixel;
-    device u holds classes u, u + 1, ... u + c - 1 modulo 10; it gets about ten samples of them beforehand, and of what is left of
-    a class each device a lognormal(0, sigma) share; nine tenths of its samples, shuffled, are for training. A class's samples
-    are dealt in file order. That generator has no seed; this one does. Without ``per_class`` a device draws one share for all
-    of its classes: with ten classes its labels are then balanced, and only its size follows the power law (FedGroup's IID case).
+    Follows FedProx's MNIST generator, generalised from two classes to c. All images, training and test, are standardised per
+    pixel; device u holds classes u, u + 1, ... u + c - 1 modulo 10. It first gets about ten samples of them; then each device
+    gets a lognormal(0, sigma) share of a class's remaining samples, in file order. Nine tenths of its samples, shuffled, are
+    for training. FedProx's generator has no seed; this one has. Without ``per_class`` a device draws one share for all of its
+    classes: with ten classes its labels are then balanced, and only its size follows the power law (FedGroup's IID case).
 
     Returns:
-        Groups are the devices with the same classes, at most ten.
+        The population; its groups are the devices with the same classes, at most ten.
 
     Raises:
-        UsageError: the classes or devices make no sense.
+        UsageError: the classes are not 1 to 10, the devices no multiple of 10, or there are too few images.
     """
     if not 1 <= classes <= CLASSES or devices < CLASSES or devices % CLASSES:
         raise UsageError(
@@ -188,7 +190,7 @@ def classes_power_law(
     if per_class:
         weights = rng.lognormal(0.0, sigma, (CLASSES, blocks, classes))
     else:
-        holder = (np.arange(CLASSES)[:, None] - np.arange(classes)) % CLASSES  # whose j-th class is this label
+        holder = (np.arange(CLASSES)[:, None] - np.arange(classes)) % CLASSES  # devices whose j-th class is this label
         weights = rng.lognormal(0.0, sigma, (blocks, CLASSES))[:, holder].transpose(1, 0, 2)
     counts = (left[:, None, None] * weights / weights.sum((1, 2), keepdims=True)).astype(np.int64)
     for u in range(devices):
@@ -206,7 +208,7 @@ def classes_power_law(
 def dirichlet(
     data: Dataset, *, devices: int, alpha: float, seed: int, shares: Shares = CFL_SHARES, least: int = 10
 ) -> Population:
-    """Deal each class among the devices by a Dirichlet(alpha) draw; small alpha is more skewed.
+    """Deal each class to the devices in shares drawn from Dirichlet(alpha); a smaller alpha is more skewed.
 
     Raises:
         UsageError: no draw gave every device ``least`` samples.
@@ -232,7 +234,7 @@ def dirichlet(
 
 
 def standardised(x: Images) -> Images:
-    """Return pixels (n, ...) in [0, 1], flattened, less their mean over all n, by their deviation (FedProx's generator)."""
+    """Flatten pixels (n, ...) in [0, 1], subtract their mean over n and divide by their deviation (FedProx's generator)."""
     flat = _flat(x) * np.float32(255.0)
     mean = flat.mean(0, dtype=np.float64).astype(np.float32)
     deviation = flat.std(0, dtype=np.float64).astype(np.float32)

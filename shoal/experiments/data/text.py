@@ -1,4 +1,4 @@
-"""Text as numbers: words, a small vocabulary of our own, and AG-News as next-word prediction."""
+"""Text as tokens: words, a vocabulary of the most frequent ones, and AG-News as next-word prediction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shoal.simulation.data import Population, Shard
 PADDING: Final = 0
 UNKNOWN: Final = 1
 END: Final = 2
-"""Ends an article. Tokens below 3 are no words."""
+"""Token that ends an article. Tokens below 3 are not words."""
 _SPECIAL: Final = 3
 TOPICS: Final = ("World", "Sports", "Business", "Sci/Tech")
 NEWS_VOCABULARY: Final = 5000
@@ -31,7 +31,7 @@ _WORD: Final = re.compile(r"[a-z0-9]+(?:'[a-z]+)?|[^\sa-z0-9]")
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of ``text`` in lower case; each mark of punctuation is one of them."""
+    """Return the words of ``text`` in lower case; each punctuation mark counts as a word."""
     return _WORD.findall(text.lower())
 
 
@@ -47,7 +47,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, texts: Iterable[Sequence[str]], size: int) -> Vocabulary:
-        """Return the vocabulary of ``size`` tokens, the three special ones among them.
+        """Return a vocabulary of at most ``size`` tokens, including the three special ones.
 
         Raises:
             UsageError: ``size`` leaves no room for a word.
@@ -94,7 +94,7 @@ def load_news(data_dir: Path | None = None, *, part: str = "train") -> News:
     """Return the ``train`` or ``test`` articles of AG-News (CSV: class 1 to 4, title, description).
 
     Raises:
-        MissingDataError: its files are nowhere.
+        MissingDataError: its files were not found.
         DataError: a file is damaged.
     """
     path = locate("ag-news", data_dir)[f"{part}.csv"][0]
@@ -132,17 +132,17 @@ def by_topic(
 ) -> tuple[Population, Vocabulary]:
     """Deal articles of one topic to each device, for predicting the next word (CFL, section VI-C).
 
-    A device's articles are cut by ``shares``, joined with an end mark between them, and cut into windows; every window predicts
-    the word after each of its words, so that nothing is padded. Groups are the topics, hidden from the devices' order.
+    A device's articles are cut by ``shares``, joined with an end token between them, and cut into windows; every window
+    predicts the word after each of its words, so no padding is needed. Groups are the topics, in random order of devices.
 
     Args:
         news: articles.
         devices: m.
-        samples: articles of a device; None deals as many as the rarest topic allows.
-        seed: of everything.
-        words: tokens of a window.
-        vocabulary_size: tokens known, from the training articles.
-        shares: of training, validation and test articles.
+        samples: articles per device; None deals as many as the rarest topic allows.
+        seed: seed of all random choices.
+        words: tokens per window.
+        vocabulary_size: size of the vocabulary, which is taken from the training articles.
+        shares: fractions for training, validation and test.
 
     Returns:
         Shards with x and y of shape (windows, words), int64, y one word ahead; and the vocabulary.

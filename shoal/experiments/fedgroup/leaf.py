@@ -1,9 +1,9 @@
-"""fedgroup-femnist and fedgroup-sent140: LEAF's handwriting and tweets, a person a device (Duan et al., section IV).
+"""fedgroup-femnist and fedgroup-sent140: LEAF's handwriting and tweets, one person per device (Duan et al., section IV).
 
-FEMNIST: 200 writers, five groups, step size .003. The paper speaks of 62 classes, but its models' 20,410 and 415,258
-parameters have 26 outputs: by default only lower-case letters are kept (``classes=all`` keeps everything). Sent140: 772
-accounts, five groups, an LSTM, step size .3 and mu .01. Its published model reads frozen GloVe vectors, which are no part of
-the data: here they are frozen too, but drawn at random, so its numbers are not comparable without reserve.
+FEMNIST: 200 writers, five groups, step size .003. The paper mentions 62 classes, but its models' 20,410 and 415,258
+parameters have 26 outputs: by default only lower-case letters are used (``classes=all`` uses everything). Sent140: 772
+accounts, five groups, an LSTM, step size .3 and mu .01. The published model uses frozen GloVe vectors, which are not part of
+the data: here the vectors are frozen too, but drawn at random, so the figures are not directly comparable.
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ def sent140(options: Options, progress: Progress) -> Result:
 
 
 def lower_case(people: Sequence[Person]) -> tuple[Person, ...]:
-    """Return the people's lower-case letters only, as labels 0 to 25; whoever has none to train on is left out.
+    """Return the people's lower-case letters only, as labels 0 to 25; people without any to train on are left out.
 
     Raises:
-        DataError: nobody has any.
+        DataError: there are no lower-case letters to train on.
     """
     from shoal.simulation.data import Shard
 

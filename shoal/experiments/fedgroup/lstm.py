@@ -70,7 +70,7 @@ class TweetLstm:
         return nn.ModuleList([lstm, nn.Linear(self.hidden, DENSE), nn.Linear(DENSE, OUTPUTS)])
 
     def forward(self, params: Sequence[Tensor], x: Tensor) -> Tensor:
-        """Return logits (n, 2) of the state after the last word; as published, nothing lies between the dense layers."""
+        """Return logits (n, 2) of the state after the last word; as published, there is no activation between dense layers."""
         words = functional.embedding(x, self.vectors.to(x.device))
         zeros = words.new_zeros(LAYERS, len(x), self.hidden)
         weights = list(params[: 4 * LAYERS])
@@ -79,7 +79,7 @@ class TweetLstm:
         return functional.linear(functional.linear(states[:, -1], w1, b1), w2, b2)
 
     def init(self, seed: int) -> Float32Vector:
-        """Return theta (d,), float32, as torch initialises the module under ``seed``; the global generator is kept."""
+        """Return theta (d,), float32, as torch initialises the module under ``seed``; torch's global generator is restored."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             theta = torch.cat([p.detach().reshape(-1) for p in self.module().parameters()])

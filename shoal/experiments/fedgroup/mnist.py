@@ -94,7 +94,7 @@ def _table(name: str, hidden: int, published: Mapping[str, float], options: Opti
 def heterogeneity(options: Options, progress: Progress) -> Result:
     """Run ``fedgroup-heterogeneity``: FedAvg on four splits, with Table I's figures of each.
 
-    The paper calls the split of ten classes IID: devices keep their sizes, and all images are dealt anew at random.
+    The paper calls the split of ten classes IID: devices have the same sizes, and the images are dealt at random.
     """
     from shoal.experiments.data import datasets, splits
     from shoal.experiments.fedgroup.runs import ROUNDS, Setup, run_setup

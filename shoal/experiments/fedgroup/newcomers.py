@@ -1,20 +1,20 @@
-"""newcomers: devices that come once the groups stand, placed by CFL's Alg. 4 or FedGroup's Eq. 9, on rotated MNIST.
+"""newcomers: devices that join late, placed by CFL's Alg. 4 or FedGroup's Eq. 9, on rotated MNIST.
 
-Founders hold images turned by one of four angles, and the strategy runs on them alone. Then the newcomers appear, as many of
-each angle, with images that no founder holds; the strategy meets them through ``plan`` as it would devices that enrol late,
-and nobody tells it how they are turned. CFL's go down the parameter tree, an edge a round; FedGroup's pre-train from the origin
+Founders hold images rotated by one of four angles, and the strategy first runs on them alone. Then newcomers join, equally
+many of each angle, with images that no founder holds. The strategy meets them in ``plan``, like devices that enrol late, and
+does not know their angle. CFL's newcomers descend the parameter tree by one edge a round; FedGroup's pre-train from the origin
 and join the closest direction. CFL has 20 founders; FedGroup's 80 are those of its group cold start, alpha = 20 for each of
-m = 4 groups, compared by EDC, all of whom train in every round.
+m = 4 groups, compared by EDC, all of which train in every round.
 
-A newcomer is right where, in the group that it joins and at that moment, more founders are turned as it is than in any other way.
-That is the true group only if the founders' groups are the true ones and stay so while newcomers join, which the result says.
-A group in which no angle leads has none, and whoever joins it is wrong, as is whoever still waits at the end. Neither paper
-counts newcomers, so nothing is published.
+A newcomer is placed correctly if, in the group that it joins and at that moment, its angle is the most frequent among the
+founders. This is its true group only if the founders' groups are correct and remain so while newcomers join; the result
+reports that. A group with a tie has no such angle, and every newcomer that joins it counts as wrong, as does one that is not
+placed at the end. Neither paper counts newcomers, so there are no published figures.
 
-``--rounds`` are the founders', ``--samples`` all that a device holds, cut 60/20/20 into training, validation and test.
-CFL's recipe is that of cfl-label-permutation, with its validated splits; FedGroup's step sizes, batches and pre-training are
-those of fedgroup-mnist, with three epochs for its twenty, since no round of training has a say in who joins whom. CFL's groups
-stood from round 22 to 27 on seeds 100 to 103, so 60 rounds leave it time.
+``--rounds`` is the founders' number of rounds, ``--samples`` a device's total, cut 60/20/20 into training, validation and
+test. CFL's recipe is that of cfl-label-permutation, with validated splits; FedGroup's step sizes, batches and pre-training are
+those of fedgroup-mnist, with three epochs instead of twenty, since training rounds do not affect the placement. On seeds 100
+to 103 CFL's groups were complete in rounds 22 to 27, so 60 rounds are enough.
 """
 
 from __future__ import annotations
@@ -79,17 +79,17 @@ METHODS: Final[Mapping[str, Method]] = {
 def deal(
     data: Dataset, *, founders: int, newcomers: int, samples: int, seed: int
 ) -> tuple[Population, tuple[str, ...]]:
-    """Return founders and newcomers, ``samples`` images each that no other device holds, and the newcomers' names.
+    """Return founders and newcomers with ``samples`` distinct images each, and the newcomers' names.
 
     Args:
         data: images (n, side, side).
-        founders: a multiple of four; the first devices by name.
-        newcomers: likewise; as many of each angle, in no order.
-        samples: what a device holds in all, cut 60/20/20.
-        seed: of images and angles.
+        founders: number of founders, a multiple of four; they are the first devices by name.
+        newcomers: number of newcomers, a multiple of four; equally many of each angle, in random order.
+        samples: a device's images in total, cut 60/20/20.
+        seed: seed of images and angles.
 
     Raises:
-        UsageError: the devices don't divide into the angles, or there are too few images.
+        UsageError: the devices can't be divided among the angles, or there are too few images.
     """
     import numpy as np
 
@@ -168,7 +168,7 @@ class Placements:
         }
 
     def report(self) -> dict[str, Any]:
-        """Return what belongs in a result's data: ``founders`` as the newcomers met them, and the ``newcomers``."""
+        """Return the data for a result: the ``founders``' clusters before the newcomers joined, and the ``newcomers``."""
         each: list[dict[str, Any]] = []
         at_end = 0
         for device in self._newcomers:

@@ -1,12 +1,12 @@
-"""What the experiments of Duan et al., section IV, have in common: the methods of its Table III, and how they are scored.
+"""Common code of the experiments of Duan et al., section IV: the methods of its Table III, and their score.
 
-Score: in every round each device that was ever assigned to a group is tested on its own test samples with its group's model;
-right answers over all of them make the round's accuracy, and its maximum over the rounds is the result (section IV-A, early
-stopping is assumed). FedAvg and FedProx are tested on all devices. A round here begins with the cold start of those drawn that
-no group knows, so early rounds test few devices; each row of the history says how many.
+Score: in every round each device that was ever assigned to a group is tested on its own test samples with its group's model.
+The share of correct answers over all of them is the round's accuracy, and the maximum over the rounds is the result (section
+IV-A assumes early stopping). FedAvg and FedProx are tested on all devices. A round begins with the cold start of drawn devices
+that have no group yet, so early rounds test few devices; each row of the history reports the number.
 
-Where the paper is silent its public code is followed: IFCA and FeSEM weight devices equally, the others by samples, and
-pre-training has no proximal term. That code, however, starts FeSEM's centres at models of their own.
+Parameters that the paper does not state follow its public code: IFCA and FeSEM weight devices equally, the others by samples,
+and pre-training has no proximal term. Unlike here, that code starts FeSEM's centres at models of their own.
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ GROUPED: Final = frozenset({"fedgroup", "fedgrouprox"})
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One experiment as it is about to be run.
+    """The parameters of one experiment.
 
     Attributes:
-        experiment: its id.
-        population, network: who trains what.
+        experiment: the experiment's id.
+        population, network: the devices and the network that they train.
         groups: m.
-        lr: step size; mu: of the proximal term.
+        lr: step size; mu: weight of the proximal term.
         published: the paper's figure for the algorithm.
-        rounds: with training.
-        trainer: the simulator's.
-        parameters: what else decided the result.
+        rounds: rounds with training.
+        trainer: name of the simulator's trainer.
+        parameters: other parameters to report with the result.
     """
 
     experiment: str
@@ -146,7 +146,7 @@ class Scores:
 
 
 def decided(final: RoundPlan, clusters: Mapping[str, int]) -> RoundPlan:
-    """Return the final round with devices that could choose (IFCA's) given the model of their cluster: none looks anew."""
+    """Return the final round with each device's order limited to its cluster's model, so that IFCA's devices don't re-choose."""
     orders = {
         d: order if len(order.candidates) == 1 else final_order((order.candidates[clusters[d]],))
         for d, order in final.orders.items()
@@ -171,8 +171,8 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: tuple[s
 
     Args:
         setup: the experiment.
-        options: what the person asked for; settings that are neither `KNOBS` nor ``knobs`` go to the strategy.
-        progress: told of every round.
+        options: the command's options; settings that are neither `KNOBS` nor ``knobs`` are passed to the strategy.
+        progress: receives every round.
         knobs: names of the experiment's own settings.
     """
     name, method = method_of(options)
@@ -208,7 +208,7 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: tuple[s
         last.update(scores.rows.get(seen.round, {}))
 
     def told(closed: SimRound) -> None:
-        # The simulator tells of a round before it shows it: the accuracy is the one of the round before.
+        # `progress` is called before `watch`, so this accuracy is still the previous round's.
         record = {"accuracy": last.get("accuracy"), "loss": closed.loss, "clusters": closed.clusters}
         progress.round(name, closed.round, rounds, record)
 

@@ -1,8 +1,8 @@
-"""fedgroup-synthetic: Synthetic(1,1), where every device has a labelling of its own (Duan et al., section IV).
+"""fedgroup-synthetic: Synthetic(1,1), in which every device has a labelling of its own (Duan et al., section IV).
 
-100 devices, five groups, 20 devices a round, 20 epochs of batches of ten at step size .01; the group cold start takes all 100,
-so nobody is left for RAC. The generator's sizes are lognormal(4, 2), whose sum the largest device decides: another seed is
-another problem, and the paper's 75,349 samples are one draw. It gives no number of rounds; FedProx's 200 are taken.
+100 devices, five groups, 20 devices a round, 20 epochs of batches of ten at step size .01. The group cold start takes all 100
+devices, so none is left for RAC. Sizes are lognormal(4, 2), and their sum depends mostly on the largest device: another seed
+is another problem, and the paper's 75,349 samples are one draw. The paper gives no number of rounds; FedProx's 200 are used.
 """
 
 from __future__ import annotations

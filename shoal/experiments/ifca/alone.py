@@ -1,7 +1,7 @@
-"""The baseline of devices that train alone (Ghosh et al., section 6.2: the local model scheme).
+"""The baseline in which each device trains alone (Ghosh et al., section 6.2: the local model scheme).
 
-Nothing leaves a device, so nothing is masked, and no round waits for another device: each block of devices is trained
-to its end before the next one begins. Full-batch training of one hidden layer stays in its dual form for the whole run,
+Nothing leaves a device, so there is no mask, and no round waits for another device: each block of devices is trained to
+the end before the next one begins. Full-batch training of one hidden layer stays in its dual form for the whole run,
 W1 = W1(0) - lr S^T X with S the sum of all the hidden layer's errors, so that a step costs n x n x hidden and not
 n x inputs x hidden. Any other network runs through the simulator's strategy ``local``, a few devices at a time.
 """
@@ -24,19 +24,19 @@ from shoal.simulation.trainers.networks import Network, OneHidden, origins, samp
 from shoal.task.manifest import LocalTraining
 
 BLOCK_BYTES: Final = 2 << 20
-"""What a block's kernels and activations take at most in the dual form: the caches' size, for every step reads them."""
+"""Most memory of a block's kernels and activations in the dual form: the caches' size, since every step reads them."""
 BLOCK_DEVICES: Final = 8
-"""Devices of a block where their whole models are kept."""
+"""Devices per block if their whole models are in memory."""
 
 Told = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """What became of m devices that trained alone.
+    """Results of m devices that trained alone.
 
     Attributes:
-        accuracies: percent of right labels on each device's test images, shape (m,), float64.
+        accuracies: percent of correct labels on each device's test images, shape (m,), float64.
         losses: mean training loss at the end, shape (m,), float64.
         seconds_cpu: of training all devices, without tests.
     """
@@ -51,15 +51,15 @@ def train_alone(
 ) -> Alone:
     """Train each device alone for ``rounds`` rounds from the same first model, and test each.
 
-    A device is tested on all probes of its true group where the population has probes, else on its own test samples.
+    A device is tested on all probes of its true group if the population has probes, else on its own test samples.
 
     Args:
         population: the devices.
-        network: what they train.
-        local: a round's recipe.
-        rounds: how many of them.
-        seed: of the first model and of the order of batches.
-        told: is told how many devices are done.
+        network: the network that they train.
+        local: recipe of one round.
+        rounds: number of rounds.
+        seed: seed of the first model and of the order of batches.
+        told: called with the number of devices that are done.
     """
     start = origins(network, 1, seed)
     full_batch = local.batch_size == 0 and not (local.momentum or local.clip or local.prox_mu)
@@ -82,7 +82,7 @@ def train_alone(
 
 
 def _tests(population: Population) -> Sequence[Shard]:
-    """Return what each device is tested on."""
+    """Return each device's test samples: all probes of its group, or its own if there are no probes."""
     if not population.probes or population.groups is None or population.probe_groups is None:
         return population.test
     by_group = {

@@ -1,11 +1,11 @@
 """ifca-femnist: handwriting by writer, all layers shared but the last, which is clustered (Ghosh et al., section 6.3).
 
-LEAF's FEMNIST, a writer a device; two convolutions with pooling and two dense layers. IFCA runs on the last layer's
-coordinates only, the segment ``cluster``; those of all others are the segment ``shared`` and are averaged over whoever
-takes part (section 4.3). What the paper leaves open follows the authors' code: filters of 5x5, 2048 hidden units, six
+LEAF's FEMNIST, one writer per device; two convolutions with pooling and two dense layers. IFCA runs on the last layer's
+coordinates only, the segment ``cluster``; all others are the segment ``shared``, which is averaged over all participants
+(section 4.3). Parameters that the paper does not state follow the authors' code: filters of 5x5, 2048 hidden units, six
 writers a round, one epoch of batches of ten, step size 0.004, means weighted by samples. That code first trains a whole
-model by FedAvg for 2000 rounds and then 4000 rounds of the last layer; here both are trained together for all 6000.
-One-shot clustering compares whole models, for it has no shared segment.
+model by FedAvg for 2000 rounds and then the last layer for 4000; here both are trained together for all 6000. One-shot
+clustering compares whole models, since it has no shared segment.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""ifca-rotated-mnist and ifca-rotated-cifar: images turned by a group's angle (Ghosh et al., section 6.2, Table 1).
+"""ifca-rotated-mnist and ifca-rotated-cifar: images rotated by a group's angle (Ghosh et al., section 6.2, Table 1).
 
-All images are dealt anew for each angle, so mn = 60000 k (50000 k for CIFAR-10); test machines hold n test images of one
-angle each and take the model of least loss on them. ``global`` is FedAvg with the same recipe and no weights, ``local``
-trains every device alone and tests it on all test images of its own angle.
+All images are dealt once for each angle, so mn = 60000 k (50000 k for CIFAR-10); test machines hold n test images of one
+angle each and take the model with the least loss on them. ``global`` is FedAvg with the same recipe and no weights,
+``local`` trains every device alone and tests it on all test images of its own angle.
 
-Random starts are ours: three of eight froze with a merged or an empty cluster. Each start is given ten rounds and the
-one of least training loss is kept; test images play no part in it. Once identities have been stable for five rounds,
-devices are sent their own cluster's model only, and all four every tenth round (the strategy's communication saving).
+Several random starts are our addition: three of eight froze with a merged or an empty cluster. Each start runs for ten
+rounds, and the one with the least training loss continues; test images have no influence on it. Once identities have been
+stable for five rounds, devices receive their own cluster's model only, and all four every tenth round (the strategy's
+communication saving).
 """
 
 from __future__ import annotations

@@ -47,13 +47,13 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Endings:
-    """What became of r starts.
+    """The final states of r starts.
 
     Attributes:
-        thetas: shape (r, k, d), float32, where each start stopped.
+        thetas: shape (r, k, d), float32, the last models.
         choices: shape (r, m), int64, the devices' last choices.
-        distances: shape (r,), float32, mean distance to the truth under the best matching; inf where it diverged.
-        iterations: shape (r,), int64, iterations that each had.
+        distances: shape (r,), float32, mean distance to the truth under the best matching; inf if the start diverged.
+        iterations: shape (r,), int64, iterations of each start.
     """
 
     thetas: Tensor
@@ -85,13 +85,12 @@ class Point:
 def make_mixture(point: Point, seed: tuple[int, ...], device: str = "cpu") -> Mixture:
     """Return a mixture whose true coordinates are 0 or R, each with probability one half.
 
-    Points that differ in R and sigma alone share everything but the two, so that a curve over R shows R and not
-    another draw.
+    Points that differ only in R and sigma use the same draws otherwise, so that a curve over R shows the effect of R alone.
 
     Args:
-        point: what to draw.
-        seed: of every draw.
-        device: where the tensors live.
+        point: the mixture's parameters.
+        seed: seed of every draw.
+        device: torch device of the tensors.
     """
     m, n, d, k = point.m, point.n, point.d, point.k
     rng = np.random.default_rng([*seed, m, n, d, k])
@@ -145,7 +144,7 @@ def one_at_a_time(
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return the models (k, d) and choices (m,) of one start, computed device by device and model by model.
 
-    What `Batch` must equal, and what it is timed against. ``start`` has shape (k, d).
+    The reference that `Batch` must equal, and the baseline for its speed. ``start`` has shape (k, d).
     """
     x, y = mixture.x.cpu().numpy(), mixture.y.cpu().numpy()
     thetas = start.cpu().numpy().copy()
@@ -234,11 +233,11 @@ def run_starts(
         rates: shape (r,), float32, step sizes.
         iterations: T.
         threshold: largest distance that is a success.
-        key: masks what the server holds; None works in the clear.
-        settle: stop a start early, looked at every `WINDOW` iterations, once moving on at the fastest pace of the
-            last window could not carry it across ``threshold`` in the iterations that are left, or once it has
-            `DIVERGED`. A pace can grow, so this is a rule of thumb and not a proof; False runs everything.
-        first_success: stop all as soon as one start has settled as a success.
+        key: mask of the server's vectors; None works in the clear.
+        settle: check every `WINDOW` iterations whether a start can stop early: if the fastest pace of the last window
+            could not carry it across ``threshold`` in the remaining iterations, or if it has `DIVERGED`. A pace can grow,
+            so this is a heuristic; False runs every iteration.
+        first_success: stop all starts as soon as one has settled as a success.
     """
     batch = Batch(mixture, starts, rates, key)
     live = torch.arange(len(starts), device=starts.device)

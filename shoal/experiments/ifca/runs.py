@@ -1,4 +1,4 @@
-"""What the experiments of Ghosh et al., sections 6.2 and 6.3, have in common: running an algorithm and reporting it."""
+"""Common code of the experiments of Ghosh et al., sections 6.2 and 6.3: run an algorithm and report its result."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from shoal.util.console import counted
 
 RESTART_ROUNDS: Final = 10
 STRATEGY_OF: Final[Mapping[str, str]] = {"ifca": "ifca", "global": "fedavg", "one-shot": "one-shot"}
-"""The strategy behind each name of the papers' tables; ``local`` has no rounds and runs by itself."""
+"""The strategy for each name in the papers' tables; ``local`` has no rounds and is run by `alone`."""
 NO_SETTINGS: Final = frozenset({"global", "local"})
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One experiment as it is about to be run.
+    """The parameters of one experiment.
 
     Attributes:
-        experiment: its id.
-        population, network: who trains what.
-        local: a round's recipe.
-        rounds: of the start that is kept.
-        k: clusters.
-        published: the paper's number, or numbers.
-        restarts: random starts of IFCA; the first few rounds of the others come on top of ``rounds``.
-        participation: share of devices drawn a round; weighting: ``uniform`` or ``samples``.
-        evaluate_every: rounds between two looks at the test images.
-        alone_rounds: rounds that a device has where it trains alone.
+        experiment: the experiment's id.
+        population, network: the devices and the network that they train.
+        local: recipe of one round's local training.
+        rounds: rounds of the start that continues.
+        k: number of clusters.
+        published: the paper's figure or figures.
+        restarts: random starts of IFCA; the rounds of the others are added to ``rounds``.
+        participation: share of devices drawn for a round; weighting: ``uniform`` or ``samples``.
+        evaluate_every: rounds between two tests on the test images.
+        alone_rounds: rounds of the baseline in which devices train alone.
         pretrain: one-shot's recipe of training to convergence.
-        segments: (name, length) pairs where layers are shared.
-        defaults: further settings of the strategy ``ifca``, for those that nobody sets.
-        parameters: what else decided the result.
+        segments: (name, length) pairs if layers are shared.
+        defaults: defaults for further settings of the strategy ``ifca``.
+        parameters: other parameters to report with the result.
     """
 
     experiment: str
@@ -65,7 +65,7 @@ class Setup:
 
 
 class Starts:
-    """What became of each random start, and when the broadcast narrowed, from a run's events."""
+    """The outcome of each random start, and the rounds in which the broadcast narrowed, from a run's events."""
 
     def __init__(self, events: Sequence[tuple[int, Event]]) -> None:
         self.ended: list[dict[str, Any]] = []
@@ -81,9 +81,9 @@ class Starts:
 
 
 def ifca_settings(setup: Setup, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of the strategy ``ifca``: what is set by hand, then the experiment's, then ours.
+    """Return the settings of the strategy ``ifca``: those given with --set, then the experiment's, then our defaults.
 
-    Every start but the kept one is thrown away after `RESTART_ROUNDS`; a run too short for that has a single start.
+    All starts but the best one are dropped after `RESTART_ROUNDS`; a run too short for that has a single start.
     """
     settings = {"k": str(setup.k), **setup.defaults, **given}
     rounds = min(RESTART_ROUNDS, setup.rounds - 1)
@@ -99,8 +99,8 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: Sequenc
 
     Args:
         setup: the experiment.
-        options: what the person asked for; settings that are not among ``knobs`` go to the strategy.
-        progress: told of every round.
+        options: the command's options; settings that are not among ``knobs`` are passed to the strategy.
+        progress: receives every round.
         knobs: names of the experiment's own settings.
     """
     algorithm = options.algorithm or "ifca"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ITERATIONS: Final = 300
 STARTS: Final = 10
 BATCHES: Final = (2, 3, 5)
-"""Starts that are run together; a trial that has succeeded with the first few needs no more."""
+"""Numbers of starts that are run together; a trial that succeeds with the first batch skips the others."""
 
 SUCCESS: Final = 0.6
 """Largest mean distance of a success, in units of sigma."""
@@ -41,7 +41,7 @@ class Curve:
     """One panel of the figure.
 
     Attributes:
-        k: groups; axis: what the points of a line differ in, ``R`` or ``m``; line: what lines differ in.
+        k: groups; axis: the parameter that varies along a line, ``R`` or ``m``; line: the one that varies between lines.
         fixed: the other parameters of its points.
         grids: axis values and line values by grid name.
     """
@@ -110,7 +110,7 @@ class Trial:
 
 
 def points_of(curve: Curve, options: Options) -> Iterator[tuple[dict[str, float], Point]]:
-    """Yield each point of a curve, line by line, as R, sigma, m and n and as what is drawn from them."""
+    """Yield each point of a curve, line by line: its R, sigma, m and n, and the `Point` to draw mixtures from."""
     from shoal.experiments.ifca.linear import Point
 
     along, across = curve.grids[options.grid]
@@ -195,7 +195,7 @@ def mask_key(d: int, plan: Plan) -> MaskKey:
 
 
 def cost(point: Point, plan: Plan, iterations: int = 3) -> dict[str, float]:
-    """Return CPU seconds of one iteration of one start in each of three ways, and what the batch saves.
+    """Return the CPU seconds of one iteration of one start, computed in three ways, and the speed-up of the batch.
 
     ``batched_s``: all starts and step sizes of a trial together, none stopped early. ``simulator_s``: one run at a
     time through the strategy and the simulator's plain loop. ``numpy_s``: one run at a time in bare matrix-vector
