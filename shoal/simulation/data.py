@@ -1,4 +1,4 @@
-"""What simulated devices hold: shards of samples, who they are, and the truth about their groups."""
+"""Data of simulated devices: shards of samples, device names, and true groups."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Population:
 
     Attributes:
         train: one shard a device, at least one sample each.
-        validation, test: one a device, possibly empty; or nothing at all, which is filled up with empty ones.
-        groups: each device's true group, or None where there is no truth.
+        validation, test: one shard a device, possibly empty; an empty tuple is replaced by empty shards.
+        groups: each device's true group, or None if there are none.
         probes: test shards that belong to no device (IFCA's test clients), used by the protocol ``argmin`` if any.
         probe_groups: each probe's true group, or None.
-        names: made as dev-0000, dev-0001, ... where empty; in ascending order.
+        names: in ascending order; dev-0000, dev-0001, ... if empty.
     """
 
     train: tuple[Shard, ...]
@@ -87,12 +87,12 @@ class Population:
 
 
 def shards_of(x: NDArray[Any], y: NDArray[Any], cuts: Sequence[int] | None = None) -> tuple[Shard, ...]:
-    """Return shards that are views of stacked or concatenated arrays, so that nothing is copied.
+    """Return shards that are views of stacked or concatenated arrays; nothing is copied.
 
     Args:
-        x: shape (m, n, ...) where ``cuts`` is None, else (total, ...).
+        x: shape (m, n, ...) if ``cuts`` is None, else (total, ...).
         y: shape (m, n, ...) or (total, ...).
-        cuts: each device's samples, summing to ``total``.
+        cuts: each device's number of samples, adding up to ``total``.
     """
     if cuts is None:
         return tuple(Shard(a, b) for a, b in zip(x, y, strict=True))

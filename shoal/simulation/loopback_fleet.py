@@ -1,8 +1,8 @@
-"""A whole fleet in this process, on virtual time: the real keys, messages, rules and files, no sockets and no threads.
+"""A whole fleet in this process, on virtual time: the real keys, messages, rules and files, without sockets and threads.
 
-What `shoal.simulation.process_fleet.Stage` lays out on disk is driven here by one loop: a broker in memory, the aggregator's run
-service, and for every device its runtime with a worker that computes when its turn comes. The same calls with the same
-seeds give the same run, so a scenario (a lost chunk, a crash between two writes) can be replayed exactly.
+One loop drives the directories that `shoal.simulation.process_fleet.Stage` makes: an in-memory broker, the aggregator's run
+service, and for every device its runtime with an inline worker. The same calls with the same seeds give the same run, so a
+scenario (a lost chunk, a crash between two writes) can be replayed exactly.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from shoal.transport.faults import Faults
 from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
 
 BROKER_URL: Final = "mqtt://loopback"
-"""Stands in the grants; nobody connects to it."""
+"""Address in the grants; it is never connected to."""
 POLL_S: Final = 0.25
-"""Virtual seconds that pass at most before deadlines and timers are looked at again."""
+"""Longest step of virtual time between two checks of deadlines and timers."""
 
 
 class LoopbackError(ShoalError):
-    """A loopback fleet did not get where it should in the virtual time it had."""
+    """A loopback fleet did not reach the expected state within its virtual time."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopbackDevice:
-    """One life of a device: what a crash takes with it."""
+    """The state of a running device that a crash loses."""
 
     runtime: DeviceRuntime
     transport: LoopbackTransport
@@ -61,20 +61,20 @@ class LoopbackFleet:
     """One run of one fleet, from the owner's signature to the devices' final models.
 
     Args:
-        root: an empty directory; owner, aggregator and devices get theirs below it.
+        root: an empty directory, in which owner, aggregator and devices get their directories.
         bundle: the task.
         data: every device's samples by its name, in the task's dtypes; devices join in the order of their names.
-        options: the run.
-        faults: what the network does to messages; may also be set later, as ``fleet.broker.faults``.
-        origins: shape (origins, d), float32, what the models start from; drawn by `draw_origins` when absent.
-        backend: computes similarities; numpy when absent.
+        options: the run's options.
+        faults: network faults; may also be set later, as ``fleet.broker.faults``.
+        origins: shape (origins, d), float32, the starting models; drawn by `draw_origins` if None.
+        backend: computes similarities; numpy if None.
 
     Attributes:
         stage: the directories; ``stage.fleet`` is the owner's.
         broker: the network, and the clock: ``broker.now_s``.
-        plan: the run, as the owner signed it.
-        service: the aggregator, None while it is dead.
-        devices: the living devices by name.
+        plan: the signed run plan.
+        service: the aggregator; None while it is killed.
+        devices: the running devices by name.
     """
 
     def __init__(
@@ -94,7 +94,8 @@ class LoopbackFleet:
         self._data = dict(data)
         self._backend = backend
         if origins is None:
-            # One seed for all, as no real fleet may have it: every party is in this process, and runs must be repeatable.
+            # Plan and origins share a seed here, so that runs are repeatable. No real fleet may do so: the aggregator
+            # reads the plan's seed.
             origins = draw_origins(bundle.manifest, origins_needed(options), options.seed or 0)
         self.plan = self.stage.add_run(bundle, origins, options)
         self.service: RunService | None = None
@@ -127,9 +128,9 @@ class LoopbackFleet:
         return DeviceState(self.stage.device_dir(name)).load_model()
 
     def step(self) -> bool:
-        """Let happen what is due now; where nothing is, let time pass. Return whether anything happened.
+        """Do everything that is due now, or advance the time if nothing is; return whether anything happened.
 
-        A step delivers messages, carries out one order a device, and commits and acknowledges what reached the
+        A step delivers messages, runs one job of each device, and commits and acknowledges the uploads that reached the
         aggregator.
         """
         if self._act():
@@ -153,7 +154,7 @@ class LoopbackFleet:
         return self.broker.pump() > 0 or moved
 
     def settle(self) -> None:
-        """Let happen everything that needs no time to pass."""
+        """Do everything that is due without advancing the time."""
         while self._act():
             pass
 
@@ -161,17 +162,17 @@ class LoopbackFleet:
         """Step to the end of the run and return its records.
 
         Raises:
-            LoopbackError: it is not finished after ``max_virtual_s`` virtual seconds.
+            LoopbackError: the run is not finished after ``max_virtual_s`` virtual seconds.
         """
         self.run_until(lambda: self.finished, max_virtual_s)
         self.settle()
         return self.records()
 
     def run_until(self, reached: Callable[[], bool], max_virtual_s: float) -> None:
-        """Step until ``reached()`` holds.
+        """Step until ``reached()`` is true.
 
         Raises:
-            LoopbackError: it does not after ``max_virtual_s`` virtual seconds.
+            LoopbackError: it is still false after ``max_virtual_s`` virtual seconds.
         """
         end_s = self.now_s + max_virtual_s
         while not reached():
@@ -181,7 +182,7 @@ class LoopbackFleet:
             self.step()
 
     def kill_device(self, name: str) -> None:
-        """End a device as a power cut does: its connection breaks, its will is published, only its files remain."""
+        """Kill a device as a power cut does: its connection breaks, its will is published, and only its files remain."""
         del self.devices[name]
         self._cut(name)
 
@@ -189,11 +190,11 @@ class LoopbackFleet:
         """Start a device from its directory.
 
         Args:
-            name: whose.
-            batch: its data from now on; as before when absent.
+            name: the device's name.
+            batch: its new data; None leaves its data unchanged.
 
         Raises:
-            UsageError: it is alive.
+            UsageError: the device is running.
         """
         if name in self.devices:
             raise UsageError(f"{name} is alive")
@@ -223,17 +224,17 @@ class LoopbackFleet:
         transport.start()
 
     def add_device(self, name: str, batch: Batch) -> None:
-        """Let the owner admit a new device while the run goes on, and start it."""
+        """Add a new device to the roster during the run, and start it."""
         self.stage.add_device(name)
         if self.service is not None:
             self.service.reload_roster()
         self.revive_device(name, batch)
 
     def kill_aggregator(self) -> None:
-        """End the aggregator as a crash does: what it had not committed is gone.
+        """Kill the aggregator as a crash does: everything that it had not committed is lost.
 
         Raises:
-            UsageError: it is dead.
+            UsageError: the aggregator is not running.
         """
         if self.service is None:
             raise UsageError("the aggregator is dead")
@@ -242,10 +243,10 @@ class LoopbackFleet:
         self._cut("aggregator")
 
     def revive_aggregator(self) -> None:
-        """Start the aggregator from its directory; it takes the run up where its store left it.
+        """Start the aggregator from its directory; it resumes the run from its store.
 
         Raises:
-            UsageError: it is alive.
+            UsageError: the aggregator is running.
         """
         if self.service is not None:
             raise UsageError("the aggregator is alive")
@@ -277,7 +278,7 @@ class LoopbackFleet:
         return batch
 
     def close(self) -> None:
-        """Stop everybody cleanly and release files; the directories stay."""
+        """Stop all devices and the aggregator cleanly and release files; the directories remain."""
         for device in self.devices.values():
             device.runtime.close()
         self.devices.clear()
@@ -297,9 +298,9 @@ class LoopbackFleet:
 def draw_origins(manifest: TaskManifest, count: int, seed: int) -> NDArray[np.float32]:
     """Return ``count`` starting models, shape (count, d), float32, without torch.
 
-    Every tensor is drawn as torch draws a linear or a convolutional layer, uniformly within 1/sqrt(fan-in); a vector
-    (a bias) takes the bound of the tensor before it. `make_origins` in
-    shoal/owner/task_compiler/origin.py draws what the model itself asks for.
+    Every tensor is drawn as torch initialises a linear or convolutional layer, uniformly within 1/sqrt(fan-in); a vector
+    (a bias) has the bound of the tensor before it. `make_origins` in shoal/owner/task_compiler/origin.py uses the model's
+    own initialisers instead.
     """
     rng = np.random.default_rng([seed, count])
     origins = np.empty((count, manifest.length), np.float32)

@@ -1,6 +1,6 @@
-"""A whole fleet on this machine, for the demo, the benchmarks and the tests: real programs, real keys, real files.
+"""A whole fleet of real programs on this machine, for the demo, the benchmarks and the tests.
 
-Everything that would be carried between machines is carried between directories here; the programs are started as a person would.
+Cards, grants and run files are copied between directories instead of machines; the programs run as they do in a fleet.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LIBC: Final = ctypes.CDLL(None)
 
 
 class StageError(ShoalError):
-    """A program of the staged fleet ended when it should not."""
+    """A program of the staged fleet ended early, or a run took too long."""
 
 
 @dataclass(slots=True)
@@ -53,22 +53,22 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The program's process id."""
         return self.process.pid
 
     def peak_rss_mb(self) -> float:
-        """Return the most memory it has held, in MB of 2^20 bytes, as the kernel counts it (VmHWM)."""
+        """Return the program's peak memory (VmHWM) in MB of 2^20 bytes."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) / 1024
         raise StageError(f"{self.name} has ended", hint=f"see {self.log}")
 
     def maps(self, word: str) -> bool:
-        """Whether a file whose name holds ``word`` is mapped into its memory."""
+        """Return whether the program has mapped a file whose name contains ``word``."""
         return word in Path(f"/proc/{self.pid}/maps").read_text()
 
     def tail(self, lines: int = 15) -> str:
-        """Return the end of its log."""
+        """Return the last ``lines`` lines of the program's log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self, number: int = signal.SIGTERM) -> int:
@@ -88,8 +88,9 @@ class Stage:
 
     Args:
         root: an empty directory.
-        broker: its address.
-        devices: names.
+        broker: the broker's address.
+        devices: the devices' names.
+        fleet: the fleet's name.
     """
 
     def __init__(self, root: Path, broker: str, devices: tuple[str, ...], fleet: str = "demo") -> None:
@@ -166,10 +167,10 @@ class Stage:
         return bool(records) and bool(records[-1]["final"])
 
     def wait(self, run: int, timeout_s: float) -> list[dict[str, Any]]:
-        """Return the run's rounds once it is finished.
+        """Wait until the run is finished and return its rounds.
 
         Raises:
-            StageError: it took too long, or a program ended.
+            StageError: the run took longer than ``timeout_s``, or a program ended.
         """
         end = time.monotonic() + timeout_s
         while not self.finished(run):
@@ -187,15 +188,15 @@ class Stage:
                 raise StageError(f"{program.name} ended with status {code}:\n{program.tail()}")
 
     def device_status(self, name: str) -> dict[str, Any]:
-        """Return the figures that a device keeps for people."""
+        """Return the contents of a device's status file; empty without one."""
         return DeviceState(self.device_dir(name)).load_status() or {}
 
     def stop(self, name: str, number: int = signal.SIGTERM) -> int:
-        """Stop one program and forget it; return its exit status."""
+        """Stop one program, remove it from ``programs``, and return its exit status."""
         return self.programs.pop(name).stop(number)
 
     def close(self) -> None:
-        """Stop everything: devices first, together."""
+        """Send SIGTERM to all programs at once, then wait for each."""
         for program in self.programs.values():
             if program.process.poll() is None:
                 program.process.send_signal(signal.SIGTERM)
@@ -213,5 +214,5 @@ class Stage:
 
 
 def _end_with_parent() -> None:
-    """Runs in the child before exec: a killed demo leaves no device behind."""
+    """Ask the kernel, in the child before exec, to end it with its parent, so that a killed demo leaves no processes."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""A simulated run kept on disk: one of hours goes on where it was stopped, to the same bits.
+"""Checkpoints of a simulated run: a run of hours can be stopped and resumed, and gives the same bits.
 
-Everything that a round draws follows from the seed and the round's number, so that the strategy's own dump, the history so
-far and the updates that the strategy still refers to are the whole state.
+All random draws of a round follow from the seed and the round's number. So the whole state is the strategy's own dump, the
+history so far, and the updates that the strategy still refers to.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ SAVE_EVERY_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a run stands between two rounds.
+    """The simulator's own state between two rounds.
 
     Attributes:
-        round: rounds carried out; spent: those of starts that were not kept.
+        round: rounds so far; spent: rounds of abandoned starts among them.
         clusters: each device's cluster.
-        history, starts: of the start under way and of those before it.
-        events: of all rounds, each with its counted round.
-        uncounted_s, uncounted_events: of rounds since the last counted one.
+        history, starts: rounds of the current start, and of each earlier one.
+        events: events of all rounds, each with its counted round.
+        uncounted_s, uncounted_events: CPU seconds and events of the rounds since the last counted one.
         levels: see `aggregator.rounds.screening`.
     """
 
@@ -59,7 +59,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a checkpoint file holds; ``document`` and ``vectors`` are the strategy's dump."""
+    """Contents of a checkpoint file; ``document`` and ``vectors`` are the strategy's dump."""
 
     standing: Standing
     document: Mapping[str, Any]
@@ -70,7 +70,7 @@ class Kept:
         """Return an update that the strategy refers to.
 
         Raises:
-            IntegrityError: the checkpoint does not hold it.
+            IntegrityError: the checkpoint does not contain it.
         """
         if key not in self.uploads:
             raise IntegrityError(f"the checkpoint lacks the update of {key[2]} in round {key[0]}")
@@ -78,15 +78,15 @@ class Kept:
 
 
 def fingerprint(run: RunPlan, start: NDArray[np.float32], arrivals: Mapping[str, int] | None = None) -> str:
-    """Return what tells a run from another: the hex SHA-256 of its plan, its origins (origins, d), float32, and arrivals."""
+    """Return a run's identity: the hex SHA-256 of its plan, its origins (origins, d), float32, and arrivals."""
     late = json.dumps(arrivals, sort_keys=True).encode() if arrivals else b""
     return hashlib.sha256(encode(run) + np.ascontiguousarray(start, "<f4").tobytes() + late).hexdigest()
 
 
 def data_digest(population: Population) -> str:
-    """Return what tells devices' data from others': the hex SHA-256 of their names and training samples.
+    """Return the identity of the devices' data: the hex SHA-256 of their names and training samples.
 
-    An experiment's own settings, how many groups or how labels are swapped, are in no run plan: they show in the data.
+    An experiment's own settings, such as the number of groups, are in no run plan, but they change the data.
     """
     digest = hashlib.sha256()
     for name, shard in zip(population.names, population.train, strict=True):
@@ -99,15 +99,15 @@ def data_digest(population: Population) -> str:
 def save(
     path: Path, name: str, data: str, standing: Standing, dump: Dump, uploads: Mapping[UploadKey, Contribution]
 ) -> None:
-    """Write a checkpoint in one piece.
+    """Write a checkpoint atomically.
 
     Args:
-        path: where; what was there is replaced.
+        path: the file; an existing one is replaced.
         name: the run's `fingerprint`.
-        data: its devices' `data_digest`.
-        standing: where the run stands.
+        data: the devices' `data_digest`.
+        standing: the simulator's state.
         dump: the strategy's state.
-        uploads: at least those that ``dump`` refers to.
+        uploads: the uploads that ``dump`` refers to; others are ignored.
     """
     kept = [uploads[key] for key in sorted(dump.uploads)]
     arrays: dict[str, NDArray[Any]] = {f"vector/{k}": v for k, v in dump.vectors.items()}
@@ -128,15 +128,15 @@ def save(
 
 
 def load(path: Path, name: str, data: str) -> Kept | None:
-    """Return the checkpoint at ``path``, or None where there is none.
+    """Return the checkpoint at ``path``, or None if there is none.
 
     Args:
         path: see `save`.
-        name: the `fingerprint` of the run that wants to go on.
-        data: its `data_digest`; files of before there was one go with any.
+        name: the `fingerprint` of the run to resume.
+        data: its `data_digest`; old files without one are accepted for any data.
 
     Raises:
-        IntegrityError: the file is damaged, or is another run's.
+        IntegrityError: the file is damaged, or belongs to another run.
     """
     if not path.exists():
         return None
@@ -145,7 +145,7 @@ def load(path: Path, name: str, data: str) -> Kept | None:
             arrays = {key: file[key] for key in file.files}
         document = json.loads(arrays.pop("document").tobytes())
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise IntegrityError(f"{path} is no checkpoint, or is damaged", hint="remove it to begin anew") from error
+        raise IntegrityError(f"{path} is no checkpoint, or is damaged", hint="remove it to start again") from error
     if (document["version"], document["run"], document.get("data", data)) != (VERSION, name, data):
         raise IntegrityError(
             f"{path} is of another run", hint="give the options of the run that it is from, or another file"

@@ -1,4 +1,4 @@
-"""Accuracy on clear models, outside the strategy: the researcher holds everything, and nothing of it goes back in."""
+"""Accuracy of clear models. It is measured outside the strategy and does not influence the run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Protocol = Literal["argmin", "assigned"]
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Accuracies of one moment, each in percent.
+    """Accuracies after one round, in percent.
 
     Attributes:
         accuracy: over all test labels together; median: over the tested shards.
         loss: mean test loss, weighted by samples.
-        models: model that each tested shard took; correct, tested: its labels; arrays (t,), int64.
+        models: the model of each tested shard; correct, tested: its numbers of labels; arrays (t,), int64.
         names: the tested devices, empty for probes.
     """
 
@@ -44,14 +44,14 @@ def evaluate(workforce: Workforce, final: RoundPlan, protocol: Protocol) -> Eval
     """Test the models of a final round.
 
     Args:
-        workforce: holds data, origins and the mask.
+        workforce: the devices' data, the origins and the mask.
         final: the strategy's plan of a final round: each device's candidates.
-        protocol: ``argmin``: every test shard (a probe if the population has any, else a device's own) takes the one of
-            least loss on itself among all models, as IFCA's test machines do; ``assigned``: each device takes the best of
-            its candidates by its order's share and is tested on its own test samples.
+        protocol: ``argmin``: every test shard (a probe if the population has any, else a device's own) takes the model with
+            the least loss on itself, as IFCA's test machines do; ``assigned``: each device takes the best of its candidates
+            by its order's share and is tested on its own test samples.
 
     Returns:
-        None where there is nothing to test on.
+        None if there are no test samples.
     """
     population = workforce.population
     ids = sorted(final.models)

@@ -1,4 +1,4 @@
-"""How a clustering compares with the truth, and how accuracies are summed up."""
+"""Compare a clustering with the true groups: purity and adjusted Rand index."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 def contingency(found: Sequence[Hashable], truth: Sequence[Hashable]) -> NDArray[np.int64]:
-    """Return how many devices are in each found cluster and each true group, shape (clusters, groups), int64."""
+    """Return the number of devices in each pair of found cluster and true group, shape (clusters, groups), int64."""
     rows = {label: i for i, label in enumerate(dict.fromkeys(found))}
     columns = {label: i for i, label in enumerate(dict.fromkeys(truth))}
     table = np.zeros((len(rows), len(columns)), np.int64)

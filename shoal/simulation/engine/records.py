@@ -1,4 +1,4 @@
-"""What a simulated run is told and what it tells of its rounds."""
+"""Options of a simulated run, and the record of a closed round."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from shoal.task.manifest import LocalTraining
 
 @dataclass(frozen=True, slots=True)
 class SimOptions:
-    """What a simulated run is beside its strategy, data and network.
+    """Options of a simulated run, besides strategy, data and network.
 
     Attributes:
-        rounds: that count: see ``count``; rounds of IFCA's starts that were not kept never do.
-        seed: of origins, participation, batch orders and the mask.
+        rounds: number of counted rounds (see ``count``); those of IFCA's abandoned starts don't count.
+        seed: seed of origins, participation, batch orders and the mask.
         mask: a mask mode of `crypto.mask.modes.registry`, or "none".
-        local: recipe of training; pretrain: of phase PRETRAIN, ``local`` where None.
-        participation: share of the devices drawn a round; weighting: "samples" or "uniform".
-        weight_cap: as in `RunPlan`; norm_screen: leave out what `aggregator.rounds.screening` refuses. The papers know neither.
-        min_contributors: fewest devices behind a mean.
-        evaluate_every: evaluate after every so many counted rounds; 0 is at the end only.
-        count: "train" counts rounds in which somebody trains in phase TRAIN, "all" every round.
-        protocol: how accuracy is taken, see `evaluation.evaluate`.
-        segments: names and lengths in the order of theta where weights are shared; one ``cluster`` segment if empty.
+        local: recipe of local training; pretrain: recipe of phase PRETRAIN, ``local`` if None.
+        participation: share of the devices drawn for a round; weighting: "samples" or "uniform".
+        weight_cap: as in `RunPlan`; norm_screen: leave out updates that `aggregator.rounds.screening` refuses. The papers
+            have neither.
+        min_contributors: fewest devices in a mean.
+        evaluate_every: counted rounds between two evaluations; 0 evaluates at the end only.
+        count: "train" counts rounds in which a device trains in phase TRAIN, "all" counts every round.
+        protocol: how accuracy is measured, see `evaluation.evaluate`.
+        segments: names and lengths in the order of theta if weights are shared; one ``cluster`` segment if empty.
         trainer, device, threads, deferred, norms: see `workforce.Workforce`.
-        checkpoint: a file that the run is kept in every minute, and taken up from where it is there.
-        arrivals: device -> the first of all rounds, counted or not, that it can take part in; everybody else is there from
-            round 1. Before that the strategy never hears of it.
+        checkpoint: a file to which the run is saved every minute, and from which it resumes if the file exists.
+        arrivals: device -> the first round, counted or not, in which it can take part; the strategy does not know it before.
+            Other devices take part from round 1.
     """
 
     rounds: int
@@ -65,13 +66,13 @@ class SimRound:
 
     Attributes:
         round: counted; plan_round: the strategy's own number.
-        loss: mean of what devices report, weighted by samples; NaN where nobody reports.
-        accuracy: percent by the run's protocol, None where not evaluated; median: over devices, percent.
-        purity, ari: against the true groups; None where there are none.
-        clusters: that have members; sizes: theirs, largest first.
-        norms: mean and largest l2 norm of the round's updates, None where they are not known.
+        loss: mean of the reported losses, weighted by samples; NaN if no device reports.
+        accuracy: percent by the run's protocol, None if not evaluated; median: over devices, percent.
+        purity, ari: against the true groups; None if there are none.
+        clusters: number of clusters with members; sizes: their sizes, largest first.
+        norms: mean and largest l2 norm of the round's updates; None if they are not known.
         capped, refused_norm: as in `aggregator.rounds.events.RoundRecord`.
-        seconds_cpu: of planning, training and closing; evaluation comes on top and is not counted.
+        seconds_cpu: CPU time of planning, training and closing, without evaluation.
     """
 
     round: int

@@ -1,4 +1,4 @@
-"""A whole run in one process: the real strategy, a simulated workforce, and metrics that the strategy never sees."""
+"""The simulator's loop: a real strategy, simulated devices, and metrics that the strategy never receives."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ __all__ = ["Observation", "SimOptions", "SimResult", "SimRound", "local_settings
 FLEET: Final = "simulated"
 RUN_ID: Final = b"simulated-run-id"
 ROUNDS_SPARE: Final = 10
-"""A run may take this many times its rounds where some, of trials and cold starts, do not count."""
+"""A run may take at most this many times its counted rounds, since rounds of trials and cold starts may not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A closed round as it was, for experiments that measure more."""
+    """A closed round in full, for experiments that measure more."""
 
     round: int
     plan: RoundPlan
@@ -52,15 +52,15 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class SimResult:
-    """A run.
+    """Result of a simulated run.
 
     Attributes:
-        history: counted rounds, of the kept start where there were several.
-        restart_rounds: rounds spent on starts that were not kept.
-        all_rounds: every round that was carried out; events: theirs, each with its counted round (0 where that does not count).
+        history: counted rounds, of the best start if there were several.
+        restart_rounds: rounds of abandoned starts.
+        all_rounds: number of all rounds; events: their events, each with its counted round (0 for a round that doesn't count).
         assignment: each device's cluster at the end.
-        final: the last evaluation, None where there is nothing to test on.
-        thetas: model id -> clear (d,), float32, of the models that the run ends with.
+        final: the last evaluation; None if there are no test samples.
+        thetas: model id -> clear (d,), float32, of the models at the end of the run.
     """
 
     history: tuple[SimRound, ...]
@@ -82,7 +82,7 @@ class SimResult:
 
     @property
     def best_accuracy(self) -> float | None:
-        """The maximum over evaluated rounds, percent."""
+        """The highest accuracy of the evaluated rounds, in percent; None if none was evaluated."""
         seen = [r.accuracy for r in self.history if r.accuracy is not None]
         return max(seen) if seen else None
 
@@ -92,7 +92,7 @@ Watch = Callable[[Observation], None]
 
 
 def local_settings(local: LocalTraining | LocalSettings) -> LocalSettings:
-    """Return a recipe as run plans hold it."""
+    """Convert a recipe of local training to the form of run plans."""
     if isinstance(local, LocalSettings):
         return local
     names = [f.name for f in dataclasses.fields(LocalSettings)]
@@ -100,10 +100,10 @@ def local_settings(local: LocalTraining | LocalSettings) -> LocalSettings:
 
 
 def sim_plan(algorithm: str, settings: Mapping[str, str], network: Network, options: SimOptions) -> RunPlan:
-    """Return a run plan without an owner.
+    """Return an unsigned run plan for the simulator.
 
     Raises:
-        ConfigError: the strategy refuses it.
+        ConfigError: the strategy refuses the settings.
     """
     texts = {name: str(value) for name, value in settings.items()}
     parsed = settings_of(algorithm, texts)
@@ -167,18 +167,18 @@ def simulate(
     """Run ``algorithm`` on all devices of ``population``.
 
     Args:
-        algorithm: a name that `aggregator.strategies.registry` knows.
-        settings: the algorithm's own.
+        algorithm: a name in `aggregator.strategies.registry`.
+        settings: the algorithm's settings.
         population: the devices' data.
-        network: what they train.
-        options: everything else.
-        progress: told of every counted round.
-        watch: shown every round, also those that don't count (their number is then 0).
-        start: origins (run.origins, d), float32; drawn from the seed by torch's initialisation where None.
-        backend: computes similarities; numpy when absent.
+        network: the network that they train.
+        options: all other options.
+        progress: called after every counted round.
+        watch: called after every round; the number of a round that doesn't count is 0.
+        start: origins (run.origins, d), float32; None draws them from the seed by torch's initialisation.
+        backend: computes similarities; numpy if None.
 
     Raises:
-        ConfigError: the strategy refuses the settings, or rounds pass without the counted ones coming to their end.
+        ConfigError: the strategy refuses the settings, or too few rounds count (see ROUNDS_SPARE).
         TaskError: training diverged.
     """
     run = sim_plan(algorithm, settings, network, options)
@@ -311,9 +311,10 @@ class _Simulation:
         return standing.round, standing.spent, Outcome(standing.clusters)
 
     def _restarts(self, state: Any, round_: int, outcome: Outcome) -> int:
-        """Set the history of a finished start aside, or go on with the kept one's; return the rounds thrown away.
+        """Store the history of a finished start, or restore the best start's; return the number of rounds dropped.
 
-        A start's last round is described once it is kept: until then the state has already moved on to the next start.
+        The metrics of a start's last round are filled in only when that start is chosen: when it ends, the state already
+        belongs to the next start.
         """
         kept = next((e.detail["start"] for e in outcome.events if e.kind == "start-kept"), None)
         if _ends_start(outcome):
@@ -332,7 +333,7 @@ class _Simulation:
         return evaluate(self.workforce, final, self.options.protocol)
 
     def _figures(self, number: int, state: Any, round_: int, outcome: Outcome) -> dict[str, Any]:
-        """Return the clustering's quality and, where it is due, the accuracy as fields of a `SimRound`."""
+        """Return the clustering's quality and, if an evaluation is due, the accuracy, as fields of a `SimRound`."""
         every = self.options.evaluate_every
         due = number == self.options.rounds or (every and number % every == 0)
         found = self._evaluate(state, round_) if due else None

@@ -1,8 +1,8 @@
-"""Simulated devices that carry out a round plan, as `edge_client.learning.update.carry_out` does on each real one.
+"""Simulated devices that carry out a round plan, as `edge_client.learning.update.carry_out` does on a real device.
 
-Score the candidates, take the best, train it, mask the update. Devices are trained in blocks. Where a strategy only
-wants means, updates are summed as they arise and no device's update ever exists alone: `Workforce.average` then gives
-the mean of exactly those contributions that it is asked for, masked once, for a mask commutes with sums.
+Score the candidates, take the best, train it, mask the update. Devices are trained in blocks. If a strategy needs means only,
+updates are summed as they are computed, and single updates never exist: `Workforce.average` then returns the mean of the
+contributions that it is given, masked once, since a mask commutes with sums.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from shoal.simulation.trainers.registry import make_trainer
 from shoal.types import Float32Vector, MaskedVector
 
 ROWS_BYTES: Final = 64 << 20
-"""Updates of a block, and of a round before they are summed instead of kept, take at most this much."""
+"""Most memory of a round's single updates; a round with larger ones is summed if the strategy allows it."""
 
 Group = tuple[Order, NDArray[np.int64], NDArray[np.int64]]
-"""Devices with like orders: the order, their places (c,), and the candidates as rows of the models: (c, 1), or (1, k)."""
+"""Devices with equal orders: the order, their places (c,), and the candidates as rows of the models: (c, 1), or (1, k)."""
 
 
 @dataclass(slots=True)
 class _Sum:
-    """Clear updates trained from one model in one phase, summed; whose they are."""
+    """The sum of clear updates that were trained from one model in one phase, and the names of their devices."""
 
     uniform: Tensor
     samples: Tensor | None
@@ -52,7 +52,7 @@ class _Sum:
 
 @dataclass(slots=True)
 class _Round:
-    """The round that was carried out last."""
+    """The round that was carried out last, with its sums."""
 
     plan: RoundPlan
     models: Tensor
@@ -64,16 +64,16 @@ class Workforce:
     """All devices of a population.
 
     Args:
-        population: their data.
-        network: what they train.
-        run: the plan: recipes, seed, algorithm, segments.
+        population: the devices' data.
+        network: the network that they train.
+        run: the run plan, with recipes, seed, algorithm and segments.
         origins: shape (run.origins, d), float32.
         trainer: "loop", "batched", "dual", or "auto" for the fastest that can train the network.
-        mask: the mask of everything that a strategy sees; None leaves updates and offsets clear.
+        mask: mask of all vectors that a strategy receives; None leaves updates and offsets clear.
         device: torch's name of the device that computes.
         threads: threads of one matrix product.
-        norms: compute single updates' norms where updates are summed, also for a strategy that reads only means.
-        deferred: sum updates instead of keeping them; None decides by the algorithm and by how much they would take.
+        norms: also compute single updates' norms when updates are summed, though the strategy reads only means.
+        deferred: sum updates instead of storing each; None decides by what the strategy reads and the memory that they would take.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Workforce:
         self._round: _Round | None = None
 
     def shelf(self, share: Share | int) -> Shelf:
-        """Return one share of all devices' data; every device must have some."""
+        """Return one share of all devices' data."""
         share = Share(share)
         if share not in self._shelves:
             shards = {
@@ -129,7 +129,7 @@ class Workforce:
         return self._probes
 
     def theta(self, plan: RoundPlan, model: int) -> Float32Vector:
-        """Return a model of the plan in the clear, (d,) float32: its origin and its unmasked offset."""
+        """Return a clear model of the plan, (d,) float32: its scaled origin plus its unmasked offset."""
         slot = plan.models[model]
         theta: Float32Vector = self.origins[slot.origin] * np.float32(slot.scale)
         if plan.shared is not None:
@@ -144,7 +144,7 @@ class Workforce:
         return theta
 
     def carry_out(self, plan: RoundPlan) -> list[Contribution]:
-        """Carry every order of ``plan`` out; return what devices upload, in order of their names."""
+        """Carry out every order of ``plan``; return the devices' uploads, in order of their names."""
         ids = sorted(plan.models)
         thetas = np.stack([self.theta(plan, model) for model in ids])
         models = torch.from_numpy(thetas).to(self.device)
@@ -159,8 +159,8 @@ class Workforce:
     def average(self, contributions: list[Contribution], weighting: str, cap: float = 0.0) -> Float32Vector:
         """Return the mean of contributions' masked updates, (d,) float32: see `aggregator.strategies.base.Average`.
 
-        Sums of this round are used where whole groups of those trained from one model are asked for; other devices
-        are trained once more.
+        The sums of this round are used for a model if ``contributions`` has all devices that trained it; otherwise the
+        devices in ``contributions`` are trained once more.
         """
         if all(c.vector is not None for c in contributions):
             return mean_update(contributions, weighting, cap)
@@ -169,7 +169,7 @@ class Workforce:
             raise IntegrityError("a mean over updates that the simulator never kept", hint="use deferred=False")
         alike = weighting == "uniform" or self._equal
         weights = weights_of(contributions, "uniform" if alike else weighting, cap).tolist()
-        # Devices at the cap all weigh the same: their plain sum is enough.
+        # All devices at the weight cap have the same weight, so their unweighted sum is enough.
         asked: dict[tuple[int, int, float], list[Contribution]] = defaultdict(list)
         for c, w in zip(contributions, weights, strict=True):
             asked[int(c.phase), c.model, 0.0 if alike or w == c.samples else w].append(c)
@@ -195,7 +195,7 @@ class Workforce:
         return self.reads != "updates" and 4 * training * self.network.length > ROWS_BYTES
 
     def _groups(self, plan: RoundPlan) -> list[Group]:
-        """Devices whose orders differ in a single candidate only work together."""
+        """Group devices with equal orders; orders with a single candidate may differ in that candidate."""
         assert self._round is not None
         row_of = self._round.row_of
         members: dict[Order, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
@@ -289,7 +289,7 @@ class Workforce:
         ]
 
     def _model_norms(self, trained: Trained, start: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the l2 norm of every trained model, (c,) float64: what inter-group aggregation weights by."""
+        """Return the l2 norm of every trained model, (c,) float64, for FedGroup's inter-group aggregation."""
         assert self._round is not None
         whole = trained.rows() + self._round.models[torch.from_numpy(start).to(self.device)]
         norms: NDArray[np.float64] = torch.linalg.vector_norm(whole.double(), dim=1).cpu().numpy()
@@ -328,7 +328,7 @@ class Workforce:
             total.devices |= {self.population.names[int(p)] for p in part[chosen]}
 
     def _sum_again(self, current: _Round, key: tuple[int, int], chosen: Sequence[Contribution]) -> _Sum:
-        """Train some devices of this round once more, for a mean that was not foreseen."""
+        """Train some devices of this round once more, for a mean over other devices than those that were summed."""
         phase, model = key
         places = np.array(sorted(self.place_of[c.device] for c in chosen), np.int64)
         order = next(o for o in current.plan.orders.values() if o.phase == phase and o.train)
@@ -356,7 +356,7 @@ class Workforce:
         return scoring.score(self.network, models, shelf, places)
 
     def score_own(self, start: NDArray[np.int64], share: Share | int, places: NDArray[np.int64]) -> scoring.Scores:
-        """Score on each device the one model that ``start`` (c,) names as a row of this round's: arrays (c, 1)."""
+        """Score one model on each device; ``start`` (c,) has its row among this round's models. Returns arrays (c, 1)."""
         assert self._round is not None
         losses, correct = np.empty((len(places), 1)), np.empty((len(places), 1), np.int64)
         tested = np.empty(len(places), np.int64)

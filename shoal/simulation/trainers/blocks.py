@@ -1,4 +1,4 @@
-"""Blocks of devices as tensors, and the batch orders of their training: what all trainers take."""
+"""Blocks of devices as padded tensors, and the batch orders of their training: the input of all trainers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.protocol.documents import LocalSettings
 from shoal.simulation.data import Shard
 
 SIZE_RATIO: Final = 2.0
-"""Devices of one padded block differ at most this much in samples: half of a block may be padding, and no more."""
+"""Largest ratio of sample counts in a padded block, so that at most half of a block is padding."""
 SMALL_DEVICE: Final = 8
 """Devices with fewer samples count as having so many: blocks of a few tiny devices gain nothing."""
 
@@ -53,11 +53,11 @@ class Block:
 class Shelf:
     """One share of every device's data on the computing device.
 
-    Equal shards become one stack, a view of the given arrays where those lie one after another in memory.
+    Shards of equal size become one stack, which is a view of the given arrays if these are contiguous in memory.
 
     Args:
-        shards: one a device.
-        device: where tensors live.
+        shards: one shard a device.
+        device: torch device of the tensors.
     """
 
     def __init__(self, shards: Sequence[Shard], device: str | torch.device = "cpu") -> None:
@@ -147,7 +147,7 @@ def _one(values: NDArray[Any], device: torch.device) -> Tensor:
 
 
 class Trained(Protocol):
-    """What training a block of c devices gives: updates that may never exist one by one."""
+    """The updates of a block of c devices; an implementation need not store them one by one."""
 
     @property
     def losses(self) -> NDArray[np.float64]:

@@ -1,10 +1,10 @@
 """A small CNN on all devices of a block at once: each convolution with its 2x2 pooling is one batched matrix product.
 
-The four places that a pooled pixel takes the largest of see a patch of k+1 by k+1 pixels together. So a layer's patches
-are taken at every second pixel only, and its kernels are laid four times into such a patch, each shifted by what its place
-is off: one product with four times the rows gives all four places, and the largest of them is the pooled pixel. That
-multiplies by some zeros, but moves far fewer patches, in products large enough to run at full speed. Samples are the last
-axis everywhere, so that patches are copied, and places compared, in long runs.
+The four positions that one pooled pixel is the maximum of together cover a patch of k+1 by k+1 pixels. So a layer's patches
+are extracted at every second pixel only, and its kernels are placed four times in such a patch, shifted to each position: one
+product with four times the rows gives all four values, and their maximum is the pooled pixel. This multiplies by some zeros,
+but moves far fewer patches, in products large enough to run at full speed. Samples are the last axis everywhere, so that
+patches are copied, and values compared, in long contiguous runs.
 """
 
 from __future__ import annotations
@@ -140,9 +140,9 @@ class _Pooled:
 
     Attributes:
         patches: shape (a, in * (k + 1)^2, h * w * b).
-        right: 1 where of the places (0, 0) and (0, 1), then of (1, 0) and (1, 1), the second is larger, else 0; shape
-            (2, a, out, h * w * b), float32, for products of unlike types are slow.
-        lower: 1 where the largest is in the second row, (a, out, h * w * b).
+        right: 1 if the second of positions (0, 0) and (0, 1), then of (1, 0) and (1, 1), is larger, else 0; shape
+            (2, a, out, h * w * b), float32, since products of different dtypes are slow.
+        lower: 1 if the maximum is in the second row, (a, out, h * w * b).
         values: shape (a, out, h, w, b).
         padded: side of the padded input; padding: on each side.
         level: 0 for the layer that sees the images.
@@ -193,7 +193,7 @@ class _Pooled:
         """Return the gradients of kernels and bias, and the errors of the inputs (a, in, side, side, b) if they count.
 
         Args:
-            error: of what goes into ReLU, shape (a, out * h * w, b) or alike.
+            error: error of the input of ReLU, shape (a, out * h * w, b) or one that reshapes to it.
             kernels: as they were in `forward`.
             scratch: memory.
         """

@@ -1,8 +1,8 @@
 """Forward and backward of stacks of linear layers for many devices at once, by batched matrix products.
 
 For a layer with inputs B (c, b, in) and output errors A (c, b, out), each already weighted by the sample's share in
-its device's mean, the gradient of W is A^T B and that of the bias the sum of A over samples. Trainers decide what
-to do with the factors: apply them at once, form the gradient, or keep A alone (the dual form).
+its device's mean, the gradient of W is A^T B and that of the bias the sum of A over samples. Each trainer uses the factors
+in its own way: apply them at once, form the gradient, or store A alone (the dual form).
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ def first_layer(params: list[Tensor], x: Tensor, *, bias: bool) -> Tensor:
 
 
 def errors(network: Dense, tail: list[Tensor], pre: Tensor, y: Tensor, w: Tensor) -> tuple[Factors, Tensor, Tensor]:
-    """Return the factors of the layers behind the first, the first layer's errors, and the losses.
+    """Return the factors of the layers after the first, the first layer's errors, and the losses.
 
     Args:
         network: a dense network.
-        tail: each device's own parameters behind the first layer, (c, *shape) each.
-        pre: the first layer's outputs (c, b, out), left alone.
+        tail: each device's own parameters after the first layer, (c, *shape) each.
+        pre: the first layer's outputs (c, b, out), not modified.
         y: shape (c, b).
         w: each sample's weight, shape (c, b), float32; 0 for padding.
 
     Returns:
-        Factors (A, B) of W2 where there is one; A of the first layer (c, b, out); losses (c, b), 0 for padding.
+        Factors (A, B) of W2 if there is one; A of the first layer (c, b, out); losses (c, b), 0 for padding.
     """
     if not isinstance(network, OneHidden):
         top, losses = _output(network, pre, y, w)

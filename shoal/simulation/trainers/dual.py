@@ -4,8 +4,8 @@ Every gradient of W1 and b1 is A^T [X 1], with A (n, out) the first layer's erro
 any number of steps, also with momentum and a proximal term (they are linear), W1 = W1_0 + U^T X and b1 = b1_0 + U^T 1
 for some U (n, out). The first layer's outputs are then X W1^T + b1 = H0 + K U, with H0 the outputs of the model that the
 device started from and K = X X^T + 1. K (n, n) is computed once for all rounds and a step costs n/inputs of the usual
-one. The weighted sum of many devices' updates is one matrix product, and single updates need never exist. All of
-it pays where a device has fewer samples than a sample has inputs and visits each of them several times.
+one. The weighted sum of many devices' updates is one matrix product, without computing single updates. All of this pays if
+a device has fewer samples than a sample has inputs, and visits each of them several times.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shoal.simulation.trainers.networks import sample_losses, unflatten
 from shoal.simulation.trainers.scoring import behind, preactivations
 
 KERNEL_BYTES: Final = 1 << 30
-"""Kernels kept between rounds; further devices' are computed anew every round."""
+"""Memory for kernels that are cached between rounds; those of further devices are computed again every round."""
 BLOCK_FLOATS: Final = 2_600_000
 """First-layer outputs of all candidates that a block holds: 10 MB, for they are read again right after."""
 MOST_DEVICES: Final = 128
@@ -107,7 +107,7 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Losses of k models on a block, and what training from one of them need not compute again.
+    """Losses of k models on a block, and their first layers' outputs, which training can reuse.
 
     Attributes:
         losses: shape (c, k), float64.
@@ -129,7 +129,7 @@ class DualTrained:
 
     Attributes:
         coefficients: U, shape (c, n, out); x: shape (c, n, inputs); kernel: shape (c, n, n).
-        tail: changes of the parameters behind the first layer, (c, size) each.
+        tail: changes of the parameters after the first layer, (c, size) each.
     """
 
     coefficients: Tensor
@@ -245,8 +245,8 @@ class Dual:
     """Trains linear regression, softmax regression and one hidden layer; leaves unsuitable blocks to `Batched`.
 
     Args:
-        network: what to train; shelf: all devices' training data.
-        always: use the dual form also where it is not expected to pay.
+        network: the network to train; shelf: all devices' training data.
+        always: use the dual form even if it is not expected to pay.
     """
 
     def __init__(self, network: Dense, shelf: Shelf, *, always: bool = False) -> None:

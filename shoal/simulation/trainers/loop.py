@@ -1,4 +1,4 @@
-"""The plain way: one device after another, autograd step by step. Slow and obvious, so the others are held to it."""
+"""The reference trainer: one device after another, autograd step by step. Slow and simple; tests compare the others to it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def train_one(
     """Return one device's update (d,) and its mean loss over the samples visited.
 
     Args:
-        network: what to train.
+        network: the network to train.
         theta0: shape (d,), float32.
         x: shape (n, ...).
         y: shape (n, ...).

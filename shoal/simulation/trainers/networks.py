@@ -26,7 +26,7 @@ Kind = Literal["regression", "classification", "sequence"]
 
 
 class Network(Protocol):
-    """What trainers need of a network."""
+    """The interface of a network to trainers."""
 
     @property
     def kind(self) -> Kind:
@@ -51,7 +51,7 @@ class Network(Protocol):
 
 
 class _Base(ABC):
-    """What every network derives from its shapes and its module."""
+    """Common code of networks, based on their shapes and their torch module."""
 
     __slots__ = ()
 
@@ -72,7 +72,7 @@ class _Base(ABC):
         return sum(math.prod(shape) for shape in self.shapes)
 
     def init(self, seed: int) -> Float32Vector:
-        """Return theta (d,), float32, as torch initialises the module under ``seed``; the global generator is kept."""
+        """Return theta (d,), float32, as torch initialises the module under ``seed``; torch's global generator is restored."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             theta = torch.cat([p.detach().reshape(-1) for p in self.module().parameters()])
@@ -155,7 +155,8 @@ class Cnn(_Base):
     The default is the network of CFL's public code: 6 and 16 filters of 5x5, then 120 and 84 units.
 
     Attributes:
-        filters: of each convolution; dense: units of each hidden layer; same: pad so that a convolution keeps the side.
+        filters: number for each convolution; dense: units of each hidden layer; same: pad so that a convolution preserves
+            the side.
     """
 
     channels: int = 1
@@ -168,7 +169,7 @@ class Cnn(_Base):
 
     @property
     def flat(self) -> int:
-        """Features behind the last pooling."""
+        """Number of features after the last pooling."""
         side = self.side
         for _ in self.filters:
             side = (side if self.same else side - self.kernel + 1) // 2

@@ -1,4 +1,4 @@
-"""The trainers by name, and which one is fastest for a network and its data."""
+"""The trainers by name, and the choice of the fastest one for a network and its data."""
 
 from __future__ import annotations
 

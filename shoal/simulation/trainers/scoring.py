@@ -1,4 +1,4 @@
-"""Losses and right answers of several models on many devices' samples: one matrix product for all models where it can be."""
+"""Losses and correct answers of several models on many devices' samples, by one matrix product for all models if possible."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def score(network: Network, models: Tensor, shelf: Shelf, ids: NDArray[np.int64]
     """Score every model on the shards of every device.
 
     Args:
-        network: what the models are.
+        network: the models' network.
         models: thetas, shape (k, d), float32.
         shelf: the share to score on.
         ids: places of c devices, shape (c,), none of them without samples.

@@ -1,9 +1,9 @@
-"""One device after another in numpy, mini-batch by mini-batch: for devices that differ much in size, as power laws make them.
+"""One device after another in numpy, mini-batch by mini-batch: for devices of very different sizes, as in power-law splits.
 
-Blocks of padded devices gain nothing where a round has twenty devices of ten to a thousand samples: a step's products are
-small, and what a step costs is the calls it makes. This trainer makes few, and has two forms of the first layer. With the
-weights W1 at hand a step is the usual one. Or it keeps U (n, out) with W1 = W1_0 + U^T X and b1 = b1_0 + U^T 1, and needs the
-n x n kernel X X^T + 1 only (`shoal.simulation.trainers.dual` explains that form); that pays while n is below twice the inputs.
+Blocks of padded devices gain nothing if a round has twenty devices with ten to a thousand samples: the products of a step are
+small, and its cost is mostly the number of calls. This trainer makes few calls, and has two forms of the first layer. With the
+weights W1 a step is the usual one. The other form stores U (n, out) with W1 = W1_0 + U^T X and b1 = b1_0 + U^T 1, and needs
+only the n x n kernel X X^T + 1 (`shoal.simulation.trainers.dual` explains it); that pays while n is below twice the inputs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shoal.simulation.trainers.networks import OneHidden, Softmax, unflatten
 UPDATE_FLOATS: Final = 16_000_000
 """Coordinates that the updates of a block may have together."""
 KERNEL_BYTES: Final = 256 << 20
-"""Kernels kept between rounds; further devices' are computed anew."""
+"""Memory for kernels that are cached between rounds; those of further devices are computed again."""
 KERNEL_RATIO: Final = 2.0
 """Samples in units of the inputs up to which the kernel's form is the faster one."""
 
@@ -165,8 +165,8 @@ class Stepwise:
     """Trains softmax regression and one hidden layer by mini-batches without momentum or clipping; `Batched` does the rest.
 
     Args:
-        network: what devices train.
-        form: of the first layer: "weights", "kernel", or "auto" for whichever is faster for a device.
+        network: the network that devices train.
+        form: form of the first layer: "weights", "kernel", or "auto" for the faster one for each device.
     """
 
     def __init__(self, network: Softmax | OneHidden, form: str = "auto") -> None:
