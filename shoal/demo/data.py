@@ -1,4 +1,4 @@
-"""The demo's data: real handwritten digits, split among devices that belong to hidden groups."""
+"""The demo's data: handwritten digits, split among devices that belong to hidden groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROUPS: Final = 4
 DIGIT_SIDE: Final = 8
 MNIST_SIDE: Final = 28
 MNIST_SAMPLES: Final = 300
-"""Of MNIST, a device of the demo gets so many."""
+"""Samples of MNIST for each device of the demo."""
 CLASSES: Final = 10
 SKEWS: Final = ("labels", "rotation")
 DIGIT_LEVELS: Final = 16.0
@@ -25,7 +25,7 @@ FETCH_HINT: Final = "shoal data fetch mnist --to DIR, then --data-dir DIR"
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """Devices' data and the truth that no program of the fleet is told.
+    """The devices' data, and their true groups, which no program of the fleet receives.
 
     Attributes:
         x: for each device (n, side * side), float32 in [0, 1]; y: (n,), int64.
@@ -51,7 +51,7 @@ def load_images(name: str, data_dir: Path | None) -> tuple[NDArray[np.float32], 
 
     Raises:
         DataError: MNIST's files are not in ``data_dir``.
-        UsageError: another name.
+        UsageError: ``name`` is another data set, or ``data_dir`` is missing for MNIST.
     """
     if name == "digits":
         from sklearn.datasets import load_digits
@@ -74,8 +74,8 @@ def hide_groups(
 ) -> Hidden:
     """Deal the samples to devices and give each of the four groups its own labels or orientation.
 
-    ``labels`` renames the classes by a permutation a group (CFL's incongruent conditionals); ``rotation`` turns the images by
-    0, 90, 180 and 270 degrees (IFCA's). Groups are of equal size, up to one device, and their order is random.
+    ``labels`` permutes the classes of each group (CFL's incongruent conditionals); ``rotation`` rotates the images by 0, 90,
+    180 and 270 degrees (IFCA's). Group sizes differ by at most one device, and devices are assigned at random.
     """
     if skew not in SKEWS:
         raise UsageError(f"no skew {skew!r}", hint=f"use {' or '.join(SKEWS)}")

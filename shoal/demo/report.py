@@ -1,4 +1,4 @@
-"""How the demo looks: progress on a terminal, lines elsewhere, and the report at the end."""
+"""Terminal output of the demo: progress bars or lines, and the report at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.util.console import note, say
 LINE_EVERY_S: Final = 5.0
 SHADES: Final = " .:-=+*#%@"
 SHOWN_SIDE: Final = 14
-"""Images are drawn with at most so many characters a side."""
+"""Most rows of an image drawn in text."""
 
 
 class ConsoleProgress:
@@ -51,14 +51,14 @@ class ConsoleProgress:
             self._rich.stop()
 
     def stage(self, text: str) -> None:
-        """Say what takes a moment."""
+        """Print the name of a step that takes a moment."""
         if self._rich is not None:
             self._rich.console.print(text)
         else:
             note(text)
 
     def round(self, algorithm: str, done: int, total: int, record: dict[str, Any] | None) -> None:
-        """Show how far a run is."""
+        """Show the progress of a run."""
         text = "waiting for the devices" if record is None else _describe(record)
         if self._rich is not None:
             if algorithm not in self._bars:
@@ -76,7 +76,7 @@ def _describe(record: dict[str, Any]) -> str:
 
 
 def report(result: DemoResult) -> None:
-    """Print what the demo found."""
+    """Print the demo's results."""
     modes = " and ".join(dict.fromkeys(r.mode for r in result.runs))
     say(f"{result.devices} devices in {result.groups} hidden groups, broker {result.broker}, mask {modes}")
     say()

@@ -1,4 +1,4 @@
-"""`shoal demo`: a broker, an aggregator and twenty devices as real processes find the hidden groups, three times over."""
+"""`shoal demo`: run FedAvg, CFL and IFCA on a broker, an aggregator and twenty devices as real processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOCAL: Final = LocalTraining(epochs=5, batch_size=8, lr=0.1)
 RUN_TIMEOUT_S: Final = 300.0
 POLL_S: Final = 0.1
 LOOK_ROUND: Final = 5
-"""From this round on the demo looks at what lies on the aggregator's disk."""
+"""Round from which the demo reads updates from the aggregator's disk."""
 STATUS_WAIT_S: Final = 5.0
 OPTIONS: Final = (
     RunOptions("fedavg", rounds=30, local=LOCAL, min_contributors=1),
@@ -43,7 +43,7 @@ OPTIONS: Final = (
         min_contributors=1,
     ),
 )
-"""One setting of local training for all three. min_contributors is 1 in the demo only: a fleet's default is 3."""
+"""Options of the three runs, with the same local training. min_contributors is 1 in the demo only: a fleet's default is 3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """All that the demo found."""
+    """All figures of the demo."""
 
     broker: str
     devices: int
@@ -94,13 +94,13 @@ class DemoResult:
 
 
 class Progress(Protocol):
-    """Who is told how the demo goes on."""
+    """Receives the progress of the demo."""
 
     def stage(self, text: str) -> None:
-        """Something takes a moment."""
+        """A step that takes a moment begins; ``text`` names it."""
 
     def round(self, algorithm: str, done: int, total: int, record: dict[str, Any] | None) -> None:
-        """So many rounds of a run are closed; ``record`` is the last one's."""
+        """``done`` of ``total`` rounds are closed; ``record`` is the last one's, None before the first."""
 
 
 def run_demo(
@@ -113,10 +113,10 @@ def run_demo(
     broker: BrokerKind | None,
     progress: Progress,
 ) -> DemoResult:
-    """Run the demo and end everything that it started.
+    """Run the demo and end every process that it started.
 
     Raises:
-        DataError: MNIST's files are not where they were said to be.
+        DataError: MNIST's files are not in ``data_dir``.
         StageError: a program ended early, or a run took too long.
     """
     x, y, side = load_images(data, data_dir)
@@ -144,7 +144,7 @@ def run_demo(
 
 
 def plan_seed(seed: int) -> int:
-    """Return the seed for the plan: the aggregator reads the plan, and must not find in it the seed of the origins."""
+    """Return a seed for the plan. It differs from the origins' seed, because the aggregator reads the plan."""
     return int.from_bytes(hashlib.sha256(b"shoal/demo/plan" + str(seed).encode()).digest()[:4], "little")
 
 
@@ -182,7 +182,7 @@ def _one_run(
 
 
 def _watch(stage: Stage, plan: RunPlan, progress: Progress) -> tuple[list[dict[str, Any]], Float32Vector | None]:
-    """Wait for the run's end, telling the progress; return its rounds and an update that lay on the aggregator's disk."""
+    """Wait for the end of the run, reporting progress; return its rounds and a masked update from the aggregator's disk."""
     end = time.monotonic() + RUN_TIMEOUT_S
     view = None
     while not stage.finished(plan.run) and time.monotonic() < end:
@@ -199,7 +199,7 @@ def _watch(stage: Stage, plan: RunPlan, progress: Progress) -> tuple[list[dict[s
 
 
 def _ended(stage: Stage, device: str, run: int) -> dict[str, Any]:
-    """Return the figures that a device kept of a run that it has just ended."""
+    """Return a device's figures of a run that has just ended, once it has written them."""
     end = time.monotonic() + STATUS_WAIT_S
     while time.monotonic() < end:
         figures = stage.device_status(device).get("ended", {}).get(str(run))

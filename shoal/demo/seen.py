@@ -1,6 +1,6 @@
-"""What the aggregator saw: one of its stored updates beside the true one, and an attempt to read an image from an update.
+"""The aggregator's view: compare a stored masked update with the true one, and try to read an image from an update.
 
-Only whoever holds the mask secret can make this comparison: the demo runs all parties on one machine, a fleet never does.
+The comparison needs the mask secret. It is possible in the demo, which runs all parties on one machine, but not in a fleet.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from shoal.task.manifest import LocalTraining, TaskManifest
 from shoal.types import Float32Vector, MaskedVector
 
 PSNR_CAP_DB: Final = 120.0
-"""An exact reading has no finite figure: this one stands for it."""
+"""PSNR of an exact reading, which would be infinite."""
 ONE_STEP: Final = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.1)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """An image as an attacker read it: (side * side,) in [0, 1], and how near it is to the true one."""
+    """An attacker's reconstruction of an image, (side * side,) in [0, 1], and its PSNR against the true one."""
 
     image: NDArray[np.float32]
     psnr_db: float
@@ -41,10 +41,10 @@ class Seen:
     """The aggregator's view beside the truth.
 
     Attributes:
-        cosine: between the update on its disk and the true one.
-        share_in_place: share of the non-zero coordinates whose value stands where it belongs.
-        masked, none: the reading attempt on a one-image, one-step update with and without the mask.
-        truth: that image.
+        cosine: cosine of the update on the aggregator's disk and the true one.
+        share_in_place: share of the non-zero coordinates whose value is at its true position.
+        masked, none: images read from a one-image, one-step update with and without the mask.
+        truth: the true image.
     """
 
     cosine: float
@@ -63,19 +63,19 @@ def run_key(secret: MaskSecret, plan: RunPlan) -> MaskKey:
 
 
 def stored_update(run_directory: Path, length: int) -> Float32Vector | None:
-    """Return one masked update, (length,) float32, as it lies on the aggregator's disk; None where there is none now."""
+    """Return a masked update, (length,) float32, from the aggregator's disk; None if there is none at the moment."""
     for path in sorted((run_directory / "updates").glob("*/*.f32")):
         try:
             update = np.fromfile(path, "<f4", length)
         except FileNotFoundError:
-            continue  # swept since it was listed
+            continue  # removed since it was listed
         if len(update) == length and update.any():
             return update
     return None
 
 
 def compare(view: Float32Vector, key: MaskKey) -> tuple[float, float]:
-    """Return (cosine, share in place) of the aggregator's ``view`` (d,) and the update behind it."""
+    """Return (cosine, share in place) of the aggregator's ``view`` (d,) and the update under its mask."""
     true = unmask(MaskedVector(view, key.key_id), key)
     lengths = float(np.linalg.norm(view)) * float(np.linalg.norm(true))
     moved = true != 0
@@ -83,17 +83,17 @@ def compare(view: Float32Vector, key: MaskKey) -> tuple[float, float]:
 
 
 def one_image_update(bundle: TaskBundle, theta: Float32Vector, image: NDArray[np.float32], label: int) -> Float32Vector:
-    """Return the update (d,) of one step on one image: made for the attempt, no fleet sends such a one."""
+    """Return the update (d,) of one step on one image, made for the attack only."""
     batch = Batch(image[None], np.array([label], np.int64))
     rng = np.random.default_rng(0)
     return train(theta, batch, ONE_STEP, OrtModel(bundle), rng, 0, lambda: False).delta
 
 
 def read_image(update: Float32Vector, manifest: TaskManifest, truth: NDArray[np.float32]) -> Reading:
-    """Read the training image from a one-image update: in the first layer, each row of weights over its bias is the image.
+    """Read the training image from a one-image update: the gradient of a row of the first layer over that of its bias.
 
     For one image x the gradient of row j is g_j x and that of its bias g_j (the well-known leak of a fully connected first
-    layer), so the row with the largest bias gradient gives x exactly. The attacker is given the model's layout.
+    layer), so the row with the largest bias gradient gives x exactly. The attacker knows the model's layout.
     """
     weight, bias = manifest.parameters[0], manifest.parameters[1]
     rows, columns = weight.shape
@@ -113,13 +113,13 @@ def look(
     image: NDArray[np.float32],
     label: int,
 ) -> Seen:
-    """Return what an aggregator saw.
+    """Compare ``view`` with the true update, and attack a one-image update with and without the mask.
 
     Args:
-        view: shape (d,), float32, an update from its disk.
+        view: shape (d,), float32, an update from the aggregator's disk.
         key: the run's mask.
         bundle: the task.
-        theta: shape (d,), float32, a model to take the one step from.
+        theta: shape (d,), float32, the model before the one step.
         image: shape (inputs,), float32 in [0, 1].
         label: its class.
     """

@@ -1,4 +1,4 @@
-"""Generated tables in documents: each stands between two marks of its page."""
+"""Insert generated tables into documents, between two marks of the page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def put_between(page: Path, begin: str, end: str, block: str) -> None:
-    """Replace what stands between the marks ``begin`` and ``end`` of a page by ``block``."""
+    """Replace the text between the marks ``begin`` and ``end`` of a page by ``block``."""
     before, _, rest = page.read_text().partition(begin)
     _, _, after = rest.partition(end)
     page.write_text(f"{before}{begin}\n{block}\n{end}{after}")

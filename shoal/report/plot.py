@@ -1,4 +1,4 @@
-"""The papers' figures from results: lines over rounds, curves of success, gaps, norms. Needs the extra ``plot``."""
+"""Draw the papers' figures from results: lines over rounds, curves of success, gaps, norms. Needs the extra ``plot``."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PANEL_HEIGHT_INCH: Final = 3.8
 DOTS_PER_INCH: Final = 130
 MARGIN: Final = 0.03
 FEW_POINTS: Final = 20
-"""Lines with no more points than this show each of them."""
+"""Lines with at most this many points show each point."""
 
 Data = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line, or dots alone: as many x as y."""
+    """One line, or only dots; x and y have the same length."""
 
     label: str
     x: Sequence[float]
@@ -37,12 +37,12 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        title, x_label, y_label: what they show.
+        title, x_label, y_label: texts of the panel and its axes.
         lines: at least one.
-        levels: published values, drawn across; by label.
-        marks: places on the x axis where clusters split.
-        logarithmic: the y axis.
-        chance: whether y is a probability, and the axis goes from 0 to 1.
+        levels: published values by label, drawn as horizontal lines.
+        marks: positions on the x axis at which clusters split.
+        logarithmic: whether the y axis is logarithmic.
+        chance: whether y is a probability; its axis is then 0 to 1.
     """
 
     title: str
@@ -56,10 +56,10 @@ class Panel:
 
 
 def check(path: Path) -> None:
-    """Find out before a long run whether a figure can be written to ``path``.
+    """Check before a long run that a figure can be written to ``path``.
 
     Raises:
-        UsageError: its name has no known ending, or its folder is missing.
+        UsageError: the name has no known ending, or the folder is missing.
         ConfigError: matplotlib is not installed.
     """
     if path.suffix.lower().lstrip(".") not in FORMATS:
@@ -70,7 +70,7 @@ def check(path: Path) -> None:
 
 
 def plot(results: Sequence[Data], path: Path, figure: str) -> None:
-    """Draw results of one experiment, in the form of `Result.data`, as its kind of ``figure``.
+    """Draw results of one experiment (in the form of `Result.data`) as a figure of kind ``figure``.
 
     Raises:
         UsageError: there is no such kind, no such format, or nothing to draw.
@@ -81,7 +81,7 @@ def plot(results: Sequence[Data], path: Path, figure: str) -> None:
 
 
 def draw(panels: Sequence[Panel], path: Path) -> None:
-    """Draw panels beside each other.
+    """Draw panels side by side.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file can't be written.
@@ -95,7 +95,7 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
 
 
 def panels_of(results: Sequence[Data], figure: str) -> list[Panel]:
-    """Return what `plot` draws.
+    """Return the panels that `plot` draws.
 
     Raises:
         UsageError: there is no such kind, or nothing to draw.
@@ -138,7 +138,7 @@ def _draw(axes: Any, panel: Panel) -> None:
 def _over_rounds(
     results: Sequence[Data], key: str, label: str, *, scale: float = 1.0, published: bool = False
 ) -> Panel:
-    """One line an algorithm of ``history[...][key]``, with the published numbers across where there are any."""
+    """Return a panel with a line of ``history[...][key]`` for each algorithm, and published figures as levels."""
     lines, levels = [], {}
     marks: set[float] = set()
     for data in results:
@@ -152,7 +152,7 @@ def _over_rounds(
 
 
 def _splits(data: Data) -> list[float]:
-    """Return the rounds of splits that a result names, as numbers or as objects with a round."""
+    """Return the rounds of a result's splits, which are numbers or objects with a round."""
     named = data.get("splits")
     if not isinstance(named, Sequence):
         return []
@@ -178,7 +178,7 @@ def _perplexity(results: Sequence[Data]) -> Iterator[Panel]:
 
 
 def _families(results: Sequence[Data], prefix: str) -> tuple[list[Line], str]:
-    """Return a line for each algorithm and key that starts with ``prefix``: over samples where rows have them, or rounds."""
+    """Return a line for each algorithm and key that starts with ``prefix``, and its axis: samples, or rounds."""
     lines = []
     axis = "samples" if any("samples" in row for data in results for row in data["history"]) else "round"
     for data in results:
@@ -199,7 +199,7 @@ def _gap(results: Sequence[Data]) -> Iterator[Panel]:
 
 
 def _clusters(results: Sequence[Data]) -> Iterator[Panel]:
-    """Accuracy, and the gap inside each cluster: ``gaps`` of a row, by the cluster's id (CFL, Fig. 8)."""
+    """Yield a panel of accuracy, and one of the gap within each cluster: ``gaps`` of a row, by cluster id (CFL, Fig. 8)."""
     yield _over_rounds(results, "accuracy", "test accuracy, %", published=True)
     for data in results:
         rows = [(row["round"], row["gaps"]) for row in data["history"] if isinstance(row.get("gaps"), Mapping)]
@@ -219,7 +219,7 @@ def _norms(results: Sequence[Data]) -> Iterator[Panel]:
 
 
 def _success(results: Sequence[Data]) -> Iterator[Panel]:
-    """One panel a curve of ``success``: {curve: {"axis", "line", "points": [{axis, line, "probability"}]}}."""
+    """Yield a panel for each curve of ``success``: {curve: {"axis", "line", "points": [{axis, line, "probability"}]}}."""
     for data in results:
         for name, curve in data["success"].items():
             groups: dict[float, list[tuple[float, float]]] = {}
@@ -233,7 +233,7 @@ def _success(results: Sequence[Data]) -> Iterator[Panel]:
 
 
 def _chance(results: Sequence[Data]) -> Iterator[Panel]:
-    """Lines of ``chance`` over ``gamma``, one for each ``k`` (CFL, Fig. 3)."""
+    """Yield a panel with lines of ``chance`` over ``gamma``, one for each ``k`` (CFL, Fig. 3)."""
     for data in results:
         groups: dict[float, list[tuple[float, float]]] = {}
         for row in data["history"]:
@@ -246,7 +246,7 @@ def _chance(results: Sequence[Data]) -> Iterator[Panel]:
 
 
 def _panels(results: Sequence[Data]) -> Iterator[Panel]:
-    """What an experiment has laid out itself: ``panels``, each with title, x_label, y_label and lines of label, x, y, dots."""
+    """Yield the experiment's own ``panels``, each with title, x_label, y_label and lines of label, x, y, dots."""
     for data in results:
         for panel in data.get("panels", ()):
             lines = [

@@ -1,4 +1,4 @@
-"""A result as it is kept: the figures with the command, the commit and the machine that they are from."""
+"""Save results as JSON, with the command, the commit and the machine that produced them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ LIBRARIES: Final = ("numpy", "cryptography", "paho-mqtt", "onnxruntime", "torch"
 
 
 def check_place(path: Path, option: str) -> None:
-    """Return if a file can be written at ``path``: asked before the work whose figures go there.
+    """Check, before the work whose result goes there, that a file can be written at ``path``.
+
+    Args:
+        path: the file.
+        option: the command-line option that named it, for the error message.
 
     Raises:
-        UsageError: there is no such folder, or it can't be written; ``option`` is what named it.
+        UsageError: the folder is missing or can't be written, or ``path`` is a folder.
     """
     folder = path.absolute().parent
     if not folder.is_dir():
@@ -41,7 +45,7 @@ def check_place(path: Path, option: str) -> None:
 
 
 def save(path: Path, data: dict[str, Any], *, command: Sequence[str] = ()) -> None:
-    """Write ``data`` to ``path`` as JSON, with where it comes from: ``command``, by default this program's command line."""
+    """Write ``data`` to ``path`` as JSON, with ``command`` (by default this program's command line), commit and machine."""
     document = {
         "command": list(command) or command_of(sys.argv[1:]),
         "commit": _commit(),
@@ -53,7 +57,7 @@ def save(path: Path, data: dict[str, Any], *, command: Sequence[str] = ()) -> No
 
 
 def command_of(arguments: list[str]) -> list[str]:
-    """Return the command line as another machine would type it: of a path elsewhere only its last name is left."""
+    """Return the command line for another machine: paths below the working directory relative, others by their last name."""
     here = Path.cwd()
     words = ["shoal"]
     for word in arguments:
@@ -66,7 +70,7 @@ def command_of(arguments: list[str]) -> list[str]:
 
 
 def _commit() -> str:
-    """Return the commit of the source tree, with "+" where it was changed since; "unknown" outside a checkout."""
+    """Return the commit of the source tree, with "+" if files were changed since; "unknown" outside a checkout."""
     here = Path(__file__).parent
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
@@ -83,7 +87,7 @@ def _commit() -> str:
 
 
 def _version(name: str) -> str:
-    """Return the version of an installed distribution, empty where it is not installed."""
+    """Return the version of an installed distribution; empty if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
