@@ -73,7 +73,7 @@ class Workforce:
         device: torch's name of the device that computes.
         threads: threads of one matrix product.
         norms: also compute single updates' norms when updates are summed, though the strategy reads only means.
-        deferred: sum updates instead of storing each; None decides by what the strategy reads and the memory that they would take.
+        deferred: sum updates instead of storing each; None decides by what the strategy reads and the memory they would take.
     """
 
     def __init__(
