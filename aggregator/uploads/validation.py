@@ -6,7 +6,7 @@ The checks that need the open round are `aggregator.rounds.engine.Engine.validat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,14 +18,13 @@ from aggregator.uploads.states import UploadRef
 from crypto.seal.envelope import open_from_member, read_head
 from crypto.seal.identity import Identity
 from shoal.errors import UntrustedError, WireError
+from shoal.protocol import channels
+from shoal.protocol.channels import Channel
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import Roster, RunPlan
 from shoal.protocol.messages import Decline, Obstacle, Reminder, Upload
 from shoal.protocol.reassembly import Transfer
 
-UPLOAD_PURPOSE: Final = "upload"
-DECLINE_PURPOSE: Final = "decline"
-REMINDER_PURPOSE: Final = "reminder"
 N = TypeVar("N", Decline, Reminder)
 
 
@@ -84,7 +83,7 @@ class UploadVerifier:
             RefusedUploadError: authentic, but not finite, or above the plan's norm limit or sample limit.
             ShoalError: unknown device, not sealed to this aggregator, forged or malformed.
         """
-        message, body = self._open(device, transfer, roster, UPLOAD_PURPOSE)
+        message, body = self._open(device, transfer, roster, channels.UPLOAD)
         header = decode(message, Upload)
         self._check_header(header, body, device)
         self._check_samples(header)
@@ -97,7 +96,7 @@ class UploadVerifier:
         Raises:
             ShoalError: unknown device, not sealed to this aggregator, forged, malformed, or of another run.
         """
-        decline = self._control_message(device, transfer, roster, DECLINE_PURPOSE, Decline)
+        decline = self._control_message(device, transfer, roster, channels.DECLINE, Decline)
         if decline.run_id != self._run.run_id:
             raise UntrustedError("a decline for another run")
         return Declined(device, decline.nonce, Obstacle(decline.obstacle))
@@ -108,23 +107,23 @@ class UploadVerifier:
         Raises:
             ShoalError: unknown device, not sealed to this aggregator, forged or malformed.
         """
-        return self._control_message(device, transfer, roster, REMINDER_PURPOSE, Reminder)
+        return self._control_message(device, transfer, roster, channels.REMINDER, Reminder)
 
-    def _control_message(self, device: str, transfer: Transfer, roster: Roster, purpose: str, kind: type[N]) -> N:
-        message, body = self._open(device, transfer, roster, purpose)
+    def _control_message(self, device: str, transfer: Transfer, roster: Roster, channel: Channel, kind: type[N]) -> N:
+        message, body = self._open(device, transfer, roster, channel)
         if body:
-            raise WireError(f"{len(body)} extra bytes after a {purpose}")
+            raise WireError(f"{len(body)} extra bytes after a {channel.name}")
         decoded = decode(message, kind)
         if (decoded.fleet, decoded.device) != (self._run.fleet, device):
-            raise UntrustedError(f"a {purpose} by {decoded.device!r} of {decoded.fleet!r} on {device}'s topic")
+            raise UntrustedError(f"a {channel.name} by {decoded.device!r} of {decoded.fleet!r} on {device}'s topic")
         return decoded
 
-    def _open(self, device: str, transfer: Transfer, roster: Roster, purpose: str) -> tuple[memoryview, memoryview]:
+    def _open(self, device: str, transfer: Transfer, roster: Roster, channel: Channel) -> tuple[memoryview, memoryview]:
         member = roster.device(device)
         if member is None:
             raise UntrustedError(f"{device} is not in the roster", hint=UNKNOWN_HINT)
         head, at = read_head(transfer.payload)
-        if (head.fleet, head.purpose, head.sender) != (roster.fleet, purpose, device):
+        if (head.fleet, head.purpose, head.sender) != (roster.fleet, channel.purpose, device):
             raise UntrustedError(f"a sealed {head.purpose} of {head.sender!r} to {head.fleet!r} on {device}'s topic")
         return open_from_member(self._identity, transfer.payload, head, at, member.sign_key, transfer.signed)
 

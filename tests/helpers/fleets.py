@@ -7,7 +7,6 @@ from collections import defaultdict
 import numpy as np
 
 from aggregator.storage.store import Store
-from aggregator.uploads.validation import UPLOAD_PURPOSE
 from crypto.mask.keys import MaskContext, derive
 from crypto.mask.masking import unmask
 from crypto.seal.envelope import GroupKey, open_from_group, open_from_member, read_head, seal_to_group, seal_to_member
@@ -17,6 +16,7 @@ from shoal import limits
 from shoal.membership.directory import KEY_FILE
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.runs.plan import RunOptions
+from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.messages import Announcement, Control, Sealed, Upload
@@ -206,7 +206,7 @@ def open_upload(fleet, name, sealed):
 
 def seal_upload(fleet, name, upload, body, *, signer=None, head=None, recipient=None):
     """Return an upload sealed as the device does; every part may be another."""
-    head = head or Sealed(fleet.plan.fleet, UPLOAD_PURPOSE, name, "aggregator")
+    head = head or channels.UPLOAD.head(fleet.plan.fleet, name, "aggregator")
     to = recipient or aggregator_identity(fleet).member
     return seal_to_member(signer or device_identity(fleet, name), to.seal_key, head, encode(upload), body)
 

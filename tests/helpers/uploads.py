@@ -12,13 +12,13 @@ from aggregator.rounds.events import CameOnline, OpenRound, Stored
 from aggregator.storage.store import Store
 from aggregator.strategies.registry import make_strategy
 from aggregator.uploads.uploads import Uploads
-from aggregator.uploads.validation import REMINDER_PURPOSE, UPLOAD_PURPOSE
 from crypto.seal.envelope import seal_to_member
 from crypto.seal.identity import Identity
+from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, Fingerprint, split
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import Roster, SegmentSpec
-from shoal.protocol.messages import Action, Reminder, Sealed
+from shoal.protocol.messages import Action, Reminder
 from tests.helpers.plans import run_plan, upload_of
 
 STRANGER = "stranger"
@@ -197,7 +197,7 @@ class Scene:
         server = self.membership.identity.member
         values = np.full(LENGTH, value)
         header, body = upload_of(self.engine, self.state, device, values=values, recipient=server.seal_key, **changes)
-        head = Sealed("demo", UPLOAD_PURPOSE, device, "aggregator")
+        head = channels.UPLOAD.head("demo", device, "aggregator")
         sealed = seal_to_member(identity(signer or device), server.seal_key, head, encode(header), body)
         return Packet(device, sealed, header)
 
@@ -222,7 +222,7 @@ class Scene:
             turn,
         )
         server = self.membership.identity.member
-        head = Sealed("demo", REMINDER_PURPOSE, packet.device, "aggregator")
+        head = channels.REMINDER.head("demo", packet.device, "aggregator")
         sealed = seal_to_member(identity(packet.device), server.seal_key, head, encode(reminder), b"")
         (chunk,) = split(sealed, kind=ChunkKind.REMINDER, round=packet.header.round)
         self.uploads.receive(packet.device, chunk, self.now_s)

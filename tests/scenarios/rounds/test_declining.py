@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from aggregator.run_log import waiting_for
-from aggregator.uploads.validation import DECLINE_PURPOSE
 from crypto.seal.envelope import open_from_member, read_head, seal_to_member
 from edge_client.learning.data import Batch
+from shoal.protocol.channels import DECLINE
 from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.messages import Decline, Obstacle, Sealed
@@ -60,7 +60,7 @@ def declines_of(fleet, tap, name=ODD):
         head, at = read_head(sealed)
         key = device_identity(fleet, name).member.sign_key
         message, body = open_from_member(aggregator_identity(fleet), sealed, head, at, key)
-        assert (head.purpose, len(body)) == (DECLINE_PURPOSE, 0)
+        assert (head.purpose, len(body)) == (DECLINE.purpose, 0)
         found.append(decode(message, Decline))
     return found
 
@@ -148,7 +148,7 @@ def waiting(tmp_path, caplog):
         yield fleet, tap
 
 
-def say(fleet, decline, *, signer=ODD, sender=ODD, topic_of=ODD, purpose=DECLINE_PURPOSE):
+def say(fleet, decline, *, signer=ODD, sender=ODD, topic_of=ODD, purpose=DECLINE.purpose):
     """Publish a decline as anybody at the broker could, and let it arrive."""
     head = Sealed("demo", purpose, sender, "aggregator")
     sealed = seal_to_member(

@@ -6,21 +6,22 @@ import numpy as np
 import pytest
 
 from aggregator.rounds.events import Declined
-from aggregator.uploads.validation import UPLOAD_PURPOSE, RefusedUploadError, UploadVerifier
+from aggregator.uploads.validation import RefusedUploadError, UploadVerifier
 from crypto.seal.envelope import SealError, seal_to_member
 from crypto.seal.identity import Identity
 from shoal.errors import ShoalError, UntrustedError, WireError
+from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, split
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import Roster
-from shoal.protocol.messages import Decline, Obstacle, Reminder, Sealed
+from shoal.protocol.messages import Decline, Obstacle, Reminder
 from shoal.protocol.reassembly import Reassembler
 from tests.helpers.plans import D, engine_of, run_plan, upload_of
 
 DEVICE, OTHER, SERVER = (Identity.generate(n) for n in ("dev-1", "dev-2", "aggregator"))
 ROSTER = Roster("demo", 3, 0, 1, SERVER.member, (DEVICE.member, OTHER.member), ())
 RUN = run_plan(norm_limit=10.0)
-HEAD = Sealed("demo", UPLOAD_PURPOSE, "dev-1", "aggregator")
+HEAD = channels.UPLOAD.head("demo", "dev-1", "aggregator")
 
 
 def upload(values=None, **changes):
