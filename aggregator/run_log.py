@@ -94,7 +94,7 @@ class Shortage:
 
 def shortage(state: EngineState) -> Shortage | None:
     """Return why a run does not go on though the deadline has passed; None where it does, or rolls over to other keys."""
-    if not state.overtime or state.finished or state.rollover is not None or state.step:
+    if not state.deadline_passed or state.finished or state.rollover is not None or state.step:
         return None
     devices, least = set(state.devices), state.run.min_contributors
     if state.plan is None:
@@ -272,7 +272,7 @@ def too_small(clusters: Mapping[str, int], least: int) -> tuple[int, ...]:
 
 
 def _put_off(state: EngineState, rollover: Rollover) -> bool:
-    return rollover.tries >= HASTY_TRIES and not state.overtime
+    return rollover.tries >= HASTY_TRIES and not state.deadline_passed
 
 
 def waiting_for(state: EngineState) -> str:
@@ -296,7 +296,7 @@ def waiting_for(state: EngineState) -> str:
     what = f"round {state.round}"
     unable = state.unable
     named = _names([d for d in state.waiting if d not in unable]) + (f"; {declined_by(unable)}" if unable else "")
-    if state.overtime and not done and not unable and state.rollover is None:
+    if state.deadline_passed and not done and not unable and state.rollover is None:
         return f"{what}: nobody of {total} has answered; what a device refuses stands in its own log{named}"
     if state.rollover is not None:
         what = f"{what}, {'folding' if state.rollover.proposal is None else 'signing'} the next mask epoch"

@@ -1,10 +1,17 @@
-"""The aggregator's rules, free of I/O: rounds open, uploads are judged, rounds close, a run ends.
+"""The rules of a run, free of I/O: when rounds open and close, and which uploads count.
 
-`Engine.handle` is a pure transition ``(state, event) -> (state, actions)``: no clock, socket or disk. The driver
-carries actions out and feeds events back; the MQTT daemon and the loopback fleet drive the same object.
+`Engine.handle` is a pure transition ``(state, event) -> (state, actions)`` without clock, socket or disk. A driver carries
+the actions out and feeds events back; the daemon and the loopback fleet drive the same engine. phases.py lists the phases
+of a run.
 
-An event that neither opens nor closes a round takes a time that does not grow with the fleet: its transition changes
-persistent collections (engine_state.py) and looks at counts, never at all devices.
+An event that neither opens nor closes a round takes constant time, whatever the size of the fleet: it changes persistent
+collections (state.py) and compares counts.
+
+Where to look:
+
+- a second upload of a device in a round: `Engine._duplicate`
+- quorum and deadline of an open round: `Engine._may_close`; of the gathering before a round: `Engine._maybe_open`
+- updates with too large a norm: screening.py
 """
 
 from __future__ import annotations
@@ -32,19 +39,20 @@ from aggregator.rounds.events import (
     Stored,
     WentOffline,
 )
+from aggregator.rounds.phases import check_transition
 from aggregator.rounds.rollover import Rollover
 from aggregator.rounds.screening import screen
 from aggregator.rounds.state import (
     EngineState,
     Transition,
-    bereft,
-    declining,
-    forsaken,
+    is_abandoned,
+    on_declined,
+    on_offline,
+    on_online,
+    on_revoked,
     opened,
     record_of,
-    returned,
     too_late,
-    without,
 )
 from aggregator.rounds.turnover import Turnover
 from aggregator.strategies.base import Contribution, Outcome, RoundPlan, Strategy
@@ -55,9 +63,9 @@ from shoal.protocol.documents import Roster, RunPlan
 from shoal.protocol.messages import Order, Phase, Upload
 
 ATTACHED_HEAD_BYTES: Final = 1 << 16
-"""Largest head in front of vectors that a device has attached, with what their seal takes."""
+"""Most bytes that an attachment takes besides its vectors: the head before them and the seal."""
 MAX_FIGURE: Final = 3.4e38
-"""Largest loss or norm that a device may report: what float32 holds, so that squares and sums of them stay finite."""
+"""Largest loss or norm that a device may report: the largest float32, so that squares and sums in float64 stay finite."""
 
 
 class Decision(Enum):
@@ -72,8 +80,10 @@ class Engine:
     """The rules of one run.
 
     Attributes:
-        run: the owner's plan, as signed; strategy: the algorithm in the run's first mask epoch.
-        seed: 16 random bytes from which round nonces follow; task_bytes: of the sealed task, which a fold brings along.
+        run: the owner's plan, as signed.
+        strategy: the algorithm in the run's first mask epoch.
+        seed: 16 random bytes from which the rounds' nonces are derived.
+        task_bytes: size of the sealed task, which the upload of a fold contains.
     """
 
     def __init__(
@@ -84,7 +94,15 @@ class Engine:
         strategy_for: Callable[[RunPlan], Strategy] = make_strategy,
         task_bytes: int = 0,
     ) -> None:
-        """Take the plan, its strategy, and what makes the strategy of a later mask epoch."""
+        """Create the engine of a run.
+
+        Args:
+            run: the owner's plan.
+            strategy: the algorithm.
+            seed: 16 random bytes.
+            strategy_for: makes the strategy of a later mask epoch.
+            task_bytes: size of the sealed task.
+        """
         self.run = run
         self.seed = seed
         self.task_bytes = task_bytes
@@ -94,7 +112,7 @@ class Engine:
         self._turnover = Turnover(self.strategy_in, self.nonce, self._maybe_open)
 
     def strategy_in(self, run: RunPlan) -> Strategy:
-        """Return the algorithm in a mask epoch, ``run`` being the plan as it stands there."""
+        """Return the algorithm in the mask epoch of the plan ``run``."""
         if run.key_id not in self._strategies:
             self._strategies[run.key_id] = self._strategy_for(run)
         return self._strategies[run.key_id]
@@ -105,10 +123,10 @@ class Engine:
         """Return the state before round 1.
 
         Args:
-            devices: of the roster.
-            generation: roster sequence of the secrets in force.
-            roster: the newest; without one no mask epoch can end.
-            roster_bytes: the same as the owner signed it.
+            devices: the roster's active devices.
+            generation: key version in use.
+            roster: the newest roster; without one no mask epoch can end.
+            roster_bytes: the roster as the owner signed it.
         """
         state = EngineState(
             PersistentSet(devices),
@@ -122,7 +140,7 @@ class Engine:
         return state, (Gather(),)
 
     def run_in(self, standing: Mapping[str, Any]) -> RunPlan:
-        """Return the plan as it stands in the mask epoch of an `EngineState.standing`."""
+        """Return the plan in the mask epoch of an `EngineState.standing`."""
         if standing["epoch"] == self.run.epoch:
             return self.run
         return self.run.in_epoch(standing["epoch"], bytes.fromhex(standing["key_id"]))
@@ -141,14 +159,14 @@ class Engine:
         """Return the state with a round, or a step of a rollover, open again.
 
         Args:
-            devices: of the roster.
-            before: with ``round_`` and ``available``, what `OpenRound` had made durable.
-            round_: the round.
-            available: who was there.
-            standing: what `EngineState.standing` gave then.
-            proposal: the stored upload of the device that folded, where the rollover had got that far.
-            roster: the newest.
-            roster_bytes: the same as the owner signed it.
+            devices: the roster's active devices.
+            before: `OpenRound.before`.
+            round_: number of the round.
+            available: `OpenRound.available`.
+            standing: `EngineState.standing` at that time.
+            proposal: the stored upload of the device that folded, if the rollover had got that far.
+            roster: the newest roster.
+            roster_bytes: the roster as the owner signed it.
         """
         fleet = PersistentSet(devices)
         online = PersistentSet(d for d in available if d in fleet)
@@ -190,20 +208,20 @@ class Engine:
         standing: Mapping[str, Any],
         received: Mapping[str, tuple[Phase, bytes]],
     ) -> EngineState:
-        """Return the state of a run that is over, for an aggregator that is started again: no event changes it.
+        """Return the state of a finished run, for an aggregator that was restarted; no event changes it.
 
         Args:
-            devices: of the roster.
-            round_: the final round.
-            standing: what `EngineState.standing` gave when it opened.
-            received: device -> (phase, digest) of its durable upload of that round.
+            devices: the roster's active devices.
+            round_: number of the final round.
+            standing: `EngineState.standing` when that round opened.
+            received: device -> (phase, digest) of its durable upload to that round.
         """
         run = self.run_in(standing)
         fleet = PersistentSet(devices)
         return EngineState(fleet, None, run, round=round_, received=PersistentMap(received), finished=True)
 
     def nonce(self, round_: int, step: int = 0) -> bytes:
-        """Return the 16 bytes that an upload of the round, or of a step after it, must repeat."""
+        """Return the 16 bytes that an upload to the round, or to a step after it, must repeat."""
         place = round_.to_bytes(4, "little") + (step.to_bytes(4, "little") if step else b"")
         return hashlib.sha256(b"shoal/v1/round" + self.seed + place).digest()[:16]
 
@@ -270,12 +288,12 @@ class Engine:
         return (Decision.DUPLICATE, "") if known else (Decision.REFUSE, too_late(state))
 
     def _may_attach(self, plan: RoundPlan, upload: Upload) -> bool:
-        """Whether as much is attached as the order can have asked for: what is folded is handed on to the whole fleet."""
+        """Return whether the size of the attachment fits the order: the aggregator passes a fold on to the whole fleet."""
         most = self._most_attached(plan, upload.device)
         return min(1, most) <= upload.attached <= most
 
     def most_attached(self, state: EngineState, device: str) -> int:
-        """Return how many bytes a device may attach to an upload for what is open in ``state``."""
+        """Return how many bytes a device may attach to its upload in ``state``."""
         return 0 if state.plan is None or device not in state.plan.orders else self._most_attached(state.plan, device)
 
     def _most_attached(self, plan: RoundPlan, device: str) -> int:
@@ -288,29 +306,39 @@ class Engine:
         return 0
 
     def handle(self, state: EngineState, event: Event) -> Transition:
-        """Return the state after ``event`` and what the driver has to do."""
+        """Return the state after ``event``, and the actions for the driver.
+
+        Raises:
+            PhaseError: the event caused a change of phase that phases.py does not list.
+        """
         if state.finished:
             return state, ()
+        after, actions = self._advance(self._apply(state, event))
+        check_transition(state, after)
+        return after, actions
+
+    def _apply(self, state: EngineState, event: Event) -> EngineState:
+        """Return the state with the facts of ``event`` recorded."""
         match event:
             case CameOnline(device):
-                state = returned(state, device)
+                state = on_online(state, device)
             case WentOffline(device):
-                state = without(state, device)
+                state = on_offline(state, device)
             case Left(device):
-                state = bereft(state, device)
+                state = on_revoked(state, device)
             case Declined(device, nonce, obstacle):
                 if state.plan is not None and nonce == self.nonce(state.round, state.plan.step):
-                    state = declining(state, device, obstacle)
+                    state = on_declined(state, device, obstacle)
             case Stored(contribution, digest):
                 state = self._receive(state, contribution, digest)
             case DeadlinePassed(round_, step):
                 if (round_, step) == (state.round, state.step):
-                    state = dataclasses.replace(state, overtime=True)
+                    state = dataclasses.replace(state, deadline_passed=True)
             case Rostered(roster, data):
                 state = dataclasses.replace(state, roster=roster, roster_bytes=data)
             case KeysHeld(generation):
                 state = dataclasses.replace(state, newest=max(state.newest, generation))
-        return self._advance(state)
+        return state
 
     def _receive(self, state: EngineState, contribution: Contribution, digest: bytes) -> EngineState:
         order = None if state.plan is None else state.plan.orders.get(contribution.device)
@@ -321,8 +349,8 @@ class Engine:
             received=state.received.adding(contribution.device, (contribution.phase, digest)),
             contributions=state.contributions.appending(contribution),
             refused=state.refused.removing(contribution.device),
-            gone=state.gone.removing(contribution.device),
-            lost=state.lost.removing(contribution.device),
+            unavailable=state.unavailable.removing(contribution.device),
+            removed=state.removed.removing(contribution.device),
         )
 
     def _advance(self, state: EngineState) -> Transition:
@@ -330,21 +358,26 @@ class Engine:
             return self._maybe_open(state)
         if state.plan.step:
             return self._turnover.advance(state)
+        return self._close(state) if self._may_close(state) else (state, ())
+
+    def _may_close(self, state: EngineState) -> bool:
+        """Return whether the open round closes now.
+
+        It closes when every available device with an order has uploaded, or when its deadline has passed, in both cases
+        only with the quorum. Without the quorum it closes if it is abandoned.
+        """
+        assert state.plan is not None
         if state.newest > state.generation and not state.plan.final:
-            return self._close(state)  # whoever was revoked still reads what is open
-        # Whoever was revoked can't answer, so that the quorum is of those who still can.
+            return True  # a revoked device can still read this round, so the run changes to the newer keys at once
         needed = max(1, math.ceil(self.run.quorum * state.asked))
         if len(state.received) < needed:
-            return self._close(state) if forsaken(state) else (state, ())
-        if state.awaited and not state.overtime:
-            return state, ()
-        return self._close(state)
+            return is_abandoned(state)
+        return not state.awaited or state.deadline_passed
 
     def _maybe_open(self, state: EngineState) -> Transition:
-        """Open a round with whoever is there, as soon as enough are, or end the mask epoch if that is due.
+        """Open a round with the online devices as soon as they are enough, or end the mask epoch if that is due.
 
-        The first round waits for all devices, later ones for the quorum's share of them; once the deadline has passed,
-        ``min_contributors`` are enough.
+        The first round waits for all devices, later ones for the quorum; after the deadline ``min_contributors`` are enough.
         """
         if self._is_due(state):
             return self._turnover.fold(state, None)
@@ -352,7 +385,7 @@ class Engine:
         if there < max(1, min(self.run.min_contributors, len(state.devices))):
             return state, ()
         share = 1.0 if state.round == 0 else self.run.quorum
-        if there < math.ceil(share * len(state.devices)) and not state.overtime:
+        if there < math.ceil(share * len(state.devices)) and not state.deadline_passed:
             return state, ()
         return self._open(state, state.round + 1, state.present)
 
@@ -369,9 +402,9 @@ class Engine:
         return state, (OpenRound(plan, self.nonce(round_), before, available),)
 
     def _is_due(self, state: EngineState) -> bool:
-        """Whether the mask epoch ends here: the owner has drawn newer secrets, or it has had its rounds and more are to come.
+        """Return whether the mask epoch ends: newer secrets exist, or it has had its rounds and the run goes on.
 
-        Until the newer secrets are at hand, nothing more is announced that whoever was revoked could read.
+        Until the newer secrets are available, no round opens that a revoked device could read.
         """
         drawn = 0 if state.roster is None else state.roster.keys_since
         if max(state.newest, drawn) > state.generation or state.rollover is not None:
@@ -387,7 +420,7 @@ class Engine:
             outcome = Outcome({c.device: c.model for c in state.contributions})
         else:
             rules = self.strategy_in(state.run)
-            # Only a whole round shows which updates are too long, so the strategy sees none of them earlier.
+            # Only the whole round shows which updates have too large a norm, so the strategy sees none of them earlier.
             screened = screen(state.contributions, levels, plan.placing)
             levels, refused = screened.levels, screened.refused
             for contribution in screened.accepted:
@@ -401,7 +434,7 @@ class Engine:
             plan=None,
             contributions=PersistentList(),
             finished=plan.final,
-            overtime=False,
+            deadline_passed=False,
             news=(),
         )
         if plan.final:
@@ -411,7 +444,7 @@ class Engine:
 
 
 def _wrong_counts(run: RunPlan, order: Order, upload: Upload) -> str:
-    """Return why the upload's counts can't be true; empty where they can."""
+    """Return why the upload's counts can't be true; empty if they can."""
     if upload.correct > upload.tested or bool(upload.tested) != order.evaluate or (order.train and not upload.samples):
         return "impossible counts"
     if run.weighting == "uniform" and upload.samples > 1:

@@ -1,4 +1,4 @@
-"""What happens to a run and what has to be done about it: the values that the engine takes and gives."""
+"""The engine's events and actions: `Engine.handle` takes an event and returns actions for the driver."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from shoal.protocol.messages import Obstacle
 
 @dataclass(frozen=True, slots=True)
 class CameOnline:
-    """A device's presence says it is there."""
+    """A device announced that it is online."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
 class WentOffline:
-    """A device's presence, or its will, says it is gone."""
+    """A device, or its last will, announced that it is offline."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The owner revoked a device: nobody waits for it any more."""
+    """The owner revoked a device."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """A device says that it can't do its part in the round, or the step of a rollover, that was announced with ``nonce``."""
+    """A device can't take part in the round, or in the step of a rollover, that was announced with ``nonce``."""
 
     device: str
     nonce: bytes
@@ -44,7 +44,7 @@ class Declined:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An upload that `Engine.judge` let pass is durable."""
+    """An upload that `Engine.validate` accepted is durable."""
 
     contribution: Contribution
     digest: bytes
@@ -52,7 +52,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class DeadlinePassed:
-    """The time that the plan gives a round, a step of a rollover, or the gathering after either is over."""
+    """The deadline of a round, of a step of a rollover, or of the gathering after either has passed."""
 
     round: int
     step: int = 0
@@ -60,7 +60,7 @@ class DeadlinePassed:
 
 @dataclass(frozen=True, slots=True)
 class Rostered:
-    """The owner's newest roster; ``data`` is the same as the owner signed it."""
+    """The owner published a newer roster; ``data`` is its signed form."""
 
     roster: Roster
     data: bytes
@@ -68,7 +68,7 @@ class Rostered:
 
 @dataclass(frozen=True, slots=True)
 class KeysHeld:
-    """Secrets that were drawn at roster ``generation`` are at hand: a run under older ones rolls over to these."""
+    """Secrets of key version ``generation`` are available; a run under older ones rolls over to them."""
 
     generation: int
 
@@ -83,12 +83,15 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class OpenRound:
-    """Make ``before`` durable, then announce ``plan``, or the other way round: see `RunService`.
+    """Make ``before`` durable and announce ``plan``; `RunService` decides which comes first.
 
     Attributes:
+        plan: the round's plan.
+        nonce: an upload to the round must repeat it.
         before: the strategy's state from which, with ``available``, the same plan follows again.
-        generation: in a rollover, of the secrets that the next mask epoch is made with.
-        proposal: in its second step, what devices compare with their own: an encoded `Checkpoint` and the sealed origins.
+        available: the devices that could take part.
+        generation: in a rollover, the key version of the next mask epoch.
+        proposal: in the second step of a rollover, an encoded `Checkpoint` and the sealed origins, for devices to compare.
     """
 
     plan: RoundPlan
@@ -101,25 +104,26 @@ class OpenRound:
 
 @dataclass(frozen=True, slots=True)
 class RoundClosed:
-    """A round is over: what it brought."""
+    """Record a closed round."""
 
     record: RoundRecord
 
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
-    """The final round is closed: there is nothing left to do."""
+    """End the run: the final round is closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """A mask epoch has begun: make it durable, publish it, then erase all that is masked under the key before.
+    """Make a new mask epoch durable, publish it, then erase everything masked under the previous key.
 
     Attributes:
-        round: the round that it follows.
-        certificate, sealed: for the devices.
-        state: the strategy's, in the new epoch; standing: the engine's, with no round open.
-        own: what devices have masked anew, by the uploads they were.
+        round: the round after which it begins.
+        certificate, sealed: the proof and the sealed origins for the devices.
+        state: the strategy's state in the new epoch.
+        standing: `EngineState.standing` with no round open.
+        own: earlier upload -> the same update masked under the new key.
     """
 
     round: int
@@ -132,7 +136,7 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class RolloverFailed:
-    """The old epoch stays for now: forget what was uploaded for the new one."""
+    """Delete the uploads of a failed rollover; the mask epoch stays."""
 
     round: int
     reason: str
@@ -143,17 +147,23 @@ Action = Gather | OpenRound | RoundClosed | RunFinished | Renewed | RolloverFail
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """A closed round in figures.
+    """The record of a closed round.
 
     Attributes:
-        ordered, contributed: devices that were asked and that answered; missing: those that did not; declined: why, for
-            those of them that said so.
+        round: its number.
+        final: whether it was the final round.
+        ordered: number of devices with an order.
+        contributed: number of devices that uploaded.
+        missing: the devices with an order that did not upload.
         loss: mean of the devices' losses on the scored share, weighted by samples.
-        correct, tested: over the devices' test shares; 0 of 0 where nobody was asked.
-        norms: each contributor's update norm; clusters: every device's cluster after the round.
-        device_accuracy: (correct, tested) of each contributor that was asked for it.
-        capped: device -> weight in samples, of contributors that weighed less than the samples they reported.
-        refused_norm: device -> norm, of contributors whose update was left out because of its norm.
+        correct, tested: sums over the devices' test shares; 0 of 0 if no device was asked.
+        norms: device -> norm of its update.
+        clusters: device -> cluster after the round.
+        events: the strategy's and the engine's events.
+        device_accuracy: device -> (correct, tested), for the devices that were asked.
+        declined: device -> reason, for the missing devices that gave one.
+        capped: device -> weight in samples, for devices that weighed less than the samples they reported.
+        refused_norm: device -> norm, for updates left out because of their norm.
     """
 
     round: int

@@ -19,9 +19,9 @@ from aggregator.strategies.base import Contribution
 from shoal.protocol.messages import Phase
 
 NORM_LIMIT_RATIO: Final = 10.0
-"""An update may be this many times as long as the median update."""
+"""Largest norm of an update, as a multiple of the median norm."""
 LEAST_FOR_MEDIAN: Final = 3
-"""Updates of one round from which their own median counts: of two, one could set it for the other."""
+"""Least number of updates whose own median counts: with two, one device could set it for the other."""
 UPDATE_RECIPES: Final = ("train", "pretrain")
 UPDATE_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.PRETRAIN)
 
@@ -34,9 +34,9 @@ class Screened:
     """A round's contributions after screening.
 
     Attributes:
-        accepted: what the strategy may use, in the order given.
-        refused: norms of the updates that are left out, by device.
-        levels: for the next round.
+        accepted: the contributions for the strategy, in the order given.
+        refused: device -> norm, for updates that are left out.
+        levels: the levels for the next round.
     """
 
     accepted: tuple[Contribution, ...]
@@ -66,8 +66,8 @@ def screen(given: Iterable[Contribution], levels: Levels, exempt: Collection[int
     and without any reference nothing is refused.
 
     Args:
-        given: the round's contributions; those without training pass.
-        levels: of the round before; empty in the first.
+        given: the round's contributions; those without training are accepted.
+        levels: levels from the previous round; empty in the first.
         exempt: models whose updates enter no mean.
     """
     given = tuple(given)

@@ -1,8 +1,8 @@
-"""The state of a run, as the engine's transitions take it and return it.
+"""The state of a run, and the transitions that one event of a device causes.
 
-States are values: a transition returns a new one and leaves the earlier ones as they were. The collections that change
-with every presence or upload are persistent (aggregator/persistent.py), so that one event of a fleet of N devices
-costs the same for any N. Only opening and closing a round may take time that grows with the fleet.
+States are immutable: a transition returns a new one. The collections that change with every presence or upload are
+persistent (aggregator/persistent.py), so that the cost of an event does not depend on the size of the fleet. Only opening
+and closing a round may take time that grows with the fleet.
 """
 
 from __future__ import annotations
@@ -21,29 +21,34 @@ from shoal.protocol.documents import Roster, RunPlan
 from shoal.protocol.messages import Obstacle, Phase
 
 NEWS_KEPT: Final = 64
-"""A rollover may fail for days, and all of this lies in every snapshot."""
+"""Largest number of pending events: a rollover may fail for days, and every snapshot contains them all."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """Where a run stands.
+    """The state of a run.
 
     Attributes:
-        devices: of the fleet; ``online`` is a part of them.
-        run: the owner's plan as it stands in this mask epoch.
-        round: the open round or the last one, 0 before the first; step: of the rollover after it, 0 where there is none.
-        plan: the open round's or step's, None while gathering.
-        received: device -> (phase, digest) of its durable upload of the open round.
-        gone: ordered devices that are not waited for, since they went offline or can't, and have not uploaded; lost: those that
-            left the fleet instead; declined: why, for those that have said so in the open round, see `unable`.
-        refused: members of the fleet whose upload in the open round was refused, and that have not uploaded since.
-        unasked: how many devices are online that the open round has no order for.
-        overtime: the deadline of the open round, or of the gathering, has passed.
+        devices: the fleet; ``online`` is a subset.
+        strategy: the strategy's own state.
+        run: the owner's plan in the current mask epoch.
+        round: number of the open round or the last one, 0 before the first.
+        step: number of the rollover's step after that round, 0 outside of a rollover.
+        plan: plan of the open round or step, None while gathering.
+        received: device -> (phase, digest) of its durable upload to the open round.
+        contributions: the durable uploads to the open round.
+        unavailable: devices with an order that have not uploaded and are not waited for: offline, declined or revoked.
+        removed: the subset of them that the owner has revoked.
+        declined: device -> reason, for declines of the open round; see `unable`.
+        refused: devices whose upload to the open round was refused, and that have not uploaded since.
+        unasked: number of online devices without an order in the open round.
+        deadline_passed: whether the deadline of the open round, or of the gathering, has passed.
         since: the round after which the mask epoch began.
-        generation: roster sequence of the secrets in force; newest: of the newest at hand.
-        roster, roster_bytes: the newest.
-        rollover: the one under way.
-        news: what happened since the last round closed.
+        generation: key version in use (the roster sequence at which the secrets were drawn).
+        newest: the newest key version that is available.
+        roster, roster_bytes: the newest roster, and the same as the owner signed it.
+        rollover: the rollover in progress.
+        news: events since the last round closed.
         levels: median norms of the last round's accepted updates, see `aggregator.rounds.screening`.
     """
 
@@ -56,12 +61,12 @@ class EngineState:
     plan: RoundPlan | None = None
     received: PersistentMap[str, tuple[Phase, bytes]] = field(default_factory=PersistentMap)
     contributions: PersistentList[Contribution] = field(default_factory=PersistentList)
-    gone: PersistentSet[str] = field(default_factory=PersistentSet)
-    lost: PersistentSet[str] = field(default_factory=PersistentSet)
+    unavailable: PersistentSet[str] = field(default_factory=PersistentSet)
+    removed: PersistentSet[str] = field(default_factory=PersistentSet)
     declined: PersistentMap[str, Obstacle] = field(default_factory=PersistentMap)
     refused: PersistentSet[str] = field(default_factory=PersistentSet)
     unasked: int = 0
-    overtime: bool = False
+    deadline_passed: bool = False
     finished: bool = False
     since: int = 0
     generation: int = 0
@@ -74,39 +79,39 @@ class EngineState:
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """Ordered devices that have not uploaded, in name order."""
+        """Devices with an order that have not uploaded, in name order."""
         return () if self.plan is None else tuple(sorted(d for d in self.plan.orders if d not in self.received))
 
     @property
     def unable(self) -> dict[str, str]:
-        """What stands in the way of each ordered device that can't upload and has not done so after all, in name order."""
+        """Reason of each device that has declined the open round and not uploaded since, in name order."""
         return {d: self.declined[d].name.lower() for d in self.waiting if d in self.declined}
 
     @property
     def present(self) -> tuple[str, ...]:
-        """Devices of the fleet that are there, in name order."""
+        """Online devices, in name order."""
         return tuple(sorted(self.online))
 
     @property
     def awaited(self) -> int:
-        """How many ordered devices are there and have not uploaded; in a time that does not grow with the fleet."""
-        return 0 if self.plan is None else len(self.plan.orders) - len(self.received) - len(self.gone)
+        """Number of available devices with an order that have not uploaded; in constant time."""
+        return 0 if self.plan is None else len(self.plan.orders) - len(self.received) - len(self.unavailable)
 
     @property
     def asked(self) -> int:
-        """How many ordered devices have uploaded or still can: the quorum is a share of these.
+        """Number of devices with an order that have uploaded or still can; the quorum is a share of these.
 
-        Once the deadline has passed, a device whose upload was refused does not count: a single one that sends false
-        figures could otherwise stop the run.
+        After the deadline, a device whose upload was refused does not count. Otherwise one device that sends false figures
+        could stop the run.
         """
         if self.plan is None:
             return 0
-        refused = len(self.refused) if self.overtime else 0
-        return len(self.plan.orders) - len(self.lost) - refused
+        refused = len(self.refused) if self.deadline_passed else 0
+        return len(self.plan.orders) - len(self.removed) - refused
 
     @property
     def standing(self) -> dict[str, Any]:
-        """What, beside the strategy's state, `Engine.resume` needs to go on from here, as JSON."""
+        """Data that `Engine.resume` needs besides the strategy's state, as JSON."""
         r = self.rollover
         return {
             "epoch": self.run.epoch,
@@ -124,7 +129,7 @@ class EngineState:
 
 
 def too_late(state: EngineState) -> str:
-    """Return why what comes for a round that is not open is refused."""
+    """Return why an upload to a round that is not open is refused."""
     return "the run is over" if state.finished else "the round is not open"
 
 
@@ -140,59 +145,59 @@ def opened(state: EngineState, plan: RoundPlan) -> EngineState:
         plan=plan,
         received=PersistentMap(),
         contributions=PersistentList(),
-        gone=PersistentSet(d for d in plan.orders if d not in state.online),
-        lost=PersistentSet(d for d in plan.orders if d not in state.devices),
+        unavailable=PersistentSet(d for d in plan.orders if d not in state.online),
+        removed=PersistentSet(d for d in plan.orders if d not in state.devices),
         declined=PersistentMap(),
         refused=PersistentSet(),
         unasked=sum(d not in plan.orders for d in state.online),
-        overtime=False,
+        deadline_passed=False,
     )
 
 
 def noted(state: EngineState, kind: str, detail: Mapping[str, Any]) -> EngineState:
-    """Return the state with something to tell when the next round closes; of very much only the latest is told."""
+    """Add an event to the next round's record; of more than NEWS_KEPT events only the latest remain."""
     return dataclasses.replace(state, news=(*state.news, Event(state.round, kind, detail))[-NEWS_KEPT:])
 
 
-def without(state: EngineState, device: str) -> EngineState:
-    """Return the state in which the device is not there: the open round does not wait for it."""
-    gone = state.gone.adding(device) if _owes(state, device) else state.gone
+def on_offline(state: EngineState, device: str) -> EngineState:
+    """Mark a device as offline; the open round does not wait for it."""
+    unavailable = state.unavailable.adding(device) if _owes(state, device) else state.unavailable
     unasked = state.unasked - (device in state.online and not _asked(state, device))
-    return dataclasses.replace(state, online=state.online.removing(device), gone=gone, unasked=unasked)
+    return dataclasses.replace(state, online=state.online.removing(device), unavailable=unavailable, unasked=unasked)
 
 
-def returned(state: EngineState, device: str) -> EngineState:
-    """Return the state in which the device is there; one that has declined the open round is not waited for all the same."""
+def on_online(state: EngineState, device: str) -> EngineState:
+    """Mark a device as online; the open round waits for it unless it has declined."""
     return dataclasses.replace(
         state,
         devices=state.devices.adding(device),
         online=state.online.adding(device),
-        gone=state.gone if device in state.declined else state.gone.removing(device),
-        lost=state.lost.removing(device),
+        unavailable=state.unavailable if device in state.declined else state.unavailable.removing(device),
+        removed=state.removed.removing(device),
         unasked=state.unasked + (device not in state.online and not _asked(state, device)),
     )
 
 
-def declining(state: EngineState, device: str, obstacle: Obstacle) -> EngineState:
-    """Return the state in which nothing is expected of the device in the open round; it may be asked in the next."""
+def on_declined(state: EngineState, device: str, obstacle: Obstacle) -> EngineState:
+    """Record that a device declined the open round, or that its upload was refused; the round does not wait for it."""
     if not _owes(state, device):
         return state
-    counts = obstacle is Obstacle.UPLOAD and device not in state.lost
+    counts = obstacle is Obstacle.UPLOAD and device not in state.removed
     return dataclasses.replace(
         state,
-        gone=state.gone.adding(device),
+        unavailable=state.unavailable.adding(device),
         declined=state.declined.adding(device, obstacle),
         refused=state.refused.adding(device) if counts else state.refused.removing(device),
     )
 
 
-def bereft(state: EngineState, device: str) -> EngineState:
-    """Return the state in which the device belongs to the fleet no more: nothing counts on it."""
-    lost = state.lost.adding(device) if _owes(state, device) else state.lost
+def on_revoked(state: EngineState, device: str) -> EngineState:
+    """Remove a revoked device from the fleet; it no longer counts towards the quorum."""
+    removed = state.removed.adding(device) if _owes(state, device) else state.removed
     return dataclasses.replace(
-        without(state, device),
+        on_offline(state, device),
         devices=state.devices.removing(device),
-        lost=lost,
+        removed=removed,
         refused=state.refused.removing(device),
     )
 
@@ -205,13 +210,13 @@ def _owes(state: EngineState, device: str) -> bool:
     return _asked(state, device) and device not in state.received
 
 
-def forsaken(state: EngineState) -> bool:
-    """Whether the deadline has passed, all that the open round asked went away or declined, and others are there.
+def is_abandoned(state: EngineState) -> bool:
+    """Return whether the open round should close empty: after its deadline, with no device available, while others are online.
 
-    A round may ask very few, a newcomer's cold start one device: the fleet does not wait for these to come back.
+    A round may ask very few devices, such as one newcomer for its cold start. The fleet does not wait for their return.
     """
     plan = state.plan
-    if plan is None or plan.final or state.received or not state.overtime:
+    if plan is None or plan.final or state.received or not state.deadline_passed:
         return False
     return not state.awaited and state.unasked > 0
 
@@ -219,12 +224,12 @@ def forsaken(state: EngineState) -> bool:
 def record_of(
     state: EngineState, plan: RoundPlan, outcome: Outcome, refused_norm: Mapping[str, float] | None = None
 ) -> RoundRecord:
-    """Return the closed round in figures.
+    """Return the record of a round that closes.
 
     Args:
-        state: before the round's contributions are dropped.
-        plan: the round's.
-        outcome: the strategy's.
+        state: the state before the round's contributions are dropped.
+        plan: the round's plan.
+        outcome: the strategy's outcome.
         refused_norm: see `RoundRecord`.
     """
     given = sorted(state.contributions, key=lambda c: c.device)

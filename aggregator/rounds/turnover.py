@@ -52,7 +52,7 @@ class Turnover:
         least = majority(state.roster.active_count)
         if len(state.online if available is None else available) < least:
             return state, ()
-        if r.tries >= rollover.HASTY_TRIES and not (state.overtime or r.folder):
+        if r.tries >= rollover.HASTY_TRIES and not (state.deadline_passed or r.folder):
             return state, ()
         available = state.present if available is None else available
         able = self._able(state, available)
@@ -104,7 +104,7 @@ class Turnover:
         if r.proposal is None and state.contributions:
             state = dataclasses.replace(state, rollover=dataclasses.replace(r, proposal=state.contributions[0]))
             return self.sign(state, state.present)
-        if state.awaited and not state.overtime:
+        if state.awaited and not state.deadline_passed:
             return state, ()
         return self._fail(state, f"{r.folder} did not fold") if r.proposal is None else self._conclude(state, r)
 
@@ -146,7 +146,7 @@ class Turnover:
             plan=None,
             contributions=PersistentList(),
             rollover=None,
-            overtime=False,
+            deadline_passed=False,
         )
         detail = {
             "epoch": c.next_epoch,
@@ -169,7 +169,7 @@ class Turnover:
             state,
             plan=None,
             contributions=PersistentList(),
-            overtime=False,
+            deadline_passed=False,
             rollover=Rollover(r.generation, r.tries + 1),
         )
         failed = RolloverFailed(state.round, reason)

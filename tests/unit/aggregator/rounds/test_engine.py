@@ -97,16 +97,16 @@ def test_a_deadline_of_another_round_means_nothing():
     assert state.round == 2
     state, actions = engine.handle(state, DeadlinePassed(1))
     assert actions == ()
-    assert not state.overtime
+    assert not state.deadline_passed
 
 
-def test_overtime_ends_with_the_round():
+def test_the_deadline_is_reset_by_the_next_round():
     engine, state = opened()
     state, _ = engine.handle(state, DeadlinePassed(1))
-    assert state.overtime
+    assert state.deadline_passed
     state, _ = give(engine, state, "dev-1", "dev-2", "dev-3")
     assert state.round == 2
-    assert not state.overtime
+    assert not state.deadline_passed
 
 
 def test_nobody_waits_for_a_device_that_is_gone():
@@ -217,7 +217,7 @@ def test_the_deadline_of_the_gathering_may_pass_before_anybody_comes():
     assert actions == ()
     state, (open_,) = online(engine, state, "dev-2")
     assert (open_.plan.round, set(open_.plan.orders)) == (2, {"dev-2"})
-    assert not state.overtime
+    assert not state.deadline_passed
 
 
 def test_a_new_device_takes_part_from_the_next_round():
@@ -302,7 +302,7 @@ def test_resume_opens_the_same_round_again():
     state, (again,) = engine.resume(DEVICES, first.before, 2, first.available)
     assert isinstance(again, OpenRound)
     assert (again.plan, again.nonce) == (first.plan, engine.nonce(2))
-    assert not state.gone
+    assert not state.unavailable
 
 
 def test_nonces_depend_on_round_and_seed():

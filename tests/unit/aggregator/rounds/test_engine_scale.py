@@ -68,6 +68,6 @@ def test_the_counts_are_those_of_the_names():
     for event in script:
         state, _ = engine.handle(state, event)
         orders = state.plan.orders
-        assert state.awaited == len(set(state.waiting) - state.gone), event
+        assert state.awaited == len(set(state.waiting) - state.unavailable), event
         assert state.asked == sum(d in state.devices or d in state.received for d in orders), event
-        assert state.gone <= set(state.waiting), event
+        assert state.unavailable <= set(state.waiting), event

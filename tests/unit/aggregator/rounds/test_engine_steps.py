@@ -230,5 +230,5 @@ def test_earlier_states_stay_as_they_were():
     assert [s.awaited for s in (first, second, third, other)] == [6, 5, 4, 4]
     assert devices[1] in second.online
     assert devices[1] not in third.online
-    assert third.gone == {devices[1]}
-    assert not other.gone
+    assert third.unavailable == {devices[1]}
+    assert not other.unavailable

@@ -1,0 +1,65 @@
+"""The phases of a run, the table of their transitions, and the diagram drawn from it."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from aggregator.rounds.events import CameOnline, WentOffline
+from aggregator.rounds.phases import TRANSITIONS, PhaseError, RunPhase, check_transition, diagram, phase_of
+from tests.helpers.engines import DEVICES, give, opened
+
+
+def states():
+    """Return a state in each phase."""
+    engine, state = opened(rounds=1)
+    begun, _ = engine.begin(DEVICES)
+    final, _ = give(engine, state, *DEVICES)
+    finished, _ = give(engine, final, *DEVICES)
+    step = dataclasses.replace(state, plan=dataclasses.replace(state.plan, step=1))
+    return dict(zip(RunPhase, (begun, state, step, final, finished), strict=True))
+
+
+def test_each_phase_is_recognised():
+    assert {phase: phase_of(state) for phase, state in states().items()} == {phase: phase for phase in RunPhase}
+
+
+@pytest.mark.parametrize(("before", "after"), [*itertools.permutations(RunPhase, 2)])
+def test_only_listed_changes_of_phase_pass(before, after):
+    found = states()
+    if (before, after) in TRANSITIONS:
+        check_transition(found[before], found[after])
+    else:
+        with pytest.raises(PhaseError, match=f"from {before.value} to {after.value}"):
+            check_transition(found[before], found[after])
+
+
+def test_a_round_may_follow_another_at_once():
+    engine, state = opened(rounds=2)
+    after, _ = give(engine, state, *DEVICES)
+    assert (phase_of(after), after.round) == (RunPhase.ROUND, 2)
+
+
+def test_a_run_without_devices_gathers_between_its_rounds():
+    engine, state = opened(rounds=3)
+    state, _ = give(engine, state, *DEVICES[:3])
+    for device in DEVICES:
+        state, _ = engine.handle(state, WentOffline(device))
+    assert phase_of(state) is RunPhase.GATHERING
+    for device in DEVICES:
+        state, _ = engine.handle(state, CameOnline(device))
+    assert phase_of(state) is RunPhase.ROUND
+
+
+def test_the_engine_checks_each_event(monkeypatch):
+    engine, state = opened()
+    begun, _ = engine.begin(DEVICES)
+    monkeypatch.setattr(engine, "_advance", lambda _state: (dataclasses.replace(begun, finished=True), ()))
+    with pytest.raises(PhaseError, match="from round to finished"):
+        engine.handle(state, CameOnline(DEVICES[0]))
+
+
+def test_the_diagram_shows_every_transition():
+    lines = diagram().splitlines()
+    assert len(lines) == 3 + len(TRANSITIONS)
+    assert "    final_round --> finished: final round closes" in lines
