@@ -1,4 +1,4 @@
-"""`shoal`: try it, and measure it."""
+"""`shoal`: the researchers' program, with the demo, the papers' experiments and the benchmarks."""
 
 from __future__ import annotations
 
@@ -43,11 +43,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 SaveFile = Annotated[
     Path | None,
     typer.Option(
-        help="Also write the figures there, with command, commit and machine.", dir_okay=False, callback=_writable
+        help="Also write the figures to this file, with command, commit and machine.",
+        dir_okay=False,
+        callback=_writable,
     ),
 ]
 HtmlFile = Annotated[
-    Path | None, typer.Option(help="Also write a page with pictures there.", dir_okay=False, callback=_writable)
+    Path | None, typer.Option(help="Also write a page with pictures to this file.", dir_okay=False, callback=_writable)
 ]
 BrokerName = Annotated[str, typer.Option(help="auto, mosquitto or amqtt.")]
 
@@ -61,7 +63,11 @@ def _broker(name: str) -> Any:
 def _deliver(
     data: dict[str, Any], json: bool, show: Callable[[], None], save: Path | None, *writes: Callable[[], None]
 ) -> None:
-    """Write and save the figures, and print them, as one JSON object or as ``show`` does, though they can't be saved."""
+    """Write, save and print the figures, as one JSON object or with ``show``; they are printed even if they can't be saved.
+
+    Raises:
+        typer.Exit: writing or saving failed, with the error's exit code, after printing.
+    """
     from shoal.report import record
 
     failure = None
@@ -86,8 +92,8 @@ def demo(
     devices: Annotated[int, typer.Option(help="Device processes.", min=8, max=60)] = 20,
     skew: Annotated[str, typer.Option(help="labels (CFL's) or rotation (IFCA's).")] = "labels",
     data: Annotated[str, typer.Option(help="digits (installed with scikit-learn) or mnist.")] = "digits",
-    data_dir: Annotated[Path | None, typer.Option(help="Where MNIST's files are.", file_okay=False)] = None,
-    seed: Annotated[int, typer.Option(help="Of data split, groups, origins and batch order.", min=0)] = 0,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of MNIST's files.", file_okay=False)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of data split, groups, origins and batch order.", min=0)] = 0,
     broker: BrokerName = "auto",
     save: SaveFile = None,
     json: AsJson = False,
@@ -119,7 +125,7 @@ def bench_round(
     save: SaveFile = None,
     json: AsJson = False,
 ) -> None:
-    """Seconds of a warm round: persistent device processes, a real broker, MLP 784-200-10, 600 samples each."""
+    """Measure the seconds of a warm round: persistent device processes, a real broker, MLP 784-200-10, 600 samples each."""
     from shoal.bench.rounds import measure
 
     forbid_inspection()
@@ -294,7 +300,7 @@ def bench_numerics(
     save: SaveFile = None,
     json: AsJson = False,
 ) -> None:
-    """Each numeric kernel against its ceiling and its naive form, one thread, CPU time."""
+    """Compare the CPU time of each numeric kernel with its ceiling and its naive form, on one thread."""
     import dataclasses
 
     from shoal.bench.numerics.kernels import measure
@@ -314,12 +320,14 @@ def _show_kernels(results: list[KernelResult]) -> None:
 def bench_privacy(
     mode: Annotated[list[str] | None, typer.Option(help="Mask mode; may be given again. All by default.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer trials, no CNN, no d = 1e7.")] = False,
-    data_dir: Annotated[Path | None, typer.Option(help="Attack MNIST, whose files are there.", file_okay=False)] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Attack MNIST, from its files in this folder.", file_okay=False)
+    ] = None,
     html: HtmlFile = None,
     save: SaveFile = None,
     json: AsJson = False,
 ) -> None:
-    """What each mask mode costs, what the aggregator can still compute, and what each attack gets beside chance."""
+    """Measure the cost of each mask mode, the aggregator's computations under it, and each attack's success beside chance."""
     from shoal.bench.privacy.benchmark import measure
     from shoal.bench.privacy.page import page
     from shoal.bench.privacy.table import lines
@@ -340,7 +348,7 @@ def bench_privacy(
 
 
 def _stop_cleanly() -> None:
-    """Let SIGTERM unwind as Ctrl-C does, so that everything started is ended."""
+    """Handle SIGTERM like Ctrl-C, so that every process that was started is ended."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

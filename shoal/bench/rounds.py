@@ -1,10 +1,10 @@
 """`shoal bench round`: seconds of a warm round with persistent device processes on a real broker.
 
-An MLP 784-200-10 (636 KB), 600 MNIST-shaped samples a device to train on, batch 50, one epoch, FedAvg. Everything is on: sealed,
-masked, signed, durable before the acknowledgement.
+An MLP 784-200-10 (636 KB), 600 MNIST-shaped training samples a device, batch 50, one epoch, FedAvg. Nothing is switched off:
+updates are masked, signed, sealed, and durable before the acknowledgement.
 
-All processes share this machine, so what bounds a round is its cores. The same run therefore measures what the gradient
-steps alone cost, and reports the round as a multiple of that: the figure to compare between machines and hours.
+All processes share this machine, so a round is bounded by its cores. The same run therefore measures the CPU time of the
+gradient steps alone, and reports the round as a multiple of it, which can be compared between machines.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ LOCAL: Final = LocalTraining(epochs=1, batch_size=50, lr=0.1)
 
 @dataclass(frozen=True, slots=True)
 class RoundFigures:
-    """What the benchmark found.
+    """Results of the benchmark.
 
     Attributes:
-        seconds: of each round, the aggregator's, from opening it to closing it and opening the next.
+        seconds: the aggregator's time of each round, from opening it to opening the next.
         training_s: CPU seconds of one device's gradient steps in one round, alone on one thread.
-        cores: that this run may use.
+        cores: cores that this run may use.
     """
 
     seconds: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""What an attack is, and what it reports: its success beside what guessing would have given, in one unit."""
+"""The interface of an attack, and its result: success and the success of guessing, in the same unit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Something to look at: a (side, side) image, float32 in [0, 1], and what it is."""
+    """An image of a report, (side, side), float32 in [0, 1], with its caption."""
 
     caption: str
     image: NDArray[np.float32] = field(repr=False)
@@ -23,16 +23,16 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one attack got from one mode; more is better for the attacker, in every unit.
+    """Result of one attack on one mode; in every unit a larger value is better for the attacker.
 
     Attributes:
         name: the attack, with its variant.
-        attacker: who it is and what they hold.
+        attacker: the attacker and the attacker's knowledge.
         success, chance: in ``unit``; chance is the best guess without the masked vectors, or the same attack on noise.
         unit: share, dB, cosine, AUC, accuracy or ARI.
-        margin: the attack counts as one that works when success exceeds chance by more than this.
-        note: what else was found, in a line.
-        pictures: the true image first, then what was got.
+        margin: the attack works if success exceeds chance by more than this.
+        note: further findings, in one line.
+        pictures: the true image first, then the reconstructions.
     """
 
     name: str
@@ -64,13 +64,13 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """An attack as the registry lists it.
+    """An entry of the registry.
 
     Attributes:
-        name: one word or a few, without variants.
-        source: where it is from.
-        attacker: who it is and what they hold.
-        run: (lab, mode) -> one result a variant.
+        name: a short name, without variants.
+        source: the publication that it is from.
+        attacker: the attacker and the attacker's knowledge.
+        run: (lab, mode) -> one result for each variant.
     """
 
     name: str

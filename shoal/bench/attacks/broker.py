@@ -1,7 +1,7 @@
-"""A broker that records everything: a whole fleet runs, with real keys and seals, and every message is kept.
+"""A broker that records all messages of a whole fleet, which runs with real keys and seals.
 
-What is looked for: any stretch of an update, masked or clear, in the bytes; and who belongs together, from which model each
-device is sent. Traffic analysis by metadata: Danezis and Clayton, "Introducing Traffic Analysis" (2007).
+The attack searches the bytes for any part of an update, masked or clear, and infers groups from the model that each device is
+sent. Traffic analysis by metadata: Danezis and Clayton, "Introducing Traffic Analysis" (2007).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SPLIT_ONCE: Final = {"validate": "false", "eps1": "0.8", "warm_up": "3", "cool_d
 
 
 class Tap:
-    """Keeps every message and lets it pass."""
+    """Records every message and forwards it unchanged."""
 
     def __init__(self) -> None:
         self.heard: list[Passage] = []

@@ -22,7 +22,7 @@ WHO: Final = "aggregator with the mask secret of one device"
 
 
 def opened(lab: Lab, masked: Float32Vector, mode: str, secret: MaskSecret) -> Float32Vector:
-    """Return what `crypto.mask` makes of ``masked`` (d,) for whoever holds ``secret``, right or wrong."""
+    """Unmask ``masked`` (d,) with ``secret``, which may be the wrong one."""
     key = derive(secret, lab.context(mode))
     return unmask(MaskedVector(masked, key.key_id), key)
 

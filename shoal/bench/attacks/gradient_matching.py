@@ -1,8 +1,8 @@
-"""Input images by gradient matching: change an image until its gradient is the one that was seen.
+"""Input images by gradient matching: change an image until its gradient matches the observed one.
 
-Zhu et al., "Deep Leakage from Gradients" (2019), with L-BFGS; Geiping et al., "Inverting Gradients" (2020) for the
-Adam variant on a convolutional network. The variants know of a mask: a permutation keeps the sorted values, signs keep the
-sorted absolute values, and every mask keeps the norm, so these are matched instead.
+Zhu et al., "Deep Leakage from Gradients" (2019), with L-BFGS; Geiping et al., "Inverting Gradients" (2020) for the Adam variant
+on a convolutional network. Some variants account for the mask: a permutation preserves the sorted values, signs preserve the
+sorted absolute values, and every mask preserves the norm, so these are matched instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ VIEWS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
     "DLG on sorted absolute values": lambda g: g.abs().sort()[0],
     "DLG on norms": lambda g: g.norm()[None],
 }
-"""What of a gradient is compared."""
+"""Views of a gradient, by the variant that compares them."""
 
 
 def gradient_of(model: nn.Module, x: Tensor, y: Tensor, *, differentiable: bool) -> Tensor:
@@ -47,15 +47,15 @@ def gradient_of(model: nn.Module, x: Tensor, y: Tensor, *, differentiable: bool)
 def match(
     model: nn.Module, seen: Float32Vector, label: int, start: NDArray[np.float32], view: str, *, adam: bool
 ) -> tuple[NDArray[np.float32], float]:
-    """Return the image, (pixels,) in [0, 1], whose gradient comes closest to ``seen`` (d,), and how far it still is.
+    """Return the image, (pixels,) in [0, 1], whose gradient is closest to ``seen`` (d,), and the remaining distance.
 
     Args:
-        model: at the origin.
-        seen: the gradient as the attacker has it.
-        label: of the image.
-        start: the image to begin with, in the shape that the model takes.
-        view: of `VIEWS`.
-        adam: for many steps of Adam instead of L-BFGS.
+        model: the model at the origin.
+        seen: the gradient that the attacker observes.
+        label: the image's label.
+        start: the initial image, in the model's input shape.
+        view: a key of `VIEWS`.
+        adam: take many steps of Adam instead of L-BFGS.
     """
     x = torch.from_numpy(start.copy())[None].requires_grad_()
     y = torch.tensor([label])
@@ -105,8 +105,8 @@ def _adam(x: Tensor, distance: Callable[[], Tensor]) -> None:
 def run(lab: Lab, mode: str) -> list[Result]:
     """Return the mean PSNR of each variant on the MLP and, unless quick, of plain matching on a CNN.
 
-    It begins at the label's mean image, on the MLP at noise too, where the one that fits better counts: the attacker can
-    tell that without the truth.
+    It starts from the label's mean image, and on the MLP from noise as well. The result that fits better counts, which the
+    attacker can determine without the truth.
     """
     images = lab.pick("gradient matching", lab.trials(3, 2))
     guesses = [psnr_db(lab.public.mean(int(y)), x) for x, y in zip(images.x, images.y, strict=True)]

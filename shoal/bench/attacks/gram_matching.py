@@ -1,4 +1,4 @@
-"""Which device has mostly which class, from the dot products alone: what every mode here keeps, for clustering needs it.
+"""The dominant class of each device, from dot products alone, which every mode preserves because clustering needs them.
 
 The attacker trains one shadow device for each class and looks for the assignment of devices to classes under which the two
 Gram matrices agree best: a quadratic assignment, solved by swaps from random starts. Graph matching as in Pedarsani and

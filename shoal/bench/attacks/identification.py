@@ -1,8 +1,8 @@
-"""Which of many candidates an update was made from, by its norm: no orthonormal mask changes it, blurring (`norm_blur`) does.
+"""The data of an update among many candidates, by its norm, which no orthonormal mask changes; norm noise (`norm_blur`) does.
 
 The attacker computes every candidate's update and takes the one whose norm is nearest. A guess-and-check attack on a
 distance-preserving transform: Kargupta et al., "Random-Data Perturbation Techniques and Privacy-Preserving Data Mining" (2005)
-for the family. Against blurred norms he can wait for more rounds, or compare the reported loss instead.
+for the family. Against noisy norms the attacker can wait for more rounds, or compare the reported loss instead.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _images(lab: Lab, count: int) -> tuple[NDArray[np.float32], Norms]:
 
 
 def _sets(lab: Lab) -> list[NDArray[np.float32]]:
-    """Return the candidates' updates, (SETS, d), in each of the rounds that the lab's fleet went through."""
+    """Return the candidates' updates, (SETS, d), in each round of the lab's fleet."""
     theta, rounds = lab.origin.copy(), []
     for t, moves in enumerate(fleet_run(lab)):
         made = [

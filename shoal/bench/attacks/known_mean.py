@@ -1,9 +1,9 @@
-"""The mask from one clear mean, of which the aggregator made the masked form itself.
+"""The mask from one clear mean, whose masked form the aggregator computed itself.
 
-Whoever gets two successive clear models knows a clear mean: for permutations a known pair (see `known_pair`). Any mask
-keeps dot products, so that under all of them an update's share along known vectors is read off by projection; with enough
-known vectors that is all of it. Liu et al., "An Attacker's View of Distance Preserving Maps for Privacy Preserving Data
-Mining" (2006), for known samples under rotations.
+Two successive clear models give a clear mean, which for permutations is a known pair (see `known_pair`). Any mask preserves dot
+products, so under every mode an update's component along known vectors follows by projection; with enough known vectors this
+is the whole update. Liu et al., "An Attacker's View of Distance Preserving Maps for Privacy Preserving Data Mining" (2006), for
+known samples under rotations.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def updates(lab: Lab) -> list[Float32Vector]:
 def project(
     known: list[Float32Vector], known_masked: list[Float32Vector], masked: Float32Vector
 ) -> NDArray[np.float64]:
-    """Return the clear vector (d,) nearest to the one behind ``masked`` in the span of ``known``, all (d,)."""
+    """Return the vector (d,) in the span of the ``known`` clear ones that is nearest to the unmasked ``masked`` (d,)."""
     b = np.stack(known_masked).astype(np.float64)
     weights = np.linalg.lstsq(b.T, masked.astype(np.float64), rcond=None)[0]
     return np.asarray(weights @ np.stack(known).astype(np.float64), np.float64)

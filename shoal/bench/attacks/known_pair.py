@@ -1,7 +1,7 @@
-"""The mask from one vector that is known both clear and masked: a known-plaintext attack on a substitution of places.
+"""The mask from one vector that is known both clear and masked: a known-plaintext attack on a permutation.
 
-Every value is looked for among the masked ones; a permutation only moves values, and random floats hardly repeat. With
-signs, absolute values are compared. The mapping found opens every other vector under the key.
+A permutation only moves values, and random floats hardly repeat, so every value is searched among the masked ones. With signs,
+absolute values are compared. The mapping then opens every other vector under the key.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ WHO: Final = (
 def read_map(
     clear: Float32Vector, masked: Float32Vector, keeps: Keeps
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return (places, signs), each (d,): masked coordinate i is taken for signs[i] times clear coordinate places[i].
+    """Return (places, signs), each (d,): masked coordinate i is taken to be signs[i] times clear coordinate places[i].
 
-    Ranks are matched, of absolute values where the mode changes signs, so a rounding error in either vector does not hurt.
+    Ranks are matched (of absolute values if the mode changes signs), so rounding errors in either vector do no harm.
     """
     a, b = (np.abs(clear), np.abs(masked)) if keeps == "magnitudes" else (clear, masked)
     places = np.empty(clear.size, np.int64)
@@ -37,14 +37,14 @@ def read_map(
 
 
 def undo(masked: Float32Vector, places: NDArray[np.int64], signs: NDArray[np.float32]) -> Float32Vector:
-    """Return ``masked`` (d,) with each coordinate put where a map of `read_map` says."""
+    """Return ``masked`` (d,) with each coordinate moved to its place in the map of `read_map`."""
     clear = np.zeros_like(masked)
     clear[places] = masked * signs
     return clear
 
 
 def share_placed(lab: Lab, mode: str, places: NDArray[np.int64]) -> float:
-    """Return the share of masked coordinates whose clear place is right: none, where the mode makes mixtures."""
+    """Return the share of masked coordinates whose clear place is right; 0 if the mode mixes coordinates."""
     return float((places == lab.places(mode)).mean())
 
 

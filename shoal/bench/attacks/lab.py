@@ -1,7 +1,7 @@
-"""Where attacks are tried: a real task, devices' data and an attacker's own, the device's training, the real masks.
+"""The setting of all attacks: a real task, private and public data, a device's training, and the real masks.
 
-Nothing here re-implements a mask or a training step: vectors come from `edge_client.learning.training` on the compiled task and
-go through `crypto.mask`. Whoever runs this holds every secret; attacks take from it only what their attacker holds.
+No mask or training step is re-implemented: vectors are computed by `edge_client.learning.training` on the compiled task and
+masked by `crypto.mask`. The lab holds every secret; each attack uses only the values that its attacker would have.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOST_IMAGES: Final = 10_000
 """Of MNIST, so many are private and as many are the attacker's."""
 
 Keeps = Literal["order", "values", "magnitudes", "lengths"]
-"""What a mode leaves of a vector: everything; the multiset of values; that of absolute values; the norm alone."""
+"""The part of a vector that a mode preserves: everything; the multiset of values; that of absolute values; only the norm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Images:
         return Images(self.x[index], self.y[index])
 
     def mean(self, label: int | None = None) -> NDArray[np.float32]:
-        """Return the mean image, of one class or of all: what a guess without any vector would be."""
+        """Return the mean image of one class or of all, which is the best guess without any vector."""
         chosen = self.x if label is None else self.x[self.y == label]
         image: NDArray[np.float32] = chosen.mean(0)
         return image
@@ -131,7 +131,13 @@ class Lab:
         return quick if self.quick else full
 
     def pick(self, what: str, n: int, images: Images | None = None) -> Images:
-        """Return n different private images (or ``images``), the same for one ``what``."""
+        """Return n different private images (or some of ``images``); equal calls return the same ones.
+
+        Args:
+            what: a name that seeds the draw.
+            n: number of images.
+            images: the pool; the private images if None.
+        """
         pool = self.private if images is None else images
         return pool.rows(self.rng(what).choice(len(pool), n, replace=False))
 
@@ -140,7 +146,7 @@ class Lab:
         return MaskSecret.from_bytes(hashlib.sha256(f"shoal bench privacy/{owner}".encode()).digest())
 
     def context(self, mode: str, epoch: int = 1) -> MaskContext:
-        """Return what everybody may know of a mask: all but the secret."""
+        """Return the public inputs of a mask's derivation."""
         return MaskContext("lab", b"privacy-bench-00", epoch, self.bundle.digest, mode, self.bundle.segments)
 
     def key(self, mode: str, epoch: int = 1, owner: str = "fleet") -> MaskKey:
@@ -148,7 +154,7 @@ class Lab:
         return self.once(("key", mode, epoch, owner), lambda: derive(self.secret(owner), self.context(mode, epoch)))
 
     def masked(self, vector: Float32Vector, mode: str, epoch: int = 1) -> Float32Vector:
-        """Return what the aggregator gets of ``vector`` (d,): the masked one, (d,)."""
+        """Return ``vector`` (d,) masked, as the aggregator receives it."""
         return mask(np.ascontiguousarray(vector, np.float32), self.key(mode, epoch)).values
 
     def update(
@@ -171,7 +177,7 @@ class Lab:
         return self.update(images) / np.float32(-LR)
 
     def keeps(self, mode: str) -> Keeps:
-        """Return what ``mode`` leaves of a vector, as anybody can find out with a secret of their own."""
+        """Return the part of a vector that ``mode`` preserves; anyone can determine it with a secret of their own."""
         vector = self.rng("keeps").standard_normal(self.length).astype(np.float32)
         image = mask(vector, self.key(mode, owner="anybody")).values
         if np.array_equal(image, vector):
@@ -181,9 +187,9 @@ class Lab:
         return "magnitudes" if np.array_equal(np.sort(abs(image)), np.sort(abs(vector))) else "lengths"
 
     def places(self, mode: str, epoch: int = 1) -> NDArray[np.int64]:
-        """Return, for each masked coordinate, the clear one that it is a copy of, up to sign: the truth to judge by.
+        """Return the clear coordinate that each masked one is a copy of, up to sign: the truth that attacks are scored by.
 
-        Shape (d,), int64, -1 where it is a mixture. Read from the mask's own output on 1, 2, 3, ...
+        Shape (d,), int64; -1 for a mixture of coordinates. Read from the mask's own output on 1, 2, 3, ...
         """
         ramp = np.arange(1, self.length + 1, dtype=np.float32)
         image = np.abs(self.masked(ramp, mode, epoch))
@@ -192,9 +198,9 @@ class Lab:
         return np.where(copied & (index == image), index - 1, -1)
 
     def layer_of(self, mode: str) -> NDArray[np.int64]:
-        """Return the tensor that each masked coordinate draws most on, relative to the tensor's size, (d,), int64.
+        """Return the tensor that contributes most to each masked coordinate, relative to its size, (d,), int64.
 
-        Where a coordinate is a copy that is its own tensor. Measured by masking noise that lies in one tensor only.
+        For a copied coordinate this is its own tensor. Measured by masking noise that is confined to one tensor.
         """
         return self.once(("layer", mode), lambda: self._layer_of(mode))
 
@@ -218,7 +224,7 @@ class Lab:
         return model
 
     def once(self, what: object, make: Callable[[], T]) -> T:
-        """Return ``make()``, computed once for each ``what``: runs and keys that several attacks need."""
+        """Return ``make()``, cached under the key ``what``, for runs and keys that several attacks use."""
         if what not in self._cache:
             self._cache[what] = make()
         kept: T = self._cache[what]

@@ -1,4 +1,4 @@
-"""How many images of each class a batch held, from the gradient of the last layer's bias.
+"""The number of images of each class in a batch, from the gradient of the last layer's bias.
 
 For softmax and cross-entropy that gradient is mean(p) - counts / n, and p hardly moves with the image in a young model:
 Zhao et al., "iDLG: Improved Deep Leakage from Gradients" (2020), for one image; Wainakh et al., "User-Level Label

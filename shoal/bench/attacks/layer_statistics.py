@@ -1,4 +1,4 @@
-"""Which tensor a masked coordinate belongs to, from how its values are spread over devices and rounds.
+"""The tensor of each masked coordinate, from the spread of its values over devices and rounds.
 
 The attacker trains a classifier on a shadow run, where the answer is known, and applies it to the masked coordinates: Shokri
 et al., "Membership Inference Attacks against Machine Learning Models" (2017), for shadow training.
@@ -22,7 +22,7 @@ FLOOR: Final = 1e-12
 
 
 def features(values: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return what is known of each coordinate, (d, features), from updates (rounds, devices, d); signs are left out."""
+    """Return features of each coordinate, (d, features), from updates (rounds, devices, d); signs are left out."""
     size = np.abs(values).astype(np.float64) + FLOOR
     mean = np.abs(values.mean(1, dtype=np.float64)) + FLOOR
     spread = values.std((0, 1), dtype=np.float64) + FLOOR

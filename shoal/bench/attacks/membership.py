@@ -1,4 +1,4 @@
-"""Whether an image was in a device's training data: the cosine of its gradient to the update.
+"""Membership of an image in a device's training data, from the cosine of its gradient and the update.
 
 Nasr et al., "Comprehensive Privacy Analysis of Deep Learning" (2019), reduced to the strongest single feature
 that a cosine-computing server has; Shokri et al. (2017) for the question.

@@ -1,8 +1,8 @@
-"""How often each grey level occurs in an image, from the set of values that a permutation leaves in sight.
+"""The histogram of an image's grey levels, from the set of values, which a permutation does not hide.
 
-The first layer's gradient of one image is g_j x_i, so each unit's values are the pixels' levels times one number, and levels
-are multiples of 1/16 or 1/255: the scale under which most values are whole levels is the right one. The structure is Phong et
-al.'s (2018), without the places.
+The first layer's gradient of one image is g_j x_i, so each unit's values are the pixels' levels times one factor. Levels are
+multiples of 1/16 or 1/255, so the right factor is the one that makes most values whole levels. The structure is that of Phong et
+al. (2018), without positions.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""An aggregator that answers with means of its own making: what comes back tells where it struck.
+"""An aggregator that broadcasts forged means, and learns from the devices' uploads which tensor it changed.
 
-A spike in one masked coordinate is a change of one clear coordinate under a permutation, and devices train on it and report
-loss and norm. Malicious models in Boenisch et al., "When the Curious Abandon Honesty" (2023); here the attacker does
-not know where the weights are and probes for it. And a mean of one is that one's update: it is opened to every device,
-whatever count the aggregator writes beside it.
+Under a permutation, a spike in one masked coordinate changes one clear coordinate; devices train on it and report loss and norm.
+Malicious models in Boenisch et al., "When the Curious Abandon Honesty" (2023); here the attacker does not know the positions of
+the weights and probes for them. Also, a mean of one update is that update: it shows it to every device, if the aggregator
+claims a larger count.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ SAMPLES: Final = 40
 
 
 def answer(lab: Lab, theta: Float32Vector, images: Images) -> tuple[Float32Vector, float]:
-    """Return what a device reports after training from ``theta`` (d,): its clear update and its rounded loss."""
+    """Train a device from ``theta`` (d,) and return its clear update and its reported, rounded loss."""
     delta, loss = lab.report(images, ONE_EPOCH, theta=theta)
     return delta, round(loss, LOSS_DECIMALS)
 
 
 def signs(delta: NDArray[np.float32], loss: float, at: int) -> list[float]:
-    """Return what an answer tells of the coordinate that was moved, masked or not: all but its place."""
+    """Return features of an upload, masked or not, that depend on the changed coordinate but not on its position."""
     size = np.abs(delta).astype(np.float64)
     norm = float(np.sqrt((size**2).sum())) + 1e-12
     return [loss, np.log(norm), np.log(size.max() + 1e-12), float((delta == 0).mean()), np.log(size[at] / norm + 1e-9)]
@@ -66,7 +66,7 @@ def learned(lab: Lab) -> Any:
 
 
 def run(lab: Lab, mode: str) -> list[Result]:
-    """Return how well the tensor of a masked coordinate is told by one probe each, and what a false count opens."""
+    """Return the accuracy of naming the tensor of a masked coordinate by one probe each, and the gain from a false count."""
     truth = lab.layer_of(mode)
     at = _places(truth, lab.rng("probing"), lab.trials(PER_LAYER, PER_LAYER // 2))
     theirs = lab.pick("probing", SAMPLES)

@@ -41,7 +41,7 @@ def _signed_plan(lab: Lab, mode: str) -> RunPlan:
 def device_model(
     lab: Lab, mode: str, offset: Float32Vector, *, contributors: int = MIN_CONTRIBUTORS, round_: int = 2
 ) -> Float32Vector:
-    """Return the model (d,) that a device makes of a masked ``offset`` (d,), whoever made it up.
+    """Return the model (d,) that a device makes of a masked ``offset`` (d,), which an attacker may have forged.
 
     Raises:
         UntrustedError: the device's policy refuses it.

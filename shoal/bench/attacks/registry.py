@@ -1,4 +1,4 @@
-"""All attacks, in the order in which they are reported; a new one is a file beside this and a line here."""
+"""All attacks, in the order of the report. A new attack is a module in this package and an entry here."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which clear coordinate a masked one is, from its path over rounds: matched to the paths of a shadow run.
+"""The clear position of each masked coordinate, by matching its path over rounds to the paths of a shadow run.
 
-All rounds lie under one key, so coordinate i of every round is the same one; and runs from one origin on like data move alike.
-A link attack as on pseudonymised series: Narayanan and Shmatikov, "Robust De-anonymization of Large Sparse Datasets"
-(2008), with the shadow run as the auxiliary information.
+All rounds use one key, so coordinate i is the same in every round; and runs from one origin on similar data behave alike. A
+linkage attack as on pseudonymised series: Narayanan and Shmatikov, "Robust De-anonymization of Large Sparse Datasets" (2008),
+with the shadow run as the auxiliary information.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WHO: Final = "aggregator with the clear initial model and data of the same kind,
 MOST: Final = 1200
 """Coordinates that are looked for, at most: those of the last layer and a sample of the others."""
 TIMES_CHANCE: Final = 10
-"""So many times chance is far beyond what several hundred coordinates give by luck."""
+"""Threshold of success: this many times chance is not reached by luck with several hundred coordinates."""
 _CHUNK: Final = 256
 
 

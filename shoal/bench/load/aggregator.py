@@ -48,20 +48,20 @@ ROUNDS: Final = 4
 """Of which the first also begins the store, and is left out."""
 SIZES: Final = (100, 1000, 5000)
 STEP_S: Final = 1e-3
-"""By how much the service's clock goes on with each message."""
+"""Seconds by which the service's clock advances with each message."""
 INPUTS: Final = 784
 CLASSES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the benchmark found; CPU seconds of this process, one thread.
+    """Results of the benchmark, in CPU seconds of this process, on one thread.
 
     Attributes:
-        presences_s: taking note that all devices are there, up to the announcement of the first round.
+        presences_s: handling the presences of all devices, up to the announcement of the first round.
         rounds_s: each later round, from the first upload's first chunk to the announcement of the next.
-        update_bytes: of one masked update.
-        published_bytes: in a round: models, announcement and answers, each counted once.
+        update_bytes: size of one masked update.
+        published_bytes: bytes published in a round: models, announcement and answers, each counted once.
     """
 
     devices: int
@@ -121,7 +121,7 @@ class Crowd:
         self._vector = np.random.default_rng(0).standard_normal(self.plan.length).astype("<f4") / 100
 
     def presences(self) -> list[Message]:
-        """Return what all devices say when they connect."""
+        """Return the presence messages of all devices."""
         fleet, group = self._member.fleet, self._member.group
         made = []
         for one in self._members:
@@ -132,7 +132,7 @@ class Crowd:
         return made
 
     def uploads(self) -> list[Message]:
-        """Return what the devices that the open round asks would send."""
+        """Return the uploads of all devices that have an order in the open round."""
         announcement = self.announced()
         made: list[Message] = []
         for one, place in zip(self._members, announcement.order_of, strict=True):
@@ -205,7 +205,7 @@ class Crowd:
 
     @property
     def published_bytes(self) -> int:
-        """What the aggregator has published so far."""
+        """Bytes that the aggregator has published so far."""
         return self._transport.bytes_sent
 
     def close(self) -> None:
@@ -214,7 +214,7 @@ class Crowd:
 
 
 def measure(devices: int, algorithm: str = "fedavg") -> Load:
-    """Return what presences and rounds of so many devices cost the aggregator."""
+    """Measure the aggregator's CPU time for presences and rounds of a fleet of ``devices`` devices."""
     with tempfile.TemporaryDirectory(prefix="shoal-load-") as folder:
         crowd = Crowd(Path(folder), devices, algorithm)
         try:

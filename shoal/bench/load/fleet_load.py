@@ -3,8 +3,8 @@
 A few processes drive the devices' runtimes, one MQTT connection each (`shoal.bench.load.driver`). Training is replaced by a
 cheap gradient; announcements, models, masks, seals, signatures, state files, acknowledgements and reminders are real.
 
-The devices' directories are in memory (/dev/shm where it is large enough), because in a fleet each device has a disk of its
-own. The aggregator's and the broker's are in the directory for temporary files, on a real disk.
+The devices' directories are in memory (in /dev/shm if it is large enough), because in a fleet each device has its own disk.
+The aggregator's and the broker's are in the directory for temporary files, on a real disk.
 """
 
 from __future__ import annotations

@@ -309,7 +309,7 @@ class Replay:
         self._transport.publish(topic, chunk, retain=retain, qos=qos)
 
     def report(self) -> DriverReport:
-        """Open the answers that came and return the counts."""
+        """Open the aggregator's answers and return the counts."""
         nacks, chunks = 0, Reassembler()
         for topic, payload in self._answers:
             transfer = chunks.add(topic, payload, 0.0)

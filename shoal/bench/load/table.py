@@ -1,6 +1,6 @@
-"""The table of loads in deploy/README.md, made from kept results of `shoal bench load`.
+"""The table of loads in deploy/README.md, made from saved results of `shoal bench load`.
 
-``python -m shoal.bench.load.table --run`` measures every fleet of the table, one after the other, and keeps the results;
+``python -m shoal.bench.load.table --run`` measures every fleet of the table, one after the other, and saves the results;
 ``--write`` puts the table between the page's marks; without an option the table is printed. A test compares page and results.
 """
 
@@ -37,7 +37,7 @@ HEADINGS: Final = {
 
 
 def file_of(model: str, algorithm: str, devices: int) -> Path:
-    """Return where the result of one fleet is kept."""
+    """Return the path of one fleet's result."""
     return RESULTS / f"load-{model}-{algorithm}-{devices}.json"
 
 
@@ -61,7 +61,7 @@ def run() -> None:
 
 
 def block() -> str:
-    """Return the table: a line for each kept fleet."""
+    """Return the table: a line for each fleet with a saved result."""
     lines = [f"| model | algorithm | {' | '.join(HEADINGS.values())} |", "|---" * (len(HEADINGS) + 2) + "|"]
     for model, sizes in FLEETS.items():
         for algorithm in ALGORITHMS:

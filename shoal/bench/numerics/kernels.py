@@ -62,11 +62,11 @@ class KernelResult:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What a kernel's measurement needs.
+    """Settings of a kernel's measurement.
 
     Attributes:
-        quick: sizes that finish in a few seconds.
-        rng: for the input; seeded.
+        quick: use sizes that finish in a few seconds.
+        rng: seeded random source of the inputs.
     """
 
     quick: bool
@@ -244,7 +244,7 @@ def _mask_at(
 
 
 KERNELS: Final[list[Kernel]] = [gram, embedding, mean, halves, mask]
-"""What ``measure`` runs, in this order; a new kernel is one more function."""
+"""The kernels that ``measure`` runs, in this order; a new kernel is one more function."""
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""What every mask mode costs: deriving, applying and undoing it against memcpy, and how exact it is.
+"""Cost of every mask mode (derive, apply, undo) as a multiple of memcpy's, and its exactness.
 
-One thread, CPU seconds; all modes and memcpy take turns and the least time of each counts, so that a machine that others
-load too still gives the ratios. Prints a table: ``python -m shoal.bench.numerics.mask_modes [--quick]``.
+CPU seconds on one thread. All modes and memcpy take turns and the least time of each counts, so that the ratios hold on a
+machine with other load. Prints a table: ``python -m shoal.bench.numerics.mask_modes [--quick]``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The straightforward forms that the kernels are measured against: what a reader of the papers would write first."""
+"""Naive forms of the kernels, as a reader of the papers would write them first, for comparison."""
 
 from __future__ import annotations
 

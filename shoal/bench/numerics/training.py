@@ -104,7 +104,7 @@ def _measure(samples: int, devices: int, runs: int) -> tuple[float, float, float
 
 
 def _orders(block: Block) -> list[Shuffler]:
-    """Return what full batches never ask for."""
+    """Return batch orders, which full-batch training requires and does not use."""
     return [np.random.default_rng(0) for _ in block.ids]
 
 

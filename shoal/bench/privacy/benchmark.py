@@ -1,4 +1,4 @@
-"""`shoal bench privacy`: for every mask mode its cost, its exactness, and what each attack gets beside chance."""
+"""`shoal bench privacy`: for every mask mode its cost, its exactness, and each attack's success beside chance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ModeReport:
-    """All that was measured of one mode; ``attacked`` holds each attack's results by its name."""
+    """All measurements of one mode; ``attacked`` has each attack's results by its name."""
 
     mode: str
     costs: tuple[Cost, ...]
@@ -138,7 +138,7 @@ def measure(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Keep BLAS and torch to one thread meanwhile, and leave torch's random state as it was."""
+    """Limit BLAS and torch to one thread inside the block, and restore torch's random state afterwards."""
     import torch
 
     before = torch.get_num_threads()

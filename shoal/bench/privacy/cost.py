@@ -1,4 +1,4 @@
-"""What a mask mode costs, what the aggregator can still compute under it, and how exactly: all measured."""
+"""Measure a mask mode: its cost, and the exactness of the aggregator's computations under it."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ def measure_seal(quick: bool) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a server gets from masked updates, beside what it would get from clear ones.
+    """A server's results on masked updates, compared with those on clear ones.
 
     Attributes:
         cosine_error: largest absolute difference of a cosine.
         mean_error: relative L2 distance of the unmasked mean of masked updates from the mean in float64.
-        can: computation -> whether its result is that on the clear updates, to 1e-4.
+        can: computation -> whether its result equals that on the clear updates, to 1e-4.
     """
 
     cosine_error: float
@@ -106,7 +106,7 @@ class Computed:
 
 
 def measure_computed(lab: Lab, mode: str) -> Computed:
-    """Return what eight devices' updates, of two groups with different labels, still give under ``mode``."""
+    """Compute on eight devices' updates, of two groups with different labels, under ``mode`` and in clear, and compare."""
     clear = np.stack(lab.once("computed", lambda: [_update(lab, i) for i in range(DEVICES)]))
     key, masked = lab.key(mode), np.stack([lab.masked(u, mode) for u in clear])
     weights = np.arange(1.0, DEVICES + 1)

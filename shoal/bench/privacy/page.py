@@ -1,4 +1,4 @@
-"""The privacy benchmark as one self-contained page: figures, and what each attack got beside the true image."""
+"""The privacy benchmark as one self-contained HTML page: figures, and each attack's images beside the true one."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def shown(value: float, unit: str) -> str:
 
 
 def marked(result: Result) -> str:
-    """Return a success with a star where the attack works."""
+    """Return a result's success, with a star if the attack works."""
     return shown(result.success, result.unit) + (" *" if result.works else "  ")
 
 
