@@ -266,7 +266,7 @@ def test_debug_shows_the_traceback(call):
 def test_config_an_output_among_other_files(call, fleet, command, out, error):
     """Status 3: what is written is copied to others, as a folder."""
     before = sorted(p.name for p in (call.home / "owner").iterdir())
-    complaint(call("shoal-fleet", *command, "--out", out, status=3), error, "give a folder of its own")
+    complaint(call("shoal-fleet", *command, "--out", out, status=3), error, "give a separate folder")
     assert sorted(p.name for p in (call.home / "owner").iterdir()) == before
 
 

@@ -48,7 +48,7 @@ def arguments_of(model: str, algorithm: str, devices: int) -> list[str]:
 
 
 def run() -> None:
-    """Measure every fleet of the table, and keep each result.
+    """Measure every fleet of the table, and save each result.
 
     Raises:
         subprocess.CalledProcessError: a measurement failed.

@@ -110,7 +110,7 @@ def test_a_secret_that_others_can_reach_is_refused(tmp_path, wide):
 def test_a_missing_secret_says_what_is_wrong(tmp_path):
     with pytest.raises(ConfigError, match="No such file") as caught:
         read_private(tmp_path / "nowhere")
-    assert "check that it is there" in caught.value.hint
+    assert "check that it exists" in caught.value.hint
 
 
 def test_an_existing_directory_stays_as_it_is(tmp_path):

@@ -110,7 +110,7 @@ def test_a_newcomer_gets_no_secret_from_before_the_epoch_that_the_fleet_has_cert
     leave(broker, request(newcomer, token))
     leave(broker, {t: m for t, m in run.broker.retained.items() if t.startswith(topics.checkpoint)})
     admission_cli.approve(owner.path, fingerprint(newcomer.member))
-    assert "send mosquitto a SIGHUP: only then the broker lets newcomer in" in capsys.readouterr().err
+    assert "send mosquitto a SIGHUP: only then the broker accepts newcomer" in capsys.readouterr().err
     data = lying(broker, topics.grant(token_id(token.secret)))
     grant = open_grant(newcomer, data, DeviceGrant, owner.fingerprint)
     assert grant.mask_epoch == FleetDirectory(owner.path).secrets.mask_epoch > before
@@ -170,7 +170,7 @@ def test_what_the_broker_does_not_take_in_time_is_not_sent_later(fleet, broker, 
 def test_a_program_that_another_took_over_from_says_so(fleet):
     """One of the owner's programs is at the broker at a time."""
     with Desk(fleet, Tls(), pytest.fail) as first, Desk(fleet, Tls(), pytest.fail) as second:
-        with pytest.raises(TakenOverError, match="another program"):
+        with pytest.raises(TakenOverError, match="another shoal-fleet"):
             first.listen(WAIT_S)
         with pytest.raises(TakenOverError):
             first.publish()

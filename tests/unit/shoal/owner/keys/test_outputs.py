@@ -32,7 +32,7 @@ def test_the_owners_directory_is_refused(tmp_path, place):
     (tmp_path / "link").symlink_to("owner")
     with pytest.raises(ConfigError, match="lies in the owner's directory") as caught:
         check(tmp_path, tmp_path / place)
-    assert "a folder of its own" in caught.value.hint
+    assert "a separate folder" in caught.value.hint
 
 
 def test_a_folder_with_other_things_is_refused(tmp_path):
