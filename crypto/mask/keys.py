@@ -116,6 +116,7 @@ def derive(secret: MaskSecret, context: MaskContext) -> MaskKey:
 
     def transform_of(segment: Segment) -> Transform:
         def subkey(purpose: str) -> bytes:
+            # The mode is not among these fields: each mode has purposes of its own.
             context_fields = (fleet, context.run_id, epoch, context.task_digest, _segment_field(segment))
             return expand(raw, SECRET_BYTES, *context_fields, purpose.encode())
 

@@ -26,7 +26,7 @@ class MaskSecret:
                 f"a mask secret has {SECRET_BYTES} bytes, not {len(value)}",
                 hint="the file is damaged or is not a mask secret; ask the fleet owner for a new one",
             )
-        object.__setattr__(self, "_value", bytes(value))
+        object.__setattr__(self, "_value", bytes(value))  # __setattr__ below refuses every assignment
 
     @classmethod
     def generate(cls) -> MaskSecret:

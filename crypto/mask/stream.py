@@ -22,6 +22,7 @@ def keystream(key: bytes, count: int) -> NDArray[np.uint8]:
     Returns:
         shape (count,), uint8.
     """
+    # A zero counter is safe because each key encrypts one stream only; encrypting zeros yields the bare key stream.
     encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     out = np.empty(count, dtype=np.uint8)
     zeros = bytes(min(_CHUNK_BYTES, count))

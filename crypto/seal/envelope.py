@@ -153,6 +153,7 @@ def open_from_member(
     try:
         if bytes(view[:4]) != MEMBER_MAGIC:
             raise WireError("sealed to a group")
+        # The signature comes first, so that only bytes of a known sender are ever decrypted.
         _check_signature(view, head.purpose, sender_sign_key, digest)
         plain = memoryview(SUITE.decrypt(view[at:-SIGNATURE_BYTES], identity.seal_private, info=view[:at]))
         (length,) = struct.unpack("<I", plain[-4:])
@@ -215,6 +216,7 @@ def _signed(identity: Identity, purpose: str, *parts: bytes) -> Parcel:
     for part in parts:
         digest.update(part)
     signature = identity.sign_digest(purpose, digest.digest())
+    # The transfer id is the digest of the whole payload; going on from the signed digest spares a second pass.
     digest.update(signature)
     return Parcel(b"".join((*parts, signature)), digest.digest()[:TRANSFER_ID_BYTES])
 

@@ -65,6 +65,7 @@ class Lock:
         if not is_locked(data) or len(data) < _HEAD.size + NONCE_BYTES + 16:
             raise IntegrityError("not a file under a passphrase")
         _, *asked, salt = _HEAD.unpack(head)
+        # Argon2 needs at least 8 KiB a lane; the upper bounds keep a damaged file from taking all memory.
         if not all(1 <= value <= most for value, most in zip(asked, _MOST, strict=True)) or asked[0] < 8 * asked[2]:
             raise IntegrityError("a file under a passphrase asks for impossible work")
         try:

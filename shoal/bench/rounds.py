@@ -33,7 +33,7 @@ from shoal.transport.local_broker import start_broker
 from shoal.types import Float32Vector
 
 SAMPLES: Final = 1000
-"""Of which a device trains on 60%: 600."""
+"""Samples per device, of which it trains on 60%: 600."""
 WARM_UP_ROUNDS: Final = 4
 MEASURED_ROUNDS: Final = 20
 TRAININGS: Final = 9

@@ -81,6 +81,7 @@ def hide_groups(
         raise UsageError(f"no skew {skew!r}", hint=f"use {' or '.join(SKEWS)}")
     rng = np.random.default_rng(seed)
     groups = rng.permutation(np.arange(devices) % GROUPS)
+    # One group has the true labels; the draws are the same for both skews, so that samples and groups are too.
     renamed = [np.arange(CLASSES)] + [rng.permutation(CLASSES) for _ in range(GROUPS - 1)]
     order = rng.permutation(len(x))
     if side == MNIST_SIDE:

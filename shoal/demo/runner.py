@@ -157,6 +157,7 @@ def _one_run(
     hidden: Hidden,
     progress: Progress,
 ) -> tuple[RunPlan, Float32Vector | None, RunResult]:
+    # The demo's origins follow from its seed, so that it can be repeated; a fleet's come from the system's random source.
     origins = make_origins("mlp", origins_needed(options), seed, manifest=bundle.manifest, **sizes)
     plan = stage.add_run(bundle, origins, dataclasses.replace(options, seed=plan_seed(seed)))
     records, view = _watch(stage, plan, progress)
@@ -173,6 +174,7 @@ def _one_run(
             ari=_adjusted_rand(hidden.groups, clusters),
             clusters=len(set(clusters)),
             rounds=len(records) - 1,
+            # Without the first round, in which devices still download the run, and the final one, in which none trains.
             seconds_per_round=float(np.median([r["seconds"] for r in records[1:-1]])),
             bytes_up_per_device_round=sum(f["bytes_up"] for f in figures) / rounds,
             bytes_down_per_device_round=sum(f["bytes_down"] for f in figures) / rounds,
@@ -190,6 +192,7 @@ def _watch(stage: Stage, plan: RunPlan, progress: Progress) -> tuple[list[dict[s
         records = stage.records(plan.run)
         progress.round(plan.algorithm, len(records), plan.rounds + 1, records[-1] if records else None)
         if len(records) >= LOOK_ROUND:
+            # Files of closed rounds are removed, so a poll may find no update; the last one found is used.
             seen = stored_update(stage.aggregator_dir / f"run-{plan.run:06d}", plan.length)
             view = view if seen is None else seen
         time.sleep(POLL_S)

@@ -71,7 +71,7 @@ def simulate(
     _one_of("grid", grid, GRIDS)
     chosen = registry.find(experiment)
     algorithms = _algorithms(chosen, algorithm)
-    _check_outputs(device, save, plot)
+    _check_outputs(device, save, plot)  # before hours of work, not after
     if checkpoint is not None and len(algorithms) > 1:
         raise UsageError("a checkpoint holds one run", hint="run the algorithms one by one, each with its own file")
     options = Options(

@@ -79,7 +79,7 @@ def block(runs: Sequence[Kept]) -> str:
         ours = "; ".join(f"{r.seed}: {_ours(r.data)}" for r in same)
         found = sorted({_number(r.data["ari"], 2) for r in same if r.data.get("ari") is not None})
         published = _published(same[0].data)
-        shown = " to ".join(found[:: max(1, len(found) - 1)]) or "-"
+        shown = " to ".join(found[:: max(1, len(found) - 1)]) or "-"  # the first and the last of them
         lines.append(f"| `{' '.join(words)}` | {algorithm} | {published} | {ours} | {shown} | {files} |")
     return "\n".join(lines)
 

@@ -89,6 +89,7 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
     image = _figure_class()(figsize=(PANEL_WIDTH_INCH * len(panels), PANEL_HEIGHT_INCH), layout="constrained")
     for axes, panel in zip(image.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _draw(axes, panel)
+    # Drawn in memory first, so that a failure leaves no half-written file.
     held = io.BytesIO()
     image.savefig(held, format=path.suffix.lower().lstrip("."), dpi=DOTS_PER_INCH)
     write_atomic(path, held.getvalue(), mode=0o644, durable=False)

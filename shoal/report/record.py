@@ -35,6 +35,7 @@ def check_place(path: Path, option: str) -> None:
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder} for {option}", hint="make it, or name another file")
     try:
+        # Permission bits don't tell whether a write works (read-only mounts, quotas), so try one.
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UsageError(

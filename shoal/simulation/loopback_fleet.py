@@ -202,9 +202,11 @@ class LoopbackFleet:
             self._data[name] = batch
         membership = DeviceMembership(self.stage.device_dir(name))
         birth = next_birth(membership)
+        # The time is part of the seed, so that a revived device draws other pauses than before.
         worker, random = InlineWorker(), Random(f"{self.plan.seed}/{name}/{self.now_s}")  # noqa: S311 - jitter
 
         def sink(event: TransportEvent) -> None:
+            # Events for an earlier life of this device may still be on the way.
             if self.devices.get(name) is device:
                 runtime.on_event(event, self.now_s)
 

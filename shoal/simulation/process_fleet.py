@@ -115,6 +115,7 @@ class Stage:
         grant = self.fleet.add_device(card.read_bytes())
         enrolment.join(self.device_dir(name), grant.read_bytes(), self.fleet.fingerprint)
         roster = self.aggregator_dir / ROSTER_FILE
+        # Written aside and renamed: a running aggregator may read the roster at any time.
         fresh = roster.with_suffix(".new")
         fresh.write_bytes(self.fleet.roster_bytes)
         fresh.chmod(0o600)
@@ -143,7 +144,7 @@ class Stage:
         logs = self.root / "logs"
         logs.mkdir(exist_ok=True)
         log = logs / f"{name}.log"
-        handle = log.open("ab")
+        handle = log.open("ab")  # append: a restarted program continues the log of its predecessor
         start = f"from {package}.cli import main; main()"
         environment = {**os.environ, **ONE_THREAD, "NO_COLOR": "1"}
         process = subprocess.Popen(
@@ -162,7 +163,7 @@ class Stage:
         return read_records(self.aggregator_dir / f"run-{run:06d}")
 
     def finished(self, run: int) -> bool:
-        """Whether the run's final round is closed."""
+        """Return whether the run's final round is closed."""
         records = self.records(run)
         return bool(records) and bool(records[-1]["final"])
 

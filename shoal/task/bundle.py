@@ -123,6 +123,7 @@ class TaskBundle:
             sections.append(bytes(view[at : at + size]))
             at += size
         manifest = TaskManifest.from_toml(sections[0])
+        # The digest is the task's identity, so one manifest must not have two encodings.
         if manifest.to_toml().encode() != sections[0]:
             raise WireError("task.toml in the bundle is not in canonical form")
         return cls(manifest, *sections[1:])

@@ -143,7 +143,7 @@ def _parse(value: Any, hint: Any, where: str) -> Any:
         if kind is bool and not isinstance(value, bool):
             raise ValueError(value)
         if kind in (int, float) and isinstance(value, bool):
-            raise ValueError(value)
+            raise ValueError(value)  # TOML's true is an int to Python
         if kind in (str, Path) and not isinstance(value, str):
             raise ValueError(value)
         return kind(value)

@@ -51,6 +51,7 @@ def write_atomic(
     Raises:
         ConfigError: the file can't be written; ``path`` is unchanged then.
     """
+    # In the same directory, since a rename is atomic only within a file system.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(RANDOM_BYTES)}.{os.getpid()}.new")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
@@ -60,7 +61,7 @@ def write_atomic(
         try:
             for piece in data:
                 view = memoryview(piece).cast("B")
-                while view:
+                while view:  # os.write may write only a part
                     view = view[os.write(handle, view) :]
             if durable:
                 os.fdatasync(handle)
@@ -159,6 +160,7 @@ def read_private(path: Path, *, follow: bool = False) -> bytes:
         ConfigError: the file is missing, a link, another user's, or its mode is wider than 0600.
     """
     try:
+        # O_NONBLOCK: a named pipe that another user planted must not block us here, before the check below.
         handle = os.open(path, os.O_RDONLY | (0 if follow else os.O_NOFOLLOW | os.O_NONBLOCK))
         with os.fdopen(handle, "rb") as file:
             _check_private(path, os.fstat(handle), pipe=follow)
@@ -254,6 +256,7 @@ def private_directory(path: Path) -> Path:
         ConfigError: it can't be made, is no directory, or others can write to it (see `check_directory`).
     """
     try:
+        # Not mkdir(parents=True), which would give the parents a mode that depends on the umask.
         for parent in reversed(path.parents):
             if not parent.exists():
                 parent.mkdir(exist_ok=True, mode=PARENT_DIR_MODE)

@@ -40,6 +40,7 @@ class Refusals:
             now_s: seconds of any monotonic clock.
         """
         topic, reason = topic[:MOST_CHARS], reason[:MOST_CHARS]
+        # A peer could otherwise fill memory and log with ever different topics.
         if (topic, reason) not in self._known and not self._make_room(now_s):
             topic, reason, hint = "*", TOO_MANY, "check the broker's access list: shoal-fleet broker-config"
         key = topic, reason

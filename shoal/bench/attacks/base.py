@@ -80,7 +80,7 @@ class Attack:
 
 
 PSNR_CAP_DB = 120.0
-"""An exact reading has no finite figure: this one stands for it."""
+"""PSNR of an exact reading, which would be infinite."""
 DB_MARGIN = 3.0
 """Decibels above chance from which a picture shows more than was known before."""
 

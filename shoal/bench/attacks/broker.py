@@ -53,7 +53,7 @@ class Tap:
 
 
 def found_in(vector: Float32Vector, traffic: bytes) -> bool:
-    """Whether any of eight stretches of ``vector`` (d,) that are not zeros occurs in ``traffic``."""
+    """Return whether any of eight stretches of ``vector`` (d,) that are not zeros occurs in ``traffic``."""
     raw = vector.astype("<f4").tobytes()
     starts = np.linspace(0, len(raw) - WINDOW, 8).astype(int) // 4 * 4
     pieces = (raw[at : at + WINDOW] for at in starts)

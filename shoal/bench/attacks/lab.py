@@ -39,7 +39,7 @@ ONE_STEP: Final = LocalTraining(epochs=0, steps=1, batch_size=0, lr=LR)
 """One gradient step on everything: the update is the gradient, the easiest case for every attack."""
 ONE_EPOCH: Final = LocalTraining(epochs=1, batch_size=10, lr=LR)
 MOST_IMAGES: Final = 10_000
-"""Of MNIST, so many are private and as many are the attacker's."""
+"""Number of MNIST's images that are private, and of those that the attacker has."""
 
 Keeps = Literal["order", "values", "magnitudes", "lengths"]
 """The part of a vector that a mode preserves: everything; the multiset of values; that of absolute values; only the norm."""
@@ -173,7 +173,7 @@ class Lab:
         return done.delta, done.mean_loss
 
     def gradient(self, images: Images) -> Float32Vector:
-        """Return the gradient (d,) at the origin that a one-step update stands for."""
+        """Return the gradient (d,) at the origin, which a one-step update reveals."""
         return self.update(images) / np.float32(-LR)
 
     def keeps(self, mode: str) -> Keeps:

@@ -45,7 +45,7 @@ from shoal.transport.inbox import BATCH_EVENTS
 from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
 
 ROUNDS: Final = 4
-"""Of which the first also begins the store, and is left out."""
+"""Measured rounds; the first is left out, since it also creates the store."""
 SIZES: Final = (100, 1000, 5000)
 STEP_S: Final = 1e-3
 """Seconds by which the service's clock advances with each message."""

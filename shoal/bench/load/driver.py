@@ -147,7 +147,7 @@ def scale_of(place: int) -> float:
 
 
 def batch_of(manifest: TaskManifest) -> Batch:
-    """Return samples of the task's shapes; `Pull` does not look at them."""
+    """Return samples of the task's shapes; `Pull` ignores their values."""
     x = np.zeros((SAMPLES, *manifest.input.shape), manifest.input.dtype)
     return Batch(x, np.zeros((SAMPLES, *manifest.label.shape), manifest.label.dtype))
 
@@ -185,7 +185,7 @@ class _Task:
 
 
 class Trainings:
-    """Jobs of all devices of a process, each run when it is due; the delay stands for the time a training takes.
+    """Jobs of all devices of a process, each run when it is due; the delay simulates the duration of a training.
 
     Args:
         delay_s: draws a job's delay.

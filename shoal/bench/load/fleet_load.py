@@ -62,7 +62,7 @@ WARM_UP_ROUNDS: Final = 1
 """Rounds at the start that medians leave out: in the first one the run's package and the models travel for the first time."""
 DEVICES_PER_DRIVER: Final = 250
 STALLED_S: Final = 300.0
-"""The bench gives up when no round has closed and nothing has been stored for so long."""
+"""The bench gives up if no round has closed and no upload has been stored for this long."""
 SAMPLE_EVERY_S: Final = 0.05
 FAULT_SAMPLE_EVERY_S: Final = 0.005
 DOWN_S: Final = 1.0

@@ -96,12 +96,12 @@ def _figures(part: Sequence[SoakSample]) -> dict[str, float]:
 
 
 def is_flat(name: str, first: float, last: float) -> bool:
-    """Whether the figure ``name`` is no higher in the last third than in the first, within RISE_MOST and SLACK."""
+    """Return whether the figure ``name`` is no higher in the last third than in the first, within RISE_MOST and SLACK."""
     return last <= first * (1.0 + RISE_MOST) + SLACK[name]
 
 
 def measure(devices: int, minutes: float, algorithm: str = "fedavg") -> SoakFigures:
-    """Run a soak of so many minutes.
+    """Run a soak of ``minutes`` minutes.
 
     Raises:
         StageError: a process ended by itself, or no round closed for STALLED_S.

@@ -30,8 +30,8 @@ from shoal.types import Segment
 SGEMM_SIZE: Final = 2048
 NAIVE_PAIRS: Final = 36
 NAIVE_ROWS: Final = 50
-"""Of the n^3 form of MADC so many rows are timed. Their memory is used again by every run, while the full form also pays for
-16 GB of fresh pages at n = 1000: the ratio shown is the least."""
+"""Rows of the n^3 form of MADC that are timed. Every run reuses their memory, while the full form would also need 16 GB of new
+pages at n = 1000: the reported ratio is a lower bound."""
 DIRECTIONS: Final = 5
 
 

@@ -63,7 +63,7 @@ def population_of(case: str, data: Dataset, samples: int, seed: int) -> Populati
 
 @dataclasses.dataclass(slots=True)
 class NormWatch:
-    """Notes the norms of Eqs 32 and 33, of updates in every round and of gradients in every so many."""
+    """Records the norms of Eqs 32 and 33, of updates in every round and of gradients every ``gradients_every`` rounds."""
 
     gradients_every: int
     rows: list[dict[str, float]] = dataclasses.field(default_factory=list)

@@ -34,7 +34,7 @@ LR: Final = 0.1
 HIDDEN: Final = 100
 TRIALS: Final = 3
 SEED_STEP: Final = 1000
-"""Between the seeds of two trials."""
+"""Difference between the seeds of two trials."""
 SAMPLES: Final[Mapping[str, Mapping[str, tuple[int, ...]]]] = {
     "mnist": {"default": (10, 20, 50, 100, 200), "paper": (10, 20, 30, 40, 60, 80, 100, 125, 150, 175, 200)},
     "cifar10": {"default": (100, 500, 1000, 2400), "paper": (100, 300, 500, 700, 900, 1200, 1500, 1800, 2100, 2400)},
@@ -105,11 +105,11 @@ def gradients(workforce: Workforce, theta: NDArray[np.float32]) -> NDArray[np.fl
 
 
 class GapWatch:
-    """Measures the gaps of the rounds it is asked for.
+    """Measures the separation gaps of chosen rounds.
 
     Args:
         groups: each device's true group.
-        rounds: which to measure.
+        rounds: the rounds to measure.
     """
 
     def __init__(self, groups: Sequence[int], rounds: Sequence[int]) -> None:

@@ -34,7 +34,7 @@ PUBLISHED: Final[Mapping[str, Any]] = {"cfl": "close to 1 for k > 10 and gamma >
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """Of some draws, the share with a positive gap, and with a bipartition that cuts no group."""
+    """Shares of draws with a positive gap, and with a bipartition that cuts no group."""
 
     positive_gap: float
     right: float
@@ -71,7 +71,7 @@ def chance(k: int, gamma: float, trials: int, dimensions: int, seed: int) -> Cha
 
 
 def guaranteed(k: int, gamma: float) -> bool:
-    """Whether Theorem 1 promises a right bipartition where every device is as noisy as ``gamma``."""
+    """Return whether Theorem 1 promises a right bipartition where every device is as noisy as ``gamma``."""
     from aggregator.numerics.gap import theorem_bounds
 
     if gamma >= 1.0:

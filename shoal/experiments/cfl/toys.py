@@ -40,7 +40,7 @@ CENTRES: Final[Mapping[str, tuple[tuple[tuple[float, float, int], ...], ...]]] =
     "xor": (((-1.0, 1.0, 0), (1.0, 1.0, 1)), ((-1.0, -1.0, 1), (1.0, -1.0, 0))),
     "opposed": (((-1.0, 0.0, 0), (1.0, 0.0, 1)), ((-1.0, 0.0, 1), (1.0, 0.0, 0))),
 }
-"""Of each group's classes: x, y, label."""
+"""Centres of each group's classes: x, y, label."""
 STARTS: Final = ((-2.0, -1.5), (-2.0, 2.0), (2.5, -1.0), (2.5, 2.0))
 EQUATIONS: Final[Mapping[str, tuple[tuple[tuple[float, float], float], ...]]] = {
     "incongruent": (((1.0, 0.4), 1.0), ((1.0, 0.4), -1.0)),

@@ -19,10 +19,10 @@ from shoal.simulation.engine.metrics import adjusted_rand, purity
 from shoal.simulation.engine.simulate import Observation
 
 LATER_ROUNDS: Final = 10
-"""Rounds after a split at which accuracy is looked at once more."""
+"""Rounds after a split at which accuracy is measured again."""
 GAP_DECIMALS: Final = 4
 MOST_NATS: Final = 700.0
-"""Of a loss whose exponential is still a float."""
+"""Largest loss whose exponential is a finite float."""
 
 
 class CflWatch:

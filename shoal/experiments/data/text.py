@@ -155,6 +155,7 @@ def by_topic(
     if devices < len(topics):
         raise UsageError(f"{devices} devices can't hold {len(topics)} topics")
     truth = rng.permutation(np.arange(devices) % len(topics))
+    # Each topic's articles in random order; devices take consecutive slices, so no article is used twice.
     rows = {int(g): rng.permutation(np.flatnonzero(news.topics == t)) for g, t in enumerate(topics)}
     holders = {g: int((truth == g).sum()) for g in rows}
     each = min(len(rows[g]) // holders[g] for g in rows) if samples is None else samples
@@ -170,6 +171,7 @@ def by_topic(
         got = [int(r) for r in rows[int(g)][taken[int(g)] : taken[int(g)] + each]]
         taken[int(g)] += each
         mine.append((got[:first], got[first:second], got[second:]))
+    # From training articles only, so that the test articles stay unseen.
     vocabulary = Vocabulary.of((news.articles[r] for train, _, _ in mine for r in train), vocabulary_size)
     cuts = [tuple(_windows(news, part, vocabulary, words) for part in parts) for parts in mine]
     train, validation, test = ([c[i] for c in cuts] for i in range(3))

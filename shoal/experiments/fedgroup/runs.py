@@ -44,7 +44,7 @@ class Method:
     """A column of Table III as a strategy of the aggregator.
 
     Attributes:
-        strategy: its name; settings: its own, beside the number of groups.
+        strategy: the strategy's name; settings: its settings, without the number of groups.
         groups: the name of that setting, "" where there is but one model.
         proximal: whether devices train with the proximal term.
         weighting: of the means.
@@ -155,7 +155,7 @@ def decided(final: RoundPlan, clusters: Mapping[str, int]) -> RoundPlan:
 
 
 def method_of(options: Options, algorithms: Mapping[str, Method] = METHODS) -> tuple[str, Method]:
-    """Return the algorithm asked for, and its method.
+    """Return the requested algorithm and its method.
 
     Raises:
         UsageError: there is none.

@@ -32,7 +32,7 @@ CIFAR_IMAGES: Final = 100_000
 CIFAR_DEVICES: Final = 200
 CIFAR_TURNS: Final = (0, 2)
 CIFAR_ROUNDS: Final = 600
-"""The paper gives no number; the authors' configuration has this one."""
+"""Value from the authors' configuration; the paper gives none."""
 CIFAR_PUBLISHED: Final[Mapping[str, float]] = {"ifca": 81.51, "global": 77.87, "local": 33.97}
 RESTARTS: Final = 6
 SAVING: Final[Mapping[str, str]] = {"stable_rounds": "5", "probe_every": "10"}

@@ -21,13 +21,13 @@ from torch import Tensor
 from crypto.mask.keys import MaskKey
 
 BLOCK_BYTES: Final = 4 << 20
-"""Samples that are worked on at a time: small enough for a core's share of the cache."""
+"""Bytes of samples per block: small enough for a core's share of the cache."""
 
 WINDOW: Final = 10
-"""Iterations between two looks at whether a start can still change its verdict."""
+"""Iterations between two checks of whether a start can still succeed or fail."""
 
 DIVERGED: Final = 1000.0
-"""A start so many times as far from the truth as at first is given up."""
+"""A start is abandoned when its distance to the truth has grown by this factor."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

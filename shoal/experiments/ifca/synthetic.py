@@ -325,7 +325,7 @@ def _summary(results: list[Trial]) -> dict[str, float]:
 
 
 def _rises(points: list[dict[str, Any]], curve: Curve) -> dict[str, bool]:
-    """Whether each line ends higher than it begins, or is at 1 throughout, by the line's value."""
+    """Return whether each line ends higher than it begins, or is at 1 throughout, by the line's value."""
     lines: dict[str, list[float]] = {}
     for point in sorted(points, key=lambda p: float(p[curve.axis])):
         lines.setdefault(f"{point[curve.line]:g}", []).append(point["probability"])

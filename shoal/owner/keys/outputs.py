@@ -33,4 +33,6 @@ def check_output(owner: Path, folder: Path, *, ours: tuple[str, ...], last: str)
         raise ConfigError(f"can't read {folder}: {error.strerror}", hint="give a separate folder") from error
     others = [name for name in there if name not in ours]
     if others and last not in there:
-        raise ConfigError(f"--out {folder} holds other things, such as {others[0]}", hint="give a separate folder, new or empty")
+        raise ConfigError(
+            f"--out {folder} holds other things, such as {others[0]}", hint="give a separate folder, new or empty"
+        )

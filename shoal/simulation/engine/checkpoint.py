@@ -120,6 +120,7 @@ def save(
         "strategy": dump.document,
         "uploads": [_contribution_document(c) for c in kept],
     }
+    # The document is JSON in an array of bytes: the file then needs no pickle, and loads with allow_pickle=False.
     arrays["document"] = np.frombuffer(json.dumps(document).encode(), np.uint8)
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]  # numpy's stub takes the second argument for a flag

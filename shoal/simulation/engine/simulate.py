@@ -147,6 +147,7 @@ def mask_of(run: RunPlan) -> MaskKey | None:
     """Return the run's mask, derived from its seed; None for mode ``none``."""
     if run.mode == "none":
         return None
+    # No secret at all: in a simulation the mask only shows that strategies work on masked vectors.
     secret = MaskSecret.from_bytes(int(run.seed).to_bytes(32, "little"))
     segments = tuple(Segment(s.name, s.length) for s in run.segments)
     return derive(secret, MaskContext(run.fleet, run.run_id, run.epoch, run.task_digest, run.mode, segments))
@@ -239,6 +240,7 @@ class _Simulation:
             state, uploads = self.strategy.load(kept.document, kept.vectors, kept.fetch), dict(kept.uploads)
             round_, spent, outcome = self._go_on(kept.standing)
         saved_s = time.monotonic()
+        # IFCA's starts set their histories aside; the loop must not end before one of them is chosen.
         while len(self.history) < options.rounds or self.starts:
             round_ += 1
             if round_ > run.epoch_rounds:
@@ -264,6 +266,7 @@ class _Simulation:
                 self.watch(Observation(number, plan, tuple(given), outcome, state, self.workforce))
             spent += self._restarts(state, round_, outcome)
             if options.checkpoint is not None:
+                # Every round, not only when a checkpoint is due: the strategy may refer to this round's updates later.
                 dump = self.strategy.dump(state)
                 known = {**uploads, **{c.key: c for c in given}}
                 uploads = {key: known[key] for key in dump.uploads}

@@ -202,6 +202,7 @@ class Workforce:
         for name in sorted(plan.orders):
             order = plan.orders[name]
             alone = len(order.candidates) == 1
+            # Devices that train one model each can share a block even if their models differ.
             key = dataclasses.replace(order, candidates=(0,)) if alone else order
             members[key].append((self.place_of[name], order.candidates))
         groups: list[Group] = []
@@ -240,6 +241,7 @@ class Workforce:
         scored: Scored | None = None
         if candidates.shape[1] > 1:
             options = models[torch.from_numpy(candidates[0]).to(self.device)]
+            # Scoring and training use the same first-layer outputs, so the dual form computes them once.
             if block is not None and order.share == Share.TRAIN and self._fuses(block, order):
                 assert isinstance(self.trainer, Dual)
                 scored = self.trainer.score(options, block)
@@ -333,7 +335,7 @@ class Workforce:
         places = np.array(sorted(self.place_of[c.device] for c in chosen), np.int64)
         order = next(o for o in current.plan.orders.values() if o.phase == phase and o.train)
         kept = current.sums
-        current.sums = {}
+        current.sums = {}  # `_add` writes to it; the round's own sums are restored below
         try:
             with torch.no_grad():
                 for part in self.shelf(Share.TRAIN).parts(places, *self.trainer.limits(1)):

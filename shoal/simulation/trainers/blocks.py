@@ -19,7 +19,7 @@ from shoal.simulation.data import Shard
 SIZE_RATIO: Final = 2.0
 """Largest ratio of sample counts in a padded block, so that at most half of a block is padding."""
 SMALL_DEVICE: Final = 8
-"""Devices with fewer samples count as having so many: blocks of a few tiny devices gain nothing."""
+"""Devices with fewer samples count as having this many, since separate blocks for a few tiny devices gain nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,12 @@ Factors = list[tuple[Tensor, Tensor]]
 
 
 def is_dense(network: Network) -> TypeGuard[Dense]:
-    """Whether this module can train the network."""
+    """Return whether this module can train the network."""
     return isinstance(network, Linear | Softmax | OneHidden)
 
 
 def has_bias(network: Dense) -> bool:
-    """Whether layers have a bias."""
+    """Return whether layers have a bias."""
     return not isinstance(network, Linear) or network.bias
 
 

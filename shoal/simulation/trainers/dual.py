@@ -181,7 +181,7 @@ class _First:
     """The first layer of a block in the dual form.
 
     Attributes:
-        outputs: H0 + K u, shape (c, n, out), brought up to date when asked for; of mini-batches always H0.
+        outputs: H0 + K u, shape (c, n, out), updated on demand; with mini-batches always H0.
         kernel: shape (c, n, n); u: coefficients, shape (c, n, out), zero at first.
     """
 
@@ -261,7 +261,7 @@ class Dual:
         return MOST_DEVICES, max(1, BLOCK_FLOATS // (self.out * candidates))
 
     def suits(self, block: Block, local: LocalSettings) -> bool:
-        """Whether the block is trained in the dual form.
+        """Return whether the block is trained in the dual form.
 
         Raises:
             UsageError: it must be, but clipping needs the gradient's norm.
