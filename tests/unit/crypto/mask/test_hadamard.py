@@ -23,8 +23,8 @@ def transformed(vector: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("length", [1, 2, 4, 7, 16, 33, 100])
-def test_it_is_the_matrix_that_it_says(length: int) -> None:
-    """Column blocks of the first coordinates, then one block over the last ones where a rest is left."""
+def test_transform_equals_the_documented_matrix(length: int) -> None:
+    """Column blocks of the first coordinates, then one block over the last ones if there is a remainder."""
     size = 1 << (length.bit_length() - 1)
     count = length // size
     expected = np.eye(length)

@@ -1,4 +1,4 @@
-"""Deriving a mask key: what it depends on, what it refuses, what it never shows."""
+"""Derivation of mask keys: their inputs, refused values, and secrecy in repr and pickle."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_equal_segments_of_one_length_get_different_permutations() -> None:
 
 
 def test_field_boundaries_can_not_be_shifted() -> None:
-    """Two different lists of fields never encode to the same bytes, whatever is moved between neighbours."""
+    """Different lists of fields encode to different bytes, even if bytes move between neighbours."""
     lists = [(b"ab", b"c"), (b"a", b"bc"), (b"abc",), (b"abc", b""), (b"", b"abc"), (b"ab", b"", b"c")]
     assert len({encode(*fields) for fields in lists}) == len(lists)
 

@@ -22,7 +22,7 @@ VECTOR = np.random.default_rng(7).standard_normal(1000, dtype=np.float32)
 
 @pytest.mark.parametrize("mode", MODES)
 def test_round_trip_in_every_mode(mode: str) -> None:
-    """The same bits where the mode is exact, else a relative l2 error below 1e-6."""
+    """Equal bits if the mode is exact, else a relative l2 error below 1e-6."""
     key = derive(SECRET, dataclasses.replace(CONTEXT, mode=mode))
     back = unmask(mask(VECTOR, key), key)
     if key.exact:

@@ -1,4 +1,4 @@
-"""What each mode does to values, what it may cost in memory, and what it may show."""
+"""Effect of each mode on values, its memory, and its repr."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_rotation_is_orthonormal_at_every_length(length: int) -> None:
 
 
 def test_a_rotation_spreads_one_coordinate_over_all() -> None:
-    """A single one becomes thousands of values of about the same size: no coordinate says where it was."""
+    """A single one becomes thousands of values of similar size, which don't show its position."""
     vector = np.zeros(65_536, dtype=np.float32)
     vector[123] = 1
     values = mask(vector, key_of("rotation", 65_536)).values
@@ -77,7 +77,7 @@ def test_a_rotation_hides_which_layer_a_coordinate_is_of() -> None:
 
 
 def test_segments_of_a_rotation_do_not_mix() -> None:
-    """What is in one segment changes nothing in the other, to the bit."""
+    """Values of one segment do not change any bit of the other."""
     key = key_of("rotation", 5000, 3000)
     vector, other = normal(8000), normal(8000, 1)
     other[:5000] = vector[:5000]

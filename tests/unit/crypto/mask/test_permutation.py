@@ -1,4 +1,4 @@
-"""The two layouts of a permutation and the keyed stream behind them."""
+"""The two layouts of a permutation, and the key stream that they are derived from."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_layout_changes_with_the_length() -> None:
 
 
 def test_one_index_under_both_layouts_is_the_same_permutation() -> None:
-    """What a device masks does not depend on which layout its version takes."""
+    """A device's masked vector does not depend on the layout."""
     index = permutation(KEY, 3 * BLOCK + 5)
     source = np.random.default_rng(3).standard_normal(index.size, dtype=np.float32)
     outs = np.empty((2, index.size), dtype=np.float32)

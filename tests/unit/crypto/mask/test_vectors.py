@@ -32,7 +32,7 @@ def test_derivation_matches_the_known_answer(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", VECTORS["ramps"], ids=lambda case: f"{case['mode']}-{case['segments']}")
 def test_values_change_to_the_known_answer(case: dict[str, Any]) -> None:
-    """Signs flip what the vector file says, bit for bit; a rotation's values are those of the file to 1e-6 of the norm."""
+    """Signed permutations give the file's values bit for bit, rotations to 1e-6 of the norm."""
     key = key_of(case)
     ramp = np.arange(1, key.length + 1, dtype=np.float32)
     got = mask(ramp, key).values[:: case["step"]]

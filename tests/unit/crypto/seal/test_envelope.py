@@ -1,4 +1,4 @@
-"""Seals: what is altered, misdirected or forged is refused, and every refusal looks the same."""
+"""Envelopes: altered, misdirected and forged ones are refused, all with the same error."""
 
 import dataclasses
 import pickle
@@ -130,7 +130,7 @@ def test_every_refusal_is_the_same_to_the_outside(case):
 
 
 def test_an_attacker_can_not_sign_anothers_ciphertext_as_its_own():
-    """The head that names the sender is bound into the seal: stripping the signature and signing anew does not help."""
+    """The head that names the sender is bound into the seal, so replacing the signature does not help."""
     data = to_member()
     head, at = read_head(data)
     claimed = dataclasses.replace(HEAD, sender="eve")

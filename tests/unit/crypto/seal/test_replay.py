@@ -62,6 +62,6 @@ def test_an_older_roster_is_refused_wherever_it_comes():
 
 
 def test_a_new_device_accepts_the_first_thing():
-    """Also a rollover before round 1: somebody was revoked before the run began."""
+    """Also a rollover before round 1, if a device was revoked before the run began."""
     assert HighWater().accept(announced(1, 0, 1)).place == (1, 0, 1)
     assert dataclasses.replace(HighWater(), roster=1).accept(announced(1, 1, 0)).place == (1, 1, 0)

@@ -1,4 +1,4 @@
-"""What the demo prints: the fixed JSON object, and a report that holds every figure."""
+"""Output of the demo: the fixed JSON object, and a report with every figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the aggregator saw: the figures of the comparison, and a reading that works exactly where there is no mask."""
+"""The aggregator's view: the figures of the comparison, and an image that can be read only without a mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes enough signatures: more than half of one roster of the owner's, each over this checkpoint, each once."""
+"""A certificate needs signatures of more than half of one roster of the owner's, over this checkpoint, each device once."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ def signatures(*devices, checkpoint=CHECKPOINT):
 
 
 def certificate(given, checkpoint=CHECKPOINT, roster=ROSTER_BYTES):
-    """Return a certificate as somebody who checks nothing makes it."""
+    """Return a certificate without checking the signatures."""
     pairs = given.items() if isinstance(given, dict) else given
     return Certificate(checkpoint, roster, tuple(SignedBy(d, s) for d, s in pairs))
 
@@ -108,7 +108,7 @@ def test_a_checkpoint_for_another_fleet_or_other_secrets(changes, match):
 
 
 def test_a_checkpoint_under_secrets_that_this_roster_has_replaced():
-    """The roster revokes somebody; the checkpoint is made with the secrets that he knows."""
+    """The roster revokes a device; the checkpoint is made with the secrets that this device knows."""
     _, data = make_roster(sequence=5, revoked=("dev-4",), keys_since=5)
     with pytest.raises(UntrustedError, match="keys of roster 0 with a roster of keys 5"):
         check(certificate(signatures(*DEVICES[:3]), roster=data))
@@ -127,7 +127,7 @@ def test_the_roster_must_be_of_the_fleet():
 
 
 def test_the_roster_must_not_be_older_than_asked():
-    """A small roster of the fleet's first days must not decide for all who came later."""
+    """A small early roster must not decide for devices that joined later."""
     small, data = make_roster(DEVICES[:1], sequence=2)
     given = certificate(signatures("dev-1"), roster=data)
     assert check(given, least_sequence=2)[1] == small

@@ -220,16 +220,16 @@ def rotated(fleet, device, times=1):
 
 
 def held(directory):
-    """Return everything that lies in a directory, in one piece."""
+    """Return the contents of all files in a directory, concatenated."""
     return b"".join(p.read_bytes() for p in directory.iterdir() if p.is_file())
 
 
 RENEWAL_BYTES = 1024
-"""Most that new keys take on their way to one party, whatever the fleet's size."""
+"""Largest message with new keys for one party, for any size of the fleet."""
 
 
-def test_new_keys_for_those_who_belong_bring_no_roster(fleet, device, tmp_path):
-    """N rosters of n devices would be gigabytes in a large fleet's broker; the roster comes once, by itself."""
+def test_renewed_keys_contain_no_roster(fleet, device, tmp_path):
+    """N rosters of n devices would be gigabytes on a large fleet's broker; the roster is sent once, separately."""
     for number in range(30):
         fleet.add_device(make_card(Identity.generate(f"more-{number}"), DEVICE_ROLE))
     fleet.rotate()
@@ -283,8 +283,8 @@ def test_the_roster_of_a_grant_is_kept_once(fleet, device):
     assert held(device.directory).count(fleet.roster_bytes) == 1
 
 
-def test_secrets_in_between_are_kept_until_they_are_passed(fleet, device):
-    """The owner has changed the secrets twice, and the fleet's run goes through both: the device must follow."""
+def test_waiting_secrets_are_stored_until_newer_ones_are_in_force(fleet, device):
+    """The owner has changed the secrets several times, and the fleet's run may use each of them."""
     first, second, third = rotated(fleet, device, 3)
     assert [g.keys_since for g in device.later] == [first, second, third]
     assert device.next == device.later[-1]

@@ -46,8 +46,8 @@ def test_a_plan_that_the_owner_signed_with_another_version_says_so():
     assert "have it signed again" in caught.value.hint
 
 
-def test_a_signature_on_one_kind_of_document_is_none_on_another():
-    """The type is part of what is signed: nobody gets a roster signed as something else."""
+def test_a_signature_holds_for_one_type_of_document():
+    """The signature covers the type, so a roster can't pass as another document."""
     data = sign_document(OWNER, ROSTER)
     with pytest.raises(UntrustedError):
         open_document(data, RunPlan, OWNER.member.sign_key)

@@ -51,7 +51,7 @@ def held(directory):
 
 @pytest.fixture
 def at_once(monkeypatch):
-    """Nobody waits for another program to end."""
+    """Don't wait for another program to end."""
     monkeypatch.setattr(memberships, "WAIT_S", 0.0)
 
 
@@ -196,8 +196,8 @@ def test_a_damaged_least_sequence_is_told(server, junk):
     assert "remove it only if" in caught.value.hint
 
 
-def test_only_waiting_grants_are_taken_for_some(fleet, device):
-    """Whatever an editor or a copy leaves beside them."""
+def test_other_files_are_not_mistaken_for_waiting_grants(fleet, device):
+    """Editors and copies may leave files with similar names."""
     fleet.rotate()
     device.take_grant(grant_of(fleet))
     for name in ("membership.next.0000000003~", "membership.next.3", "membership.next.00000000031", "membership.next."):
@@ -224,8 +224,8 @@ def test_a_reader_that_meets_a_change_of_keys_reads_once_more(fleet, device, mon
     assert (seen.grant, seen.later) == (dataclasses.replace(device.grant), [])
 
 
-def test_a_roster_of_nobody_s_does_not_count_as_held(fleet, device):
-    """Whoever can write to the directory can't lock the device out with a sequence that the owner has not signed."""
+def test_an_unsigned_roster_file_does_not_block_joining(fleet, device):
+    """A forged roster file with a high sequence can't lock the device out."""
     forged = sign_document(device.identity, dataclasses.replace(fleet.roster, sequence=1 << 30))
     write_private(device.directory / ROSTER_FILE, forged)
     assert enrolment.join(device.directory, grant_of(fleet), fleet.fingerprint).roster == fleet.roster

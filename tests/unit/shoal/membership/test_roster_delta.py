@@ -97,8 +97,8 @@ def test_what_does_not_fit_is_refused(changes, reason):
         apply_change(before, dataclasses.replace(change, **changes))
 
 
-def test_a_change_says_nothing_that_the_owner_has_not_signed():
-    """Whoever hands changes on can leave somebody out, or put himself in: the whole that results is not the owner's."""
+def test_an_altered_change_gives_a_roster_without_a_valid_signature():
+    """An aggregator that removes or adds entries produces a roster that the owner has not signed."""
     before, after = roster_of(3), roster_of(5, sequence=6)
     change = roster_change(before, after, sign_document(OWNER, after))
     altered = [

@@ -1,4 +1,4 @@
-"""Which ONNX bytes a device is willing to hand to ONNX Runtime."""
+"""Checks of ONNX bytes before a device passes them to ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layered configuration: flag, environment, file, default; and no key that nobody knows."""
+"""Layered configuration: flag, environment, file, default; unknown keys are refused."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How programs speak: data on stdout, the rest on stderr, one JSON object, exit codes by class of error."""
+"""Console conventions: data on stdout, the rest on stderr, one JSON object, exit codes by class of error."""
 
 import importlib
 import importlib.metadata
@@ -163,7 +163,7 @@ def test_a_program_that_ends_well_exits_with_zero(monkeypatch):
 
 
 def into_a_closed_pipe(script, *arguments):
-    """Run a script whose stdout nobody reads any more, and return the finished process."""
+    """Run a script whose stdout is a closed pipe, and return the finished process."""
     reader, writer = os.pipe()
     os.close(reader)
     try:

@@ -34,7 +34,7 @@ def test_a_write_replaces_the_whole_file(tmp_path, durable):
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    """The disk is full half-way: what was there is still there, whole, and nothing lies beside it."""
+    """If the disk fills up half-way, the old file is unchanged and no temporary file remains."""
     path = tmp_path / "file"
     write_atomic(path, b"old")
 
@@ -54,8 +54,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert path.read_bytes() == b"new"
 
 
-def test_a_rename_that_fails_leaves_no_litter(tmp_path):
-    """The place is a directory: the temporary file goes again."""
+def test_a_rename_that_fails_leaves_no_temporary_file(tmp_path):
+    """The target is a directory, so the rename fails."""
     (tmp_path / "file" / "inner").mkdir(parents=True)
     with pytest.raises(ConfigError, match="can't write"):
         write_atomic(tmp_path / "file", b"new")
@@ -114,7 +114,7 @@ def test_a_missing_secret_says_what_is_wrong(tmp_path):
 
 
 def test_an_existing_directory_stays_as_it_is(tmp_path):
-    """Its owner may have had a reason; what lies in it is private by itself."""
+    """Its owner may have chosen the mode on purpose; the files in it are private by themselves."""
     tmp_path.chmod(0o755)
     assert private_directory(tmp_path) == tmp_path
     assert mode(tmp_path) == 0o755
@@ -129,8 +129,8 @@ def unfinished(folder, writer, *, old=False):
     return path
 
 
-def test_what_a_killed_program_left_half_written_goes(tmp_path):
-    """Of this program, of one that lives no more, and of any that has been at it for long; also further down."""
+def test_unfinished_files_of_killed_programs_are_removed(tmp_path):
+    """Files of this program, of one that has ended, and old ones of any program; in subdirectories too."""
     below = tmp_path / "below"
     below.mkdir()
     gone = [
@@ -156,8 +156,8 @@ def test_what_is_not_ours_stays(tmp_path, name):
     assert path.read_text() == "a draft"
 
 
-def test_only_files_go(tmp_path):
-    """Neither a folder of that name, nor what a link points to, nor the link; what can't be removed stands in nobody's way."""
+def test_only_regular_files_are_removed(tmp_path):
+    """A folder with such a name, a link and its target remain; a file that can't be removed is no error."""
     folder, link, mine = tmp_path / ".plans.12.new", tmp_path / ".link.12.new", tmp_path / "mine"
     folder.mkdir()
     mine.write_text("mine")

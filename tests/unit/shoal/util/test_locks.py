@@ -1,4 +1,4 @@
-"""One program at a time: others wait, then say so, and a killed one stands in nobody's way."""
+"""Directory locks: other programs wait and then fail; the lock of a killed program is released."""
 
 from __future__ import annotations
 

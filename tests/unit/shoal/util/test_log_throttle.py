@@ -1,4 +1,4 @@
-"""A refusal is told at once, and its repetitions now and then."""
+"""A new refusal is logged at once, its repetitions after growing pauses."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""What other users of the machine have put into a state directory beforehand: refused, never written through."""
+"""Files that other users planted in a state directory are refused and never written through."""
 
 from __future__ import annotations
 
@@ -241,6 +241,6 @@ def test_the_usual_places_are_accepted(tmp_path):
         check_directory(private_directory_of(above / "readable", 0o755))
 
 
-def test_a_missing_directory_is_told(tmp_path):
+def test_a_missing_directory_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="can't read"):
         check_directory(tmp_path / "missing")

@@ -14,7 +14,7 @@ from shoal.util.process import put_off
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package ``heavy_things`` with modules ``one`` and ``two`` that nobody has imported; forgotten afterwards."""
+    """A package ``heavy_things`` with modules ``one`` and ``two``, not imported yet; removed from sys.modules afterwards."""
     folder = tmp_path / "heavy_things"
     folder.mkdir()
     (folder / "__init__.py").write_text("")
@@ -32,8 +32,8 @@ def package(tmp_path, monkeypatch):
 MARK = "_shoal_loads"
 
 
-def test_an_import_statement_does_not_load_what_is_put_off(package):
-    """This is what LazyLoader fails at: paho's ``import urllib.request`` alone would load it."""
+def test_an_import_statement_does_not_load_a_deferred_module(package):
+    """With the standard library's LazyLoader, paho's ``import urllib.request`` alone would load it."""
     assert put_off("heavy_things.one") is True
     import heavy_things.one  # noqa: F401 - the statement is what is tested
 
@@ -95,16 +95,16 @@ def test_putting_off_twice_is_once(package):
 
 
 @pytest.mark.parametrize("name", ["no_such_module_at_all", "heavy_things.three"])
-def test_what_does_not_exist_is_not_put_off(package, name):
-    """An import of it fails where it stands, as it should."""
+def test_a_missing_module_is_not_deferred(package, name):
+    """Importing it still raises at the import statement."""
     assert put_off(name) is False
     assert name not in sys.modules
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module(name)
 
 
-def test_a_server_can_keep_its_heap():
-    """In a process of its own: what it sets can't be taken back."""
+def test_a_server_keeps_its_heap():
+    """In a separate process, since malloc's settings can't be reset."""
     program = (
         "import resource, sys\n"
         "import numpy as np\n"

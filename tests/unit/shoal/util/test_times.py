@@ -1,4 +1,4 @@
-"""Times as people read them, also those that nobody will see."""
+"""Formatting of times, including those out of the calendar's range."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the load benchmark measures is the daemon's own service, closing rounds of all devices."""
+"""`shoal bench aggregator` drives the daemon's own service, which closes rounds of all devices."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What `shoal bench privacy` reports follows from what was measured; the page needs nothing from outside."""
+"""Reports of `shoal bench privacy` follow from the measurements; the page needs nothing from outside."""
 
 import json
 import re

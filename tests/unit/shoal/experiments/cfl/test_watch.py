@@ -1,4 +1,4 @@
-"""What is said of splits: right or wrong, before and after, and from which round on the clusters are the groups."""
+"""Records of splits: right or wrong, before and after, and from which round on the clusters are the groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every experiment is given and gives back."""
+"""Options and results of experiments."""
 
 from __future__ import annotations
 

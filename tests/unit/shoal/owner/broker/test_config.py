@@ -1,4 +1,4 @@
-"""Where the broker listens: as the fleet reaches it, and nowhere else."""
+"""Listener addresses in mosquitto's configuration."""
 
 from pathlib import Path
 

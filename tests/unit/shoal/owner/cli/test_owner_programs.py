@@ -1,4 +1,4 @@
-"""Several of the owner's programs, and crashes between their steps: whatever one has open, the newest state is what counts."""
+"""Several owner programs at once, and crashes between their steps: each works on the newest state."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fleet(tmp_path, devices):
 
 
 def opened(fleet, identity):
-    """What a device finds in the grant that lies for it in the owner's directory."""
+    """Open the grant file of a device in the owner's directory."""
     data = (fleet.path / GRANTS / f"{identity.name}.grant").read_bytes()
     return open_grant(identity, data, DeviceGrant, fleet.fingerprint)
 
@@ -102,7 +102,7 @@ def test_an_init_beside_another_waits_and_then_looks(tmp_path, monkeypatch):
 
 
 def test_a_crash_before_the_grants_are_written_is_made_good_when_the_directory_is_opened(fleet, devices, monkeypatch):
-    """Nobody is left with a grant of secrets that are not in force, and the revoked device with none at all."""
+    """All remaining grant files have the new secrets, and the revoked device's file is removed."""
     with monkeypatch.context() as patched:
         patched.setattr(fleet, "_finish_change", cut)
         with pytest.raises(PowerCutError):
@@ -114,8 +114,8 @@ def test_a_crash_before_the_grants_are_written_is_made_good_when_the_directory_i
     assert not (fleet.path / CHANGE_FILE).exists()
 
 
-def test_who_only_looks_waits_for_nobody_and_sees_a_change_whole(fleet, monkeypatch):
-    """The journal counts as soon as it lies there, also while its program is still writing grants under the lock."""
+def test_reading_does_not_wait_and_sees_a_whole_change(fleet, monkeypatch):
+    """The journal counts as soon as it is written, even while its program still writes grants under the lock."""
     before = fleet.secrets
     with monkeypatch.context() as patched:
         patched.setattr(
@@ -135,8 +135,8 @@ def test_who_only_looks_waits_for_nobody_and_sees_a_change_whole(fleet, monkeypa
     assert not (fleet.path / CHANGE_FILE).exists()
 
 
-def test_looking_writes_nothing(fleet):
-    """A leftover of a killed program goes with the next change, so that `show` works on a disk that can't be written."""
+def test_reading_writes_nothing(fleet):
+    """Leftovers of a killed program are removed by the next change, so that `show` works on a read-only disk."""
     leftover = fleet.path / f".{SECRETS_FILE}.4194000.new"
     leftover.write_bytes(b"half")
     FleetDirectory(fleet.path)
@@ -169,8 +169,8 @@ def test_a_stray_file_among_the_runs_is_nobodys_number(fleet, name):
     fleet.revoke("dev-1")
 
 
-def test_epochs_are_kept_for_runs_whose_files_were_moved_away(fleet):
-    """A run in progress takes as many epochs of fresh secrets as it was signed for, wherever its file lies."""
+def test_epochs_are_reserved_for_runs_whose_files_were_moved(fleet):
+    """A run in progress may use as many epochs of fresh secrets as it was signed for, even if its file is elsewhere."""
     plan, path = sign(fleet)
     path.unlink()
     fleet.rotate()

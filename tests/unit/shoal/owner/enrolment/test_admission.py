@@ -1,4 +1,4 @@
-"""Enrolment over a broker in memory: who is let in, who is refused and why, and what becomes of a revoked device."""
+"""Enrolment over an in-memory broker: admission, refusals with their reasons, and revocation."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def scene(tmp_path):
 
 
 def test_a_device_is_enrolled_while_the_owner_is_away_most_of_the_time(scene):
-    """It asks, the owner comes later, approves and goes; the device has the files that joining by hand leaves."""
+    """The device asks, the owner connects later and approves; the device then has the same files as after joining by file."""
     asking = scene.ask(scene.token())
     assert not asking.granted
     registrar = scene.sit()
@@ -45,7 +45,7 @@ def test_a_device_is_enrolled_while_the_owner_is_away_most_of_the_time(scene):
 
 
 def test_the_aggregator_takes_the_roster_from_the_broker_and_never_an_older_one(scene):
-    """It learns of the newcomer without a file being carried, and a recorded roster comes too late."""
+    """It learns of a new device without a file being carried, and refuses a replayed older roster."""
     mail = OwnerMail(scene.server)
     scene.enrol("dev-1")
     first = scene.broker.retained[TOPICS.owner_roster]
@@ -60,7 +60,7 @@ def test_the_aggregator_takes_the_roster_from_the_broker_and_never_an_older_one(
 
 
 def test_a_roster_that_is_not_the_owners_is_refused(scene):
-    """A stranger seals to the aggregator too, but can't sign as the owner; neither can the roster go to somebody else."""
+    """A stranger can seal to the aggregator as well, but can't sign as the owner."""
     mail = OwnerMail(scene.server)
     stranger = FleetDirectory.create(scene.root / "stranger", "reef", "mqtt://loopback")
     stranger.add_aggregator((scene.root / "server" / "aggregator.card").read_bytes())
@@ -73,7 +73,7 @@ def test_a_roster_that_is_not_the_owners_is_refused(scene):
 
 
 class Recorder:
-    """A transport that keeps what is published last on each topic."""
+    """A transport that records the last payload of each topic."""
 
     chunk_bytes = limits.CHUNK_BYTES
 
@@ -126,7 +126,7 @@ def test_old_tokens_are_forgotten_and_swept_from_the_broker(scene):
 
 
 def test_a_revocation_reaches_everybody_else(scene):
-    """New secrets for those who stay, in force with the first run that is made with them; none for the one who goes."""
+    """Remaining parties get new secrets, in force from the first run that is made with them; the revoked device gets none."""
     stays, goes = scene.enrol("dev-1"), scene.enrol("dev-2")
     before = scene.owner.secrets
     scene.owner.revoke("dev-2")

@@ -58,7 +58,7 @@ def test_a_token_admits_one_device(scene):
 
 
 def test_two_devices_that_ask_with_one_token_at_once(scene):
-    """Whoever the owner approves has it; the race can't be won twice."""
+    """The approved device uses up the token; the other one can't."""
     token = scene.token()
     scene.ask(token)
     registrar = scene.sit()
@@ -128,7 +128,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_request_under_other_terms_is_refused(scene, change):
-    """Whatever the line said is what the proof is over."""
+    """The proof covers every field of the enrolment line."""
     token = scene.token()
     asked = make_request(Identity.generate("dev-1"), dataclasses.replace(token, **change), NOW_S)
     scene.leave_request(token, asked)
@@ -155,7 +155,7 @@ def prove(token, document):
 
 
 def test_swapped_keys_are_refused(scene):
-    """On the way: the broker can't put other keys in front. With the line: nobody can ask with a card of other keys."""
+    """The broker can't replace the keys on the way, and a token's holder can't send another device's card."""
     token = scene.token()
     honest, thief = Identity.generate("dev-1"), Identity.generate("dev-1")
     request = decode(make_request(honest, token, NOW_S), EnrolRequest)
@@ -176,8 +176,8 @@ def test_a_wrong_proof_is_refused_even_under_the_tokens_seal(scene):
     assert len(scene.sit().pending) == 1
 
 
-def test_a_seal_key_that_nothing_can_be_sealed_to_is_refused_before_the_token_is_spent(scene):
-    """A token's rightful holder could else get itself signed into the roster, and no key could ever be sealed anew."""
+def test_an_unusable_seal_key_is_refused_before_the_token_is_used(scene):
+    """Otherwise a token's holder could get such a key signed into the roster, and no new keys could be sealed to the fleet."""
     token, hostile = scene.token(), Identity.generate("dev-1")
     keys = dataclasses.replace(hostile.member, seal_key=bytes(32))
     terms = (token.fleet, token.owner, token.aggregator, token_id(token.secret), token.expires_at_s, NOW_S)
@@ -238,7 +238,7 @@ def test_a_name_that_is_somebody_elses_at_the_broker_is_refused_before_the_token
 
 
 def forged_grants(scene, token):
-    """Return why -> (grant file, what the device says of it)."""
+    """Return name -> (grant file, the device's error text)."""
     owner, device = scene.owner, Identity.load(scene.root / "dev-1" / "identity.key")
     from shoal.membership.grants import open_card
 
@@ -263,7 +263,7 @@ def forged_grants(scene, token):
 
 
 def test_forged_grants_are_refused_and_the_true_one_still_counts(scene):
-    """None leaves a file behind, each says why, and the device goes on waiting."""
+    """None leaves a file, each gives its reason, and the device continues to wait."""
     token = scene.token()
     asking = scene.ask(token)
     for grant, why in forged_grants(scene, token).values():

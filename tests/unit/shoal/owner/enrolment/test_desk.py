@@ -1,4 +1,4 @@
-"""The owner's program on a connection of its own, with a real broker: what it waits for, and what it never lets lie there."""
+"""`Desk` on a real broker: waiting for retained messages, takeovers, and publication of the newest state only."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def request(identity, token):
 
 
 def lying(broker, base):
-    """Return the one transfer that lies below ``base``."""
+    """Return the retained transfer below ``base``."""
     found, chunks = [], Reassembler(limits.MAX_GRANT_BYTES)
 
     def take(event):
@@ -94,9 +94,9 @@ def lying(broker, base):
 
 
 def test_a_newcomer_gets_no_secret_from_before_the_epoch_that_the_fleet_has_certified(tmp_path, broker, capsys):
-    """`approve` looks at what lies on the broker, whatever comes first, before it seals the grant.
+    """`approve` reads the retained mask epoch before it seals the grant, in whichever order messages arrive.
 
-    And says how the newcomer becomes a user of a broker that has users.
+    It also prints how to add the new device to the broker's users.
     """
     run = make_fleet(tmp_path / "fleet", rounds=6, epoch_rounds=2)
     run.run(1e5)
@@ -123,8 +123,8 @@ def revoke_and_publish(path, name):
         desk.publish()
 
 
-def test_what_lies_on_the_broker_is_the_newest(fleet, broker, monkeypatch):
-    """A slow uplink holds one program's keys back: another's newer ones wait for it, and lie there in the end."""
+def test_the_newest_keys_remain_on_the_broker(fleet, broker, monkeypatch):
+    """One program publishes slowly; another's newer keys wait for it and replace its keys."""
     devices = {name: Identity.generate(name) for name in ("dev-1", "dev-2", "dev-3")}
     for identity in devices.values():
         fleet.add_device(make_card(identity, DEVICE_ROLE))

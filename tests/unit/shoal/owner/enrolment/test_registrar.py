@@ -43,7 +43,7 @@ def identity(scene, name="dev-1"):
 
 
 def granted(scene, token, name="dev-1"):
-    """What lies on the broker for a device under its token, opened, or None."""
+    """Return the opened grant on the broker for a device under its token, or None."""
     chunk = scene.broker.retained.get(TOPICS.grant(token_id(token.secret)))
     if chunk is None:
         return None
@@ -52,7 +52,7 @@ def granted(scene, token, name="dev-1"):
 
 
 def rosters_of(scene):
-    """Let the aggregator read what lies for it; return the names of the devices that it then knows."""
+    """Let the aggregator read its retained roster; return the names of the devices in it."""
     OwnerMail(scene.server).take(TOPICS.owner_roster, scene.broker.retained[TOPICS.owner_roster], 0.0)
     return [d.name for d in scene.server.roster.devices]
 
@@ -72,7 +72,7 @@ def approved(scene):
 
 
 def test_a_revoked_device_gets_nothing_from_a_program_that_was_open_before(scene):
-    """`devices --watch` in one terminal, `revoke` in another: the device's old request is refused, not answered anew."""
+    """`devices --watch` in one terminal, `revoke` in another: the device's old request is refused, not answered again."""
     token = approved(scene)
     watching = scene.sit(fleet=another(scene))
     another(scene).revoke("dev-1")
@@ -99,7 +99,7 @@ def test_a_program_that_was_open_before_does_not_approve_a_revoked_device(scene)
 
 
 def test_the_certified_epoch_is_asked_for_before_the_requests(scene):
-    """A broker sends what it holds in the order of the subscriptions."""
+    """A broker sends retained messages in the order of the subscriptions."""
 
     class Listener:
         def __init__(self):
@@ -114,7 +114,7 @@ def test_the_certified_epoch_is_asked_for_before_the_requests(scene):
 
 @pytest.mark.parametrize("again", ["devices", "approve"])
 def test_an_approval_that_was_cut_short_after_signing_is_finished_by_the_next_command(scene, monkeypatch, again):
-    """The device is in the roster, but neither grant nor roster has left: whoever looks next publishes both."""
+    """The device is in the roster, but neither grant nor roster is published: the next command publishes both."""
     token = scene.token()
     asking = scene.ask(token)
     registrar = scene.sit()
@@ -142,7 +142,7 @@ def test_approving_twice_publishes_grant_and_roster_again(scene):
 
 
 def test_the_fleet_stays_locked_until_the_broker_has_what_was_signed(scene):
-    """Else a program with newer keys could publish them before ours, and ours come to lie over them."""
+    """Otherwise a program with newer keys could publish them first, and ours would replace them."""
     found = []
 
     def drain():
@@ -208,8 +208,8 @@ def test_two_programs_forget_the_same_tokens(scene):
     assert list((scene.owner.path / TOKENS).iterdir()) == []
 
 
-def test_a_damaged_token_file_is_named_and_stops_nobody_else(scene):
-    """Whoever asks with it is refused with what to do; everybody else gets in."""
+def test_a_damaged_token_file_is_named_and_affects_no_other_device(scene):
+    """A request with it is refused with a hint; other devices are admitted."""
     token = scene.token()
     file = scene.owner.path / TOKENS / f"{token_id(token.secret)}.token"
     file.write_bytes(b"")

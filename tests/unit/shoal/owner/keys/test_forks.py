@@ -1,4 +1,4 @@
-"""Two rosters of one sequence: every party says so, and a restored owner signs one beyond what it finds on the broker."""
+"""Two rosters of one sequence: every party reports it, and a restored owner signs one above the sequence on the broker."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_grant_of_the_fork_is_refused(scene, restored):
 
 
 def test_the_aggregator_raises_the_alarm_for_a_fork_from_the_owner(scene, restored, caplog):
-    """What the restored owner of an earlier version left on the broker, which looked for nothing there."""
+    """A restored owner of an earlier version publishes without reading the broker's roster first."""
     fork(restored)
     registrar = scene.sit(fleet=restored)
     registrar.publish_roster()
@@ -211,7 +211,7 @@ def test_an_approval_by_a_restored_owner_counts_on_too(scene, restored):
 
 
 def test_the_true_owner_signs_nothing_new_by_publishing(scene, restored):
-    """Neither for its own roster, nor for an older one that lies there, nor for what another program signed a moment ago."""
+    """Not for its own roster, nor for an older one on the broker, nor for one that another program has just signed."""
     open_before = FleetDirectory(scene.owner.path)
     registrar = scene.sit(fleet=open_before)
     scene.owner.renew()

@@ -1,4 +1,4 @@
-"""The owner's count of mask epochs: no two runs share one, nobody gets a secret from before, and a crash loses nothing."""
+"""Allocation of mask epochs: no two runs share one, new grants have no earlier secret, and a crash loses nothing."""
 
 import dataclasses
 import shutil
@@ -42,7 +42,7 @@ def sign(fleet, rounds=6, epoch_rounds=2):
 
 
 def distinct(*ranges):
-    """Whether no number lies in two ranges."""
+    """Return whether the ranges are disjoint."""
     return len({n for r in ranges for n in r}) == sum(map(len, ranges))
 
 

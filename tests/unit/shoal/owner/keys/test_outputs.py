@@ -1,4 +1,4 @@
-"""Folders that are written for others: not the owner's own, nor somebody else's."""
+"""Output folders: neither inside the owner's directory nor with unrelated files."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the owner reads about the algorithms is what the strategies say."""
+"""The text about algorithms agrees with the strategies' docstrings."""
 
 import dataclasses
 

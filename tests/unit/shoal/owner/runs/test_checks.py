@@ -1,4 +1,4 @@
-"""Which runs of which rosters are refused, and of which the owner is warned."""
+"""Checks of a run against the roster: refusals and warnings."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def told(algorithm, count, settings=None, **changes):
     ],
 )
 def test_as_many_devices_as_each_cluster_needs_are_enough(algorithm, count, settings):
-    """With one fewer, the owner is told what it costs; a single model of fewer never changes."""
+    """With one fewer the owner gets a warning; a single model with fewer devices never changes and is refused."""
     assert told(algorithm, count, settings) == []
     if algorithm == "fedavg":
         with pytest.raises(ConfigError, match=r"--min-contributors 3 wants 3 devices .* the roster has 2"):

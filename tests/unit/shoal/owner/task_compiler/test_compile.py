@@ -293,7 +293,7 @@ def test_models_that_are_no_task_are_refused(model, options, message):
 
 
 def test_compiling_is_silent_and_leaves_the_process_as_it_was(capfd):
-    """Nothing on either stream, no warning filter left behind, torch's random state untouched."""
+    """Nothing on either stream, no warning filter left, torch's random state untouched."""
     torch.manual_seed(11)
     expected = torch.rand(3)
     torch.manual_seed(11)

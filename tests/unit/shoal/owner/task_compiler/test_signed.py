@@ -1,4 +1,4 @@
-"""A compiled task as the owner keeps it: read back, and refused when a file of it is something else."""
+"""A stored task is read back, and refused if one of its files was replaced."""
 
 import pytest
 
