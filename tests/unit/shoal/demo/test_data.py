@@ -77,7 +77,7 @@ def test_the_seed_decides_everything(images):
 
 
 def test_what_is_saved_is_what_was_dealt(images, tmp_path):
-    """A device's file holds its samples, and neither its group nor anybody else's data."""
+    """A device's file has its own samples only, and not its group."""
     hidden = hide_groups(*images, SIDE, devices=8, skew="labels", seed=3)
     paths = hidden.save(tmp_path)
     assert len(set(paths)) == 8

@@ -25,7 +25,7 @@ def key_of(length, mode="permutation"):
 
 
 def test_the_comparison_is_of_the_true_vector_and_the_masked_one():
-    """By hand: where the permutation puts each coordinate is read off the vector 0, 1, 2, ..."""
+    """Computed by hand: masking 0, 1, 2, ... shows the permutation."""
     key = key_of(40)
     origin = mask(np.arange(40, dtype=np.float32), key).values.astype(int)
     assert sorted(origin) == list(range(40))
@@ -40,7 +40,7 @@ def test_the_comparison_is_of_the_true_vector_and_the_masked_one():
 
 
 def test_coordinates_that_did_not_move_are_counted_and_zeros_are_not():
-    """Two values alone: equal ones can't be told apart, and thirty-eight zeros in place say nothing."""
+    """Equal values count as in place even if they moved; zeros are ignored."""
     key = key_of(40)
     origin = mask(np.arange(40, dtype=np.float32), key).values.astype(int)
     at = int(np.flatnonzero(origin != np.arange(40))[0])

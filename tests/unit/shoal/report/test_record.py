@@ -1,4 +1,4 @@
-"""A kept result says where it comes from."""
+"""Saved results name their command, commit and machine."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The table of what mask modes cost."""
+"""The table of mask modes' costs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Reports of `shoal bench privacy` follow from the measurements; the page needs nothing from outside."""
+"""Reports of `shoal bench privacy` follow from the measurements; the page loads nothing from outside."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def test_the_fixed_fields_are_there_and_are_of_a_million_coordinates():
 
 
 def test_the_verdict_follows_the_results():
-    """An attack counts if one of its variants works, and what is in sight is what was found in sight."""
+    """An attack counts if one of its variants works, and the verdict names the values that remain visible."""
     assert "1 of 2 attacks get more than chance (counting); not: other" in mode_report().verdict
     assert "0 of 2" in mode_report(success=0.55).verdict
     assert "norms and dot products in sight" in mode_report().verdict
@@ -69,7 +69,7 @@ def test_the_verdict_follows_the_results():
 
 
 def test_a_picture_is_a_png_of_the_right_levels():
-    """Read back by hand: signature, size, and the rows behind their filter byte."""
+    """Parsed by hand: signature, size, and the rows, each after a filter byte."""
     image = np.array([[0.0, 1.0, 0.5], [2.0, -1.0, 0.2]], np.float32)
     data = png(image)
     assert data[:8] == b"\x89PNG\r\n\x1a\n"

@@ -76,7 +76,7 @@ def test_gradients_are_those_of_autograd(network: Network) -> None:
 
 
 def test_a_gap_says_whether_the_bipartition_is_right() -> None:
-    """Groups at right angles have a gap of 1; with one group's devices opposed, the cut goes through it."""
+    """Groups at right angles have a gap of 1; if one group's devices are opposed, the bipartition cuts that group."""
     east, north = np.array([1, 0], np.float32), np.array([0, 1], np.float32)
     good = gap_of([east, 2 * east, north, north], [0, 0, 1, 1])
     assert good.gap == pytest.approx(1.0)
@@ -114,7 +114,7 @@ def test_gaps_over_samples(mnist: Path) -> None:
 
 
 def test_gaps_over_rounds_are_the_same_on_masked_updates(mnist: Path) -> None:
-    """Cosines don't see the mask; the gap grows as training goes on."""
+    """The mask preserves cosines; the gap grows during training."""
     clear, masked = (
         cfl_gap.gap_rounds(
             options(mnist, mask=mask, devices=8, samples=80, rounds=12, settings={"trials": "1"}), Quiet()

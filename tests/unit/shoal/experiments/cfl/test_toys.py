@@ -31,7 +31,7 @@ def toys() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", cfl_toys.TOYS)
 def test_one_line_fits_no_toy_and_cfl_finds_two(toys: dict[str, Any], name: str) -> None:
-    """FedAvg stays far below what each group's own line reaches."""
+    """FedAvg stays far below the accuracy of a line for each group."""
     toy = toys[f"toy_{name}"]
     assert toy["ari"] == 1.0
     assert toy["clusters"] == 2

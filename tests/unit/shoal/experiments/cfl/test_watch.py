@@ -1,4 +1,4 @@
-"""Records of splits: right or wrong, before and after, and from which round on the clusters are the groups."""
+"""Records of splits: right or wrong, accuracy before and after, and the round from which the clusters are the groups."""
 
 from __future__ import annotations
 

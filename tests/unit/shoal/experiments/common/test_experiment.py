@@ -49,7 +49,7 @@ def test_extras_stand_beside_and_hide_nothing():
 
 
 def test_numpys_values_and_infinities_become_json():
-    """A result is always one JSON object, whatever an experiment put in."""
+    """A result is always one JSON object, for any values of an experiment."""
     odd = {"a": np.float32(0.5), "b": np.arange(2), "c": float("nan"), "d": (1, np.int64(2)), 3: np.bool_(True)}
     data = result(extra={"odd": odd}, accuracy=np.float64("inf")).data()
     assert data["odd"] == {"a": 0.5, "b": [0, 1], "c": None, "d": [1, 2], "3": True}
@@ -116,5 +116,5 @@ def test_an_unknown_experiment_is_refused_with_those_that_there_are():
 
 
 def test_every_table_and_figure_has_its_id():
-    """The table of experiments in the issue has eighteen rows; what becomes of newcomers comes on top."""
+    """Eighteen tables and figures of the papers, and the placement of newcomers."""
     assert len(registry.ids()) == len(set(registry.ids())) == 19

@@ -1,4 +1,4 @@
-"""Data sets are found where they may lie, read exactly, and refused in plain words where they are damaged or absent."""
+"""Data sets are found in each folder of the search, read exactly, and refused with a clear error if damaged or missing."""
 
 from __future__ import annotations
 

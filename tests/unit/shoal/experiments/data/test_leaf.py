@@ -21,7 +21,7 @@ def images(count, value):
 
 
 def tweet(text, account="a"):
-    """Return a sample as LEAF keeps it: id, date, query, account, text."""
+    """Return a sample in LEAF's format: id, date, query, account, text."""
     return ["1467810369", "Mon Apr 06 22:19:45 PDT 2009", "NO_QUERY", account, text]
 
 

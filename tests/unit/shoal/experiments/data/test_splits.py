@@ -1,4 +1,4 @@
-"""The papers' splits: who gets what, whose labels or images are changed how, and that the seed decides everything."""
+"""The papers' splits: assignment of samples, changes of labels and images, and dependence on the seed alone."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_sizes_follow_a_power_law(many):
 
 
 def test_one_share_a_device_leaves_its_labels_balanced(many):
-    """FedGroup's IID case: ten classes, each as frequent as the next, whatever the device's size."""
+    """FedGroup's IID case: ten equally frequent classes on devices of any size."""
     population = splits.classes_power_law(many, devices=100, classes=10, seed=0, per_class=False)
     biggest = max(range(100), key=lambda u: len(population.train[u]))
     counts = np.bincount(np.concatenate([population.train[biggest].y, population.test[biggest].y]), minlength=10)

@@ -86,7 +86,7 @@ def test_a_masked_run_places_newcomers_alike(both: dict[str, dict[str, Any]]) ->
 
 
 def test_newcomers_before_any_split_are_not_right(mnist: Path) -> None:
-    """They join the only cluster, where no angle leads, and the result says what they were measured against."""
+    """They join the only cluster, in which no angle leads, and the result names the measure."""
     data = run(mnist, rounds=1, settings={"placing_rounds": "1", "warm_up": "5"})
     found = data["newcomers"]
     assert (found["right"], found["placed"], found["tries"]) == (0, 8, 8)

@@ -1,4 +1,4 @@
-"""ifca-femnist on tiny files in LEAF's format: what is shared, what is clustered, and every algorithm's path."""
+"""ifca-femnist on tiny files in LEAF's format: shared and clustered segments, and every algorithm."""
 
 import json
 

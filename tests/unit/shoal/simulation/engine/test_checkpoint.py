@@ -1,4 +1,4 @@
-"""A run that was stopped goes on from its checkpoint to the bits of one that was not."""
+"""A run that is resumed from its checkpoint gives the bits of an uninterrupted one."""
 
 import dataclasses
 
@@ -45,7 +45,7 @@ def run(algorithm, rounds, path=None, seen=None, **changes):
 
 
 class StoppedError(Exception):
-    """Stands for whatever ends a process."""
+    """Simulates the end of the process."""
 
 
 @pytest.mark.parametrize("algorithm", CASES)

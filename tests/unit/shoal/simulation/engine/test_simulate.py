@@ -77,7 +77,7 @@ def test_a_mask_changes_nothing(algorithm, settings, deferred):
 
 
 def test_strategies_see_masked_vectors_only():
-    """What the workforce hands out is the mask of the clear update, for single updates and for deferred means."""
+    """The workforce returns the masked update, for single updates and for deferred means."""
     run_ = sim_plan("ifca", {"k": "2"}, NETWORK, SimOptions(rounds=3, local=FULL, mask="permutation"))
     key = mask_of(run_)
     start = origins(NETWORK, 2, 0)
@@ -113,7 +113,7 @@ def test_strategies_see_masked_vectors_only():
 @pytest.mark.parametrize("local", [FULL, MINI], ids=["full", "mini"])
 @pytest.mark.parametrize("algorithm", ["fedavg", "ifca"])
 def test_deferred_means_and_every_trainer_give_the_same_run(algorithm, local):
-    """Loop, batches and dual form, kept or summed, with unequal sizes: equal clusters, models within 1e-5."""
+    """Loop, batches and dual form, stored or summed, with unequal sizes: equal clusters, models within 1e-5."""
     expected = run(algorithm, local=local, trainer="loop", deferred=False)
     for trainer in ("auto", "batched", "dual"):
         for deferred in (False, True):
@@ -149,8 +149,8 @@ def test_partial_participation_orders_the_drawn_devices_only():
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "cfl", "fedgroup"])
-def test_devices_that_arrive_later_are_unheard_of_before(algorithm):
-    """Two of ten come in round 3: nobody orders, clusters or tests them before, and they take part from then on."""
+def test_devices_that_arrive_later_are_unknown_before(algorithm):
+    """Two of ten arrive in round 3: they have no orders, clusters or tests before, and take part from then on."""
     late, seen = {"dev-0008": 3, "dev-0009": 3}, []
     settings = {"groups": "2", "alpha": "4"} if algorithm == "fedgroup" else {}
     options = SimOptions(rounds=5, local=FULL, count="all", arrivals=late, evaluate_every=1)
@@ -165,8 +165,8 @@ def test_devices_that_arrive_later_are_unheard_of_before(algorithm):
     assert figures(before) == figures(result)[:2]
 
 
-def test_arrivals_that_make_no_sense_are_refused():
-    """An unknown device, and nobody there to begin with."""
+def test_impossible_arrivals_are_refused():
+    """An unknown device, and no device in round 1."""
     with pytest.raises(ConfigError, match="dev-0010"):
         run("fedavg", arrivals={"dev-0010": 2})
     with pytest.raises(ConfigError, match="no device is there"):
@@ -174,7 +174,7 @@ def test_arrivals_that_make_no_sense_are_refused():
 
 
 def test_rounds_of_other_starts_are_reported_apart():
-    """Three starts of three rounds: the kept one's rounds count from 1, with the accuracy that its own models have."""
+    """Three starts of three rounds: the best one's rounds are counted from 1, with the accuracy of its own models."""
     result = run(settings={"k": "2", "restarts": "3", "restart_rounds": "3"}, rounds=6)
     assert [r.round for r in result.history] == [1, 2, 3, 4, 5, 6]
     assert (result.restart_rounds, result.all_rounds) == (6, 12)
@@ -192,7 +192,7 @@ def test_rounds_of_other_starts_are_reported_apart():
 
 
 def test_trial_rounds_do_not_count_unless_asked():
-    """CFL tries a split in rounds in which nobody trains in phase TRAIN: ten counted rounds take more than ten."""
+    """CFL tries a split in rounds without training in phase TRAIN, so ten counted rounds take more than ten."""
     settings = {"cool_down": "1", "eps1": "0.9"}
     some = run("cfl", settings, rounds=10, local=FULL)
     every = run("cfl", settings, rounds=10, local=FULL, count="all")
@@ -224,7 +224,7 @@ def test_accuracy_by_each_protocol_is_what_a_plain_count_gives():
 
 
 def test_probes_take_the_place_of_devices_own_tests():
-    """Test shards of no device are what argmin is measured on."""
+    """With probes, the protocol argmin is measured on these and not on the devices' test shards."""
     data = population()
     probed = dataclasses.replace(data, probes=data.test[:3], probe_groups=(0, 1, 0))
     result = run(data=probed, protocol="argmin")

@@ -82,7 +82,7 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("local", RECIPES.values(), ids=RECIPES)
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 def test_batched_and_dual_train_as_the_loop_does(network, local, sizes):
-    """Updates, losses, norms and weighted sums agree to 1e-5, whatever the network, the recipe and the sizes."""
+    """Updates, losses, norms and weighted sums agree to 1e-5 for all networks, recipes and sizes."""
     shelf = Shelf(shards(network, sizes))
     models = torch.from_numpy(origins(network, 2, 1))
     expected = trained(Loop(network), shelf, models, local)
@@ -106,7 +106,7 @@ def test_batched_clips_as_the_loop_does(network):
 
 
 class TorchBackend:
-    """A task's loss and gradient by autograd, where a device has ONNX Runtime's."""
+    """A task's loss and gradient by autograd, in place of ONNX Runtime's."""
 
     def __init__(self, network):
         self.network = network
