@@ -67,7 +67,7 @@ def make_identity(directory: Path, name: str, role: str) -> Path:
     Raises:
         ConfigError: the directory holds keys already, or another program runs there.
     """
-    identity = Identity.generate(name)
+    identity = Identity.generate(name)  # checks the name before anything is written
     private_directory(directory)
     with exclusive(directory, wait_s=WAIT_S, hint=BUSY_HINT):
         card = directory / f"{name}.card"
@@ -339,6 +339,7 @@ class Membership(Generic[G]):
         self.check_fork(roster.sequence, data)
         if roster.sequence == self.roster.sequence:
             return False
+        # The roster first, then its sequence: a crash in between leaves a roster newer than the record, which is accepted.
         write_private(self.directory / ROSTER_FILE, data)
         self.roster, self.roster_bytes = roster, data
         self._keep_least()

@@ -97,6 +97,7 @@ def _version(name: str) -> str:
 
 def _machine() -> dict[str, Any]:
     model = platform.processor() or platform.machine()
+    # platform.processor() is empty or only the architecture on most distributions.
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             model = line.partition(":")[2].strip()

@@ -143,6 +143,7 @@ def target_of(group: int, length: int) -> Float32Vector:
 
 def scale_of(place: int) -> float:
     """Return the factor on its group's target that makes the device at ``place`` in the fleet differ from the others."""
+    # Multiples of the golden ratio spread evenly over [0, 1) for any number of devices.
     return 1.0 + SPREAD * (place * 0.618034 % 1.0)
 
 

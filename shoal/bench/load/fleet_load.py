@@ -224,8 +224,10 @@ class LoadFleet:
             identity.save(self._states / identity.name / KEY_FILE)
         cards = [make_card(identity, DEVICE_ROLE) for identity in identities]
         fleet.add_devices(cards)
+        # The grant is made again, since it contains the roster, which lists all devices only now.
         grant = fleet.add_aggregator(card)
         aggregators.join(self.aggregator_dir, grant.read_bytes(), fleet.fingerprint)
+        # One device joins in the usual way; the drivers derive the others' memberships from it (`driver.member_like`).
         joined = fleet.add_device(cards[0])
         enrolment.join(self._states / self.names[0], joined.read_bytes(), fleet.fingerprint)
         return fleet, identities
@@ -328,6 +330,7 @@ class LoadFleet:
 
     def close(self) -> None:
         """End all processes and remove the directories."""
+        # All are signalled before the first is waited for, so that they end at the same time.
         for program in self._programs:
             if program.process.poll() is None:
                 program.process.send_signal(signal.SIGTERM)
@@ -402,6 +405,7 @@ def watch(fleet: LoadFleet, fault: Fault | None = None) -> Iterator[Sample]:
                     "the run ended before there was a middle to kill a process in", hint="use more devices"
                 )
             return
+        # Stored uploads count as progress, since a round of a large fleet may take longer than STALLED_S.
         now = (sample.closed, uploads_stored(fleet.run_dir, sample.closed + 1))
         if now != before:
             changed_s, before = sample.at_s, now
@@ -457,6 +461,7 @@ def figures(
 
 def cpu_seconds(pid: int) -> float:
     """Return the user and system CPU seconds of a process."""
+    # The second field is the program's name in parentheses, which may itself contain spaces and parentheses.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
 

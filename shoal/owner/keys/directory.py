@@ -143,6 +143,7 @@ class FleetDirectory:
             write_private(path / ROSTER_FILE, sign_document(owner, Roster(name, 1, *_life(), None, (), ())))
             for sub in (GRANTS, RUNS):
                 private_directory(path / sub)
+            # The secrets are written last: their file marks a complete fleet.
             vault.write(SECRETS_FILE, encode(FleetSecrets.fresh(name, broker)))
         return cls(path, lock)
 

@@ -118,6 +118,7 @@ def _build(
     from shoal.owner.task_compiler.selfcheck import check
 
     flat: FlatModel = FlatModel(model, loss, manifest.parameters, counts=manifest.kind != "regression")
+    # Zero weights, as some layers start with, would make wrong gradients look right in the comparison below.
     theta = flatten(model, manifest.parameters)
     theta = theta + _PERTURBATION * torch.randn(theta.shape)
     inputs = (theta, *sample)

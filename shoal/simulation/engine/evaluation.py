@@ -96,6 +96,7 @@ def _assigned(
             chosen[i] = row_of[order.candidates[0]]
         else:
             undecided.setdefault((order.candidates, order.share), []).append(i)
+    # Devices with the same choice are scored together, by one matrix product.
     for (candidates, share), rows in undecided.items():
         options = np.array([row_of[c] for c in candidates])
         losses = workforce.score(models[torch.from_numpy(options).to(models.device)], share, places[rows]).losses

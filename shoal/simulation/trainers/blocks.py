@@ -113,6 +113,7 @@ class Shelf:
             return []
         sizes = self.sizes[ids]
         if not (sizes == sizes[0]).all():
+            # Neighbours in this order are similar in size, so blocks need little padding.
             order = np.argsort(-sizes, kind="stable")
             ids, sizes = ids[order], sizes[order]
         cuts: list[NDArray[np.int64]] = []
@@ -134,6 +135,7 @@ def _stacked(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
     follows = all(
         a.flags.c_contiguous and a.__array_interface__["data"][0] == start + i * step for i, a in enumerate(arrays)
     )
+    # torch.from_numpy wants writeable memory, so read-only arrays are copied.
     if follows and first.flags.writeable:
         whole = np.lib.stride_tricks.as_strided(first, (len(arrays), *first.shape), (step, *first.strides))
     else:
@@ -240,7 +242,7 @@ def batch_rows(n: int, local: LocalSettings, order: Shuffler) -> list[NDArray[np
     left = local.epochs * -(-n // size) if local.epochs else local.steps
     batches: list[NDArray[np.int64]] = []
     while left > 0:
-        rows = order.permutation(n)
+        rows = order.permutation(n)  # a new permutation for each epoch, as on a device
         cut = [rows[at : at + size] for at in range(0, min(n, left * size), size)]
         batches += cut
         left -= len(cut)
@@ -272,6 +274,7 @@ def schedule(
     """Return the mini-batches of devices with ``lengths`` (c,) samples."""
     batches = [batch_rows(int(n), local, order) for n, order in zip(lengths, orders, strict=True)]
     steps = np.array([len(b) for b in batches], np.int64)
+    # Devices with the most steps first: those that still train are then a prefix of the block at every step.
     by_steps = np.argsort(-steps, kind="stable")
     width = int(min(local.batch_size, lengths.max()))
     rows = np.zeros((int(steps.max()), len(lengths), width), np.int64)

@@ -147,6 +147,7 @@ class DualTrained:
 
     def norms(self) -> NDArray[np.float64]:
         """Return every update's l2 norm, shape (c,): |U^T [X 1]|^2 = <U, K U>."""
+        # By the kernel, since the update itself need not exist.
         squares = (self.coefficients * torch.bmm(self.kernel, self.coefficients)).sum((1, 2), dtype=torch.float64)
         for part in self.tail:
             squares += part.square().sum(1, dtype=torch.float64)
@@ -228,6 +229,7 @@ class _First:
             u.sub_(velocity, alpha=self.lr)
             return
         if mu:
+            # The proximal term pulls the whole first layer back, so it shrinks every coefficient.
             if rows is None:
                 self.change = below + mu * u
             u.mul_(1.0 - self.lr * mu)
@@ -272,6 +274,7 @@ class Dual:
             return False
         if self.always:
             return True
+        # Converting to the dual form and back costs a few steps, which pays only after enough visits to each sample.
         n = block.x.shape[1]
         visits = local.steps
         if local.batch_size:
@@ -314,7 +317,7 @@ class Dual:
         y = block.y
         sorted_already = bool((sort == np.arange(len(sort))).all())
         index = torch.from_numpy(sort).to(device)
-        if not sorted_already:
+        if not sorted_already:  # indexing copies the kernels, which are large
             kernel, x, pre, y = kernel[index], x[index], pre[index], y[index]
         lr = step_size(local, round_)
         first = _First(pre, kernel, torch.zeros_like(pre), lr, local)
