@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +38,7 @@ from aggregator.rounds.events import (
     Stored,
     WentOffline,
 )
+from aggregator.rounds.resume import ResumeMetadata
 from aggregator.rounds.rollover import stored_proposal
 from aggregator.rounds.state import EngineState
 from aggregator.run_log import Lines, waiting_for
@@ -45,6 +46,7 @@ from aggregator.storage.corruption import readable
 from aggregator.storage.fsync_worker import InlineSyncer, Syncer
 from aggregator.storage.run_status import keep_waiting
 from aggregator.storage.store import Store
+from aggregator.strategies.base import dump_state, load_state
 from aggregator.strategies.registry import make_strategy
 from aggregator.uploads.uploads import Uploads
 from shoal.errors import ShoalError, reason_of
@@ -138,11 +140,11 @@ class RunService:
         devices, known = member.roster.active(), (member.roster, member.roster_bytes)
         snapshot = self._store.restore()
         if snapshot is not None:
-            self._take_up(snapshot.standing)
+            self._take_up(snapshot.metadata)
         self._publisher.roster(self._roster_sent, member.roster)
         if snapshot is not None and self._store.over():
             received = {c.device: (c.phase, digest) for c, digest in self._store.uploads(snapshot.round)}
-            self._state = self._engine.over(devices, snapshot.round, snapshot.standing, received)
+            self._state = self._engine.over(devices, snapshot.round, snapshot.metadata, received)
             self._end()
             return
         self._publisher.run(self._package)
@@ -153,14 +155,14 @@ class RunService:
             self._carry_out(actions)
             self._hold_keys()
             return
-        standing = snapshot.standing
-        strategy = self._engine.strategy_in(self._engine.run_in(standing))
+        metadata = snapshot.metadata
+        strategy = self._engine.strategy_in(self._engine.run_in(metadata))
         with readable(self._store.directory):
-            before = strategy.load(snapshot.document, snapshot.vectors, self._store.fetch)
+            before = load_state(strategy.state_type, snapshot.document, snapshot.vectors, self._store.fetch)
         again = self._store.uploads(snapshot.round)
-        proposal = stored_proposal(standing, [contribution for contribution, _ in again])
+        proposal = stored_proposal(metadata, [contribution for contribution, _ in again])
         self._state, actions = self._engine.resume(
-            devices, before, snapshot.round, snapshot.available, standing, proposal, *known
+            devices, before, snapshot.round, snapshot.available, metadata, proposal, *known
         )
         LOG.info("resumed", extra={"kv": {"run": self._run.run, "round": snapshot.round, "uploads": len(again)}})
         self._carry_out(actions)
@@ -169,15 +171,15 @@ class RunService:
         self._drop_revoked()
         self._hold_keys()
 
-    def _take_up(self, standing: Mapping[str, Any]) -> None:
+    def _take_up(self, metadata: ResumeMetadata) -> None:
         """Put into force the secrets that the run had changed to before it was interrupted."""
         member = self._membership
-        grant = member.newer(standing["generation"])
+        grant = member.newer(metadata.generation)
         if grant is not None:
             member.promote(grant)
             self._publisher.regroup(member.group)
-        elif standing["rollover"] is not None:
-            self._turn_to(standing["rollover"]["generation"])
+        elif metadata.rollover is not None:
+            self._turn_to(metadata.rollover.generation)
 
     def _turn_to(self, generation: int) -> None:
         """Use the broadcast key that belongs to the secrets of ``generation``."""
@@ -329,8 +331,8 @@ class RunService:
                     closed = None
                 case RolloverFailed(round_, reason):
                     LOG.warning("rollover failed", extra={"kv": {"round": round_, "reason": reason}})
-                    dump = self._engine.strategy_in(self._state.run).dump(self._state.strategy)
-                    self._store.fail(round_, (Phase.CHECKPOINT, Phase.ENDORSE), dump, self._state.standing)
+                    encoded = dump_state(self._state.strategy)
+                    self._store.fail(round_, (Phase.CHECKPOINT, Phase.ENDORSE), encoded, self._state.resume_metadata)
                 case Gather():
                     self._deadline_s = now_s + self._run.deadline_s
                 case RunFinished():
@@ -355,10 +357,10 @@ class RunService:
         stops in between, the uploads of the closed round are still in the store, and closing it again gives the same bits.
         """
         plan, run = opened.plan, self._state.run
-        dump = self._engine.strategy_in(run).dump(opened.before)
+        before = dump_state(opened.before)
 
         def keep() -> None:
-            self._store.snapshot(plan.round, opened.available, dump, closed, self._state.standing)
+            self._store.snapshot(plan.round, opened.available, before, closed, self._state.resume_metadata)
 
         follows = not plan.step and closed is not None and not closed[1]["missing"]
         if not follows:
@@ -374,11 +376,10 @@ class RunService:
         """Make a mask epoch durable, publish it, and erase the secrets of the one before."""
         if closed is not None:
             self._store.record(*closed)
-        run = self._engine.run_in(renewed.standing)
-        dump = self._engine.strategy_in(run).dump(renewed.state)
+        run = self._engine.run_in(renewed.metadata)
         epoch = encode(Epoch(renewed.certificate, renewed.sealed))
-        self._store.renew(renewed.round, dump, renewed.own, renewed.standing, epoch)
-        self._take_up(renewed.standing)
+        self._store.renew(renewed.round, dump_state(renewed.state), renewed.own, renewed.metadata, epoch)
+        self._take_up(renewed.metadata)
         self._publisher.clear_models()
         self._publisher.epoch(epoch)
         LOG.info("mask epoch", extra={"kv": {"run": run.run, "round": renewed.round, "epoch": run.epoch}})

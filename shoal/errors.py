@@ -66,6 +66,10 @@ class WireError(IntegrityError):
     """Bytes from the network are not a well-formed message."""
 
 
+class DocumentError(IntegrityError):
+    """A stored document does not describe the value that is expected."""
+
+
 class KeyMismatchError(IntegrityError):
     """A masked vector was used with another mask than the one that made it."""
 

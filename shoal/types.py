@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from shoal import limits
 from shoal.errors import ConfigError
@@ -13,10 +13,19 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """Marks a type hint as an array of one dtype, for `shoal.util.state_codec`."""
+
+    dtype: str
+
+
+if TYPE_CHECKING:
     Float32Vector = NDArray[np.float32]
 else:
     # Enrolment and status read these types and must not pay for importing numpy.
-    Float32Vector = Any
+    Float32Vector = Annotated[Any, Array("float32")]
 
 KEY_ID_BYTES: Final = 16
 DIGEST_BYTES: Final = 32

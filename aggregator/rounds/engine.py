@@ -40,6 +40,7 @@ from aggregator.rounds.events import (
     WentOffline,
 )
 from aggregator.rounds.phases import check_transition
+from aggregator.rounds.resume import ResumeMetadata
 from aggregator.rounds.rollover import Rollover
 from aggregator.rounds.screening import screen
 from aggregator.rounds.state import (
@@ -56,7 +57,6 @@ from aggregator.rounds.state import (
 )
 from aggregator.rounds.turnover import Turnover
 from aggregator.strategies.base import Contribution, Outcome, RoundPlan, Strategy
-from aggregator.strategies.base import Event as Occurrence
 from aggregator.strategies.registry import make_strategy
 from shoal.limits import MAX_MARGIN
 from shoal.protocol.documents import Roster, RunPlan
@@ -139,11 +139,11 @@ class Engine:
         )
         return state, (Gather(),)
 
-    def run_in(self, standing: Mapping[str, Any]) -> RunPlan:
-        """Return the plan in the mask epoch of an `EngineState.standing`."""
-        if standing["epoch"] == self.run.epoch:
+    def run_in(self, metadata: ResumeMetadata) -> RunPlan:
+        """Return the plan in the mask epoch of an `EngineState.resume_metadata`."""
+        if metadata.epoch == self.run.epoch:
             return self.run
-        return self.run.in_epoch(standing["epoch"], bytes.fromhex(standing["key_id"]))
+        return self.run.in_epoch(metadata.epoch, metadata.key_id)
 
     def resume(
         self,
@@ -151,7 +151,7 @@ class Engine:
         before: Any,
         round_: int,
         available: tuple[str, ...],
-        standing: Mapping[str, Any] | None = None,
+        metadata: ResumeMetadata | None = None,
         proposal: Contribution | None = None,
         roster: Roster | None = None,
         roster_bytes: bytes = b"",
@@ -163,7 +163,7 @@ class Engine:
             before: `OpenRound.before`.
             round_: number of the round.
             available: `OpenRound.available`.
-            standing: `EngineState.standing` at that time.
+            metadata: `EngineState.resume_metadata` at that time; None means that the run has had no rollover.
             proposal: the stored upload of the device that folded, if the rollover had got that far.
             roster: the newest roster.
             roster_bytes: the roster as the owner signed it.
@@ -171,32 +171,29 @@ class Engine:
         fleet = PersistentSet(devices)
         online = PersistentSet(d for d in available if d in fleet)
         state = EngineState(fleet, before, self.run, online, roster=roster, roster_bytes=roster_bytes)
-        if standing is None:
+        if metadata is None:
             return self._open(state, round_, available)
-        generation = standing["generation"]
         state = dataclasses.replace(
             state,
-            run=self.run_in(standing),
-            since=standing["since"],
-            generation=generation,
-            newest=generation,
-            levels=dict(standing["levels"]),
-            news=tuple(Occurrence(e["round"], e["kind"], e["detail"]) for e in standing["news"]),
+            run=self.run_in(metadata),
+            since=metadata.since,
+            generation=metadata.generation,
+            newest=metadata.newest_generation,
+            levels=metadata.levels,
+            news=metadata.news,
         )
-        r = standing["rollover"]
-        if not standing["open"]:
-            state = dataclasses.replace(state, round=round_, step=standing["step"], online=PersistentSet())
-            if r is not None:
-                failed = Rollover(r["generation"], r["tries"])
-                state = dataclasses.replace(state, rollover=failed, newest=max(r["generation"], generation))
+        r = metadata.rollover
+        if not metadata.open:
+            failed = None if r is None else Rollover(r.generation, r.tries)
+            state = dataclasses.replace(
+                state, round=round_, step=metadata.step, online=PersistentSet(), rollover=failed
+            )
             return state, (Gather(),)
         if r is None:
             return self._open(state, round_, available)
-        signing = r["signing"] and proposal is not None
-        under_way = Rollover(r["generation"], r["tries"], r["folder"], proposal if signing else None)
-        state = dataclasses.replace(
-            state, round=round_, step=standing["step"] - 1, rollover=under_way, newest=max(r["generation"], generation)
-        )
+        signing = r.signing and proposal is not None
+        under_way = Rollover(r.generation, r.tries, r.folder, proposal if signing else None)
+        state = dataclasses.replace(state, round=round_, step=metadata.step - 1, rollover=under_way)
         if signing:
             return self._turnover.sign(state, available)
         return self._turnover.fold(state, available)
@@ -205,7 +202,7 @@ class Engine:
         self,
         devices: tuple[str, ...],
         round_: int,
-        standing: Mapping[str, Any],
+        metadata: ResumeMetadata,
         received: Mapping[str, tuple[Phase, bytes]],
     ) -> EngineState:
         """Return the state of a finished run, for an aggregator that was restarted; no event changes it.
@@ -213,10 +210,10 @@ class Engine:
         Args:
             devices: the roster's active devices.
             round_: number of the final round.
-            standing: `EngineState.standing` when that round opened.
+            metadata: `EngineState.resume_metadata` when that round opened.
             received: device -> (phase, digest) of its durable upload to that round.
         """
-        run = self.run_in(standing)
+        run = self.run_in(metadata)
         fleet = PersistentSet(devices)
         return EngineState(fleet, None, run, round=round_, received=PersistentMap(received), finished=True)
 

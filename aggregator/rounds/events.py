@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from aggregator.rounds.resume import ResumeMetadata
 from aggregator.strategies.base import Contribution, RoundPlan, UploadKey
 from shoal.protocol.documents import Roster
 from shoal.protocol.epochs import Certificate
@@ -122,7 +123,7 @@ class Renewed:
         round: the round after which it begins.
         certificate, sealed: the proof and the sealed origins for the devices.
         state: the strategy's state in the new epoch.
-        standing: `EngineState.standing` with no round open.
+        metadata: `EngineState.resume_metadata` with no round open.
         own: earlier upload -> the same update masked under the new key.
     """
 
@@ -130,7 +131,7 @@ class Renewed:
     certificate: Certificate
     sealed: bytes = field(repr=False)
     state: Any
-    standing: Mapping[str, Any]
+    metadata: ResumeMetadata
     own: Mapping[UploadKey, Contribution]
 
 

@@ -12,10 +12,11 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
+from aggregator.rounds.resume import ResumeMetadata
 from aggregator.strategies.base import Contribution, RoundPlan, Slot, UploadKey, norm_of
 from aggregator.strategies.renewal import Inherited
 from shoal.errors import UntrustedError
@@ -105,17 +106,17 @@ def _carried(inherited: Inherited, run: RunPlan) -> dict[str, Slot]:
     }
 
 
-def stored_proposal(standing: Mapping[str, Any], stored: Iterable[Contribution]) -> Contribution | None:
+def stored_proposal(metadata: ResumeMetadata, stored: Iterable[Contribution]) -> Contribution | None:
     """Return the upload of the device that folded, where a rollover was interrupted after it.
 
     Args:
-        standing: `EngineState.standing` of then.
+        metadata: of the snapshot.
         stored: what was uploaded for its round.
     """
-    under_way = standing["rollover"]
-    if under_way is None:
+    if metadata.rollover is None:
         return None
-    return next((c for c in stored if c.phase is Phase.CHECKPOINT and c.device == under_way["folder"]), None)
+    folder = metadata.rollover.folder
+    return next((c for c in stored if c.phase is Phase.CHECKPOINT and c.device == folder), None)
 
 
 def read_proposal(upload: Contribution, inherited: Inherited, run: RunPlan, generation: int, current: int) -> Folded:

@@ -2,8 +2,8 @@
 
 `norm_error` is the absolute limit: such an update is refused when it arrives. `screen` is the relative one: an update much
 longer than the others of its round is left out of every mean. A round is screened when it closes, because the first round
-has no earlier one to compare with. The decision depends only on durable uploads and on the levels in
-`EngineState.standing`, so a restarted aggregator decides the same.
+has no earlier one to compare with. The decision depends only on durable uploads and on the levels in the resume metadata,
+so a restarted aggregator decides the same.
 """
 
 from __future__ import annotations

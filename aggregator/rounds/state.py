@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
 from aggregator.rounds.events import Action, RoundRecord
+from aggregator.rounds.resume import ResumeMetadata, RolloverProgress
 from aggregator.rounds.rollover import Rollover
 from aggregator.rounds.screening import Levels
 from aggregator.strategies.base import Contribution, Event, Outcome, RoundPlan, mean_loss
@@ -110,22 +111,21 @@ class EngineState:
         return len(self.plan.orders) - len(self.removed) - refused
 
     @property
-    def standing(self) -> dict[str, Any]:
-        """Data that `Engine.resume` needs besides the strategy's state, as JSON."""
+    def resume_metadata(self) -> ResumeMetadata:
+        """Data that `Engine.resume` needs besides the strategy's state."""
         r = self.rollover
-        return {
-            "epoch": self.run.epoch,
-            "key_id": self.run.key_id.hex(),
-            "since": self.since,
-            "generation": self.generation,
-            "step": self.step,
-            "open": self.plan is not None,
-            "levels": dict(self.levels),
-            "news": [{"round": e.round, "kind": e.kind, "detail": dict(e.detail)} for e in self.news],
-            "rollover": None
-            if r is None
-            else {"generation": r.generation, "tries": r.tries, "folder": r.folder, "signing": r.proposal is not None},
-        }
+        progress = None if r is None else RolloverProgress(r.generation, r.tries, r.folder, r.proposal is not None)
+        return ResumeMetadata(
+            epoch=self.run.epoch,
+            key_id=self.run.key_id,
+            since=self.since,
+            generation=self.generation,
+            step=self.step,
+            open=self.plan is not None,
+            levels=self.levels,
+            news=self.news,
+            rollover=progress,
+        )
 
 
 def too_late(state: EngineState) -> str:
@@ -234,13 +234,14 @@ def record_of(
     """
     given = sorted(state.contributions, key=lambda c: c.device)
     refused = dict(sorted((refused_norm or {}).items()))
+    loss = mean_loss([c for c in given if c.device not in refused], state.run)
     return RoundRecord(
         round=plan.round,
         final=plan.final,
         ordered=len(plan.orders),
         contributed=len(given),
         missing=state.waiting,
-        loss=mean_loss([c for c in given if c.device not in refused], state.run),
+        loss=0.0 if loss is None else loss,
         correct=sum(c.correct for c in given),
         tested=sum(c.tested for c in given),
         norms={c.device: c.norm for c in given},

@@ -157,7 +157,7 @@ class Turnover:
             "renewed": len(own),
         }
         state = noted(state, "mask-epoch", detail)
-        done = Renewed(state.round, certificate, folded.sealed, state.strategy, state.standing, own)
+        done = Renewed(state.round, certificate, folded.sealed, state.strategy, state.resume_metadata, own)
         state, actions = self._reopen(state)
         return state, (done, *(actions or (Gather(),)))
 

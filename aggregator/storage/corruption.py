@@ -14,10 +14,19 @@ from functools import wraps
 from pathlib import Path
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
-from shoal.errors import IntegrityError, ShoalError, StorageError
+from shoal.errors import DocumentError, IntegrityError, ShoalError, StorageError
 from shoal.util.files import read_failed, write_failed
 
-_DAMAGE: Final = (sqlite3.DatabaseError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
+_DAMAGE: Final = (
+    DocumentError,
+    sqlite3.DatabaseError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    RecursionError,
+)
 _SYSTEM_CODES: Final = frozenset(
     {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
 )

@@ -12,9 +12,10 @@ from typing import Any, Final, TypeVar
 
 from aggregator.storage import records
 from aggregator.storage.corruption import is_system_failure, readable
-from aggregator.storage.store import BUSY_TIMEOUT_MS, DATABASE, check_version
+from aggregator.storage.store import BUSY_TIMEOUT_MS, DATABASE, SnapshotHead, check_version
 from shoal.errors import ConfigError, text_of
 from shoal.util.files import write_atomic
+from shoal.util.state_codec import decode_state
 
 WAITING_FILE: Final = "waiting.json"
 """Written while an open round waits, for `status` alone: a line, and after the deadline who is missing and what to do."""
@@ -24,12 +25,11 @@ R = TypeVar("R")
 
 def read_generation(directory: Path) -> int | None:
     """Return the newest secrets, by the roster sequence they were drawn at, that a run has turned to; None for the first."""
-    found = _read(directory, lambda reader: reader.execute("SELECT document FROM snapshot").fetchone())
+    found = _read(directory, lambda reader: reader.execute("SELECT head FROM snapshot").fetchone())
     if found is None:
         return None
     with readable(directory):
-        standing = json.loads(found[0])["standing"]
-        return int((standing["rollover"] or standing)["generation"])
+        return decode_state(SnapshotHead, json.loads(found[0])).metadata.newest_generation
 
 
 def read_records(directory: Path) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ the freed pages again.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -24,18 +25,20 @@ from typing import Any, Final
 import numpy as np
 
 from aggregator.numerics.rows import drop_pages
+from aggregator.rounds.resume import ResumeMetadata
 from aggregator.storage import records
 from aggregator.storage.corruption import reads
 from aggregator.storage.vector_log import FLOAT_BYTES, UpdateFiles, checksum
-from aggregator.strategies.base import Contribution, Dump, UploadKey, contribution_of
+from aggregator.strategies.base import Contribution, UploadKey, contribution_of
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Upload
 from shoal.types import Float32Vector
 from shoal.util.files import check_own, make_own, private_directory, sync_directory, write_atomic
+from shoal.util.state_codec import Encoded, decode_state, encode_state
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 DATABASE: Final = "run.sqlite"
 UPDATES: Final = "updates"
 VECTORS: Final = "vectors"
@@ -51,8 +54,8 @@ CREATE TABLE IF NOT EXISTS uploads (
   round INTEGER NOT NULL, phase INTEGER NOT NULL, device TEXT NOT NULL, header BLOB NOT NULL,
   digest BLOB NOT NULL, start INTEGER NOT NULL, checksum INTEGER NOT NULL,
   PRIMARY KEY (round, phase, device)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS snapshot (id INTEGER PRIMARY KEY CHECK (id = 1), round INTEGER NOT NULL, document TEXT NOT
-NULL);
+CREATE TABLE IF NOT EXISTS snapshot (
+  id INTEGER PRIMARY KEY CHECK (id = 1), round INTEGER NOT NULL, head TEXT NOT NULL, state TEXT NOT NULL);
 """
     + records.TABLES
 )
@@ -70,14 +73,36 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotHead:
+    """A snapshot without the strategy's state.
+
+    Attributes:
+        available: devices that were available to the open round.
+        metadata: the engine's part.
+        vectors: name in the strategy's state -> digest of the vector's bytes, which also names its file.
+    """
+
+    available: tuple[str, ...]
+    metadata: ResumeMetadata
+    vectors: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The strategy's state before the open round, the devices that were available to it, and `EngineState.standing`."""
+    """What a run continues from.
+
+    Attributes:
+        round: the open round.
+        available: devices that were available to it.
+        document, vectors: the strategy's state before it, see `aggregator.strategies.base.load_state`.
+        metadata: the engine's part.
+    """
 
     round: int
     available: tuple[str, ...]
-    document: dict[str, Any]
+    document: Any
     vectors: dict[str, Float32Vector]
-    standing: dict[str, Any]
+    metadata: ResumeMetadata
 
 
 class Store:
@@ -122,8 +147,8 @@ class Store:
                 hint="a run's directory is never reused: move it away, or sign a new run",
             )
         self.seed = bytes(facts["seed"])
-        found = self._db.execute("SELECT document FROM snapshot").fetchone()
-        self._enter(run.epoch if found is None else json.loads(found[0])["standing"]["epoch"])
+        found = self._db.execute("SELECT head FROM snapshot").fetchone()
+        self._enter(run.epoch if found is None else _head(found[0]).metadata.epoch)
 
     def _enter(self, epoch: int) -> None:
         """Use the folders of a mask epoch, and erase those of all others."""
@@ -235,27 +260,32 @@ class Store:
         self,
         round_: int,
         available: Iterable[str],
-        dump: Dump,
+        state: Encoded,
         closed: tuple[int, dict[str, Any]] | None = None,
-        standing: Mapping[str, Any] | None = None,
+        metadata: ResumeMetadata | None = None,
     ) -> None:
         """Make the state before round ``round_`` durable, and drop the rows, vectors and updates that nothing refers to.
 
         Args:
             round_: the round that is open from now on.
             available: the devices that were available to it.
-            dump: the strategy's state before it.
+            state: the strategy's state before it.
             closed: number and record of the round before, kept in the same transaction.
-            standing: `EngineState.standing`; None stands for the run's first mask epoch.
+            metadata: the engine's part; None stands for the run's first mask epoch.
         """
-        document = self._document(self._vectors, available, dump, standing)
+        head = self._write_vectors(self._vectors, available, state, metadata)
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?)", (round_, json.dumps(document)))
-            self._forget_uploads(round_, dump.uploads)
+            self._write_snapshot(round_, head, state)
+            self._forget_uploads(round_, state.keys)
             if closed is not None:
                 records.write(self._db, *closed)
-        self._sweep(round_, set(document["vectors"]), {key[0] for key in dump.uploads})
+        self._sweep(round_, set(head.vectors.values()), {key[0] for key in state.keys})
+
+    def _write_snapshot(self, round_: int, head: SnapshotHead, state: Encoded) -> None:
+        """Replace the snapshot within the caller's transaction."""
+        row = (round_, json.dumps(encode_state(head).document), json.dumps(state.document))
+        self._db.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?, ?)", row)
 
     def _forget_uploads(self, before: int, needed: frozenset[UploadKey]) -> None:
         """Delete the rows of uploads of rounds before ``before`` that are not ``needed``."""
@@ -266,27 +296,26 @@ class Store:
         gone = [key for key in found if key not in needed]
         self._db.executemany("DELETE FROM uploads WHERE round = ? AND phase = ? AND device = ?", gone)
 
-    def _document(
-        self, folder: Path, available: Iterable[str], dump: Dump, standing: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
-        """Make a state's vectors durable in ``folder``; return the rest of it."""
-        kept = {}
-        for name, vector in dump.vectors.items():
-            path = folder / f"{name}.f32"
+    def _write_vectors(
+        self, folder: Path, available: Iterable[str], state: Encoded, metadata: ResumeMetadata | None
+    ) -> SnapshotHead:
+        """Make a state's vectors durable in ``folder``; return the head of its snapshot."""
+        digests = {}
+        for name, vector in state.arrays.items():
             data = np.ascontiguousarray(vector, "<f4").data.cast("B")
+            digests[name] = _digest(data)
+            path = folder / f"{digests[name]}.f32"
             if not path.exists():
                 write_atomic(path, data, sync_name=False)
-            kept[name] = checksum(data)
         sync_directory(folder)
-        where = {"epoch": self.run.epoch} if standing is None else dict(standing)
-        return {"available": list(available), "state": dump.document, "vectors": kept, "standing": where}
+        return SnapshotHead(tuple(available), metadata or ResumeMetadata(self.run.epoch, self.run.key_id), digests)
 
     def renew(
         self,
         round_: int,
-        dump: Dump,
+        state: Encoded,
         own: Mapping[UploadKey, Contribution],
-        standing: Mapping[str, Any],
+        metadata: ResumeMetadata,
         epoch: bytes,
     ) -> None:
         """Begin a mask epoch: all that was uploaded is erased but for what devices have masked anew.
@@ -296,30 +325,30 @@ class Store:
 
         Args:
             round_: the round that it follows.
-            dump: the strategy's state in the new epoch.
+            state: the strategy's state in the new epoch.
             own: the uploads that were masked anew, by the keys that they keep.
-            standing: `EngineState.standing`, with no round open.
+            metadata: the engine's part, with no round open.
             epoch: what devices begin it with, see `epoch`.
         """
-        name = _folder(standing["epoch"])
+        name = _folder(metadata.epoch)
         updates, vectors = (private_directory(self.directory / kind / name) for kind in (UPDATES, VECTORS))
         for left in (*updates.iterdir(), *vectors.iterdir()):
             left.unlink()  # of an earlier try that a crash ended
         files = UpdateFiles(updates, lambda _: 0)
-        rows = [self._rewritten(files, standing["epoch"], own[key]) for key in sorted(own)]
+        rows = [self._rewritten(files, metadata.epoch, own[key]) for key in sorted(own)]
         files.syncer()()
         files.release()
         for folder in (updates, updates.parent, vectors.parent):
             sync_directory(folder)
-        document = self._document(vectors, (), dump, standing)
+        head = self._write_vectors(vectors, (), state, metadata)
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute("DELETE FROM uploads")
             self._db.executemany("INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-            self._db.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?)", (round_, json.dumps(document)))
+            self._write_snapshot(round_, head, state)
             self._db.execute("INSERT OR REPLACE INTO facts VALUES ('epoch', ?)", (epoch,))
         self._updates.release()
-        self._enter(standing["epoch"])
+        self._enter(metadata.epoch)
 
     def epoch(self) -> bytes:
         """Return the encoded `shoal.protocol.epochs.Epoch` that the mask epoch began with; empty in a run's first."""
@@ -336,21 +365,21 @@ class Store:
         start = files.append(upload.round, memoryview(vector))
         return (*contribution.key, encode(upload), digest, start, checksum(vector))
 
-    def fail(self, round_: int, phases: Iterable[int], dump: Dump, standing: Mapping[str, Any]) -> None:
+    def fail(self, round_: int, phases: Iterable[int], state: Encoded, metadata: ResumeMetadata) -> None:
         """Drop what was uploaded for these phases of a round, and keep how the run stands with nothing open.
 
         Both or neither: a step that was announced once, and failed, must not be announced again as another one.
         """
-        document = self._document(self._vectors, (), dump, {**standing, "open": False})
+        head = self._write_vectors(self._vectors, (), state, dataclasses.replace(metadata, open=False))
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany("DELETE FROM uploads WHERE round = ? AND phase = ?", [(round_, p) for p in phases])
-            self._db.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?)", (round_, json.dumps(document)))
+            self._write_snapshot(round_, head, state)
         self._updates.rewind(round_)
 
-    def _sweep(self, round_: int, names: set[str], rounds: set[int]) -> None:
+    def _sweep(self, round_: int, digests: set[str], rounds: set[int]) -> None:
         for path in self._vectors.glob("*.f32"):
-            if path.stem not in names:
+            if path.stem not in digests:
                 path.unlink()
         self._updates.sweep(round_, rounds)
 
@@ -361,18 +390,20 @@ class Store:
         Raises:
             IntegrityError: a vector is missing or not what was written.
         """
-        found = self._db.execute("SELECT round, document FROM snapshot").fetchone()
+        found = self._db.execute("SELECT round, head, state FROM snapshot").fetchone()
         if found is None:
             return None
-        document = json.loads(found[1])
-        vectors = {}
-        for name, kept in document["vectors"].items():
-            path = self._vectors / f"{name}.f32"
-            data = path.read_bytes() if path.exists() else b""
-            if len(data) % FLOAT_BYTES or not data or checksum(data) != kept:
-                raise IntegrityError(f"{path} is missing or altered", hint="restore the directory from a backup")
-            vectors[name] = np.frombuffer(data, "<f4")
-        return Snapshot(found[0], tuple(document["available"]), document["state"], vectors, document["standing"])
+        head = _head(found[1])
+        read = {digest: self._vector(digest) for digest in set(head.vectors.values())}
+        vectors = {name: read[digest] for name, digest in head.vectors.items()}
+        return Snapshot(found[0], head.available, json.loads(found[2]), vectors, head.metadata)
+
+    def _vector(self, digest: str) -> Float32Vector:
+        path = self._vectors / f"{digest}.f32"
+        data = path.read_bytes() if path.exists() else b""
+        if _digest(data) != digest:
+            raise IntegrityError(f"{path} is missing or altered", hint="restore the directory from a backup")
+        return np.frombuffer(data, "<f4")
 
     def record(self, round_: int, record: dict[str, Any]) -> None:
         """Keep what a closed round brought."""
@@ -426,6 +457,14 @@ def erase_updates(directory: Path) -> None:
 
 def _folder(epoch: int) -> str:
     return f"epoch-{epoch:06d}"
+
+
+def _head(text: str) -> SnapshotHead:
+    return decode_state(SnapshotHead, json.loads(text))
+
+
+def _digest(data: bytes | memoryview) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _size(upload: Upload) -> int:

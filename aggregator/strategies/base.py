@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,13 @@ from shoal.errors import ConfigError, IntegrityError, KeyMismatchError
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Order, Phase, Share, Upload
 from shoal.types import Float32Vector
+from shoal.util.state_codec import Encoded, Stored, decode_state, encode_state
 from shoal.util.wanted import wanted
 
 if TYPE_CHECKING:
     from aggregator.strategies.renewal import Inherited, Renewal
 
+S = TypeVar("S")
 UploadKey = tuple[int, int, str]
 """(round, phase, device): what makes an upload unique within a run."""
 
@@ -185,15 +187,6 @@ class Outcome:
     capped: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Dump:
-    """A state as the store keeps it: a document, vectors by names that change with their content, uploads it refers to."""
-
-    document: dict[str, Any]
-    vectors: dict[str, Float32Vector] = field(default_factory=dict)
-    uploads: frozenset[UploadKey] = frozenset()
-
-
 class Average(Protocol):
     """Turns contributions, a weighting and a weight cap into their mean update, (d,) float32.
 
@@ -206,15 +199,19 @@ class Average(Protocol):
         ...
 
 
-Fetch = Callable[[UploadKey], Contribution]
 Gathered = Mapping[UploadKey, Contribution]
 
 
 class Strategy(Protocol):
-    """One algorithm of the papers. States are values: a method returns a new one and leaves its argument alone."""
+    """One algorithm of the papers. States are values: a method returns a new one and leaves its argument alone.
+
+    Attributes:
+        state_type: class of the states, a frozen dataclass of what `shoal.util.state_codec` can encode.
+    """
 
     name: str
     settings_type: ClassVar[type[StrategySettings]]
+    state_type: type[Any]
 
     def init(self, devices: tuple[str, ...]) -> Any:
         """Return the state before round 1 for the fleet's active ``devices``."""
@@ -240,11 +237,31 @@ class Strategy(Protocol):
     def retain(self, state: Any, active: frozenset[str]) -> Any:
         """Return the state, just renewed, without devices that are not ``active``: they were revoked."""
 
-    def dump(self, state: Any) -> Dump:
-        """Return the state between rounds (nothing gathered) as the store keeps it."""
 
-    def load(self, document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], fetch: Fetch) -> Any:
-        """Return the state that `dump` described."""
+def dump_state(state: Any) -> Encoded:
+    """Return a strategy's state between two rounds as a document, vectors and the keys of the uploads that it refers to.
+
+    Raises:
+        DocumentError: the state holds something else than its type hints say.
+    """
+    return encode_state(state, Stored(Contribution, UploadKey))
+
+
+def load_state(
+    kind: type[S], document: Any, vectors: Mapping[str, Float32Vector], fetch: Callable[[UploadKey], Contribution]
+) -> S:
+    """Return the state that `dump_state` encoded.
+
+    Args:
+        kind: the strategy's ``state_type``.
+        document: the encoded state.
+        vectors: its arrays.
+        fetch: returns an upload that it refers to.
+
+    Raises:
+        DocumentError: the document or the vectors do not describe a state of this class.
+    """
+    return decode_state(kind, document, vectors, Stored(Contribution, UploadKey, fetch))
 
 
 def norm_of(vector: Float32Vector) -> float:
@@ -303,14 +320,14 @@ def capped_devices(means: Iterable[list[Contribution]], weighting: str, cap: flo
     return found
 
 
-def mean_loss(contributions: list[Contribution], run: RunPlan, *, empty: float = 0.0) -> float:
-    """Return the mean of the losses that devices report, by capped sample counts; ``empty`` where there are none.
+def mean_loss(contributions: list[Contribution], run: RunPlan) -> float | None:
+    """Return the mean of the losses that devices report, by capped sample counts; None where there are none.
 
     Under uniform weighting devices report one sample each.
     """
     weights = weights_of(contributions, "samples", run.weight_cap).tolist()
     total = sum(weights)
-    return sum(c.loss * w for c, w in zip(contributions, weights, strict=True)) / total if total else empty
+    return sum(c.loss * w for c, w in zip(contributions, weights, strict=True)) / total if total else None
 
 
 def mean_update(contributions: list[Contribution], weighting: str, cap: float = 0.0) -> Float32Vector:
@@ -368,33 +385,6 @@ def whole_offset(run: RunPlan, plan: RoundPlan, model: int) -> Float32Vector | N
 def evaluates(run: RunPlan, round_: int) -> bool:
     """Whether devices report accuracy in this round."""
     return run.evaluate_every > 0 and round_ % run.evaluate_every == 0
-
-
-def slot_dump(name: str, slot: Slot, vectors: dict[str, Float32Vector]) -> dict[str, Any]:
-    """Return a slot as JSON; its offset goes into ``vectors`` under a name that changes with its version."""
-    label = None
-    if slot.offset is not None:
-        label = f"{name}-{slot.version}"
-        vectors[label] = slot.offset
-    return {
-        "origin": slot.origin,
-        "offset": label,
-        "contributors": slot.contributors,
-        "version": slot.version,
-        "scale": slot.scale,
-    }
-
-
-def slot_load(document: Mapping[str, Any], vectors: Mapping[str, Float32Vector]) -> Slot:
-    """Return the slot that `slot_dump` described."""
-    label = document["offset"]
-    return Slot(
-        document["origin"],
-        None if label is None else vectors[label],
-        document["contributors"],
-        document["version"],
-        document["scale"],
-    )
 
 
 def parse_settings(kind: type[Any], run: RunPlan) -> Any:

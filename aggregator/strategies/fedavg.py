@@ -6,17 +6,14 @@ One model; its masked offset moves by the mean of the masked updates of those wh
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
     Average,
     Contribution,
-    Dump,
     Event,
-    Fetch,
     Gathered,
     Outcome,
     RoundPlan,
@@ -30,15 +27,12 @@ from aggregator.strategies.base import (
     in_order,
     mean_update,
     parse_settings,
-    slot_dump,
-    slot_load,
     train_order,
 )
 from aggregator.strategies.discrepancy import discrepancy
 from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot
 from aggregator.strategies.settings import Reads, StrategySettings
 from shoal.protocol.documents import RunPlan
-from shoal.types import Float32Vector
 
 MODEL = 0
 
@@ -70,6 +64,7 @@ class FedAvg:
 
     name = "fedavg"
     settings_type = FedAvgSettings
+    state_type = FedAvgState
 
     def __init__(self, run: RunPlan, _backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run
@@ -120,12 +115,3 @@ class FedAvg:
     def retain(self, state: FedAvgState, active: frozenset[str]) -> FedAvgState:
         """Return the state without devices that are not ``active``."""
         return dataclasses.replace(state, devices=tuple(d for d in state.devices if d in active))
-
-    def dump(self, state: FedAvgState) -> Dump:
-        """Return the state as the store keeps it."""
-        vectors: dict[str, Float32Vector] = {}
-        return Dump({"devices": list(state.devices), "slot": slot_dump("global", state.slot, vectors)}, vectors)
-
-    def load(self, document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], _fetch: Fetch) -> FedAvgState:
-        """Return the state that `dump` described."""
-        return FedAvgState(tuple(document["devices"]), slot_load(document["slot"], vectors))

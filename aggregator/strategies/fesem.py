@@ -29,9 +29,7 @@ from aggregator.numerics.distances import squared_distances
 from aggregator.strategies.base import (
     Average,
     Contribution,
-    Dump,
     Event,
-    Fetch,
     Gathered,
     Outcome,
     RoundPlan,
@@ -46,17 +44,14 @@ from aggregator.strategies.base import (
     parse_settings,
     require,
     require_one_origin,
-    slot_dump,
-    slot_load,
     train_order,
     weights_of,
 )
 from aggregator.strategies.discrepancy import discrepancy
-from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot, news_dump, news_load, retained
+from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot, retained
 from aggregator.strategies.settings import StrategySettings
 from shoal import limits
 from shoal.protocol.documents import RunPlan
-from shoal.types import Float32Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +90,7 @@ class Fesem:
 
     name = "fesem"
     settings_type = FesemSettings
+    state_type = FesemState
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run
@@ -220,23 +216,6 @@ class Fesem:
     def retain(self, state: FesemState, active: frozenset[str]) -> FesemState:
         """Return the state without devices that are not ``active``."""
         return dataclasses.replace(state, assignment=retained(state.assignment, active))
-
-    def dump(self, state: FesemState) -> Dump:
-        """Return the state as the store keeps it."""
-        vectors: dict[str, Float32Vector] = {}
-        slots = [slot_dump(f"model-{j}", s, vectors) for j, s in enumerate(state.slots)]
-        document = {
-            "slots": slots,
-            "assignment": dict(state.assignment),
-            "frozen": state.frozen,
-            "news": news_dump(state.news),
-        }
-        return Dump(document, vectors)
-
-    def load(self, document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], _fetch: Fetch) -> FesemState:
-        """Return the state that `dump` described."""
-        slots = tuple(slot_load(s, vectors) for s in document["slots"])
-        return FesemState(slots, document["assignment"], document["frozen"], news_load(document["news"]))
 
 
 def _coincide(state: FesemState) -> bool:

@@ -8,16 +8,13 @@ for comparison, not for devices that want to keep their updates from each other.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
     Average,
     Contribution,
-    Dump,
-    Fetch,
     Gathered,
     Outcome,
     RoundPlan,
@@ -30,15 +27,12 @@ from aggregator.strategies.base import (
     mean_update,
     parse_settings,
     require,
-    slot_dump,
-    slot_load,
     train_order,
 )
 from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot
 from aggregator.strategies.settings import StrategySettings
 from shoal import limits
 from shoal.protocol.documents import RunPlan
-from shoal.types import Float32Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +61,7 @@ class Local:
 
     name = "local"
     settings_type = LocalSettings
+    state_type = LocalState
 
     def __init__(self, run: RunPlan, _backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run
@@ -129,18 +124,6 @@ class Local:
         """Return the state without the models of devices that are not ``active``; the others' ids close up."""
         kept = [(d, s) for d, s in zip(state.devices, state.slots, strict=True) if d in active]
         return dataclasses.replace(state, devices=tuple(d for d, _ in kept), slots=tuple(s for _, s in kept))
-
-    def dump(self, state: LocalState) -> Dump:
-        """Return the state as the store keeps it."""
-        vectors: dict[str, Float32Vector] = {}
-        slots = [slot_dump(f"model-{i}", s, vectors) for i, s in enumerate(state.slots)]
-        untrained = slot_dump("untrained", state.untrained, vectors)
-        return Dump({"devices": list(state.devices), "slots": slots, "untrained": untrained}, vectors)
-
-    def load(self, document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], _fetch: Fetch) -> LocalState:
-        """Return the state that `dump` described."""
-        slots = tuple(slot_load(s, vectors) for s in document["slots"])
-        return LocalState(tuple(document["devices"]), slots, slot_load(document["untrained"], vectors))
 
 
 def _with(state: LocalState, devices: Iterable[str]) -> LocalState:

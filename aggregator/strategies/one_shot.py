@@ -26,9 +26,7 @@ from aggregator.numerics.similarity import gram
 from aggregator.strategies.base import (
     Average,
     Contribution,
-    Dump,
     Event,
-    Fetch,
     Gathered,
     Outcome,
     RoundPlan,
@@ -45,8 +43,6 @@ from aggregator.strategies.base import (
     parse_settings,
     require,
     require_one_origin,
-    slot_dump,
-    slot_load,
     train_order,
 )
 from aggregator.strategies.renewal import (
@@ -54,8 +50,6 @@ from aggregator.strategies.renewal import (
     Inherited,
     Renewal,
     fresh_slot,
-    news_dump,
-    news_load,
     renewed_rows,
     retained,
 )
@@ -115,6 +109,7 @@ class OneShot:
 
     name = "one-shot"
     settings_type = OneShotSettings
+    state_type = OneShotState
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run
@@ -250,35 +245,6 @@ class OneShot:
     def retain(self, state: OneShotState, active: frozenset[str]) -> OneShotState:
         """Return the state without devices that are not ``active``."""
         return dataclasses.replace(state, assignment=retained(state.assignment, active))
-
-    def dump(self, state: OneShotState) -> Dump:
-        """Return the state as the store keeps it."""
-        vectors: dict[str, Float32Vector] = {}
-        slots = [slot_dump(f"model-{j}", s, vectors) for j, s in enumerate(state.slots)]
-        centroids = [f"{_centroid(j)}-{self.run.epoch}" for j in range(len(state.centroids))]
-        vectors |= dict(zip(centroids, state.centroids, strict=True))
-        document = {
-            "slots": slots,
-            "centroids": centroids,
-            "behind": list(state.behind),
-            "origin": slot_dump("origin", state.origin, vectors),
-            "since": state.since,
-            "assignment": dict(state.assignment),
-            "news": news_dump(state.news),
-        }
-        return Dump(document, vectors)
-
-    def load(self, document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], _fetch: Fetch) -> OneShotState:
-        """Return the state that `dump` described."""
-        return OneShotState(
-            tuple(slot_load(s, vectors) for s in document["slots"]),
-            tuple(vectors[name] for name in document["centroids"]),
-            tuple(document["behind"]),
-            slot_load(document["origin"], vectors),
-            document["since"],
-            document["assignment"],
-            news_load(document["news"]),
-        )
 
 
 def _centroid(cluster: int) -> str:

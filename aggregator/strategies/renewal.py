@@ -6,11 +6,10 @@ masked is either masked anew, by the devices, or forgotten: no vector of the old
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from aggregator.strategies.base import Contribution, Event, Slot, UploadKey
+from aggregator.strategies.base import Contribution, Slot, UploadKey
 from shoal.errors import IntegrityError
 from shoal.types import Float32Vector
 
@@ -79,13 +78,3 @@ def renewed_rows(renewal: Renewal, names: Sequence[str]) -> tuple[Float32Vector,
 def retained(of_device: Mapping[str, int], active: frozenset[str]) -> dict[str, int]:
     """Return where devices are, without those that are not ``active``."""
     return {device: at for device, at in of_device.items() if device in active}
-
-
-def news_dump(news: Iterable[Event]) -> list[dict[str, Any]]:
-    """Return events that the next round's outcome tells as JSON."""
-    return [{"round": e.round, "kind": e.kind, "detail": dict(e.detail)} for e in news]
-
-
-def news_load(document: Iterable[Mapping[str, Any]]) -> tuple[Event, ...]:
-    """Return the events that `news_dump` described."""
-    return tuple(Event(e["round"], e["kind"], e["detail"]) for e in document)

@@ -97,7 +97,7 @@ def mask_key(fleet):
 
 
 def clear_offsets(fleet):
-    """Return (clusters' document, vector name -> unmasked offset (d,)) of the aggregator's last snapshot."""
+    """Return name in the strategy's state -> unmasked offset (d,) of the aggregator's last snapshot."""
     store = Store(fleet.stage.aggregator_dir / f"run-{fleet.plan.run:06d}", fleet.plan)
     try:
         snapshot = store.restore()

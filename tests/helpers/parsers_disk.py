@@ -18,6 +18,7 @@ from aggregator.storage.corruption import readable
 from aggregator.storage.run_status import read_records
 from aggregator.storage.signed_runs import RunFiles
 from aggregator.storage.store import Store
+from aggregator.strategies.base import load_state
 from aggregator.strategies.registry import make_strategy
 from crypto.seal import passphrase
 from crypto.seal.identity import Identity
@@ -267,7 +268,8 @@ def _aggregators(disk):
 
 
 ROWS = (
-    ("snapshot", "document", "id = 1"),
+    ("snapshot", "head", "id = 1"),
+    ("snapshot", "state", "id = 1"),
     ("rounds", "record", "round = 1"),
     ("uploads", "header", "device = 'dev-00' AND round = (SELECT max(round) FROM uploads)"),
     ("uploads", "digest", "device = 'dev-00'"),
@@ -284,7 +286,7 @@ def _all_of(store, directory, plan):
     snapshot = store.restore()
     if snapshot is not None:
         with readable(directory):
-            make_strategy(plan).load(snapshot.document, snapshot.vectors, store.fetch)
+            load_state(make_strategy(plan).state_type, snapshot.document, snapshot.vectors, store.fetch)
         store.uploads(snapshot.round)
     return store.records(), read_records(directory)
 

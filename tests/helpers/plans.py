@@ -2,11 +2,12 @@
 
 import dataclasses
 import hashlib
+import json
 
 import numpy as np
 
 from aggregator.rounds.engine import Engine
-from aggregator.strategies.base import Contribution, contribution_of, norm_of
+from aggregator.strategies.base import Contribution, contribution_of, dump_state, load_state, norm_of
 from aggregator.strategies.registry import make_strategy, models_needed
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import LocalSettings, RunPlan, SegmentSpec, Setting
@@ -130,10 +131,11 @@ class Rounds:
 
     def reload(self):
         """Replace the state by what its dump describes."""
-        dump = self.strategy.dump(self.state)
+        encoded = dump_state(self.state)
         seen = contributions_in(self.state)
-        self.state = self.strategy.load(dump.document, dump.vectors, lambda key: seen[tuple(key)])
-        return dump
+        document = json.loads(json.dumps(encoded.document))
+        self.state = load_state(self.strategy.state_type, document, encoded.arrays, seen.__getitem__)
+        return encoded
 
 
 def contributions_in(state):

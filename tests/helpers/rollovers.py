@@ -189,11 +189,11 @@ class Scene:
 
 def dropped(scene, **changes):
     """Return the scene's state as after a restart: what the last `OpenRound` had made durable."""
-    opened, standing = scene.opened, scene.state.standing
+    opened, metadata = scene.opened, scene.state.resume_metadata
     fields = {"roster": scene.roster, "roster_bytes": scene.roster_bytes, **changes}
     engine = engine_of(scene.engine.run)
     active = scene.roster.active()
-    state, actions = engine.resume(active, opened.before, scene.state.round, opened.available, standing, **fields)
+    state, actions = engine.resume(active, opened.before, scene.state.round, opened.available, metadata, **fields)
     again = Scene(begin=False)
     again.engine, again.state, again.actions = engine, state, actions
     again.roster, again.roster_bytes = scene.roster, scene.roster_bytes

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aggregator.rounds.engine import CameOnline, Decision, Stored
-from aggregator.strategies.base import norm_of
+from aggregator.strategies.base import dump_state, norm_of
 from crypto.seal.replay import HighWater
 from edge_client.protocol import round_state as agent
 from shoal.errors import UntrustedError, WireError
@@ -68,7 +68,7 @@ def test_whatever_devices_report_the_run_goes_on(name, random):
         norm = norm_of(np.frombuffer(body, "<f4")) if body else 0.0
         assert norm <= engine.run.norm_limit
         state, _ = engine.handle(state, Stored(stored_with(upload, body), digest_of(upload, body)))
-        engine.strategy.dump(state.strategy)
+        dump_state(state.strategy)
     assert state.finished
 
 

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.strategies.base import Contribution, Slot, slot_dump, slot_load, train_order
+from aggregator.strategies.base import Contribution, Slot, train_order
 from shoal.protocol.messages import Order, Phase, Share
-from shoal.types import Float32Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,27 +91,3 @@ def paired_t_p_value(differences: np.ndarray) -> float:
     from scipy.special import stdtr  # only splits pay for loading scipy
 
     return float(stdtr(n - 1, -mean / (spread / math.sqrt(n))))
-
-
-def dump(trial: Trial, vectors: dict[str, Float32Vector]) -> dict[str, Any]:
-    """Return the trial as JSON."""
-    return {
-        "cluster": trial.cluster,
-        "halves": [
-            {"model": h.model, "members": list(h.members), "slot": slot_dump(f"model-{h.model}", h.slot, vectors)}
-            for h in (trial.left, trial.right)
-        ],
-        "evidence": [list(c.key) for c in trial.evidence],
-        "figures": dict(trial.figures),
-        "trained": trial.trained,
-        "waited": trial.waited,
-    }
-
-
-def load(document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], fetch: Any) -> Trial:
-    """Return the trial that `dump` described."""
-    left, right = (Half(h["model"], tuple(h["members"]), slot_load(h["slot"], vectors)) for h in document["halves"])
-    evidence = tuple(fetch((k[0], k[1], k[2])) for k in document["evidence"])
-    return Trial(
-        document["cluster"], left, right, evidence, document["figures"], document["trained"], document["waited"]
-    )

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from aggregator.strategies.base import Contribution, Dump, Event, Fetch, Gathered, Slot, require, slot_dump, slot_load
-from aggregator.strategies.cfl import split_validation as cfl_trial
-from aggregator.strategies.cfl import tree as cfl_tree
+from aggregator.strategies.base import Contribution, Event, Gathered, Slot, require
 from aggregator.strategies.cfl.split_validation import Trial, Verdict
 from aggregator.strategies.cfl.tree import Node
 from aggregator.strategies.settings import StrategySettings
 from shoal.protocol.documents import Capabilities
-from shoal.types import Float32Vector
 
 ROOT = 0
 
@@ -157,47 +154,3 @@ class CflState:
 
 Step = tuple[CflState, tuple[Event, ...]]
 """A state and what happened on the way to it."""
-
-
-def dump(state: CflState) -> Dump:
-    """Return the state as the store keeps it; updates are kept as references to stored uploads."""
-    vectors: dict[str, Float32Vector] = {}
-    document: dict[str, Any] = {
-        "clusters": [
-            {
-                "id": c.id,
-                "members": list(c.members),
-                "slot": slot_dump(f"model-{c.id}", c.slot, vectors),
-                "quiet_until": c.quiet_until,
-            }
-            for c in state.clusters.values()
-        ],
-        "trials": [cfl_trial.dump(t, vectors) for t in state.trials.values()],
-        "tree": cfl_tree.dump(state.tree, vectors),
-        "unplaced": dict(state.unplaced),
-        "newest": [list(c.key) for c in state.newest.values()],
-        "early_norm": state.early_norm,
-        "next_id": state.next_id,
-    }
-    uploads = {c.key for c in state.newest.values()} | cfl_tree.referenced(state.tree)
-    uploads |= {c.key for t in state.trials.values() for c in t.evidence}
-    return Dump(document, vectors, frozenset(uploads))
-
-
-def load(document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], fetch: Fetch) -> CflState:
-    """Return the state that `dump` described."""
-    clusters = {
-        c["id"]: Cluster(c["id"], tuple(c["members"]), slot_load(c["slot"], vectors), c["quiet_until"])
-        for c in document["clusters"]
-    }
-    trials = [cfl_trial.load(t, vectors, fetch) for t in document["trials"]]
-    newest = [fetch((k[0], k[1], k[2])) for k in document["newest"]]
-    return CflState(
-        clusters,
-        {t.cluster: t for t in trials},
-        cfl_tree.load(document["tree"], vectors, fetch),
-        document["unplaced"],
-        {c.device: c for c in newest},
-        document["early_norm"],
-        document["next_id"],
-    )

@@ -17,9 +17,7 @@ from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
     Average,
     Contribution,
-    Dump,
     Event,
-    Fetch,
     Outcome,
     RoundPlan,
     Slot,
@@ -39,7 +37,6 @@ from aggregator.strategies.cfl import merge as cfl_merge
 from aggregator.strategies.cfl import newcomers as cfl_newcomers
 from aggregator.strategies.cfl import reassignment as cfl_moves
 from aggregator.strategies.cfl import renewal as cfl_renewal
-from aggregator.strategies.cfl import state as cfl_state
 from aggregator.strategies.cfl import tree as cfl_tree
 from aggregator.strategies.cfl.split import Cut, Norms, find_cut, settled
 from aggregator.strategies.cfl.split_validation import Half, Trial, judge, trial_order
@@ -48,7 +45,6 @@ from aggregator.strategies.cfl.tree import Node
 from aggregator.strategies.renewal import Inherited, Renewal
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Order, Phase
-from shoal.types import Float32Vector
 
 MAX_WAITS = 5
 """Rounds that a trial may lose to absent devices before it is given up."""
@@ -59,6 +55,7 @@ class Cfl:
 
     name = "cfl"
     settings_type = CflSettings
+    state_type = CflState
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run
@@ -316,11 +313,3 @@ class Cfl:
     def retain(self, state: CflState, active: frozenset[str]) -> CflState:
         """Return the state without devices that are not ``active``."""
         return cfl_renewal.retain(state, active)
-
-    def dump(self, state: CflState) -> Dump:
-        """Return the state as the store keeps it."""
-        return cfl_state.dump(state)
-
-    def load(self, document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], fetch: Fetch) -> CflState:
-        """Return the state that `dump` described."""
-        return cfl_state.load(document, vectors, fetch)

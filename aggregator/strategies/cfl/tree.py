@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from aggregator.strategies.base import Contribution, Fetch, Slot, UploadKey, norm_of, slot_dump, slot_load
+from aggregator.strategies.base import Contribution, Slot, norm_of
 from shoal.errors import IntegrityError, KeyMismatchError
-from shoal.types import Float32Vector
 
 _BLOCK: Final = 1 << 16
 
@@ -91,34 +90,3 @@ def _cosine(a: Contribution, b: Contribution) -> float:
         total += float(np.dot(a.row[start : start + _BLOCK], b.row[start : start + _BLOCK]))
     scale = norm_of(a.row) * norm_of(b.row)
     return total / scale if scale > 0.0 else 0.0
-
-
-def dump(tree: Tree, vectors: dict[str, Float32Vector]) -> list[dict[str, Any]]:
-    """Return the tree as JSON; edges are kept as references to stored uploads."""
-    return [
-        {
-            "id": node.id,
-            "slot": slot_dump(f"node-{node.id}", node.slot, vectors),
-            "children": list(node.children),
-            "edges": [[list(c.key) for c in edge] for edge in node.edges],
-            "check_at": node.check_at,
-            "strikes": node.strikes,
-        }
-        for node in tree.values()
-    ]
-
-
-def load(document: list[dict[str, Any]], vectors: Mapping[str, Float32Vector], fetch: Fetch) -> dict[int, Node]:
-    """Return the tree that `dump` described."""
-    tree = {}
-    for item in document:
-        left, right = (tuple(fetch((k[0], k[1], k[2])) for k in edge) for edge in item["edges"])
-        first, second = item["children"]
-        slot = slot_load(item["slot"], vectors)
-        tree[item["id"]] = Node(item["id"], slot, (first, second), (left, right), item["check_at"], item["strikes"])
-    return tree
-
-
-def referenced(tree: Tree) -> frozenset[UploadKey]:
-    """Return the uploads that the edges refer to."""
-    return frozenset(c.key for node in tree.values() for edge in node.edges for c in edge)

@@ -11,18 +11,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from aggregator.strategies.base import Dump, Event, Gathered, Slot, require, slot_dump, slot_load
+from aggregator.strategies.base import Event, Gathered, Slot, require
 from aggregator.strategies.renewal import (
     Carried,
     Inherited,
     Renewal,
     fresh_slot,
-    news_dump,
-    news_load,
     renewed_rows,
 )
 from aggregator.strategies.settings import StrategySettings
@@ -170,47 +168,3 @@ def renewed(state: FedGroupState, renewal: Renewal, groups: int, *, directions: 
 
 def _direction(group: int) -> str:
     return f"direction-{group}"
-
-
-def dump(state: FedGroupState, epoch: int) -> Dump:
-    """Return the state as the store keeps it; the auxiliary model goes with it for whoever reads the store.
-
-    Args:
-        state: between rounds.
-        epoch: the mask epoch, in which the directions are what they are.
-    """
-    vectors: dict[str, Float32Vector] = {}
-    directions = [f"{_direction(j)}-{epoch}" for j in range(len(state.directions))]
-    document: dict[str, Any] = {
-        "slots": [slot_dump(f"model-{j}", s, vectors) for j, s in enumerate(state.slots)],
-        "auxiliary": slot_dump("auxiliary", state.auxiliary, vectors),
-        "directions": directions,
-        "behind": list(state.behind),
-        "origin": slot_dump("origin", state.origin, vectors),
-        "common": slot_dump("common", state.common, vectors),
-        "apart": state.apart,
-        "since": state.since,
-        "assignment": dict(state.assignment),
-        "cohort": list(state.cohort),
-        "lengths": list(state.lengths),
-        "news": news_dump(state.news),
-    }
-    vectors |= dict(zip(directions, state.directions, strict=True))
-    return Dump(document, vectors)
-
-
-def load(document: Mapping[str, Any], vectors: Mapping[str, Float32Vector]) -> FedGroupState:
-    """Return the state that `dump` described."""
-    return FedGroupState(
-        tuple(slot_load(s, vectors) for s in document["slots"]),
-        tuple(vectors[name] for name in document["directions"]),
-        tuple(document["behind"]),
-        slot_load(document["origin"], vectors),
-        slot_load(document["common"], vectors),
-        document["apart"],
-        document["since"],
-        document["assignment"],
-        tuple(document["cohort"]),
-        tuple(document["lengths"]),
-        news_load(document["news"]),
-    )

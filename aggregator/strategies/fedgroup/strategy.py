@@ -18,8 +18,6 @@ train the best with the rest of the cohort, and join the group that they chose.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -27,9 +25,7 @@ from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
     Average,
     Contribution,
-    Dump,
     Event,
-    Fetch,
     Outcome,
     RoundPlan,
     Slot,
@@ -68,6 +64,7 @@ class FedGroup:
 
     name = "fedgroup"
     settings_type = FedGroupSettings
+    state_type = FedGroupState
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run
@@ -243,11 +240,3 @@ class FedGroup:
         """Return the state without devices that are not ``active``."""
         cohort = tuple(d for d in state.cohort if d in active)
         return dataclasses.replace(state, assignment=retained(state.assignment, active), cohort=cohort)
-
-    def dump(self, state: FedGroupState) -> Dump:
-        """Return the state as the store keeps it."""
-        return fedgroup_state.dump(state, self.run.epoch)
-
-    def load(self, document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], _fetch: Fetch) -> FedGroupState:
-        """Return the state that `dump` described."""
-        return fedgroup_state.load(document, vectors)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +50,5 @@ class Broadcast:
             self,
             stable=self.stable + (full and bool(again)),
             quiet=0 if full else self.quiet + 1,
-            confirmed=self.confirmed | chosen.keys(),
+            confirmed=self.confirmed.union(chosen),
         )
-
-    def dump(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        return {"stable": self.stable, "quiet": self.quiet, "confirmed": sorted(self.confirmed)}
-
-    @classmethod
-    def load(cls, document: Mapping[str, Any]) -> Broadcast:
-        """Return what `dump` described."""
-        return cls(document["stable"], document["quiet"], frozenset(document["confirmed"]))

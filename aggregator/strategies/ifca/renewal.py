@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 
 from aggregator.strategies.base import Event, Slot
-from aggregator.strategies.ifca.state import INFINITE, IfcaState
+from aggregator.strategies.ifca.state import IfcaState
 from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot, retained
 
 
@@ -65,5 +65,5 @@ def _one_start(state: IfcaState) -> IfcaState:
     if state.settled or state.shared is None:
         return state
     if state.best:
-        return dataclasses.replace(state.settle(), best_loss=INFINITE, best_choice={})
+        return dataclasses.replace(state.settle(), best_loss=None, best_choice={})
     return dataclasses.replace(state, settled=True)

@@ -5,16 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from aggregator.strategies.base import Dump, Event, Gathered, Slot, parse_settings, require, slot_dump, slot_load
+from aggregator.strategies.base import Event, Gathered, Slot, parse_settings, require
 from aggregator.strategies.ifca.broadcast import Broadcast
-from aggregator.strategies.renewal import news_dump, news_load
 from aggregator.strategies.settings import Reads, StrategySettings
 from shoal.protocol.documents import RunPlan
-from shoal.types import Float32Vector
-
-INFINITE = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +61,9 @@ class IfcaState:
     Attributes:
         slots: k slots; shared: the segment that they have in common, None without weight sharing.
         start: which random start they belong to; started: rounds it has had.
-        best, best_shared, best_loss: the finished start of least training loss; settled: whether it was chosen for good.
+        best, best_shared, best_start, best_loss, best_choice: the finished start of least training loss; the loss is None
+            if no device reported one.
+        settled: whether it was chosen for good.
         choice: each device's last chosen cluster.
         broadcast: what is known of the identities' stability.
         news: what the next round's outcome tells of a rollover.
@@ -79,7 +77,7 @@ class IfcaState:
     best: tuple[Slot, ...] = ()
     best_shared: Slot | None = None
     best_start: int = 0
-    best_loss: float = INFINITE
+    best_loss: float | None = None
     best_choice: Mapping[str, int] = field(default_factory=dict)
     settled: bool = False
     choice: Mapping[str, int] = field(default_factory=dict)
@@ -138,54 +136,3 @@ def checked_settings(run: RunPlan) -> IfcaSettings:
         "let the first mask epoch cover all starts, or start once: one rollover folds one shared segment",
     )
     return s
-
-
-def dump_state(state: IfcaState) -> Dump:
-    """Return the state as the store keeps it."""
-    vectors: dict[str, Float32Vector] = {}
-
-    def shared(slot: Slot | None) -> dict[str, Any] | None:
-        return None if slot is None else slot_dump(f"shared-{slot.origin}", slot, vectors)
-
-    document = {
-        "devices": list(state.devices),
-        "slots": [slot_dump(f"model-{s.origin}", s, vectors) for s in state.slots],
-        "shared": shared(state.shared),
-        "start": state.start,
-        "started": state.started,
-        "best": [slot_dump(f"model-{s.origin}", s, vectors) for s in state.best],
-        "best_shared": shared(state.best_shared),
-        "best_start": state.best_start,
-        "best_loss": None if state.best_loss == INFINITE else state.best_loss,
-        "best_choice": dict(state.best_choice),
-        "settled": state.settled,
-        "choice": dict(state.choice),
-        "broadcast": state.broadcast.dump(),
-        "news": news_dump(state.news),
-    }
-    return Dump(document, vectors)
-
-
-def load_state(document: Mapping[str, Any], vectors: Mapping[str, Float32Vector]) -> IfcaState:
-    """Return the state that `dump_state` described."""
-
-    def shared(slot: Mapping[str, Any] | None) -> Slot | None:
-        return None if slot is None else slot_load(slot, vectors)
-
-    best_loss = document["best_loss"]
-    return IfcaState(
-        devices=tuple(document["devices"]),
-        slots=tuple(slot_load(s, vectors) for s in document["slots"]),
-        shared=shared(document["shared"]),
-        start=document["start"],
-        started=document["started"],
-        best=tuple(slot_load(s, vectors) for s in document["best"]),
-        best_shared=shared(document["best_shared"]),
-        best_start=document["best_start"],
-        best_loss=INFINITE if best_loss is None else best_loss,
-        best_choice=document["best_choice"],
-        settled=document["settled"],
-        choice=document["choice"],
-        broadcast=Broadcast.load(document["broadcast"]),
-        news=news_load(document["news"]),
-    )

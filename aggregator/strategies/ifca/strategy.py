@@ -13,7 +13,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +21,7 @@ from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
     Average,
     Contribution,
-    Dump,
     Event,
-    Fetch,
     Outcome,
     RoundPlan,
     Slot,
@@ -42,7 +39,7 @@ from aggregator.strategies.base import (
 )
 from aggregator.strategies.ifca import renewal as ifca_renewal
 from aggregator.strategies.ifca.broadcast import Broadcast
-from aggregator.strategies.ifca.state import INFINITE, IfcaSettings, IfcaState, checked_settings, dump_state, load_state
+from aggregator.strategies.ifca.state import IfcaSettings, IfcaState, checked_settings
 from aggregator.strategies.renewal import Inherited, Renewal
 from shoal.protocol.documents import RunPlan
 from shoal.types import Float32Vector
@@ -67,6 +64,7 @@ class Ifca:
 
     name = "ifca"
     settings_type = IfcaSettings
+    state_type = IfcaState
 
     def __init__(self, run: RunPlan, _backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run
@@ -204,11 +202,12 @@ class Ifca:
     def _end_start(
         self, state: IfcaState, given: list[Contribution], round_: int
     ) -> tuple[IfcaState, tuple[Event, ...]]:
-        loss = mean_loss(given, self.run, empty=INFINITE)
+        loss = mean_loss(given, self.run)
         sizes = Counter(state.choice.values())
         detail = {"start": state.start, "loss": loss, "sizes": [sizes.get(j, 0) for j in range(self.settings.k)]}
         events = [Event(round_, "start-ended", detail)]
-        if loss < state.best_loss or not state.best:
+        better = loss is not None and (state.best_loss is None or loss < state.best_loss)
+        if better or not state.best:
             state = dataclasses.replace(
                 state,
                 best=state.slots,
@@ -244,14 +243,6 @@ class Ifca:
     def retain(self, state: IfcaState, active: frozenset[str]) -> IfcaState:
         """Return the state without devices that are not ``active``: Alg. 1's m counts those that are."""
         return ifca_renewal.retain(state, active)
-
-    def dump(self, state: IfcaState) -> Dump:
-        """Return the state as the store keeps it."""
-        return dump_state(state)
-
-    def load(self, document: Mapping[str, Any], vectors: Mapping[str, Float32Vector], _fetch: Fetch) -> IfcaState:
-        """Return the state that `dump` described."""
-        return load_state(document, vectors)
 
 
 def _scaled(mean: Float32Vector, count: int, among: int | None) -> Float32Vector:

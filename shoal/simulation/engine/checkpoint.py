@@ -1,7 +1,7 @@
 """Checkpoints of a simulated run: a run of hours can be stopped and resumed, and gives the same bits.
 
-All random draws of a round follow from the seed and the round's number. So the whole state is the strategy's own dump, the
-history so far, and the updates that the strategy still refers to.
+All random draws of a round follow from the seed and the round's number. So the whole state is the strategy's state, with the
+updates that it still needs, and the history so far.
 """
 
 from __future__ import annotations
@@ -11,31 +11,33 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.strategies.base import Contribution, Dump, Event, UploadKey
-from shoal.errors import IntegrityError
+from aggregator.strategies.base import Event
+from shoal.errors import DocumentError, IntegrityError
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import RunPlan
-from shoal.protocol.messages import Phase
 from shoal.simulation.data import Population
 from shoal.simulation.engine.records import SimRound
-from shoal.types import Float32Vector
 from shoal.util.files import write_atomic
+from shoal.util.state_codec import decode_state, encode_state
 
-VERSION: Final = 2
+S = TypeVar("S")
+VERSION: Final = 3
 SAVE_EVERY_S: Final = 60.0
 """Least seconds between two checkpoints."""
+_DOCUMENT: Final = "document"
+_ARRAY: Final = "array/"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """The simulator's own state between two rounds.
+class ResumePoint:
+    """A simulated run between two rounds, without the strategy's state.
 
     Attributes:
         round: rounds so far; spent: rounds of abandoned starts among them.
@@ -58,23 +60,21 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """Contents of a checkpoint file; ``document`` and ``vectors`` are the strategy's dump."""
+class _File:
+    """What a checkpoint file holds besides arrays.
 
-    standing: Standing
-    document: Mapping[str, Any]
-    vectors: Mapping[str, Float32Vector]
-    uploads: Mapping[UploadKey, Contribution]
+    Attributes:
+        version: `VERSION`.
+        run: the run's `fingerprint`; data: its devices' `data_digest`.
+        point: the run between two rounds.
+        strategy: the strategy's state, encoded.
+    """
 
-    def fetch(self, key: UploadKey) -> Contribution:
-        """Return an update that the strategy refers to.
-
-        Raises:
-            IntegrityError: the checkpoint does not contain it.
-        """
-        if key not in self.uploads:
-            raise IntegrityError(f"the checkpoint lacks the update of {key[2]} in round {key[0]}")
-        return self.uploads[key]
+    version: int
+    run: str
+    data: str
+    point: ResumePoint
+    strategy: Any
 
 
 def fingerprint(run: RunPlan, start: NDArray[np.float32], arrivals: Mapping[str, int] | None = None) -> str:
@@ -96,112 +96,59 @@ def data_digest(population: Population) -> str:
     return digest.hexdigest()
 
 
-def save(
-    path: Path, name: str, data: str, standing: Standing, dump: Dump, uploads: Mapping[UploadKey, Contribution]
-) -> None:
+def save(path: Path, name: str, data: str, point: ResumePoint, state: Any) -> None:
     """Write a checkpoint atomically.
 
     Args:
         path: the file; an existing one is replaced.
         name: the run's `fingerprint`.
         data: the devices' `data_digest`.
-        standing: the simulator's state.
-        dump: the strategy's state.
-        uploads: the uploads that ``dump`` refers to; others are ignored.
+        point: the simulator's state.
+        state: the strategy's state.
     """
-    kept = [uploads[key] for key in sorted(dump.uploads)]
-    arrays: dict[str, NDArray[Any]] = {f"vector/{k}": v for k, v in dump.vectors.items()}
-    arrays |= {f"upload/{i}": c.vector for i, c in enumerate(kept) if c.vector is not None}
-    document = {
-        "version": VERSION,
-        "run": name,
-        "data": data,
-        "standing": asdict(standing),
-        "strategy": dump.document,
-        "uploads": [_contribution_document(c) for c in kept],
-    }
+    strategy = encode_state(state)
+    file = encode_state(_File(VERSION, name, data, point, strategy.document))
     # The document is JSON in an array of bytes: the file then needs no pickle, and loads with allow_pickle=False.
-    arrays["document"] = np.frombuffer(json.dumps(document).encode(), np.uint8)
+    document = np.frombuffer(json.dumps(file.document).encode(), np.uint8)
     buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]  # numpy's stub takes the second argument for a flag
+    np.savez(buffer, **{_DOCUMENT: document, **{_ARRAY + k: v for k, v in strategy.arrays.items()}})  # type: ignore[arg-type]  # numpy's stub takes the second argument for a flag
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, buffer.getvalue())
 
 
-def load(path: Path, name: str, data: str) -> Kept | None:
-    """Return the checkpoint at ``path``, or None if there is none.
+def load(path: Path, name: str, data: str, state_type: type[S]) -> tuple[ResumePoint, S] | None:
+    """Return the simulator's and the strategy's state, or None if there is no checkpoint at ``path``.
 
     Args:
         path: see `save`.
         name: the `fingerprint` of the run to resume.
-        data: its `data_digest`; old files without one are accepted for any data.
+        data: its `data_digest`.
+        state_type: class of the strategy's states.
 
     Raises:
-        IntegrityError: the file is damaged, or belongs to another run.
+        IntegrityError: the file is damaged, or belongs to another version or run.
     """
     if not path.exists():
         return None
+    damaged = IntegrityError(f"{path} is no checkpoint, or is damaged", hint="remove it to begin anew")
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
-        document = json.loads(arrays.pop("document").tobytes())
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise IntegrityError(f"{path} is no checkpoint, or is damaged", hint="remove it to start again") from error
-    if (document["version"], document["run"], document.get("data", data)) != (VERSION, name, data):
+        document = json.loads(arrays.pop(_DOCUMENT).tobytes())
+        version = document["version"]
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise damaged from error
+    if version != VERSION:
         raise IntegrityError(
-            f"{path} is of another run", hint="give the options of the run that it is from, or another file"
+            f"{path} is of version {version}, not {VERSION}", hint="finish the run with the version that wrote it"
         )
-    vectors = {k.removeprefix("vector/"): v for k, v in arrays.items() if k.startswith("vector/")}
-    uploads = [_contribution(c, arrays.get(f"upload/{i}")) for i, c in enumerate(document["uploads"])]
-    standing = document["standing"]
-    return Kept(
-        Standing(
-            standing["round"],
-            standing["spent"],
-            standing["clusters"],
-            tuple(_round(r) for r in standing["history"]),
-            tuple(tuple(_round(r) for r in start) for start in standing["starts"]),
-            tuple((number, _event(e)) for number, e in standing["events"]),
-            standing["uncounted_s"],
-            tuple(_event(e) for e in standing["uncounted_events"]),
-            standing["levels"],
-        ),
-        document["strategy"],
-        vectors,
-        {c.key: c for c in uploads},
-    )
-
-
-def _contribution_document(contribution: Contribution) -> dict[str, Any]:
-    values = {
-        f.name: getattr(contribution, f.name) for f in fields(contribution) if f.name not in ("vector", "attached")
-    }
-    return {**values, "phase": int(contribution.phase), "key_id": contribution.key_id.hex()}
-
-
-def _contribution(values: Mapping[str, Any], vector: Float32Vector | None) -> Contribution:
-    return Contribution(
-        **{
-            **values,
-            "phase": Phase(values["phase"]),
-            "key_id": bytes.fromhex(values["key_id"]),
-            "margins": tuple(values["margins"]),
-            "vector": vector,
-        }
-    )
-
-
-def _round(values: Mapping[str, Any]) -> SimRound:
-    norms = values["norms"]
-    return SimRound(
-        **{
-            **values,
-            "norms": None if norms is None else (norms[0], norms[1]),
-            "sizes": tuple(values["sizes"]),
-            "events": tuple(_event(e) for e in values["events"]),
-        }
-    )
-
-
-def _event(values: Mapping[str, Any]) -> Event:
-    return Event(values["round"], values["kind"], values["detail"])
+    try:
+        kept = decode_state(_File, document)
+        if (kept.run, kept.data) != (name, data):
+            raise IntegrityError(
+                f"{path} is of another run", hint="give the options of the run that it is from, or another file"
+            )
+        vectors = {key.removeprefix(_ARRAY): array for key, array in arrays.items()}
+        return kept.point, decode_state(state_type, kept.strategy, vectors)
+    except DocumentError as error:
+        raise damaged from error

@@ -66,7 +66,7 @@ class SimRound:
 
     Attributes:
         round: counted; plan_round: the strategy's own number.
-        loss: mean of the reported losses, weighted by samples; NaN if no device reports.
+        loss: mean of the reported losses, weighted by samples; None if no device reports.
         accuracy: percent by the run's protocol, None if not evaluated; median: over devices, percent.
         purity, ari: against the true groups; None if there are none.
         clusters: number of clusters with members; sizes: their sizes, largest first.
@@ -77,7 +77,7 @@ class SimRound:
 
     round: int
     plan_round: int
-    loss: float
+    loss: float | None
     seconds_cpu: float
     norms: tuple[float, float] | None
     events: tuple[Event, ...]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend
 from aggregator.rounds.screening import Levels, Screened, screen
-from aggregator.strategies.base import Contribution, Event, Outcome, RoundPlan, Strategy, UploadKey, mean_loss
+from aggregator.strategies.base import Contribution, Event, Outcome, RoundPlan, Strategy, mean_loss
 from aggregator.strategies.registry import make_strategy, models_needed, settings_of
 from crypto.mask.keys import MaskContext, MaskKey, derive
 from crypto.mask.secret import MaskSecret
@@ -234,11 +234,11 @@ class _Simulation:
         state = self.strategy.init(self._there(1))
         run, options = self.workforce.run, self.options
         round_, outcome, spent = 0, Outcome({}), 0
-        kept = None if options.checkpoint is None else checkpoint.load(options.checkpoint, self.name, self.data)
-        uploads: dict[UploadKey, Contribution] = {}
-        if kept is not None:
-            state, uploads = self.strategy.load(kept.document, kept.vectors, kept.fetch), dict(kept.uploads)
-            round_, spent, outcome = self._go_on(kept.standing)
+        if options.checkpoint is not None:
+            kept = checkpoint.load(options.checkpoint, self.name, self.data, self.strategy.state_type)
+            if kept is not None:
+                point, state = kept
+                round_, spent, outcome = self._go_on(point)
         saved_s = time.monotonic()
         # IFCA's starts set their histories aside; the loop must not end before one of them is chosen.
         while len(self.history) < options.rounds or self.starts:
@@ -265,15 +265,10 @@ class _Simulation:
             if self.watch is not None:
                 self.watch(Observation(number, plan, tuple(given), outcome, state, self.workforce))
             spent += self._restarts(state, round_, outcome)
-            if options.checkpoint is not None:
-                # Every round, not only when a checkpoint is due: the strategy may refer to this round's updates later.
-                dump = self.strategy.dump(state)
-                known = {**uploads, **{c.key: c for c in given}}
-                uploads = {key: known[key] for key in dump.uploads}
-                if time.monotonic() - saved_s >= checkpoint.SAVE_EVERY_S:
-                    standing = self._standing(round_, spent, outcome)
-                    checkpoint.save(options.checkpoint, self.name, self.data, standing, dump, uploads)
-                    saved_s = time.monotonic()
+            if options.checkpoint is not None and time.monotonic() - saved_s >= checkpoint.SAVE_EVERY_S:
+                point = self._resume_point(round_, spent, outcome)
+                checkpoint.save(options.checkpoint, self.name, self.data, point, state)
+                saved_s = time.monotonic()
         if self.last is None:
             self.last = self._evaluate(state, round_)
         final = self.strategy.final(state, round_ + 1, self._there(round_))
@@ -292,10 +287,10 @@ class _Simulation:
             self.workforce,
         )
 
-    def _standing(self, round_: int, spent: int, outcome: Outcome) -> checkpoint.Standing:
+    def _resume_point(self, round_: int, spent: int, outcome: Outcome) -> checkpoint.ResumePoint:
         starts = tuple(tuple(rounds) for rounds in self.starts)
         history = tuple(self.history)
-        return checkpoint.Standing(
+        return checkpoint.ResumePoint(
             round_,
             spent,
             dict(outcome.clusters),
@@ -307,11 +302,11 @@ class _Simulation:
             dict(self.levels),
         )
 
-    def _go_on(self, standing: checkpoint.Standing) -> tuple[int, int, Outcome]:
-        self.history, self.starts = list(standing.history), [list(rounds) for rounds in standing.starts]
-        self.events, self.levels = list(standing.events), standing.levels
-        self.uncounted_s, self.uncounted_events = standing.uncounted_s, standing.uncounted_events
-        return standing.round, standing.spent, Outcome(standing.clusters)
+    def _go_on(self, point: checkpoint.ResumePoint) -> tuple[int, int, Outcome]:
+        self.history, self.starts = list(point.history), [list(rounds) for rounds in point.starts]
+        self.events, self.levels = list(point.events), point.levels
+        self.uncounted_s, self.uncounted_events = point.uncounted_s, point.uncounted_events
+        return point.round, point.spent, Outcome(point.clusters)
 
     def _restarts(self, state: Any, round_: int, outcome: Outcome) -> int:
         """Store the history of a finished start, or restore the best start's; return the number of rounds dropped.
@@ -363,7 +358,7 @@ class _Simulation:
         refused: Mapping[str, float],
     ) -> None:
         accepted = [c for c in given if c.device not in refused]
-        loss = mean_loss(accepted, self.workforce.run, empty=float("nan"))
+        loss = mean_loss(accepted, self.workforce.run)
         norms = [c.norm for c in given if c.norm > 0]
         entry = SimRound(
             round=number,

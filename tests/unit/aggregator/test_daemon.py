@@ -118,14 +118,14 @@ def test_what_the_daemon_waits_for_comes_with_what_to_do(place, caplog):
     assert "roster.signed" in record.kv["hint"]
 
 
-@pytest.mark.parametrize("document", ["{half", '{"available": [], "state": {}, "vectors": {}, "standing": {}}', None])
-def test_a_run_that_is_over_and_damaged_is_answered_for_by_nobody(place, caplog, document):
+@pytest.mark.parametrize("head", ["{half", '{"available": [], "metadata": {}, "vectors": {}}', None])
+def test_a_run_that_is_over_and_damaged_is_answered_for_by_nobody(place, caplog, head):
     """Its records are whole and the rest is not: told once, and the daemon goes on."""
     plan = place.sign()
     place.finish(plan)
     database = sqlite3.connect(place.directory(plan) / "run.sqlite", isolation_level=None)
-    if document is not None:
-        database.execute("INSERT INTO snapshot VALUES (1, 3, ?)", (document,))
+    if head is not None:
+        database.execute("INSERT INTO snapshot VALUES (1, 3, ?, '{}')", (head,))
     else:
         database.execute("DELETE FROM facts WHERE name = 'seed'")
     database.close()

@@ -1,4 +1,4 @@
-"""The engine leaves out updates of excessive norm when a round closes, and caps weights; records and standing say so."""
+"""The engine leaves out updates of excessive norm when a round closes, and caps weights; records and resume metadata say so."""
 
 import dataclasses
 
@@ -56,8 +56,8 @@ def test_the_level_of_the_last_round_outlives_a_restart():
     engine, state = opened()
     state, _ = round_of(engine, state, factor=1.0)
     again = engine_of(engine.run)
-    resumed, _ = again.resume(DEVICES, state.strategy, 2, DEVICES, state.standing)
-    assert resumed.levels == state.levels == state.standing["levels"]
+    resumed, _ = again.resume(DEVICES, state.strategy, 2, DEVICES, state.resume_metadata)
+    assert resumed.levels == state.levels == state.resume_metadata.levels
     first, one = round_of(engine, state)
     second, two = round_of(again, resumed)
     assert one.refused_norm == two.refused_norm

@@ -1,5 +1,7 @@
 """A restart in the middle of a rollover, or between the epoch and its first round."""
 
+import dataclasses
+
 import pytest
 
 from aggregator.rounds.events import CameOnline, Left
@@ -21,7 +23,7 @@ def test_a_restart_between_the_epoch_and_its_first_round_goes_on_there():
     assert scene.kinds == ["Renewed", "Gather"]
     done = next(a for a in scene.actions if type(a).__name__ == "Renewed")
     state, actions = scene.engine.resume(
-        DEVICES, done.state, done.round, (), done.standing, None, scene.roster, scene.roster_bytes
+        DEVICES, done.state, done.round, (), done.metadata, None, scene.roster, scene.roster_bytes
     )
     assert [type(a).__name__ for a in actions] == ["Gather"]
     assert (state.run.epoch, state.since, state.round, state.step) == (2, 2, 2, scene.state.step)
@@ -73,9 +75,9 @@ def test_a_restart_after_a_failed_try_repeats_no_step():
     scene.fold(digest=bytes(32))
     assert scene.kinds[0] == "RolloverFailed"
     failed = scene.state.rollover
-    standing = {**scene.state.standing, "open": False}
+    metadata = dataclasses.replace(scene.state.resume_metadata, open=False)
     state, actions = scene.engine.resume(
-        DEVICES, scene.state.strategy, scene.state.round, (), standing, None, scene.roster, scene.roster_bytes
+        DEVICES, scene.state.strategy, scene.state.round, (), metadata, None, scene.roster, scene.roster_bytes
     )
     assert [type(a).__name__ for a in actions] == ["Gather"]
     assert (state.step, state.rollover.tries, state.rollover.folder) == (scene.state.step, failed.tries, "")

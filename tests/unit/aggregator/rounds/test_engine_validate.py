@@ -112,10 +112,10 @@ def test_a_run_that_is_over_knows_what_came_last():
     state, _ = give(engine, state, *devices)
     state, _ = give(engine, state, "dev-1", "dev-2")
     last, late = (upload_of(engine, state, device) for device in ("dev-1", "dev-3"))
-    received, standing = dict(state.received), state.standing
+    received, metadata = dict(state.received), state.resume_metadata
     state, actions = engine.handle(state, DeadlinePassed(2))
     assert kinds(actions) == ["RoundClosed", "RunFinished"]
-    for over in (state, engine.over(devices, 2, standing, received)):
+    for over in (state, engine.over(devices, 2, metadata, received)):
         assert engine.validate(over, last[0], digest_of(*last)) == (Decision.DUPLICATE, "")
         assert engine.validate(over, last[0], DIGEST) == (Decision.REFUSE, "the run is over")
         assert engine.validate(over, late[0], digest_of(*late)) == (Decision.REFUSE, "the run is over")

@@ -15,6 +15,7 @@ from aggregator.storage.run_status import read_records
 from aggregator.storage.store import Store
 from aggregator.storage.vector_log import UpdateFiles
 from shoal.errors import ConfigError, IntegrityError, StorageError
+from shoal.util.state_codec import Encoded
 from tests.helpers.fleets import make_fleet
 from tests.helpers.plans import digest_of, engine_of, run_plan, upload_of
 
@@ -26,8 +27,7 @@ def folder(tmp_path):
     """The directory of a run that has closed a round and has a snapshot."""
     store = Store(tmp_path / "run", RUN)
     store.record(1, {"round": 1, "final": False})
-    document = '{"available": [], "state": {}, "vectors": {}, "standing": {"epoch": 1}}'
-    store._db.execute("INSERT INTO snapshot VALUES (1, 2, ?)", (document,))
+    store.snapshot(2, (), Encoded({}))
     store.close()
     return tmp_path / "run"
 
@@ -62,9 +62,9 @@ def test_a_file_that_is_no_database_is_told(folder, junk):
         assert "restore it from a backup" in caught.value.hint
 
 
-@pytest.mark.parametrize("document", ["", "{half", "5", '{"available": []}', "[" * 10**5])
-def test_a_snapshot_that_is_none_is_told(folder, document):
-    change(folder, "UPDATE snapshot SET document = ?", document)
+@pytest.mark.parametrize("head", ["", "{half", "5", '{"available": []}', "[" * 10**5])
+def test_a_damaged_snapshot_is_refused(folder, head):
+    change(folder, "UPDATE snapshot SET head = ?", head)
     with pytest.raises(IntegrityError, match="can't be read"):
         Store(folder, RUN).restore()
 
@@ -91,12 +91,12 @@ def test_a_strategys_state_that_is_none_is_told(tmp_path):
         fleet.kill_aggregator()
         folder = fleet.stage.aggregator_dir / "run-000001"
         database = sqlite3.connect(folder / "run.sqlite", isolation_level=None)
-        (text,) = database.execute("SELECT document FROM snapshot").fetchone()
-        document = json.loads(text)
-        document["state"].pop("slots")
-        database.execute("UPDATE snapshot SET document = ?", (json.dumps(document),))
+        (text,) = database.execute("SELECT state FROM snapshot").fetchone()
+        state = json.loads(text)
+        state.pop("slots")
+        database.execute("UPDATE snapshot SET state = ?", (json.dumps(state),))
         database.close()
-        with pytest.raises(IntegrityError, match="can't be read: KeyError: 'slots'"):
+        with pytest.raises(IntegrityError, match="can't be read: DocumentError: lacks 'slots'"):
             fleet.revive_aggregator()
 
 

@@ -5,11 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
+from aggregator.rounds.resume import ResumeMetadata
 from aggregator.storage.run_status import read_generation
 from aggregator.storage.store import Store
-from aggregator.strategies.base import Dump, norm_of
+from aggregator.strategies.base import norm_of
 from shoal.errors import IntegrityError
 from shoal.protocol.messages import Phase
+from shoal.util.state_codec import Encoded
 from tests.helpers.plans import D, digest_of, engine_of, run_plan, upload_of
 
 DEVICES = ("dev-1", "dev-2", "dev-3")
@@ -18,10 +20,9 @@ RNG = np.random.default_rng(1)
 VECTORS = {d: RNG.standard_normal(D).astype(np.float32) for d in DEVICES}
 OFFSET, FRESH = (RNG.standard_normal(D).astype(np.float32) for _ in range(2))
 NEXT = RUN.in_epoch(2, b"n" * 16)
-STANDING = {"epoch": 2, "key_id": NEXT.key_id.hex(), "since": 2, "generation": 4, "step": 2, "open": False, "news": []}
-STANDING["rollover"] = None
-OLD = Dump({"old": True}, {"global-2": OFFSET})
-NEW = Dump({"new": True}, {"global-9": FRESH})
+METADATA = ResumeMetadata(2, NEXT.key_id, since=2, generation=4, step=2, open=False)
+OLD = Encoded({"old": True}, {"slot.offset": OFFSET})
+NEW = Encoded({"new": True}, {"slot.offset": FRESH})
 KEY = (2, int(Phase.TRAIN), "dev-1")
 
 
@@ -72,7 +73,7 @@ def filled(open_store):
 
 
 def renew(store, own=None):
-    store.renew(2, NEW, masked_anew(store) if own is None else own, STANDING, b"certificate and origins")
+    store.renew(2, NEW, masked_anew(store) if own is None else own, METADATA, b"certificate and origins")
 
 
 def anywhere(folder, data):
@@ -104,8 +105,8 @@ def test_it_is_all_there_when_the_store_is_opened_again(open_store, folder):
     store = open_store()
     snapshot = store.restore()
     assert (snapshot.round, snapshot.available, snapshot.document) == (2, (), {"new": True})
-    assert snapshot.vectors["global-9"].tobytes() == FRESH.tobytes()
-    assert snapshot.standing == STANDING
+    assert snapshot.vectors["slot.offset"].tobytes() == FRESH.tobytes()
+    assert snapshot.metadata == METADATA
     assert store.epoch() == b"certificate and origins"
     assert store.fetch(KEY).vector.tobytes() == VECTORS["dev-1"][::-1].tobytes()
     assert read_generation(folder) == 4
@@ -143,7 +144,7 @@ def test_uploads_of_the_new_epoch_go_on_behind_what_was_masked_anew(open_store):
 def test_one_epoch_after_another(open_store, folder):
     store = filled(open_store)
     renew(store)
-    later = {**STANDING, "epoch": 3, "since": 4}
+    later = dataclasses.replace(METADATA, epoch=3, since=4)
     store.renew(4, NEW, masked_anew(store), later, b"another")
     assert store.fetch(KEY).vector.tobytes() == VECTORS["dev-1"].tobytes()
     assert [p.name for p in (folder / "updates").iterdir()] == ["epoch-000003"]
@@ -166,7 +167,7 @@ def test_a_crash_before_the_transaction_leaves_the_old_epoch(open_store, folder)
     """Files of the new one lie there already; the next start erases them, and the rollover can be done again."""
     store = filled(open_store)
     with pytest.raises(Crash):
-        store.renew(2, Dump({}, Cut(a=FRESH, b=OFFSET)), masked_anew(store), STANDING, b"x")
+        store.renew(2, Encoded({}, Cut(a=FRESH, b=OFFSET)), masked_anew(store), METADATA, b"x")
     assert len(list((folder / "updates").iterdir())) == 2
     store.close()
     again = open_store()
@@ -182,10 +183,10 @@ def test_what_a_crash_left_in_the_new_folders_does_not_mix_with_the_next_try(ope
     """In the same life: a try that failed has written an update there."""
     store = filled(open_store)
     with pytest.raises(Crash):
-        store.renew(2, Dump({}, Cut(a=FRESH, b=OFFSET)), masked_anew(store, (2, 1, "dev-2")), STANDING, b"x")
+        store.renew(2, Encoded({}, Cut(a=FRESH, b=OFFSET)), masked_anew(store, (2, 1, "dev-2")), METADATA, b"x")
     renew(store)
     assert (folder / "updates" / "epoch-000002" / "000002.f32").stat().st_size == 4 * D
-    assert sorted(p.name for p in (folder / "vectors" / "epoch-000002").iterdir()) == ["global-9.f32"]
+    assert [p.read_bytes() for p in (folder / "vectors" / "epoch-000002").iterdir()] == [FRESH.tobytes()]
 
 
 def test_a_crash_after_the_transaction_leaves_the_new_epoch(open_store, folder, monkeypatch):
@@ -238,9 +239,9 @@ def test_steps_that_failed_are_forgotten_and_take_no_room(open_store, folder):
         store.commit()
         assert store.fetch((2, 7, "dev-2")).attached == bytes([attempt]) * 50
         assert store._updates._ends[2] == 3 * 4 * D + 150
-        store.fail(2, (4, 7), OLD, {"step": attempt, "open": True})
+        store.fail(2, (4, 7), OLD, dataclasses.replace(METADATA, epoch=1, step=attempt, open=True))
         snapshot = store.restore()
-        assert (snapshot.round, snapshot.standing) == (2, {"step": attempt, "open": False})
+        assert (snapshot.round, snapshot.metadata) == (2, dataclasses.replace(METADATA, epoch=1, step=attempt))
         assert [c.phase for c, _ in store.uploads(2)] == [Phase.TRAIN] * 3
     assert {c.device: c.vector.tobytes() for c, _ in store.uploads(2)} == {d: v.tobytes() for d, v in VECTORS.items()}
 

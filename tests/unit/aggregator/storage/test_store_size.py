@@ -13,6 +13,7 @@ from aggregator.storage import records
 from aggregator.storage.records import BLOCK_ROUNDS
 from aggregator.storage.run_status import read_last_record, read_records
 from aggregator.storage.store import Store
+from aggregator.strategies.base import dump_state, load_state
 from shoal.errors import IntegrityError
 from tests.helpers.plans import D, digest_of, engine_of, run_plan, upload_of
 
@@ -53,8 +54,9 @@ class Run:
                 self.closed = (record["round"], record)
                 self.written.append(json.loads(json.dumps(record)))
             elif kind == "OpenRound":
-                dump = self.engine.strategy_in(self.state.run).dump(action.before)
-                self.store.snapshot(action.plan.round, action.available, dump, self.closed, self.state.standing)
+                before = dump_state(action.before)
+                metadata = self.state.resume_metadata
+                self.store.snapshot(action.plan.round, action.available, before, self.closed, metadata)
                 self.closed = None
 
     def round(self):
@@ -132,7 +134,7 @@ def test_a_state_is_found_again_after_many_rounds(tmp_path):
     run.store.close()
     store = Store(run.folder, run.engine.run)
     snapshot = store.restore()
-    state = run.engine.strategy.load(snapshot.document, snapshot.vectors, store.fetch)
+    state = load_state(run.engine.strategy.state_type, snapshot.document, snapshot.vectors, store.fetch)
     assert {d: c.key for d, c in state.newest.items()} == {d: c.key for d, c in before.newest.items()}
     assert len(state.newest) > len(DEVICES)
     store.close()
@@ -143,10 +145,10 @@ def test_only_rows_that_nothing_refers_to_are_deleted(tmp_path):
     for _ in range(4):
         run.round()
     found = run.store._db.execute("SELECT round, phase, device FROM uploads")
-    dump = run.engine.strategy.dump(run.state.strategy)
-    assert set(found) == dump.uploads
-    kept = frozenset(sorted(dump.uploads)[:3])
-    run.store.snapshot(6, DEVICES, dataclasses.replace(dump, uploads=kept))
+    encoded = dump_state(run.state.strategy)
+    assert set(found) == encoded.keys
+    kept = frozenset(sorted(encoded.keys)[:3])
+    run.store.snapshot(6, DEVICES, dataclasses.replace(encoded, keys=kept))
     found = run.store._db.execute("SELECT round, phase, device FROM uploads ORDER BY device").fetchall()
     assert found == sorted(kept)
     run.store.close()
@@ -180,7 +182,7 @@ def test_a_directory_of_another_version_is_refused_with_what_to_do(tmp_path):
     run = Run(tmp_path / "run")
     run.store.close()
     database = sqlite3.connect(run.folder / "run.sqlite", isolation_level=None)
-    database.execute("UPDATE facts SET value = ? WHERE name = 'schema'", (b"2",))
+    database.execute("UPDATE facts SET value = ? WHERE name = 'schema'", (b"3",))
     database.execute("DROP TABLE rounds")
     database.execute("CREATE TABLE rounds (round INTEGER PRIMARY KEY, record TEXT NOT NULL)")
     database.close()

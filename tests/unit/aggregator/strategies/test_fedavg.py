@@ -62,11 +62,11 @@ def test_dump_and_load_give_the_same_state():
         if moved:
             rounds.step(answer)
         before = rounds.state
-        dump = rounds.reload()
+        encoded = rounds.reload()
         assert rounds.state.devices == before.devices
         assert rounds.state.slot.version == before.slot.version
         assert (rounds.state.slot.offset is None) is (not moved)
-        assert sorted(dump.vectors) == (["global-1"] if moved else [])
+        assert sorted(encoded.arrays) == (["slot.offset"] if moved else [])
     rounds.step(answer)
     assert rounds.state.slot.version == 2
 

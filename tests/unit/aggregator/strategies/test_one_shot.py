@@ -119,8 +119,8 @@ def test_dump_and_load_give_the_same_state():
     for rounds in both:
         rounds.step(answer, present=DEVICES[:5])
         rounds.step(answer, present=DEVICES[:4])
-    dump = both[1].reload()
-    assert sorted(dump.vectors) == ["centroid-0-1", "centroid-1-1", "model-0-2", "model-1-2"]
+    encoded = both[1].reload()
+    assert sorted(encoded.arrays) == ["centroids.0", "centroids.1", "slots.0.offset", "slots.1.offset"]
     assert both[0].step(answer) == both[1].step(answer)
     assert [s.offset.tobytes() for s in both[0].state.slots] == [s.offset.tobytes() for s in both[1].state.slots]
 

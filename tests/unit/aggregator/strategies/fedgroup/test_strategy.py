@@ -211,8 +211,6 @@ def test_whoever_met_no_group_ends_with_the_mean_of_the_groups():
     both = [s.offset for s in rounds.state.slots]
     np.testing.assert_allclose(plan.models[2].offset, (both[0] + both[1]) / 2, rtol=1e-6)
     assert plan.models[2].contributors == min(s.contributors for s in rounds.state.slots)
-    dump = rounds.strategy.dump(rounds.state)
-    np.testing.assert_array_equal(dump.vectors[dump.document["auxiliary"]["offset"]], plan.models[2].offset)
 
 
 def test_a_run_that_never_started_ends_at_the_origin():
@@ -228,9 +226,9 @@ def test_dump_and_load_give_the_same_state_at_every_step():
     for _ in range(5):
         kept.reload()
         assert plain.step(answer) == kept.step(answer)
-        dump = kept.reload()
+        encoded = kept.reload()
         assert kept.state.cohort == plain.state.cohort
-        assert len(dump.vectors) == 5
+        assert len(encoded.arrays) == 4
         for a, b in zip(plain.state.slots, kept.state.slots, strict=True):
             assert (a.offset.tobytes(), a.contributors, a.version) == (b.offset.tobytes(), b.contributors, b.version)
 

@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aggregator.strategies.base import drawn, norm_of, whole_offset
+from aggregator.strategies.base import drawn, dump_state, load_state, norm_of, whole_offset
 from aggregator.strategies.registry import make_strategy
 from crypto.mask.keys import MaskContext, derive
 from crypto.mask.masking import mask, unmask
@@ -174,8 +174,8 @@ class Driven:
             for device, order in plan.orders.items():
                 self.state = self.strategy.absorb(self.state, self.answer(device, order, round_, thetas))
             self.state, _ = self.strategy.close(self.state, plan)
-            dump = self.strategy.dump(self.state)  # put away and taken up again between all rounds
-            self.state = self.strategy.load(dump.document, dump.vectors, None)
+            encoded = dump_state(self.state)  # stored and loaded between all rounds
+            self.state = load_state(self.strategy.state_type, encoded.document, encoded.arrays, None)
             presence.append(tuple(plan.orders))
         return presence
 

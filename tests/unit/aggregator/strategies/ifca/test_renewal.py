@@ -86,7 +86,7 @@ def test_with_weight_sharing_a_rollover_ends_the_restarts(origins, after, start,
     before = [rounds.theta(s, shared) for s in slots]
     assert sorted(rounds.rollover().models) == [2 * start, 2 * start + 1]
     assert rounds.state.settled
-    assert (rounds.state.best, rounds.state.best_choice, rounds.state.best_loss) == ((), {}, np.inf)
+    assert (rounds.state.best, rounds.state.best_choice, rounds.state.best_loss) == ((), {}, None)
     for slot, theta in zip(rounds.state.slots, before, strict=True):
         np.testing.assert_allclose(rounds.theta(slot, rounds.state.shared), theta, rtol=1e-6, atol=1e-6)
     told = len(rounds.events)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from aggregator.strategies.base import mean_update
+from aggregator.strategies.base import dump_state, mean_update
 from aggregator.strategies.registry import make_strategy
 from edge_client.learning.data import split
 from shoal.errors import ConfigError, DataError, IntegrityError
@@ -313,7 +313,7 @@ def test_a_simulated_run_is_the_loopback_fleets(tmp_path, algorithm, settings, l
         state, outcome = strategy.close(state, round_plan)
         assert dict(outcome.clusters) == records[round_ - 1]["clusters"]
         assert len(round_plan.orders) == 4
-    ours = [v for _, v in sorted(strategy.dump(state).vectors.items())]
+    ours = [v for _, v in sorted(dump_state(state).arrays.items())]
     assert len(ours) == len(theirs) > 0
     for a, b in zip(ours, theirs, strict=True):
         assert np.abs(a).max() > 1e-2

@@ -1,0 +1,28 @@
+"""Type hints of frozen dataclasses, as the codecs of messages and of states walk them."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from enum import Enum
+from typing import Any
+
+
+def field_hints(cls: type[Any]) -> dict[str, Any]:
+    """Return the fields of a dataclass in order: name -> resolved hint, with what `Annotated` adds."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def optional_of(hint: Any) -> Any | None:
+    """Return X where ``hint`` is ``X | None``, else None."""
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
+        return None
+    (inner,) = (a for a in typing.get_args(hint) if a is not types.NoneType)
+    return inner
+
+
+def is_enum(hint: Any) -> bool:
+    """Tell whether ``hint`` is an enumeration."""
+    return isinstance(hint, type) and issubclass(hint, Enum)
