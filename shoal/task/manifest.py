@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from shoal import limits
-from shoal.errors import ConfigError, TaskError
+from shoal.errors import ConfigError, DocumentError, TaskError
 from shoal.types import check_name
+from shoal.util.state_codec import decode_state, encode_state
 
 FORMAT_VERSION: Final = 1
 MAX_MANIFEST_BYTES: Final = 256 * 1024
@@ -195,33 +197,23 @@ class TaskManifest:
 
     def to_toml(self) -> str:
         """Return the canonical TOML text of this manifest: equal manifests give equal bytes."""
-        lines = [
-            f"format_version = {self.format_version}",
-            f'name = "{self.name}"',
-            f"opset = {self.opset}",
-            f'kind = "{self.kind}"',
-        ]
-        for title, spec in (("input", self.input), ("label", self.label)):
-            lines += [
-                "",
-                f"[{title}]",
-                f"shape = {list(spec.shape)}",
-                f'dtype = "{spec.dtype}"',
-                f"limit = {spec.limit}",
-            ]
-        lines += ["", "[hyper]"]
-        lines += [f"{field.name} = {getattr(self.hyper, field.name)!r}" for field in fields(LocalTraining)]
-        lines += ["", "[digests]"]
-        lines += [f'{graph} = "{getattr(self, graph + "_digest")}"' for graph in GRAPH_NAMES]
-        for p in self.parameters:
-            lines += [
-                "",
-                "[[parameters]]",
-                f'name = "{p.name}"',
-                f"shape = {list(p.shape)}",
-                f'segment = "{p.segment}"',
-            ]
-        return "\n".join(lines) + "\n"
+        document = encode_state(
+            _TomlFile(
+                format_version=self.format_version,
+                name=self.name,
+                opset=self.opset,
+                kind=self.kind,
+                input=self.input,
+                label=self.label,
+                hyper=self.hyper,
+                digests=_Digests(self.score_digest, self.grad_digest, self.predict_digest),
+                parameters=self.parameters,
+            )
+        ).document
+        blocks = [_pairs({k: v for k, v in document.items() if k not in _TABLES})]
+        blocks += [f"[{name}]\n{_pairs(document[name])}" for name in _TABLES[:-1]]
+        blocks += [f"[[parameters]]\n{_pairs(p)}" for p in document["parameters"]]
+        return "\n\n".join(blocks) + "\n"
 
     @classmethod
     def from_toml(cls, data: bytes) -> TaskManifest:
@@ -233,29 +225,54 @@ class TaskManifest:
         if len(data) > MAX_MANIFEST_BYTES:
             raise TaskError(f"task.toml has {len(data)} bytes, more than {MAX_MANIFEST_BYTES}")
         try:
-            top = tomllib.loads(data.decode("utf-8"))
+            file = decode_state(_TomlFile, tomllib.loads(data.decode("utf-8")))
         except (ValueError, RecursionError) as error:
             raise TaskError(f"task.toml is not valid TOML: {str(error)[:200]}") from None
-        _keys(top, "", "format_version", "name", "opset", "kind", "input", "label", "hyper", "digests", "parameters")
-        digests, hyper = _table(top, "digests"), _table(top, "hyper")
-        _keys(digests, "digests.", *GRAPH_NAMES)
-        _keys(hyper, "hyper.", *(field.name for field in fields(LocalTraining)))
-        entries = top["parameters"]
-        if not isinstance(entries, list) or len(entries) > MAX_PARAMETERS:
-            raise TaskError(f"parameters must be at most {MAX_PARAMETERS} tables")
+        except DocumentError as error:
+            raise TaskError(f"task.toml: {error}") from None
         return cls(
-            name=_text(top, "name"),
-            opset=top["opset"],
-            kind=_text(top, "kind"),  # type: ignore[arg-type]  # __post_init__ checks it
-            parameters=tuple(_parameter(entry) for entry in entries),
-            input=_spec(_table(top, "input"), "input."),
-            label=_spec(_table(top, "label"), "label."),
-            hyper=LocalTraining(**hyper),  # type: ignore[arg-type]  # __post_init__ checks the types
-            score_digest=_text(digests, "score"),
-            grad_digest=_text(digests, "grad"),
-            predict_digest=_text(digests, "predict"),
-            format_version=top["format_version"],
+            name=file.name,
+            opset=file.opset,
+            kind=file.kind,  # type: ignore[arg-type]  # __post_init__ checks it
+            parameters=file.parameters,
+            input=file.input,
+            label=file.label,
+            hyper=file.hyper,
+            score_digest=file.digests.score,
+            grad_digest=file.digests.grad,
+            predict_digest=file.digests.predict,
+            format_version=file.format_version,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Digests:
+    score: str
+    grad: str
+    predict: str
+
+
+@dataclass(frozen=True, slots=True)
+class _TomlFile:
+    """task.toml: its keys and tables in the order in which they are written."""
+
+    format_version: int
+    name: str
+    opset: int
+    kind: str
+    input: TensorSpec
+    label: TensorSpec
+    hyper: LocalTraining
+    digests: _Digests
+    parameters: tuple[Parameter, ...]
+
+
+_TABLES: Final = ("input", "label", "hyper", "digests", "parameters")
+
+
+def _pairs(table: Mapping[str, object]) -> str:
+    """Return a table's lines; its strings, numbers and lists of numbers are the same in JSON and in TOML."""
+    return "\n".join(f"{key} = {json.dumps(value)}" for key, value in table.items())
 
 
 def _check_shape(shape: tuple[int, ...], most: int, what: str) -> None:
@@ -263,42 +280,3 @@ def _check_shape(shape: tuple[int, ...], most: int, what: str) -> None:
         raise TaskError(f"{what} has shape {str(shape)[:80]}: up to {MAX_RANK} dimensions of at least 1 are allowed")
     if math.prod(shape) > most:
         raise TaskError(f"{what} holds {math.prod(shape)} numbers, more than {most}")
-
-
-def _keys(table: Mapping[str, object], prefix: str, *names: str) -> None:
-    if unknown := sorted(set(table) - set(names)):
-        raise TaskError(f"task.toml has an unknown key {(prefix + unknown[0])[:80]!r}")
-    if missing := sorted(set(names) - set(table)):
-        raise TaskError(f"task.toml lacks {prefix + missing[0]!r}")
-
-
-def _table(parent: Mapping[str, object], key: str) -> dict[str, object]:
-    value = parent[key]
-    if not isinstance(value, dict):
-        raise TaskError(f"task.toml: {key} must be a table")
-    return value
-
-
-def _text(table: Mapping[str, object], key: str) -> str:
-    value = table[key]
-    if not isinstance(value, str):
-        raise TaskError(f"task.toml: {key} must be a string")
-    return value
-
-
-def _shape(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > MAX_RANK:
-        raise TaskError(f"task.toml: a shape must be a list of at most {MAX_RANK} sizes")
-    return tuple(value)
-
-
-def _spec(table: Mapping[str, object], prefix: str) -> TensorSpec:
-    _keys(table, prefix, "shape", "dtype", "limit")
-    return TensorSpec(_shape(table["shape"]), _text(table, "dtype"), table["limit"])  # type: ignore[arg-type]
-
-
-def _parameter(entry: object) -> Parameter:
-    if not isinstance(entry, dict):
-        raise TaskError("task.toml: each parameter must be a table")
-    _keys(entry, "parameters.", "name", "shape", "segment")
-    return Parameter(_text(entry, "name"), _shape(entry["shape"]), _text(entry, "segment"))
