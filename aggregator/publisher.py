@@ -214,12 +214,12 @@ class Publisher:
         self, member: Member, run: RunPlan, round_: int, transfer: bytes, action: Action, reason: str = ""
     ) -> None:
         """Tell one device what became of its upload."""
-        self._control(member, Control(run.fleet, member.name, int(action), run.run, round_, transfer, (), reason))
+        self._control(member, Control(run.fleet, member.name, action, run.run, round_, transfer, (), reason))
 
     def ask_again(self, member: Member, run: RunPlan, round_: int, transfer: bytes, missing: tuple[int, ...]) -> None:
         """Ask one device for the chunks of its upload that did not arrive, as many as fit a packet."""
         missing = missing[: (self._transport.chunk_bytes - CONTROL_BYTES) // 4]
-        nack = Control(run.fleet, member.name, int(Action.NACK), run.run, round_, transfer, missing, "chunks missing")
+        nack = Control(run.fleet, member.name, Action.NACK, run.run, round_, transfer, missing, "chunks missing")
         self._control(member, nack)
 
     def revoked(self, member: Member, signed: bytes) -> None:

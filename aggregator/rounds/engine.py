@@ -273,7 +273,7 @@ class Engine:
         """
         stored = state.received.get(upload.device)
         if stored is not None:
-            same = stored == (Phase(upload.phase), digest)
+            same = stored == (upload.phase, digest)
             return (Decision.DUPLICATE, "") if same else (Decision.REFUSE, "another upload was stored before")
         if pending is not None:
             return (Decision.DUPLICATE, "") if pending == digest else (Decision.REFUSE, "another upload came before")
@@ -281,7 +281,7 @@ class Engine:
 
     def _validate_late(self, state: EngineState, upload: Upload, digest: bytes) -> tuple[Decision, str]:
         """Return the decision on an upload for a round that is not open; a finished run acknowledges its last uploads."""
-        known = state.finished and state.received.get(upload.device) == (Phase(upload.phase), digest)
+        known = state.finished and state.received.get(upload.device) == (upload.phase, digest)
         return (Decision.DUPLICATE, "") if known else (Decision.REFUSE, too_late(state))
 
     def _may_attach(self, plan: RoundPlan, upload: Upload) -> bool:

@@ -89,7 +89,7 @@ def sign_plan(inherited: Inherited, round_: int, step: int, devices: Iterable[st
 
 def _order(phase: Phase, inherited: Inherited) -> Order:
     models = tuple(sorted(inherited.models))
-    return Order(int(phase), models, int(Share.TRAIN), train=False, evaluate=False, margins=False)
+    return Order(phase, models, Share.TRAIN, train=False, evaluate=False, margins=False)
 
 
 def _renewing(order: Order, rounds: Iterable[int]) -> Order:

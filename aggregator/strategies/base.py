@@ -125,7 +125,7 @@ def contribution_of(
         norm = 0.0 if vector is None else norm_of(vector)
     return Contribution(
         upload.round,
-        Phase(upload.phase),
+        upload.phase,
         upload.device,
         upload.model,
         upload.samples,
@@ -356,12 +356,12 @@ def drawn(run: RunPlan, round_: int, available: tuple[str, ...]) -> tuple[str, .
 
 def train_order(candidates: tuple[int, ...], *, evaluate: bool, phase: Phase = Phase.TRAIN) -> Order:
     """Return the order to take the best of ``candidates`` on the training share and train it."""
-    return Order(int(phase), candidates, int(Share.TRAIN), train=True, evaluate=evaluate, margins=False)
+    return Order(phase, candidates, Share.TRAIN, train=True, evaluate=evaluate, margins=False)
 
 
 def final_order(candidates: tuple[int, ...]) -> Order:
     """Return the order to take the best of ``candidates`` and report its accuracy on the test share."""
-    return Order(int(Phase.SCORE), candidates, int(Share.TRAIN), train=False, evaluate=True, margins=False)
+    return Order(Phase.SCORE, candidates, Share.TRAIN, train=False, evaluate=True, margins=False)
 
 
 def whole_offset(run: RunPlan, plan: RoundPlan, model: int) -> Float32Vector | None:

@@ -37,7 +37,7 @@ class Notes:
     def decline(self, announcement: Announcement, obstacle: Obstacle) -> None:
         """Say that no upload will come for an announcement."""
         member = self._membership
-        note = Decline(member.fleet, member.name, announcement.run_id, announcement.nonce, int(obstacle))
+        note = Decline(member.fleet, member.name, announcement.run_id, announcement.nonce, obstacle)
         self._send(channels.DECLINE, note, announcement.round)
 
     def remind(self, run_id: bytes, round_: int, upload: Subject, chunk_bytes: int, turn: int) -> None:

@@ -11,14 +11,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import struct
-import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Annotated, Any, Final, TypeVar
 
 from shoal import limits
 from shoal.errors import WireError
+from shoal.util.hints import field_hints, is_enum, optional_of
 
 MAGIC: Final = b"SHM1"
 MAX_STRING_BYTES: Final = 4096
@@ -112,7 +113,7 @@ def encode(value: Any) -> bytes:
     out.append(_KIND_OF[type(value)])
     try:
         _record_of(type(value)).write(out, value)
-    except (struct.error, OverflowError, TypeError, UnicodeEncodeError) as error:
+    except (struct.error, OverflowError, TypeError, ValueError) as error:
         raise WireError(f"{type(value).__name__} can't be encoded: {error}") from error
     return bytes(out)
 
@@ -152,8 +153,7 @@ def _record_of(cls: type[Any]) -> _Coder:
 
 def _record(cls: type[Any]) -> _Coder:
     """Build the coder of a dataclass, field by field; its own ``__post_init__`` checks run on decoding."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    coders = [(f.name, _coder(hints[f.name])) for f in dataclasses.fields(cls)]
+    coders = [(name, _coder(hint)) for name, hint in field_hints(cls).items()]
 
     def write(out: bytearray, value: Any) -> None:
         if type(value) is not cls:
@@ -173,8 +173,11 @@ def _coder(hint: Any) -> _Coder:
         return _annotated(args[1])
     if origin is tuple:
         return _sequence(_coder(args[0]))
-    if origin in (typing.Union, types.UnionType):
-        return _optional(_coder(next(a for a in args if a is not type(None))))
+    inner = optional_of(hint)
+    if inner is not None:
+        return _optional(_coder(inner))
+    if is_enum(hint):
+        return _enum(hint)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _record_of(hint)
     return {str: _STRING, bytes: _BLOB, float: _FLOAT, bool: _BOOL}[hint]
@@ -208,6 +211,19 @@ def _array(code: str) -> _Coder:
         return struct.unpack(f"<{count}{code}", reader.take(count * size))
 
     return _Coder(write, read)
+
+
+def _enum(kind: type[IntEnum]) -> _Coder:
+    """Code a member as u8; every other number is refused in both directions."""
+
+    def read(reader: _Reader) -> IntEnum:
+        value = reader.unpack("<B")
+        try:
+            return kind(value)
+        except ValueError as error:
+            raise WireError(f"{value} is not a {kind.__name__}") from error
+
+    return _Coder(lambda out, value: out.append(kind(value)), read)
 
 
 def _count(reader: _Reader, item_bytes: int) -> int:

@@ -8,7 +8,7 @@ from typing import Final
 
 from shoal import limits
 from shoal.errors import WireError
-from shoal.protocol.codec import U8, U16, U32, U64, ArrayU16, ArrayU32, Fixed16, Fixed32, message
+from shoal.protocol.codec import U16, U32, U64, ArrayU16, ArrayU32, Fixed16, Fixed32, message
 from shoal.protocol.documents import require_name
 
 NO_ORDER: Final = 0xFFFF
@@ -69,11 +69,6 @@ class Obstacle(IntEnum):
     DISK = 6
 
 
-def _known(kind: type[IntEnum], value: int) -> None:
-    if value not in {int(k) for k in kind}:
-        raise WireError(f"{value} is not a {kind.__name__}")
-
-
 @message(10)
 @dataclass(frozen=True, slots=True)
 class ModelRef:
@@ -111,9 +106,9 @@ class Order:
         renew: rounds whose updates of its own the device masks anew, in a round of phase ENDORSE.
     """
 
-    phase: U8
+    phase: Phase
     candidates: ArrayU16
-    share: U8
+    share: Share
     train: bool
     evaluate: bool
     margins: bool
@@ -122,8 +117,6 @@ class Order:
     renew: ArrayU32 = ()
 
     def __post_init__(self) -> None:
-        _known(Phase, self.phase)
-        _known(Share, self.share)
         if not self.candidates:
             raise WireError("an order without a model")
 
@@ -227,7 +220,7 @@ class Upload:
     run_id: Fixed16
     epoch: U32
     round: U32
-    phase: U8
+    phase: Phase
     nonce: Fixed16
     device: str
     recipient: Fixed32
@@ -245,7 +238,6 @@ class Upload:
     attached: U32 = 0
 
     def __post_init__(self) -> None:
-        _known(Phase, self.phase)
         require_name(self.device, "device name")
 
 
@@ -256,15 +248,12 @@ class Control:
 
     fleet: str
     device: str
-    action: U8
+    action: Action
     run: U32
     round: U32
     transfer: Fixed16
     missing: ArrayU32
     reason: str
-
-    def __post_init__(self) -> None:
-        _known(Action, self.action)
 
 
 @message(16)
@@ -303,10 +292,9 @@ class Decline:
     device: str
     run_id: Fixed16
     nonce: Fixed16
-    obstacle: U8
+    obstacle: Obstacle
 
     def __post_init__(self) -> None:
-        _known(Obstacle, self.obstacle)
         if self.obstacle == Obstacle.UPLOAD:
             raise WireError("no device says that its upload was refused")
 

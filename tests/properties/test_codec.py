@@ -18,7 +18,8 @@ from shoal.errors import WireError
 from shoal.protocol import codec
 from shoal.protocol.codec import decode, decode_prefix, encode
 from shoal.protocol.documents import Member, RunPlan, SegmentSpec
-from shoal.protocol.messages import Action, Obstacle, Phase, Share
+from shoal.protocol.messages import Obstacle
+from shoal.util.hints import is_enum
 
 assert edge_client.storage.state
 assert shoal.owner.keys.directory
@@ -28,10 +29,7 @@ MESSAGES = sorted(KINDS.values(), key=lambda t: t.__name__)
 names = st.from_regex(r"[a-z0-9][a-z0-9-]{0,9}", fullmatch=True)
 INTS = {"<B": 8, "<H": 16, "<I": 32, "<Q": 64, "H": 16, "I": 32}
 SPECIAL = {  # fields whose values are narrower than their types
-    "phase": st.sampled_from([int(p) for p in Phase]),
-    "share": st.sampled_from([int(s) for s in Share]),
-    "action": st.sampled_from([int(a) for a in Action]),
-    "obstacle": st.sampled_from([int(o) for o in Obstacle if o is not Obstacle.UPLOAD]),
+    "obstacle": st.sampled_from([o for o in Obstacle if o is not Obstacle.UPLOAD]),
     "size": st.integers(1, limits.MAX_TRANSFER_BYTES),
     "chunk_bytes": st.integers(1, limits.MAX_PACKET_BYTES),
     "candidates": st.lists(st.integers(0, 65535), min_size=1, max_size=4).map(tuple),
@@ -55,6 +53,8 @@ def values(hint):
         return st.lists(values(args[0]), max_size=3).map(tuple)
     if origin in (typing.Union, types.UnionType):
         return st.none() | values(next(a for a in args if a is not type(None)))
+    if is_enum(hint):
+        return st.sampled_from(list(hint))
     if dataclasses.is_dataclass(hint):
         return messages(hint)
     if hint is float:

@@ -38,7 +38,7 @@ def due(state: CflState, settings: CflSettings, round_: int) -> tuple[Node, ...]
 
 def check_order(leaf: int, node: int) -> Order:
     """Return the order to score the leaf's model and, against it, the one of the node above."""
-    return Order(int(Phase.SCORE), (leaf, node), int(Share.VALIDATION), train=False, evaluate=False, margins=True)
+    return Order(Phase.SCORE, (leaf, node), Share.VALIDATION, train=False, evaluate=False, margins=True)
 
 
 def close_check(

@@ -63,9 +63,7 @@ def trial_order(trial: Trial, own: Half, other: Half, trial_rounds: int) -> Orde
     """Return what the devices of ``own`` do next: train its model for ``trial_rounds``, then score both halves'."""
     if trial.trained < trial_rounds:
         return train_order((own.model,), evaluate=False, phase=Phase.TRIAL)
-    return Order(
-        int(Phase.SCORE), (own.model, other.model), int(Share.VALIDATION), train=False, evaluate=False, margins=True
-    )
+    return Order(Phase.SCORE, (own.model, other.model), Share.VALIDATION, train=False, evaluate=False, margins=True)
 
 
 def judge(margins: Sequence[float]) -> Verdict:

@@ -299,7 +299,7 @@ class Cfl:
             line = cfl_tree.path(state.tree, at) if self.settings.path else (at,)
             models |= {m: slots[m] for m in line}
             order = final_order(line[::-1])
-            orders[device] = dataclasses.replace(order, phase=int(Phase.KEEP)) if self.settings.path else order
+            orders[device] = dataclasses.replace(order, phase=Phase.KEEP) if self.settings.path else order
         return RoundPlan(round_, models, orders, final=True)
 
     def inherited(self, state: CflState) -> Inherited:

@@ -18,7 +18,6 @@ from aggregator.strategies.registry import make_strategy
 from shoal.bench.load.aggregator import Crowd
 from shoal.errors import UsageError
 from shoal.protocol.documents import RunPlan
-from shoal.protocol.messages import Phase
 
 FLEETS: Final = (300, 10_000)
 DIGEST: Final = bytes(32)
@@ -45,7 +44,7 @@ def _times(plan: RunPlan, devices: int) -> dict[str, Any]:
         raise UsageError("round 1 did not open")
     # All but the last: that one closes the round, which is the strategy's work and not the engine's.
     uploads = [
-        Stored(Contribution(1, Phase(order.phase), name, order.candidates[0], 10, 1.0, plan.key_id), DIGEST)
+        Stored(Contribution(1, order.phase, name, order.candidates[0], 10, 1.0, plan.key_id), DIGEST)
         for name, order in list(state.plan.orders.items())[:-1]
     ]
     begin = time.process_time()

@@ -274,7 +274,7 @@ class Workforce:
         return [
             Contribution(
                 round=self._round.plan.round,
-                phase=Phase(order.phase),
+                phase=order.phase,
                 device=self.population.names[int(place)],
                 model=ids[int(start[i])],
                 samples=int(self.samples[place]),

@@ -11,6 +11,7 @@ from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import AggregatorGrant, DeviceGrant, Member, Roster, SegmentSpec
 from shoal.protocol.messages import (
     NO_ORDER,
+    Action,
     Announcement,
     Control,
     Decline,
@@ -73,11 +74,7 @@ def test_a_roster_finds_who_is_not_revoked():
         lambda: Member("", *KEYS),
         lambda: Member("a/b", *KEYS),
         lambda: Member("a" * (limits.MAX_NAME_CHARS + 1), *KEYS),
-        lambda: dataclasses.replace(ORDER, phase=9),
-        lambda: dataclasses.replace(ORDER, share=0),
         lambda: dataclasses.replace(ORDER, candidates=()),
-        lambda: Control("demo", "a", 7, 1, 1, bytes(16), (), ""),
-        lambda: Decline("demo", "a", bytes(16), bytes(16), 0),
         lambda: Decline("demo", "a", bytes(16), bytes(16), int(Obstacle.UPLOAD)),
         lambda: Reminder("demo", "a", bytes(16), 1, bytes(16), bytes(32), 0, 1024, 1),
         lambda: Reminder("demo", "a", bytes(16), 1, bytes(16), bytes(32), limits.MAX_TRANSFER_BYTES + 1, 1024, 1),
@@ -88,6 +85,34 @@ def test_a_roster_finds_who_is_not_revoked():
 def test_what_makes_no_sense_is_refused(make):
     with pytest.raises(WireError):
         make()
+
+
+@pytest.mark.parametrize(
+    ("message", "at"),
+    [
+        (ORDER, 5),
+        (ORDER, 5 + 1 + 4 + 2),
+        (Control("demo", "a", Action.ACK, 1, 1, bytes(16), (), ""), 5 + 6 + 3),
+        (Decline("demo", "a", bytes(16), bytes(16), Obstacle.DATA), -1),
+    ],
+)
+def test_an_unknown_number_of_an_enumeration_is_refused(message, at):
+    """The byte ``at`` holds the member's number."""
+    data = bytearray(encode(message))
+    for number in (0, 8, 255):
+        data[at] = number
+        with pytest.raises(WireError, match=f"{number} is not a"):
+            decode(bytes(data), type(message))
+
+
+def test_a_number_that_is_no_member_is_not_encoded():
+    with pytest.raises(WireError, match="9 is not a valid Phase"):
+        encode(dataclasses.replace(ORDER, phase=9))
+
+
+def test_a_member_comes_back_as_one():
+    found = decode(encode(ORDER), Order)
+    assert (type(found.phase), type(found.share)) == (Phase, Share)
 
 
 @pytest.mark.parametrize(
