@@ -22,7 +22,7 @@ from shoal.protocol import channels
 from shoal.protocol.channels import Channel
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import Roster, RunPlan
-from shoal.protocol.messages import Decline, Obstacle, Reminder, Upload
+from shoal.protocol.messages import Decline, Reminder, Upload
 from shoal.protocol.reassembly import Transfer
 
 N = TypeVar("N", Decline, Reminder)
@@ -99,7 +99,7 @@ class UploadVerifier:
         decline = self._control_message(device, transfer, roster, channels.DECLINE, Decline)
         if decline.run_id != self._run.run_id:
             raise UntrustedError("a decline for another run")
-        return Declined(device, decline.nonce, Obstacle(decline.obstacle))
+        return Declined(device, decline.nonce, decline.obstacle)
 
     def reminder(self, device: str, transfer: Transfer, roster: Roster) -> Reminder:
         """Return the reminder in a transfer, possibly of another run; arguments as for `upload`.
