@@ -134,7 +134,7 @@ def _obstacle(r: dict[str, Any]) -> str:
     if r["older"]:
         return f"; {r['older']}"
     told = [f"too small to be averaged: {r['too_small']}"] if r["too_small"] else []
-    return "".join(f"; {obstacle}" for obstacle in (declined_by(r["declined"]), *told) if obstacle)
+    return "".join(f"; {reason}" for reason in (declined_by(r["declined"]), *told) if reason)
 
 
 def _standing(member: AggregatorMembership, plan: RunPlan, serving: bool) -> dict[str, Any]:
@@ -157,11 +157,11 @@ def _standing(member: AggregatorMembership, plan: RunPlan, serving: bool) -> dic
 
 def _older(member: AggregatorMembership, plan: RunPlan) -> str:
     """Return why a run can't be served any more though it has not ended; nothing where it can, or has."""
-    from aggregator.storage.signed_runs import check_order, is_finished
+    from aggregator.storage.signed_runs import check_assignment, is_finished
 
     try:
         if not is_finished(member, plan):
-            check_order(member, plan)
+            check_assignment(member, plan)
     except ShoalError as error:
         return str(error)
     return ""

@@ -10,12 +10,12 @@ from typing import Final
 from aggregator.config import AggregatorConfig
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.numerics.backend import Backend, select
-from aggregator.owner_inbox import OwnerMail
+from aggregator.owner_inbox import OwnerInbox
 from aggregator.run_service import RunService
 from aggregator.storage.corruption import disk_errors, readable
 from aggregator.storage.fsync_worker import ThreadSyncer
 from aggregator.storage.run_status import forget_waiting, read_generation, read_records
-from aggregator.storage.signed_runs import RunFile, RunFiles, check_order, directory_of, log_refused
+from aggregator.storage.signed_runs import RunFile, RunFiles, check_assignment, directory_of, log_refused
 from aggregator.storage.store import erase_updates
 from shoal import limits
 from shoal.address import BrokerAddress
@@ -70,7 +70,7 @@ class Daemon:
     def __init__(self, config: AggregatorConfig) -> None:
         self._config = config
         self._membership = AggregatorMembership(config.dir)
-        self._mail = OwnerMail(self._membership)
+        self._mail = OwnerInbox(self._membership)
         self._runs = RunFiles(self._membership, self._refuse_once)
         self._held_back = ""
         self._damage: IntegrityError | None = None
@@ -151,18 +151,18 @@ class Daemon:
                         erase_updates(directory)
                         self._erased.add(run.plan.run_id)
                     continue
-                check_order(self._membership, run.plan)
-                obstacle = self._membership.obstacle(run.plan, read_generation(directory))
+                check_assignment(self._membership, run.plan)
+                reason = self._membership.reason(run.plan, read_generation(directory))
             except (UntrustedError, IntegrityError) as error:
                 self._pass_over(error)
                 continue
-            if obstacle:
+            if reason:
                 self._say_once(
-                    f"waiting for the owner's roster and keys: {obstacle}",
+                    f"waiting for the owner's roster and keys: {reason}",
                     hint="shoal-fleet publish FLEET_DIR, or copy FLEET_DIR/roster.signed into this directory",
                 )
-            self._held_back = obstacle
-            return None if obstacle else run
+            self._held_back = reason
+            return None if reason else run
         self._held_back = ""
         return None
 

@@ -11,7 +11,7 @@ from shoal.protocol.messages import Presence
 from shoal.protocol.reassembly import Transfer
 
 
-class Presences:
+class DevicePresence:
     """Turns the presences of one fleet into events; remembers every device's newest birth."""
 
     def __init__(self, membership: AggregatorMembership) -> None:

@@ -61,7 +61,7 @@ class AggregatorMembership(Membership[AggregatorGrant]):
         told = (head.fleet, head.purpose, head.sender) == (self.fleet, channels.PRESENCE.purpose, member.name)
         return told and is_from(payload, head, member.sign_key, signed)
 
-    def obstacle(self, plan: RunPlan, turned_to: int | None = None) -> str:
+    def reason(self, plan: RunPlan, turned_to: int | None = None) -> str:
         """Return what is missing to serve a run, empty where nothing is; keys that the run is made with come in force.
 
         Args:

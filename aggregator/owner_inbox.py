@@ -20,7 +20,7 @@ FROM_OWNER: Final = {channel.topic: channel for channel in (channels.OWNER_ROSTE
 """The owner's channels to the aggregator, by topic."""
 
 
-class OwnerMail:
+class OwnerInbox:
     """Takes the owner's retained messages into a membership; whatever is not newer changes nothing."""
 
     def __init__(self, membership: AggregatorMembership) -> None:

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 
 from aggregator.rounds.events import OpenRound
-from aggregator.strategies.base import Slot
-from crypto.seal.envelope import GroupKey, parcel_for_group, parcel_for_member
+from aggregator.strategies.base import ClusterModel
+from crypto.seal.envelope import GroupKey, seal_message_to_group, seal_message_to_member
 from crypto.seal.identity import SIGNATURE_BYTES, Identity
 from shoal import limits
 from shoal.errors import WireError
@@ -23,16 +23,16 @@ from shoal.protocol.chunking import split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import Member, Roster, RosterChange, RunPlan
 from shoal.protocol.messages import (
-    NO_ORDER,
+    NO_ASSIGNMENT,
     NO_TRANSFER,
     PROPOSAL_MODEL,
     SHARED_MODEL,
     Action,
     Announcement,
+    Assignment,
     Control,
     ModelHeader,
     ModelRef,
-    Order,
 )
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Transport
@@ -135,9 +135,12 @@ class Publisher:
         proposal = self._proposal(run, opened) if opened.proposal else None
         travel = [ref for ref in (*refs, shared, *carried, proposal) if ref is not None]
         keep = {self._topics.model(ref.label) for ref in travel if ref.transfer != NO_TRANSFER}
-        orders: dict[Order, int] = {}
-        place_of = {device: orders.setdefault(order, len(orders)) for device, order in plan.orders.items()}
-        order_of = tuple(place_of.get(d.name, NO_ORDER) for d in roster.devices)
+        assignments: dict[Assignment, int] = {}
+        place_of = {
+            device: assignments.setdefault(assignment, len(assignments))
+            for device, assignment in plan.assignments.items()
+        }
+        assignment_of = tuple(place_of.get(d.name, NO_ASSIGNMENT) for d in roster.devices)
         announcement = Announcement(
             run.fleet,
             run.run,
@@ -150,15 +153,15 @@ class Publisher:
             run.deadline_s,
             plan.final,
             refs,
-            tuple(orders),
-            order_of,
+            tuple(assignments),
+            assignment_of,
             run.mode,
             shared,
             plan.step,
             carried,
             opened.generation,
             proposal,
-            first_reminder_s(len(plan.orders), 4 * run.length),
+            first_reminder_s(len(plan.assignments), 4 * run.length),
             self._sealed_bytes.get(channels.RUN, 0),
             self._sealed_bytes.get(channels.EPOCH, 0) if self._epoch else 0,
         )
@@ -178,7 +181,7 @@ class Publisher:
         transfer = self._publish_group(channels.PROPOSAL, opened.proposal, opened.plan.round, label)
         return ModelRef(PROPOSAL_MODEL, 0, label, transfer, 0, 0.0)
 
-    def _model(self, run: RunPlan, model: int, slot: Slot, round_: int, segment: str) -> ModelRef:
+    def _model(self, run: RunPlan, model: int, slot: ClusterModel, round_: int, segment: str) -> ModelRef:
         label = self._group.topic_label(run.run_id, model)
         if slot.offset is None:
             return ModelRef(model, slot.origin, label, NO_TRANSFER, 0, 0.0, slot.scale)
@@ -205,7 +208,7 @@ class Publisher:
     def _publish_group(self, channel: Channel, plain: bytes, round_: int = 0, label: str = "") -> bytes:
         """Seal ``plain`` to the fleet and publish it, retained; return its transfer id."""
         head = channel.head(self._group.fleet, self._identity.name)
-        parcel = parcel_for_group(self._identity, self._group, head, plain)
+        parcel = seal_message_to_group(self._identity, self._group, head, plain)
         self._sealed_bytes[channel] = len(parcel.payload)
         base = self._topics.at(channel.topic, label)
         return self._retained.publish(base, parcel.payload, kind=channel.kind, round_=round_, name=parcel.transfer_id)
@@ -225,14 +228,14 @@ class Publisher:
     def revoked(self, member: Member, signed: bytes) -> None:
         """Send the owner's newest roster to a device that it revokes and that can read nothing else any more."""
         head = channels.REVOCATION.head(self._group.fleet, self._identity.name, member.name)
-        parcel = parcel_for_member(self._identity, member.seal_key, head, signed)
+        parcel = seal_message_to_member(self._identity, member.seal_key, head, signed)
         kind, size = channels.REVOCATION.kind, self._transport.chunk_bytes
         for chunk in split(parcel.payload, kind=kind, round=0, chunk_bytes=size, name=parcel.transfer_id):
             self._transport.publish(self._topics.ctl(member.name), chunk)
 
     def _control(self, member: Member, control: Control) -> None:
         head = channels.CONTROL.head(control.fleet, self._identity.name, member.name)
-        parcel = parcel_for_group(self._identity, self._group, head, encode(control))
+        parcel = seal_message_to_group(self._identity, self._group, head, encode(control))
         for chunk in split(parcel.payload, kind=channels.CONTROL.kind, round=control.round, name=parcel.transfer_id):
             self._transport.publish(self._topics.ctl(member.name), chunk)
 

@@ -14,7 +14,7 @@ from aggregator.rounds.events import RoundRecord
 from aggregator.rounds.rollover import HASTY_TRIES, Rollover
 from aggregator.rounds.state import EngineState
 from shoal.protocol.documents import RunPlan
-from shoal.protocol.messages import Obstacle
+from shoal.protocol.messages import DeclineReason
 from shoal.util.times import second
 
 LOG = logging.getLogger("shoal.aggregator")
@@ -32,17 +32,17 @@ REFUSED_NORM_HINT: Final = (
     "update: --local epochs=0 --local steps=N gives all the same); shoal-fleet revoke excludes one, and a smaller learning "
     "rate or --local clip shortens updates"
 )
-OBSTACLES: Final = {
-    Obstacle.DATA: "data do not fit the task",
-    Obstacle.TASK: "training failed",
-    Obstacle.REFUSED: "refused by the device",
-    Obstacle.OTHER: "not possible on the device",
-    Obstacle.UPLOAD: "upload refused",
-    Obstacle.DISK: "disk is full or fails",
+DECLINE_REASONS: Final = {
+    DeclineReason.DATA: "data do not fit the task",
+    DeclineReason.TASK: "training failed",
+    DeclineReason.REFUSED: "refused by the device",
+    DeclineReason.OTHER: "not possible on the device",
+    DeclineReason.UPLOAD: "upload refused",
+    DeclineReason.DISK: "disk is full or fails",
 }
 
 
-_DISK: Final = Obstacle.DISK.name.lower()
+_DISK: Final = DeclineReason.DISK.name.lower()
 """A device whose disk is full has ended: it must be started again."""
 
 
@@ -110,7 +110,7 @@ def shortage(state: EngineState) -> Shortage | None:
     return Shortage(missing, here, needed, quorum, least, len(devices) - len(missing), unable)
 
 
-class Lines:
+class RunLog:
     """The log's lines about a run as it goes: what is new at once, and the same again more and more seldom.
 
     Args:
@@ -292,7 +292,7 @@ def waiting_for(state: EngineState) -> str:
         absent = [d for d in state.devices if d not in state.online]
         there = len(state.devices) - len(absent)
         return f"gathering: {there} of {len(state.devices)} devices are here{_names(absent)}"
-    done, total = len(state.received), len(state.plan.orders)
+    done, total = len(state.received), len(state.plan.assignments)
     what = f"round {state.round}"
     unable = state.unable
     named = _names([d for d in state.waiting if d not in unable]) + (f"; {declined_by(unable)}" if unable else "")
@@ -305,8 +305,8 @@ def waiting_for(state: EngineState) -> str:
 
 def declined_by(declined: Mapping[str, str]) -> str:
     """Return which devices can't do their part, by what stands in the way as a `RoundRecord` has it; nothing where all can."""
-    by = {obstacle: sorted(d for d, why in declined.items() if why == obstacle.name.lower()) for obstacle in Obstacle}
-    return "; ".join(f"{OBSTACLES[obstacle]}: {_shown(names)}" for obstacle, names in by.items() if names)
+    by = {reason: sorted(d for d, why in declined.items() if why == reason.name.lower()) for reason in DeclineReason}
+    return "; ".join(f"{DECLINE_REASONS[reason]}: {_shown(names)}" for reason, names in by.items() if names)
 
 
 def report(run: int, record: RoundRecord, seconds: float, bytes_up: int) -> None:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from aggregator.device_presence import Presences
+from aggregator.device_presence import DevicePresence
 from aggregator.inbound import Inbound
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import Backend
-from aggregator.owner_inbox import OwnerMail
+from aggregator.owner_inbox import OwnerInbox
 from aggregator.publisher import Publisher
 from aggregator.revocations import Revocations
 from aggregator.rounds.engine import Engine
@@ -41,9 +41,9 @@ from aggregator.rounds.events import (
 from aggregator.rounds.resume import ResumeMetadata
 from aggregator.rounds.rollover import stored_proposal
 from aggregator.rounds.state import EngineState
-from aggregator.run_log import Lines, waiting_for
+from aggregator.run_log import RunLog, waiting_for
 from aggregator.storage.corruption import readable
-from aggregator.storage.fsync_worker import InlineSyncer, Syncer
+from aggregator.storage.fsync_worker import FsyncWorker, InlineSyncer
 from aggregator.storage.run_status import keep_waiting
 from aggregator.storage.store import Store
 from aggregator.strategies.base import dump_state, load_state
@@ -81,7 +81,7 @@ class RunService:
         directory: Path,
         *,
         backend: Backend | None = None,
-        syncer: Syncer | None = None,
+        syncer: FsyncWorker | None = None,
         store_factory: Callable[[Path, RunPlan], Store] = Store,
     ) -> None:
         self._membership = membership
@@ -108,12 +108,12 @@ class RunService:
             syncer=syncer or InlineSyncer(),
             publisher=self._publisher,
         )
-        self._mail = OwnerMail(membership)
-        self._presences = Presences(membership)
+        self._mail = OwnerInbox(membership)
+        self._presences = DevicePresence(membership)
         self._revocations = Revocations(membership, self._publisher)
         self._deferred: list[Event] = []
         self._opened_at_s = 0.0
-        self._lines = Lines(run, lambda line: keep_waiting(self._store.directory, line, self._lines.figures))
+        self._lines = RunLog(run, lambda line: keep_waiting(self._store.directory, line, self._lines.figures))
         self._refusals = Refusals(LOG)
         self._deadline_s: float | None = None
         self._bytes_up = 0

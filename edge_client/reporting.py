@@ -13,14 +13,14 @@ from edge_client.storage.finished_models import FinishedModels
 from edge_client.storage.state import OwnModel
 
 if TYPE_CHECKING:
-    from crypto.seal.replay import HighWater
+    from crypto.seal.replay import ReplayWatermark
     from edge_client.followed_run import Run
     from edge_client.learning.update import Finished
     from edge_client.membership import DeviceMembership
     from edge_client.protocol.round_state import Stage
     from edge_client.storage.state import DeviceState
     from shoal.protocol.documents import RunPlan
-    from shoal.protocol.messages import Announcement, Order
+    from shoal.protocol.messages import Announcement, Assignment
     from shoal.transport.base import Transport
     from shoal.types import Float32Vector
 
@@ -72,7 +72,7 @@ class Results:
     def note(
         self,
         announcement: Announcement,
-        order: Order,
+        assignment: Assignment,
         result: Finished,
         models: Mapping[int, Float32Vector],
         now_s: float,
@@ -82,12 +82,12 @@ class Results:
         self._figures.update(rounds=rounds, round=announcement.round, cluster=result.model, loss=result.loss)
         if result.tested:
             self._figures["accuracy"] = result.correct / result.tested
-        if announcement.finished or order.train:
+        if announcement.finished or assignment.train:
             theta = models[result.model]
             self._own = OwnModel(announcement.run, announcement.run_id, announcement.round, result.model, theta)
         if announcement.finished:
             self.save_model(now_s, durable=True)
-            path = kept.keep(self._membership.directory, announcement, order, result.model, models)
+            path = kept.keep(self._membership.directory, announcement, assignment, result.model, models)
             if path:
                 self._figures["path"] = path
             self._add_finished(announcement, result, models, path)
@@ -109,7 +109,7 @@ class Results:
             figures=result.validation,
         )
 
-    def lacks_final_model(self, mark: HighWater, plan: RunPlan) -> bool:
+    def lacks_final_model(self, mark: ReplayWatermark, plan: RunPlan) -> bool:
         """Whether a device whose mark is in the final round of ``plan`` lacks the model that it ended with."""
         if (mark.run, mark.round) != (plan.run, plan.rounds + 1):
             return False

@@ -13,32 +13,32 @@ from contextlib import contextmanager
 from typing import Final
 
 from edge_client.followed_run import Run
-from edge_client.learning.data import Batch
+from edge_client.learning.data import Dataset
 from edge_client.learning.model import Backend, OrtModel
 from edge_client.learning.worker import Result, Worker
 from edge_client.membership import DeviceMembership
 from edge_client.protocol import round_state as agent
-from edge_client.protocol.declining import Declining
+from edge_client.protocol.declining import Decliner
 from edge_client.protocol.inbound import Inbound
 from edge_client.protocol.model_feed import ModelFeed
-from edge_client.protocol.notes import Notes
-from edge_client.protocol.patience import Patience
+from edge_client.protocol.notes import ControlMessages
+from edge_client.protocol.patience import RetryTimer
 from edge_client.protocol.presence import Attendance
-from edge_client.protocol.resync import Lookout
-from edge_client.protocol.roster_sync import HEARD_LAPSED, RosterFeed
+from edge_client.protocol.resync import Resync
+from edge_client.protocol.roster_sync import HEARD_LAPSED, RosterSync
 from edge_client.protocol.round_state import AgentState
-from edge_client.protocol.uplink import Outbox
+from edge_client.protocol.uplink import Uplink
 from edge_client.reporting import Results
-from edge_client.run.following import Following
-from edge_client.run.jobs import Workplace
-from edge_client.run.models import Inventory
+from edge_client.run.following import RunFollower
+from edge_client.run.jobs import JobFactory
+from edge_client.run.models import ModelStore
 from edge_client.storage.state import DeviceState
 from shoal.errors import ShoalError, StorageError, UntrustedError, reason_of
 from shoal.protocol import channels
 from shoal.protocol.channels import Channel
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RosterChange
-from shoal.protocol.messages import Action, Announcement, Control, Order
+from shoal.protocol.messages import Action, Announcement, Assignment, Control
 from shoal.protocol.reassembly import Reassembler, TooLargeError, Transfer
 from shoal.protocol.topics import ParsedTopic, TopicKind, Topics
 from shoal.task.bundle import TaskBundle
@@ -64,7 +64,7 @@ class DeviceRuntime:
         membership: DeviceMembership,
         transport: Transport,
         worker: Worker,
-        load_data: Callable[[TaskManifest], Batch],
+        load_data: Callable[[TaskManifest], Dataset],
         *,
         birth: int,
         results: Callable[[Callable[[], None]], None],
@@ -90,7 +90,7 @@ class DeviceRuntime:
         self._membership = membership
         self._transport = transport
         self._worker = worker
-        self._workplace = Workplace(membership, load_data, threads=threads, backend=backend)
+        self._workplace = JobFactory(membership, load_data, threads=threads, backend=backend)
         self._attendance = Attendance(membership, transport, birth, uniform)
         self._hand_back = results
         self._topics = Topics(membership.fleet)
@@ -101,18 +101,18 @@ class DeviceRuntime:
         sent = (at.run, at.round, at.nonce) if pending.sealed or answered else None
         self._state = AgentState(membership.index, at, transfer=pending.transfer, sent=sent, answered=answered)
         up = self._topics.up(membership.name)
-        notes = Notes(membership, transport, up)
-        self._outbox = Outbox(self._files, transport, notes, up, pending.sealed, birth)
-        self._declining = Declining(membership, notes)
+        notes = ControlMessages(membership, transport, up)
+        self._outbox = Uplink(self._files, transport, notes, up, pending.sealed, birth)
+        self._declining = Decliner(membership, notes)
         self._run: Run | None = None
-        self._following = Following(membership, self._files)
-        self._rosters = RosterFeed(membership, transport, self._topics)
+        self._following = RunFollower(membership, self._files)
+        self._rosters = RosterSync(membership, transport, self._topics)
         self._held: Announcement | None = None
-        self._models: Inventory | None = None
+        self._models: ModelStore | None = None
         self._feed = ModelFeed(transport, self._topics)
         self._inbound = Inbound(membership, self._feed, self._rosters)
-        self._lookout = Lookout(transport, self._topics.round)
-        self._patience = Patience(transport, uniform)
+        self._lookout = Resync(transport, self._topics.round)
+        self._patience = RetryTimer(transport, uniform)
         self._results = Results(membership, self._files, transport, clock_s)
         self._now_s = 0.0
         self._latest: Announcement | None = None
@@ -317,7 +317,7 @@ class DeviceRuntime:
         self._run = run
         self._inbound.begin(run)
         self._declining.followed()
-        self._models = Inventory(run, self._membership.group)
+        self._models = ModelStore(run, self._membership.group)
         self._results.begin(run, again=again)
         facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "epoch": run.plan.epoch}
         what = "mask epoch" if again else "following run"
@@ -384,7 +384,7 @@ class DeviceRuntime:
         self._results.publish(self._state.stage, self._now_s)
 
     def on_result(
-        self, announcement: Announcement, order: Order, result: Result, models: Mapping[int, Float32Vector]
+        self, announcement: Announcement, assignment: Assignment, result: Result, models: Mapping[int, Float32Vector]
     ) -> None:
         """Take what the worker made of an order from ``models``; newer ones may have come meanwhile."""
         if self.revoked or self._rosters.lapsed or self._disk_error is not None:
@@ -393,10 +393,10 @@ class DeviceRuntime:
         if current != (announcement.run, announcement.round, announcement.nonce):
             return
         with self._declining_on_disk_errors():
-            self._on_current_result(announcement, order, result, models)
+            self._on_current_result(announcement, assignment, result, models)
 
     def _on_current_result(
-        self, announcement: Announcement, order: Order, result: Result, models: Mapping[int, Float32Vector]
+        self, announcement: Announcement, assignment: Assignment, result: Result, models: Mapping[int, Float32Vector]
     ) -> None:
         if isinstance(result, StorageError):
             raise result
@@ -406,7 +406,7 @@ class DeviceRuntime:
         transfer, sealed = result.parcel.transfer_id, result.parcel.payload
         if not announcement.step:
             # Before the upload: behind its answer nobody sends the final model again.
-            self._results.note(announcement, order, result, models, self._now_s)
+            self._results.note(announcement, assignment, result, models, self._now_s)
         self._outbox.keep(self._state.mark, transfer, sealed)
         if result.objection:
             LOG.warning("checkpoint not signed", extra={"kv": {"reason": result.objection}})
@@ -455,8 +455,8 @@ class DeviceRuntime:
                 for label in set(self._feed.labels) - set(labels):
                     self._chunks.drop(self._inbound.source_of(TopicKind.MODEL, label))
                 self._feed.follow(labels, self._models)
-            case agent.Work(announcement, order):
-                self._work(announcement, order)
+            case agent.Work(announcement, assignment):
+                self._work(announcement, assignment)
             case agent.CancelWork():
                 self._worker.cancel()
             case agent.Send(transfer, asked):
@@ -471,16 +471,16 @@ class DeviceRuntime:
                 self.runs_done += self._results.finish(plan, self._state.stage, self._now_s)
                 self._outbox.forget(self._state.mark, self._state.transfer)
 
-    def _work(self, announcement: Announcement, order: Order) -> None:
+    def _work(self, announcement: Announcement, assignment: Assignment) -> None:
         assert self._models is not None
         try:
-            thetas = self._models.thetas(announcement, order)
-            job = self._workplace.job(announcement, order, thetas, self._models)
+            thetas = self._models.thetas(announcement, assignment)
+            job = self._workplace.job(announcement, assignment, thetas, self._models)
         except UntrustedError as error:
             self._skip(announcement, error)
             return
         self._worker.submit(
-            job, lambda result: self._hand_back(lambda: self.on_result(announcement, order, result, thetas))
+            job, lambda result: self._hand_back(lambda: self.on_result(announcement, assignment, result, thetas))
         )
 
     def remember_end(self) -> None:

@@ -82,7 +82,7 @@ MAX_GRANT_BYTES: Final = 13 << 20
 MAX_SCALE: Final = 1e6
 """Largest multiple of an origin in a model."""
 
-MAX_NORM_BLUR: Final = 0.2
+MAX_NORM_NOISE: Final = 0.2
 """Largest relative standard deviation of a blurred norm; the factor, clipped at four of them, stays positive."""
 
 DEFAULT_MAX_SAMPLES: Final = 100_000

@@ -56,11 +56,11 @@ from aggregator.rounds.state import (
     too_late,
 )
 from aggregator.rounds.turnover import Turnover
-from aggregator.strategies.base import Contribution, Outcome, RoundPlan, Strategy
+from aggregator.strategies.base import ClientUpdate, Outcome, RoundPlan, Strategy
 from aggregator.strategies.registry import make_strategy
 from shoal.limits import MAX_MARGIN
 from shoal.protocol.documents import Roster, RunPlan
-from shoal.protocol.messages import Order, Phase, Upload
+from shoal.protocol.messages import Assignment, Phase, Upload
 
 ATTACHED_HEAD_BYTES: Final = 1 << 16
 """Most bytes that an attachment takes besides its vectors: the head before them and the seal."""
@@ -152,7 +152,7 @@ class Engine:
         round_: int,
         available: tuple[str, ...],
         metadata: ResumeMetadata | None = None,
-        proposal: Contribution | None = None,
+        proposal: ClientUpdate | None = None,
         roster: Roster | None = None,
         roster_bytes: bytes = b"",
     ) -> Transition:
@@ -240,26 +240,26 @@ class Engine:
             return Decision.REFUSE, "masked under another key or mode"
         if plan is None or upload.round != state.round or upload.nonce != self.nonce(state.round, plan.step):
             return self._validate_late(state, upload, digest)
-        order = plan.orders.get(upload.device)
-        if order is None or order.phase != upload.phase:
+        assignment = plan.assignments.get(upload.device)
+        if assignment is None or assignment.phase != upload.phase:
             return Decision.REFUSE, "not asked for"
         duplicate = self._duplicate(state, upload, digest, pending)
         if duplicate is not None:
             return duplicate
-        if upload.model not in order.candidates:
+        if upload.model not in assignment.candidates:
             return Decision.REFUSE, "trained from a model that was not offered"
-        if upload.length != (run.length if order.train else 0):
+        if upload.length != (run.length if assignment.train else 0):
             return Decision.REFUSE, f"a vector of length {upload.length}"
         if not self._may_attach(plan, upload):
             return Decision.REFUSE, f"{upload.attached} bytes attached to the update"
-        if len(upload.margins) != (len(order.candidates) if order.margins else 0):
+        if len(upload.margins) != (len(assignment.candidates) if assignment.margins else 0):
             return Decision.REFUSE, f"{len(upload.margins)} margins"
-        wrong = _wrong_counts(run, order, upload)
+        wrong = _wrong_counts(run, assignment, upload)
         if wrong:
             return Decision.REFUSE, wrong
         if abs(upload.loss) > MAX_FIGURE or any(abs(m) > MAX_MARGIN for m in upload.margins):
             return Decision.REFUSE, "a loss or a margin beyond the limit for reports"
-        if not (0 < upload.model_norm <= MAX_FIGURE if order.norm else upload.model_norm == 0):
+        if not (0 < upload.model_norm <= MAX_FIGURE if assignment.norm else upload.model_norm == 0):
             return Decision.REFUSE, "a model's norm that was not asked for, or an impossible one"
         return Decision.STORE, ""
 
@@ -291,13 +291,15 @@ class Engine:
 
     def most_attached(self, state: EngineState, device: str) -> int:
         """Return how many bytes a device may attach to its upload in ``state``."""
-        return 0 if state.plan is None or device not in state.plan.orders else self._most_attached(state.plan, device)
+        return (
+            0 if state.plan is None or device not in state.plan.assignments else self._most_attached(state.plan, device)
+        )
 
     def _most_attached(self, plan: RoundPlan, device: str) -> int:
-        order = plan.orders[device]
-        if order.phase == Phase.ENDORSE:
-            return ATTACHED_HEAD_BYTES + 4 * self.run.length * len(order.renew)
-        if order.phase == Phase.CHECKPOINT:
+        assignment = plan.assignments[device]
+        if assignment.phase == Phase.ENDORSE:
+            return ATTACHED_HEAD_BYTES + 4 * self.run.length * len(assignment.renew)
+        if assignment.phase == Phase.CHECKPOINT:
             vectors = len(plan.models) + len(plan.carried)
             return ATTACHED_HEAD_BYTES + self.task_bytes + 4 * self.run.length * vectors
         return 0
@@ -323,9 +325,9 @@ class Engine:
                 state = on_offline(state, device)
             case Left(device):
                 state = on_revoked(state, device)
-            case Declined(device, nonce, obstacle):
+            case Declined(device, nonce, reason):
                 if state.plan is not None and nonce == self.nonce(state.round, state.plan.step):
-                    state = on_declined(state, device, obstacle)
+                    state = on_declined(state, device, reason)
             case Stored(contribution, digest):
                 state = self._receive(state, contribution, digest)
             case DeadlinePassed(round_, step):
@@ -337,9 +339,9 @@ class Engine:
                 state = dataclasses.replace(state, newest=max(state.newest, generation))
         return state
 
-    def _receive(self, state: EngineState, contribution: Contribution, digest: bytes) -> EngineState:
-        order = None if state.plan is None else state.plan.orders.get(contribution.device)
-        if order is None or order.phase != contribution.phase or contribution.device in state.received:
+    def _receive(self, state: EngineState, contribution: ClientUpdate, digest: bytes) -> EngineState:
+        assignment = None if state.plan is None else state.plan.assignments.get(contribution.device)
+        if assignment is None or assignment.phase != contribution.phase or contribution.device in state.received:
             return state
         return dataclasses.replace(
             state,
@@ -393,7 +395,7 @@ class Engine:
             after = before
         else:
             after, plan = strategy.plan(before, round_, available)
-        if not plan.orders:
+        if not plan.assignments:
             return state, ()
         state = opened(dataclasses.replace(state, strategy=after), plan)
         return state, (OpenRound(plan, self.nonce(round_), before, available),)
@@ -440,9 +442,13 @@ class Engine:
         return state, (closed, *(actions or (Gather(),)))
 
 
-def _wrong_counts(run: RunPlan, order: Order, upload: Upload) -> str:
+def _wrong_counts(run: RunPlan, assignment: Assignment, upload: Upload) -> str:
     """Return why the upload's counts can't be true; empty if they can."""
-    if upload.correct > upload.tested or bool(upload.tested) != order.evaluate or (order.train and not upload.samples):
+    if (
+        upload.correct > upload.tested
+        or bool(upload.tested) != assignment.evaluate
+        or (assignment.train and not upload.samples)
+    ):
         return "impossible counts"
     if run.weighting == "uniform" and upload.samples > 1:
         return f"{upload.samples} samples where the plan's weighting is uniform"

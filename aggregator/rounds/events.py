@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aggregator.rounds.resume import ResumeMetadata
-from aggregator.strategies.base import Contribution, RoundPlan, UploadKey
+from aggregator.strategies.base import ClientUpdate, RoundPlan, UploadKey
 from shoal.protocol.documents import Roster
 from shoal.protocol.epochs import Certificate
-from shoal.protocol.messages import Obstacle
+from shoal.protocol.messages import DeclineReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ class Declined:
 
     device: str
     nonce: bytes
-    obstacle: Obstacle
+    reason: DeclineReason
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
     """An upload that `Engine.validate` accepted is durable."""
 
-    contribution: Contribution
+    contribution: ClientUpdate
     digest: bytes
 
 
@@ -132,7 +132,7 @@ class Renewed:
     sealed: bytes = field(repr=False)
     state: Any
     metadata: ResumeMetadata
-    own: Mapping[UploadKey, Contribution]
+    own: Mapping[UploadKey, ClientUpdate]
 
 
 @dataclass(frozen=True, slots=True)

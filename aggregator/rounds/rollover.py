@@ -17,13 +17,13 @@ from typing import Final
 import numpy as np
 
 from aggregator.rounds.resume import ResumeMetadata
-from aggregator.strategies.base import Contribution, RoundPlan, Slot, UploadKey, norm_of
+from aggregator.strategies.base import ClientUpdate, ClusterModel, RoundPlan, UploadKey, norm_of
 from aggregator.strategies.renewal import Inherited
 from shoal.errors import UntrustedError
 from shoal.protocol.codec import decode_prefix
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.epochs import Checkpoint, Endorsement, Proposal
-from shoal.protocol.messages import CARRIED_FIRST, Order, Phase, Share
+from shoal.protocol.messages import CARRIED_FIRST, Assignment, Phase, Share
 from shoal.types import Float32Vector
 
 NORM_TOLERANCE: Final = 1e-4
@@ -46,7 +46,7 @@ class Rollover:
     generation: int
     tries: int = 0
     folder: str = ""
-    proposal: Contribution | None = None
+    proposal: ClientUpdate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,43 +70,43 @@ def fold_plan(inherited: Inherited, run: RunPlan, round_: int, step: int, folder
         keep: whether vectors that are no models go along; not where secrets are drawn afresh, since somebody who knows
             the old ones would know these vectors and, from their masked form, the new mask.
     """
-    order = _order(Phase.CHECKPOINT, inherited)
+    assignment = _order(Phase.CHECKPOINT, inherited)
     carried = _carried(inherited, run) if keep else {}
     slots = {CARRIED_FIRST + i: s for i, s in enumerate(carried.values())}
-    return RoundPlan(round_, inherited.models, {folder: order}, shared=inherited.shared, step=step, carried=slots)
+    return RoundPlan(round_, inherited.models, {folder: assignment}, shared=inherited.shared, step=step, carried=slots)
 
 
 def sign_plan(inherited: Inherited, round_: int, step: int, devices: Iterable[str], *, keep: bool) -> RoundPlan:
     """Return the second step: ``devices`` compare, sign, and mask anew what is their own."""
-    order = _order(Phase.ENDORSE, inherited)
+    assignment = _order(Phase.ENDORSE, inherited)
     own: dict[str, list[int]] = {}
     if keep:
         for key in inherited.own:
             own.setdefault(key[2], []).append(key[0])
-    orders = {d: _renewing(order, own.get(d, ())) for d in devices}
-    return RoundPlan(round_, inherited.models, orders, shared=inherited.shared, step=step)
+    assignments = {d: _renewing(assignment, own.get(d, ())) for d in devices}
+    return RoundPlan(round_, inherited.models, assignments, shared=inherited.shared, step=step)
 
 
-def _order(phase: Phase, inherited: Inherited) -> Order:
+def _order(phase: Phase, inherited: Inherited) -> Assignment:
     models = tuple(sorted(inherited.models))
-    return Order(phase, models, Share.TRAIN, train=False, evaluate=False, margins=False)
+    return Assignment(phase, models, Share.TRAIN, train=False, evaluate=False, margins=False)
 
 
-def _renewing(order: Order, rounds: Iterable[int]) -> Order:
-    return dataclasses.replace(order, renew=tuple(sorted(rounds)))
+def _renewing(assignment: Assignment, rounds: Iterable[int]) -> Assignment:
+    return dataclasses.replace(assignment, renew=tuple(sorted(rounds)))
 
 
-def _carried(inherited: Inherited, run: RunPlan) -> dict[str, Slot]:
+def _carried(inherited: Inherited, run: RunPlan) -> dict[str, ClusterModel]:
     """Return the carried vectors that may be sent to a device, as slots of scale 0, in order of their names."""
     least = max(1, run.min_contributors)
     return {
-        name: Slot(0, c.vector, c.contributors, scale=0.0)
+        name: ClusterModel(0, c.vector, c.contributors, scale=0.0)
         for name, c in sorted(inherited.carried.items())
         if c.contributors >= least
     }
 
 
-def stored_proposal(metadata: ResumeMetadata, stored: Iterable[Contribution]) -> Contribution | None:
+def stored_proposal(metadata: ResumeMetadata, stored: Iterable[ClientUpdate]) -> ClientUpdate | None:
     """Return the upload of the device that folded, where a rollover was interrupted after it.
 
     Args:
@@ -119,7 +119,7 @@ def stored_proposal(metadata: ResumeMetadata, stored: Iterable[Contribution]) ->
     return next((c for c in stored if c.phase is Phase.CHECKPOINT and c.device == folder), None)
 
 
-def read_proposal(upload: Contribution, inherited: Inherited, run: RunPlan, generation: int, current: int) -> Folded:
+def read_proposal(upload: ClientUpdate, inherited: Inherited, run: RunPlan, generation: int, current: int) -> Folded:
     """Return what the device that folded has uploaded.
 
     Args:
@@ -155,13 +155,13 @@ def read_proposal(upload: Contribution, inherited: Inherited, run: RunPlan, gene
 
 
 def read_endorsement(
-    upload: Contribution, order: Order, inherited: Inherited, run: RunPlan, key_id: bytes
-) -> tuple[bytes, dict[UploadKey, Contribution]]:
+    upload: ClientUpdate, assignment: Assignment, inherited: Inherited, run: RunPlan, key_id: bytes
+) -> tuple[bytes, dict[UploadKey, ClientUpdate]]:
     """Return a device's signature, and its own updates under the next key.
 
     Args:
         upload: its contribution to the second step.
-        order: what it was asked for.
+        assignment: what it was asked for.
         inherited: holds the updates under the old key.
         run: the plan in the epoch that ends.
         key_id: 16 bytes, of the next key.
@@ -172,7 +172,7 @@ def read_endorsement(
     """
     endorsement, rest = decode_prefix(memoryview(upload.attached), Endorsement)
     size = 4 * run.length
-    if not set(endorsement.renewed) <= set(order.renew) or len(rest) != size * len(endorsement.renewed):
+    if not set(endorsement.renewed) <= set(assignment.renew) or len(rest) != size * len(endorsement.renewed):
         raise UntrustedError(f"{upload.device} has masked other updates anew than it was asked for")
     before = {c.round: c for c in inherited.own.values() if c.device == upload.device}
     own = {}

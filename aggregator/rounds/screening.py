@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from statistics import median_high, median_low
 from typing import Final
 
-from aggregator.strategies.base import Contribution
+from aggregator.strategies.base import ClientUpdate
 from shoal.protocol.messages import Phase
 
 NORM_LIMIT_RATIO: Final = 10.0
@@ -39,7 +39,7 @@ class Screened:
         levels: the levels for the next round.
     """
 
-    accepted: tuple[Contribution, ...]
+    accepted: tuple[ClientUpdate, ...]
     refused: Mapping[str, float] = field(default_factory=dict)
     levels: Levels = field(default_factory=dict)
 
@@ -56,7 +56,7 @@ def norm_error(norm: float, limit: float) -> str:
     return f"the update's norm {norm:.3g} is above the plan's limit {limit:.3g}" if norm > limit else ""
 
 
-def screen(given: Iterable[Contribution], levels: Levels, exempt: Collection[int] = ()) -> Screened:
+def screen(given: Iterable[ClientUpdate], levels: Levels, exempt: Collection[int] = ()) -> Screened:
     """Separate a round's contributions into those the strategy may use and those with too large a norm.
 
     An update is refused if its norm is above ``NORM_LIMIT_RATIO`` times the largest of these medians: of the last round's
@@ -76,7 +76,7 @@ def screen(given: Iterable[Contribution], levels: Levels, exempt: Collection[int
         for key in _keys(c, exempt):
             norms[key].append(c.norm)
     own = {key: median_low(found) for key, found in norms.items() if len(found) >= LEAST_FOR_MEDIAN}
-    accepted: list[Contribution] = []
+    accepted: list[ClientUpdate] = []
     refused: dict[str, float] = {}
     passed: dict[str, list[float]] = defaultdict(list)
     for c in given:
@@ -102,7 +102,7 @@ def screen(given: Iterable[Contribution], levels: Levels, exempt: Collection[int
     return Screened(tuple(accepted), refused, found)
 
 
-def _keys(contribution: Contribution, exempt: Collection[int]) -> tuple[str, ...]:
+def _keys(contribution: ClientUpdate, exempt: Collection[int]) -> tuple[str, ...]:
     """Return the levels that a contribution is compared with and counts in; none where it is not screened."""
     if contribution.phase not in UPDATE_PHASES or contribution.model in exempt:
         return ()

@@ -17,9 +17,9 @@ from aggregator.rounds.events import Action, RoundRecord
 from aggregator.rounds.resume import ResumeMetadata, RolloverProgress
 from aggregator.rounds.rollover import Rollover
 from aggregator.rounds.screening import Levels
-from aggregator.strategies.base import Contribution, Event, Outcome, RoundPlan, mean_loss
+from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, mean_loss
 from shoal.protocol.documents import Roster, RunPlan
-from shoal.protocol.messages import Obstacle, Phase
+from shoal.protocol.messages import DeclineReason, Phase
 
 NEWS_KEPT: Final = 64
 """Largest number of pending events: a rollover may fail for days, and every snapshot contains them all."""
@@ -61,10 +61,10 @@ class EngineState:
     step: int = 0
     plan: RoundPlan | None = None
     received: PersistentMap[str, tuple[Phase, bytes]] = field(default_factory=PersistentMap)
-    contributions: PersistentList[Contribution] = field(default_factory=PersistentList)
+    contributions: PersistentList[ClientUpdate] = field(default_factory=PersistentList)
     unavailable: PersistentSet[str] = field(default_factory=PersistentSet)
     removed: PersistentSet[str] = field(default_factory=PersistentSet)
-    declined: PersistentMap[str, Obstacle] = field(default_factory=PersistentMap)
+    declined: PersistentMap[str, DeclineReason] = field(default_factory=PersistentMap)
     refused: PersistentSet[str] = field(default_factory=PersistentSet)
     unasked: int = 0
     deadline_passed: bool = False
@@ -81,7 +81,7 @@ class EngineState:
     @property
     def waiting(self) -> tuple[str, ...]:
         """Devices with an order that have not uploaded, in name order."""
-        return () if self.plan is None else tuple(sorted(d for d in self.plan.orders if d not in self.received))
+        return () if self.plan is None else tuple(sorted(d for d in self.plan.assignments if d not in self.received))
 
     @property
     def unable(self) -> dict[str, str]:
@@ -96,7 +96,7 @@ class EngineState:
     @property
     def awaited(self) -> int:
         """Number of available devices with an order that have not uploaded; in constant time."""
-        return 0 if self.plan is None else len(self.plan.orders) - len(self.received) - len(self.unavailable)
+        return 0 if self.plan is None else len(self.plan.assignments) - len(self.received) - len(self.unavailable)
 
     @property
     def asked(self) -> int:
@@ -108,7 +108,7 @@ class EngineState:
         if self.plan is None:
             return 0
         refused = len(self.refused) if self.deadline_passed else 0
-        return len(self.plan.orders) - len(self.removed) - refused
+        return len(self.plan.assignments) - len(self.removed) - refused
 
     @property
     def resume_metadata(self) -> ResumeMetadata:
@@ -145,11 +145,11 @@ def opened(state: EngineState, plan: RoundPlan) -> EngineState:
         plan=plan,
         received=PersistentMap(),
         contributions=PersistentList(),
-        unavailable=PersistentSet(d for d in plan.orders if d not in state.online),
-        removed=PersistentSet(d for d in plan.orders if d not in state.devices),
+        unavailable=PersistentSet(d for d in plan.assignments if d not in state.online),
+        removed=PersistentSet(d for d in plan.assignments if d not in state.devices),
         declined=PersistentMap(),
         refused=PersistentSet(),
-        unasked=sum(d not in plan.orders for d in state.online),
+        unasked=sum(d not in plan.assignments for d in state.online),
         deadline_passed=False,
     )
 
@@ -178,15 +178,15 @@ def on_online(state: EngineState, device: str) -> EngineState:
     )
 
 
-def on_declined(state: EngineState, device: str, obstacle: Obstacle) -> EngineState:
+def on_declined(state: EngineState, device: str, reason: DeclineReason) -> EngineState:
     """Record that a device declined the open round, or that its upload was refused; the round does not wait for it."""
     if not _owes(state, device):
         return state
-    counts = obstacle is Obstacle.UPLOAD and device not in state.removed
+    counts = reason is DeclineReason.UPLOAD and device not in state.removed
     return dataclasses.replace(
         state,
         unavailable=state.unavailable.adding(device),
-        declined=state.declined.adding(device, obstacle),
+        declined=state.declined.adding(device, reason),
         refused=state.refused.adding(device) if counts else state.refused.removing(device),
     )
 
@@ -203,7 +203,7 @@ def on_revoked(state: EngineState, device: str) -> EngineState:
 
 
 def _asked(state: EngineState, device: str) -> bool:
-    return state.plan is not None and device in state.plan.orders
+    return state.plan is not None and device in state.plan.assignments
 
 
 def _owes(state: EngineState, device: str) -> bool:
@@ -238,7 +238,7 @@ def record_of(
     return RoundRecord(
         round=plan.round,
         final=plan.final,
-        ordered=len(plan.orders),
+        ordered=len(plan.assignments),
         contributed=len(given),
         missing=state.waiting,
         loss=0.0 if loss is None else loss,

@@ -13,7 +13,7 @@ from aggregator.rounds import rollover
 from aggregator.rounds.events import Gather, OpenRound, Renewed, RolloverFailed
 from aggregator.rounds.rollover import Rollover
 from aggregator.rounds.state import EngineState, Transition, noted, opened
-from aggregator.strategies.base import Contribution, RoundPlan, Strategy, UploadKey, in_order
+from aggregator.strategies.base import ClientUpdate, RoundPlan, Strategy, UploadKey, in_order
 from aggregator.strategies.renewal import Renewal
 from shoal.errors import ShoalError
 from shoal.membership.certificates import certify, majority
@@ -118,11 +118,11 @@ class Turnover:
         folded = rollover.read_proposal(r.proposal, inherited, state.run, r.generation, state.generation)
         c = folded.checkpoint
         signatures: dict[str, bytes] = {}
-        own: dict[UploadKey, Contribution] = {}
+        own: dict[UploadKey, ClientUpdate] = {}
         for upload in in_order(state.contributions):
-            order = plan.orders[upload.device]
+            assignment = plan.assignments[upload.device]
             try:
-                signature, renewed = rollover.read_endorsement(upload, order, inherited, state.run, c.key_id)
+                signature, renewed = rollover.read_endorsement(upload, assignment, inherited, state.run, c.key_id)
             except ShoalError as error:
                 state = noted(state, "endorsement-refused", {"device": upload.device, "reason": str(error)})
                 continue

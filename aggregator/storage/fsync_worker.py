@@ -10,7 +10,7 @@ from typing import Protocol
 Job = Callable[[], None]
 
 
-class Syncer(Protocol):
+class FsyncWorker(Protocol):
     """Runs one slow job at a time."""
 
     def submit(self, job: Job, done: Job) -> None:

@@ -137,7 +137,7 @@ def directory_of(membership: AggregatorMembership, run: int) -> Path:
     return membership.directory / f"run-{run:06d}"
 
 
-def check_order(membership: AggregatorMembership, plan: RunPlan) -> None:
+def check_assignment(membership: AggregatorMembership, plan: RunPlan) -> None:
     """Return if no later run was begun here: devices take part in runs of rising numbers only.
 
     Raises:

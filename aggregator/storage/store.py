@@ -29,7 +29,7 @@ from aggregator.rounds.resume import ResumeMetadata
 from aggregator.storage import records
 from aggregator.storage.corruption import reads
 from aggregator.storage.vector_log import FLOAT_BYTES, UpdateFiles, checksum
-from aggregator.strategies.base import Contribution, UploadKey, contribution_of
+from aggregator.strategies.base import ClientUpdate, UploadKey, contribution_of
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPlan
@@ -193,7 +193,7 @@ class Store:
         self._batch, self._pending = list(self._pending.values()), {}
         return self._updates.syncer()
 
-    def commit(self) -> list[Contribution]:
+    def commit(self) -> list[ClientUpdate]:
         """Make a batch durable, and return it as contributions whose vectors are views of the file.
 
         The batch is the prepared one, or where there is none all that was appended.
@@ -211,7 +211,7 @@ class Store:
         self._batch = []
         return done
 
-    def _contribution(self, upload: Upload, start: int, norm: float | None = None) -> Contribution:
+    def _contribution(self, upload: Upload, start: int, norm: float | None = None) -> ClientUpdate:
         vector, attached = None, b""
         if upload.length:
             vector = self._updates.view(upload.round, start, upload.length)
@@ -220,7 +220,7 @@ class Store:
         return contribution_of(upload, vector, norm, attached)
 
     @reads
-    def fetch(self, key: UploadKey) -> Contribution:
+    def fetch(self, key: UploadKey) -> ClientUpdate:
         """Return a stored upload, its vector checked against the checksum that was kept beside it.
 
         Raises:
@@ -228,7 +228,7 @@ class Store:
         """
         return self._fetch(key)[0]
 
-    def _fetch(self, key: UploadKey) -> tuple[Contribution, bytes]:
+    def _fetch(self, key: UploadKey) -> tuple[ClientUpdate, bytes]:
         found = self._db.execute(
             "SELECT header, digest, start, checksum FROM uploads WHERE round = ? AND phase = ? AND device = ?", key
         ).fetchone()
@@ -246,7 +246,7 @@ class Store:
         return contribution, bytes(digest)
 
     @reads
-    def uploads(self, round_: int) -> list[tuple[Contribution, bytes]]:
+    def uploads(self, round_: int) -> list[tuple[ClientUpdate, bytes]]:
         """Return the durable uploads of a round with the digests that their devices signed, in order of device id."""
         keys = self._db.execute("SELECT round, phase, device FROM uploads WHERE round = ? ORDER BY device", (round_,))
         found = []
@@ -314,7 +314,7 @@ class Store:
         self,
         round_: int,
         state: Encoded,
-        own: Mapping[UploadKey, Contribution],
+        own: Mapping[UploadKey, ClientUpdate],
         metadata: ResumeMetadata,
         epoch: bytes,
     ) -> None:
@@ -355,7 +355,7 @@ class Store:
         found = self._db.execute("SELECT value FROM facts WHERE name = 'epoch'").fetchone()
         return b"" if found is None else bytes(found[0])
 
-    def _rewritten(self, files: UpdateFiles, epoch: int, contribution: Contribution) -> tuple[Any, ...]:
+    def _rewritten(self, files: UpdateFiles, epoch: int, contribution: ClientUpdate) -> tuple[Any, ...]:
         """Write an upload's new vector to ``files``; return its row."""
         header, digest = self._db.execute(
             "SELECT header, digest FROM uploads WHERE round = ? AND phase = ? AND device = ?", contribution.key

@@ -7,6 +7,6 @@
 `fedavg`, `fedprox`, `local`, `one_shot` and `fesem` are modules; `cfl`, `ifca` and `fedgroup` packages; `registry` lists
 them by name, `renewal` describes the change to a new mask epoch, `discrepancy` measures how far devices drift.
 
-A round: ``plan`` names models and gives each device an order; ``absorb`` takes one contribution; ``close`` turns them into
+A round: ``plan`` names models and gives each device an assignment; ``absorb`` takes one contribution; ``close`` turns them into
 new offsets and an `Outcome`. ``final`` plans the last round, in which devices report on the model they end with.
 """

@@ -20,7 +20,7 @@ from aggregator.persistent import PersistentMap
 from aggregator.strategies.settings import StrategySettings
 from shoal.errors import ConfigError, IntegrityError, KeyMismatchError
 from shoal.protocol.documents import RunPlan
-from shoal.protocol.messages import Order, Phase, Share, Upload
+from shoal.protocol.messages import Assignment, Phase, Share, Upload
 from shoal.types import Float32Vector
 from shoal.util.state_codec import Encoded, Stored, decode_state, encode_state
 from shoal.util.wanted import wanted
@@ -34,7 +34,7 @@ UploadKey = tuple[int, int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ClusterModel:
     """One model as the aggregator knows it: theta = scale * origin + unmask(offset).
 
     Attributes:
@@ -56,7 +56,7 @@ class Slot:
         """The l2 norm of the offset, in float64."""
         return 0.0 if self.offset is None else norm_of(self.offset)
 
-    def moved(self, delta: Float32Vector, contributors: int, version: int) -> Slot:
+    def moved(self, delta: Float32Vector, contributors: int, version: int) -> ClusterModel:
         """Return the slot with ``delta`` (d,) added."""
         offset = delta if self.offset is None else self.offset + delta
         fewest = contributors if self.offset is None else min(self.contributors, contributors)
@@ -64,7 +64,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution:
+class ClientUpdate:
     """One device's upload of a round, checked and durable.
 
     Attributes:
@@ -112,7 +112,7 @@ class Contribution:
 
 def contribution_of(
     upload: Upload, vector: Float32Vector | None, norm: float | None = None, attached: bytes = b""
-) -> Contribution:
+) -> ClientUpdate:
     """Return an upload as strategies take it.
 
     Args:
@@ -123,7 +123,7 @@ def contribution_of(
     """
     if norm is None:
         norm = 0.0 if vector is None else norm_of(vector)
-    return Contribution(
+    return ClientUpdate(
         upload.round,
         upload.phase,
         upload.device,
@@ -154,12 +154,12 @@ class RoundPlan:
     """
 
     round: int
-    models: Mapping[int, Slot]
-    orders: Mapping[str, Order]
+    models: Mapping[int, ClusterModel]
+    assignments: Mapping[str, Assignment]
     final: bool = False
-    shared: Slot | None = None
+    shared: ClusterModel | None = None
     step: int = 0
-    carried: Mapping[int, Slot] = field(default_factory=dict)
+    carried: Mapping[int, ClusterModel] = field(default_factory=dict)
     placing: frozenset[int] = frozenset()
 
 
@@ -194,12 +194,12 @@ class Average(Protocol):
     device's update on its own.
     """
 
-    def __call__(self, contributions: list[Contribution], weighting: str, cap: float = 0.0) -> Float32Vector:
+    def __call__(self, contributions: list[ClientUpdate], weighting: str, cap: float = 0.0) -> Float32Vector:
         """Return the mean of at least one contribution's update; see `weights_of` for the weights."""
         ...
 
 
-Gathered = Mapping[UploadKey, Contribution]
+Gathered = Mapping[UploadKey, ClientUpdate]
 
 
 class Strategy(Protocol):
@@ -219,7 +219,7 @@ class Strategy(Protocol):
     def plan(self, state: Any, round_: int, available: tuple[str, ...]) -> tuple[Any, RoundPlan]:
         """Return the plan of round ``round_`` for the devices that can take part."""
 
-    def absorb(self, state: Any, contribution: Contribution) -> Any:
+    def absorb(self, state: Any, contribution: ClientUpdate) -> Any:
         """Return the state with one more contribution of the open round."""
 
     def close(self, state: Any, plan: RoundPlan) -> tuple[Any, Outcome]:
@@ -244,11 +244,11 @@ def dump_state(state: Any) -> Encoded:
     Raises:
         DocumentError: the state holds something else than its type hints say.
     """
-    return encode_state(state, Stored(Contribution, UploadKey))
+    return encode_state(state, Stored(ClientUpdate, UploadKey))
 
 
 def load_state(
-    kind: type[S], document: Any, vectors: Mapping[str, Float32Vector], fetch: Callable[[UploadKey], Contribution]
+    kind: type[S], document: Any, vectors: Mapping[str, Float32Vector], fetch: Callable[[UploadKey], ClientUpdate]
 ) -> S:
     """Return the state that `dump_state` encoded.
 
@@ -261,7 +261,7 @@ def load_state(
     Raises:
         DocumentError: the document or the vectors do not describe a state of this class.
     """
-    return decode_state(kind, document, vectors, Stored(Contribution, UploadKey, fetch))
+    return decode_state(kind, document, vectors, Stored(ClientUpdate, UploadKey, fetch))
 
 
 def norm_of(vector: Float32Vector) -> float:
@@ -274,7 +274,7 @@ def norm_of(vector: Float32Vector) -> float:
     return float(np.sqrt(total))
 
 
-def gather(gathered: Gathered, contribution: Contribution, run: RunPlan) -> Gathered:
+def gather(gathered: Gathered, contribution: ClientUpdate, run: RunPlan) -> Gathered:
     """Return ``gathered`` with one more contribution.
 
     Raises:
@@ -290,12 +290,12 @@ def gather(gathered: Gathered, contribution: Contribution, run: RunPlan) -> Gath
     return gathered.adding(contribution.key, contribution)
 
 
-def in_order(contributions: Iterable[Contribution]) -> list[Contribution]:
+def in_order(contributions: Iterable[ClientUpdate]) -> list[ClientUpdate]:
     """Return contributions by device id: sums in this order give the same bits after a recovery."""
     return sorted(contributions, key=lambda c: c.device)
 
 
-def weights_of(contributions: Iterable[Contribution], weighting: str, cap: float) -> NDArray[np.float64]:
+def weights_of(contributions: Iterable[ClientUpdate], weighting: str, cap: float) -> NDArray[np.float64]:
     """Return what each contribution weighs in a mean over all of them.
 
     Args:
@@ -310,7 +310,7 @@ def weights_of(contributions: Iterable[Contribution], weighting: str, cap: float
     return capped_weights(weights, cap)
 
 
-def capped_devices(means: Iterable[list[Contribution]], weighting: str, cap: float) -> dict[str, float]:
+def capped_devices(means: Iterable[list[ClientUpdate]], weighting: str, cap: float) -> dict[str, float]:
     """Return device -> weight in samples of those that ``weights_of`` capped in any of the round's means."""
     found: dict[str, float] = {}
     if weighting == "samples" and cap:
@@ -320,7 +320,7 @@ def capped_devices(means: Iterable[list[Contribution]], weighting: str, cap: flo
     return found
 
 
-def mean_loss(contributions: list[Contribution], run: RunPlan) -> float | None:
+def mean_loss(contributions: list[ClientUpdate], run: RunPlan) -> float | None:
     """Return the mean of the losses that devices report, by capped sample counts; None where there are none.
 
     Under uniform weighting devices report one sample each.
@@ -330,12 +330,14 @@ def mean_loss(contributions: list[Contribution], run: RunPlan) -> float | None:
     return sum(c.loss * w for c, w in zip(contributions, weights, strict=True)) / total if total else None
 
 
-def mean_update(contributions: list[Contribution], weighting: str, cap: float = 0.0) -> Float32Vector:
+def mean_update(contributions: list[ClientUpdate], weighting: str, cap: float = 0.0) -> Float32Vector:
     """Return the mean of masked updates, (d,) float32, weighted as `weights_of` says."""
     return weighted_mean([c.row for c in contributions], weights_of(contributions, weighting, cap))
 
 
-def advanced(slot: Slot, given: list[Contribution], run: RunPlan, average: Average, round_: int) -> Slot:
+def advanced(
+    slot: ClusterModel, given: list[ClientUpdate], run: RunPlan, average: Average, round_: int
+) -> ClusterModel:
     """Return the slot moved by the mean of its devices' updates (fedgroup Alg. 1, line 8).
 
     Where fewer than ``min_contributors`` gave one, nobody among them, the slot stays as it is.
@@ -354,14 +356,14 @@ def drawn(run: RunPlan, round_: int, available: tuple[str, ...]) -> tuple[str, .
     return tuple(available[i] for i in sorted(chosen))
 
 
-def train_order(candidates: tuple[int, ...], *, evaluate: bool, phase: Phase = Phase.TRAIN) -> Order:
+def train_assignment(candidates: tuple[int, ...], *, evaluate: bool, phase: Phase = Phase.TRAIN) -> Assignment:
     """Return the order to take the best of ``candidates`` on the training share and train it."""
-    return Order(phase, candidates, Share.TRAIN, train=True, evaluate=evaluate, margins=False)
+    return Assignment(phase, candidates, Share.TRAIN, train=True, evaluate=evaluate, margins=False)
 
 
-def final_order(candidates: tuple[int, ...]) -> Order:
+def final_assignment(candidates: tuple[int, ...]) -> Assignment:
     """Return the order to take the best of ``candidates`` and report its accuracy on the test share."""
-    return Order(Phase.SCORE, candidates, Share.TRAIN, train=False, evaluate=True, margins=False)
+    return Assignment(Phase.SCORE, candidates, Share.TRAIN, train=False, evaluate=True, margins=False)
 
 
 def whole_offset(run: RunPlan, plan: RoundPlan, model: int) -> Float32Vector | None:

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from aggregator.numerics.rows import read_once
-from aggregator.strategies.base import Contribution, Event, Slot, norm_of
+from aggregator.strategies.base import ClientUpdate, ClusterModel, Event, norm_of
 
 
 def discrepancy(
-    given: list[Contribution], before: Mapping[int, Slot], after: Mapping[int, Slot], round_: int
+    given: list[ClientUpdate], before: Mapping[int, ClusterModel], after: Mapping[int, ClusterModel], round_: int
 ) -> tuple[Event, ...]:
     """Return the round's discrepancy as an event, or none where nobody gave an update.
 
@@ -41,7 +41,7 @@ def discrepancy(
     return (Event(round_, "discrepancy", figures),)
 
 
-def _step(before: Slot, after: Slot) -> Any:
+def _step(before: ClusterModel, after: ClusterModel) -> Any:
     if after.offset is None or before.offset is None:
         return after.offset
     return after.offset - before.offset

@@ -12,22 +12,22 @@ from typing import ClassVar
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
     Average,
-    Contribution,
+    ClientUpdate,
+    ClusterModel,
     Event,
     Gathered,
     Outcome,
     RoundPlan,
-    Slot,
     advanced,
     capped_devices,
     drawn,
     evaluates,
-    final_order,
+    final_assignment,
     gather,
     in_order,
     mean_update,
     parse_settings,
-    train_order,
+    train_assignment,
 )
 from aggregator.strategies.discrepancy import discrepancy
 from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot
@@ -55,7 +55,7 @@ class FedAvgState:
     """The one model, who is in the fleet, and what the open round has brought so far."""
 
     devices: tuple[str, ...]
-    slot: Slot = field(default_factory=Slot)
+    slot: ClusterModel = field(default_factory=ClusterModel)
     gathered: Gathered = field(default_factory=dict)
 
 
@@ -82,10 +82,12 @@ class FedAvg:
 
     def plan(self, state: FedAvgState, round_: int, available: tuple[str, ...]) -> tuple[FedAvgState, RoundPlan]:
         """Everybody available trains the one model."""
-        order = train_order((MODEL,), evaluate=evaluates(self.run, round_))
-        return state, RoundPlan(round_, {MODEL: state.slot}, dict.fromkeys(drawn(self.run, round_, available), order))
+        assignment = train_assignment((MODEL,), evaluate=evaluates(self.run, round_))
+        return state, RoundPlan(
+            round_, {MODEL: state.slot}, dict.fromkeys(drawn(self.run, round_, available), assignment)
+        )
 
-    def absorb(self, state: FedAvgState, contribution: Contribution) -> FedAvgState:
+    def absorb(self, state: FedAvgState, contribution: ClientUpdate) -> FedAvgState:
         """Keep the contribution for `close`."""
         return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
 
@@ -96,13 +98,13 @@ class FedAvg:
         events: tuple[Event, ...] = ()
         if self.settings.discrepancy:
             events = discrepancy(given, {MODEL: state.slot}, {MODEL: slot}, plan.round)
-        clusters = dict.fromkeys((*state.devices, *plan.orders), MODEL)
+        clusters = dict.fromkeys((*state.devices, *plan.assignments), MODEL)
         capped = capped_devices([given], self.run.weighting, self.run.weight_cap) if slot is not state.slot else {}
         return dataclasses.replace(state, slot=slot, gathered={}), Outcome(clusters, events, capped)
 
     def final(self, state: FedAvgState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes the one model."""
-        return RoundPlan(round_, {MODEL: state.slot}, {d: final_order((MODEL,)) for d in devices}, final=True)
+        return RoundPlan(round_, {MODEL: state.slot}, {d: final_assignment((MODEL,)) for d in devices}, final=True)
 
     def inherited(self, state: FedAvgState) -> Inherited:
         """The one model outlives the mask epoch."""

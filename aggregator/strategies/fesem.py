@@ -28,23 +28,23 @@ from aggregator.numerics.backend import Backend
 from aggregator.numerics.distances import squared_distances
 from aggregator.strategies.base import (
     Average,
-    Contribution,
+    ClientUpdate,
+    ClusterModel,
     Event,
     Gathered,
     Outcome,
     RoundPlan,
-    Slot,
     capped_devices,
     drawn,
     evaluates,
-    final_order,
+    final_assignment,
     gather,
     in_order,
     mean_update,
     parse_settings,
     require,
     require_one_origin,
-    train_order,
+    train_assignment,
     weights_of,
 )
 from aggregator.strategies.discrepancy import discrepancy
@@ -78,8 +78,8 @@ class FesemState:
         news: what the next round's outcome tells of the rollover.
     """
 
-    slots: tuple[Slot, ...]
-    assignment: Mapping[str, int] = field(default_factory=dict)
+    slots: tuple[ClusterModel, ...]
+    clusters: Mapping[str, int] = field(default_factory=dict)
     frozen: bool = False
     news: tuple[Event, ...] = ()
     gathered: Gathered = field(default_factory=dict)
@@ -113,18 +113,18 @@ class Fesem:
 
     def init(self, devices: tuple[str, ...]) -> FesemState:
         """Return the state before round 1: all centres at the origin, devices assigned at random."""
-        return self._welcome(FesemState(tuple(Slot() for _ in range(self.settings.k))), devices, 0)
+        return self._welcome(FesemState(tuple(ClusterModel() for _ in range(self.settings.k))), devices, 0)
 
     def _welcome(self, state: FesemState, devices: Iterable[str], round_: int) -> FesemState:
-        new = sorted(set(devices) - set(state.assignment))
+        new = sorted(set(devices) - set(state.clusters))
         if not new:
             return state
         k = self.settings.k
         # The centres' order is drawn too: a newcomer alone must not always come to the first one.
         rng = np.random.default_rng([self.run.seed, round_])
-        order, places = rng.permutation(k), rng.permutation(len(new))
-        chosen = {d: int(order[p % k]) for d, p in zip(new, places, strict=True)}
-        return dataclasses.replace(state, assignment={**state.assignment, **chosen})
+        assignment, places = rng.permutation(k), rng.permutation(len(new))
+        chosen = {d: int(assignment[p % k]) for d, p in zip(new, places, strict=True)}
+        return dataclasses.replace(state, clusters={**state.clusters, **chosen})
 
     def plan(self, state: FesemState, round_: int, available: tuple[str, ...]) -> tuple[FesemState, RoundPlan]:
         """Those drawn train their centre's model; one that has none yet, once they are frozen, the model of least loss."""
@@ -132,15 +132,15 @@ class Fesem:
             state = self._welcome(state, available, round_)
         evaluate = evaluates(self.run, round_)
         places = {d: self._candidates(state, d) for d in drawn(self.run, round_, available)}
-        orders = {d: train_order(candidates, evaluate=evaluate) for d, candidates in places.items()}
+        assignments = {d: train_assignment(candidates, evaluate=evaluate) for d, candidates in places.items()}
         models = {j: state.slots[j] for j in sorted({j for candidates in places.values() for j in candidates})}
-        return state, RoundPlan(round_, models, orders)
+        return state, RoundPlan(round_, models, assignments)
 
     def _candidates(self, state: FesemState, device: str) -> tuple[int, ...]:
-        own = state.assignment.get(device)
+        own = state.clusters.get(device)
         return tuple(range(self.settings.k)) if own is None else (own,)
 
-    def absorb(self, state: FesemState, contribution: Contribution) -> FesemState:
+    def absorb(self, state: FesemState, contribution: ClientUpdate) -> FesemState:
         """Keep the contribution for `close`."""
         return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
 
@@ -152,22 +152,22 @@ class Fesem:
         slots = tuple(self._centre(state.slots, j, mine, plan.round) for j, mine in enumerate(members))
         means = [m for m, before, after in zip(members, state.slots, slots, strict=True) if after is not before]
         capped = capped_devices(means, self.run.weighting, self.run.weight_cap)
-        moved = {d: j for d, j in nearest.items() if state.assignment.get(d) != j}
+        moved = {d: j for d, j in nearest.items() if state.clusters.get(d) != j}
         events = state.news
-        assignment = {**state.assignment, **nearest}
+        clusters = {**state.clusters, **nearest}
         if moved and state.frozen:
             details = [{"device": d, "cluster": j, "by": "loss"} for d, j in moved.items()]
             events += tuple(Event(plan.round, "newcomer", detail) for detail in details)
         elif moved:
-            sizes = Counter(assignment.values())
+            sizes = Counter(clusters.values())
             detail = {"moved": len(moved), "sizes": [sizes.get(j, 0) for j in range(self.settings.k)]}
             events += (Event(plan.round, "reassigned", detail),)
         if self.settings.discrepancy:
             before, after = dict(enumerate(state.slots)), dict(enumerate(slots))
             events += discrepancy(given, before, after, plan.round)
-        return FesemState(slots, assignment, state.frozen), Outcome(assignment, events, capped)
+        return FesemState(slots, clusters, state.frozen), Outcome(clusters, events, capped)
 
-    def _nearest(self, slots: tuple[Slot, ...], given: list[Contribution]) -> dict[str, int]:
+    def _nearest(self, slots: tuple[ClusterModel, ...], given: list[ClientUpdate]) -> dict[str, int]:
         """Return the centre that each trained model lies nearest to; its own, where others are no nearer."""
         nearest = {}
         for own, slot in enumerate(slots):
@@ -182,7 +182,9 @@ class Fesem:
                 nearest[c.device] = own if row[own] <= row.min() else int(row.argmin())
         return nearest
 
-    def _centre(self, slots: tuple[Slot, ...], j: int, members: list[Contribution], round_: int) -> Slot:
+    def _centre(
+        self, slots: tuple[ClusterModel, ...], j: int, members: list[ClientUpdate], round_: int
+    ) -> ClusterModel:
         """Return centre j as the mean of its members' models, each origin + O_c + delta_i."""
         if len(members) < max(1, self.run.min_contributors):
             return slots[j]
@@ -198,8 +200,8 @@ class Fesem:
 
     def final(self, state: FesemState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes its centre's model; one that has none takes the model of least loss."""
-        orders = {d: final_order(self._candidates(state, d)) for d in devices}
-        return RoundPlan(round_, dict(enumerate(state.slots)), orders, final=True)
+        assignments = {d: final_assignment(self._candidates(state, d)) for d in devices}
+        return RoundPlan(round_, dict(enumerate(state.slots)), assignments, final=True)
 
     def inherited(self, state: FesemState) -> Inherited:
         """All centres outlive the mask epoch; while none has moved they are one model."""
@@ -208,14 +210,14 @@ class Fesem:
     def renewed(self, state: FesemState, renewal: Renewal) -> FesemState:
         """Return the state in the next mask epoch; with origins of their own the centres' devices stay as they are."""
         if _coincide(state):
-            return FesemState((fresh_slot(renewal, 0),) * len(state.slots), state.assignment)
+            return FesemState((fresh_slot(renewal, 0),) * len(state.slots), state.clusters)
         slots = tuple(fresh_slot(renewal, j) for j in range(len(state.slots)))
         told = () if state.frozen else (Event(renewal.round, "assignment-frozen", {}),)
-        return FesemState(slots, state.assignment, frozen=True, news=(*state.news, *told))
+        return FesemState(slots, state.clusters, frozen=True, news=(*state.news, *told))
 
     def retain(self, state: FesemState, active: frozenset[str]) -> FesemState:
         """Return the state without devices that are not ``active``."""
-        return dataclasses.replace(state, assignment=retained(state.assignment, active))
+        return dataclasses.replace(state, clusters=retained(state.clusters, active))
 
 
 def _coincide(state: FesemState) -> bool:
@@ -223,7 +225,7 @@ def _coincide(state: FesemState) -> bool:
     return not state.frozen and all(s.offset is None for s in state.slots)
 
 
-def _apart(one: Slot, other: Slot) -> Any:
+def _apart(one: ClusterModel, other: ClusterModel) -> Any:
     """Return O_one - O_other, shape (d,), float32; 0 where both are at the origin."""
     if one.offset is None:
         return np.float32(0) if other.offset is None else -other.offset

@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
     Average,
-    Contribution,
+    ClientUpdate,
+    ClusterModel,
     Gathered,
     Outcome,
     RoundPlan,
-    Slot,
     drawn,
     evaluates,
-    final_order,
+    final_assignment,
     gather,
     in_order,
     mean_update,
     parse_settings,
     require,
-    train_order,
+    train_assignment,
 )
 from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot
 from aggregator.strategies.settings import StrategySettings
@@ -51,8 +51,8 @@ class LocalState:
     """
 
     devices: tuple[str, ...]
-    slots: tuple[Slot, ...]
-    untrained: Slot = field(default_factory=Slot)
+    slots: tuple[ClusterModel, ...]
+    untrained: ClusterModel = field(default_factory=ClusterModel)
     gathered: Gathered = field(default_factory=dict)
 
 
@@ -89,10 +89,10 @@ class Local:
         evaluate = evaluates(self.run, round_)
         place = {d: i for i, d in enumerate(state.devices)}
         models = {place[d]: state.slots[place[d]] for d in drawn(self.run, round_, available)}
-        orders = {state.devices[i]: train_order((i,), evaluate=evaluate) for i in models}
-        return state, RoundPlan(round_, models, orders)
+        assignments = {state.devices[i]: train_assignment((i,), evaluate=evaluate) for i in models}
+        return state, RoundPlan(round_, models, assignments)
 
-    def absorb(self, state: LocalState, contribution: Contribution) -> LocalState:
+    def absorb(self, state: LocalState, contribution: ClientUpdate) -> LocalState:
         """Keep the contribution for `close`."""
         return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
 
@@ -109,7 +109,7 @@ class Local:
         state = _with(state, devices)
         place = {d: i for i, d in enumerate(state.devices)}
         models = {place[d]: state.slots[place[d]] for d in devices}
-        return RoundPlan(round_, models, {d: final_order((place[d],)) for d in devices}, final=True)
+        return RoundPlan(round_, models, {d: final_assignment((place[d],)) for d in devices}, final=True)
 
     def inherited(self, state: LocalState) -> Inherited:
         """Every device's model outlives the mask epoch, and behind them w_0, for newcomers."""

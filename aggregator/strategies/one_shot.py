@@ -25,17 +25,17 @@ from aggregator.numerics.rows import drop_pages
 from aggregator.numerics.similarity import gram
 from aggregator.strategies.base import (
     Average,
-    Contribution,
+    ClientUpdate,
+    ClusterModel,
     Event,
     Gathered,
     Outcome,
     RoundPlan,
-    Slot,
     advanced,
     capped_devices,
     drawn,
     evaluates,
-    final_order,
+    final_assignment,
     gather,
     in_order,
     mean_update,
@@ -43,7 +43,7 @@ from aggregator.strategies.base import (
     parse_settings,
     require,
     require_one_origin,
-    train_order,
+    train_assignment,
 )
 from aggregator.strategies.renewal import (
     Carried,
@@ -94,12 +94,12 @@ class OneShotState:
         news: what the next round's outcome tells of a rollover.
     """
 
-    slots: tuple[Slot, ...] = ()
+    slots: tuple[ClusterModel, ...] = ()
     centroids: tuple[Float32Vector, ...] = ()
     behind: tuple[int, ...] = ()
-    origin: Slot = field(default_factory=Slot)
+    origin: ClusterModel = field(default_factory=ClusterModel)
     since: int = 0
-    assignment: Mapping[str, int] = field(default_factory=dict)
+    clusters: Mapping[str, int] = field(default_factory=dict)
     news: tuple[Event, ...] = ()
     gathered: Gathered = field(default_factory=dict)
 
@@ -134,19 +134,19 @@ class OneShot:
 
     def plan(self, state: OneShotState, round_: int, available: tuple[str, ...]) -> tuple[OneShotState, RoundPlan]:
         """Devices without a cluster train alone, whether drawn or not; of the others, those drawn train their cluster's."""
-        placed = tuple(d for d in available if d in state.assignment)
+        placed = tuple(d for d in available if d in state.clusters)
         evaluate = evaluates(self.run, round_)
-        first = train_order((self.untrained,), evaluate=evaluate, phase=Phase.PRETRAIN)
+        first = train_assignment((self.untrained,), evaluate=evaluate, phase=Phase.PRETRAIN)
         if state.since and not state.centroids:
-            first = train_order(tuple(range(len(state.slots))), evaluate=evaluate)
-        orders = {d: first for d in available if d not in state.assignment}
+            first = train_assignment(tuple(range(len(state.slots))), evaluate=evaluate)
+        assignments = {d: first for d in available if d not in state.clusters}
         for d in drawn(self.run, round_, placed) if placed else ():
-            orders[d] = train_order((state.assignment[d],), evaluate=evaluate)
+            assignments[d] = train_assignment((state.clusters[d],), evaluate=evaluate)
         models = dict(enumerate(state.slots)) | {self.untrained: state.origin}
-        used = {j for o in orders.values() for j in o.candidates}
-        return state, RoundPlan(round_, {j: s for j, s in models.items() if j in used}, orders)
+        used = {j for o in assignments.values() for j in o.candidates}
+        return state, RoundPlan(round_, {j: s for j, s in models.items() if j in used}, assignments)
 
-    def absorb(self, state: OneShotState, contribution: Contribution) -> OneShotState:
+    def absorb(self, state: OneShotState, contribution: ClientUpdate) -> OneShotState:
         """Keep the contribution for `close`."""
         return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
 
@@ -168,7 +168,7 @@ class OneShot:
             capped = self._capped(
                 m for m, old, new in zip(by_cluster, state.slots, slots, strict=True) if new is not old
             )
-            late = [c for c in given if c.device not in state.assignment]
+            late = [c for c in given if c.device not in state.clusters]
             state, events = self._place(dataclasses.replace(state, slots=slots), late, plan.round)
         elif len(models) < max(2, self.settings.k):
             detail = {"models": len(models), "clusters": self.settings.k}
@@ -176,15 +176,15 @@ class OneShot:
         else:
             state, events = self._cluster(state, models, plan.round)
             if self.settings.start == "mean":
-                by_cluster = [[c for c in models if state.assignment[c.device] == j] for j in range(len(state.slots))]
+                by_cluster = [[c for c in models if state.clusters[c.device] == j] for j in range(len(state.slots))]
                 capped = self._capped(m for m, s in zip(by_cluster, state.slots, strict=True) if s.contributors)
-        return state, Outcome(state.assignment, (*news, *events), capped)
+        return state, Outcome(state.clusters, (*news, *events), capped)
 
-    def _capped(self, means: Iterable[list[Contribution]]) -> dict[str, float]:
+    def _capped(self, means: Iterable[list[ClientUpdate]]) -> dict[str, float]:
         return capped_devices(means, self.run.weighting, self.run.weight_cap)
 
     def _cluster(
-        self, state: OneShotState, models: list[Contribution], round_: int
+        self, state: OneShotState, models: list[ClientUpdate], round_: int
     ) -> tuple[OneShotState, tuple[Event, ...]]:
         labels = kmeans_from_gram(gram([c.row for c in models], backend=self.backend), self.settings.k, self.run.seed)
         slots, centroids = [], []
@@ -193,14 +193,14 @@ class OneShot:
             centroids.append(self.average(members, "uniform"))
             begins = self.settings.start == "mean"
             slots.append(advanced(state.origin, members if begins else [], self.run, self.average, round_))
-        assignment = {c.device: int(label) for c, label in zip(models, labels, strict=True)}
+        clusters = {c.device: int(label) for c, label in zip(models, labels, strict=True)}
         sizes = np.bincount(labels).tolist()
         events = (Event(round_, "clustered", {"sizes": sizes}),)
-        state = OneShotState(tuple(slots), tuple(centroids), tuple(sizes), state.origin, round_, assignment)
+        state = OneShotState(tuple(slots), tuple(centroids), tuple(sizes), state.origin, round_, clusters)
         return state, events
 
     def _place(
-        self, state: OneShotState, late: list[Contribution], round_: int
+        self, state: OneShotState, late: list[ClientUpdate], round_: int
     ) -> tuple[OneShotState, tuple[Event, ...]]:
         """The nearest centroid takes who has trained alone; who has trained a cluster's model has chosen by itself."""
         placed, events = {}, []
@@ -212,13 +212,15 @@ class OneShot:
                 detail = {"device": c.device, "cluster": nearest}
             placed[c.device] = detail["cluster"]
             events.append(Event(round_, "newcomer", detail))
-        return dataclasses.replace(state, assignment={**state.assignment, **placed}), tuple(events)
+        return dataclasses.replace(state, clusters={**state.clusters, **placed}), tuple(events)
 
     def final(self, state: OneShotState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes its cluster's model; one without a cluster takes the model of least loss."""
         models = dict(enumerate(state.slots)) or {self.untrained: state.origin}
-        orders = {d: final_order((state.assignment[d],) if d in state.assignment else tuple(models)) for d in devices}
-        return RoundPlan(round_, models, orders, final=True)
+        assignments = {
+            d: final_assignment((state.clusters[d],) if d in state.clusters else tuple(models)) for d in devices
+        }
+        return RoundPlan(round_, models, assignments, final=True)
 
     def inherited(self, state: OneShotState) -> Inherited:
         """Clusters, the origin behind them and the centroids outlive the mask epoch."""
@@ -238,13 +240,13 @@ class OneShot:
             () if lost else state.behind,
             fresh_slot(renewal, self.untrained),
             state.since,
-            state.assignment,
+            state.clusters,
             (*state.news, Event(renewal.round, "centroids-lost", {})) if lost else state.news,
         )
 
     def retain(self, state: OneShotState, active: frozenset[str]) -> OneShotState:
         """Return the state without devices that are not ``active``."""
-        return dataclasses.replace(state, assignment=retained(state.assignment, active))
+        return dataclasses.replace(state, clusters=retained(state.clusters, active))
 
 
 def _centroid(cluster: int) -> str:

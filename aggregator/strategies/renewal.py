@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aggregator.strategies.base import Contribution, Slot, UploadKey
+from aggregator.strategies.base import ClientUpdate, ClusterModel, UploadKey
 from shoal.errors import IntegrityError
 from shoal.types import Float32Vector
 
@@ -34,10 +34,10 @@ class Inherited:
         own: uploads whose devices mask their own update anew.
     """
 
-    models: Mapping[int, Slot]
-    shared: Slot | None = None
+    models: Mapping[int, ClusterModel]
+    shared: ClusterModel | None = None
     carried: Mapping[str, Carried] = field(default_factory=dict)
-    own: Mapping[UploadKey, Contribution] = field(default_factory=dict)
+    own: Mapping[UploadKey, ClientUpdate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class Renewal:
     round: int
     origins: Mapping[int, int]
     carried: Mapping[str, Float32Vector] = field(default_factory=dict)
-    own: Mapping[UploadKey, Contribution] = field(default_factory=dict)
+    own: Mapping[UploadKey, ClientUpdate] = field(default_factory=dict)
 
 
-def fresh_slot(renewal: Renewal, model: int) -> Slot:
+def fresh_slot(renewal: Renewal, model: int) -> ClusterModel:
     """Return the model as it is after the rollover: at an origin of its own.
 
     Raises:
@@ -65,7 +65,7 @@ def fresh_slot(renewal: Renewal, model: int) -> Slot:
     """
     if model not in renewal.origins:
         raise IntegrityError(f"model {model} did not come through the rollover after round {renewal.round}")
-    return Slot(renewal.origins[model], version=renewal.round)
+    return ClusterModel(renewal.origins[model], version=renewal.round)
 
 
 def renewed_rows(renewal: Renewal, names: Sequence[str]) -> tuple[Float32Vector, ...]:

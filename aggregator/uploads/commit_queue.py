@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from aggregator.uploads.states import UploadEvent
 
 if TYPE_CHECKING:
-    from aggregator.storage.fsync_worker import Syncer
+    from aggregator.storage.fsync_worker import FsyncWorker
     from aggregator.storage.store import Store
-    from aggregator.strategies.base import Contribution
+    from aggregator.strategies.base import ClientUpdate
     from aggregator.uploads.states import UploadTable
     from aggregator.uploads.validation import VerifiedUpload
 
-Committed = list[tuple["VerifiedUpload", "Contribution"]]
+Committed = list[tuple["VerifiedUpload", "ClientUpdate"]]
 """Durable uploads with the store's contribution of each, in order of arrival."""
 
 
@@ -28,7 +28,7 @@ class CommitQueue:
         table: the states of the uploads.
     """
 
-    def __init__(self, store: Store, syncer: Syncer, table: UploadTable) -> None:
+    def __init__(self, store: Store, syncer: FsyncWorker, table: UploadTable) -> None:
         self._store = store
         self._syncer = syncer
         self._table = table

@@ -135,7 +135,7 @@ class Retransmission:
 
     def tick(self, state: EngineState, now_s: float) -> None:
         """Request the missing chunks of stalled uploads; the larger the round, the later an upload counts as stalled."""
-        uploads = 0 if state.plan is None else len(state.plan.orders)
+        uploads = 0 if state.plan is None else len(state.plan.assignments)
         patience_s = first_reminder_s(uploads, 4 * self._run.length)
         for stalled in self._chunks.stalled(now_s, max(limits.REASSEMBLY_QUIET_S, patience_s)):
             device, transfer = stalled.source, stalled.transfer_id

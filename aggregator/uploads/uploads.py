@@ -17,7 +17,7 @@ from aggregator.uploads.states import UploadEvent, UploadRef, UploadState, Uploa
 from aggregator.uploads.validation import RefusedUploadError, UploadVerifier
 from shoal.errors import UntrustedError
 from shoal.protocol.chunking import ChunkKind, parse
-from shoal.protocol.messages import Obstacle
+from shoal.protocol.messages import DeclineReason
 
 if TYPE_CHECKING:
     from aggregator.inbound import Inbound
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aggregator.rounds.engine import Engine
     from aggregator.rounds.events import Event
     from aggregator.rounds.state import EngineState
-    from aggregator.storage.fsync_worker import Syncer
+    from aggregator.storage.fsync_worker import FsyncWorker
     from aggregator.storage.store import Store
     from aggregator.uploads.commit_queue import Committed
     from aggregator.uploads.validation import VerifiedUpload
@@ -75,7 +75,7 @@ class Uploads:
         driver: EngineDriver,
         inbound: Inbound,
         store: Store,
-        syncer: Syncer,
+        syncer: FsyncWorker,
         publisher: Publisher,
     ) -> None:
         self._membership = membership
@@ -155,7 +155,7 @@ class Uploads:
     def _refuse(self, ref: UploadRef, header: Upload, reason: str) -> None:
         """Refuse an upload, and let the open round go on without waiting for its device."""
         self._answers.answer(ref, header.round, UploadEvent.REJECTED, reason)
-        self._driver.feed(Declined(ref.device, header.nonce, Obstacle.UPLOAD))
+        self._driver.feed(Declined(ref.device, header.nonce, DeclineReason.UPLOAD))
 
     def flush(self) -> None:
         """Start to commit the valid uploads, unless a commit is already under way."""

@@ -99,16 +99,16 @@ def read_head(data: bytes | memoryview) -> tuple[Sealed, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class SealedMessage:
     """A sealed payload and its transfer id, which sealing computes in the same pass."""
 
     payload: bytes
     transfer_id: bytes
 
 
-def parcel_for_member(
+def seal_message_to_member(
     identity: Identity, recipient_seal_key: bytes, head: Sealed, message: bytes, body: bytes = b""
-) -> Parcel:
+) -> SealedMessage:
     """Seal ``message`` and ``body`` to one member and sign them as ``identity``.
 
     The signature covers the digest of head and ciphertext and ends the payload: it can be checked before anything is
@@ -124,8 +124,8 @@ def parcel_for_member(
 def seal_to_member(
     identity: Identity, recipient_seal_key: bytes, head: Sealed, message: bytes, body: bytes = b""
 ) -> bytes:
-    """Return the payload of `parcel_for_member`."""
-    return parcel_for_member(identity, recipient_seal_key, head, message, body).payload
+    """Return the payload of `seal_message_to_member`."""
+    return seal_message_to_member(identity, recipient_seal_key, head, message, body).payload
 
 
 def open_from_member(
@@ -136,7 +136,7 @@ def open_from_member(
     sender_sign_key: bytes,
     digest: bytes | None = None,
 ) -> tuple[memoryview, memoryview]:
-    """Check and open a payload of `parcel_for_member`; return (message, body).
+    """Check and open a payload of `seal_message_to_member`; return (message, body).
 
     Args:
         identity: the recipient.
@@ -167,7 +167,7 @@ def open_from_member(
     return plain[end - length : end], plain[: end - length]
 
 
-def parcel_for_group(identity: Identity, key: GroupKey, head: Sealed, plain: bytes) -> Parcel:
+def seal_message_to_group(identity: Identity, key: GroupKey, head: Sealed, plain: bytes) -> SealedMessage:
     """Seal ``plain`` under the group's key, and sign head and ciphertext as ``identity``."""
     framed = _framed(GROUP_MAGIC, head)
     nonce = os.urandom(NONCE_BYTES)
@@ -175,14 +175,14 @@ def parcel_for_group(identity: Identity, key: GroupKey, head: Sealed, plain: byt
 
 
 def seal_to_group(identity: Identity, key: GroupKey, head: Sealed, plain: bytes) -> bytes:
-    """Return the payload of `parcel_for_group`."""
-    return parcel_for_group(identity, key, head, plain).payload
+    """Return the payload of `seal_message_to_group`."""
+    return seal_message_to_group(identity, key, head, plain).payload
 
 
 def open_from_group(
     key: GroupKey, data: bytes | memoryview, head: Sealed, at: int, sender_sign_key: bytes, digest: bytes | None = None
 ) -> memoryview:
-    """Check and open a payload of `parcel_for_group`; return the plaintext.
+    """Check and open a payload of `seal_message_to_group`; return the plaintext.
 
     Arguments after ``key`` are those of `open_from_member`.
 
@@ -211,14 +211,14 @@ def is_from(data: bytes | memoryview, head: Sealed, sender_sign_key: bytes, dige
     return True
 
 
-def _signed(identity: Identity, purpose: str, *parts: bytes) -> Parcel:
+def _signed(identity: Identity, purpose: str, *parts: bytes) -> SealedMessage:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
     signature = identity.sign_digest(purpose, digest.digest())
     # The transfer id is the digest of the whole payload; going on from the signed digest spares a second pass.
     digest.update(signature)
-    return Parcel(b"".join((*parts, signature)), digest.digest()[:TRANSFER_ID_BYTES])
+    return SealedMessage(b"".join((*parts, signature)), digest.digest()[:TRANSFER_ID_BYTES])
 
 
 def _check_signature(view: memoryview, purpose: str, sender_sign_key: bytes, digest: bytes | None) -> None:

@@ -9,7 +9,7 @@ from shoal.protocol.messages import Announcement
 
 
 @dataclass(frozen=True, slots=True)
-class HighWater:
+class ReplayWatermark:
     """A device's replay watermark, stored across restarts.
 
     Attributes:
@@ -27,7 +27,7 @@ class HighWater:
         """Run, round and step; this position never decreases."""
         return (self.run, self.round, self.step)
 
-    def accept(self, announcement: Announcement) -> HighWater:
+    def accept(self, announcement: Announcement) -> ReplayWatermark:
         """Return the watermark after ``announcement``.
 
         A round may be announced again after the aggregator restarts, with the same nonce.
@@ -42,4 +42,4 @@ class HighWater:
             raise UntrustedError(f"run {a.run} round {a.round} announced after run {self.run} round {self.round}")
         if a.place == self.place and a.nonce != self.nonce:
             raise UntrustedError(f"run {a.run} round {a.round} announced twice, differently")
-        return HighWater(a.roster_sequence, a.run, a.round, a.nonce, a.step)
+        return ReplayWatermark(a.roster_sequence, a.run, a.round, a.nonce, a.step)

@@ -30,7 +30,7 @@ _FORMATS_HINT: Final = "give an .npz with x and y, a folder of them, a .csv, or 
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Dataset:
     """Samples and labels of the same length.
 
     Attributes:
@@ -50,15 +50,15 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class DataSplits:
     """A device's samples in three disjoint parts: trained on, consulted for splits, reported."""
 
-    train: Batch
-    validation: Batch
-    test: Batch
+    train: Dataset
+    validation: Dataset
+    test: Dataset
 
 
-def load(source: Path, manifest: TaskManifest) -> Batch:
+def load(source: Path, manifest: TaskManifest) -> Dataset:
     """Return every sample of ``source`` in the task's shapes and dtypes.
 
     Raises:
@@ -67,7 +67,7 @@ def load(source: Path, manifest: TaskManifest) -> Batch:
     batches = [_conform(raw, manifest) for raw in _read(source)]
     if len(batches) == 1:
         return batches[0]
-    return Batch(np.concatenate([b.x for b in batches]), np.concatenate([b.y for b in batches]))
+    return Dataset(np.concatenate([b.x for b in batches]), np.concatenate([b.y for b in batches]))
 
 
 def load_inputs(source: Path, manifest: TaskManifest) -> NDArray[Any]:
@@ -88,7 +88,7 @@ def load_inputs(source: Path, manifest: TaskManifest) -> NDArray[Any]:
     return np.concatenate(parts)
 
 
-def split(batch: Batch, seed: bytes) -> Shares:
+def split(batch: Dataset, seed: bytes) -> DataSplits:
     """Split into 60/20/20 by a permutation that depends on ``seed`` and the number of samples alone.
 
     The permutation is the same on every platform and library version: SHAKE-256 words sorted, no numpy stream.
@@ -103,7 +103,7 @@ def split(batch: Batch, seed: bytes) -> Shares:
     train = n - 2 * validation
     order = permutation(n, seed)
     cuts = order[:train], order[train : train + validation], order[train + validation :]
-    return Shares(*(Batch(batch.x[rows], batch.y[rows]) for rows in cuts))
+    return DataSplits(*(Dataset(batch.x[rows], batch.y[rows]) for rows in cuts))
 
 
 def permutation(n: int, seed: bytes) -> NDArray[np.int64]:
@@ -156,12 +156,12 @@ def _read_file(path: Path, *, labelled: bool) -> Raw:
     return read_csv(path) if name.endswith(".csv") else read_idx(path)
 
 
-def _conform(raw: Raw, manifest: TaskManifest) -> Batch:
+def _conform(raw: Raw, manifest: TaskManifest) -> Dataset:
     if len(raw.x) != len(raw.y):
         raise DataError(f"{raw.origin} has {len(raw.x)} samples but {len(raw.y)} labels")
     if len(raw.x) == 0:
         raise DataError(f"{raw.origin} holds no sample")
-    return Batch(_tensor(raw.x, manifest.input, raw, "sample"), _tensor(raw.y, manifest.label, raw, "label"))
+    return Dataset(_tensor(raw.x, manifest.input, raw, "sample"), _tensor(raw.y, manifest.label, raw, "label"))
 
 
 def _tensor(values: NDArray[Any], spec: TensorSpec, raw: Raw, what: str) -> NDArray[Any]:

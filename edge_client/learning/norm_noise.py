@@ -1,4 +1,4 @@
-"""Norm blurring: a random factor near 1 on every update, so that its length does not single out the data behind it.
+"""Norm noise: a random factor near 1 on every update, so that its length does not single out the data behind it.
 
 No mask changes a norm, and an aggregator that can list what the data may be compares lengths (Kargupta et al., "Random-Data
 Perturbation Techniques and Privacy-Preserving Data Mining", 2005, for the family). The factor is 1 + blur z with z standard
@@ -11,12 +11,12 @@ from __future__ import annotations
 import random
 from typing import Final, Protocol
 
-from shoal.limits import MAX_NORM_BLUR
+from shoal.limits import MAX_NORM_NOISE
 
 CLIP: Final = 4.0
-"""Standard deviations; one draw in 16,000 is beyond, and 1 - CLIP MAX_NORM_BLUR is still positive."""
+"""Standard deviations; one draw in 16,000 is beyond, and 1 - CLIP MAX_NORM_NOISE is still positive."""
 
-assert CLIP * MAX_NORM_BLUR < 1
+assert CLIP * MAX_NORM_NOISE < 1
 
 
 class Normal(Protocol):
@@ -30,11 +30,11 @@ SYSTEM: Final = random.SystemRandom()
 """The operating system's random source (os.urandom): the run's seed, which the aggregator knows, plays no part."""
 
 
-def blur_factor(blur: float, source: Normal = SYSTEM) -> float:
+def noise_factor(blur: float, source: Normal = SYSTEM) -> float:
     """Return the factor for one update: 1 where ``blur`` is 0, else of mean 1 and standard deviation ``blur``.
 
     Args:
-        blur: relative standard deviation, 0 to MAX_NORM_BLUR.
+        blur: relative standard deviation, 0 to MAX_NORM_NOISE.
         source: where the draw comes from.
     """
     if not blur:

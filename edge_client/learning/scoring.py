@@ -12,12 +12,12 @@ from shoal.errors import TaskError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edge_client.learning.data import Batch
+    from edge_client.learning.data import Dataset
     from edge_client.learning.model import Backend
     from shoal.types import Float32Vector
 
 
-def score(models: Sequence[Float32Vector], batch: Batch, backend: Backend) -> NDArray[np.float64]:
+def score(models: Sequence[Float32Vector], batch: Dataset, backend: Backend) -> NDArray[np.float64]:
     """Return each model's mean loss on the batch, shape (k,), float64.
 
     Args:

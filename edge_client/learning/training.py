@@ -24,7 +24,7 @@ from shoal.task.manifest import LocalTraining
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edge_client.learning.data import Batch
+    from edge_client.learning.data import Dataset
     from edge_client.learning.model import Backend
     from shoal.types import Float32Vector
 
@@ -62,7 +62,7 @@ class TrainResult:
 
 def train(
     theta0: Float32Vector,
-    batch: Batch,
+    batch: Dataset,
     settings: LocalTraining,
     backend: Backend,
     rng: Shuffler,
@@ -128,7 +128,7 @@ def _clip(gradient: Float32Vector, most: float) -> None:
         gradient *= np.float32(most / norm)
 
 
-def _batches(batch: Batch, settings: LocalTraining, rng: Shuffler) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+def _batches(batch: Dataset, settings: LocalTraining, rng: Shuffler) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
     """Yield the samples of each step; mini-batches live in two buffers that the next step overwrites."""
     n, size = len(batch.x), min(settings.batch_size, len(batch.x))
     if size == 0:

@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 
 from crypto.mask.keys import MaskKey
 from crypto.mask.masking import mask
-from crypto.seal.envelope import Parcel, parcel_for_member
+from crypto.seal.envelope import SealedMessage, seal_message_to_member
 from crypto.seal.identity import Identity
 from edge_client.followed_run import Run
 from edge_client.learning import scoring, training
-from edge_client.learning.data import Batch, Shares, permutation
+from edge_client.learning.data import Dataset, DataSplits, permutation
 from edge_client.learning.model import Backend
-from edge_client.learning.norm_noise import blur_factor
+from edge_client.learning.norm_noise import noise_factor
 from edge_client.storage.finished_models import Validation
-from edge_client.storage.update_cache import OwnUpdates, wanted
+from edge_client.storage.update_cache import UpdateCache, wanted
 from shoal.limits import MAX_MARGIN
 from shoal.protocol.channels import UPLOAD
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import Member, RunPlan
-from shoal.protocol.messages import Announcement, Order, Phase, Share, Upload
+from shoal.protocol.messages import Announcement, Assignment, Phase, Share, Upload
 from shoal.task.manifest import LocalTraining
 from shoal.types import Float32Vector
 
@@ -41,15 +41,15 @@ PERCENT: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class TrainingContext:
     """All that a device works with during a mask epoch of a run; ``own`` are updates that it keeps for later ones."""
 
     run: Run
     identity: Identity
     aggregator: Member
     backend: Backend
-    shares: Shares
-    own: OwnUpdates
+    shares: DataSplits
+    own: UpdateCache
 
     @property
     def plan(self) -> RunPlan:
@@ -74,7 +74,7 @@ class Finished:
             validation share, by run id.
     """
 
-    parcel: Parcel
+    parcel: SealedMessage
     model: int
     loss: float
     correct: int
@@ -84,18 +84,18 @@ class Finished:
 
 
 def carry_out(
-    shop: Workshop,
+    shop: TrainingContext,
     announcement: Announcement,
-    order: Order,
+    assignment: Assignment,
     models: Mapping[int, Float32Vector],
     cancelled: Callable[[], bool],
 ) -> Finished:
-    """Carry ``order`` out and return the sealed upload.
+    """Carry ``assignment`` out and return the sealed upload.
 
     Args:
         shop: data, backend and keys.
         announcement: the round.
-        order: this device's part.
+        assignment: this device's part.
         models: theta (d,), float32, of every candidate.
         cancelled: asked between steps of training.
 
@@ -103,41 +103,41 @@ def carry_out(
         Cancelled: the round is not wanted any more.
         TaskError: the model or the data can't be used.
     """
-    if order.keep:
-        shop.own.keep(order.keep)
-    share = share_of(shop.shares, order.share)
-    chosen, loss = order.candidates[0], 0.0
+    if assignment.keep:
+        shop.own.keep(assignment.keep)
+    share = share_of(shop.shares, assignment.share)
+    chosen, loss = assignment.candidates[0], 0.0
     margins: tuple[float, ...] = ()
-    offered = order.candidates[:1] if order.phase == Phase.KEEP else order.candidates
-    if len(offered) > 1 or not order.train:
+    offered = assignment.candidates[:1] if assignment.phase == Phase.KEEP else assignment.candidates
+    if len(offered) > 1 or not assignment.train:
         losses = scoring.score([models[c] for c in offered], share, shop.backend)
         best = scoring.choose(losses)
         chosen, loss = offered[best], float(losses[best])
-        if order.margins:
+        if assignment.margins:
             margins = reported_margins(losses)
     theta = models[chosen]
     correct = tested = 0
-    if order.evaluate:
+    if assignment.evaluate:
         test = shop.shares.test
         score = shop.backend.score(theta, test.x, test.y)
         correct, tested = score.correct, score.count
     body, model_norm = b"", 0.0
-    if order.train:
+    if assignment.train:
         result = training.train(
             theta,
             shop.shares.train,
-            local_training(shop.plan, order.phase),
+            local_training(shop.plan, assignment.phase),
             shop.backend,
             BatchOrder(shop.plan, shop.identity.name, announcement.round),
             announcement.round - 1,
             cancelled,
         )
-        if len(order.candidates) == 1:
+        if len(assignment.candidates) == 1:
             loss = result.mean_loss
         delta = result.delta
-        if shop.plan.norm_blur:
-            delta = delta * np.float32(blur_factor(shop.plan.norm_blur))
-        if order.norm:
+        if shop.plan.norm_noise:
+            delta = delta * np.float32(noise_factor(shop.plan.norm_noise))
+        if assignment.norm:
             model_norm = round(float(np.linalg.norm(theta + delta)), NORM_DECIMALS)
         if wanted(shop.plan):
             shop.own.note(announcement.round, delta)
@@ -145,7 +145,7 @@ def carry_out(
     parcel = sealed_upload(
         shop,
         announcement,
-        order,
+        assignment,
         chosen,
         body,
         loss=round(loss, LOSS_DECIMALS),
@@ -163,9 +163,9 @@ def masked_bytes(vector: Float32Vector, key: MaskKey) -> bytes:
 
 
 def sealed_upload(
-    shop: Workshop,
+    shop: TrainingContext,
     announcement: Announcement,
-    order: Order,
+    assignment: Assignment,
     model: int,
     body: bytes = b"",
     *,
@@ -175,13 +175,13 @@ def sealed_upload(
     correct: int = 0,
     tested: int = 0,
     model_norm: float = 0.0,
-) -> Parcel:
+) -> SealedMessage:
     """Return an upload, sealed to the aggregator and signed.
 
     Args:
         shop: keys and plan.
         announcement: the round.
-        order: this device's part in it.
+        assignment: this device's part in it.
         model: the chosen candidate.
         body: the masked update, float32 little-endian.
         attached: what follows it in the steps of a rollover.
@@ -198,7 +198,7 @@ def sealed_upload(
         run_id=shop.plan.run_id,
         epoch=shop.plan.epoch,
         round=announcement.round,
-        phase=order.phase,
+        phase=assignment.phase,
         nonce=announcement.nonce,
         device=shop.identity.name,
         recipient=shop.aggregator.seal_key,
@@ -217,10 +217,10 @@ def sealed_upload(
     )
     head = UPLOAD.head(shop.plan.fleet, shop.identity.name, shop.aggregator.name)
     content = body + attached if attached else body
-    return parcel_for_member(shop.identity, shop.aggregator.seal_key, head, encode(upload), content)
+    return seal_message_to_member(shop.identity, shop.aggregator.seal_key, head, encode(upload), content)
 
 
-def share_of(shares: Shares, share: int) -> Batch:
+def share_of(shares: DataSplits, share: int) -> Dataset:
     """Return the part of the device's data that an order names."""
     return {Share.TRAIN: shares.train, Share.VALIDATION: shares.validation, Share.TEST: shares.test}[Share(share)]
 

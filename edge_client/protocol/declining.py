@@ -10,42 +10,42 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.errors import DataError, IntegrityError, ShoalError, StorageError, TaskError, UntrustedError
-from shoal.protocol.messages import Obstacle
+from shoal.protocol.messages import DeclineReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from crypto.seal.replay import HighWater
+    from crypto.seal.replay import ReplayWatermark
     from edge_client.membership import DeviceMembership
-    from edge_client.protocol.notes import Notes
+    from edge_client.protocol.notes import ControlMessages
     from shoal.protocol.messages import Announcement
 
 
 class Follower(Protocol):
-    """Opens run packages, as `edge_client.run.following.Following` does."""
+    """Opens run packages, as `edge_client.run.following.RunFollower` does."""
 
     newest: bytes
 
 
-def obstacle_of(error: ShoalError) -> Obstacle:
+def decline_reason(error: ShoalError) -> DeclineReason:
     """Return the word for an error."""
     match error:
         case StorageError():
-            return Obstacle.DISK
+            return DeclineReason.DISK
         case DataError():
-            return Obstacle.DATA
+            return DeclineReason.DATA
         case TaskError():
-            return Obstacle.TASK
+            return DeclineReason.TASK
         case UntrustedError() | IntegrityError():
-            return Obstacle.REFUSED
+            return DeclineReason.REFUSED
         case _:
-            return Obstacle.OTHER
+            return DeclineReason.OTHER
 
 
-class Declining:
+class Decliner:
     """Tells the aggregator that a device can't do its part, once for each time that it is asked."""
 
-    def __init__(self, membership: DeviceMembership, notes: Notes) -> None:
+    def __init__(self, membership: DeviceMembership, notes: ControlMessages) -> None:
         self._membership = membership
         self._notes = notes
         self._refused: tuple[bytes, ShoalError] | None = None
@@ -73,7 +73,7 @@ class Declining:
         if self._refused is not None and self._refused[0] == announcement.run_id:
             self.decline(announcement, self._refused[1])
 
-    def refused(self, announcement: Announcement, error: ShoalError, mark: HighWater) -> None:
+    def refused(self, announcement: Announcement, error: ShoalError, mark: ReplayWatermark) -> None:
         """Take an announcement that was refused: decline it, unless it is an old one, beyond which the device's ``mark`` is."""
         if announcement.place > mark.place:
             self.decline(announcement, error)
@@ -88,4 +88,4 @@ class Declining:
         if announcement.order_for(self._membership.index) is None:
             return
         self._last = announcement.nonce, error
-        self._notes.decline(announcement, obstacle_of(error))
+        self._notes.decline(announcement, decline_reason(error))

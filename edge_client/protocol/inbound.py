@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from edge_client.followed_run import Run
     from edge_client.membership import DeviceMembership
     from edge_client.protocol.model_feed import ModelFeed
-    from edge_client.protocol.roster_sync import RosterFeed
+    from edge_client.protocol.roster_sync import RosterSync
     from shoal.protocol.chunking import ChunkKind
     from shoal.protocol.messages import Announcement
     from shoal.protocol.topics import ParsedTopic
@@ -37,7 +37,7 @@ class Inbound:
         rosters: knows the roster that the device asked for.
     """
 
-    def __init__(self, membership: DeviceMembership, models: ModelFeed, rosters: RosterFeed) -> None:
+    def __init__(self, membership: DeviceMembership, models: ModelFeed, rosters: RosterSync) -> None:
         self._membership = membership
         self._feed = models
         self._rosters = rosters

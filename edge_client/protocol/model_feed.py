@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from shoal.protocol.topics import TopicKind
 
 if TYPE_CHECKING:
-    from edge_client.run.models import Inventory
+    from edge_client.run.models import ModelStore
     from shoal.protocol.topics import Topics
     from shoal.transport.base import Transport
 
@@ -29,7 +29,7 @@ class ModelFeed:
         """The topics below which what is received lies."""
         return tuple(map(self._topics.model, self.labels))
 
-    def follow(self, labels: tuple[str, ...], models: Inventory | None) -> None:
+    def follow(self, labels: tuple[str, ...], models: ModelStore | None) -> None:
         """Receive what is behind ``labels`` and nothing else; what came behind others is dropped from ``models``."""
         for label in set(self.labels) - set(labels):
             self._transport.unsubscribe(self._topics.filter(TopicKind.MODEL, label))

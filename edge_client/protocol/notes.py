@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from crypto.seal.envelope import parcel_for_member
+from crypto.seal.envelope import seal_message_to_member
 from shoal.membership.roster import aggregator_of
 from shoal.protocol import channels
 from shoal.protocol.chunking import split
@@ -14,11 +14,11 @@ from shoal.protocol.messages import Decline, Reminder
 if TYPE_CHECKING:
     from edge_client.membership import DeviceMembership
     from shoal.protocol.channels import Channel
-    from shoal.protocol.messages import Announcement, Obstacle
+    from shoal.protocol.messages import Announcement, DeclineReason
     from shoal.transport.base import Transport
 
 
-class Subject(NamedTuple):
+class UploadRef(NamedTuple):
     """What a reminder says of an upload."""
 
     transfer: bytes
@@ -26,7 +26,7 @@ class Subject(NamedTuple):
     size: int
 
 
-class Notes:
+class ControlMessages:
     """Sends them on ``topic``, sealed to the aggregator and signed by the device."""
 
     def __init__(self, membership: DeviceMembership, transport: Transport, topic: str) -> None:
@@ -34,13 +34,13 @@ class Notes:
         self._transport = transport
         self._topic = topic
 
-    def decline(self, announcement: Announcement, obstacle: Obstacle) -> None:
+    def decline(self, announcement: Announcement, reason: DeclineReason) -> None:
         """Say that no upload will come for an announcement."""
         member = self._membership
-        note = Decline(member.fleet, member.name, announcement.run_id, announcement.nonce, obstacle)
+        note = Decline(member.fleet, member.name, announcement.run_id, announcement.nonce, reason)
         self._send(channels.DECLINE, note, announcement.round)
 
-    def remind(self, run_id: bytes, round_: int, upload: Subject, chunk_bytes: int, turn: int) -> None:
+    def remind(self, run_id: bytes, round_: int, upload: UploadRef, chunk_bytes: int, turn: int) -> None:
         """Ask what became of an ``upload``; the other arguments are `Reminder`'s."""
         member = self._membership
         about = (upload.transfer, upload.digest, upload.size, chunk_bytes)
@@ -50,6 +50,6 @@ class Notes:
         member = self._membership
         aggregator = aggregator_of(member.roster)
         head = channel.head(member.fleet, member.name, aggregator.name)
-        parcel = parcel_for_member(member.identity, aggregator.seal_key, head, encode(note))
+        parcel = seal_message_to_member(member.identity, aggregator.seal_key, head, encode(note))
         for chunk in split(parcel.payload, kind=channel.kind, round=round_, name=parcel.transfer_id):
             self._transport.publish(self._topic, chunk)

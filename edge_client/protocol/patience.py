@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from shoal.transport.base import Transport
 
 
-class Patience:
+class RetryTimer:
     """A timer that does not run out while something waits for the broker's acknowledgement.
 
     Args:

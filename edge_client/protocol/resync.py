@@ -18,7 +18,7 @@ LOOKS: Final = 4
 """After so many without hearing anything the announcement may be lost as well: everything is asked for."""
 
 
-class Lookout:
+class Resync:
     """Looks for what a device misses.
 
     A broker sends in order. So the device first asks for the announcement again, which is short: what has not come before

@@ -29,7 +29,7 @@ HEARD_LAPSED: Final = (TopicKind.ROSTER, TopicKind.ROSTER_CHANGE, TopicKind.KEYS
 its own topic only a roster that was sent to it alone."""
 
 
-class RosterFeed:
+class RosterSync:
     """One device's subscription to the fleet's roster.
 
     Attributes:

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from crypto.seal.replay import HighWater
-from edge_client.run.policy import check_announcement, check_order
+from crypto.seal.replay import ReplayWatermark
+from edge_client.run.policy import check_announcement, check_assignment
 from shoal import limits
 from shoal.protocol.documents import RunPlan
-from shoal.protocol.messages import NO_TRANSFER, Action, Announcement, Control, ModelRef, Order, Phase
+from shoal.protocol.messages import NO_TRANSFER, Action, Announcement, Assignment, Control, ModelRef, Phase
 
 
 class Stage(Enum):
@@ -45,13 +45,13 @@ class AgentState:
     """
 
     index: int
-    mark: HighWater = field(default_factory=HighWater)
+    mark: ReplayWatermark = field(default_factory=ReplayWatermark)
     stage: Stage = Stage.IDLE
     plan: RunPlan | None = None
     since: int = 0
     generation: int = 0
     announcement: Announcement | None = None
-    order: Order | None = None
+    assignment: Assignment | None = None
     models: Mapping[str, bytes] = field(default_factory=dict)
     transfer: bytes = b""
     sent: tuple[int, int, bytes] | None = None
@@ -138,7 +138,7 @@ class Work:
     """Carry out the order: score, choose, train, mask, seal, keep."""
 
     announcement: Announcement
-    order: Order
+    assignment: Assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ def _planned(state: AgentState, planned: Planned) -> Transition:
         since=planned.since,
         generation=planned.generation,
         announcement=None,
-        order=None,
+        assignment=None,
         stage=Stage.IDLE,
         models={},
         sent=None if planned.lost else state.sent,
@@ -242,9 +242,9 @@ def _announced(state: AgentState, announcement: Announcement) -> Transition:
     assert state.plan is not None
     check_announcement(announcement, state.plan, state.since, state.generation)
     mark = state.mark.accept(announcement)
-    order = announcement.order_for(state.index)
-    if order is not None:
-        check_order(order, announcement, state.plan, state.generation)
+    assignment = announcement.order_for(state.index)
+    if assignment is not None:
+        check_assignment(assignment, announcement, state.plan, state.generation)
     again = mark.place == state.mark.place
     if again and (state.stage is Stage.SENDING or state.refused):
         # The aggregator was started again, or has taken the run up again: it may not have what we sent.
@@ -258,14 +258,14 @@ def _announced(state: AgentState, announcement: Announcement) -> Transition:
     state = dataclasses.replace(
         state,
         announcement=announcement,
-        order=order,
+        assignment=assignment,
         mark=mark,
         stage=Stage.IDLE,
         attempt=0,
-        done=order is None,
+        done=assignment is None,
         refused=False,
     )
-    if order is None:
+    if assignment is None:
         # Whoever sits out would still be sent every model that it follows.
         return dataclasses.replace(state, models={}), (*stop, Follow(()))
     if state.sent == (announcement.run, announcement.round, announcement.nonce):
@@ -275,21 +275,21 @@ def _announced(state: AgentState, announcement: Announcement) -> Transition:
         # Sealed before a restart: the aggregator may have it.
         state = dataclasses.replace(state, stage=Stage.SENDING)
         return state, (*stop, _remind(state), _timer(state))
-    needed = tuple(sorted(ref.label for ref in needed_models(announcement, order)))
+    needed = tuple(sorted(ref.label for ref in needed_models(announcement, assignment)))
     kept = {label: t for label, t in state.models.items() if label in needed}
     state, do = _maybe_work(dataclasses.replace(state, stage=Stage.FETCHING, models=kept))
     return state, (*stop, Follow(needed), *do)
 
 
-def needed_models(announcement: Announcement, order: Order) -> tuple[ModelRef, ...]:
+def needed_models(announcement: Announcement, assignment: Assignment) -> tuple[ModelRef, ...]:
     """Return what must be fetched: the candidates' offsets and, with weight sharing, the part they have in common.
 
     Whoever folds also needs the vectors that are no models; whoever signs, what was folded.
     """
-    candidates = [m for m in announcement.models if m.model in order.candidates]
+    candidates = [m for m in announcement.models if m.model in assignment.candidates]
     if announcement.shared is not None:
         candidates.append(announcement.shared)
-    if order.phase == Phase.CHECKPOINT:
+    if assignment.phase == Phase.CHECKPOINT:
         candidates.extend(announcement.carried)
     if announcement.proposal is not None:
         candidates.append(announcement.proposal)
@@ -298,11 +298,13 @@ def needed_models(announcement: Announcement, order: Order) -> tuple[ModelRef, .
 
 def _maybe_work(state: AgentState) -> Transition:
     assert state.announcement is not None
-    assert state.order is not None
-    missing = [r for r in needed_models(state.announcement, state.order) if state.models.get(r.label) != r.transfer]
+    assert state.assignment is not None
+    missing = [
+        r for r in needed_models(state.announcement, state.assignment) if state.models.get(r.label) != r.transfer
+    ]
     if missing:
         return state, ()
-    return dataclasses.replace(state, stage=Stage.WORKING), (Work(state.announcement, state.order),)
+    return dataclasses.replace(state, stage=Stage.WORKING), (Work(state.announcement, state.assignment),)
 
 
 def _work_done(state: AgentState, work: WorkDone) -> Transition:

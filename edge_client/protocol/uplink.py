@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from edge_client.protocol.notes import Subject
+from edge_client.protocol.notes import UploadRef
 from shoal import limits
 from shoal.protocol.channels import UPLOAD
 from shoal.protocol.chunking import Fingerprint, split
 
 if TYPE_CHECKING:
-    from crypto.seal.replay import HighWater
-    from edge_client.protocol.notes import Notes
+    from crypto.seal.replay import ReplayWatermark
+    from edge_client.protocol.notes import ControlMessages
     from shoal.transport.base import Qos, Transport
 
 
 class UploadFile(Protocol):
     """Stores the upload of the current round; `edge_client.storage.state.DeviceState` is one."""
 
-    def save_pending(self, mark: HighWater, transfer: bytes, sealed: bytes) -> None:
+    def save_pending(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes) -> None:
         """Store an upload durably, or without its bytes once it was answered."""
 
 
-class Outbox:
+class Uplink:
     """One device's upload: sent to ``topic`` once, and after that what the aggregator asks for.
 
     The broker's acknowledgement of a chunk tells nothing of the aggregator, and costs both of them as much as a small
@@ -40,7 +40,7 @@ class Outbox:
     """
 
     def __init__(
-        self, files: UploadFile, transport: Transport, notes: Notes, topic: str, sealed: bytes, birth: int
+        self, files: UploadFile, transport: Transport, notes: ControlMessages, topic: str, sealed: bytes, birth: int
     ) -> None:
         self._files = files
         self._transport = transport
@@ -51,17 +51,17 @@ class Outbox:
         self._handed = True
         self._digest = b""
 
-    def keep(self, mark: HighWater, transfer: bytes, sealed: bytes) -> None:
+    def keep(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes) -> None:
         """Keep an upload, durably."""
         self._files.save_pending(mark, transfer, sealed)
         self._sealed, self._digest = sealed, b""
 
-    def forget(self, mark: HighWater, transfer: bytes) -> None:
+    def forget(self, mark: ReplayWatermark, transfer: bytes) -> None:
         """Keep of an upload that was answered only that there was one."""
         if self._sealed:
             self.keep(mark, transfer, b"")
 
-    def send(self, mark: HighWater, transfer: bytes, asked: tuple[int, ...] | None, devices: int) -> None:
+    def send(self, mark: ReplayWatermark, transfer: bytes, asked: tuple[int, ...] | None, devices: int) -> None:
         """Send the upload for the first time in a fleet of so many devices, or the chunks that were ``asked`` for.
 
         Those may still be on their way over a slow link; then nothing is sent.
@@ -77,13 +77,13 @@ class Outbox:
         for chunk in chunks:
             self._transport.publish(self._topic, chunk, qos=qos)
 
-    def remind(self, mark: HighWater, transfer: bytes, run_id: bytes, *, reconnected: bool) -> None:
+    def remind(self, mark: ReplayWatermark, transfer: bytes, run_id: bytes, *, reconnected: bool) -> None:
         """Make the aggregator answer, or ask for what it misses; nothing while that is still on its way to the broker."""
         if self._busy():
             return
         self._turn += reconnected
         self._digest = self._digest or Fingerprint.of(self._sealed).signed
-        upload = Subject(transfer, self._digest, len(self._sealed))
+        upload = UploadRef(transfer, self._digest, len(self._sealed))
         self._notes.remind(run_id, mark.round, upload, self._transport.chunk_bytes, self._turn)
 
     def _busy(self) -> bool:

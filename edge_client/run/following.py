@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("shoal.edge")
 
 
-class Following:
+class RunFollower:
     """The owner's run packages and the fleet's mask epochs, as they come to one device.
 
     Attributes:

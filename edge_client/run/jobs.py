@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from edge_client.learning.data import Batch, Shares, split
+from edge_client.learning.data import Dataset, DataSplits, split
 from edge_client.learning.model import OrtModel
-from edge_client.learning.update import Finished, Workshop, carry_out
+from edge_client.learning.update import Finished, TrainingContext, carry_out
 from edge_client.storage.finished_models import UNMEASURED, FinishedModels, Validation, measured
-from edge_client.storage.update_cache import OwnUpdates
+from edge_client.storage.update_cache import UpdateCache
 from shoal.errors import IntegrityError, ShoalError
 from shoal.membership.roster import aggregator_of
 from shoal.protocol.messages import Phase
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from edge_client.learning.model import Backend
     from edge_client.learning.worker import Job
     from edge_client.membership import DeviceMembership
-    from edge_client.run.models import Inventory
-    from shoal.protocol.messages import Announcement, Order
+    from edge_client.run.models import ModelStore
+    from shoal.protocol.messages import Announcement, Assignment
     from shoal.task.bundle import TaskBundle
     from shoal.task.manifest import TaskManifest
     from shoal.types import Float32Vector
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("shoal.edge")
 
 
-class Workplace:
+class JobFactory:
     """One device's samples, and its workshop for the run that it follows.
 
     Attributes:
@@ -40,7 +40,7 @@ class Workplace:
     def __init__(
         self,
         membership: DeviceMembership,
-        load_data: Callable[[TaskManifest], Batch],
+        load_data: Callable[[TaskManifest], Dataset],
         *,
         threads: int,
         backend: Callable[[TaskBundle, int], Backend] = OrtModel,
@@ -53,8 +53,8 @@ class Workplace:
         self._membership = membership
         self._load_data = load_data
         self._threads = threads
-        self._workshop: Workshop | None = None
-        self._shares: tuple[bytes, Shares] | None = None
+        self._workshop: TrainingContext | None = None
+        self._shares: tuple[bytes, DataSplits] | None = None
         self.proposal = (b"", b"")
 
     def follow(self, run: Run, *, again: bool) -> int:
@@ -72,13 +72,17 @@ class Workplace:
             self._workshop = dataclasses.replace(self._workshop, run=run)
         else:
             member, backend = self._membership, self._make_backend(run.bundle, self._threads)
-            aggregator, own = aggregator_of(member.roster), OwnUpdates(member.directory, run.plan)
-            self._workshop = Workshop(run, member.identity, aggregator, backend, shares, own)
+            aggregator, own = aggregator_of(member.roster), UpdateCache(member.directory, run.plan)
+            self._workshop = TrainingContext(run, member.identity, aggregator, backend, shares, own)
         self.proposal = (b"", b"")
         return len(shares.train)
 
     def job(
-        self, announcement: Announcement, order: Order, thetas: Mapping[int, Float32Vector], models: Inventory
+        self,
+        announcement: Announcement,
+        assignment: Assignment,
+        thetas: Mapping[int, Float32Vector],
+        models: ModelStore,
     ) -> Job:
         """Return what a worker does for an order of the run; ``thetas`` are (d,) float32 by id, as ``models`` gave them.
 
@@ -88,19 +92,19 @@ class Workplace:
         assert self._workshop is not None
         shop = self._workshop
         if announcement.finished:
-            return lambda cancelled: self._finish(shop, announcement, order, thetas, cancelled)
+            return lambda cancelled: self._finish(shop, announcement, assignment, thetas, cancelled)
         if not announcement.step:
-            return lambda cancelled: carry_out(shop, announcement, order, thetas, cancelled)
+            return lambda cancelled: carry_out(shop, announcement, assignment, thetas, cancelled)
         from edge_client.run import rollover  # rare, and a small device's memory is dear
 
-        carried = models.carried(announcement) if order.phase == Phase.CHECKPOINT else {}
-        return rollover.job(shop, announcement, order, thetas, carried, self.proposal, self._membership)
+        carried = models.carried(announcement) if assignment.phase == Phase.CHECKPOINT else {}
+        return rollover.job(shop, announcement, assignment, thetas, carried, self.proposal, self._membership)
 
     def _finish(
         self,
-        shop: Workshop,
+        shop: TrainingContext,
         announcement: Announcement,
-        order: Order,
+        assignment: Assignment,
         thetas: Mapping[int, Float32Vector],
         cancelled: Callable[[], bool],
     ) -> Finished:
@@ -109,7 +113,7 @@ class Workplace:
         Earlier finished models of the same task are measured again: the samples may have changed since, and only figures of
         the same samples can be compared.
         """
-        done = carry_out(shop, announcement, order, thetas, cancelled)
+        done = carry_out(shop, announcement, assignment, thetas, cancelled)
         found = {announcement.run_id: _validation(shop, thetas[done.model])}
         store = FinishedModels(self._membership.directory)
         try:
@@ -125,7 +129,7 @@ class Workplace:
         return dataclasses.replace(done, validation=found)
 
 
-def _validation(shop: Workshop, theta: Float32Vector) -> Validation:
+def _validation(shop: TrainingContext, theta: Float32Vector) -> Validation:
     share = shop.shares.validation
     score = shop.backend.score(theta, share.x, share.y)
     regression = shop.run.bundle.manifest.kind == "regression"

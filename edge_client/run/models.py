@@ -15,7 +15,7 @@ from crypto.mask.masking import unmask
 from edge_client.run.policy import check_model
 from shoal.errors import UntrustedError
 from shoal.protocol.codec import decode_prefix
-from shoal.protocol.messages import NO_TRANSFER, Announcement, ModelHeader, ModelRef, Order
+from shoal.protocol.messages import NO_TRANSFER, Announcement, Assignment, ModelHeader, ModelRef
 from shoal.types import MaskedVector
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Part:
     theta: Float32Vector
 
 
-class Inventory:
+class ModelStore:
     """The parts at hand of one run's models, by topic label."""
 
     def __init__(self, run: Run, group: GroupKey) -> None:
@@ -79,13 +79,13 @@ class Inventory:
         """Forget what came under ``label``."""
         self._parts.pop(label, None)
 
-    def thetas(self, announcement: Announcement, order: Order) -> dict[int, Float32Vector]:
+    def thetas(self, announcement: Announcement, assignment: Assignment) -> dict[int, Float32Vector]:
         """Return the order's candidates, theta (d,) float32 by model id.
 
         Raises:
             UntrustedError: what is at hand is not what was announced.
         """
-        refs = [ref for ref in announcement.models if ref.model in order.candidates]
+        refs = [ref for ref in announcement.models if ref.model in assignment.candidates]
         if announcement.shared is None:
             return {ref.model: self._theta(ref, "") for ref in refs}
         plan, shared = self._run.plan, self._theta(announcement.shared, "shared")

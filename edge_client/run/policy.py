@@ -16,9 +16,9 @@ from shoal.protocol.messages import (
     PROPOSAL_MODEL,
     SHARED_MODEL,
     Announcement,
+    Assignment,
     ModelHeader,
     ModelRef,
-    Order,
     Phase,
 )
 
@@ -125,11 +125,11 @@ def _check_ref(ref: ModelRef, what: str, plan: RunPlan) -> None:
         raise UntrustedError(f"{what} is a mean of {ref.contributors} devices, the plan wants {plan.min_contributors}")
 
 
-def check_order(order: Order, announcement: Announcement, plan: RunPlan, generation: int = 0) -> None:
+def check_assignment(assignment: Assignment, announcement: Announcement, plan: RunPlan, generation: int = 0) -> None:
     """Return if the order can be carried out.
 
     Args:
-        order: this device's.
+        assignment: this device's.
         announcement: that `check_announcement` has let pass.
         plan: as it stands in the current mask epoch.
         generation: as in `check_announcement`.
@@ -139,37 +139,37 @@ def check_order(order: Order, announcement: Announcement, plan: RunPlan, generat
             the plan's capabilities do not include.
     """
     known = {m.model for m in announcement.models}
-    if not set(order.candidates) <= known:
+    if not set(assignment.candidates) <= known:
         raise UntrustedError("an order names a model that is not announced")
-    if len(set(order.candidates)) != len(order.candidates):
+    if len(set(assignment.candidates)) != len(assignment.candidates):
         raise UntrustedError("an order names a candidate twice")
-    if (order.phase in ROLLOVER_PHASES) != (announcement.step > 0):
+    if (assignment.phase in ROLLOVER_PHASES) != (announcement.step > 0):
         raise UntrustedError("a rollover in a round, or work of a round in a rollover")
-    if (order.phase == Phase.ENDORSE) != (announcement.proposal is not None):
+    if (assignment.phase == Phase.ENDORSE) != (announcement.proposal is not None):
         raise UntrustedError("an order to sign nothing, or to fold what is folded")
-    if order.keep > announcement.round or (order.renew and order.phase != Phase.ENDORSE):
+    if assignment.keep > announcement.round or (assignment.renew and assignment.phase != Phase.ENDORSE):
         raise UntrustedError("an order to keep an update of a later round, or to mask one anew out of turn")
-    if order.renew and announcement.generation != generation:
+    if assignment.renew and announcement.generation != generation:
         # Whoever knows the older secrets knows the update, and would learn the new mask from it.
         raise UntrustedError("an order to mask an update anew under secrets that were drawn to keep somebody out")
-    if order.train and (announcement.round > plan.rounds or order.phase not in TRAINING_PHASES):
+    if assignment.train and (announcement.round > plan.rounds or assignment.phase not in TRAINING_PHASES):
         raise UntrustedError("an order to train where there is nothing to train for")
-    if order.train and order.margins:
+    if assignment.train and assignment.margins:
         raise UntrustedError("an order to train and report margins at once")
-    _check_capabilities(order, announcement, plan)
+    _check_capabilities(assignment, announcement, plan)
 
 
-def _check_capabilities(order: Order, announcement: Announcement, plan: RunPlan) -> None:
+def _check_capabilities(assignment: Assignment, announcement: Announcement, plan: RunPlan) -> None:
     allowed = plan.capabilities
-    if order.phase == Phase.PRETRAIN and not allowed.pretrain:
+    if assignment.phase == Phase.PRETRAIN and not allowed.pretrain:
         raise UntrustedError("an order to pre-train, which the plan does not allow")
-    if order.margins and not allowed.margins:
+    if assignment.margins and not allowed.margins:
         raise UntrustedError("an order to report margins, which the plan does not allow")
-    if order.norm and not (order.train and allowed.scale):
+    if assignment.norm and not (assignment.train and allowed.scale):
         raise UntrustedError("an order to report a model's norm, which the plan does not allow")
-    if (order.keep or order.renew) and not allowed.keep_updates:
+    if (assignment.keep or assignment.renew) and not allowed.keep_updates:
         raise UntrustedError("an order to keep updates, which the plan does not allow")
-    if order.phase == Phase.KEEP and not (announcement.finished and allowed.keep_path):
+    if assignment.phase == Phase.KEEP and not (announcement.finished and allowed.keep_path):
         raise UntrustedError("an order to keep a path of models, which the plan does not allow")
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from edge_client.learning.update import Finished, Workshop, masked_bytes, sealed_upload
+from edge_client.learning.update import Finished, TrainingContext, masked_bytes, sealed_upload
 from edge_client.run import package
 from shoal.errors import ShoalError, UntrustedError
 from shoal.membership.certificates import sign_checkpoint
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from crypto.mask.keys import MaskKey
     from edge_client.learning.worker import Job
     from edge_client.membership import DeviceMembership
-    from shoal.protocol.messages import Announcement, Order
+    from shoal.protocol.messages import Announcement, Assignment
     from shoal.types import Float32Vector
 
 ROTATION_TOLERANCE: Final = 1e-5
@@ -43,9 +43,9 @@ class NextEpoch:
 
 
 def job(
-    shop: Workshop,
+    shop: TrainingContext,
     announcement: Announcement,
-    order: Order,
+    assignment: Assignment,
     models: Mapping[int, Float32Vector],
     carried: Mapping[int, Float32Vector],
     proposal: tuple[bytes, bytes],
@@ -56,15 +56,15 @@ def job(
     Raises:
         UntrustedError: ``proposal`` (transfer id, payload) is not the one that was announced.
     """
-    if order.phase == Phase.CHECKPOINT:
-        return lambda _: fold(shop, announcement, order, models, carried, membership)
+    if assignment.phase == Phase.CHECKPOINT:
+        return lambda _: fold(shop, announcement, assignment, models, carried, membership)
     transfer, payload = proposal
     if announcement.proposal is None or transfer != announcement.proposal.transfer:
         raise UntrustedError("the checkpoint is not the one that was announced")
-    return lambda _: endorse(shop, announcement, order, models, payload, membership)
+    return lambda _: endorse(shop, announcement, assignment, models, payload, membership)
 
 
-def next_epoch(shop: Workshop, announcement: Announcement, membership: DeviceMembership) -> NextEpoch:
+def next_epoch(shop: TrainingContext, announcement: Announcement, membership: DeviceMembership) -> NextEpoch:
     """Return the epoch that follows: the next of the same secrets, or the first of newer ones.
 
     Raises:
@@ -81,9 +81,9 @@ def next_epoch(shop: Workshop, announcement: Announcement, membership: DeviceMem
 
 
 def fold(
-    shop: Workshop,
+    shop: TrainingContext,
     announcement: Announcement,
-    order: Order,
+    assignment: Assignment,
     models: Mapping[int, Float32Vector],
     carried: Mapping[int, Float32Vector],
     membership: DeviceMembership,
@@ -93,7 +93,7 @@ def fold(
     Args:
         shop: keys and task.
         announcement: the first step of a rollover.
-        order: this device's.
+        assignment: this device's.
         models: theta (d,), float32, of every model.
         carried: the vectors (d,), float32, that are no models, in clear.
         membership: holds the secrets of the next epoch.
@@ -119,14 +119,16 @@ def fold(
     checkpoint = dataclasses.replace(draft, digest=hashlib.sha256(sealed).digest())
     anew = [masked_bytes(carried[i], coming.key) for i in sorted(carried)]
     head = encode(Proposal(checkpoint, len(anew), len(sealed)))
-    parcel = sealed_upload(shop, announcement, order, order.candidates[0], attached=b"".join((head, *anew, sealed)))
-    return Finished(parcel, order.candidates[0], 0.0, 0, 0)
+    parcel = sealed_upload(
+        shop, announcement, assignment, assignment.candidates[0], attached=b"".join((head, *anew, sealed))
+    )
+    return Finished(parcel, assignment.candidates[0], 0.0, 0, 0)
 
 
 def endorse(
-    shop: Workshop,
+    shop: TrainingContext,
     announcement: Announcement,
-    order: Order,
+    assignment: Assignment,
     models: Mapping[int, Float32Vector],
     proposal: bytes,
     membership: DeviceMembership,
@@ -138,7 +140,7 @@ def endorse(
     Args:
         shop: keys, task and kept updates.
         announcement: the second step of a rollover.
-        order: this device's.
+        assignment: this device's.
         models: theta (d,), float32, of every model.
         proposal: an encoded `Checkpoint` and the sealed origins.
         membership: holds the secrets of the next epoch.
@@ -151,7 +153,7 @@ def endorse(
         reason = _objection(shop, announcement, checkpoint, sealed, coming, models, membership)
         if not reason:
             signature = sign_checkpoint(shop.identity, checkpoint)
-            for round_ in order.renew:
+            for round_ in assignment.renew:
                 update = shop.own.find(round_)
                 if update is not None:
                     renewed.append(round_)
@@ -159,8 +161,8 @@ def endorse(
     except ShoalError as error:
         reason = str(error)
     head = encode(Endorsement(signature, tuple(renewed)))
-    parcel = sealed_upload(shop, announcement, order, order.candidates[0], attached=b"".join((head, *anew)))
-    return Finished(parcel, order.candidates[0], 0.0, 0, 0, objection=reason)
+    parcel = sealed_upload(shop, announcement, assignment, assignment.candidates[0], attached=b"".join((head, *anew)))
+    return Finished(parcel, assignment.candidates[0], 0.0, 0, 0, objection=reason)
 
 
 def folded(models: Mapping[int, Float32Vector]) -> Float32Vector:
@@ -169,7 +171,7 @@ def folded(models: Mapping[int, Float32Vector]) -> Float32Vector:
 
 
 def _objection(
-    shop: Workshop,
+    shop: TrainingContext,
     announcement: Announcement,
     checkpoint: Checkpoint,
     sealed: memoryview,

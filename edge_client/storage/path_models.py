@@ -16,14 +16,14 @@ from shoal.protocol.messages import Phase
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shoal.protocol.messages import Announcement, Order
+    from shoal.protocol.messages import Announcement, Assignment
     from shoal.types import Float32Vector
 
 FILES: Final = "above-*.bin"
 
 
 def keep(
-    directory: Path, announcement: Announcement, order: Order, own: int, models: Mapping[int, Float32Vector]
+    directory: Path, announcement: Announcement, order: Assignment, own: int, models: Mapping[int, Float32Vector]
 ) -> list[int]:
     """Keep the models of a run's final round where the order says so; what an earlier run left goes in any case.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from crypto.seal.replay import HighWater
+from crypto.seal.replay import ReplayWatermark
 from shoal.errors import ConfigError, IntegrityError, ShoalError, WireError, reason_of
 from shoal.protocol.chunking import Fingerprint
 from shoal.protocol.codec import U16, U32, Fixed16, decode_prefix, encode, message
@@ -80,7 +80,7 @@ class ModelFile:
 class Pending:
     """What a pending slot holds."""
 
-    mark: HighWater
+    mark: ReplayWatermark
     transfer: bytes
     sealed: bytes
 
@@ -154,7 +154,7 @@ class DeviceState:
         self._slots = tuple(str(directory / name) for name in PENDING_FILES)
         self._next_slot = 0
 
-    def save_pending(self, mark: HighWater, transfer: bytes, sealed: bytes) -> None:
+    def save_pending(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes) -> None:
         """Keep the mark and the upload of its round, durably.
 
         The two slots are written over in turn: that takes a quarter of the time of a new file made durable, wears flash
@@ -196,7 +196,7 @@ class DeviceState:
         """
         if not any((self.directory / name).exists() for name in PENDING_FILES):
             for _ in PENDING_FILES:
-                self.save_pending(HighWater(), b"", b"")
+                self.save_pending(ReplayWatermark(), b"", b"")
         found = [self._load_slot(name) for name in PENDING_FILES]
         whole = [(i, p) for i, p in enumerate(found) if p is not None]
         if not whole:
@@ -223,7 +223,7 @@ class DeviceState:
             LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": "cut short or torn"}})
             return None
         return Pending(
-            HighWater(mark.roster, mark.run, mark.round, mark.nonce, mark.step), mark.transfer, bytes(sealed)
+            ReplayWatermark(mark.roster, mark.run, mark.round, mark.nonce, mark.step), mark.transfer, bytes(sealed)
         )
 
     def save_run(self, package: bytes) -> None:
@@ -268,7 +268,7 @@ class DeviceState:
             )
         return read_model(path)
 
-    def lacks_final_model(self, mark: HighWater, plan: RunPlan) -> bool:
+    def lacks_final_model(self, mark: ReplayWatermark, plan: RunPlan) -> bool:
         """Whether a device whose mark is in the final round of ``plan`` does not hold the model that it ended with, whole."""
         final = plan.rounds + 1
         if (mark.run, mark.round) != (plan.run, final):

@@ -28,7 +28,7 @@ def wanted(plan: RunPlan) -> bool:
     return plan.capabilities.keep_updates and plan.epochs > 1
 
 
-class OwnUpdates:
+class UpdateCache:
     """The newest update of a run, and those that were kept."""
 
     def __init__(self, directory: Path, plan: RunPlan) -> None:

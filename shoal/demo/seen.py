@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from crypto.mask.keys import MaskContext, MaskKey, derive
 from crypto.mask.masking import mask, unmask
 from crypto.mask.secret import MaskSecret
-from edge_client.learning.data import Batch
+from edge_client.learning.data import Dataset
 from edge_client.learning.model import OrtModel
 from edge_client.learning.training import train
 from shoal.protocol.documents import RunPlan
@@ -84,7 +84,7 @@ def compare(view: Float32Vector, key: MaskKey) -> tuple[float, float]:
 
 def one_image_update(bundle: TaskBundle, theta: Float32Vector, image: NDArray[np.float32], label: int) -> Float32Vector:
     """Return the update (d,) of one step on one image, made for the attack only."""
-    batch = Batch(image[None], np.array([label], np.int64))
+    batch = Dataset(image[None], np.array([label], np.int64))
     rng = np.random.default_rng(0)
     return train(theta, batch, ONE_STEP, OrtModel(bundle), rng, 0, lambda: False).delta
 

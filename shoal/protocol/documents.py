@@ -257,7 +257,7 @@ class RunPlan:
         local: how devices train in a round; pretrain: in a round of phase PRETRAIN (cold starts, local convergence).
         seed: seeds participation and batch order; the aggregator reads it, so nothing secret comes from it, origins least.
         weighting: ``samples`` or ``uniform``; under ``uniform`` devices keep their sample counts to themselves.
-        norm_blur: relative standard deviation of the factor by which devices blur an update's norm; 0 is off.
+        norm_noise: relative standard deviation of the factor by which devices blur an update's norm; 0 is off.
         max_samples: largest sample count that a device may report; one with more reports this many.
         weight_cap: a device weighs at most this many times the median weight of the devices in the same mean; 0 is off.
         capabilities: what the algorithm may ask of devices. They go by this, never by ``algorithm`` or ``settings``.
@@ -288,7 +288,7 @@ class RunPlan:
     seed: U64
     local: LocalSettings
     pretrain: LocalSettings
-    norm_blur: float = 0.0
+    norm_noise: float = 0.0
     max_samples: U32 = limits.DEFAULT_MAX_SAMPLES
     weight_cap: float = limits.DEFAULT_WEIGHT_CAP
     capabilities: Capabilities = Capabilities()
@@ -314,8 +314,8 @@ class RunPlan:
             raise WireError("a mask epoch has at least one round")
         if self.weighting not in ("samples", "uniform"):
             raise WireError(f"weighting {self.weighting!r} is neither samples nor uniform")
-        if not 0 <= self.norm_blur <= limits.MAX_NORM_BLUR:
-            raise WireError(f"a norm blur of {self.norm_blur:g} is not between 0 and {limits.MAX_NORM_BLUR}")
+        if not 0 <= self.norm_noise <= limits.MAX_NORM_NOISE:
+            raise WireError(f"a norm noise of {self.norm_noise:g} is not between 0 and {limits.MAX_NORM_NOISE}")
         if not 1 <= self.max_samples < 1 << 32:
             raise WireError(f"max_samples is from 1 to {(1 << 32) - 1}, not {self.max_samples}")
         if not (self.weight_cap == 0 or 1 <= self.weight_cap < math.inf):

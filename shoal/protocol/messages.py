@@ -11,7 +11,7 @@ from shoal.errors import WireError
 from shoal.protocol.codec import U16, U32, U64, ArrayU16, ArrayU32, Fixed16, Fixed32, message
 from shoal.protocol.documents import require_name
 
-NO_ORDER: Final = 0xFFFF
+NO_ASSIGNMENT: Final = 0xFFFF
 NO_TRANSFER: Final = bytes(16)
 SHARED_MODEL: Final = 0xFFFF
 """Stands in place of a model's id where weight sharing sends what all models have in common."""
@@ -53,7 +53,7 @@ class Action(IntEnum):
     REFUSED = 3
 
 
-class Obstacle(IntEnum):
+class DeclineReason(IntEnum):
     """Why a device can't do its part: all that the aggregator learns of it, the rest stands in the device's own log.
 
     DATA: its samples are missing or don't fit the task. TASK: training diverged, or its graphs can't run. REFUSED: what it was
@@ -94,7 +94,7 @@ class ModelRef:
 
 @message(11)
 @dataclass(frozen=True, slots=True)
-class Order:
+class Assignment:
     """What some devices do in a round: score the candidates on a share, take the best, train and evaluate it, report.
 
     Attributes:
@@ -149,8 +149,8 @@ class Announcement:
     deadline_s: float
     finished: bool
     models: tuple[ModelRef, ...]
-    orders: tuple[Order, ...]
-    order_of: ArrayU16
+    assignments: tuple[Assignment, ...]
+    assignment_of: ArrayU16
     mode: str
     shared: ModelRef | None = None
     step: U32 = 0
@@ -166,13 +166,13 @@ class Announcement:
         """Run, round and step, which only grow."""
         return (self.run, self.round, self.step)
 
-    def order_for(self, index: int) -> Order | None:
+    def order_for(self, index: int) -> Assignment | None:
         """Return the order of the device at ``index`` in the roster, or None where it has none this round."""
-        if index >= len(self.order_of) or self.order_of[index] == NO_ORDER:
+        if index >= len(self.assignment_of) or self.assignment_of[index] == NO_ASSIGNMENT:
             return None
-        if self.order_of[index] >= len(self.orders):
+        if self.assignment_of[index] >= len(self.assignments):
             raise WireError("an announcement points to an order that it does not hold")
-        return self.orders[self.order_of[index]]
+        return self.assignments[self.assignment_of[index]]
 
 
 @message(13)
@@ -292,10 +292,10 @@ class Decline:
     device: str
     run_id: Fixed16
     nonce: Fixed16
-    obstacle: Obstacle
+    reason: DeclineReason
 
     def __post_init__(self) -> None:
-        if self.obstacle == Obstacle.UPLOAD:
+        if self.reason == DeclineReason.UPLOAD:
             raise WireError("no device says that its upload was refused")
 
 

@@ -23,7 +23,7 @@ from aggregator.numerics.backend import Backend
 from aggregator.run_service import RunService
 from aggregator.storage.signed_runs import RunFiles
 from edge_client.daemon import next_birth
-from edge_client.learning.data import Batch
+from edge_client.learning.data import Dataset
 from edge_client.learning.worker import InlineWorker
 from edge_client.membership import DeviceMembership
 from edge_client.protocol.presence import presence
@@ -81,7 +81,7 @@ class LoopbackFleet:
         self,
         root: Path,
         bundle: TaskBundle,
-        data: Mapping[str, Batch],
+        data: Mapping[str, Dataset],
         options: RunOptions,
         faults: Faults | None = None,
         *,
@@ -186,7 +186,7 @@ class LoopbackFleet:
         del self.devices[name]
         self._cut(name)
 
-    def revive_device(self, name: str, batch: Batch | None = None) -> None:
+    def revive_device(self, name: str, batch: Dataset | None = None) -> None:
         """Start a device from its directory.
 
         Args:
@@ -225,7 +225,7 @@ class LoopbackFleet:
         runtime.start()
         transport.start()
 
-    def add_device(self, name: str, batch: Batch) -> None:
+    def add_device(self, name: str, batch: Dataset) -> None:
         """Add a new device to the roster during the run, and start it."""
         self.stage.add_device(name)
         if self.service is not None:
@@ -273,7 +273,7 @@ class LoopbackFleet:
         if client in self.broker.connected():
             self.broker.disconnect(client)
 
-    def _samples(self, name: str, manifest: TaskManifest) -> Batch:
+    def _samples(self, name: str, manifest: TaskManifest) -> Dataset:
         batch = self._data[name]
         if batch.x.shape[1:] != manifest.input.shape:
             raise DataError(f"samples of shape {batch.x.shape[1:]} for a task that takes {manifest.input.shape}")

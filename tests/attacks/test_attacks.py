@@ -156,8 +156,8 @@ def test_guessing_by_norm_succeeds(attacked, mode):
 def test_blurred_norms_single_out_few_until_they_are_averaged(attacked, mode):
     """One per cent takes most of it in one round and nothing over ten; the loss in the upload names the image as before."""
     found = attacked.results("identification by norm", mode)
-    assert found["the same, norms blurred by 1%"].success <= 0.1
-    assert found["data sets, norms blurred by 1%"].success <= 0.4
+    assert found["the same, norm noise of 1%"].success <= 0.1
+    assert found["data sets, norm noise of 1%"].success <= 0.4
     assert found["data sets, blurred, 10 rounds"].success >= 0.95
     assert found["the same, by the loss beside it"].success >= 0.9
 

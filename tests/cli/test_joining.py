@@ -76,7 +76,7 @@ def test_show_lists_runs_with_their_masks(call, fleet, task):
     """What the owner has signed, in both forms; a file that is no run is told of and passed over."""
     owner = FleetDirectory(call.home / "owner")
     bundle, _ = read_signed(call.home / task, owner.owner)
-    for rounds, mode, more in ((7, "rotation", {"norm_blur": 0.01}), (1, "none", {"weighting": "uniform"})):
+    for rounds, mode, more in ((7, "rotation", {"norm_noise": 0.01}), (1, "none", {"weighting": "uniform"})):
         plan = make_plan(owner, bundle, RunOptions("fedavg", rounds=rounds, mode=mode, min_contributors=2, **more))
         write_run(owner, plan, bundle, np.zeros((1, bundle.length), np.float32))
     write_private(call.home / "owner/runs/000009.run", b"junk")
@@ -84,9 +84,9 @@ def test_show_lists_runs_with_their_masks(call, fleet, task):
     assert "000009.run is no run of this fleet" in shown.err
     first, second = shown.data["runs"]
     assert (first["run"], first["mode"], first["rounds"], first["min_contributors"]) == (1, "rotation", 7, 2)
-    assert (first["norm_blur"], second["mode"], second["weighting"]) == (0.01, "none", "uniform")
+    assert (first["norm_noise"], second["mode"], second["weighting"]) == (0.01, "none", "uniform")
     text = call("shoal-fleet", "show", "owner").out
-    assert "run 1: fedavg, mask rotation, 7 rounds, weighting samples, weight cap 3, norms blurred by 0.01\n" in text
+    assert "run 1: fedavg, mask rotation, 7 rounds, weighting samples, weight cap 3, norm noise of 0.01\n" in text
     assert "run 2: fedavg, mask none, 1 round, weighting uniform\n" in text
 
 

@@ -51,7 +51,7 @@ def test_pretraining_starts_from_local_training_and_differs_where_told(call, fle
     pytest.importorskip("torch")
     call("shoal-fleet", "task", "compile", "owner", "logistic", "--out", "task", "--option", "inputs=4")
     extra = ["--local", "lr=0.3", "--local", "epochs=20", "--pretrain", "epochs=0", "--pretrain", "steps=50"]
-    extra += ["--norm-blur", "0.01", "--max-samples", "500", "--weight-cap", "2"]
+    extra += ["--norm-noise", "0.01", "--max-samples", "500", "--weight-cap", "2"]
     settings = ["--set", "groups=2", "--set", "measure=madc", "--min-contributors", "2"]
     grow(call, 2)
     made = call(*RUN, "--algorithm", "fedgroup", *settings, *extra)
@@ -62,13 +62,13 @@ def test_pretraining_starts_from_local_training_and_differs_where_told(call, fle
     assert plan.settings == (Setting("groups", "2"), Setting("measure", "madc"))
     assert (plan.local.lr, plan.local.epochs, plan.local.steps) == (0.3, 20, 0)
     assert (plan.pretrain.lr, plan.pretrain.epochs, plan.pretrain.steps) == (0.3, 0, 50)
-    assert (plan.origins, plan.max_models, plan.norm_blur) == (1, 4, 0.01)
+    assert (plan.origins, plan.max_models, plan.norm_noise) == (1, 4, 0.01)
     assert (plan.max_samples, plan.weight_cap) == (500, 2.0)
 
 
-def test_too_much_norm_blur_is_a_mistake_of_usage(call, fleet, task):
-    told = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "cfl", "--norm-blur", "0.21", status=2)
-    assert "norm-blur" in told.err
+def test_too_much_norm_noise_is_a_mistake_of_usage(call, fleet, task):
+    told = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "cfl", "--norm-noise", "0.21", status=2)
+    assert "norm-noise" in told.err
 
 
 def test_a_wrong_name_in_pretrain_is_refused(call, fleet, task):

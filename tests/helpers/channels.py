@@ -6,7 +6,7 @@ import time
 from crypto.mask.keys import key_id
 from crypto.seal.envelope import open_from_group, read_head, seal_to_group, seal_to_member
 from crypto.seal.signed import sign_document
-from edge_client.protocol.notes import Subject
+from edge_client.protocol.notes import UploadRef
 from shoal.errors import DataError
 from shoal.membership.grants import seal_grant
 from shoal.membership.roster_delta import roster_change
@@ -14,7 +14,7 @@ from shoal.owner.enrolment.admission import Registrar
 from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import decode, decode_prefix, encode
 from shoal.protocol.documents import Card, RunPackage
-from shoal.protocol.messages import Decline, ModelHeader, Obstacle, Presence, Reminder, Sealed
+from shoal.protocol.messages import Decline, DeclineReason, ModelHeader, Presence, Reminder, Sealed
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Message
 from shoal.transport.loopback import LoopbackTransport
@@ -58,7 +58,7 @@ class Scene:
             announcements(self.fleet, self.tap)[0], DataError("too late to change anything")
         )
         counted = answers(self.fleet, self.tap, VICTIM)[-1].transfer
-        self.runtime._outbox._notes.remind(self.fleet.plan.run_id, 1, Subject(counted, bytes(32), 1), 1024, 0)
+        self.runtime._outbox._notes.remind(self.fleet.plan.run_id, 1, UploadRef(counted, bytes(32), 1), 1024, 0)
         self.want_whole_rosters()
         self.rule = self.tap.lose(client=self.fleet.client_id(VICTIM), ending="/up")
         self.fleet.settle()
@@ -149,7 +149,7 @@ def upload(scene, signer, fleet, downgraded):
 
 def decline(scene, signer, fleet, _):
     """The victim can't take part in the round that waits for it."""
-    said = Decline(fleet, VICTIM, scene.fleet.plan.run_id, scene.announced.nonce, int(Obstacle.DATA))
+    said = Decline(fleet, VICTIM, scene.fleet.plan.run_id, scene.announced.nonce, int(DeclineReason.DATA))
     head = Sealed(fleet, "decline", VICTIM, "aggregator")
     return seal_to_member(signer or scene.device, scene.aggregator.member.seal_key, head, encode(said))
 

@@ -7,17 +7,17 @@ import numpy as np
 from aggregator import membership as aggregators
 from crypto.seal.envelope import open_from_member, read_head
 from edge_client import membership as enrolment
-from edge_client.learning.data import Batch, split
+from edge_client.learning.data import Dataset, split
 from edge_client.learning.model import OrtModel
-from edge_client.learning.update import Workshop
+from edge_client.learning.update import TrainingContext
 from edge_client.run import rollover
 from edge_client.run.package import open_run
-from edge_client.storage.update_cache import OwnUpdates
+from edge_client.storage.update_cache import UpdateCache
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.runs.plan import RunOptions, make_plan, write_run
 from shoal.protocol.codec import decode, decode_prefix
 from shoal.protocol.epochs import Proposal
-from shoal.protocol.messages import Announcement, ModelRef, Order, Phase, Share, Upload
+from shoal.protocol.messages import Announcement, Assignment, ModelRef, Phase, Share, Upload
 from tests.helpers.fleets import FULL_BATCH
 from tests.helpers.tasks import logistic_bundle, samples
 
@@ -58,9 +58,9 @@ class Crew:
         """Return what a device works with."""
         member = self.members[device]
         run = run or open_run(self.package, member)
-        shares = split(Batch(*samples(12)), b"seed")
-        own = OwnUpdates(member.directory, run.plan)
-        return Workshop(run, member.identity, self.server.identity.member, OrtModel(BUNDLE), shares, own)
+        shares = split(Dataset(*samples(12)), b"seed")
+        own = UpdateCache(member.directory, run.plan)
+        return TrainingContext(run, member.identity, self.server.identity.member, OrtModel(BUNDLE), shares, own)
 
     def rotate(self, *devices):
         """Let the owner draw new secrets and ``devices``, by default all, take them."""
@@ -73,7 +73,7 @@ class Crew:
 
     def announced(self, plan, phase, round_=2, **changes):
         """Return (announcement, order) of a step of the rollover after ``round_``."""
-        order = Order(int(phase), tuple(sorted(self.models)), int(Share.TRAIN), False, False, False)
+        assignment = Assignment(int(phase), tuple(sorted(self.models)), int(Share.TRAIN), False, False, False)
         refs = tuple(ModelRef(m, i, "x", bytes(16), 0, 0.0) for i, m in enumerate(sorted(self.models)))
         step = 1 if phase == Phase.CHECKPOINT else 2
         fields = {
@@ -88,13 +88,13 @@ class Crew:
             "deadline_s": 60.0,
             "finished": False,
             "models": refs,
-            "orders": (order,),
-            "order_of": (0,),
+            "assignments": (assignment,),
+            "assignment_of": (0,),
             "mode": plan.mode,
             "step": step,
             **changes,
         }
-        return Announcement(**fields), order
+        return Announcement(**fields), assignment
 
     def read(self, finished, device):
         """Return (Upload, attached bytes) of what a device made, as the aggregator opens it."""
@@ -109,8 +109,8 @@ class Crew:
     def fold(self, carried=None, generation=0, round_=2, models=None):
         """Return (Proposal, everything behind its head) as ``FOLDER`` makes them."""
         shop, member = self.shop(FOLDER), self.members[FOLDER]
-        announcement, order = self.announced(shop.plan, Phase.CHECKPOINT, round_, generation=generation)
-        finished = rollover.fold(shop, announcement, order, models or self.models, carried or {}, member)
+        announcement, assignment = self.announced(shop.plan, Phase.CHECKPOINT, round_, generation=generation)
+        finished = rollover.fold(shop, announcement, assignment, models or self.models, carried or {}, member)
         upload, body = self.read(finished, FOLDER)
         assert (upload.epoch, upload.key_id) == (shop.plan.epoch, shop.plan.key_id)
         assert (upload.round, upload.phase) == (round_, Phase.CHECKPOINT)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from aggregator.strategies.base import Contribution, RoundPlan, dump_state, norm_of, whole_offset
+from aggregator.strategies.base import ClientUpdate, RoundPlan, dump_state, norm_of, whole_offset
 from aggregator.strategies.registry import make_strategy
 from aggregator.strategies.renewal import Renewal
 from crypto.mask.keys import MaskContext, derive
@@ -75,29 +75,29 @@ class Fleet(Rounds):
             theta += unmask(MaskedVector(offset, run.key_id), self.key)
         return theta
 
-    def answer(self, plan, device, order):
+    def answer(self, plan, device, assignment):
         """Return what a device makes of its order."""
-        self.asked.append((plan.round, device, order))
-        if order.keep and self.last.get(device, (0,))[0] == order.keep:
-            self.kept[device, order.keep] = self.last[device][1]
-        thetas = {m: self.theta(plan.models[m], plan.shared) for m in order.candidates}
+        self.asked.append((plan.round, device, assignment))
+        if assignment.keep and self.last.get(device, (0,))[0] == assignment.keep:
+            self.kept[device, assignment.keep] = self.last[device][1]
+        thetas = {m: self.theta(plan.models[m], plan.shared) for m in assignment.candidates}
         loss = {m: float(np.linalg.norm(self.goals[device] - theta)) for m, theta in thetas.items()}
-        model = order.candidates[0] if order.margins else min(order.candidates, key=loss.get)
+        model = assignment.candidates[0] if assignment.margins else min(assignment.candidates, key=loss.get)
         made = contribution(
             device,
             round=plan.round,
-            phase=Phase(order.phase),
+            phase=Phase(assignment.phase),
             model=model,
             samples=samples_of(device),
             loss=loss[model],
-            margins=tuple(loss[m] - loss[model] for m in order.candidates) if order.margins else (),
+            margins=tuple(loss[m] - loss[model] for m in assignment.candidates) if assignment.margins else (),
             key_id=self.key.key_id,
         )
-        if not order.train:
+        if not assignment.train:
             return made
         raw = (self.pull * (self.goals[device] - thetas[model])).astype(np.float32)
         self.last[device] = (plan.round, raw)
-        if order.norm:
+        if assignment.norm:
             made = dataclasses.replace(made, model_norm=float(np.linalg.norm(thetas[model] + raw)))
         return dataclasses.replace(made, vector=mask(raw, self.key).values, norm=norm_of(raw))
 
@@ -105,8 +105,8 @@ class Fleet(Rounds):
         """Do one round with the devices ``present`` and return its outcome."""
         self.round += 1
         self.state, plan = self.strategy.plan(self.state, self.round, tuple(sorted(present or self.devices)))
-        for device, order in plan.orders.items():
-            self.state = self.strategy.absorb(self.state, self.answer(plan, device, order))
+        for device, assignment in plan.assignments.items():
+            self.state = self.strategy.absorb(self.state, self.answer(plan, device, assignment))
         self.state, outcome = self.strategy.close(self.state, plan)
         self.events.extend(outcome.events)
         self.clusters = outcome.clusters
@@ -153,7 +153,7 @@ class Fleet(Rounds):
 
     def _forgotten(self, old, before, left):
         """Fail if a vector, or an upload of the old epoch is still there."""
-        assert {c.key_id for c in inside(self.state, Contribution)} <= {self.strategy.run.key_id}
+        assert {c.key_id for c in inside(self.state, ClientUpdate)} <= {self.strategy.run.key_id}
         known = {v.tobytes() for v in inside(before, np.ndarray) if v.any()}
         assert not [v for v in inside(self.state, np.ndarray) if v.tobytes() in known]
         encoded = dump_state(self.state)
@@ -165,7 +165,7 @@ class Fleet(Rounds):
         """Return the clear models that each device would be offered in the end, in the order of its candidates."""
         devices = tuple(devices or self.devices)
         plan = self.strategy.final(self.state, self.round + 1, devices)
-        return {d: [self.theta(plan.models[m], plan.shared) for m in plan.orders[d].candidates] for d in devices}
+        return {d: [self.theta(plan.models[m], plan.shared) for m in plan.assignments[d].candidates] for d in devices}
 
 
 def assert_same(one, other, devices=None):

@@ -11,7 +11,7 @@ from crypto.mask.keys import MaskContext, derive
 from crypto.mask.masking import unmask
 from crypto.seal.envelope import GroupKey, open_from_group, open_from_member, read_head, seal_to_group, seal_to_member
 from crypto.seal.identity import Identity
-from edge_client.learning.data import Batch
+from edge_client.learning.data import Dataset
 from shoal import limits
 from shoal.membership.directory import KEY_FILE
 from shoal.owner.enrolment.admission import Registrar
@@ -48,7 +48,7 @@ def grouped_data(count, groups=1, n=60, inputs=INPUTS, classes=CLASSES, seed=0):
     data = {}
     for i, name in enumerate(names(count)):
         x = rng.standard_normal((n, inputs)).astype(np.float32)
-        data[name] = Batch(x, ((x @ concept).argmax(1) + i % groups).astype(np.int64) % classes)
+        data[name] = Dataset(x, ((x @ concept).argmax(1) + i % groups).astype(np.int64) % classes)
     return data
 
 

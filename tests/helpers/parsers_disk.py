@@ -241,7 +241,7 @@ def _devices(disk):
 def _aggregators(disk):
     def joined(directory):
         member = AggregatorMembership(directory)
-        return member.group.aead(), member.obstacle(disk.plan), RunFiles(member).all()
+        return member.group.aead(), member.reason(disk.plan), RunFiles(member).all()
 
     def ledger(directory):
         member = AggregatorMembership(directory)

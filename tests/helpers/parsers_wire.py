@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from aggregator.membership import AggregatorMembership
-from aggregator.owner_inbox import OwnerMail
+from aggregator.owner_inbox import OwnerInbox
 from aggregator.rounds.engine import Decision, Engine
 from aggregator.rounds.events import CameOnline, Stored
 from aggregator.strategies.base import contribution_of
@@ -16,7 +16,7 @@ from aggregator.uploads.validation import UploadVerifier
 from crypto.seal.envelope import open_from_group, open_from_member, read_head, seal_to_group, seal_to_member
 from crypto.seal.identity import Identity
 from edge_client.protocol import round_state as agent
-from edge_client.run.models import Inventory
+from edge_client.run.models import ModelStore
 from edge_client.run.package import open_run
 from shoal.address import BrokerAddress
 from shoal.errors import ShoalError, UntrustedError
@@ -198,12 +198,12 @@ def _devices(scene):
         after, do = agent.step(state, agent.Announced(decode(data, Announcement)))
         for action in do:
             if isinstance(action, agent.Work):
-                Inventory(run, scene.group).thetas(action.announcement, action.order)
+                ModelStore(run, scene.group).thetas(action.announcement, action.assignment)
         return after
 
     def model(data):
         label, plain, *_ = [*parts_of(data), b"", b""]
-        return Inventory(run, scene.group).take(text(label), bytes(16), memoryview(plain))
+        return ModelStore(run, scene.group).take(text(label), bytes(16), memoryview(plain))
 
     def broadcast(data):
         return scene.membership.open_broadcast(memoryview(data), Fingerprint.of(memoryview(data)).signed)
@@ -246,7 +246,7 @@ def _changes(scene):
 def _aggregators(scene):
     """What reaches the aggregator, from outside, from a hostile device and for each strategy."""
     membership = AggregatorMembership(scene.fleet.stage.aggregator_dir)
-    mail = OwnerMail(membership)
+    mail = OwnerInbox(membership)
     topics = Topics("demo")
     head = Sealed("demo", "roster", OWNER_NAME, membership.identity.name)
     roster = seal_to_member(scene.owner.owner, membership.identity.member.seal_key, head, scene.owner.roster_bytes)

@@ -7,7 +7,7 @@ import json
 import numpy as np
 
 from aggregator.rounds.engine import Engine
-from aggregator.strategies.base import Contribution, contribution_of, dump_state, load_state, norm_of
+from aggregator.strategies.base import ClientUpdate, contribution_of, dump_state, load_state, norm_of
 from aggregator.strategies.registry import make_strategy, models_needed
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import LocalSettings, RunPlan, SegmentSpec, Setting
@@ -59,9 +59,9 @@ def engine_of(run, seed=bytes(16)):
 
 def upload_of(engine, state, device, /, values=None, **changes):
     """Return the upload that answers the open round's order: vector ``values`` (d,), ones by default."""
-    run, order = engine.run, state.plan.orders[device]
+    run, assignment = engine.run, state.plan.assignments[device]
     body = b""
-    if order.train:
+    if assignment.train:
         values = np.ones(run.length) if values is None else values
         body = np.asarray(values, "<f4").tobytes()
     fields = {
@@ -70,19 +70,19 @@ def upload_of(engine, state, device, /, values=None, **changes):
         "run_id": run.run_id,
         "epoch": run.epoch,
         "round": state.round,
-        "phase": order.phase,
+        "phase": assignment.phase,
         "nonce": engine.nonce(state.round),
         "device": device,
         "recipient": bytes(32),
         "task_digest": run.task_digest,
         "mode": run.mode,
         "key_id": run.key_id,
-        "model": order.candidates[0],
+        "model": assignment.candidates[0],
         "samples": 10,
         "loss": 1.0,
-        "margins": (0.0,) * len(order.candidates) if order.margins else (),
-        "correct": 3 if order.evaluate else 0,
-        "tested": 4 if order.evaluate else 0,
+        "margins": (0.0,) * len(assignment.candidates) if assignment.margins else (),
+        "correct": 3 if assignment.evaluate else 0,
+        "tested": 4 if assignment.evaluate else 0,
         "length": len(body) // 4,
     }
     return Upload(**{**fields, **changes}), body
@@ -96,7 +96,7 @@ def digest_of(upload, body):
 def contribution(device, values=None, *, model=0, samples=10, loss=1.0, **changes):
     """Return a contribution with vector ``values`` (d,), or without one."""
     vector = None if values is None else np.asarray(values, np.float32)
-    made = Contribution(1, Phase.TRAIN, device, model, samples, loss, KEY_ID, vector=vector)
+    made = ClientUpdate(1, Phase.TRAIN, device, model, samples, loss, KEY_ID, vector=vector)
     made = dataclasses.replace(made, norm=0.0 if vector is None else norm_of(vector))
     return dataclasses.replace(made, **changes)
 
@@ -107,7 +107,7 @@ def stored(upload, body):
 
 
 class Rounds:
-    """A strategy driven without an engine: ``answer(device, order, round)`` gives each device's contribution."""
+    """A strategy driven without an engine: ``answer(device, assignment, round)`` gives each device's contribution."""
 
     def __init__(self, run, devices):
         self.strategy = make_strategy(run)
@@ -121,8 +121,8 @@ class Rounds:
         """Do one round with the devices ``present`` and return its outcome."""
         self.round += 1
         self.state, plan = self.strategy.plan(self.state, self.round, tuple(sorted(present or self.devices)))
-        for device, order in plan.orders.items():
-            given = answer(device, order, self.round)
+        for device, assignment in plan.assignments.items():
+            given = answer(device, assignment, self.round)
             if given is not None:
                 self.state = self.strategy.absorb(self.state, given)
         self.state, outcome = self.strategy.close(self.state, plan)

@@ -42,7 +42,7 @@ class Quadratic:
     def __init__(self, rounds, goals=None):
         self.rounds = rounds
         self.goals = goals or {d: GOAL[g] for d, g in GROUP_OF.items()}
-        self.orders = []
+        self.assignments = []
 
     def theta(self, model):
         for slot in slots(self.rounds.state):
@@ -53,16 +53,16 @@ class Quadratic:
     def loss(self, device, model):
         return float(np.linalg.norm(self.goals[device] - self.theta(model)))
 
-    def __call__(self, device, order, round_):
-        self.orders.append((round_, device, order))
-        model, margins, vector = order.candidates[0], (), None
-        if order.train:
-            model = min(order.candidates, key=lambda m: self.loss(device, m))
+    def __call__(self, device, assignment, round_):
+        self.assignments.append((round_, device, assignment))
+        model, margins, vector = assignment.candidates[0], (), None
+        if assignment.train:
+            model = min(assignment.candidates, key=lambda m: self.loss(device, m))
             vector = self.goals[device] + NOISE.get(device, 0.0) - self.theta(model)
-        if order.margins:
-            margins = tuple(self.loss(device, m) - self.loss(device, model) for m in order.candidates)
-            assert order.share == Share.VALIDATION
-        return contribution(device, vector, round=round_, model=model, phase=Phase(order.phase), margins=margins)
+        if assignment.margins:
+            margins = tuple(self.loss(device, m) - self.loss(device, model) for m in assignment.candidates)
+            assert assignment.share == Share.VALIDATION
+        return contribution(device, vector, round=round_, model=model, phase=Phase(assignment.phase), margins=margins)
 
 
 def slots(state):

@@ -141,7 +141,7 @@ class Scene:
 
     def train(self, *devices):
         """The devices, by default all that are asked, answer the open round."""
-        for device in devices or tuple(self.state.plan.orders):
+        for device in devices or tuple(self.state.plan.assignments):
             self.send(device)
 
     def checkpoint(self, **changes):
@@ -159,8 +159,8 @@ class Scene:
 
     def fold(self, **changes):
         """The device that is asked folds."""
-        (device,) = self.state.plan.orders
-        assert self.state.plan.orders[device].phase == Phase.CHECKPOINT
+        (device,) = self.state.plan.assignments
+        assert self.state.plan.assignments[device].phase == Phase.CHECKPOINT
         self.folded = self.checkpoint(**changes)
         self.send(device, folded(self.folded))
         return device

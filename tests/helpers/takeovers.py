@@ -6,7 +6,7 @@ from shoal.membership.certificates import sign_checkpoint
 from shoal.protocol.chunking import ChunkKind
 from shoal.protocol.codec import decode_prefix, encode
 from shoal.protocol.epochs import Certificate, Endorsement, Epoch, Proposal, SignedBy
-from shoal.protocol.messages import NO_ORDER, PROPOSAL_MODEL, ModelRef, Order, Phase, Share
+from shoal.protocol.messages import NO_ASSIGNMENT, PROPOSAL_MODEL, Assignment, ModelRef, Phase, Share
 from shoal.protocol.topics import Topics
 from tests.helpers.fleets import (
     Wiretap,
@@ -19,7 +19,7 @@ from tests.helpers.fleets import (
     uploads_of,
 )
 
-FOLD = Order(int(Phase.CHECKPOINT), (0,), int(Share.TRAIN), train=False, evaluate=False, margins=False)
+FOLD = Assignment(int(Phase.CHECKPOINT), (0,), int(Share.TRAIN), train=False, evaluate=False, margins=False)
 SIGN = dataclasses.replace(FOLD, phase=int(Phase.ENDORSE))
 TRAIN = dataclasses.replace(FOLD, phase=int(Phase.TRAIN), train=True)
 ORIGIN = ModelRef(0, 0, "x", bytes(16), 0, 0.0)
@@ -56,7 +56,7 @@ def open_step(fleet, phase):
 
     def there():
         plan = fleet.service.state.plan
-        return plan is not None and any(o.phase == phase for o in plan.orders.values())
+        return plan is not None and any(o.phase == phase for o in plan.assignments.values())
 
     stop_at(fleet, there)
 
@@ -88,19 +88,19 @@ class Takeover:
         self.fleet.settle()
         return [self.fleet.devices[d].runtime._run.plan.epoch for d in sorted(self.fleet.devices)]
 
-    def order_of(self, *devices):
+    def assignment_of(self, *devices):
         everybody = [d.name for d in self.fleet.stage.fleet.roster.devices]
-        return tuple(0 if d in devices else NO_ORDER for d in everybody)
+        return tuple(0 if d in devices else NO_ASSIGNMENT for d in everybody)
 
-    def step(self, number=1, order=FOLD, devices=("dev-00",), **changes):
+    def step(self, number=1, assignment=FOLD, devices=("dev-00",), **changes):
         """Return the announcement of a step after the last round."""
         fields = {
             "step": number,
             "nonce": bytes([number]) * 16,
             "finished": False,
             "models": (ORIGIN,),
-            "orders": (order,),
-            "order_of": self.order_of(*devices),
+            "assignments": (assignment,),
+            "assignment_of": self.assignment_of(*devices),
             "roster_sequence": self.fleet.stage.fleet.roster.sequence,
             **changes,
         }
@@ -117,7 +117,7 @@ class Takeover:
         proposal, rest = decode_prefix(memoryview(body), Proposal)
         return proposal, bytes(rest[len(rest) - proposal.sealed :])
 
-    def endorsements(self, checkpoint, sealed, number=2, devices=None, order=SIGN, **changes):
+    def endorsements(self, checkpoint, sealed, number=2, devices=None, assignment=SIGN, **changes):
         """Have the fleet compare; return device -> signature of those that answered."""
         devices = devices or sorted(self.fleet.devices)
         label = group_key(self.fleet).topic_label(self.fleet.plan.run_id, PROPOSAL_MODEL)
@@ -125,7 +125,7 @@ class Takeover:
         transfer = tell(self.fleet, topic, "proposal", encode(checkpoint) + sealed, ChunkKind.EPOCH)
         ref = ModelRef(PROPOSAL_MODEL, 0, label, transfer, 0, 0.0)
         self.sent()
-        self.announce(self.step(number, order, devices, proposal=ref, **changes))
+        self.announce(self.step(number, assignment, devices, proposal=ref, **changes))
         found = {}
         for device, new in zip(sorted(self.fleet.devices), self.sent(), strict=True):
             if new:

@@ -18,7 +18,7 @@ from shoal.errors import WireError
 from shoal.protocol import codec
 from shoal.protocol.codec import decode, decode_prefix, encode
 from shoal.protocol.documents import Member, RunPlan, SegmentSpec
-from shoal.protocol.messages import Obstacle
+from shoal.protocol.messages import DeclineReason
 from shoal.util.hints import is_enum
 
 assert edge_client.storage.state
@@ -29,7 +29,7 @@ MESSAGES = sorted(KINDS.values(), key=lambda t: t.__name__)
 names = st.from_regex(r"[a-z0-9][a-z0-9-]{0,9}", fullmatch=True)
 INTS = {"<B": 8, "<H": 16, "<I": 32, "<Q": 64, "H": 16, "I": 32}
 SPECIAL = {  # fields whose values are narrower than their types
-    "obstacle": st.sampled_from([o for o in Obstacle if o is not Obstacle.UPLOAD]),
+    "reason": st.sampled_from([o for o in DeclineReason if o is not DeclineReason.UPLOAD]),
     "size": st.integers(1, limits.MAX_TRANSFER_BYTES),
     "chunk_bytes": st.integers(1, limits.MAX_PACKET_BYTES),
     "candidates": st.lists(st.integers(0, 65535), min_size=1, max_size=4).map(tuple),
@@ -111,7 +111,7 @@ def plans(draw):
         "deadline_s": draw(st.floats(1e-3, 1e9)),
         "norm_limit": draw(st.floats(1e-3, 1e9)),
         "weighting": draw(st.sampled_from(["samples", "uniform"])),
-        "norm_blur": draw(st.floats(0, limits.MAX_NORM_BLUR)),
+        "norm_noise": draw(st.floats(0, limits.MAX_NORM_NOISE)),
         "max_samples": draw(st.integers(1, 2**32 - 1)),
         "weight_cap": draw(st.one_of(st.just(0.0), st.floats(1, 1e9))),
     }

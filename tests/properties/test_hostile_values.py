@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from aggregator.rounds.engine import CameOnline, Decision, Stored
 from aggregator.strategies.base import dump_state, norm_of
-from crypto.seal.replay import HighWater
+from crypto.seal.replay import ReplayWatermark
 from edge_client.protocol import round_state as agent
 from shoal.errors import UntrustedError, WireError
-from shoal.protocol.messages import Action, Announcement, Control, ModelRef, Order, Phase, Share
+from shoal.protocol.messages import Action, Announcement, Assignment, Control, ModelRef, Phase, Share
 from tests.helpers.parsers_wire import STRATEGIES
 from tests.helpers.plans import FULL_BATCH, digest_of, engine_of, run_plan, stored, upload_of
 
@@ -101,7 +101,7 @@ reals = st.sampled_from([*FIGURES, 1e6, 1e6 + 1])
 sixteen = st.sampled_from([bytes(16), PLAN.run_id, PLAN.key_id, b"x" * 16])
 labels = st.sampled_from(["", "a" * 16, "../x", "\x00", "label"])
 orders = st.builds(
-    Order,
+    Assignment,
     st.sampled_from([int(p) for p in Phase]),
     st.lists(numbers, min_size=1, max_size=3).map(tuple),
     st.sampled_from([int(s) for s in Share]),
@@ -122,7 +122,7 @@ announcements = st.builds(
     finished=st.booleans(),
     models=st.lists(refs, max_size=3).map(tuple),
     orders=st.lists(orders, max_size=3).map(tuple),
-    order_of=st.lists(st.sampled_from([0, 0, 1, 5, 0xFFFF]), max_size=3).map(tuple),
+    assignment_of=st.lists(st.sampled_from([0, 0, 1, 5, 0xFFFF]), max_size=3).map(tuple),
     shared=st.none() | refs,
 )
 controls = st.builds(
@@ -158,5 +158,5 @@ def test_whatever_an_aggregator_says_a_device_refuses_it_or_goes_on(stream):
                 assert state.stage is agent.Stage.SENDING
 
 
-def mark_of(mark: HighWater):
+def mark_of(mark: ReplayWatermark):
     return mark.roster, mark.run, mark.round

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aggregator.storage.store import SnapshotHead
-from aggregator.strategies.base import Contribution, UploadKey
+from aggregator.strategies.base import ClientUpdate, UploadKey
 from aggregator.strategies.registry import STRATEGIES
 from shoal.errors import IntegrityError
 from shoal.protocol.messages import Phase
@@ -18,8 +18,8 @@ from tests.helpers.epochs import inside
 from tests.helpers.states import damaged, instances, places, same
 
 STATES = sorted({s.state_type for s in STRATEGIES.values()}, key=lambda t: t.__name__)
-BY_KEY = Stored(Contribution, UploadKey)
-BLANK = Contribution(1, Phase.TRAIN, "dev-1", 0, 10, 1.0, bytes(16))
+BY_KEY = Stored(ClientUpdate, UploadKey)
+BLANK = ClientUpdate(1, Phase.TRAIN, "dev-1", 0, 10, 1.0, bytes(16))
 some = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 
 
@@ -49,7 +49,7 @@ def test_uploads_are_found_again_by_their_keys(cls, data):
     """Of two uploads under one key, which no run has, either may come back."""
     state = data.draw(instances(cls))
     by_value = encode_state(state)
-    found = list(inside(state, Contribution))
+    found = list(inside(state, ClientUpdate))
     uploads = {c.key: c for c in found}
     encoded = encode_state(state, BY_KEY)
     assert encoded.keys == set(uploads)

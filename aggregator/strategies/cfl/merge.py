@@ -14,12 +14,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from aggregator.strategies.base import Contribution, Event
+from aggregator.strategies.base import ClientUpdate, Event
 from aggregator.strategies.cfl.reassignment import look_due
 from aggregator.strategies.cfl.split_validation import Verdict, judge
 from aggregator.strategies.cfl.state import CflSettings, CflState, Cluster, Step
 from aggregator.strategies.cfl.tree import Node
-from shoal.protocol.messages import Order, Phase, Share
+from shoal.protocol.messages import Assignment, Phase, Share
 
 
 def due(state: CflState, settings: CflSettings, round_: int) -> tuple[Node, ...]:
@@ -36,13 +36,13 @@ def due(state: CflState, settings: CflSettings, round_: int) -> tuple[Node, ...]
     )
 
 
-def check_order(leaf: int, node: int) -> Order:
+def check_assignment(leaf: int, node: int) -> Assignment:
     """Return the order to score the leaf's model and, against it, the one of the node above."""
-    return Order(Phase.SCORE, (leaf, node), Share.VALIDATION, train=False, evaluate=False, margins=True)
+    return Assignment(Phase.SCORE, (leaf, node), Share.VALIDATION, train=False, evaluate=False, margins=True)
 
 
 def close_check(
-    state: CflState, node: Node, given: list[Contribution], settings: CflSettings, least_side: int, round_: int
+    state: CflState, node: Node, given: list[ClientUpdate], settings: CflSettings, least_side: int, round_: int
 ) -> Step:
     """Return the state after the two leaves under ``node`` were asked.
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from aggregator.strategies.base import Contribution, Event, train_order
+from aggregator.strategies.base import ClientUpdate, Event, train_assignment
 from aggregator.strategies.cfl.reassignment import trusted
 from aggregator.strategies.cfl.state import ROOT, CflState, Step
 from aggregator.strategies.cfl.tree import follow, leaves
-from shoal.protocol.messages import Order, Phase
+from shoal.protocol.messages import Assignment, Phase
 
 
 def welcome(state: CflState, there: set[str]) -> CflState:
@@ -31,7 +31,7 @@ def welcome(state: CflState, there: set[str]) -> CflState:
     return dataclasses.replace(state, clusters={**state.clusters, ROOT: whole})
 
 
-def orders(state: CflState, there: set[str]) -> dict[str, Order]:
+def assignments(state: CflState, there: set[str]) -> dict[str, Assignment]:
     """Return what those who are not placed train: their node's model, or the best of the leaves below it."""
     asked = {}
     for device, at in state.unplaced.items():
@@ -41,11 +41,11 @@ def orders(state: CflState, there: set[str]) -> dict[str, Order]:
         if not all(state.tree[at].edges):
             candidates = tuple(leaf for leaf in leaves(state.tree, at) if leaf not in state.trials)
         if candidates:
-            asked[device] = train_order(candidates, evaluate=False)
+            asked[device] = train_assignment(candidates, evaluate=False)
     return asked
 
 
-def join(state: CflState, given: list[Contribution], round_: int) -> Step:
+def join(state: CflState, given: list[ClientUpdate], round_: int) -> Step:
     """Whoever has chosen a leaf by loss becomes its member, before the leaf is averaged: its update counts."""
     chosen: dict[str, int] = {}
     for update in given:
@@ -62,7 +62,7 @@ def join(state: CflState, given: list[Contribution], round_: int) -> Step:
     return dataclasses.replace(state, clusters=clusters, unplaced=unplaced), tuple(events)
 
 
-def place(state: CflState, given: list[Contribution], round_: int) -> Step:
+def place(state: CflState, given: list[ClientUpdate], round_: int) -> Step:
     """Each newcomer goes one edge down (lines 3 to 13); at a leaf it becomes a member, after a trial if there is one."""
     events = []
     for update in given:

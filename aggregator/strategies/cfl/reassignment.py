@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Final
 
-from aggregator.strategies.base import Contribution, Event
+from aggregator.strategies.base import ClientUpdate, Event
 from aggregator.strategies.cfl.state import CflSettings, CflState, Step
 from aggregator.strategies.cfl.tree import Node, leaves, parents
 from shoal.protocol.messages import Phase
@@ -66,7 +66,7 @@ def _near_to_far(state: CflState, above: Mapping[int, int], leaf: int) -> Iterat
         at = node.id
 
 
-def move(state: CflState, given: Collection[Contribution], least_side: int, round_: int, turn: int) -> Step:
+def move(state: CflState, given: Collection[ClientUpdate], least_side: int, round_: int, turn: int) -> Step:
     """Make whoever has trained another leaf's model its member, before the leaf is averaged: its update counts.
 
     No leaf of ``least_side`` devices that answer becomes smaller by it, but for one that all of them leave; devices of a

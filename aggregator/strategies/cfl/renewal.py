@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from aggregator.strategies.base import Contribution
+from aggregator.strategies.base import ClientUpdate
 from aggregator.strategies.cfl.state import CflState
 from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot, retained
 from shoal.errors import KeyMismatchError
-from shoal.protocol.messages import Order
+from shoal.protocol.messages import Assignment
 
-Row = tuple[Contribution, ...]
+Row = tuple[ClientUpdate, ...]
 
 
 def inherited(state: CflState) -> Inherited:
@@ -72,7 +72,7 @@ def retain(state: CflState, active: frozenset[str]) -> CflState:
     return dataclasses.replace(state, clusters=clusters, trials=trials, unplaced=retained(state.unplaced, active))
 
 
-def keeping(state: CflState, orders: Mapping[str, Order]) -> dict[str, Order]:
+def keeping(state: CflState, assignments: Mapping[str, Assignment]) -> dict[str, Assignment]:
     """Return the orders that tell devices to keep what they will have to mask anew.
 
     A device's latest update among those of edges and trials is named in each of its orders, so that whoever was away
@@ -81,10 +81,10 @@ def keeping(state: CflState, orders: Mapping[str, Order]) -> dict[str, Order]:
     latest: dict[str, int] = {}
     for update in _cached(state):
         latest[update.device] = max(update.round, latest.get(update.device, 0))
-    return {d: dataclasses.replace(order, keep=latest.get(d, 0)) for d, order in orders.items()}
+    return {d: dataclasses.replace(assignment, keep=latest.get(d, 0)) for d, assignment in assignments.items()}
 
 
-def _cached(state: CflState) -> Iterator[Contribution]:
+def _cached(state: CflState) -> Iterator[ClientUpdate]:
     for node in state.tree.values():
         for edge in node.edges:
             yield from edge

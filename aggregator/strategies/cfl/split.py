@@ -14,7 +14,7 @@ from aggregator.numerics.backend import Backend
 from aggregator.numerics.bipartition import bipartition
 from aggregator.numerics.gap import gamma_limit, is_safe_split, overlap
 from aggregator.numerics.similarity import cosine_matrix
-from aggregator.strategies.base import Contribution
+from aggregator.strategies.base import ClientUpdate
 from aggregator.strategies.cfl.state import CflSettings
 
 
@@ -35,7 +35,7 @@ class Cut:
         figures: what events report of it, see `describe`.
     """
 
-    sides: tuple[tuple[Contribution, ...], tuple[Contribution, ...]]
+    sides: tuple[tuple[ClientUpdate, ...], tuple[ClientUpdate, ...]]
     figures: Mapping[str, Any]
 
 
@@ -53,7 +53,7 @@ def settled(settings: CflSettings, norms: Norms, early_norm: float) -> bool:
 
 
 def find_cut(
-    settings: CflSettings, rows: Sequence[Contribution], least_side: int, norms: Norms, backend: Backend | None
+    settings: CflSettings, rows: Sequence[ClientUpdate], least_side: int, norms: Norms, backend: Backend | None
 ) -> Cut | None:
     """Return the optimal bipartition of the updates' cosines (cfl Alg. 1), or None where it may not be made.
 

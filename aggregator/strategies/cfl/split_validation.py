@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.strategies.base import Contribution, Slot, train_order
-from shoal.protocol.messages import Order, Phase, Share
+from aggregator.strategies.base import ClientUpdate, ClusterModel, train_assignment
+from shoal.protocol.messages import Assignment, Phase, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Half:
 
     model: int
     members: tuple[str, ...]
-    slot: Slot
+    slot: ClusterModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Trial:
     cluster: int
     left: Half
     right: Half
-    evidence: tuple[Contribution, ...]
+    evidence: tuple[ClientUpdate, ...]
     figures: Mapping[str, Any]
     trained: int = 0
     waited: int = 0
@@ -59,11 +59,13 @@ class Verdict:
     p_value: float
 
 
-def trial_order(trial: Trial, own: Half, other: Half, trial_rounds: int) -> Order:
+def trial_assignment(trial: Trial, own: Half, other: Half, trial_rounds: int) -> Assignment:
     """Return what the devices of ``own`` do next: train its model for ``trial_rounds``, then score both halves'."""
     if trial.trained < trial_rounds:
-        return train_order((own.model,), evaluate=False, phase=Phase.TRIAL)
-    return Order(Phase.SCORE, (own.model, other.model), Share.VALIDATION, train=False, evaluate=False, margins=True)
+        return train_assignment((own.model,), evaluate=False, phase=Phase.TRIAL)
+    return Assignment(
+        Phase.SCORE, (own.model, other.model), Share.VALIDATION, train=False, evaluate=False, margins=True
+    )
 
 
 def judge(margins: Sequence[float]) -> Verdict:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from aggregator.strategies.base import Contribution, Event, Gathered, Slot, require
+from aggregator.strategies.base import ClientUpdate, ClusterModel, Event, Gathered, require
 from aggregator.strategies.cfl.split_validation import Trial, Verdict
 from aggregator.strategies.cfl.tree import Node
 from aggregator.strategies.settings import StrategySettings
@@ -128,7 +128,7 @@ class Cluster:
 
     id: int
     members: tuple[str, ...]
-    slot: Slot
+    slot: ClusterModel
     quiet_until: int = 0
 
 
@@ -146,7 +146,7 @@ class CflState:
     trials: Mapping[int, Trial] = field(default_factory=dict)
     tree: Mapping[int, Node] = field(default_factory=dict)
     unplaced: Mapping[str, int] = field(default_factory=dict)
-    newest: Mapping[str, Contribution] = field(default_factory=dict)
+    newest: Mapping[str, ClientUpdate] = field(default_factory=dict)
     early_norm: float = 0.0
     next_id: int = 1
     gathered: Gathered = field(default_factory=dict)

@@ -16,22 +16,22 @@ from typing import Any
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
     Average,
-    Contribution,
+    ClientUpdate,
+    ClusterModel,
     Event,
     Outcome,
     RoundPlan,
-    Slot,
     capped_devices,
     drawn,
     evaluates,
-    final_order,
+    final_assignment,
     gather,
     in_order,
     mean_update,
     norm_of,
     parse_settings,
     require_one_origin,
-    train_order,
+    train_assignment,
 )
 from aggregator.strategies.cfl import merge as cfl_merge
 from aggregator.strategies.cfl import newcomers as cfl_newcomers
@@ -39,12 +39,12 @@ from aggregator.strategies.cfl import reassignment as cfl_moves
 from aggregator.strategies.cfl import renewal as cfl_renewal
 from aggregator.strategies.cfl import tree as cfl_tree
 from aggregator.strategies.cfl.split import Cut, Norms, find_cut, settled
-from aggregator.strategies.cfl.split_validation import Half, Trial, judge, trial_order
+from aggregator.strategies.cfl.split_validation import Half, Trial, judge, trial_assignment
 from aggregator.strategies.cfl.state import ROOT, CflSettings, CflState, Cluster, Step
 from aggregator.strategies.cfl.tree import Node
 from aggregator.strategies.renewal import Inherited, Renewal
 from shoal.protocol.documents import RunPlan
-from shoal.protocol.messages import Order, Phase
+from shoal.protocol.messages import Assignment, Phase
 
 MAX_WAITS = 5
 """Rounds that a trial may lose to absent devices before it is given up."""
@@ -73,7 +73,7 @@ class Cfl:
 
     def init(self, devices: tuple[str, ...]) -> CflState:
         """Return the state before round 1: one cluster of all devices (Alg. 5, line 3)."""
-        return CflState({ROOT: Cluster(ROOT, devices, Slot())})
+        return CflState({ROOT: Cluster(ROOT, devices, ClusterModel())})
 
     def plan(self, state: CflState, round_: int, available: tuple[str, ...]) -> tuple[CflState, RoundPlan]:
         """Clusters train; halves on trial train their own model, then score both; newcomers train their node's model.
@@ -85,8 +85,8 @@ class Cfl:
         there, present = set(available), set(drawn(self.run, round_, available))
         state = cfl_newcomers.welcome(state, there)
         evaluate = evaluates(self.run, round_)
-        models: dict[int, Slot] = {}
-        orders: dict[str, Order] = {}
+        models: dict[int, ClusterModel] = {}
+        assignments: dict[str, Assignment] = {}
         checked = {c: node for node in cfl_merge.due(state, self.settings, round_) for c in node.children}
         looked = cfl_moves.look_due(state, self.settings, round_)
         offers = cfl_moves.offers(state, round_ // self.settings.look_rounds) if looked else {}
@@ -96,33 +96,33 @@ class Cfl:
             if trial is not None:
                 for own, other in ((trial.left, trial.right), (trial.right, trial.left)):
                     models[own.model] = own.slot
-                    order = trial_order(trial, own, other, self.settings.trial_rounds)
-                    asked = self._on_trial(own, order, there, present)
-                    orders.update(dict.fromkeys(asked, order))
+                    assignment = trial_assignment(trial, own, other, self.settings.trial_rounds)
+                    asked = self._on_trial(own, assignment, there, present)
+                    assignments.update(dict.fromkeys(asked, assignment))
             elif node is not None:
                 models[node.id] = node.slot
-                order = cfl_merge.check_order(cluster.id, node.id)
-                orders.update({d: order for d in cluster.members if d in there})
+                assignment = cfl_merge.check_assignment(cluster.id, node.id)
+                assignments.update({d: assignment for d in cluster.members if d in there})
             else:
-                order = train_order(offers.get(cluster.id, (cluster.id,)), evaluate=evaluate)
-                orders.update({d: order for d in cluster.members if d in present})
-        orders |= cfl_newcomers.orders(state, there)
-        for at in sorted({m for o in orders.values() for m in o.candidates} - models.keys()):
+                assignment = train_assignment(offers.get(cluster.id, (cluster.id,)), evaluate=evaluate)
+                assignments.update({d: assignment for d in cluster.members if d in present})
+        assignments |= cfl_newcomers.assignments(state, there)
+        for at in sorted({m for o in assignments.values() for m in o.candidates} - models.keys()):
             models[at] = state.tree[at].slot
-        if there and not orders and state.trials:
+        if there and not assignments and state.trials:
             return self.plan(dataclasses.replace(state, trials={}), round_, available)
         if self.run.epoch_rounds < self.run.rounds:
-            orders = cfl_renewal.keeping(state, orders)
-        return state, RoundPlan(round_, models, orders, placing=frozenset(state.tree))
+            assignments = cfl_renewal.keeping(state, assignments)
+        return state, RoundPlan(round_, models, assignments, placing=frozenset(state.tree))
 
-    def _on_trial(self, half: Half, order: Order, there: set[str], present: set[str]) -> list[str]:
+    def _on_trial(self, half: Half, assignment: Assignment, there: set[str], present: set[str]) -> list[str]:
         """Who of a half is asked: whoever was drawn, but everybody to score, or where the drawn are too few."""
         chosen = [d for d in half.members if d in present]
-        if not order.train or len(chosen) < self.least_side:
+        if not assignment.train or len(chosen) < self.least_side:
             return [d for d in half.members if d in there]
         return chosen
 
-    def absorb(self, state: CflState, contribution: Contribution) -> CflState:
+    def absorb(self, state: CflState, contribution: ClientUpdate) -> CflState:
         """Keep the contribution for `close`."""
         return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
 
@@ -143,7 +143,7 @@ class Cfl:
             events.extend(news)
         due = cfl_merge.due(state, self.settings, plan.round)
         checked = {child for node in due for child in node.children}
-        means: list[list[Contribution]] = []
+        means: list[list[ClientUpdate]] = []
         for cluster in tuple(c for c in state.clusters.values() if c.id not in checked):
             trial = state.trials.get(cluster.id)
             if trial is not None:
@@ -165,7 +165,7 @@ class Cfl:
         capped = capped_devices(means, self.run.weighting, self.run.weight_cap)
         return state, Outcome({d: c.id for c in state.clusters.values() for d in c.members}, tuple(events), capped)
 
-    def _close_cluster(self, state: CflState, cluster: Cluster, given: list[Contribution], round_: int) -> Step:
+    def _close_cluster(self, state: CflState, cluster: Cluster, given: list[ClientUpdate], round_: int) -> Step:
         if len(given) < self.run.min_contributors:
             return state, ()
         mean = self.average(given, self.run.weighting, self.run.weight_cap)
@@ -190,7 +190,7 @@ class Cfl:
         return state, (*trace, *events)
 
     def _split_at_once(
-        self, state: CflState, before: Cluster, cut: Cut, given: list[Contribution], round_: int
+        self, state: CflState, before: Cluster, cut: Cut, given: list[ClientUpdate], round_: int
     ) -> Step:
         """Alg. 5 alone: both children start at the parent's old model plus their own side's mean."""
         parent = state.clusters[before.id]
@@ -207,7 +207,7 @@ class Cfl:
         evidence = [c for side in cut.sides for c in side]
         return self._split(state, parent, (halves[0], halves[1]), evidence, cut.figures, round_)
 
-    def _open_trial(self, state: CflState, before: Cluster, cut: Cut, _given: list[Contribution], round_: int) -> Step:
+    def _open_trial(self, state: CflState, before: Cluster, cut: Cut, _given: list[ClientUpdate], round_: int) -> Step:
         parent = state.clusters[before.id]
         left, right = (
             Half(state.next_id + i, tuple(c.device for c in side), parent.slot) for i, side in enumerate(cut.sides)
@@ -217,7 +217,7 @@ class Cfl:
         state = dataclasses.replace(state, trials={**state.trials, parent.id: trial}, next_id=state.next_id + 2)
         return state, (Event(round_, "trial-opened", detail),)
 
-    def _continue_trial(self, state: CflState, trial: Trial, given: list[Contribution], round_: int) -> Step:
+    def _continue_trial(self, state: CflState, trial: Trial, given: list[ClientUpdate], round_: int) -> Step:
         sides = [frozenset(h.members) for h in (trial.left, trial.right)]
         mine = [[c for c in given if c.device in side] for side in sides]
         if min(map(len, mine)) < self.least_side:
@@ -263,7 +263,7 @@ class Cfl:
         state: CflState,
         parent: Cluster,
         halves: tuple[Half, Half],
-        evidence: list[Contribution],
+        evidence: list[ClientUpdate],
         detail: Mapping[str, Any],
         round_: int,
     ) -> Step:
@@ -292,15 +292,17 @@ class Cfl:
         """
         slots = {c.id: c.slot for c in state.clusters.values()} | {n.id: n.slot for n in state.tree.values()}
         own = {d: c.id for c in state.clusters.values() for d in c.members} | dict(state.unplaced)
-        models: dict[int, Slot] = {}
-        orders: dict[str, Order] = {}
+        models: dict[int, ClusterModel] = {}
+        assignments: dict[str, Assignment] = {}
         for device in devices:
             at = own.get(device, ROOT)
             line = cfl_tree.path(state.tree, at) if self.settings.path else (at,)
             models |= {m: slots[m] for m in line}
-            order = final_order(line[::-1])
-            orders[device] = dataclasses.replace(order, phase=Phase.KEEP) if self.settings.path else order
-        return RoundPlan(round_, models, orders, final=True)
+            assignment = final_assignment(line[::-1])
+            assignments[device] = (
+                dataclasses.replace(assignment, phase=Phase.KEEP) if self.settings.path else assignment
+            )
+        return RoundPlan(round_, models, assignments, final=True)
 
     def inherited(self, state: CflState) -> Inherited:
         """All models outlive the mask epoch, and the updates that place newcomers (cfl_renewal.py)."""

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from aggregator.strategies.base import Contribution, Slot, norm_of
+from aggregator.strategies.base import ClientUpdate, ClusterModel, norm_of
 from shoal.errors import IntegrityError, KeyMismatchError
 
 _BLOCK: Final = 1 << 16
@@ -34,9 +34,9 @@ class Node:
     """
 
     id: int
-    slot: Slot
+    slot: ClusterModel
     children: tuple[int, int]
-    edges: tuple[tuple[Contribution, ...], tuple[Contribution, ...]]
+    edges: tuple[tuple[ClientUpdate, ...], tuple[ClientUpdate, ...]]
     check_at: int = 0
     strikes: int = 0
 
@@ -66,7 +66,7 @@ def leaves(tree: Tree, root: int) -> tuple[int, ...]:
     return tuple(sorted(below))
 
 
-def follow(node: Node, update: Contribution) -> int:
+def follow(node: Node, update: ClientUpdate) -> int:
     """Return the child whose cached updates hold the one most similar to a newcomer's ``update`` (Alg. 4, lines 6 to 10).
 
     Raises:
@@ -83,7 +83,7 @@ def follow(node: Node, update: Contribution) -> int:
     return node.children[0] if best[0] > best[1] else node.children[1]
 
 
-def _cosine(a: Contribution, b: Contribution) -> float:
+def _cosine(a: ClientUpdate, b: ClientUpdate) -> float:
     """The cosine of two updates, accumulated in float64 by blocks; 0 where one is zero."""
     total = 0.0
     for start in range(0, len(a.row), _BLOCK):

@@ -22,13 +22,15 @@ import math
 
 import numpy as np
 
-from aggregator.strategies.base import Contribution, Slot, norm_of, weights_of
+from aggregator.strategies.base import ClientUpdate, ClusterModel, norm_of, weights_of
 from shoal.errors import IntegrityError
 from shoal.limits import MAX_SCALE
 from shoal.types import Float32Vector
 
 
-def length_after(given: list[Contribution], before: Slot, after: Slot, weighting: str, cap: float = 0.0) -> float:
+def length_after(
+    given: list[ClientUpdate], before: ClusterModel, after: ClusterModel, weighting: str, cap: float = 0.0
+) -> float:
     """Return the l2 norm of a group's model after its intra-group update.
 
     Args:
@@ -51,7 +53,9 @@ def length_after(given: list[Contribution], before: Slot, after: Slot, weighting
     return math.sqrt(max(float(np.average(squares, weights=weights)) + step**2, 0.0))
 
 
-def aggregate(slots: tuple[Slot, ...], lengths: tuple[float, ...], eta: float, round_: int) -> tuple[Slot, ...]:
+def aggregate(
+    slots: tuple[ClusterModel, ...], lengths: tuple[float, ...], eta: float, round_: int
+) -> tuple[ClusterModel, ...]:
     """Return the groups' models after inter-group aggregation.
 
     Args:
@@ -63,12 +67,14 @@ def aggregate(slots: tuple[Slot, ...], lengths: tuple[float, ...], eta: float, r
     return tuple(_plus_others(slots, lengths, j, eta, round_) for j in range(len(slots)))
 
 
-def fits(slot: Slot, longest: float) -> bool:
+def fits(slot: ClusterModel, longest: float) -> bool:
     """Whether devices take such a model: its scale in bounds, its offset finite and not longer than ``longest``."""
     return slot.scale <= MAX_SCALE and slot.norm <= longest
 
 
-def _plus_others(slots: tuple[Slot, ...], lengths: tuple[float, ...], j: int, eta: float, round_: int) -> Slot:
+def _plus_others(
+    slots: tuple[ClusterModel, ...], lengths: tuple[float, ...], j: int, eta: float, round_: int
+) -> ClusterModel:
     own = slots[j]
     others = [(s, eta / length) for i, (s, length) in enumerate(zip(slots, lengths, strict=True)) if i != j and length]
     if not others:

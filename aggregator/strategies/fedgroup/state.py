@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from aggregator.strategies.base import Event, Gathered, Slot, require
+from aggregator.strategies.base import ClusterModel, Event, Gathered, require
 from aggregator.strategies.renewal import (
     Carried,
     Inherited,
@@ -86,21 +86,21 @@ class FedGroupState:
         news: what the next round's outcome tells of a rollover.
     """
 
-    slots: tuple[Slot, ...] = ()
+    slots: tuple[ClusterModel, ...] = ()
     directions: tuple[Float32Vector, ...] = ()
     behind: tuple[int, ...] = ()
-    origin: Slot = field(default_factory=Slot)
-    common: Slot = field(default_factory=Slot)
+    origin: ClusterModel = field(default_factory=ClusterModel)
+    common: ClusterModel = field(default_factory=ClusterModel)
     apart: bool = False
     since: int = 0
-    assignment: Mapping[str, int] = field(default_factory=dict)
+    clusters: Mapping[str, int] = field(default_factory=dict)
     cohort: tuple[str, ...] = ()
     lengths: tuple[float, ...] = ()
     news: tuple[Event, ...] = ()
     gathered: Gathered = field(default_factory=dict)
 
     @property
-    def auxiliary(self) -> Slot:
+    def auxiliary(self) -> ClusterModel:
         """The auxiliary global model: the mean of the groups' models (fedgroup Alg. 2), the origin while there are none."""
         if not self.slots:
             return self.origin
@@ -113,7 +113,7 @@ class FedGroupState:
             total += slot.offset
         total /= np.float32(len(self.slots))
         fewest, newest = min(s.contributors for s in moved), max(s.version for s in moved)
-        return Slot(self.common.origin, total, fewest, newest, scale)
+        return ClusterModel(self.common.origin, total, fewest, newest, scale)
 
 
 def inherited(state: FedGroupState, groups: int, *, directions: bool) -> Inherited:

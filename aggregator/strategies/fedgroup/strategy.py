@@ -24,23 +24,23 @@ import numpy as np
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
     Average,
-    Contribution,
+    ClientUpdate,
+    ClusterModel,
     Event,
     Outcome,
     RoundPlan,
-    Slot,
     advanced,
     capped_devices,
     drawn,
     evaluates,
-    final_order,
+    final_assignment,
     gather,
     in_order,
     mean_update,
     parse_settings,
     require,
     require_one_origin,
-    train_order,
+    train_assignment,
 )
 from aggregator.strategies.discrepancy import discrepancy
 from aggregator.strategies.fedgroup import intergroup
@@ -49,7 +49,7 @@ from aggregator.strategies.fedgroup.cold_start import fewest_updates, group_upda
 from aggregator.strategies.fedgroup.state import FedGroupSettings, FedGroupState
 from aggregator.strategies.renewal import Inherited, Renewal, retained
 from shoal.protocol.documents import RunPlan
-from shoal.protocol.messages import Order, Phase
+from shoal.protocol.messages import Assignment, Phase
 from shoal.types import Float32Vector
 
 Step = tuple[FedGroupState, tuple[Event, ...]]
@@ -99,37 +99,37 @@ class FedGroup:
             chosen = self._random(round_).choice(len(available), count, replace=False)
             return state, self._pretraining(state, round_, tuple(available[i] for i in sorted(chosen)))
         there = frozenset(available)
-        waiting = tuple(d for d in state.cohort if d in state.assignment and d in there)
+        waiting = tuple(d for d in state.cohort if d in state.clusters and d in there)
         state = dataclasses.replace(state, cohort=())
         cohort = waiting or drawn(self.run, round_, available)
-        cold = tuple(d for d in cohort if d not in state.assignment)
+        cold = tuple(d for d in cohort if d not in state.clusters)
         if cold and self.settings.rac:
             places = self._random(round_).integers(len(state.slots), size=len(cold)).tolist()
-            state = dataclasses.replace(state, assignment={**state.assignment, **dict(zip(cold, places, strict=True))})
+            state = dataclasses.replace(state, clusters={**state.clusters, **dict(zip(cold, places, strict=True))})
         elif cold and state.directions:
             return dataclasses.replace(state, cohort=cohort), self._pretraining(state, round_, cold)
         evaluate = evaluates(self.run, round_)
-        orders = {d: self._training(state, d, evaluate=evaluate) for d in cohort}
-        used = sorted({j for o in orders.values() for j in o.candidates})
-        return state, RoundPlan(round_, {j: state.slots[j] for j in used}, orders)
+        assignments = {d: self._training(state, d, evaluate=evaluate) for d in cohort}
+        used = sorted({j for o in assignments.values() for j in o.candidates})
+        return state, RoundPlan(round_, {j: state.slots[j] for j in used}, assignments)
 
     def _random(self, round_: int) -> np.random.Generator:
         return np.random.default_rng([self.run.seed, round_, 1])
 
-    def _training(self, state: FedGroupState, device: str, *, evaluate: bool) -> Order:
-        own = state.assignment.get(device)
+    def _training(self, state: FedGroupState, device: str, *, evaluate: bool) -> Assignment:
+        own = state.clusters.get(device)
         groups = tuple(range(len(state.slots))) if own is None else (own,)
-        return dataclasses.replace(train_order(groups, evaluate=evaluate), norm=self._adds(state))
+        return dataclasses.replace(train_assignment(groups, evaluate=evaluate), norm=self._adds(state))
 
     def _adds(self, state: FedGroupState) -> bool:
         """Whether groups' models are added up."""
         return self.settings.eta_g > 0 and not state.apart
 
     def _pretraining(self, state: FedGroupState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
-        order = train_order((self.untrained,), evaluate=False, phase=Phase.PRETRAIN)
-        return RoundPlan(round_, {self.untrained: state.origin}, dict.fromkeys(devices, order))
+        assignment = train_assignment((self.untrained,), evaluate=False, phase=Phase.PRETRAIN)
+        return RoundPlan(round_, {self.untrained: state.origin}, dict.fromkeys(devices, assignment))
 
-    def absorb(self, state: FedGroupState, contribution: Contribution) -> FedGroupState:
+    def absorb(self, state: FedGroupState, contribution: ClientUpdate) -> FedGroupState:
         """Keep the contribution for `close`."""
         return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
 
@@ -148,9 +148,9 @@ class FedGroup:
             least = max(1, self.run.min_contributors)
             capped = capped_devices((m for m in means if len(m) >= least), self.run.weighting, self.run.weight_cap)
             state, events = self._train(state, given, plan.round)
-        return state, Outcome(state.assignment, (*news, *events), capped)
+        return state, Outcome(state.clusters, (*news, *events), capped)
 
-    def _start(self, state: FedGroupState, given: list[Contribution], round_: int) -> Step:
+    def _start(self, state: FedGroupState, given: list[ClientUpdate], round_: int) -> Step:
         """Alg. 3, lines 6 to 18."""
         s = self.settings
         needed = fewest_updates(s.groups, s.measure)
@@ -170,7 +170,7 @@ class FedGroup:
             enough = s.start == "mean" and len(members) >= max(1, self.run.min_contributors)
             begin = state.origin
             slots.append(begin.moved(self.average(members, "uniform"), len(members), round_) if enough else begin)
-        assignment = {c.device: label for c, label in zip(given, labels, strict=True)}
+        clusters = {c.device: label for c, label in zip(given, labels, strict=True)}
         sizes = [labels.count(j) for j in range(len(slots))]
         state = dataclasses.replace(
             state,
@@ -178,24 +178,24 @@ class FedGroup:
             directions=tuple(directions),
             behind=(1,) * len(slots) if centres else tuple(sizes),
             since=round_,
-            assignment=assignment,
+            clusters=clusters,
             lengths=(0.0,) * len(slots),
         )
         return state, (Event(round_, "cold-start", {"devices": len(given), "sizes": sizes}),)
 
-    def _welcome(self, state: FedGroupState, given: list[Contribution], round_: int) -> Step:
+    def _welcome(self, state: FedGroupState, given: list[ClientUpdate], round_: int) -> Step:
         """Eq. 9."""
         places = nearest_directions([c.row for c in given], list(state.directions), self.backend)
         placed = {c.device: j for c, j in zip(given, places, strict=True)}
         event = Event(round_, "newcomers", {"groups": placed})
-        return dataclasses.replace(state, assignment={**state.assignment, **placed}), (event,)
+        return dataclasses.replace(state, clusters={**state.clusters, **placed}), (event,)
 
-    def _train(self, state: FedGroupState, given: list[Contribution], round_: int) -> Step:
+    def _train(self, state: FedGroupState, given: list[ClientUpdate], round_: int) -> Step:
         by_group = [[c for c in given if c.model == j] for j in range(len(state.slots))]
         slots = tuple(
             advanced(s, mine, self.run, self.average, round_) for s, mine in zip(state.slots, by_group, strict=True)
         )
-        joined = {c.device: c.model for c in given if c.device not in state.assignment}
+        joined = {c.device: c.model for c in given if c.device not in state.clusters}
         events: tuple[Event, ...] = ()
         if joined:
             events = (Event(round_, "newcomers", {"groups": joined, "by": "loss"}),)
@@ -214,18 +214,18 @@ class FedGroup:
             else:
                 events += (Event(round_, "intergroup-refused", {"lengths": list(lengths)}),)
                 lengths = state.lengths
-        assignment = {**state.assignment, **joined}
-        return dataclasses.replace(state, slots=slots, assignment=assignment, lengths=lengths), events
+        clusters = {**state.clusters, **joined}
+        return dataclasses.replace(state, slots=slots, clusters=clusters, lengths=lengths), events
 
-    def _length_after(self, given: list[Contribution], before: Slot, after: Slot) -> float:
+    def _length_after(self, given: list[ClientUpdate], before: ClusterModel, after: ClusterModel) -> float:
         return intergroup.length_after(given, before, after, self.run.weighting, self.run.weight_cap)
 
     def final(self, state: FedGroupState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes its group's model; one that no group knows takes the auxiliary global model."""
         models = {**dict(enumerate(state.slots)), self.auxiliary: state.auxiliary}
-        orders = {d: final_order((state.assignment.get(d, self.auxiliary),)) for d in devices}
-        used = {o.candidates[0] for o in orders.values()}
-        return RoundPlan(round_, {j: s for j, s in models.items() if j in used}, orders, final=True)
+        assignments = {d: final_assignment((state.clusters.get(d, self.auxiliary),)) for d in devices}
+        used = {o.candidates[0] for o in assignments.values()}
+        return RoundPlan(round_, {j: s for j, s in models.items() if j in used}, assignments, final=True)
 
     def inherited(self, state: FedGroupState) -> Inherited:
         """Groups, auxiliary model, w_0 and directions outlive the mask epoch (fedgroup_state.py)."""
@@ -239,4 +239,4 @@ class FedGroup:
     def retain(self, state: FedGroupState, active: frozenset[str]) -> FedGroupState:
         """Return the state without devices that are not ``active``."""
         cohort = tuple(d for d in state.cohort if d in active)
-        return dataclasses.replace(state, assignment=retained(state.assignment, active), cohort=cohort)
+        return dataclasses.replace(state, clusters=retained(state.clusters, active), cohort=cohort)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from aggregator.strategies.base import Event, Slot
+from aggregator.strategies.base import ClusterModel, Event
 from aggregator.strategies.ifca.state import IfcaState
 from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot, retained
 
@@ -28,7 +28,7 @@ def inherited(state: IfcaState, starts: int) -> Inherited:
     state = _one_start(state)
     models = {s.origin: s for s in (*state.best, *state.slots)}
     if not state.settled:
-        models = {i: Slot(origin=i) for i in range(starts)} | models
+        models = {i: ClusterModel(origin=i) for i in range(starts)} | models
     return Inherited(models, shared=state.shared)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from aggregator.strategies.base import Event, Gathered, Slot, parse_settings, require
+from aggregator.strategies.base import ClusterModel, Event, Gathered, parse_settings, require
 from aggregator.strategies.ifca.broadcast import Broadcast
 from aggregator.strategies.settings import Reads, StrategySettings
 from shoal.protocol.documents import RunPlan
@@ -70,12 +70,12 @@ class IfcaState:
     """
 
     devices: tuple[str, ...]
-    slots: tuple[Slot, ...]
-    shared: Slot | None = None
+    slots: tuple[ClusterModel, ...]
+    shared: ClusterModel | None = None
     start: int = 0
     started: int = 0
-    best: tuple[Slot, ...] = ()
-    best_shared: Slot | None = None
+    best: tuple[ClusterModel, ...] = ()
+    best_shared: ClusterModel | None = None
     best_start: int = 0
     best_loss: float | None = None
     best_choice: Mapping[str, int] = field(default_factory=dict)

@@ -20,21 +20,21 @@ from numpy.typing import NDArray
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
     Average,
-    Contribution,
+    ClientUpdate,
+    ClusterModel,
     Event,
     Outcome,
     RoundPlan,
-    Slot,
     capped_devices,
     drawn,
     evaluates,
-    final_order,
+    final_assignment,
     gather,
     in_order,
     mean_loss,
     mean_update,
     parse_settings,
-    train_order,
+    train_assignment,
     weights_of,
 )
 from aggregator.strategies.ifca import renewal as ifca_renewal
@@ -50,7 +50,7 @@ class _Mean:
     """A cluster's mean update, (d,) float32, and the contributions in it with their weights, (count,) float64."""
 
     update: Float32Vector
-    given: list[Contribution]
+    given: list[ClientUpdate]
     weights: NDArray[np.float64]
 
     @property
@@ -86,10 +86,10 @@ class Ifca:
         slots, shared = self._origins(0)
         return IfcaState(devices, slots, shared, settled=self.settings.restarts == 1)
 
-    def _origins(self, start: int) -> tuple[tuple[Slot, ...], Slot | None]:
+    def _origins(self, start: int) -> tuple[tuple[ClusterModel, ...], ClusterModel | None]:
         """Return a start's models; the shared segment is that of its first origin."""
         first = start * self.settings.k
-        slots = tuple(Slot(origin=first + j) for j in range(self.settings.k))
+        slots = tuple(ClusterModel(origin=first + j) for j in range(self.settings.k))
         return slots, slots[0] if self.sharing else None
 
     def _ids(self, state: IfcaState) -> tuple[int, ...]:
@@ -103,17 +103,17 @@ class Ifca:
         """
         ids, s = self._ids(state), self.settings
         evaluate = evaluates(self.run, round_)
-        orders = dict.fromkeys(drawn(self.run, round_, available), train_order(ids, evaluate=evaluate))
+        assignments = dict.fromkeys(drawn(self.run, round_, available), train_assignment(ids, evaluate=evaluate))
         if state.settled and state.broadcast.narrow(s.stable_rounds, s.probe_every):
-            for device in orders.keys() & state.broadcast.confirmed:
-                orders[device] = train_order((ids[state.choice[device]],), evaluate=evaluate)
+            for device in assignments.keys() & state.broadcast.confirmed:
+                assignments[device] = train_assignment((ids[state.choice[device]],), evaluate=evaluate)
         known = frozenset(state.devices)
         newcomers = tuple(d for d in available if d not in known)
         if newcomers:
             state = dataclasses.replace(state, devices=(*state.devices, *newcomers))
-        return state, RoundPlan(round_, dict(zip(ids, state.slots, strict=True)), orders, shared=state.shared)
+        return state, RoundPlan(round_, dict(zip(ids, state.slots, strict=True)), assignments, shared=state.shared)
 
-    def absorb(self, state: IfcaState, contribution: Contribution) -> IfcaState:
+    def absorb(self, state: IfcaState, contribution: ClientUpdate) -> IfcaState:
         """Keep the contribution for `close`."""
         return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
 
@@ -142,8 +142,8 @@ class Ifca:
         return state, Outcome({d: told.get(d, 0) for d in state.devices}, (*news, *events), capped)
 
     def _averaged(
-        self, state: IfcaState, given: list[Contribution], round_: int
-    ) -> tuple[tuple[Slot, ...], Slot | None]:
+        self, state: IfcaState, given: list[ClientUpdate], round_: int
+    ) -> tuple[tuple[ClusterModel, ...], ClusterModel | None]:
         means: dict[int, _Mean] = {}
         least = self.run.min_contributors
         for j in self._ids(state):
@@ -163,7 +163,7 @@ class Ifca:
             shared = shared.moved(_scaled(self._shared_mean(given, means), len(given), among), len(given), round_)
         return tuple(slots.values()), shared
 
-    def _shared_mean(self, given: list[Contribution], means: Mapping[int, _Mean]) -> Float32Vector:
+    def _shared_mean(self, given: list[ClientUpdate], means: Mapping[int, _Mean]) -> Float32Vector:
         """Return the mean update of the shared segment over all participants, capped by the median of all of them."""
         span, cap = self.run.span("shared"), self.run.weight_cap
         weights = dict(zip((c.device for c in given), weights_of(given, self.weighting, cap), strict=True))
@@ -173,7 +173,7 @@ class Ifca:
         total = sum(m.update[span].astype(np.float64) * m.weights.sum() for m in means.values())
         return np.asarray(total / sum(m.weights.sum() for m in means.values()), np.float32)
 
-    def _capped(self, state: IfcaState, given: list[Contribution]) -> dict[str, float]:
+    def _capped(self, state: IfcaState, given: list[ClientUpdate]) -> dict[str, float]:
         """Return the devices whose weight was capped; see `capped_devices`."""
         least = self.run.min_contributors
         means = [[c for c in given if c.model == j] for j in self._ids(state)]
@@ -189,9 +189,9 @@ class Ifca:
         s, before = self.settings, state.broadcast
         if not (state.settled and s.stable_rounds):
             return before, ()
-        asked = {d for d, order in plan.orders.items() if len(order.candidates) == s.k}
+        asked = {d for d, assignment in plan.assignments.items() if len(assignment.candidates) == s.k}
         chosen = {d: j for d, j in choice.items() if d in asked}
-        after = before.observed(chosen, state.choice, full=len(asked) == len(plan.orders))
+        after = before.observed(chosen, state.choice, full=len(asked) == len(plan.assignments))
         if after.settled(s.stable_rounds) == before.settled(s.stable_rounds):
             return after, ()
         if after.settled(s.stable_rounds):
@@ -200,7 +200,7 @@ class Ifca:
         return after, (Event(plan.round, "broadcast-widened", {"changed": changed}),)
 
     def _end_start(
-        self, state: IfcaState, given: list[Contribution], round_: int
+        self, state: IfcaState, given: list[ClientUpdate], round_: int
     ) -> tuple[IfcaState, tuple[Event, ...]]:
         loss = mean_loss(given, self.run)
         sizes = Counter(state.choice.values())
@@ -229,8 +229,8 @@ class Ifca:
         """Every device takes the model of least loss on its own data: the paper's test protocol."""
         ids = self._ids(state)
         models = dict(zip(ids, state.slots, strict=True))
-        orders = {d: final_order(ids) for d in devices}
-        return RoundPlan(round_, models, orders, final=True, shared=state.shared)
+        assignments = {d: final_assignment(ids) for d in devices}
+        return RoundPlan(round_, models, assignments, final=True, shared=state.shared)
 
     def inherited(self, state: IfcaState) -> Inherited:
         """All starts outlive the mask epoch while restarts are under way (ifca_renewal.py), else the k models."""

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from crypto.mask.masking import unmask
-from edge_client.learning.data import Batch
+from edge_client.learning.data import Dataset
 from shoal.bench.attacks.base import Attack, Result
 from shoal.bench.attacks.lab import CLASSES, Lab
 from shoal.demo.seen import run_key
@@ -138,11 +138,11 @@ def _run_and_keep(fleet: LoopbackFleet, length: int) -> list[Float32Vector]:
     return list(kept.values())
 
 
-def _population(lab: Lab) -> tuple[dict[str, Batch], list[int]]:
+def _population(lab: Lab) -> tuple[dict[str, Dataset], list[int]]:
     data, truth = {}, []
     for i in range(DEVICES):
         images, group = lab.pick(f"broker {i}", SAMPLES), i % GROUPS
-        data[f"dev-{i:02d}"] = Batch(images.x, (images.y + group) % CLASSES)
+        data[f"dev-{i:02d}"] = Dataset(images.x, (images.y + group) % CLASSES)
         truth.append(group)
     return data, truth
 

@@ -41,25 +41,25 @@ def assign(seen: NDArray[np.float64], known: NDArray[np.float64], rng: np.random
     """Return p (n,) for which ``known[p][:, p]`` is nearest to ``seen``, both (n, n), among local optima of swaps."""
     best, least = np.arange(len(seen)), np.inf
     for _ in range(STARTS):
-        order = rng.permutation(len(seen))
-        cost = _cost(seen, known, order)
+        assignment = rng.permutation(len(seen))
+        cost = _cost(seen, known, assignment)
         better = True
         while better:
             better = False
             for i in range(len(seen)):
                 for j in range(i):
-                    other = order.copy()
+                    other = assignment.copy()
                     other[i], other[j] = other[j], other[i]
                     changed = _cost(seen, known, other)
                     if changed < cost - 1e-15:
-                        order, cost, better = other, changed, True
+                        assignment, cost, better = other, changed, True
         if cost < least:
-            best, least = order, cost
+            best, least = assignment, cost
     return best
 
 
-def _cost(seen: NDArray[np.float64], known: NDArray[np.float64], order: NDArray[np.int64]) -> float:
-    return float(((seen - known[np.ix_(order, order)]) ** 2).sum())
+def _cost(seen: NDArray[np.float64], known: NDArray[np.float64], assignment: NDArray[np.int64]) -> float:
+    return float(((seen - known[np.ix_(assignment, assignment)]) ** 2).sum())
 
 
 def run(lab: Lab, mode: str) -> list[Result]:

@@ -1,4 +1,4 @@
-"""The data of an update among many candidates, by its norm, which no orthonormal mask changes; norm noise (`norm_blur`) does.
+"""The data of an update among many candidates, by its norm, which no orthonormal mask changes; norm noise (`norm_noise`) does.
 
 The attacker computes every candidate's update and takes the one whose norm is nearest. A guess-and-check attack on a
 distance-preserving transform: Kargupta et al., "Random-Data Perturbation Techniques and Privacy-Preserving Data Mining" (2005)
@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.learning.norm_noise import blur_factor
+from edge_client.learning.norm_noise import noise_factor
 from edge_client.learning.update import LOSS_DECIMALS
 from shoal.bench.attacks.base import Attack, Result
 from shoal.bench.attacks.lab import ONE_EPOCH, ONE_STEP, Lab
@@ -23,7 +23,7 @@ from shoal.bench.attacks.rounds import fleet_run
 WHO: Final = "aggregator with the clear model and a list that the true data is on"
 WHO_SETS: Final = "aggregator with the clear model, the batch order (its seed is in the plan) and a list of data sets"
 BLUR: Final = 0.01
-"""The run's norm_blur where one is attacked."""
+"""The run's norm_noise where one is attacked."""
 
 SETS: Final = 40
 SET_SAMPLES: Final = 60
@@ -50,7 +50,7 @@ def run(lab: Lab, mode: str) -> list[Result]:
         source = random.Random(f"{len(updates)} rounds of {len(candidates)}")  # noqa: S311 - a repeatable benchmark
         right = 0
         for i in asked:
-            sent = [lab.masked(u[i] * np.float32(blur_factor(blur, source)), mode) for u in updates]
+            sent = [lab.masked(u[i] * np.float32(noise_factor(blur, source)), mode) for u in updates]
             right += nearest(candidates, _norms(sent)) == i
         return right / len(asked)
 
@@ -60,11 +60,11 @@ def run(lab: Lab, mode: str) -> list[Result]:
     all_sets = range(SETS)
     return [
         result(f"which of {count} images, by norm", WHO, by_norm(singles, [images], some, 0.0), count),
-        result(f"the same, norms blurred by {BLUR:.0%}", WHO, by_norm(singles, [images], every, BLUR), count),
+        result(f"the same, norm noise of {BLUR:.0%}", WHO, by_norm(singles, [images], every, BLUR), count),
         result("the same, by the loss beside it", WHO, _by_loss(losses), count),
         result(f"which of {SETS} data sets, by norm", WHO_SETS, by_norm(sets[:, :1], rounds[:1], all_sets, 0.0), SETS),
         result(
-            f"data sets, norms blurred by {BLUR:.0%}", WHO_SETS, by_norm(sets[:, :1], rounds[:1], all_sets, BLUR), SETS
+            f"data sets, norm noise of {BLUR:.0%}", WHO_SETS, by_norm(sets[:, :1], rounds[:1], all_sets, BLUR), SETS
         ),
         result(f"data sets, blurred, {len(rounds)} rounds", WHO_SETS, by_norm(sets, rounds, all_sets, BLUR), SETS),
     ]

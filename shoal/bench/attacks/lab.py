@@ -20,7 +20,7 @@ from torch import nn
 from crypto.mask.keys import MaskContext, MaskKey, derive
 from crypto.mask.masking import mask
 from crypto.mask.secret import MaskSecret
-from edge_client.learning.data import Batch
+from edge_client.learning.data import Dataset
 from edge_client.learning.model import OrtModel
 from edge_client.learning.training import train
 from shoal.demo.data import load_images
@@ -168,8 +168,8 @@ class Lab:
     ) -> tuple[Float32Vector, float]:
         """Return the clear update (d,) and the mean loss of a device's local training."""
         start = self.origin if theta is None else theta
-        order = np.random.default_rng(seed)
-        done = train(start, Batch(images.x, images.y), settings, self.backend, order, 0, lambda: False)
+        assignment = np.random.default_rng(seed)
+        done = train(start, Dataset(images.x, images.y), settings, self.backend, assignment, 0, lambda: False)
         return done.delta, done.mean_loss
 
     def gradient(self, images: Images) -> Float32Vector:
@@ -237,7 +237,7 @@ class Lab:
 
 
 def load(model: nn.Module, theta: Float32Vector) -> None:
-    """Put ``theta`` (d,), in the module's own order, into ``model``."""
+    """Put ``theta`` (d,), in the module's own assignment, into ``model``."""
     import torch
 
     at = 0
@@ -256,9 +256,9 @@ def make_lab(*, quick: bool, data_dir: Path | None = None, seed: int = 0) -> Lab
     """
     name = "digits" if data_dir is None else "mnist"
     x, y, side = load_images(name, data_dir)
-    order = np.random.default_rng(seed).permutation(len(x))
+    assignment = np.random.default_rng(seed).permutation(len(x))
     half = min(len(x) // 2, MOST_IMAGES)
-    mine, yours = order[:half], order[half : 2 * half]
+    mine, yours = assignment[:half], assignment[half : 2 * half]
     return Lab(Images(x[mine], y[mine]), Images(x[yours], y[yours]), side, quick, name)
 
 

@@ -62,8 +62,8 @@ def device_model(
         deadline_s=60.0,
         finished=False,
         models=(ref,),
-        orders=(),
-        order_of=(),
+        assignments=(),
+        assignment_of=(),
         mode=plan.mode,
     )
     check_announcement(announcement, plan)

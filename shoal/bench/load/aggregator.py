@@ -25,7 +25,7 @@ from aggregator import membership as aggregators
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import select
 from aggregator.run_service import RunService
-from crypto.seal.envelope import open_from_group, parcel_for_member, read_head, seal_to_group
+from crypto.seal.envelope import open_from_group, read_head, seal_message_to_member, seal_to_group
 from crypto.seal.identity import Identity
 from crypto.seal.signed import sign_document
 from shoal.errors import UsageError
@@ -37,7 +37,7 @@ from shoal.owner.task_compiler.compile import compile_task
 from shoal.protocol import channels
 from shoal.protocol.chunking import split
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.messages import NO_ORDER, Announcement, Order, Presence, Upload
+from shoal.protocol.messages import NO_ASSIGNMENT, Announcement, Assignment, Presence, Upload
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind, Topics, matches
 from shoal.transport.base import Message
@@ -135,38 +135,38 @@ class Crowd:
         """Return the uploads of all devices that have an order in the open round."""
         announcement = self.announced()
         made: list[Message] = []
-        for one, place in zip(self._members, announcement.order_of, strict=True):
-            if place != NO_ORDER:
-                made += self._upload(one, announcement, announcement.orders[place])
+        for one, place in zip(self._members, announcement.assignment_of, strict=True):
+            if place != NO_ASSIGNMENT:
+                made += self._upload(one, announcement, announcement.assignments[place])
         return made
 
-    def _upload(self, one: Identity, announcement: Announcement, order: Order) -> Iterable[Message]:
+    def _upload(self, one: Identity, announcement: Announcement, assignment: Assignment) -> Iterable[Message]:
         plan, server = self.plan, self._member.identity.member
         values = (self._vector + np.float32(1e-3) * np.float32(int(one.name[-2:]))).astype("<f4")
-        body = values.tobytes() if order.train else b""
+        body = values.tobytes() if assignment.train else b""
         upload = Upload(
             fleet=plan.fleet,
             run=plan.run,
             run_id=plan.run_id,
             epoch=plan.epoch,
             round=announcement.round,
-            phase=order.phase,
+            phase=assignment.phase,
             nonce=announcement.nonce,
             device=one.name,
             recipient=server.seal_key,
             task_digest=plan.task_digest,
             mode=plan.mode,
             key_id=plan.key_id,
-            model=order.candidates[0],
+            model=assignment.candidates[0],
             samples=10,
             loss=1.0,
-            margins=(0.0,) * len(order.candidates) if order.margins else (),
-            correct=1 if order.evaluate else 0,
-            tested=2 if order.evaluate else 0,
+            margins=(0.0,) * len(assignment.candidates) if assignment.margins else (),
+            correct=1 if assignment.evaluate else 0,
+            tested=2 if assignment.evaluate else 0,
             length=len(body) // 4,
         )
         head = channels.UPLOAD.head(plan.fleet, one.name, server.name)
-        parcel = parcel_for_member(one, server.seal_key, head, encode(upload), body)
+        parcel = seal_message_to_member(one, server.seal_key, head, encode(upload), body)
         topic = self._topics.up(one.name)
         chunks = split(parcel.payload, kind=channels.UPLOAD.kind, round=announcement.round, name=parcel.transfer_id)
         return (Message(topic, chunk) for chunk in chunks)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from crypto.seal.identity import Identity
-from edge_client.learning.data import Batch
+from edge_client.learning.data import Dataset
 from edge_client.learning.model import Score
 from edge_client.learning.worker import run_job
 from edge_client.membership import DeviceMembership
@@ -147,10 +147,10 @@ def scale_of(place: int) -> float:
     return 1.0 + SPREAD * (place * 0.618034 % 1.0)
 
 
-def batch_of(manifest: TaskManifest) -> Batch:
+def batch_of(manifest: TaskManifest) -> Dataset:
     """Return samples of the task's shapes; `Pull` ignores their values."""
     x = np.zeros((SAMPLES, *manifest.input.shape), manifest.input.dtype)
-    return Batch(x, np.zeros((SAMPLES, *manifest.label.shape), manifest.label.dtype))
+    return Dataset(x, np.zeros((SAMPLES, *manifest.label.shape), manifest.label.dtype))
 
 
 class LoadTransport(MqttTransport):

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from aggregator.rounds.engine import Engine
 from aggregator.rounds.events import CameOnline, Stored
-from aggregator.strategies.base import Contribution
+from aggregator.strategies.base import ClientUpdate
 from aggregator.strategies.registry import make_strategy
 from shoal.bench.load.aggregator import Crowd
 from shoal.errors import UsageError
@@ -44,8 +44,8 @@ def _times(plan: RunPlan, devices: int) -> dict[str, Any]:
         raise UsageError("round 1 did not open")
     # All but the last: that one closes the round, which is the strategy's work and not the engine's.
     uploads = [
-        Stored(Contribution(1, order.phase, name, order.candidates[0], 10, 1.0, plan.key_id), DIGEST)
-        for name, order in list(state.plan.orders.items())[:-1]
+        Stored(ClientUpdate(1, assignment.phase, name, assignment.candidates[0], 10, 1.0, plan.key_id), DIGEST)
+        for name, assignment in list(state.plan.assignments.items())[:-1]
     ]
     begin = time.process_time()
     for upload in uploads:

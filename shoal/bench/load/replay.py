@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from crypto.seal.envelope import parcel_for_member, seal_to_group
+from crypto.seal.envelope import seal_message_to_member, seal_to_group
 from edge_client.membership import DeviceMembership
 from shoal import limits
 from shoal.bench.load.driver import (
@@ -40,7 +40,7 @@ from shoal.errors import IntegrityError
 from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.messages import Action, Control, Order, Presence, Upload
+from shoal.protocol.messages import Action, Assignment, Control, Presence, Upload
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, Qos, TransportEvent
@@ -51,7 +51,7 @@ from shoal.util.open_files import raise_open_files
 
 if TYPE_CHECKING:
     from aggregator.rounds.events import OpenRound
-    from crypto.seal.envelope import Parcel
+    from crypto.seal.envelope import SealedMessage
     from shoal.bench.load.fleet_load import LoadFleet
     from shoal.types import Float32Vector
 
@@ -159,12 +159,12 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
             raise IntegrityError(f"no round after {state.round}", hint="choose an algorithm that asks every device")
         items, stored = [], []
         for place, identity in enumerate(fleet.identities):
-            order = opened.plan.orders.get(identity.name)
-            if order is None:
+            assignment = opened.plan.assignments.get(identity.name)
+            if assignment is None:
                 continue
             update: Float32Vector = targets[place % GROUPS] * np.float32(STEP * scale_of(place))
-            body = masked_bytes(update, key) if order.train else b""
-            upload = _upload(fleet, opened, order, place, len(body) // 4)
+            body = masked_bytes(update, key) if assignment.train else b""
+            upload = _upload(fleet, opened, assignment, place, len(body) // 4)
             items.append(_sealed(fleet, place, upload, body))
             vector = np.frombuffer(body, "<f4") if body else None
             stored.append(Stored(contribution_of(upload, vector), items[-1].transfer))
@@ -173,33 +173,33 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
             state, actions = engine.handle(state, event)
 
 
-def _upload(fleet: LoadFleet, opened: OpenRound, order: Order, place: int, length: int) -> Upload:
+def _upload(fleet: LoadFleet, opened: OpenRound, assignment: Assignment, place: int, length: int) -> Upload:
     """Return the header of the upload that the device at ``place`` answers an order with."""
     plan, server = fleet.plan, fleet.fleet.roster.aggregator
     assert server is not None
-    choice = place % GROUPS % len(order.candidates)
-    margins = tuple(0.0 if c == 0 else 0.5 for c in range(len(order.candidates))) if order.margins else ()
+    choice = place % GROUPS % len(assignment.candidates)
+    margins = tuple(0.0 if c == 0 else 0.5 for c in range(len(assignment.candidates))) if assignment.margins else ()
     return Upload(
         fleet=plan.fleet,
         run=plan.run,
         run_id=plan.run_id,
         epoch=plan.epoch,
         round=opened.plan.round,
-        phase=order.phase,
+        phase=assignment.phase,
         nonce=opened.nonce,
         device=fleet.names[place],
         recipient=server.seal_key,
         task_digest=plan.task_digest,
         mode=plan.mode,
         key_id=plan.key_id,
-        model=order.candidates[choice],
+        model=assignment.candidates[choice],
         samples=PREPARED_SAMPLES,
         loss=1.0,
         margins=margins,
-        correct=1 if order.evaluate else 0,
-        tested=2 if order.evaluate else 0,
+        correct=1 if assignment.evaluate else 0,
+        tested=2 if assignment.evaluate else 0,
         length=length,
-        model_norm=1.0 if order.norm else 0.0,
+        model_norm=1.0 if assignment.norm else 0.0,
     )
 
 
@@ -207,7 +207,7 @@ def _sealed(fleet: LoadFleet, place: int, upload: Upload, body: bytes) -> Item:
     server = fleet.fleet.roster.aggregator
     assert server is not None
     head = channels.UPLOAD.head(fleet.plan.fleet, upload.device, server.name)
-    parcel: Parcel = parcel_for_member(fleet.identities[place], server.seal_key, head, encode(upload), body)
+    parcel: SealedMessage = seal_message_to_member(fleet.identities[place], server.seal_key, head, encode(upload), body)
     return Item(upload.device, parcel.transfer_id, parcel.payload)
 
 

@@ -16,7 +16,7 @@ from aggregator.numerics.similarity import cosine_matrix
 from crypto.mask.keys import MaskContext, derive
 from crypto.mask.masking import mask, unmask
 from crypto.mask.secret import MaskSecret
-from crypto.seal.envelope import open_from_member, parcel_for_member, read_head
+from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
 from crypto.seal.identity import Identity
 from shoal.bench.attacks.lab import CLASSES, ONE_EPOCH, Images, Lab
 from shoal.bench.numerics.kernels import Bench
@@ -73,14 +73,14 @@ def measure_seal(quick: bool) -> dict[str, float]:
     body = Bench(quick).normal(MAIN_SIZE).tobytes()
     head = UPLOAD.head("lab", sender.name, recipient.name)
     to, by = recipient.member.seal_key, sender.member.sign_key
-    payload = parcel_for_member(sender, to, head, b"", body).payload
+    payload = seal_message_to_member(sender, to, head, b"", body).payload
 
     def opening() -> None:
         found, at = read_head(payload)
         open_from_member(recipient, payload, found, at, by)
 
     sealing, unsealing = Bench(quick).race(
-        lambda: parcel_for_member(sender, to, head, b"", body), opening, runs=2 if quick else 4
+        lambda: seal_message_to_member(sender, to, head, b"", body), opening, runs=2 if quick else 4
     )
     size = len(body) / _MEGABYTE
     return {

@@ -197,7 +197,7 @@ def _toy_panel(name: str, population: Population, done: SimResult, single: SimRe
             dots = x[y == label][:MOST_DOTS]
             lines.append(_line(f"group {group}, class {label}", dots[:, 0], dots[:, 1], dots=True))
     for title, run_ in (("fedavg", single), ("cfl", done)):
-        used = sorted(set(run_.assignment.values()))
+        used = sorted(set(run_.clusters.values()))
         for model in used:
             lines.append(_line(f"{title}, model {model}" if title == "cfl" else title, *_border(run_.thetas[model])))
     title = {"xor": "federated XOR", "opposed": "opposed conditionals"}[name]

@@ -11,7 +11,7 @@ import numpy as np
 
 from aggregator.numerics.gap import separation_gap
 from aggregator.numerics.similarity import cosine_matrix
-from aggregator.strategies.base import Contribution, Event, Strategy
+from aggregator.strategies.base import ClientUpdate, Event, Strategy
 from aggregator.strategies.registry import make_strategy
 from shoal.protocol.messages import Phase
 from shoal.simulation.engine.evaluation import Evaluation, evaluate
@@ -153,12 +153,12 @@ class CflWatch:
         }
 
 
-def cluster_gaps(contributions: Sequence[Contribution], group_of: Mapping[str, int]) -> dict[str, float]:
+def cluster_gaps(contributions: Sequence[ClientUpdate], group_of: Mapping[str, int]) -> dict[str, float]:
     """Return the separation gap (cfl Def. 2) of each cluster's updates of this round, by the cluster's id.
 
     Clusters on trial, or of fewer than two devices, have none.
     """
-    rows: dict[int, list[Contribution]] = defaultdict(list)
+    rows: dict[int, list[ClientUpdate]] = defaultdict(list)
     for c in contributions:
         if c.phase is Phase.TRAIN and c.vector is not None and c.norm > 0:
             rows[c.model].append(c)
@@ -175,11 +175,11 @@ def _sentence(split: Mapping[str, Any]) -> str:
     return f"round {split['round']}: {sizes} devices ({kind}), {', '.join(found)}"
 
 
-def _gap(mine: Sequence[Contribution], group_of: Mapping[str, int]) -> float:
+def _gap(mine: Sequence[ClientUpdate], group_of: Mapping[str, int]) -> float:
     return separation_gap(cosine_matrix([c.row for c in mine]), [group_of[c.device] for c in mine]).gap
 
 
-def _loss(contributions: Sequence[Contribution]) -> float:
+def _loss(contributions: Sequence[ClientUpdate]) -> float:
     training = [c for c in contributions if c.vector is not None]
     return float(np.average([c.loss for c in training], weights=[c.samples for c in training])) if training else np.nan
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-from aggregator.strategies.base import RoundPlan, Strategy, final_order
+from aggregator.strategies.base import RoundPlan, Strategy, final_assignment
 from aggregator.strategies.registry import make_strategy
 from shoal.errors import UsageError
 from shoal.experiments.common.experiment import Options, Progress, Result
@@ -147,11 +147,11 @@ class Scores:
 
 def decided(final: RoundPlan, clusters: Mapping[str, int]) -> RoundPlan:
     """Return the final round with each device's order limited to its cluster's model, so that IFCA's devices don't re-choose."""
-    orders = {
-        d: order if len(order.candidates) == 1 else final_order((order.candidates[clusters[d]],))
-        for d, order in final.orders.items()
+    assignments = {
+        d: assignment if len(assignment.candidates) == 1 else final_assignment((assignment.candidates[clusters[d]],))
+        for d, assignment in final.assignments.items()
     }
-    return dataclasses.replace(final, orders=orders)
+    return dataclasses.replace(final, assignments=assignments)
 
 
 def method_of(options: Options, algorithms: Mapping[str, Method] = METHODS) -> tuple[str, Method]:

@@ -97,7 +97,7 @@ def show(directory: Directory, json: AsJson = False) -> None:
     for device in roster.devices:
         say(f"{device.name} {fingerprint(device)}{' revoked' if device.name in roster.revoked else ''}")
     for r in runs:
-        blur = f", norms blurred by {r['norm_blur']:g}" if r["norm_blur"] else ""
+        blur = f", norm noise of {r['norm_noise']:g}" if r["norm_noise"] else ""
         what = f"{r['algorithm']}, mask {r['mode']}, {counted(r['rounds'], 'round')}"
         cap = f", weight cap {r['weight_cap']:g}" if r["weight_cap"] else ", no weight cap"
         say(f"run {r['run']}: {what}, weighting {r['weighting']}{cap if r['weighting'] == 'samples' else ''}{blur}")
@@ -244,13 +244,13 @@ def run(
     weighting: Annotated[
         str, typer.Option(help="samples, or uniform: devices then report no sample counts.")
     ] = "samples",
-    norm_blur: Annotated[
+    norm_noise: Annotated[
         float,
         typer.Option(
             help="Relative standard deviation of a random factor on each update, 0 to 0.2, against guessing a device's "
             "data by the update's norm; 0 is off.",
             min=0,
-            max=limits.MAX_NORM_BLUR,
+            max=limits.MAX_NORM_NOISE,
         ),
     ] = 0.0,
     evaluate_every: Annotated[
@@ -300,7 +300,7 @@ def run(
         participation=participation,
         deadline_s=deadline_s,
         weighting=weighting,
-        norm_blur=norm_blur,
+        norm_noise=norm_noise,
         max_samples=max_samples,
         weight_cap=weight_cap,
         evaluate_every=evaluate_every,

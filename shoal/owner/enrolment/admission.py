@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from crypto.seal.envelope import SealError, is_from, open_from_group, parcel_for_member, read_head
+from crypto.seal.envelope import SealError, is_from, open_from_group, read_head, seal_message_to_member
 from crypto.seal.identity import fingerprint
 from shoal import limits
 from shoal.errors import BrokerUnreachableError, ShoalError, UntrustedError
@@ -294,7 +294,7 @@ class Registrar:
                 signed = self._fleet.roster_bytes
                 purpose = owner_purpose(self._fleet.roster.sequence, signed)
                 head = Sealed(self._fleet.name, purpose, OWNER_NAME, aggregator.name)
-                sealed = parcel_for_member(self._fleet.owner, aggregator.seal_key, head, signed)
+                sealed = seal_message_to_member(self._fleet.owner, aggregator.seal_key, head, signed)
                 self._leave(channels.OWNER_ROSTER, sealed.payload)
 
     def publish_keys(self) -> None:

@@ -66,7 +66,7 @@ def summary(plan: RunPlan) -> dict[str, Any]:
         "rounds": plan.rounds,
         "min_contributors": plan.min_contributors,
         "weighting": plan.weighting,
-        "norm_blur": plan.norm_blur,
+        "norm_noise": plan.norm_noise,
         "max_samples": plan.max_samples,
         "weight_cap": plan.weight_cap,
     }

@@ -55,7 +55,7 @@ class RunOptions:
         evaluate_every: rounds between accuracy reports; 0 reports at the end only.
         seed: seed of participation and batch order; None draws one. The aggregator knows it: origins must not depend on it.
         epoch_rounds: rounds of a mask epoch, after which devices switch to a new mask; 0 is one epoch for the run.
-        norm_blur: relative standard deviation of the random factor on each update, 0 to MAX_NORM_BLUR; 0 is off.
+        norm_noise: relative standard deviation of the random factor on each update, 0 to MAX_NORM_NOISE; 0 is off.
         max_samples: largest sample count that a device may report.
         weight_cap: largest weight of a device in a mean, in median weights of its cluster; 0 is off.
     """
@@ -75,7 +75,7 @@ class RunOptions:
     evaluate_every: int = 0
     seed: int | None = None
     epoch_rounds: int = 0
-    norm_blur: float = 0.0
+    norm_noise: float = 0.0
     max_samples: int = limits.DEFAULT_MAX_SAMPLES
     weight_cap: float = limits.DEFAULT_WEIGHT_CAP
 
@@ -155,7 +155,7 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
         seed=options.seed if options.seed is not None else int.from_bytes(os.urandom(4), "little"),
         local=_settings(local),
         pretrain=_settings(options.pretrain or local),
-        norm_blur=options.norm_blur,
+        norm_noise=options.norm_noise,
         max_samples=options.max_samples,
         weight_cap=options.weight_cap,
         capabilities=settings.capabilities,
@@ -166,12 +166,12 @@ def _check_hidden(plan: RunPlan) -> None:
     """Check that no setting of the plan reveals a value that another setting hides.
 
     Raises:
-        ConfigError: norm_blur with reported norms, or uniform weighting with reported sample counts.
+        ConfigError: norm_noise with reported norms, or uniform weighting with reported sample counts.
     """
-    if plan.norm_blur and plan.capabilities.scale:
+    if plan.norm_noise and plan.capabilities.scale:
         raise ConfigError(
-            "norm_blur hides nothing where devices report the norm of their model, which eta_g needs",
-            hint="leave out norm_blur, or eta_g",
+            "norm_noise hides nothing where devices report the norm of their model, which eta_g needs",
+            hint="leave out norm_noise, or eta_g",
         )
     if plan.weighting == "uniform" and any((s.name, s.value) == ("normalise", "samples") for s in plan.settings):
         raise ConfigError(

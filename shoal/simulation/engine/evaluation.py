@@ -67,7 +67,7 @@ def evaluate(workforce: Workforce, final: RoundPlan, protocol: Protocol) -> Eval
         names = () if population.probes else tuple(population.names[int(p)] for p in places)
         return _evaluation(scores, best, np.array(ids), names, shelf, places)
     shelf = workforce.shelf(Share.TEST)
-    ordered = np.array(sorted(workforce.place_of[name] for name in final.orders), np.int64)
+    ordered = np.array(sorted(workforce.place_of[name] for name in final.assignments), np.int64)
     places = ordered[shelf.sizes[ordered] > 0] if len(ordered) else ordered
     if len(places) == 0:
         return None
@@ -91,11 +91,11 @@ def _assigned(
     chosen = np.empty(len(places), np.int64)
     undecided: dict[tuple[tuple[int, ...], int], list[int]] = {}
     for i, place in enumerate(places):
-        order = final.orders[workforce.population.names[int(place)]]
-        if len(order.candidates) == 1:
-            chosen[i] = row_of[order.candidates[0]]
+        assignment = final.assignments[workforce.population.names[int(place)]]
+        if len(assignment.candidates) == 1:
+            chosen[i] = row_of[assignment.candidates[0]]
         else:
-            undecided.setdefault((order.candidates, order.share), []).append(i)
+            undecided.setdefault((assignment.candidates, assignment.share), []).append(i)
     # Devices with the same choice are scored together, by one matrix product.
     for (candidates, share), rows in undecided.items():
         options = np.array([row_of[c] for c in candidates])

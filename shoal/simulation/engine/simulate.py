@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend
 from aggregator.rounds.screening import Levels, Screened, screen
-from aggregator.strategies.base import Contribution, Event, Outcome, RoundPlan, Strategy, mean_loss
+from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, Strategy, mean_loss
 from aggregator.strategies.registry import make_strategy, models_needed, settings_of
 from crypto.mask.keys import MaskContext, MaskKey, derive
 from crypto.mask.secret import MaskSecret
@@ -44,7 +44,7 @@ class Observation:
 
     round: int
     plan: RoundPlan
-    contributions: tuple[Contribution, ...]
+    contributions: tuple[ClientUpdate, ...]
     outcome: Outcome
     state: Any
     workforce: Workforce
@@ -67,7 +67,7 @@ class SimResult:
     restart_rounds: int
     all_rounds: int
     events: tuple[tuple[int, Event], ...]
-    assignment: Mapping[str, int]
+    clusters: Mapping[str, int]
     final: Evaluation | None
     thetas: Mapping[int, Float32Vector]
     run: RunPlan
@@ -254,7 +254,9 @@ class _Simulation:
                 state = self.strategy.absorb(state, contribution)
             state, outcome = self.strategy.close(state, plan)
             seconds = time.process_time() - begin
-            counts = options.count == "all" or any(o.train and o.phase == Phase.TRAIN for o in plan.orders.values())
+            counts = options.count == "all" or any(
+                o.train and o.phase == Phase.TRAIN for o in plan.assignments.values()
+            )
             number = len(self.history) + 1 if counts else 0
             if counts:
                 self._record(number, round_, state, given, outcome, seconds, screened.refused)
@@ -352,7 +354,7 @@ class _Simulation:
         number: int,
         round_: int,
         state: Any,
-        given: list[Contribution],
+        given: list[ClientUpdate],
         outcome: Outcome,
         seconds: float,
         refused: Mapping[str, float],

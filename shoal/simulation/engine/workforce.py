@@ -18,14 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aggregator.strategies.base import Contribution, RoundPlan, mean_update, norm_of, weights_of, whole_offset
+from aggregator.strategies.base import ClientUpdate, RoundPlan, mean_update, norm_of, weights_of, whole_offset
 from aggregator.strategies.registry import plan_settings
 from crypto.mask.keys import MaskKey
 from crypto.mask.masking import mask, unmask
 from edge_client.learning.update import LOSS_DECIMALS, NORM_DECIMALS, BatchOrder, reported_margins
 from shoal.errors import DataError, IntegrityError
 from shoal.protocol.documents import LocalSettings, RunPlan
-from shoal.protocol.messages import Order, Phase, Share
+from shoal.protocol.messages import Assignment, Phase, Share
 from shoal.simulation.data import Population
 from shoal.simulation.trainers import scoring
 from shoal.simulation.trainers.blocks import Block, Shelf, Trained, Trainer
@@ -37,7 +37,7 @@ from shoal.types import Float32Vector, MaskedVector
 ROWS_BYTES: Final = 64 << 20
 """Most memory of a round's single updates; a round with larger ones is summed if the strategy allows it."""
 
-Group = tuple[Order, NDArray[np.int64], NDArray[np.int64]]
+Group = tuple[Assignment, NDArray[np.int64], NDArray[np.int64]]
 """Devices with equal orders: the order, their places (c,), and the candidates as rows of the models: (c, 1), or (1, k)."""
 
 
@@ -143,20 +143,20 @@ class Workforce:
         theta += offset
         return theta
 
-    def carry_out(self, plan: RoundPlan) -> list[Contribution]:
+    def carry_out(self, plan: RoundPlan) -> list[ClientUpdate]:
         """Carry out every order of ``plan``; return the devices' uploads, in order of their names."""
         ids = sorted(plan.models)
         thetas = np.stack([self.theta(plan, model) for model in ids])
         models = torch.from_numpy(thetas).to(self.device)
         self._round = _Round(plan, models, {model: row for row, model in enumerate(ids)})
         deferred = self._defers(plan)
-        given: list[Contribution] = []
+        given: list[ClientUpdate] = []
         with torch.no_grad():
             for group in self._groups(plan):
                 given += self._carry_out_group(group, ids, deferred)
         return sorted(given, key=lambda c: c.device)
 
-    def average(self, contributions: list[Contribution], weighting: str, cap: float = 0.0) -> Float32Vector:
+    def average(self, contributions: list[ClientUpdate], weighting: str, cap: float = 0.0) -> Float32Vector:
         """Return the mean of contributions' masked updates, (d,) float32: see `aggregator.strategies.base.Average`.
 
         The sums of this round are used for a model if ``contributions`` has all devices that trained it; otherwise the
@@ -170,7 +170,7 @@ class Workforce:
         alike = weighting == "uniform" or self._equal
         weights = weights_of(contributions, "uniform" if alike else weighting, cap).tolist()
         # All devices at the weight cap have the same weight, so their unweighted sum is enough.
-        asked: dict[tuple[int, int, float], list[Contribution]] = defaultdict(list)
+        asked: dict[tuple[int, int, float], list[ClientUpdate]] = defaultdict(list)
         for c, w in zip(contributions, weights, strict=True):
             asked[int(c.phase), c.model, 0.0 if alike or w == c.samples else w].append(c)
         total = torch.zeros(self.network.length, device=self.device)
@@ -191,90 +191,90 @@ class Workforce:
     def _defers(self, plan: RoundPlan) -> bool:
         if self.deferred is not None:
             return self.deferred
-        training = sum(order.train for order in plan.orders.values())
+        training = sum(assignment.train for assignment in plan.assignments.values())
         return self.reads != "updates" and 4 * training * self.network.length > ROWS_BYTES
 
     def _groups(self, plan: RoundPlan) -> list[Group]:
         """Group devices with equal orders; orders with a single candidate may differ in that candidate."""
         assert self._round is not None
         row_of = self._round.row_of
-        members: dict[Order, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
-        for name in sorted(plan.orders):
-            order = plan.orders[name]
-            alone = len(order.candidates) == 1
+        members: dict[Assignment, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
+        for name in sorted(plan.assignments):
+            assignment = plan.assignments[name]
+            alone = len(assignment.candidates) == 1
             # Devices that train one model each can share a block even if their models differ.
-            key = dataclasses.replace(order, candidates=(0,)) if alone else order
-            members[key].append((self.place_of[name], order.candidates))
+            key = dataclasses.replace(assignment, candidates=(0,)) if alone else assignment
+            members[key].append((self.place_of[name], assignment.candidates))
         groups: list[Group] = []
-        for order, work in members.items():
+        for assignment, work in members.items():
             ids = np.array([place for place, _ in work], np.int64)
-            alone = len(order.candidates) == 1
+            alone = len(assignment.candidates) == 1
             rows = [[row_of[c] for c in candidates] for _, candidates in (work if alone else work[:1])]
-            groups.append((order, ids, np.array(rows, np.int64)))
+            groups.append((assignment, ids, np.array(rows, np.int64)))
         return groups
 
-    def _carry_out_group(self, group: Group, ids: Sequence[int], deferred: bool) -> list[Contribution]:
-        order, places, candidates = group
-        given: list[Contribution] = []
-        shelf = self.shelf(Share.TRAIN) if order.train else self.shelf(order.share)
-        parts = shelf.parts(places, *self.trainer.limits(candidates.shape[1])) if order.train else [places]
+    def _carry_out_group(self, group: Group, ids: Sequence[int], deferred: bool) -> list[ClientUpdate]:
+        assignment, places, candidates = group
+        given: list[ClientUpdate] = []
+        shelf = self.shelf(Share.TRAIN) if assignment.train else self.shelf(assignment.share)
+        parts = shelf.parts(places, *self.trainer.limits(candidates.shape[1])) if assignment.train else [places]
         position = {int(p): i for i, p in enumerate(places)}
         for part in parts:
             mine = candidates if len(candidates) != len(places) else candidates[[position[int(p)] for p in part]]
-            given += self._carry_out_part(order, part, mine, ids, deferred)
+            given += self._carry_out_part(assignment, part, mine, ids, deferred)
         return given
 
     def _carry_out_part(
         self,
-        order: Order,
+        assignment: Assignment,
         part: NDArray[np.int64],
         candidates: NDArray[np.int64],
         ids: Sequence[int],
         deferred: bool,
-    ) -> list[Contribution]:
+    ) -> list[ClientUpdate]:
         assert self._round is not None
         models = self._round.models
         margins: list[tuple[float, ...]] = [()] * len(part)
         reported = np.zeros(len(part))
         start = candidates[:, 0] if candidates.shape[1] == 1 else np.zeros(len(part), np.int64)
-        block = self.shelf(Share.TRAIN).block(part) if order.train else None
+        block = self.shelf(Share.TRAIN).block(part) if assignment.train else None
         scored: Scored | None = None
         if candidates.shape[1] > 1:
             options = models[torch.from_numpy(candidates[0]).to(self.device)]
             # Scoring and training use the same first-layer outputs, so the dual form computes them once.
-            if block is not None and order.share == Share.TRAIN and self._fuses(block, order):
+            if block is not None and assignment.share == Share.TRAIN and self._fuses(block, assignment):
                 assert isinstance(self.trainer, Dual)
                 scored = self.trainer.score(options, block)
-            losses = self.score(options, order.share, part).losses if scored is None else scored.losses
+            losses = self.score(options, assignment.share, part).losses if scored is None else scored.losses
             best = scoring.choose(losses)
             start, reported = candidates[0][best], losses[np.arange(len(part)), best]
-            if order.margins:
+            if assignment.margins:
                 margins = [reported_margins(row) for row in losses]
-        elif not order.train:
-            reported = self.score_own(start, order.share, part).losses[:, 0]
+        elif not assignment.train:
+            reported = self.score_own(start, assignment.share, part).losses[:, 0]
         correct = tested = np.zeros(len(part), np.int64)
-        if order.evaluate:
+        if assignment.evaluate:
             own = self.score_own(start, Share.TEST, part)
             correct, tested = own.correct[:, 0], own.tested
         rows: Sequence[Float32Vector | None] = [None] * len(part)
         norms = np.zeros(len(part))
         lengths = np.zeros(len(part))
         if block is not None:
-            trained = self._train(order, block, start, None if scored is None else scored.of(best))
+            trained = self._train(assignment, block, start, None if scored is None else scored.of(best))
             if candidates.shape[1] == 1:
                 reported = trained.losses
             if deferred:
                 norms = trained.norms() if self.norms else norms
-                self._add(trained, order, part, [ids[s] for s in start], start)
+                self._add(trained, assignment, part, [ids[s] for s in start], start)
             else:
                 rows = [self._masked(row) for row in trained.rows().cpu().numpy()]
                 norms = np.array([norm_of(row) for row in rows if row is not None])
-            if order.norm:
+            if assignment.norm:
                 lengths = self._model_norms(trained, start)
         return [
-            Contribution(
+            ClientUpdate(
                 round=self._round.plan.round,
-                phase=order.phase,
+                phase=assignment.phase,
                 device=self.population.names[int(place)],
                 model=ids[int(start[i])],
                 samples=int(self.samples[place]),
@@ -297,14 +297,16 @@ class Workforce:
         norms: NDArray[np.float64] = torch.linalg.vector_norm(whole.double(), dim=1).cpu().numpy()
         return norms
 
-    def _fuses(self, block: Block, order: Order) -> bool:
-        return isinstance(self.trainer, Dual) and self.trainer.suits(block, self._recipe(order.phase))
+    def _fuses(self, block: Block, assignment: Assignment) -> bool:
+        return isinstance(self.trainer, Dual) and self.trainer.suits(block, self._recipe(assignment.phase))
 
-    def _train(self, order: Order, block: Block, start: NDArray[np.int64], pre: Tensor | None = None) -> Trained:
+    def _train(
+        self, assignment: Assignment, block: Block, start: NDArray[np.int64], pre: Tensor | None = None
+    ) -> Trained:
         assert self._round is not None
         round_ = self._round.plan.round
-        orders = [BatchOrder(self.run, self.population.names[int(p)], round_) for p in block.ids]
-        work = (self._round.models, start, block, orders, self._recipe(order.phase), round_)
+        assignments = [BatchOrder(self.run, self.population.names[int(p)], round_) for p in block.ids]
+        work = (self._round.models, start, block, assignments, self._recipe(assignment.phase), round_)
         if pre is not None and isinstance(self.trainer, Dual):
             return self.trainer.train(*work, pre)
         return self.trainer.train(*work)
@@ -313,13 +315,18 @@ class Workforce:
         return self.run.pretrain if phase == Phase.PRETRAIN else self.run.local
 
     def _add(
-        self, trained: Trained, order: Order, part: NDArray[np.int64], models: Sequence[int], start: NDArray[np.int64]
+        self,
+        trained: Trained,
+        assignment: Assignment,
+        part: NDArray[np.int64],
+        models: Sequence[int],
+        start: NDArray[np.int64],
     ) -> None:
         """Add a block's updates to the sums of the models that they started from."""
         assert self._round is not None
         for row in np.unique(start):
             chosen = np.flatnonzero(start == row)
-            key = (int(order.phase), int(models[int(chosen[0])]))
+            key = (int(assignment.phase), int(models[int(chosen[0])]))
             if key not in self._round.sums:
                 zero = torch.zeros(self.network.length, device=self.device)
                 self._round.sums[key] = _Sum(zero, None if self._equal else zero.clone())
@@ -329,11 +336,11 @@ class Workforce:
                 trained.add_to(total.samples, chosen, self.samples[part[chosen]].astype(np.float32))
             total.devices |= {self.population.names[int(p)] for p in part[chosen]}
 
-    def _sum_again(self, current: _Round, key: tuple[int, int], chosen: Sequence[Contribution]) -> _Sum:
+    def _sum_again(self, current: _Round, key: tuple[int, int], chosen: Sequence[ClientUpdate]) -> _Sum:
         """Train some devices of this round once more, for a mean over other devices than those that were summed."""
         phase, model = key
         places = np.array(sorted(self.place_of[c.device] for c in chosen), np.int64)
-        order = next(o for o in current.plan.orders.values() if o.phase == phase and o.train)
+        assignment = next(o for o in current.plan.assignments.values() if o.phase == phase and o.train)
         kept = current.sums
         current.sums = {}  # `_add` writes to it; the round's own sums are restored below
         try:
@@ -341,7 +348,7 @@ class Workforce:
                 for part in self.shelf(Share.TRAIN).parts(places, *self.trainer.limits(1)):
                     start = np.full(len(part), current.row_of[model], np.int64)
                     block = self.shelf(Share.TRAIN).block(part)
-                    self._add(self._train(order, block, start), order, part, [model] * len(part), start)
+                    self._add(self._train(assignment, block, start), assignment, part, [model] * len(part), start)
             return current.sums[key]
         finally:
             current.sums = kept

@@ -12,7 +12,7 @@ import pytest
 from crypto.seal.identity import Identity
 from shoal import limits
 from shoal.protocol.chunking import HEADER, HEADER_BYTES, MAGIC, VERSION
-from shoal.protocol.messages import Action, Obstacle
+from shoal.protocol.messages import Action, DeclineReason
 from tests.helpers.channels import CHANNELS, VICTIM, Scene, opened
 from tests.helpers.fleets import answers, reasons, thetas
 
@@ -142,7 +142,7 @@ def test_nothing_hostile_on_a_channel_is_believed(tmp_path, caplog, undisturbed,
             else:
                 assert found == [], kind
             if (kind, channel) == ("downgraded mode", "upload"):  # its own device's: no other is waited for
-                assert scene.service.state.declined == {VICTIM: Obstacle.UPLOAD}
+                assert scene.service.state.declined == {VICTIM: DeclineReason.UPLOAD}
             elif (kind, channel) != ("reordered", "upload"):  # among those is the one that is waited for
                 assert scene.standing() == before, kind
         scene.tap.forgive(scene.rule)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crypto.seal.identity import Identity
-from edge_client.learning.data import Batch
+from edge_client.learning.data import Dataset
 from shoal.protocol.messages import Action, Phase, Sealed
 from shoal.transport.base import Message
 from tests.helpers.fleets import (
@@ -161,7 +161,7 @@ def test_a_device_whose_updates_are_too_large_is_told_and_moves_on(tmp_path, cap
     """Its own honest upload is refused once a round, never resent, and it takes part in the next and the final round."""
     data = grouped_data(3)
     loud = data[VICTIM]
-    data[VICTIM] = Batch(loud.x * np.float32(1e4), loud.y)
+    data[VICTIM] = Dataset(loud.x * np.float32(1e4), loud.y)
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", data, faults=tap, rounds=2, quorum=0.6, norm_limit=50.0) as fleet:
         records = fleet.run(300)

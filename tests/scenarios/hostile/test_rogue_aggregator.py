@@ -9,7 +9,7 @@ from crypto.seal.signed import sign_document
 from shoal.protocol.chunking import ChunkKind
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage
-from shoal.protocol.messages import NO_ORDER, ModelHeader, ModelRef, Order, Phase, Share
+from shoal.protocol.messages import NO_ASSIGNMENT, Assignment, ModelHeader, ModelRef, Phase, Share
 from shoal.protocol.topics import Topics
 from tests.helpers.fleets import (
     Wiretap,
@@ -64,7 +64,7 @@ def with_models(*models):
 
 
 def with_order(**fields):
-    return lambda a: dataclasses.replace(a, orders=(dataclasses.replace(a.orders[0], **fields),))
+    return lambda a: dataclasses.replace(a, assignments=(dataclasses.replace(a.assignments[0], **fields),))
 
 
 def changed(**fields):
@@ -104,7 +104,7 @@ OVERSTEPS = {
     "training in a scoring phase": (with_order(phase=int(Phase.SCORE)), "nothing to train for"),
     "training at a checkpoint": (with_order(phase=int(Phase.CHECKPOINT)), "a rollover in a round"),
     "training in the final round": (changed(round=3, finished=True), "nothing to train for"),
-    "an order that is not there": (changed(order_of=(5, 5)), "an order that it does not hold"),
+    "an order that is not there": (changed(assignment_of=(5, 5)), "an order that it does not hold"),
 }
 
 
@@ -149,7 +149,7 @@ def test_several_models_twice_are_refused(tmp_path, caplog):
 
 
 def test_a_device_without_an_order_sits_out(rogue):
-    announce(rogue.fleet, dataclasses.replace(rogue.round_2, order_of=(NO_ORDER, 0)))
+    announce(rogue.fleet, dataclasses.replace(rogue.round_2, assignment_of=(NO_ASSIGNMENT, 0)))
     assert rogue.sent() == [0, 1]
 
 
@@ -276,11 +276,11 @@ def test_a_model_is_taken_only_as_the_plan_describes_it(rogue, caplog, case):
     fleet = rogue.fleet
     header, values, expected = BAD_MODELS.get(case, ({}, SMALL, ""))
     group_label = rogue.first.models[0].label
-    order = Order(int(Phase.TRAIN), (0,), int(Share.TRAIN), train=True, evaluate=False, margins=False)
+    assignment = Assignment(int(Phase.TRAIN), (0,), int(Share.TRAIN), train=True, evaluate=False, margins=False)
     topic = Topics("demo").model(group_label)
     transfer = tell(fleet, topic, "model", masked(fleet.plan, values, **header), ChunkKind.MODEL, round_=2)
     ref = ModelRef(0, 0, group_label, transfer, 2, 1.0)
-    announce(fleet, dataclasses.replace(rogue.round_2, models=(ref,), orders=(order,)))
+    announce(fleet, dataclasses.replace(rogue.round_2, models=(ref,), assignments=(assignment,)))
     if not expected:
         assert rogue.sent() == [1, 1]
         assert not reasons(caplog)

@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from edge_client.learning.data import Batch
+from edge_client.learning.data import Dataset
 from shoal.task.manifest import LocalTraining
 from tests.helpers.fleets import LOST, Wiretap, make_fleet, names, slow_link, thetas
 
@@ -19,7 +19,7 @@ ROUNDS = 12
 
 def options(logistic):
     rng = np.random.default_rng(0)
-    data = {d: Batch(rng.standard_normal((6, INPUTS)).astype(np.float32), rng.integers(0, 4, 6)) for d in DEVICES}
+    data = {d: Dataset(rng.standard_normal((6, INPUTS)).astype(np.float32), rng.integers(0, 4, 6)) for d in DEVICES}
     local = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.01)
     return {
         "data": data,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edge_client.learning.data import Batch
+from edge_client.learning.data import Dataset
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.messages import Action
 from shoal.task.manifest import LocalTraining
@@ -37,7 +37,7 @@ def wide(logistic):
     """A task whose vector takes three chunks: d = 80,004."""
     rng = np.random.default_rng(0)
     data = {
-        name: Batch(rng.standard_normal((10, 20_000)).astype(np.float32), rng.integers(0, 4, 10)) for name in names(2)
+        name: Dataset(rng.standard_normal((10, 20_000)).astype(np.float32), rng.integers(0, 4, 10)) for name in names(2)
     }
     local = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.01)
     return {"data": data, "bundle": logistic(20_000, 4), "local": local, "rounds": 2, "quorum": 1.0}

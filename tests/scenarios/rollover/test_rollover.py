@@ -149,7 +149,7 @@ def test_a_crash_at_any_step_leaves_a_fleet_that_finishes(tmp_path, victim, phas
 
         def at_step():
             plan = fleet.service.state.plan
-            return plan is not None and any(o.phase == phase for o in plan.orders.values())
+            return plan is not None and any(o.phase == phase for o in plan.assignments.values())
 
         fleet.run_until(at_step, 20)
         folder = fleet.service.state.rollover.folder

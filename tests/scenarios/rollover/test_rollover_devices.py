@@ -52,13 +52,13 @@ def forged_answer(fleet, tap, name, attached, *, phase=None):
     """Send as ``name``, who is dead by now, an answer to the open step with ``attached`` behind it."""
     state = fleet.service.state
     sample, _ = open_upload(fleet, name, uploads_of(fleet, tap, name)[-1])
-    order = state.plan.orders[name]
+    assignment = state.plan.assignments[name]
     upload = dataclasses.replace(
         sample,
         epoch=state.run.epoch,
         key_id=state.run.key_id,
         round=state.round,
-        phase=int(phase or order.phase),
+        phase=int(phase or assignment.phase),
         nonce=fleet.service._engine.nonce(state.round, state.plan.step),
         length=0,
         margins=(),
@@ -75,7 +75,7 @@ def test_junk_from_the_device_that_folds_costs_nobody_anything(tmp_path, attache
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=5, rounds=2, epoch_rounds=1) as fleet:
         open_step(fleet, Phase.CHECKPOINT)
-        (folder,) = fleet.service.state.plan.orders
+        (folder,) = fleet.service.state.plan.assignments
         del fleet.devices[folder]  # the attacker answers in its place; its connection stays
         forged_answer(fleet, tap, folder, attached)
         told = sum(len(p.payload) for p in tap.sent(client=fleet.client_id("aggregator")) if "/s/model/" in p.topic)
@@ -88,7 +88,7 @@ def test_a_signer_that_answers_with_junk_is_one_signature_less(tmp_path):
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=5, rounds=2, epoch_rounds=1, deadline_s=5.0) as fleet:
         open_step(fleet, Phase.ENDORSE)
-        signer = next(d for d in fleet.service.state.plan.orders if d != fleet.service.state.rollover.folder)
+        signer = next(d for d in fleet.service.state.plan.assignments if d != fleet.service.state.rollover.folder)
         del fleet.devices[signer]
         forged_answer(fleet, tap, signer, b"SHM1 and no endorsement")
         records = fleet.run(60)
@@ -104,7 +104,7 @@ def test_a_device_without_an_order_has_no_say(tmp_path, caplog):
     with make_fleet(tmp_path / "fleet", faults=tap, count=3, rounds=2, epoch_rounds=1) as fleet:
         open_step(fleet, Phase.CHECKPOINT)
         state = fleet.service.state
-        other = next(d for d in fleet.stage.devices if d not in state.plan.orders)
+        other = next(d for d in fleet.stage.devices if d not in state.plan.assignments)
         sample, body = open_upload(fleet, other, uploads_of(fleet, tap, other)[-1])
         nonce = fleet.service._engine.nonce(state.round, state.plan.step)
         early = dataclasses.replace(sample, phase=int(Phase.CHECKPOINT), nonce=nonce, length=0, attached=len(body))
@@ -138,7 +138,7 @@ def test_a_revoked_device_that_folds_is_not_heard(tmp_path, caplog):
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=5, rounds=2, epoch_rounds=1, quorum=0.6) as fleet:
         open_step(fleet, Phase.CHECKPOINT)
-        (folder,) = fleet.service.state.plan.orders
+        (folder,) = fleet.service.state.plan.assignments
         rule = tap.lose(client=fleet.client_id(folder), ending="/up")
         fleet.settle()
         late = [p.payload for p in tap.sent(client=fleet.client_id(folder), ending="/up")][-1]

@@ -66,9 +66,9 @@ OUT_OF_TURN = {
     "after the last round": (2, {"round": 6}, "a rollover after round 6"),
     "in a run of its own": (2, {"run": 2}, "an announcement of another run"),
     "under another key": (2, {"key_id": bytes(16)}, "another mask key"),
-    "with a round's order": (2, {"orders": (TRAIN,)}, "work of a round in a rollover"),
+    "with a round's order": (2, {"assignments": (TRAIN,)}, "work of a round in a rollover"),
     "with vectors that its algorithm does not have": (2, {"carried": (CARRIED,)}, "vectors that are no models"),
-    "to sign nothing": (2, {"orders": (SIGN,)}, "an order to sign nothing"),
+    "to sign nothing": (2, {"assignments": (SIGN,)}, "an order to sign nothing"),
 }
 
 
@@ -250,7 +250,7 @@ def test_nothing_is_masked_anew_for_an_aggregator_that_helps_who_was_revoked(tmp
         else:
             proposal, sealed = rogue.folded(1, generation=generation)
             rogue.sent()
-            found = rogue.endorsements(proposal.checkpoint, sealed, 2, order=signing, generation=generation)
+            found = rogue.endorsements(proposal.checkpoint, sealed, 2, assignment=signing, generation=generation)
             assert found == {}
         assert rogue.sent()[:3] == [0, 0, 0]
         assert any("drawn to keep somebody out" in r for r in reasons(caplog))

@@ -58,7 +58,7 @@ def test_an_upload_and_the_will_of_its_device_arrive_together(tmp_path, when):
         open_round(fleet, 1) if when == "round" else open_step(
             fleet, Phase.CHECKPOINT if when == "fold" else Phase.ENDORSE
         )
-        asked = list(fleet.service.state.plan.orders)
+        asked = list(fleet.service.state.plan.assignments)
         work(fleet, *asked[:-1])
         fleet.service.flush(fleet.now_s)
         fleet.broker.pump()

@@ -159,7 +159,7 @@ def test_the_owners_next_run_is_followed(tmp_path, change):
         fleet.kill_aggregator()
         first, fleet.plan = fleet.plan, plan
         server = fleet.stage.aggregator_dir
-        assert AggregatorMembership(server).obstacle(plan) == ""
+        assert AggregatorMembership(server).reason(plan) == ""
         fleet.revive_aggregator()
         records = fleet.run(60)
         later = [plan.epoch, *(e["epoch"] for e in events_of(records))]

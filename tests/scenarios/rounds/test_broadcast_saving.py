@@ -38,7 +38,7 @@ def runs(tmp_path_factory):
 
 def narrow_rounds(announced):
     """Return the rounds in which somebody was sent one model only."""
-    return [a.round for a in announced if any(len(order.candidates) == 1 for order in a.orders)]
+    return [a.round for a in announced if any(len(assignment.candidates) == 1 for assignment in a.assignments)]
 
 
 def test_devices_fetch_their_own_model_only(runs):

@@ -8,11 +8,11 @@ import pytest
 
 from aggregator.run_log import waiting_for
 from crypto.seal.envelope import open_from_member, read_head, seal_to_member
-from edge_client.learning.data import Batch
+from edge_client.learning.data import Dataset
 from shoal.protocol.channels import DECLINE
 from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.messages import Decline, Obstacle, Sealed
+from shoal.protocol.messages import Decline, DeclineReason, Sealed
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Message
 from tests.helpers.fleets import (
@@ -34,12 +34,12 @@ DEADLINE_S = 60.0
 
 def unfit(batch):
     """The same samples with one input too few."""
-    return Batch(batch.x[:, 1:].copy(), batch.y)
+    return Dataset(batch.x[:, 1:].copy(), batch.y)
 
 
 def exploding(batch):
     """Samples on which no loss is finite."""
-    return Batch(np.full_like(batch.x, 1e30), batch.y)
+    return Dataset(np.full_like(batch.x, 1e30), batch.y)
 
 
 def data_with(change, count=4):
@@ -65,14 +65,14 @@ def declines_of(fleet, tap, name=ODD):
     return found
 
 
-@pytest.mark.parametrize(("change", "obstacle"), [(unfit, "data"), (exploding, "task")])
-def test_nobody_waits_for_a_device_that_can_not(tmp_path, change, obstacle, caplog):
+@pytest.mark.parametrize(("change", "reason"), [(unfit, "data"), (exploding, "task")])
+def test_nobody_waits_for_a_device_that_can_not(tmp_path, change, reason, caplog):
     tap = Wiretap()
     with fleet_of(tmp_path, change, tap=tap) as fleet:
         records = fleet.run(DEADLINE_S)
         assert fleet.now_s < DEADLINE_S / 2
         rounds = [r for r in records if not r["final"]]
-        assert [(r["contributed"], r["missing"], r["declined"]) for r in rounds] == [(3, [ODD], {ODD: obstacle})] * 3
+        assert [(r["contributed"], r["missing"], r["declined"]) for r in rounds] == [(3, [ODD], {ODD: reason})] * 3
         said = [d.nonce for d in declines_of(fleet, tap)]
         told = [a.nonce for a in announcements(fleet, tap)]
         assert said in (told, told[:-1])  # once each; who failed to train can still take part in the final round
@@ -87,7 +87,7 @@ def test_only_a_word_leaves_the_device(tmp_path):
         fleet.run(DEADLINE_S)
         first = declines_of(fleet, tap)[0]
         nonce = announcements(fleet, tap)[0].nonce
-        assert first == Decline("demo", ODD, fleet.plan.run_id, nonce, int(Obstacle.DATA))
+        assert first == Decline("demo", ODD, fleet.plan.run_id, nonce, int(DeclineReason.DATA))
 
 
 def test_the_others_learn_what_they_would_without_it(tmp_path):
@@ -162,7 +162,7 @@ def say(fleet, decline, *, signer=ODD, sender=ODD, topic_of=ODD, purpose=DECLINE
 def test_what_is_said_in_its_name_changes_nothing(waiting, caplog):
     fleet, tap = waiting
     now, before = announcements(fleet, tap)[-1], announcements(fleet, tap)[0]
-    true = Decline("demo", ODD, fleet.plan.run_id, now.nonce, int(Obstacle.DATA))
+    true = Decline("demo", ODD, fleet.plan.run_id, now.nonce, int(DeclineReason.DATA))
     say(fleet, dataclasses.replace(true, nonce=before.nonce))
     assert reasons(caplog) == []  # of a round that is over: true then, and of no use now
     say(fleet, true, signer="dev-00")
@@ -181,7 +181,7 @@ def test_a_device_that_declines_what_is_not_asked_of_it_changes_nothing(waiting)
     """It has answered already."""
     fleet, tap = waiting
     nonce = announcements(fleet, tap)[-1].nonce
-    told = Decline("demo", "dev-00", fleet.plan.run_id, nonce, int(Obstacle.OTHER))
+    told = Decline("demo", "dev-00", fleet.plan.run_id, nonce, int(DeclineReason.OTHER))
     say(fleet, told, signer="dev-00", sender="dev-00", topic_of="dev-00")
     assert fleet.service.status() == "round 2: 2 of 3, waiting for dev-02"
 
@@ -282,7 +282,7 @@ def test_a_newcomer_whose_data_do_not_fit_says_so_in_a_later_mask_epoch(tmp_path
 
 def test_nobody_waits_for_a_device_whose_upload_was_refused(tmp_path):
     data = grouped_data(4)
-    data[ODD] = Batch(data[ODD].x * 40, data[ODD].y)
+    data[ODD] = Dataset(data[ODD].x * 40, data[ODD].y)
     with make_fleet(tmp_path / "fleet", data, quorum=0.5, deadline_s=DEADLINE_S, norm_limit=5.0) as fleet:
         records = fleet.run(DEADLINE_S)
         assert fleet.now_s < DEADLINE_S / 2

@@ -9,7 +9,7 @@ import pytest
 import edge_client.storage.finished_models
 from edge_client import cli
 from edge_client import inference as answers
-from edge_client.learning.data import Batch
+from edge_client.learning.data import Dataset
 from edge_client.storage.finished_models import FinishedModels
 from shoal.errors import ConfigError, StorageError
 from shoal.owner.runs.plan import RunOptions
@@ -133,7 +133,7 @@ def test_earlier_models_are_measured_again_on_the_samples_of_the_newest_run(flee
     before = store(fleet).models()[0].validation
     old = grouped_data(3)[NAME]
     fleet.kill_device(NAME)
-    fleet.revive_device(NAME, Batch(old.x, (old.y + 1) % CLASSES))
+    fleet.revive_device(NAME, Dataset(old.x, (old.y + 1) % CLASSES))
     begin_run(fleet)
     finish(fleet)
     after = store(fleet).models()[0]

@@ -1,11 +1,11 @@
-"""What owners may have their devices keep back: sample counts under uniform weighting, exact norms under norm_blur."""
+"""What owners may have their devices keep back: sample counts under uniform weighting, exact norms under norm_noise."""
 
 import numpy as np
 import pytest
 
-from edge_client.learning.data import Batch
+from edge_client.learning.data import Dataset
 from shoal.errors import ConfigError
-from shoal.limits import MAX_NORM_BLUR
+from shoal.limits import MAX_NORM_NOISE
 from shoal.owner.runs.plan import RunOptions
 from shoal.task.manifest import LocalTraining
 from tests.helpers.fleets import (
@@ -47,7 +47,7 @@ RUNS = {
 def uneven_data(count, groups):
     """As `grouped_data`, but every device has another number of samples."""
     data = grouped_data(count, groups, n=90)
-    return {name: Batch(b.x[: 50 + 7 * i], b.y[: 50 + 7 * i]) for i, (name, b) in enumerate(data.items())}
+    return {name: Dataset(b.x[: 50 + 7 * i], b.y[: 50 + 7 * i]) for i, (name, b) in enumerate(data.items())}
 
 
 def finish(fleet, options):
@@ -84,7 +84,7 @@ def test_blurred_norms_lead_to_the_same_groups(tmp_path, name):
     """One per cent on every norm: the hidden groups as before, and no recorded norm is what it would have been."""
     norms = []
     for blur in (0.0, 0.01):
-        options = {**RUNS[name], "norm_blur": blur}
+        options = {**RUNS[name], "norm_noise": blur}
         with make_fleet(tmp_path / f"{blur}", grouped_data(6, 2), **options) as fleet:
             norms.append(finish(fleet, RUNS[name])[0]["norms"])
     exact, blurred = norms
@@ -95,16 +95,16 @@ def test_blurred_norms_lead_to_the_same_groups(tmp_path, name):
     assert (ratios != 1).all()
 
 
-@pytest.mark.parametrize("blur", [-0.01, MAX_NORM_BLUR + 0.01, float("nan")])
+@pytest.mark.parametrize("blur", [-0.01, MAX_NORM_NOISE + 0.01, float("nan")])
 def test_the_owner_signs_no_blur_beyond_its_bounds(tmp_path, blur):
-    with pytest.raises(ConfigError, match="norm blur"):
-        make_fleet(tmp_path, norm_blur=blur)
+    with pytest.raises(ConfigError, match="norm noise"):
+        make_fleet(tmp_path, norm_noise=blur)
 
 
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"algorithm": "fedgroup", "settings": {"groups": "2", "eta_g": "0.1"}, "norm_blur": 0.01}, "hides nothing"),
+        ({"algorithm": "fedgroup", "settings": {"groups": "2", "eta_g": "0.1"}, "norm_noise": 0.01}, "hides nothing"),
         ({"algorithm": "ifca", "settings": {"normalise": "samples"}, "weighting": "uniform"}, "no sample counts"),
     ],
 )
@@ -114,4 +114,4 @@ def test_the_owner_signs_no_run_that_gives_away_what_it_promises_to_hide(tmp_pat
 
 
 def test_options_are_off_unless_asked_for():
-    assert (RunOptions("fedavg").norm_blur, RunOptions("fedavg").weighting) == (0.0, "samples")
+    assert (RunOptions("fedavg").norm_noise, RunOptions("fedavg").weighting) == (0.0, "samples")

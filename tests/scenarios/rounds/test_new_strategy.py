@@ -6,12 +6,21 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from aggregator.strategies.base import Event, Outcome, RoundPlan, Slot, drawn, mean_update, parse_settings, train_order
+from aggregator.strategies.base import (
+    ClusterModel,
+    Event,
+    Outcome,
+    RoundPlan,
+    drawn,
+    mean_update,
+    parse_settings,
+    train_assignment,
+)
 from aggregator.strategies.fedavg import MODEL, FedAvg, FedAvgSettings
 from aggregator.strategies.registry import STRATEGIES
 from shoal.owner.runs.algorithms import describe
 from shoal.protocol.documents import Capabilities
-from shoal.protocol.messages import Order, Phase, Share
+from shoal.protocol.messages import Assignment, Phase, Share
 from tests.helpers.fleets import FULL_BATCH, Wiretap, make_fleet, open_upload, reasons, thetas, uploads_of
 
 VOTE, WARM_UP = 1, 2
@@ -56,19 +65,19 @@ class BestStart(FedAvg):
         if round_ > WARM_UP:
             return super().plan(state, round_, available)
         starts = range(self.settings.starts)
-        order = train_order((MODEL,), evaluate=False, phase=Phase.PRETRAIN)
+        assignment = train_assignment((MODEL,), evaluate=False, phase=Phase.PRETRAIN)
         models = {MODEL: state.slot}
         if round_ == VOTE:
-            order = Order(int(Phase.SCORE), tuple(starts), int(Share.VALIDATION), False, False, margins=True)
-            models = {start: Slot(origin=start) for start in starts}
-        return state, RoundPlan(round_, models, dict.fromkeys(drawn(self.run, round_, available), order))
+            assignment = Assignment(int(Phase.SCORE), tuple(starts), int(Share.VALIDATION), False, False, margins=True)
+            models = {start: ClusterModel(origin=start) for start in starts}
+        return state, RoundPlan(round_, models, dict.fromkeys(drawn(self.run, round_, available), assignment))
 
     def close(self, state, plan):
         if plan.round != VOTE or not state.gathered:
             return super().close(state, plan)
         best = int(np.mean([c.margins for c in state.gathered.values()], axis=0).argmin())
         event = Event(plan.round, "start-chosen", {"origin": best})
-        state = dataclasses.replace(state, slot=Slot(origin=best), gathered={})
+        state = dataclasses.replace(state, slot=ClusterModel(origin=best), gathered={})
         return state, Outcome(dict.fromkeys(state.devices, MODEL), (event,))
 
 

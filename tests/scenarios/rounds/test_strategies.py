@@ -200,7 +200,7 @@ def all_but_the_first(fleet):
     def rule(passage):
         if passage.hop is not Hop.UP or not passage.topic.endswith("/up"):
             return None
-        first = min(fleet.service.state.plan.orders)
+        first = min(fleet.service.state.plan.assignments)
         return None if passage.client == fleet.client_id(first) else LOST
 
     return rule

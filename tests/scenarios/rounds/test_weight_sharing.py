@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crypto.mask.masking import mask
-from edge_client.learning.data import Batch
+from edge_client.learning.data import Dataset
 from edge_client.protocol.round_state import Stage
 from shoal.protocol.chunking import ChunkKind
 from shoal.protocol.codec import encode
@@ -45,7 +45,7 @@ def biased_data(count, groups=2, n=100, seed=4):
     data = {}
     for i, name in enumerate(names(count)):
         x = rng.standard_normal((n, INPUTS)).astype(np.float32)
-        data[name] = Batch(x, (x @ concept + priors[i % groups]).argmax(1).astype(np.int64))
+        data[name] = Dataset(x, (x @ concept + priors[i % groups]).argmax(1).astype(np.int64))
     return data
 
 

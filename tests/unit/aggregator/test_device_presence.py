@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from aggregator.device_presence import Presences
+from aggregator.device_presence import DevicePresence
 from aggregator.rounds.events import CameOnline, WentOffline
 from crypto.seal.envelope import GroupKey, SealError, seal_to_group
 from crypto.seal.identity import Identity
@@ -40,20 +40,20 @@ def forged(crew, device="dev-1", *, key=None, signer=None, purpose="presence", s
 
 
 def test_a_device_comes_and_goes(crew):
-    here, member = Presences(crew.server), crew.members["dev-1"]
+    here, member = DevicePresence(crew.server), crew.members["dev-1"]
     assert here.take("dev-1", said(member, 5, online=True)) == CameOnline("dev-1")
     assert here.take("dev-1", said(member, 5, online=False)) == WentOffline("dev-1")
 
 
 def test_the_will_of_an_earlier_life_says_nothing(crew):
-    here, member = Presences(crew.server), crew.members["dev-1"]
+    here, member = DevicePresence(crew.server), crew.members["dev-1"]
     here.take("dev-1", said(member, 5, online=True))
     assert here.take("dev-1", said(member, 4, online=False)) is None
     assert here.take("dev-1", said(member, 6, online=True)) == CameOnline("dev-1")
 
 
 def test_both_generations_are_read_while_the_fleet_goes_over(crew):
-    here, member = Presences(crew.server), crew.members["dev-1"]
+    here, member = DevicePresence(crew.server), crew.members["dev-1"]
     old = said(member, 5, online=True)
     crew.rotate("dev-1")
     crew.server.take_grant((crew.owner.path / "grants" / "aggregator.grant").read_bytes())
@@ -65,7 +65,7 @@ def test_both_generations_are_read_while_the_fleet_goes_over(crew):
 @pytest.mark.parametrize("online", [False, True], ids=["its will", "its word"])
 def test_whoever_speaks_under_replaced_secrets_is_not_there(crew, online):
     """The will of a connection from before, which nobody can change; or a device that has not got the newer secrets."""
-    here, member = Presences(crew.server), crew.members["dev-1"]
+    here, member = DevicePresence(crew.server), crew.members["dev-1"]
     last = said(member, 5, online=online)
     crew.owner.rotate()
     crew.server.take_grant((crew.owner.path / "grants" / "aggregator.grant").read_bytes())
@@ -84,11 +84,11 @@ def test_whoever_speaks_under_replaced_secrets_is_not_there(crew, online):
 )
 def test_nobody_sends_a_device_away_for_it(crew, changes):
     with pytest.raises(SealError):
-        Presences(crew.server).take("dev-1", forged(crew, **changes))
+        DevicePresence(crew.server).take("dev-1", forged(crew, **changes))
 
 
 def test_the_forgeries_above_are_good_but_for_one_thing(crew):
-    assert Presences(crew.server).take("dev-1", forged(crew)) == WentOffline("dev-1")
+    assert DevicePresence(crew.server).take("dev-1", forged(crew)) == WentOffline("dev-1")
 
 
 def test_a_presence_of_another_device_is_refused(crew):
@@ -100,7 +100,7 @@ def test_a_presence_of_another_device_is_refused(crew):
     )
     found = Fingerprint.of(payload)
     with pytest.raises(UntrustedError, match="the presence of 'dev-2' on dev-1's topic"):
-        Presences(crew.server).take("dev-1", Transfer("x", None, 0, found.transfer_id, payload, found.signed))
+        DevicePresence(crew.server).take("dev-1", Transfer("x", None, 0, found.transfer_id, payload, found.signed))
 
 
 def test_somebody_who_was_revoked_is_not_listened_to(crew):
@@ -108,4 +108,4 @@ def test_somebody_who_was_revoked_is_not_listened_to(crew):
     word = said(member, 5, online=True)
     crew.server.roster = dataclasses.replace(crew.server.roster, revoked=("dev-1",))
     with pytest.raises(UntrustedError, match="dev-1 is not in the roster"):
-        Presences(crew.server).take("dev-1", word)
+        DevicePresence(crew.server).take("dev-1", word)

@@ -33,15 +33,15 @@ def keys(fleet):
 
 
 def test_a_run_of_the_roster_at_hand_is_served(fleet, server):
-    assert server.obstacle(signed_now(fleet)) == ""
+    assert server.reason(signed_now(fleet)) == ""
 
 
 def test_a_run_under_a_newer_roster_waits_for_it(fleet, server):
     fleet.renew()
     run = signed_now(fleet)
-    assert "signed under roster" in server.obstacle(run)
+    assert "signed under roster" in server.reason(run)
     server.adopt(fleet.roster_bytes)
-    assert server.obstacle(run) == ""
+    assert server.reason(run) == ""
 
 
 def test_a_run_with_newer_keys_waits_for_them_and_puts_them_in_force(fleet, server):
@@ -51,16 +51,16 @@ def test_a_run_with_newer_keys_waits_for_them_and_puts_them_in_force(fleet, serv
     fleet.revoke("dev-2")
     new = signed_now(fleet, run=2)
     server.adopt(fleet.roster_bytes)
-    assert "newer keys" in server.obstacle(new)
+    assert "newer keys" in server.reason(new)
     server.take_grant(keys(fleet))
-    assert server.obstacle(old) == ""
+    assert server.reason(old) == ""
     assert server.grant.broadcast_key == before
-    assert server.obstacle(new) == ""
+    assert server.reason(new) == ""
     assert server.grant.broadcast_key == fleet.secrets.broadcast_key != before
     assert server.group.secret == fleet.secrets.broadcast_key
     assert before not in b"".join(p.read_bytes() for p in server.directory.iterdir() if p.is_file())
     with pytest.raises(UntrustedError, match="replaced since"):
-        server.obstacle(old)
+        server.reason(old)
 
 
 def test_keys_say_which_roster_goes_with_them(fleet, server):

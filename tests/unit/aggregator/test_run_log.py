@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from aggregator.rounds.events import DeadlinePassed, Declined, RoundRecord, WentOffline
-from aggregator.run_log import MOST_PAUSE_S, Lines, shortage, too_small, waiting_for
-from shoal.protocol.messages import Obstacle
+from aggregator.run_log import MOST_PAUSE_S, RunLog, shortage, too_small, waiting_for
+from shoal.protocol.messages import DeclineReason
 from tests.helpers.engines import DEVICES, give, opened
 from tests.helpers.plans import run_plan
 
@@ -19,7 +19,7 @@ def everything(caplog):
 
 def test_the_same_line_comes_after_pauses_that_double(caplog):
     _, state = opened()
-    lines, said = Lines(run_plan()), []
+    lines, said = RunLog(run_plan()), []
     for tick in range(4 * 400):
         before = len(caplog.records)
         lines.waiting(state, tick / 4)
@@ -31,7 +31,7 @@ def test_the_same_line_comes_after_pauses_that_double(caplog):
 
 def test_another_line_comes_at_once(caplog):
     engine, state = opened()
-    lines = Lines(run_plan())
+    lines = RunLog(run_plan())
     for second in range(100):
         lines.waiting(state, second)
     state, _ = give(engine, state, "dev-1")
@@ -44,7 +44,7 @@ def test_another_line_comes_at_once(caplog):
 
 def test_a_round_that_has_just_opened_says_nothing_yet(caplog):
     _, state = opened()
-    lines = Lines(run_plan())
+    lines = RunLog(run_plan())
     for second in range(50):
         lines.opened(second)
         lines.waiting(state, second + 2.9)
@@ -55,7 +55,7 @@ def test_what_is_waited_for_is_kept_while_it_lasts():
     """Once for every change; what an earlier life may have left is cleared first."""
     engine, state = opened()
     kept = []
-    lines = Lines(run_plan(), kept.append)
+    lines = RunLog(run_plan(), kept.append)
     lines.opened(0)
     assert kept == [""]
     for second in range(100):
@@ -78,7 +78,7 @@ def warned(caplog):
 
 
 def test_clusters_of_too_few_devices_are_told_once(caplog):
-    lines = Lines(run_plan(min_contributors=3))
+    lines = RunLog(run_plan(min_contributors=3))
     clusters = dict(zip(DEVICES, (0, 0, 0, 1, 1), strict=True))
     for round_ in range(1, 20):
         lines.closed(closed(round_, clusters), 1.0, 10)
@@ -88,7 +88,7 @@ def test_clusters_of_too_few_devices_are_told_once(caplog):
 
 
 def test_clusters_that_are_still_forming_are_not(caplog):
-    lines = Lines(run_plan(min_contributors=3))
+    lines = RunLog(run_plan(min_contributors=3))
     for round_ in range(1, 20):
         lines.closed(closed(round_, dict(zip(DEVICES, (0, 0, 0, 1, round_), strict=True))), 1.0, 10)
         lines.closed(closed(round_, dict.fromkeys(DEVICES, 0)), 1.0, 10)
@@ -111,7 +111,7 @@ def test_where_nobody_answers_by_the_deadline_the_line_says_where_to_look():
 
 
 def test_each_limit_is_told_once_for_a_device_with_what_to_do(caplog):
-    lines = Lines(run_plan())
+    lines = RunLog(run_plan())
     for round_ in range(1, 6):
         record = dataclasses.replace(closed(round_, {}), capped={"dev-1": 30.0}, refused_norm={"dev-2": 123.456})
         lines.closed(record, 1.0, 10)
@@ -128,7 +128,7 @@ def test_a_device_is_missing_since_it_went_not_since_somebody_looked():
     """Rounds without it may close within seconds for hours, until one more device is missing."""
     clock = iter(range(1_000_000_000, 1_000_010_000, 100))
     engine, state = opened(min_contributors=5, quorum=1.0)
-    lines = Lines(run_plan(), clock=lambda: next(clock))
+    lines = RunLog(run_plan(), clock=lambda: next(clock))
     lines.left("dev-5")  # 1_000_000_000 s
     lines.opened(0)
     state, _ = engine.handle(state, WentOffline("dev-5"))
@@ -160,8 +160,8 @@ def test_a_device_that_is_there_but_can_not_take_part_is_not_to_be_started_again
     state, _ = engine.handle(state, WentOffline("dev-5"))
     state, _ = give(engine, state, "dev-1", "dev-2")
     nonce = engine.nonce(state.round, state.plan.step)
-    for device, obstacle in (("dev-3", Obstacle.TASK), ("dev-4", Obstacle.DISK)):
-        state, _ = engine.handle(state, Declined(device, nonce, obstacle))
+    for device, reason in (("dev-3", DeclineReason.TASK), ("dev-4", DeclineReason.DISK)):
+        state, _ = engine.handle(state, Declined(device, nonce, reason))
     state, _ = engine.handle(state, DeadlinePassed(1))
     assert shortage(state).unable == ("dev-3",)
     assert shortage(state).hint.startswith(

@@ -26,7 +26,7 @@ def test_the_first_round_waits_for_everybody():
     assert actions == ()
     state, (open_,) = online(engine, state, DEVICES[4])
     assert isinstance(open_, OpenRound)
-    assert set(open_.plan.orders) == set(DEVICES)
+    assert set(open_.plan.assignments) == set(DEVICES)
     assert (state.round, state.waiting) == (1, DEVICES)
 
 
@@ -35,7 +35,7 @@ def test_after_the_deadline_the_first_round_opens_with_whoever_is_there():
     state, _ = engine.begin(DEVICES)
     state, _ = online(engine, state, "dev-2", "dev-4")
     state, (open_,) = engine.handle(state, DeadlinePassed(0))
-    assert set(open_.plan.orders) == {"dev-2", "dev-4"}
+    assert set(open_.plan.assignments) == {"dev-2", "dev-4"}
 
 
 def test_the_deadline_alone_opens_nothing_without_enough_devices():
@@ -144,7 +144,7 @@ def test_a_revoked_device_is_neither_waited_for_nor_counted():
     assert actions == ()
     state, actions = engine.handle(state, Left("dev-5"))
     assert kinds(actions) == ["RoundClosed", "OpenRound"]
-    assert set(state.plan.orders) == set(state.devices) == set(DEVICES[:4])
+    assert set(state.plan.assignments) == set(state.devices) == set(DEVICES[:4])
     assert engine.handle(state, Left("dev-5")) == (state, ())
 
 
@@ -156,7 +156,7 @@ def test_a_revoked_device_that_had_answered_still_counts_in_its_round():
     state, actions = give(engine, state, *DEVICES[:4])
     assert kinds(actions) == ["RoundClosed", "OpenRound"]
     assert actions[0].record.contributed == 5
-    assert set(state.plan.orders) == set(DEVICES[:4])
+    assert set(state.plan.assignments) == set(DEVICES[:4])
 
 
 def test_an_answer_of_a_gone_device_still_counts():
@@ -180,7 +180,7 @@ def test_later_rounds_open_with_the_quorums_share_of_the_fleet():
     engine, state = opened()
     state = offline(engine, state, "dev-4", "dev-5")
     _, (_, open_) = give(engine, state, *DEVICES[:3])
-    assert (open_.plan.round, set(open_.plan.orders)) == (2, set(DEVICES[:3]))
+    assert (open_.plan.round, set(open_.plan.assignments)) == (2, set(DEVICES[:3]))
 
 
 def gathering():
@@ -199,7 +199,7 @@ def test_with_nobody_there_it_gathers_until_the_quorums_share_has_come():
     state, actions = online(engine, state, "dev-2", "dev-4")
     assert (actions, state.plan) == ((), None)
     _, (open_,) = online(engine, state, "dev-5")
-    assert (open_.plan.round, set(open_.plan.orders)) == (2, {"dev-2", "dev-4", "dev-5"})
+    assert (open_.plan.round, set(open_.plan.assignments)) == (2, {"dev-2", "dev-4", "dev-5"})
 
 
 def test_after_the_deadline_a_later_round_opens_with_whoever_is_there():
@@ -208,7 +208,7 @@ def test_after_the_deadline_a_later_round_opens_with_whoever_is_there():
     state, actions = online(engine, state, "dev-2")
     assert actions == ()
     _, (open_,) = engine.handle(state, DeadlinePassed(1))
-    assert (open_.plan.round, set(open_.plan.orders)) == (2, {"dev-2"})
+    assert (open_.plan.round, set(open_.plan.assignments)) == (2, {"dev-2"})
 
 
 def test_the_deadline_of_the_gathering_may_pass_before_anybody_comes():
@@ -216,24 +216,29 @@ def test_the_deadline_of_the_gathering_may_pass_before_anybody_comes():
     state, actions = engine.handle(state, DeadlinePassed(1))
     assert actions == ()
     state, (open_,) = online(engine, state, "dev-2")
-    assert (open_.plan.round, set(open_.plan.orders)) == (2, {"dev-2"})
+    assert (open_.plan.round, set(open_.plan.assignments)) == (2, {"dev-2"})
     assert not state.deadline_passed
 
 
 def test_a_new_device_takes_part_from_the_next_round():
     engine, state = opened(devices=("dev-1", "dev-2"))
     state, _ = online(engine, state, "dev-9")
-    assert "dev-9" not in state.plan.orders
+    assert "dev-9" not in state.plan.assignments
     _, (_, open_) = give(engine, state, "dev-1", "dev-2")
-    assert set(open_.plan.orders) == {"dev-1", "dev-2", "dev-9"}
+    assert set(open_.plan.assignments) == {"dev-1", "dev-2", "dev-9"}
 
 
 def test_the_final_round_asks_everybody_to_report_and_ends_the_run():
     engine, state = opened(devices=("dev-1", "dev-2"), rounds=1)
     state, (_, open_) = give(engine, state, "dev-1", "dev-2")
     assert open_.plan.final
-    order = open_.plan.orders["dev-1"]
-    assert (order.train, order.evaluate, order.phase, order.share) == (False, True, Phase.SCORE, Share.TRAIN)
+    assignment = open_.plan.assignments["dev-1"]
+    assert (assignment.train, assignment.evaluate, assignment.phase, assignment.share) == (
+        False,
+        True,
+        Phase.SCORE,
+        Share.TRAIN,
+    )
     state, actions = give(engine, state, "dev-1", "dev-2", samples=5)
     assert kinds(actions) == ["RoundClosed", "RunFinished"]
     record = actions[0].record
@@ -267,9 +272,9 @@ def test_uploads_may_arrive_in_any_order():
     rng = np.random.default_rng(0)
     vectors = {d: rng.standard_normal(6) for d in DEVICES}
     offsets = set()
-    for order in (DEVICES, DEVICES[::-1], ("dev-3", "dev-1", "dev-5", "dev-2", "dev-4")):
+    for assignment in (DEVICES, DEVICES[::-1], ("dev-3", "dev-1", "dev-5", "dev-2", "dev-4")):
         engine, state = opened()
-        for device in order:
+        for device in assignment:
             state, _ = give(engine, state, device, values=vectors[device])
         offsets.add(state.strategy.slot.offset.tobytes())
     assert len(offsets) == 1
@@ -278,7 +283,7 @@ def test_uploads_may_arrive_in_any_order():
 @pytest.mark.parametrize(("participation", "expected"), [(0.4, 2), (0.5, 2), (0.1, 1), (1.0, 5)])
 def test_partial_participation_draws_a_share_of_those_present(participation, expected):
     _, state = opened(participation=participation)
-    assert len(state.plan.orders) == expected
+    assert len(state.plan.assignments) == expected
 
 
 def test_participation_varies_by_round_and_not_by_run():
@@ -287,8 +292,8 @@ def test_participation_varies_by_round_and_not_by_run():
         engine, state = opened(participation=0.4)
         draws.append([])
         for _ in range(6):
-            draws[-1].append(tuple(state.plan.orders))
-            state, _ = give(engine, state, *state.plan.orders)
+            draws[-1].append(tuple(state.plan.assignments))
+            state, _ = give(engine, state, *state.plan.assignments)
     assert draws[0] == draws[1]
     assert len(set(draws[0])) > 1
 
@@ -296,9 +301,9 @@ def test_participation_varies_by_round_and_not_by_run():
 def test_resume_opens_the_same_round_again():
     """What `OpenRound` had made durable suffices: the same plan and nonce follow."""
     engine, state = opened(participation=0.6)
-    state, actions = give(engine, state, *state.plan.orders)
+    state, actions = give(engine, state, *state.plan.assignments)
     (first,) = [a for a in actions if isinstance(a, OpenRound)]
-    assert len(first.plan.orders) == 3
+    assert len(first.plan.assignments) == 3
     state, (again,) = engine.resume(DEVICES, first.before, 2, first.available)
     assert isinstance(again, OpenRound)
     assert (again.plan, again.nonce) == (first.plan, engine.nonce(2))

@@ -5,17 +5,17 @@ import logging
 import pytest
 
 from aggregator.rounds.events import CameOnline, DeadlinePassed, Declined, Stored, WentOffline
-from aggregator.run_log import Lines, waiting_for
-from shoal.protocol.messages import Obstacle
+from aggregator.run_log import RunLog, waiting_for
+from shoal.protocol.messages import DeclineReason
 from tests.helpers.engines import DEVICES, give, kinds, opened
 from tests.helpers.plans import digest_of, engine_of, run_plan, stored, upload_of
 from tests.helpers.rollovers import Scene
 
 
-def decline(engine, state, *devices, obstacle=Obstacle.DATA, nonce=None):
+def decline(engine, state, *devices, reason=DeclineReason.DATA, nonce=None):
     actions = ()
     for device in devices:
-        state, more = engine.handle(state, Declined(device, nonce or engine.nonce(state.round), obstacle))
+        state, more = engine.handle(state, Declined(device, nonce or engine.nonce(state.round), reason))
         actions += more
     return state, actions
 
@@ -33,7 +33,7 @@ def test_the_round_closes_as_soon_as_all_others_have_answered():
 def test_the_last_to_decline_closes_the_round():
     engine, state = opened()
     state, _ = give(engine, state, *DEVICES[:4])
-    _, actions = decline(engine, state, "dev-5", obstacle=Obstacle.TASK)
+    _, actions = decline(engine, state, "dev-5", reason=DeclineReason.TASK)
     assert kinds(actions) == ["RoundClosed", "OpenRound"]
     assert actions[0].record.declined == {"dev-5": "task"}
 
@@ -42,7 +42,7 @@ def test_it_is_asked_again_in_the_next_round():
     engine, state = opened()
     state, _ = decline(engine, state, "dev-5")
     state, _ = give(engine, state, *DEVICES[:4])
-    assert "dev-5" in state.plan.orders
+    assert "dev-5" in state.plan.assignments
     assert (state.declined, state.waiting, state.awaited) == ({}, DEVICES, 5)
 
 
@@ -61,7 +61,7 @@ def test_another_rounds_nonce_counts_for_nothing():
     state, _ = decline(engine, state, "dev-5", nonce=engine.nonce(2))
     assert state.declined == {}
     before, _ = engine.begin(DEVICES)
-    assert engine.handle(before, Declined("dev-5", engine.nonce(0), Obstacle.DATA)) == (before, ())
+    assert engine.handle(before, Declined("dev-5", engine.nonce(0), DeclineReason.DATA)) == (before, ())
 
 
 def test_who_has_answered_or_was_not_asked_can_not_decline():
@@ -98,7 +98,7 @@ def test_a_newcomer_asked_alone_does_not_stop_the_fleet():
     for i, device in enumerate(devices):
         upload, body = upload_of(engine, state, device, values=[i + 1.0] * 6)
         state, _ = engine.handle(state, Stored(stored(upload, body), digest_of(upload, body)))
-    assert (state.round, set(state.plan.orders)) == (2, {"dev-4"})
+    assert (state.round, set(state.plan.assignments)) == (2, {"dev-4"})
     state, actions = decline(engine, state, "dev-4")
     assert actions == ()  # a fault of all that are asked must not use up the run at the speed of the network
     _, actions = engine.handle(state, DeadlinePassed(2))
@@ -107,17 +107,17 @@ def test_a_newcomer_asked_alone_does_not_stop_the_fleet():
 
 def test_another_device_folds_where_one_can_not():
     scene = Scene().due()
-    (folder,) = scene.state.plan.orders
+    (folder,) = scene.state.plan.assignments
     nonce = scene.engine.nonce(scene.state.round, scene.state.plan.step)
-    scene.feed(Declined(folder, nonce, Obstacle.REFUSED))
+    scene.feed(Declined(folder, nonce, DeclineReason.REFUSED))
     assert scene.kinds == ["RolloverFailed", "OpenRound"]
-    assert set(scene.state.plan.orders) != {folder}
+    assert set(scene.state.plan.assignments) != {folder}
 
 
 def test_the_waiting_line_names_them_apart():
     engine, state = opened()
     state, _ = decline(engine, state, "dev-2", "dev-5")
-    state, _ = decline(engine, state, "dev-3", obstacle=Obstacle.REFUSED)
+    state, _ = decline(engine, state, "dev-3", reason=DeclineReason.REFUSED)
     assert waiting_for(state) == (
         "round 1: 0 of 5, waiting for dev-1, dev-4; data do not fit the task: dev-2, dev-5; refused by the device: dev-3"
     )
@@ -133,7 +133,7 @@ def test_where_all_decline_the_line_does_not_ask_who_refuses():
 def test_the_log_names_each_of_them_once(caplog):
     caplog.set_level(logging.WARNING, "shoal.aggregator")
     engine, state = opened()
-    lines = Lines(run_plan())
+    lines = RunLog(run_plan())
     said = []
     for round_, odd in enumerate(((), ("dev-5",), ("dev-5",), ("dev-4", "dev-5"), (), ("dev-5",)), 1):
         assert state.round == round_
@@ -148,8 +148,8 @@ def test_the_log_names_each_of_them_once(caplog):
     ]
 
 
-@pytest.mark.parametrize("obstacle", list(Obstacle))
-def test_every_obstacle_has_words(obstacle):
+@pytest.mark.parametrize("reason", list(DeclineReason))
+def test_every_obstacle_has_words(reason):
     engine, state = opened()
-    state, _ = decline(engine, state, "dev-1", obstacle=obstacle)
+    state, _ = decline(engine, state, "dev-1", reason=reason)
     assert waiting_for(state).endswith(": dev-1")

@@ -7,7 +7,7 @@ import pytest
 
 from aggregator.rounds.engine import Decision
 from aggregator.rounds.events import DeadlinePassed, Declined, Left, RoundClosed, Stored
-from shoal.protocol.messages import Obstacle
+from shoal.protocol.messages import DeclineReason
 from tests.helpers.engines import DEVICES, opened
 from tests.helpers.plans import D, digest_of, engine_of, stored, upload_of
 
@@ -67,7 +67,7 @@ def test_the_level_of_the_last_round_outlives_a_restart():
 def test_a_refused_upload_does_not_count_in_the_quorum_after_the_deadline():
     """With a quorum of .9 of 5 devices a round would otherwise wait for the refused one for ever."""
     engine, state = opened(quorum=0.9)
-    state, _ = engine.handle(state, Declined(GIANT, engine.nonce(1), Obstacle.UPLOAD))
+    state, _ = engine.handle(state, Declined(GIANT, engine.nonce(1), DeclineReason.UPLOAD))
     for device in DEVICES[:-1]:
         upload, body = upload_of(engine, state, device)
         state, _ = engine.handle(state, Stored(stored(upload, body), digest_of(upload, body)))
@@ -79,7 +79,7 @@ def test_a_refused_upload_does_not_count_in_the_quorum_after_the_deadline():
 def test_a_refused_device_that_is_revoked_as_well_is_left_out_of_the_quorum_once():
     """Of 4 devices that remain, all must answer with a quorum of .8."""
     engine, state = opened(quorum=0.8)
-    state, _ = engine.handle(state, Declined(GIANT, engine.nonce(1), Obstacle.UPLOAD))
+    state, _ = engine.handle(state, Declined(GIANT, engine.nonce(1), DeclineReason.UPLOAD))
     state, _ = engine.handle(state, Left(GIANT))
     state, _ = engine.handle(state, DeadlinePassed(1))
     assert state.asked == len(DEVICES) - 1

@@ -7,7 +7,7 @@ import pytest
 from aggregator.rounds.engine import MAX_MARGIN, Decision
 from aggregator.rounds.events import CameOnline, DeadlinePassed, Left, Stored, WentOffline
 from edge_client.learning.update import MARGIN_CLIP
-from shoal.protocol.messages import Order, Phase, Share
+from shoal.protocol.messages import Assignment, Phase, Share
 from tests.helpers.plans import digest_of, engine_of, run_plan, stored, upload_of
 
 DEVICES = ("dev-1", "dev-2", "dev-3")
@@ -30,7 +30,7 @@ def newcomer_alone(quorum=0.7):
     for i, device in enumerate(DEVICES):
         upload, body = upload_of(engine, state, device, values=[i + 1.0] * 6)
         state, _ = engine.handle(state, Stored(stored(upload, body), digest_of(upload, body)))
-    assert (state.round, set(state.plan.orders)) == (2, {"dev-4"})
+    assert (state.round, set(state.plan.assignments)) == (2, {"dev-4"})
     return engine, state
 
 
@@ -41,8 +41,8 @@ def test_a_newcomer_that_goes_does_not_stop_the_fleet(leave):
     assert actions == ()
     state, (closed, _) = engine.handle(state, DeadlinePassed(2))
     assert (closed.record.contributed, closed.record.missing) == (0, ("dev-4",))
-    assert set(state.plan.orders) == set(DEVICES)
-    assert {o.phase for o in state.plan.orders.values()} == {Phase.TRAIN}
+    assert set(state.plan.assignments) == set(DEVICES)
+    assert {o.phase for o in state.plan.assignments.values()} == {Phase.TRAIN}
 
 
 def test_one_that_goes_after_the_deadline_does_not_either():
@@ -78,8 +78,10 @@ def test_a_margin_beyond_the_clip_is_refused():
     """Unclipped, one device could decide every paired test."""
     assert MAX_MARGIN == MARGIN_CLIP
     engine, state = opened(run_plan())
-    order = Order(int(Phase.SCORE), (0, 1), int(Share.VALIDATION), train=False, evaluate=False, margins=True)
-    state = dataclasses.replace(state, plan=dataclasses.replace(state.plan, orders=dict.fromkeys(DEVICES, order)))
+    assignment = Assignment(int(Phase.SCORE), (0, 1), int(Share.VALIDATION), train=False, evaluate=False, margins=True)
+    state = dataclasses.replace(
+        state, plan=dataclasses.replace(state.plan, assignments=dict.fromkeys(DEVICES, assignment))
+    )
     for margin, verdict in (
         (5.0, Decision.STORE),
         (-5.0, Decision.STORE),

@@ -27,7 +27,7 @@ def second_round(eta):
 
 def test_validate_wants_a_norm_where_the_order_asks_for_it():
     engine, state = second_round(0.1)
-    assert state.plan.orders["dev-1"].norm
+    assert state.plan.assignments["dev-1"].norm
     upload, _ = upload_of(engine, state, "dev-1", model_norm=2.5)
     assert engine.validate(state, upload, DIGEST) == (Decision.STORE, "")
     for norm in (0.0, -1.0, 1e200, math.nan, math.inf):

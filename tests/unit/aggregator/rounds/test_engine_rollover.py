@@ -26,7 +26,7 @@ def steps_of(scene):
 def test_it_is_due_when_the_epoch_has_had_its_rounds():
     scene = Scene().due()
     assert scene.place == (2, 1)
-    assert [o.phase for o in scene.state.plan.orders.values()] == [Phase.CHECKPOINT]
+    assert [o.phase for o in scene.state.plan.assignments.values()] == [Phase.CHECKPOINT]
 
 
 def test_it_is_not_due_after_the_last_round():
@@ -83,7 +83,7 @@ def test_newer_secrets_wait_for_the_roster_that_goes_with_them():
     assert scene.deadline() == []
     scene.draw(4, devices=DEVICES, revoked=("dev-4",))
     assert scene.place == (1, 1)
-    assert "dev-4" not in scene.state.plan.orders
+    assert "dev-4" not in scene.state.plan.assignments
 
 
 def test_more_than_half_of_the_roster_must_be_there():
@@ -106,9 +106,9 @@ def test_the_next_epoch_begins_with_the_signatures_of_more_than_half():
     scene = Scene().due()
     folder = scene.fold()
     assert scene.place == (2, 2)
-    assert {o.phase for o in scene.state.plan.orders.values()} == {Phase.ENDORSE}
-    assert set(scene.state.plan.orders) == set(DEVICES)
-    assert folder in scene.state.plan.orders, "also the device that folded signs"
+    assert {o.phase for o in scene.state.plan.assignments.values()} == {Phase.ENDORSE}
+    assert set(scene.state.plan.assignments) == set(DEVICES)
+    assert folder in scene.state.plan.assignments, "also the device that folded signs"
     scene.sign(*DEVICES[:3])
     assert scene.kinds == [], "the fourth is there and waited for"
     scene.sign(DEVICES[3])
@@ -171,7 +171,7 @@ def test_a_signature_of_somebody_who_was_revoked_does_not_count():
 def test_uploads_of_a_step_say_which_step():
     """The fold of the first try is no answer to the second."""
     scene = Scene().due()
-    (folder,) = scene.state.plan.orders
+    (folder,) = scene.state.plan.assignments
     early, body = scene.upload(folder, folded(scene.checkpoint()))
     scene.deadline()
     late = digest_of(early, body)
@@ -185,7 +185,7 @@ def test_uploads_of_a_step_say_which_step():
 def test_a_fold_is_no_larger_than_its_models_and_the_task(excess, accepted):
     """Whatever one device attaches is handed on to all others."""
     scene = Scene().due()
-    (folder,) = scene.state.plan.orders
+    (folder,) = scene.state.plan.assignments
     upload, _ = scene.upload(folder, attached=b"")
     upload = changed(upload, attached=excess)
     assert (scene.engine.validate(scene.state, upload, b"")[0] is Decision.STORE) == accepted
@@ -219,7 +219,7 @@ def test_the_first_to_fold_is_one_who_has_just_answered():
         scene.train()
         scene.send(*present)
         scene.deadline()
-        assert set(scene.state.plan.orders) == set(present)
+        assert set(scene.state.plan.assignments) == set(present)
 
 
 def test_a_fold_that_is_refused_leads_to_another_device():
@@ -251,17 +251,17 @@ def test_after_some_hasty_tries_each_waits_for_the_deadline():
 
 def test_a_device_that_never_folds_costs_one_deadline():
     scene = Scene().due()
-    (first,) = scene.state.plan.orders
+    (first,) = scene.state.plan.assignments
     assert scene.deadline() == ["RolloverFailed", "OpenRound"]
-    assert set(scene.state.plan.orders) != {first}
+    assert set(scene.state.plan.assignments) != {first}
 
 
 def test_a_folder_that_goes_offline_costs_nothing():
     scene = Scene().due()
-    (first,) = scene.state.plan.orders
+    (first,) = scene.state.plan.assignments
     scene.offline(first)
     assert scene.kinds == ["RolloverFailed", "OpenRound"]
-    assert set(scene.state.plan.orders) != {first}
+    assert set(scene.state.plan.assignments) != {first}
 
 
 def test_the_deadline_of_the_round_before_is_not_that_of_the_step():

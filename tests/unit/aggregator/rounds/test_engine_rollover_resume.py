@@ -55,23 +55,23 @@ def test_a_restart_that_has_lost_the_fold_has_it_folded_again():
     scene = Scene().due()
     scene.fold()
     again = dropped(scene, proposal=None)
-    assert {o.phase for o in again.state.plan.orders.values()} == {Phase.CHECKPOINT}
+    assert {o.phase for o in again.state.plan.assignments.values()} == {Phase.CHECKPOINT}
 
 
 def test_a_restart_after_the_folder_was_revoked_asks_another():
     scene = Scene().due()
-    (folder,) = scene.state.plan.orders
+    (folder,) = scene.state.plan.assignments
     scene.roster = changed(scene.roster, sequence=4, revoked=(folder,))
     again = dropped(scene)
     again.feed(Left(folder))
-    assert folder not in again.state.plan.orders
-    assert again.state.plan.orders
+    assert folder not in again.state.plan.assignments
+    assert again.state.plan.assignments
 
 
 def test_a_restart_after_a_failed_try_repeats_no_step():
     """Devices have answered those that were announced: the next one has another number, and another folder."""
     scene = Scene().due()
-    (first,) = scene.state.plan.orders
+    (first,) = scene.state.plan.assignments
     scene.fold(digest=bytes(32))
     assert scene.kinds[0] == "RolloverFailed"
     failed = scene.state.rollover
@@ -84,4 +84,4 @@ def test_a_restart_after_a_failed_try_repeats_no_step():
     for name in DEVICES:
         state, actions = scene.engine.handle(state, CameOnline(name))
     assert state.plan.step == scene.state.step + 1
-    assert set(state.plan.orders) != {first}
+    assert set(state.plan.assignments) != {first}

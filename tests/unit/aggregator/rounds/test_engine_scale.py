@@ -37,7 +37,7 @@ def test_an_upload_or_a_departure_walks_over_no_fleet(algorithm, count):
     for device in devices:
         state, _ = engine.handle(state, CameOnline(device))
     assert state.round == 1
-    asked = [d for d in devices if d in state.plan.orders]
+    asked = [d for d in devices if d in state.plan.assignments]
     assert len(asked) > 2
     answers = {d: upload_of(engine, state, d) for d in asked}
     for device in asked[:-1]:
@@ -67,7 +67,7 @@ def test_the_counts_are_those_of_the_names():
     ]  # fmt: skip
     for event in script:
         state, _ = engine.handle(state, event)
-        orders = state.plan.orders
+        assignments = state.plan.assignments
         assert state.awaited == len(set(state.waiting) - state.unavailable), event
-        assert state.asked == sum(d in state.devices or d in state.received for d in orders), event
+        assert state.asked == sum(d in state.devices or d in state.received for d in assignments), event
         assert state.unavailable <= set(state.waiting), event

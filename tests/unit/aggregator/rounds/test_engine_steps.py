@@ -13,10 +13,10 @@ import pytest
 
 from aggregator.rounds.engine import CameOnline, DeadlinePassed, Declined, Engine, Left, Stored, WentOffline
 from aggregator.rounds.rollover import HASTY_TRIES, Rollover
-from aggregator.strategies.base import Contribution
+from aggregator.strategies.base import ClientUpdate
 from aggregator.strategies.registry import make_strategy
 from shoal.protocol.documents import Member, Roster
-from shoal.protocol.messages import Obstacle, Phase
+from shoal.protocol.messages import DeclineReason, Phase
 from tests.helpers.engines import Name
 from tests.helpers.plans import KEY_ID, run_plan
 
@@ -107,8 +107,8 @@ def opened(count, algorithm="fedavg", **changes):
 
 
 def given(state, device):
-    order = state.plan.orders[device]
-    return Stored(Contribution(1, Phase(order.phase), device, order.candidates[0], 10, 1.0, KEY_ID), DIGEST)
+    assignment = state.plan.assignments[device]
+    return Stored(ClientUpdate(1, Phase(assignment.phase), device, assignment.candidates[0], 10, 1.0, KEY_ID), DIGEST)
 
 
 def test_the_presences_before_round_1():
@@ -119,7 +119,7 @@ def test_the_presences_before_round_1():
             state = cost.feed(engine, state, CameOnline(device))
         state, actions = engine.handle(state, CameOnline(devices[-1]))
         assert len(actions) == 1
-        assert len(state.plan.orders) == count
+        assert len(state.plan.assignments) == count
         return cost
 
     compare(measured)
@@ -129,7 +129,7 @@ def test_the_presences_before_round_1():
 def test_the_uploads_of_a_round(algorithm):
     def measured(count):
         engine, state, _ = opened(count, algorithm)
-        asked = list(state.plan.orders)
+        asked = list(state.plan.assignments)
         assert len(asked) == count
         cost = Cost()
         for device in asked[:-1]:
@@ -172,7 +172,7 @@ def test_devices_that_decline_and_are_revoked():
         nonce = engine.nonce(1)
         cost = Cost()
         for device in devices[: count // 2]:
-            state = cost.feed(engine, state, Declined(device, nonce, Obstacle.DATA))
+            state = cost.feed(engine, state, Declined(device, nonce, DeclineReason.DATA))
         for device in devices[count // 2 : -1]:
             state = cost.feed(engine, state, Left(device))
         return cost
@@ -184,7 +184,7 @@ def test_presences_after_the_deadline_of_a_round_that_all_have_declined():
     def measured(count):
         engine, state, devices = opened(count)
         for device in devices:
-            state, _ = engine.handle(state, Declined(device, engine.nonce(1), Obstacle.DATA))
+            state, _ = engine.handle(state, Declined(device, engine.nonce(1), DeclineReason.DATA))
         state, _ = engine.handle(state, DeadlinePassed(1, 0))
         cost = Cost()
         for device in devices:

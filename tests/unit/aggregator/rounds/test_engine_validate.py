@@ -79,7 +79,7 @@ def test_validate_wants_no_vector_where_none_was_ordered():
 def test_validate_wants_counts_exactly_where_the_order_asks_to_evaluate():
     """Counts that were not asked for tell about a device's data; missing ones would falsify the accuracy."""
     engine, state = opened(devices=("dev-1",), evaluate_every=1)
-    assert state.plan.orders["dev-1"].evaluate
+    assert state.plan.assignments["dev-1"].evaluate
     upload, _ = upload_of(engine, state, "dev-1")
     assert engine.validate(state, upload, DIGEST) == (Decision.STORE, "")
     for counts in ({"correct": 0, "tested": 0}, {"correct": 5, "tested": 4}):
@@ -89,8 +89,8 @@ def test_validate_wants_counts_exactly_where_the_order_asks_to_evaluate():
 
 def test_validate_wants_as_many_margins_as_candidates():
     engine, state = opened(devices=("dev-1",))
-    order = dataclasses.replace(state.plan.orders["dev-1"], candidates=(0, 1), train=False, margins=True)
-    state = dataclasses.replace(state, plan=dataclasses.replace(state.plan, orders={"dev-1": order}))
+    assignment = dataclasses.replace(state.plan.assignments["dev-1"], candidates=(0, 1), train=False, margins=True)
+    state = dataclasses.replace(state, plan=dataclasses.replace(state.plan, assignments={"dev-1": assignment}))
     upload, _ = upload_of(engine, state, "dev-1")
     assert engine.validate(state, upload, DIGEST) == (Decision.STORE, "")
     assert engine.validate(state, dataclasses.replace(upload, margins=()), DIGEST)[1] == "0 margins"

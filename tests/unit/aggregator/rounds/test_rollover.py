@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.rounds.rollover import fold_plan, read_endorsement, read_proposal, sign_plan
-from aggregator.strategies.base import Slot
+from aggregator.strategies.base import ClusterModel
 from aggregator.strategies.renewal import Carried, Inherited
 from shoal.errors import IntegrityError, ShoalError, UntrustedError, WireError
 from shoal.protocol.messages import CARRIED_FIRST, Phase
@@ -21,7 +21,7 @@ SIGNATURE = bytes(range(64))
 
 def inherited(**changes):
     fields = {
-        "models": {0: Slot(), 3: Slot(version=2)},
+        "models": {0: ClusterModel(), 3: ClusterModel(version=2)},
         "carried": {"b": Carried(SECOND, 2), "a": Carried(FIRST, 5), "few": Carried(OWN, 1)},
         "own": {
             (2, 1, "dev-1"): contribution("dev-1", OWN, round=2),
@@ -48,9 +48,9 @@ def test_one_device_folds_all_models_and_takes_along_what_may_be_shown_to_it():
     plan = fold_plan(inherited(), RUN, 2, 1, "dev-1", keep=True)
     assert (plan.round, plan.step, plan.final) == (2, 1, False)
     assert plan.models == inherited().models
-    assert list(plan.orders) == ["dev-1"]
-    assert (plan.orders["dev-1"].phase, plan.orders["dev-1"].candidates) == (Phase.CHECKPOINT, (0, 3))
-    assert not plan.orders["dev-1"].train
+    assert list(plan.assignments) == ["dev-1"]
+    assert (plan.assignments["dev-1"].phase, plan.assignments["dev-1"].candidates) == (Phase.CHECKPOINT, (0, 3))
+    assert not plan.assignments["dev-1"].train
     assert [(i, s.offset.tobytes(), s.scale) for i, s in plan.carried.items()] == [
         (CARRIED_FIRST, FIRST.tobytes(), 0.0),
         (CARRIED_FIRST + 1, SECOND.tobytes(), 0.0),
@@ -59,14 +59,14 @@ def test_one_device_folds_all_models_and_takes_along_what_may_be_shown_to_it():
 
 def test_all_sign_and_each_masks_its_own_updates_anew():
     plan = sign_plan(inherited(), 2, 2, ("dev-1", "dev-2", "dev-3"), keep=True)
-    assert {d: o.renew for d, o in plan.orders.items()} == {"dev-1": (1, 2), "dev-2": (2,), "dev-3": ()}
-    assert {o.phase for o in plan.orders.values()} == {Phase.ENDORSE}
+    assert {d: o.renew for d, o in plan.assignments.items()} == {"dev-1": (1, 2), "dev-2": (2,), "dev-3": ()}
+    assert {o.phase for o in plan.assignments.values()} == {Phase.ENDORSE}
 
 
 def test_under_fresh_secrets_nothing_is_masked_anew():
     assert fold_plan(inherited(), RUN, 2, 1, "dev-1", keep=False).carried == {}
     plan = sign_plan(inherited(), 2, 2, ("dev-1", "dev-2"), keep=False)
-    assert {o.renew for o in plan.orders.values()} == {()}
+    assert {o.renew for o in plan.assignments.values()} == {()}
 
 
 # ---------------------------------------------------------------------------------------------------- proposals
@@ -146,8 +146,10 @@ def test_a_rounding_error_is_no_other_length():
 
 
 def answer(attached, renew=(1, 2), device="dev-1"):
-    order = dataclasses.replace(sign_plan(inherited(), 2, 2, (device,), keep=True).orders[device], renew=tuple(renew))
-    return read_endorsement(upload(attached, device), order, inherited(), RUN, NEXT_KEY)
+    assignment = dataclasses.replace(
+        sign_plan(inherited(), 2, 2, (device,), keep=True).assignments[device], renew=tuple(renew)
+    )
+    return read_endorsement(upload(attached, device), assignment, inherited(), RUN, NEXT_KEY)
 
 
 def test_a_signature_and_the_devices_own_updates():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aggregator.strategies.base import Slot
+from aggregator.strategies.base import ClusterModel
 from aggregator.strategies.discrepancy import discrepancy
 from tests.helpers.plans import Rounds, contribution, run_plan
 
@@ -11,8 +11,8 @@ X, Y = np.eye(6, dtype=np.float32)[:2]
 
 
 def test_devices_are_measured_against_their_own_model_before_and_after():
-    before = {0: Slot(0, X, 2, 1), 1: Slot()}
-    after = {0: Slot(0, X + 2 * Y, 2, 2), 1: Slot(0, 4 * X, 1, 2)}
+    before = {0: ClusterModel(0, X, 2, 1), 1: ClusterModel()}
+    after = {0: ClusterModel(0, X + 2 * Y, 2, 2), 1: ClusterModel(0, 4 * X, 1, 2)}
     given = [contribution("a", Y * 1, model=0), contribution("b", Y * 3, model=0), contribution("c", X * 4, model=1)]
     (event,) = discrepancy(given, before, after, 2)
     assert event.detail == pytest.approx(
@@ -22,12 +22,12 @@ def test_devices_are_measured_against_their_own_model_before_and_after():
 
 def test_norms_are_enough_where_single_updates_are_not_kept():
     given = [contribution("a", norm=1.0), contribution("b", norm=3.0)]
-    (event,) = discrepancy(given, {0: Slot()}, {0: Slot()}, 1)
+    (event,) = discrepancy(given, {0: ClusterModel()}, {0: ClusterModel()}, 1)
     assert event.detail == {"mean": 2.0, "variance": 1.0}
 
 
 def test_a_round_without_updates_says_nothing():
-    assert discrepancy([], {0: Slot()}, {0: Slot()}, 1) == ()
+    assert discrepancy([], {0: ClusterModel()}, {0: ClusterModel()}, 1) == ()
 
 
 def test_fedavg_tells_it_when_asked():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aggregator.strategies.base import Slot
+from aggregator.strategies.base import ClusterModel
 from shoal.errors import ConfigError, IntegrityError, KeyMismatchError
 from tests.helpers.plans import D, Rounds, contribution, run_plan
 
@@ -13,9 +13,9 @@ VECTORS = {d: RNG.standard_normal(D).astype(np.float32) for d in DEVICES}
 SAMPLES = {"dev-1": 10, "dev-2": 30, "dev-3": 60}
 
 
-def answer(device, order, round_):
-    assert order.candidates == (0,)
-    assert order.train
+def answer(device, assignment, round_):
+    assert assignment.candidates == (0,)
+    assert assignment.train
     return contribution(device, VECTORS[device] * round_, round=round_, samples=SAMPLES[device])
 
 
@@ -33,7 +33,7 @@ def test_the_offset_is_the_sum_of_the_weighted_means(weighting, weights):
 def test_too_few_contributors_leave_the_model_as_it_was():
     rounds = Rounds(run_plan(min_contributors=3), DEVICES)
     rounds.step(answer, present=("dev-1", "dev-2"))
-    assert rounds.state.slot == Slot()
+    assert rounds.state.slot == ClusterModel()
     rounds.step(answer)
     assert rounds.state.slot.version == 2
 
@@ -93,7 +93,7 @@ def test_an_update_without_a_vector_can_not_be_averaged():
 
 def test_evaluation_is_ordered_in_every_nth_round():
     strategy = Rounds(run_plan(evaluate_every=3), DEVICES).strategy
-    asked = [strategy.plan(strategy.init(DEVICES), r, DEVICES)[1].orders["dev-1"].evaluate for r in range(1, 7)]
+    asked = [strategy.plan(strategy.init(DEVICES), r, DEVICES)[1].assignments["dev-1"].evaluate for r in range(1, 7)]
     assert asked == [False, False, True, False, False, True]
 
 

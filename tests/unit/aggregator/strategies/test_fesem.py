@@ -20,20 +20,20 @@ class World:
 
     def __init__(self, pull=0.8, scramble=None, k=2, **changes):
         self.rounds = Rounds(run_plan("fesem", {"k": k}, **changes), DEVICES)
-        self.order = np.arange(D) if scramble is None else scramble
+        self.assignment = np.arange(D) if scramble is None else scramble
         self.pull = pull
         self.origin = np.random.default_rng(12).standard_normal(D)
         self.models = {}
 
     def theta(self, j):
         offset = self.rounds.state.slots[j].offset
-        return self.origin if offset is None else self.origin + offset[np.argsort(self.order)].astype(np.float64)
+        return self.origin if offset is None else self.origin + offset[np.argsort(self.assignment)].astype(np.float64)
 
-    def answer(self, device, order, round_):
-        (model,) = order.candidates
+    def answer(self, device, assignment, round_):
+        (model,) = assignment.candidates
         start = self.theta(model)
         self.models[device] = start + self.pull * (GOAL[device] - start)
-        delta = (self.models[device] - start).astype(np.float32)[self.order]
+        delta = (self.models[device] - start).astype(np.float32)[self.assignment]
         return contribution(device, delta, round=round_, model=model, samples=SAMPLES[device])
 
     def step(self, present=DEVICES):
@@ -45,7 +45,7 @@ def test_each_round_is_one_step_of_k_means_on_the_trained_models():
     world = World()
     for _ in range(4):
         centres = [world.theta(j) for j in range(2)]
-        before = dict(world.rounds.state.assignment)
+        before = dict(world.rounds.state.clusters)
         outcome = world.step()
         for device, theta in world.models.items():
             distances = [float(np.linalg.norm(theta - c)) for c in centres]
@@ -71,9 +71,9 @@ def test_the_groups_are_found():
 def test_the_first_assignment_is_random_and_even():
     seen = set()
     for seed in range(6):
-        assignment = Rounds(run_plan("fesem", {"k": 3}, seed=seed), DEVICES).state.assignment
-        assert sorted(np.bincount(list(assignment.values()))) == [2, 3, 3]
-        seen.add(tuple(assignment.values()))
+        clusters = Rounds(run_plan("fesem", {"k": 3}, seed=seed), DEVICES).state.clusters
+        assert sorted(np.bincount(list(clusters.values()))) == [2, 3, 3]
+        seen.add(tuple(clusters.values()))
     assert len(seen) > 3
 
 
@@ -90,12 +90,12 @@ def test_a_mask_changes_no_assignment():
 def test_whoever_is_away_keeps_its_centre_and_an_empty_centre_its_model():
     world = World()
     world.step()
-    assignment = dict(world.rounds.state.assignment)
-    away = {d for d, j in assignment.items() if j == 1}
+    clusters = dict(world.rounds.state.clusters)
+    away = {d for d, j in clusters.items() if j == 1}
     kept = world.rounds.state.slots[1]
     world.pull = 0.0
     outcome = world.step(tuple(d for d in DEVICES if d not in away))
-    assert outcome.clusters == assignment
+    assert outcome.clusters == clusters
     assert world.rounds.state.slots[1] is kept
 
 
@@ -108,8 +108,8 @@ def test_a_centre_of_too_few_keeps_its_model():
 def test_the_fewest_contributors_follow_a_model_that_moves_into_another_centre():
     """A centre that takes in a model which was trained from a mean of two rests on two."""
     world = World(pull=0.0)
-    one = [d for d, j in world.rounds.state.assignment.items() if j == 0][:2]
-    two = [d for d, j in world.rounds.state.assignment.items() if j == 1]
+    one = [d for d, j in world.rounds.state.clusters.items() if j == 0][:2]
+    two = [d for d, j in world.rounds.state.clusters.items() if j == 1]
     world.pull = 0.5
     world.step((*one, *two))
     assert [s.contributors for s in world.rounds.state.slots] == [2, 4]
@@ -124,15 +124,15 @@ def test_newcomers_are_assigned_when_they_come():
     world = World()
     world.step(DEVICES[:6])
     state, plan = world.rounds.strategy.plan(world.rounds.state, 2, (*DEVICES, "dev-9"))
-    assert plan.orders["dev-9"].candidates == (state.assignment["dev-9"],)
+    assert plan.assignments["dev-9"].candidates == (state.clusters["dev-9"],)
 
 
 def test_in_the_end_an_unknown_device_takes_the_model_of_least_loss():
     world = World()
     world.step()
     plan = world.rounds.strategy.final(world.rounds.state, 21, ("dev-0", "stranger"))
-    assert plan.orders["stranger"].candidates == (0, 1)
-    assert plan.orders["dev-0"].candidates == (world.rounds.state.assignment["dev-0"],)
+    assert plan.assignments["stranger"].candidates == (0, 1)
+    assert plan.assignments["dev-0"].candidates == (world.rounds.state.clusters["dev-0"],)
 
 
 def test_dump_and_load_give_the_same_state():

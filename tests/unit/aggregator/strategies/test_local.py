@@ -12,8 +12,8 @@ RNG = np.random.default_rng(1)
 VECTORS = {d: RNG.standard_normal(D).astype(np.float32) for d in (*DEVICES, "dev-0")}
 
 
-def answer(device, order, round_):
-    (model,) = order.candidates
+def answer(device, assignment, round_):
+    (model,) = assignment.candidates
     return contribution(device, VECTORS[device], round=round_, model=model)
 
 
@@ -40,15 +40,15 @@ def test_in_the_end_everybody_has_its_own_model():
     rounds = Rounds(run_plan("local"), DEVICES)
     rounds.step(answer)
     plan = rounds.strategy.final(rounds.state, 21, ("dev-0", "dev-c"))
-    assert plan.orders["dev-c"].candidates == (2,)
+    assert plan.assignments["dev-c"].candidates == (2,)
     assert plan.models[2] == rounds.state.slots[2]
-    assert plan.models[plan.orders["dev-0"].candidates[0]].offset is None
+    assert plan.models[plan.assignments["dev-0"].candidates[0]].offset is None
 
 
 def test_partial_participation_names_only_the_models_of_those_drawn():
     strategy = Rounds(run_plan("local", participation=0.34), DEVICES).strategy
     _, plan = strategy.plan(strategy.init(DEVICES), 1, tuple(sorted(DEVICES)))
-    assert len(plan.orders) == len(plan.models) == 1
+    assert len(plan.assignments) == len(plan.models) == 1
 
 
 def test_dump_and_load_give_the_same_state():
@@ -69,7 +69,7 @@ def test_a_newcomer_starts_at_w_0_in_a_later_epoch_too():
     assert len(fleet.rollover().models) == 4
     fleet.reload()
     state, plan = fleet.strategy.plan(fleet.state, 4, (*DEVICES, "dev-0"))
-    assert plan.orders["dev-0"].candidates == (3,)
+    assert plan.assignments["dev-0"].candidates == (3,)
     np.testing.assert_allclose(fleet.theta(plan.models[3]), start, rtol=1e-6)
     assert state.slots[3].origin == 3
 

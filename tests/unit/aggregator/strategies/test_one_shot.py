@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aggregator.strategies.base import Slot
+from aggregator.strategies.base import ClusterModel
 from shoal.errors import ConfigError
 from shoal.protocol.messages import Phase
 from tests.helpers.epochs import Fleet
@@ -18,10 +18,12 @@ STEP = {d: RNG.standard_normal(D).astype(np.float32) for d in DEVICES}
 SAMPLES = {d: 10 * (i + 1) for i, d in enumerate(DEVICES)}
 
 
-def answer(device, order, round_, scramble=slice(None)):
-    phase = Phase(order.phase)
+def answer(device, assignment, round_, scramble=slice(None)):
+    phase = Phase(assignment.phase)
     vector = (OWN if phase is Phase.PRETRAIN else STEP)[device][scramble]
-    return contribution(device, vector, round=round_, model=order.candidates[0], phase=phase, samples=SAMPLES[device])
+    return contribution(
+        device, vector, round=round_, model=assignment.candidates[0], phase=phase, samples=SAMPLES[device]
+    )
 
 
 def one_shot(**settings):
@@ -56,17 +58,17 @@ def test_then_each_cluster_is_averaged_by_itself():
 
 def test_everybody_trains_alone_first_however_few_are_drawn_later():
     """Alg. 1 line 1 is for all devices; later rounds draw among those that have a cluster."""
-    rounds, orders = one_shot(participation=0.34), []
+    rounds, assignments = one_shot(participation=0.34), []
 
-    def spy(device, order, round_):
-        orders.append((round_, Phase(order.phase), order.candidates))
-        return answer(device, order, round_)
+    def spy(device, assignment, round_):
+        assignments.append((round_, Phase(assignment.phase), assignment.candidates))
+        return answer(device, assignment, round_)
 
     rounds.step(spy)
-    assert {o[1:] for o in orders} == {(Phase.PRETRAIN, (2,))}
-    assert len(orders) == 6
+    assert {o[1:] for o in assignments} == {(Phase.PRETRAIN, (2,))}
+    assert len(assignments) == 6
     rounds.step(spy)
-    later = [o for o in orders if o[0] == 2]
+    later = [o for o in assignments if o[0] == 2]
     assert len(later) == 2
     assert {o[1] for o in later} == {Phase.TRAIN}
 
@@ -107,10 +109,10 @@ def test_a_cluster_of_too_few_stays_at_the_origin():
 
 def test_in_the_end_a_device_without_a_cluster_takes_the_model_of_least_loss():
     rounds = one_shot()
-    assert rounds.strategy.final(rounds.state, 21, DEVICES).orders["dev-0"].candidates == (2,)
+    assert rounds.strategy.final(rounds.state, 21, DEVICES).assignments["dev-0"].candidates == (2,)
     rounds.step(answer, present=DEVICES[:5])
-    orders = rounds.strategy.final(rounds.state, 21, DEVICES).orders
-    assert (orders["dev-5"].candidates, orders["dev-1"].candidates) == ((0, 1), (1,))
+    assignments = rounds.strategy.final(rounds.state, 21, DEVICES).assignments
+    assert (assignments["dev-5"].candidates, assignments["dev-1"].candidates) == ((0, 1), (1,))
 
 
 def test_dump_and_load_give_the_same_state():
@@ -139,7 +141,7 @@ def test_before_the_clustering_only_the_origin_lives_on():
     rounds = InEpochs()
     rounds.step(DEVICES[:1])
     assert sorted(rounds.rollover().models) == [2]
-    assert rounds.state.origin == Slot(0, version=1)
+    assert rounds.state.origin == ClusterModel(0, version=1)
     assert rounds.step().clusters == TRUTH
     assert [s.origin for s in rounds.state.slots] == [0, 0]
 

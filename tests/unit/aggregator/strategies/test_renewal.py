@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from aggregator.strategies.base import Slot, dump_state
+from aggregator.strategies.base import ClusterModel, dump_state
 from aggregator.strategies.renewal import Renewal, fresh_slot, renewed_rows
 from shoal.errors import IntegrityError
 from shoal.protocol.documents import SegmentSpec
@@ -81,7 +81,7 @@ def test_a_rollover_leaves_every_slot_at_an_origin_of_its_own(case):
     after = rounds.strategy.inherited(rounds.state)
     ids = sorted(after.models)
     assert len(ids) == len(inherited.models)
-    assert [after.models[i] for i in ids] == [Slot(i, None, 0, 7, 1.0) for i in range(len(ids))]
+    assert [after.models[i] for i in ids] == [ClusterModel(i, None, 0, 7, 1.0) for i in range(len(ids))]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -126,7 +126,7 @@ def test_a_revoked_device_is_forgotten_and_nobody_else(case, after):
         assert "dev-04" not in found
         pairs = list(itertools.combinations(sorted(found.keys() & expected.keys()), 2))
         assert [found[a] == found[b] for a, b in pairs] == [expected[a] == expected[b] for a, b in pairs]
-    assert set(revoked.strategy.final(revoked.state, 40, others).orders) == set(others)
+    assert set(revoked.strategy.final(revoked.state, 40, others).assignments) == set(others)
 
 
 @pytest.mark.parametrize(("revoked", "machines"), [((), 12), (("dev-03", "dev-07"), 10)])
@@ -147,7 +147,7 @@ def test_the_machines_of_ifca_are_those_that_are_left(revoked, machines):
 
 def test_a_model_that_did_not_come_through_is_missed():
     renewal = Renewal(4, {0: 0, 7: 1})
-    assert fresh_slot(renewal, 7) == Slot(1, version=4)
+    assert fresh_slot(renewal, 7) == ClusterModel(1, version=4)
     with pytest.raises(IntegrityError, match="model 3 did not come through the rollover after round 4"):
         fresh_slot(renewal, 3)
 

@@ -14,7 +14,7 @@ from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, split
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import Roster
-from shoal.protocol.messages import Decline, Obstacle, Reminder
+from shoal.protocol.messages import Decline, DeclineReason, Reminder
 from shoal.protocol.reassembly import Reassembler
 from tests.helpers.plans import D, engine_of, run_plan, upload_of
 
@@ -135,10 +135,10 @@ def test_a_forged_upload_is_no_refusal():
     assert not isinstance(caught.value, RefusedUploadError)
 
 
-DECLINE = Decline("demo", "dev-1", RUN.run_id, b"n" * 16, int(Obstacle.TASK))
+DECLINE = Decline("demo", "dev-1", RUN.run_id, b"n" * 16, int(DeclineReason.TASK))
 REMINDER = Reminder("demo", "dev-1", RUN.run_id, 1, b"t" * 16, b"d" * 32, 6000, 1024, 1)
 MESSAGES = {
-    "decline": (UploadVerifier.decline, DECLINE, Declined("dev-1", b"n" * 16, Obstacle.TASK)),
+    "decline": (UploadVerifier.decline, DECLINE, Declined("dev-1", b"n" * 16, DeclineReason.TASK)),
     "reminder": (UploadVerifier.reminder, REMINDER, REMINDER),
 }
 

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from crypto.seal.replay import HighWater
+from crypto.seal.replay import ReplayWatermark
 from shoal.errors import UntrustedError
 from shoal.protocol.messages import Announcement
 
-AT = HighWater(roster=5, run=2, round=3, nonce=b"n" * 16, step=2)
+AT = ReplayWatermark(roster=5, run=2, round=3, nonce=b"n" * 16, step=2)
 
 
 def announced(run=2, round_=3, step=2, nonce=b"n" * 16, roster=5):
@@ -34,7 +34,7 @@ def test_whatever_comes_later_is_accepted(place):
     """A step after its round, a round after the steps before it, a run from its beginning."""
     run, round_, step = place
     found = AT.accept(announced(run, round_, step, nonce=b"m" * 16, roster=6))
-    assert found == HighWater(6, run, round_, b"m" * 16, step)
+    assert found == ReplayWatermark(6, run, round_, b"m" * 16, step)
     assert found.place == place
 
 
@@ -63,5 +63,5 @@ def test_an_older_roster_is_refused_wherever_it_comes():
 
 def test_a_new_device_accepts_the_first_thing():
     """Also a rollover before round 1, if a device was revoked before the run began."""
-    assert HighWater().accept(announced(1, 0, 1)).place == (1, 0, 1)
-    assert dataclasses.replace(HighWater(), roster=1).accept(announced(1, 1, 0)).place == (1, 1, 0)
+    assert ReplayWatermark().accept(announced(1, 0, 1)).place == (1, 0, 1)
+    assert dataclasses.replace(ReplayWatermark(), roster=1).accept(announced(1, 1, 0)).place == (1, 1, 0)

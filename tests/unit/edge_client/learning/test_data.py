@@ -10,7 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from edge_client.learning.data import Batch, load, permutation, split
+from edge_client.learning.data import Dataset, load, permutation, split
 from shoal.errors import DataError
 from shoal.task.manifest import TensorSpec
 from tests.helpers.tasks import manifest, samples
@@ -228,7 +228,7 @@ def test_idx_headers_that_promise_too_much_are_refused(tmp_path, sizes):
 @pytest.mark.parametrize("n", [5, 6, 7, 99, 100, 1797])
 def test_split_is_a_partition_of_60_20_20(n):
     x = np.arange(4 * n, dtype=np.float32).reshape(n, 4)
-    shares = split(Batch(x, np.arange(n)), b"seed")
+    shares = split(Dataset(x, np.arange(n)), b"seed")
     parts = [shares.train, shares.validation, shares.test]
     np.testing.assert_array_equal(np.sort(np.concatenate([p.y for p in parts])), np.arange(n))
     assert len(shares.validation) == len(shares.test) == n // 5
@@ -238,7 +238,7 @@ def test_split_is_a_partition_of_60_20_20(n):
 
 
 def test_split_follows_the_seed():
-    batch = Batch(*samples(50))
+    batch = Dataset(*samples(50))
     first, again, other = (split(batch, seed).train.x for seed in (b"a", b"a", b"b"))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
@@ -266,5 +266,5 @@ PINNED = [3, 6, 8, 5, 2, 9, 7, 4, 1, 0]
 
 def test_four_samples_are_too_few():
     with pytest.raises(DataError, match="4 samples are too few") as caught:
-        split(Batch(*samples(4)), b"s")
+        split(Dataset(*samples(4)), b"s")
     assert "5" in caught.value.hint

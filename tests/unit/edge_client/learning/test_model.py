@@ -95,12 +95,12 @@ def test_sessions_are_made_on_first_use(theta):
 
 
 def test_scoring_picks_the_model_that_fits(ort_model):
-    from edge_client.learning.data import Batch
+    from edge_client.learning.data import Dataset
 
     rng = np.random.default_rng(9)
     models = [rng.standard_normal(15).astype(np.float32) for _ in range(4)]
     x, _ = samples(60)
-    batch = Batch(x, ort_model.predict(models[2], x).argmax(1))
+    batch = Dataset(x, ort_model.predict(models[2], x).argmax(1))
     losses = score(models, batch, ort_model)
     assert losses.dtype == np.float64
     assert losses.shape == (4,)

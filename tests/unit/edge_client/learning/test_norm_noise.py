@@ -5,20 +5,20 @@ import random
 
 import pytest
 
-from edge_client.learning.norm_noise import CLIP, SYSTEM, blur_factor
-from shoal.limits import MAX_NORM_BLUR
+from edge_client.learning.norm_noise import CLIP, SYSTEM, noise_factor
+from shoal.limits import MAX_NORM_NOISE
 
 
 def draws(blur, count=20_000, seed=3):
     source = random.Random(seed)
-    return [blur_factor(blur, source) for _ in range(count)]
+    return [noise_factor(blur, source) for _ in range(count)]
 
 
 def test_no_blur_is_no_factor():
-    assert blur_factor(0.0) == 1.0
+    assert noise_factor(0.0) == 1.0
 
 
-@pytest.mark.parametrize("blur", [0.01, MAX_NORM_BLUR])
+@pytest.mark.parametrize("blur", [0.01, MAX_NORM_NOISE])
 def test_the_mean_is_one_and_the_deviation_is_the_blur(blur):
     """To three standard errors of 20,000 draws."""
     found = draws(blur)
@@ -40,12 +40,12 @@ class Extreme:
 
 @pytest.mark.parametrize("value", [-99.0, 99.0])
 def test_the_factor_is_bounded_and_stays_positive(value):
-    factor = blur_factor(MAX_NORM_BLUR, Extreme(value))
-    assert factor == pytest.approx(1 + math.copysign(CLIP * MAX_NORM_BLUR, value))
+    factor = noise_factor(MAX_NORM_NOISE, Extreme(value))
+    assert factor == pytest.approx(1 + math.copysign(CLIP * MAX_NORM_NOISE, value))
     assert factor > 0.1
 
 
 def test_a_device_draws_from_the_operating_system():
     """A seed that somebody else knows would undo it."""
     assert isinstance(SYSTEM, random.SystemRandom)
-    assert len({blur_factor(0.1) for _ in range(20)}) == 20
+    assert len({noise_factor(0.1) for _ in range(20)}) == 20

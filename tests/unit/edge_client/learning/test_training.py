@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_client.learning.data import Batch
+from edge_client.learning.data import Dataset
 from edge_client.learning.model import OrtModel
 from edge_client.learning.training import Cancelled, LocalTraining, train
 from shoal.errors import TaskError
@@ -24,7 +24,7 @@ def theta0():
 
 @pytest.fixture(scope="module")
 def batch():
-    return Batch(*samples(43, seed=8))
+    return Dataset(*samples(43, seed=8))
 
 
 def run(theta0, batch, backend, round_=0, **settings):
@@ -133,7 +133,7 @@ def test_divergence_says_what_to_do(theta0, batch, backend, momentum):
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
 def test_a_last_step_to_infinity_is_caught(theta0, batch, backend):
     """At theta = 0 the loss is log 3 whatever x is, but lr times a gradient of 1e33 is beyond float32."""
-    far = Batch(batch.x * np.float32(3e34), batch.y)
+    far = Dataset(batch.x * np.float32(3e34), batch.y)
     with pytest.raises(TaskError, match="not finite") as caught:
         run(theta0 * 0, far, backend, epochs=0, steps=1, batch_size=0, lr=1e6)
     assert "learning rate" in caught.value.hint

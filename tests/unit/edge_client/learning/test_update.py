@@ -11,16 +11,16 @@ from crypto.mask.secret import MaskSecret
 from crypto.seal.envelope import open_from_member, read_head
 from crypto.seal.identity import Identity
 from edge_client.followed_run import Run
-from edge_client.learning.data import Batch, split
+from edge_client.learning.data import Dataset, split
 from edge_client.learning.model import OrtModel
 from edge_client.learning.scoring import score
 from edge_client.learning.training import Cancelled, train
-from edge_client.learning.update import BatchOrder, Workshop, carry_out, local_training, share_of
+from edge_client.learning.update import BatchOrder, TrainingContext, carry_out, local_training, share_of
 from edge_client.run.package import segment_keys
-from edge_client.storage.update_cache import OwnUpdates
+from edge_client.storage.update_cache import UpdateCache
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import LocalSettings, SegmentSpec
-from shoal.protocol.messages import Announcement, Order, Phase, Share, Upload
+from shoal.protocol.messages import Announcement, Assignment, Phase, Share, Upload
 from shoal.types import MaskedVector
 from tests.helpers.plans import run_plan
 from tests.helpers.tasks import CLASSES, INPUTS, samples
@@ -41,11 +41,11 @@ def shop(logistic, tmp_path_factory):
     secret = MaskSecret.from_bytes(bytes(range(32)))
     context = MaskContext(plan.fleet, plan.run_id, plan.epoch, plan.task_digest, plan.mode, plan.mask_segments)
     key = derive(secret, context)
-    shares = split(Batch(*samples(40)), b"seed")
+    shares = split(Dataset(*samples(40)), b"seed")
     origins = np.zeros((1, D), np.float32)
     run = Run(plan, bundle, origins, key, segment_keys(key), 0, 0)
-    own = OwnUpdates(tmp_path_factory.mktemp("own"), plan)
-    return Workshop(run, DEVICE, AGGREGATOR.member, OrtModel(bundle), shares, own)
+    own = UpdateCache(tmp_path_factory.mktemp("own"), plan)
+    return TrainingContext(run, DEVICE, AGGREGATOR.member, OrtModel(bundle), shares, own)
 
 
 def announcement(round_=2):
@@ -61,14 +61,14 @@ def announcement(round_=2):
         60.0,
         finished=False,
         models=(),
-        orders=(),
-        order_of=(),
+        assignments=(),
+        assignment_of=(),
         mode="permutation",
     )
 
 
-def order(*candidates, phase=Phase.TRAIN, share=Share.TRAIN, train=True, evaluate=False, margins=False):
-    return Order(int(phase), candidates, int(share), train, evaluate, margins)
+def assignment(*candidates, phase=Phase.TRAIN, share=Share.TRAIN, train=True, evaluate=False, margins=False):
+    return Assignment(int(phase), candidates, int(share), train, evaluate, margins)
 
 
 def do(shop, order_, round_=2, models=MODELS, cancelled=lambda: False):
@@ -90,7 +90,7 @@ def losses(shop, candidates, share):
 
 
 def test_the_best_candidate_is_trained_and_its_masked_change_sent(shop):
-    finished, upload, vector = do(shop, order(3, 4, 5))
+    finished, upload, vector = do(shop, assignment(3, 4, 5))
     found = losses(shop, (3, 4, 5), Share.TRAIN)
     best = (3, 4, 5)[int(np.argmin(found))]
     assert finished.model == upload.model == best
@@ -105,8 +105,8 @@ def test_the_best_candidate_is_trained_and_its_masked_change_sent(shop):
 
 def test_what_is_sent_is_masked(shop):
     """The body is the change permuted: the same numbers elsewhere."""
-    _, upload, vector = do(shop, order(3))
-    finished = carry_out(shop, announcement(), order(3), MODELS, lambda: False)
+    _, upload, vector = do(shop, assignment(3))
+    finished = carry_out(shop, announcement(), assignment(3), MODELS, lambda: False)
     head, at = read_head(finished.parcel.payload)
     _, body = open_from_member(AGGREGATOR, finished.parcel.payload, head, at, DEVICE.member.sign_key)
     masked = np.frombuffer(body, "<f4")
@@ -117,7 +117,7 @@ def test_what_is_sent_is_masked(shop):
 
 def test_a_single_candidate_is_not_scored_first(shop):
     """Its loss is what training met on the way."""
-    _, upload, _ = do(shop, order(4))
+    _, upload, _ = do(shop, assignment(4))
     batches = BatchOrder(shop.plan, "dev-1", 2)
     expected = train(MODELS[4], shop.shares.train, local_training(shop.plan), shop.backend, batches, 1, lambda: False)
     assert upload.loss == round(expected.mean_loss, 4)
@@ -125,7 +125,7 @@ def test_a_single_candidate_is_not_scored_first(shop):
 
 @pytest.mark.parametrize("share", [Share.TRAIN, Share.VALIDATION, Share.TEST])
 def test_scoring_orders_report_margins_on_their_share(shop, share):
-    _, upload, vector = do(shop, order(5, 3, phase=Phase.SCORE, share=share, train=False, margins=True))
+    _, upload, vector = do(shop, assignment(5, 3, phase=Phase.SCORE, share=share, train=False, margins=True))
     found = losses(shop, (5, 3), share)
     assert vector is None
     assert upload.margins == (0.0, round(float(found[1] - found[0]), 2))
@@ -136,13 +136,13 @@ def test_margins_are_clipped_and_rounded(shop):
     """Beyond the clip the answer is clear and the figure would only tell about the data."""
     models = {0: np.zeros(D, np.float32), 1: MODELS[3] * 1000}
     for first, second in ((0, 1), (1, 0)):
-        ask = order(first, second, phase=Phase.SCORE, train=False, margins=True)
+        ask = assignment(first, second, phase=Phase.SCORE, train=False, margins=True)
         _, upload, _ = do(shop, ask, models=models)
         assert upload.margins == (0.0, 5.0 if first == 0 else -5.0)
 
 
 def test_a_report_counts_on_the_test_share_alone(shop):
-    finished, upload, _ = do(shop, order(3, 4, phase=Phase.SCORE, train=False, evaluate=True))
+    finished, upload, _ = do(shop, assignment(3, 4, phase=Phase.SCORE, train=False, evaluate=True))
     best = (3, 4)[int(np.argmin(losses(shop, (3, 4), Share.TRAIN)))]
     expected = shop.backend.score(MODELS[best], shop.shares.test.x, shop.shares.test.y)
     assert (upload.correct, upload.tested) == (expected.correct, len(shop.shares.test))
@@ -150,19 +150,19 @@ def test_a_report_counts_on_the_test_share_alone(shop):
 
 
 def test_evaluation_looks_at_the_model_before_training(shop):
-    _, upload, _ = do(shop, order(3, evaluate=True))
+    _, upload, _ = do(shop, assignment(3, evaluate=True))
     expected = shop.backend.score(MODELS[3], shop.shares.test.x, shop.shares.test.y)
     assert upload.correct == expected.correct
 
 
 def test_the_models_are_not_touched(shop):
     before = {m: v.copy() for m, v in MODELS.items()}
-    do(shop, order(3, 4, 5))
+    do(shop, assignment(3, 4, 5))
     assert all(np.array_equal(before[m], MODELS[m]) for m in MODELS)
 
 
 def test_everything_that_binds_an_upload_is_in_it(shop):
-    _, upload, _ = do(shop, order(3))
+    _, upload, _ = do(shop, assignment(3))
     plan = shop.plan
     assert (upload.fleet, upload.run, upload.run_id, upload.epoch) == (plan.fleet, plan.run, plan.run_id, plan.epoch)
     assert (upload.round, upload.nonce, upload.phase) == (2, b"n" * 16, Phase.TRAIN)
@@ -176,9 +176,9 @@ def vary(shop, **changes):
 
 def test_a_blurred_update_points_where_the_true_one_does_and_has_another_length_each_time(shop):
     """The aggregator sees other norms; the mean of many is the true update's."""
-    _, _, plain = do(shop, order(3))
+    _, _, plain = do(shop, assignment(3))
     true = plain.astype(np.float64)
-    blurred = [do(vary(shop, norm_blur=0.1), order(3))[2].astype(np.float64) for _ in range(12)]
+    blurred = [do(vary(shop, norm_noise=0.1), assignment(3))[2].astype(np.float64) for _ in range(12)]
     factors = np.array([b @ true / (true @ true) for b in blurred])
     for factor, found in zip(factors, blurred, strict=True):
         assert np.linalg.norm(found - factor * true) < 1e-6 * np.linalg.norm(true)
@@ -190,39 +190,39 @@ def test_a_blurred_update_points_where_the_true_one_does_and_has_another_length_
 
 def test_the_models_norm_is_that_of_the_model_with_the_blurred_update(shop):
     """So that |w + mean| follows from what is reported, as fedgroup's inter-group aggregation needs it."""
-    ask = dataclasses.replace(order(3), norm=True)
-    _, upload, vector = do(vary(shop, norm_blur=0.2), ask)
+    ask = dataclasses.replace(assignment(3), norm=True)
+    _, upload, vector = do(vary(shop, norm_noise=0.2), ask)
     assert upload.model_norm == pytest.approx(np.linalg.norm(MODELS[3] + vector), abs=2e-4)
 
 
 def test_a_uniform_run_asks_for_no_counts(shop):
     """Neither the training share nor the test share shows its size; what the device keeps for its owner is exact."""
-    finished, upload, _ = do(vary(shop, weighting="uniform"), order(3, evaluate=True))
+    finished, upload, _ = do(vary(shop, weighting="uniform"), assignment(3, evaluate=True))
     true = shop.backend.score(MODELS[3], shop.shares.test.x, shop.shares.test.y)
     assert (upload.samples, upload.tested) == (1, 100)
     assert upload.correct == round(100 * true.correct / true.count)
     assert (finished.correct, finished.tested) == (true.correct, true.count)
-    _, upload, _ = do(vary(shop, weighting="uniform"), order(3))
+    _, upload, _ = do(vary(shop, weighting="uniform"), assignment(3))
     assert (upload.samples, upload.correct, upload.tested) == (1, 0, 0)
 
 
 def test_cancelled_work_raises(shop):
     with pytest.raises(Cancelled):
-        do(shop, order(3), cancelled=lambda: True)
+        do(shop, assignment(3), cancelled=lambda: True)
 
 
 def test_batches_come_in_the_same_order_after_a_restart_and_in_another_elsewhere(shop):
-    def orders(plan=shop.plan, device="dev-1", round_=2):
+    def assignments(plan=shop.plan, device="dev-1", round_=2):
         stream = BatchOrder(plan, device, round_)
         return [stream.permutation(24).tolist() for _ in range(3)]
 
-    first = orders()
-    assert first == orders()
+    first = assignments()
+    assert first == assignments()
     assert all(sorted(o) == list(range(24)) for o in first)
     others = [
-        orders(device="dev-2"),
-        orders(round_=3),
-        orders(plan=dataclasses.replace(shop.plan, seed=8)),
+        assignments(device="dev-2"),
+        assignments(round_=3),
+        assignments(plan=dataclasses.replace(shop.plan, seed=8)),
     ]
     seen = [tuple(o) for stream in (first, *others) for o in stream]
     assert len(set(seen)) == len(seen)
@@ -246,5 +246,5 @@ def test_the_plan_decides_how_training_goes(shop):
 def test_a_device_with_more_samples_than_the_plan_allows_reports_the_plans_limit(shop):
     """It still trains on all of them."""
     assert len(shop.shares.train) > 5
-    assert do(vary(shop, max_samples=5), order(3))[1].samples == 5
-    assert do(vary(shop, max_samples=1000), order(3))[1].samples == len(shop.shares.train)
+    assert do(vary(shop, max_samples=5), assignment(3))[1].samples == 5
+    assert do(vary(shop, max_samples=1000), assignment(3))[1].samples == len(shop.shares.train)

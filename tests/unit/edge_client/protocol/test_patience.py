@@ -2,7 +2,7 @@
 
 import pytest
 
-from edge_client.protocol.patience import Patience
+from edge_client.protocol.patience import RetryTimer
 from shoal import limits
 
 
@@ -17,7 +17,7 @@ class Link:
 
 @pytest.mark.parametrize(("drawn", "due"), [(0.0, 5.0), (0.5, 7.5), (0.999, 9.995)])
 def test_it_runs_out_once_between_half_and_all_of_the_time(drawn, due):
-    patience = Patience(Link(), lambda: drawn)
+    patience = RetryTimer(Link(), lambda: drawn)
     patience.set(10.0, 100.0)
     assert not patience.ran_out(100.0 + due - 0.001)
     assert patience.ran_out(100.0 + due)
@@ -26,7 +26,7 @@ def test_it_runs_out_once_between_half_and_all_of_the_time(drawn, due):
 
 def test_a_busy_link_puts_it_off():
     link = Link()
-    patience = Patience(link, lambda: 0.5)
+    patience = RetryTimer(link, lambda: 0.5)
     patience.set(10.0, 0.0)
     link.waiting = 3
     assert not patience.ran_out(8.0)
@@ -36,7 +36,7 @@ def test_a_busy_link_puts_it_off():
 
 
 def test_it_can_be_cleared():
-    patience = Patience(Link(), lambda: 0.5)
+    patience = RetryTimer(Link(), lambda: 0.5)
     patience.set(10.0, 0.0)
     patience.clear()
     assert not patience.ran_out(1e9)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edge_client.protocol.resync import LOOK_CAP_S, LOOK_S, LOOKS, Lookout
+from edge_client.protocol.resync import LOOK_CAP_S, LOOK_S, LOOKS, Resync
 
 FIRST, SECOND = b"1" * 16, b"2" * 16
 MODELS = ("s/model/aa", "s/model/bb")
@@ -32,7 +32,7 @@ def broker():
 
 @pytest.fixture
 def lookout(broker):
-    return Lookout(broker, "s/round")
+    return Resync(broker, "s/round")
 
 
 def look(lookout, broker):

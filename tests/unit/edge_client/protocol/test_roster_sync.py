@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from edge_client.protocol.roster_sync import MOST_TRIES, WHOLE_AGAIN_S, RosterFeed
+from edge_client.protocol.roster_sync import MOST_TRIES, WHOLE_AGAIN_S, RosterSync
 from shoal.errors import UntrustedError
 from shoal.membership.roster_delta import roster_change
 from shoal.protocol.topics import Topics
@@ -43,7 +43,7 @@ def transport():
 @pytest.fixture
 def feed(crew, transport):
     crew.members[FOLDER].adopt(crew.owner.roster_bytes)
-    made = RosterFeed(crew.members[FOLDER], transport, TOPICS)
+    made = RosterSync(crew.members[FOLDER], transport, TOPICS)
     made.start()
     return made
 

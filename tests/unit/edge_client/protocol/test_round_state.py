@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from crypto.seal.replay import HighWater
+from crypto.seal.replay import ReplayWatermark
 from edge_client.protocol.round_state import (
     AgentState,
     Announced,
@@ -29,12 +29,22 @@ from edge_client.protocol.round_state import (
 from shoal import limits
 from shoal.errors import UntrustedError
 from shoal.protocol.documents import SegmentSpec
-from shoal.protocol.messages import NO_ORDER, SHARED_MODEL, Action, Announcement, Control, ModelRef, Order, Phase, Share
+from shoal.protocol.messages import (
+    NO_ASSIGNMENT,
+    SHARED_MODEL,
+    Action,
+    Announcement,
+    Assignment,
+    Control,
+    ModelRef,
+    Phase,
+    Share,
+)
 from tests.helpers.plans import run_plan
 
 PLAN = run_plan(max_models=3, origins=2, rounds=5)
-TRAIN = Order(int(Phase.TRAIN), (0, 1), int(Share.TRAIN), train=True, evaluate=False, margins=False)
-REPORT = Order(int(Phase.SCORE), (0,), int(Share.TRAIN), train=False, evaluate=True, margins=False)
+TRAIN = Assignment(int(Phase.TRAIN), (0, 1), int(Share.TRAIN), train=True, evaluate=False, margins=False)
+REPORT = Assignment(int(Phase.SCORE), (0,), int(Share.TRAIN), train=False, evaluate=True, margins=False)
 ORIGIN = ModelRef(0, 0, "aa", bytes(16), 0, 0.0)
 OFFSET = ModelRef(1, 1, "bb", b"\1" * 16, 3, 1.0)
 ID = b"transfer-of-mine"
@@ -54,14 +64,14 @@ def announcement(round_=1, **changes):
         "deadline_s": 60.0,
         "finished": round_ > PLAN.rounds,
         "models": (ORIGIN, OFFSET),
-        "orders": (TRAIN,),
-        "order_of": (0, NO_ORDER),
+        "assignments": (TRAIN,),
+        "assignment_of": (0, NO_ASSIGNMENT),
         "mode": PLAN.mode,
     }
     return Announcement(**{**fields, **changes})
 
 
-FINAL = announcement(6, orders=(REPORT,), models=(ORIGIN,))
+FINAL = announcement(6, assignments=(REPORT,), models=(ORIGIN,))
 
 
 def after(*events, index=0, state=None):
@@ -111,7 +121,7 @@ def test_an_order_fetches_the_models_that_have_moved():
 def test_a_device_that_sits_out_forgets_what_it_no_longer_receives():
     """The runtime drops what is not followed: counting on it in the round after would find nothing."""
     state, _ = after(*SENDING, control(Action.ACK))
-    state, _ = step(state, Announced(announcement(2, order_of=(NO_ORDER, NO_ORDER))))
+    state, _ = step(state, Announced(announcement(2, assignment_of=(NO_ASSIGNMENT, NO_ASSIGNMENT))))
     state, actions = step(state, Announced(announcement(3)))
     assert (state.stage, actions) == (Stage.FETCHING, (Follow(("bb",)),))
 
@@ -119,8 +129,8 @@ def test_a_device_that_sits_out_forgets_what_it_no_longer_receives():
 def test_only_candidates_are_fetched():
     """A device that is asked about one of two moved models receives that one alone."""
     moved = dataclasses.replace(ORIGIN, transfer=b"\2" * 16, contributors=3)
-    order = dataclasses.replace(TRAIN, candidates=(1,))
-    _, actions = after(Announced(announcement(models=(moved, OFFSET), orders=(order,))))
+    assignment = dataclasses.replace(TRAIN, candidates=(1,))
+    _, actions = after(Announced(announcement(models=(moved, OFFSET), assignments=(assignment,))))
     assert actions == (Follow(("bb",)),)
 
 
@@ -182,7 +192,7 @@ def test_work_for_another_round_is_dropped(late):
 
 
 def test_work_that_ends_after_it_was_cancelled_is_dropped():
-    state, _ = after(*SENDING[:2], Announced(announcement(2, order_of=(NO_ORDER,))))
+    state, _ = after(*SENDING[:2], Announced(announcement(2, assignment_of=(NO_ASSIGNMENT,))))
     assert step(state, DONE) == (state, ())
 
 
@@ -285,14 +295,14 @@ def test_a_new_round_cancels_the_old_one():
 
 def test_after_a_restart_the_aggregator_is_reminded_of_the_kept_upload_of_the_same_round():
     """Mark and transfer come from disk; the round is announced; nothing is computed."""
-    kept = AgentState(0, HighWater(3, 1, 1, b"\1" * 16), transfer=ID, sent=(1, 1, b"\1" * 16))
+    kept = AgentState(0, ReplayWatermark(3, 1, 1, b"\1" * 16), transfer=ID, sent=(1, 1, b"\1" * 16))
     state, actions = after(Planned(PLAN), Announced(announcement()), state=kept)
     assert state.stage is Stage.SENDING
     assert actions == (REMIND, SetTimer(2 * limits.REMIND_BASE_S))
 
 
 def test_after_a_restart_a_new_round_is_worked_on():
-    kept = AgentState(0, HighWater(3, 1, 1, b"\1" * 16), transfer=ID, sent=(1, 1, b"\1" * 16))
+    kept = AgentState(0, ReplayWatermark(3, 1, 1, b"\1" * 16), transfer=ID, sent=(1, 1, b"\1" * 16))
     state, actions = after(Planned(PLAN), Announced(announcement(2)), state=kept)
     assert state.stage is Stage.FETCHING
     assert not any(isinstance(a, Send | Remind) for a in actions)
@@ -326,7 +336,7 @@ def test_an_announcement_beyond_the_plan_changes_nothing(bad):
 def test_an_answer_of_the_final_round_outlives_a_restart():
     """The announcement is retained for as long as no other run begins: nothing is sent, and the run is over."""
     sent = (1, 6, b"\6" * 16)
-    mark = HighWater(3, 1, 6, b"\6" * 16)
+    mark = ReplayWatermark(3, 1, 6, b"\6" * 16)
     state, _ = step(AgentState(0, mark, transfer=ID, sent=sent, answered=True), Planned(PLAN))
     state, actions = step(state, Announced(FINAL))
     assert actions == (RunDone(PLAN),)
@@ -336,7 +346,7 @@ def test_an_answer_of_the_final_round_outlives_a_restart():
 
 def test_a_final_upload_whose_model_is_lost_is_worked_for_again():
     sent = (1, 6, b"\6" * 16)
-    mark = HighWater(3, 1, 6, b"\6" * 16)
+    mark = ReplayWatermark(3, 1, 6, b"\6" * 16)
     for answered in (False, True):
         before = AgentState(0, mark, transfer=ID, sent=sent, answered=answered)
         state, _ = step(before, Planned(PLAN, lost=True))

@@ -2,11 +2,11 @@
 
 import pytest
 
-from crypto.seal.replay import HighWater
-from edge_client.protocol.uplink import Outbox
+from crypto.seal.replay import ReplayWatermark
+from edge_client.protocol.uplink import Uplink
 from shoal.protocol.chunking import Fingerprint, parse
 
-MARK = HighWater(roster=1, run=1, round=3, nonce=bytes(16))
+MARK = ReplayWatermark(roster=1, run=1, round=3, nonce=bytes(16))
 TRANSFER, RUN = bytes(15) + b"1", bytes(15) + b"2"
 SEALED = bytes(range(250)) * 10
 KEPT = (TRANSFER, Fingerprint.of(SEALED).signed, len(SEALED))
@@ -48,7 +48,7 @@ def recorder():
 
 @pytest.fixture
 def outbox(recorder):
-    outbox = Outbox(Files(), recorder, recorder, "up", b"", BIRTH)
+    outbox = Uplink(Files(), recorder, recorder, "up", b"", BIRTH)
     outbox.keep(MARK, TRANSFER, SEALED)
     return outbox
 
@@ -80,7 +80,7 @@ def test_a_reminder_tells_what_the_aggregator_can_know_the_upload_by(outbox, rec
 
 def test_an_upload_of_an_earlier_life_can_be_reminded_of(recorder):
     recorder.waiting = 1  # its presence, which is no reason to wait
-    Outbox(Files(), recorder, recorder, "up", SEALED, BIRTH).remind(MARK, TRANSFER, RUN, reconnected=False)
+    Uplink(Files(), recorder, recorder, "up", SEALED, BIRTH).remind(MARK, TRANSFER, RUN, reconnected=False)
     assert recorder.reminders == [(RUN, 3, KEPT, 1024, BIRTH)]
 
 

@@ -10,19 +10,28 @@ from crypto.mask.masking import mask
 from crypto.mask.secret import MaskSecret
 from crypto.seal.envelope import GroupKey
 from edge_client.followed_run import Run
-from edge_client.run.models import Inventory
+from edge_client.run.models import ModelStore
 from edge_client.run.package import segment_keys
 from shoal.errors import UntrustedError
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import SegmentSpec
-from shoal.protocol.messages import NO_TRANSFER, SHARED_MODEL, Announcement, ModelHeader, ModelRef, Order, Phase, Share
+from shoal.protocol.messages import (
+    NO_TRANSFER,
+    SHARED_MODEL,
+    Announcement,
+    Assignment,
+    ModelHeader,
+    ModelRef,
+    Phase,
+    Share,
+)
 from shoal.types import Segment
 from tests.helpers.plans import run_plan
 
 GROUP = GroupKey("demo", "broadcast", bytes(range(32)))
 SHARED, OWN = SegmentSpec("shared", 40), SegmentSpec("cluster", 9)
 D = 49
-ORDER = Order(int(Phase.TRAIN), (0, 1), int(Share.TRAIN), train=True, evaluate=False, margins=False)
+ORDER = Assignment(int(Phase.TRAIN), (0, 1), int(Share.TRAIN), train=True, evaluate=False, margins=False)
 RNG = np.random.default_rng(3)
 ORIGINS = RNG.standard_normal((2, D)).astype(np.float32)
 OFFSETS = RNG.standard_normal((2, D)).astype(np.float32)
@@ -68,7 +77,7 @@ def announced(run, *models, shared=None):
 def test_a_model_is_its_own_part_and_the_shared_one(segments):
     """theta_j has the shared coordinates of one origin and one offset, and its own in their places."""
     run = run_of(*segments)
-    inventory = Inventory(run, GROUP)
+    inventory = ModelStore(run, GROUP)
     for model in (0, 1):
         assert inventory.take(*arrival(run, model, "cluster", OFFSETS[model]))
     assert inventory.take(*arrival(run, SHARED_MODEL, "shared", OFFSETS[0], origin=0))
@@ -84,7 +93,7 @@ def test_what_has_not_moved_comes_from_the_origins():
     run = run_of(SHARED, OWN)
     shared = dataclasses.replace(ref(run, SHARED_MODEL, origin=1), transfer=NO_TRANSFER)
     models = [dataclasses.replace(ref(run, j), transfer=NO_TRANSFER) for j in (0, 1)]
-    thetas = Inventory(run, GROUP).thetas(announced(run, *models, shared=shared), ORDER)
+    thetas = ModelStore(run, GROUP).thetas(announced(run, *models, shared=shared), ORDER)
     np.testing.assert_array_equal(thetas[0], np.concatenate([ORIGINS[1, :40], ORIGINS[0, 40:]]))
     np.testing.assert_array_equal(thetas[1], ORIGINS[1])
 
@@ -92,48 +101,48 @@ def test_what_has_not_moved_comes_from_the_origins():
 def test_whole_models_of_a_parted_run_are_taken_too():
     """FedAvg on a task with a shared segment sends one vector."""
     run = run_of(SHARED, OWN)
-    inventory = Inventory(run, GROUP)
+    inventory = ModelStore(run, GROUP)
     inventory.take(*arrival(run, 1, "", OFFSETS[1]))
-    order = dataclasses.replace(ORDER, candidates=(1,))
-    thetas = inventory.thetas(announced(run, ref(run, 1)), order)
+    assignment = dataclasses.replace(ORDER, candidates=(1,))
+    thetas = inventory.thetas(announced(run, ref(run, 1)), assignment)
     np.testing.assert_array_equal(thetas[1], ORIGINS[1] + OFFSETS[1])
 
 
 def test_only_candidates_are_put_together():
     run = run_of(SHARED, OWN)
-    inventory = Inventory(run, GROUP)
+    inventory = ModelStore(run, GROUP)
     inventory.take(*arrival(run, 1, "cluster", OFFSETS[1]))
     inventory.take(*arrival(run, SHARED_MODEL, "shared", OFFSETS[0]))
-    order = dataclasses.replace(ORDER, candidates=(1,))
+    assignment = dataclasses.replace(ORDER, candidates=(1,))
     shared = ref(run, SHARED_MODEL)
-    assert set(inventory.thetas(announced(run, ref(run, 0), ref(run, 1), shared=shared), order)) == {1}
+    assert set(inventory.thetas(announced(run, ref(run, 0), ref(run, 1), shared=shared), assignment)) == {1}
 
 
 @pytest.mark.parametrize("changes", [{"origin": 0}, {"transfer": b"\7" * 16}])
 def test_what_is_not_as_announced_is_refused(changes):
     """Another origin than the announcement's, or another transfer."""
     run = run_of(SHARED, OWN)
-    inventory = Inventory(run, GROUP)
+    inventory = ModelStore(run, GROUP)
     inventory.take(*arrival(run, 1, "", OFFSETS[1]))
-    order = dataclasses.replace(ORDER, candidates=(1,))
+    assignment = dataclasses.replace(ORDER, candidates=(1,))
     with pytest.raises(UntrustedError, match="not the one that was announced"):
-        inventory.thetas(announced(run, dataclasses.replace(ref(run, 1), **changes)), order)
+        inventory.thetas(announced(run, dataclasses.replace(ref(run, 1), **changes)), assignment)
 
 
 def test_a_whole_model_is_no_part():
     """A transfer of all coordinates can't stand where a cluster segment was announced."""
     run = run_of(SHARED, OWN)
-    inventory = Inventory(run, GROUP)
+    inventory = ModelStore(run, GROUP)
     inventory.take(*arrival(run, 1, "", OFFSETS[1]))
-    order = dataclasses.replace(ORDER, candidates=(1,))
+    assignment = dataclasses.replace(ORDER, candidates=(1,))
     shared = dataclasses.replace(ref(run, SHARED_MODEL), transfer=NO_TRANSFER)
     with pytest.raises(UntrustedError, match="not the one that was announced"):
-        inventory.thetas(announced(run, ref(run, 1), shared=shared), order)
+        inventory.thetas(announced(run, ref(run, 1), shared=shared), assignment)
 
 
 def test_arrivals_are_checked():
     run = run_of(SHARED, OWN)
-    inventory = Inventory(run, GROUP)
+    inventory = ModelStore(run, GROUP)
     assert not inventory.take(*arrival(run, 1, "cluster", OFFSETS[1], run_id=bytes(16)))
     with pytest.raises(UntrustedError, match="under another model's label"):
         inventory.take(label(run, 0), *arrival(run, 1, "cluster", OFFSETS[1])[1:])

@@ -5,14 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from edge_client.run.policy import check_announcement, check_model, check_order, check_plan
+from edge_client.run.policy import check_announcement, check_assignment, check_model, check_plan
 from shoal.errors import UntrustedError
 from shoal.protocol.documents import SegmentSpec
-from shoal.protocol.messages import SHARED_MODEL, Announcement, ModelHeader, ModelRef, Order, Phase, Share
+from shoal.protocol.messages import SHARED_MODEL, Announcement, Assignment, ModelHeader, ModelRef, Phase, Share
 from tests.helpers.plans import D, run_plan
 
 PLAN = run_plan(origins=2, max_models=2, min_contributors=3, rounds=4, norm_limit=10.0)
-ORDER = Order(int(Phase.TRAIN), (0, 1), int(Share.TRAIN), train=True, evaluate=False, margins=False)
+ORDER = Assignment(int(Phase.TRAIN), (0, 1), int(Share.TRAIN), train=True, evaluate=False, margins=False)
 MODELS = (ModelRef(0, 0, "aa", bytes(16), 0, 0.0), ModelRef(1, 1, "bb", b"\1" * 16, 3, 1.0))
 ROUND = Announcement(
     "demo",
@@ -26,8 +26,8 @@ ROUND = Announcement(
     60.0,
     finished=False,
     models=MODELS,
-    orders=(ORDER,),
-    order_of=(0,),
+    assignments=(ORDER,),
+    assignment_of=(0,),
     mode="permutation",
 )
 HEADER = ModelHeader("demo", PLAN.run_id, 1, PLAN.key_id, 1, 1, 3, D)
@@ -36,7 +36,7 @@ HEADER = ModelHeader("demo", PLAN.run_id, 1, PLAN.key_id, 1, 1, 3, D)
 def test_what_the_plan_allows_is_followed():
     check_plan(PLAN, fleet="demo", modes=("permutation", "none"))
     check_announcement(ROUND, PLAN)
-    check_order(ORDER, ROUND, PLAN)
+    check_assignment(ORDER, ROUND, PLAN)
     check_model(HEADER, PLAN, 4 * D, 30.0)
 
 
@@ -76,7 +76,7 @@ def test_a_model_at_its_origin_needs_no_contributors():
 
 
 @pytest.mark.parametrize(
-    ("order", "round_", "match"),
+    ("assignment", "round_", "match"),
     [
         ({"candidates": (2,)}, {}, "not announced"),
         ({"candidates": (1, 1)}, {}, "twice"),
@@ -86,9 +86,9 @@ def test_a_model_at_its_origin_needs_no_contributors():
         ({"margins": True}, {}, "at once"),
     ],
 )
-def test_orders(order, round_, match):
+def test_orders(assignment, round_, match):
     with pytest.raises(UntrustedError, match=match):
-        check_order(dataclasses.replace(ORDER, **order), dataclasses.replace(ROUND, **round_), PLAN)
+        check_assignment(dataclasses.replace(ORDER, **assignment), dataclasses.replace(ROUND, **round_), PLAN)
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 
-from edge_client.run.policy import check_order
+from edge_client.run.policy import check_assignment
 from shoal.errors import UntrustedError
 from shoal.protocol.documents import Capabilities
-from shoal.protocol.messages import Announcement, ModelRef, Order, Phase, Share
+from shoal.protocol.messages import Announcement, Assignment, ModelRef, Phase, Share
 from tests.helpers.plans import run_plan
 
 NAMES = [f.name for f in dataclasses.fields(Capabilities)]
-TRAIN = Order(int(Phase.TRAIN), (0,), int(Share.TRAIN), train=True, evaluate=False, margins=False)
+TRAIN = Assignment(int(Phase.TRAIN), (0,), int(Share.TRAIN), train=True, evaluate=False, margins=False)
 SCORE = dataclasses.replace(TRAIN, phase=int(Phase.SCORE), share=int(Share.VALIDATION), train=False)
 ASKS = {
     "pretrain": (dataclasses.replace(TRAIN, phase=int(Phase.PRETRAIN)), "to pre-train"),
@@ -27,11 +27,13 @@ def announcement(plan, finished=False):
     ref = ModelRef(0, 0, "aa", b"\1" * 16, 3, 1.0)
     round_ = plan.rounds + 1 if finished else 3
     fields = ("demo", 1, plan.run_id, 1, plan.key_id, 3, round_, bytes(16), 60.0)
-    return Announcement(*fields, finished=finished, models=(ref,), orders=(SCORE,), order_of=(0,), mode="permutation")
+    return Announcement(
+        *fields, finished=finished, models=(ref,), assignments=(SCORE,), assignment_of=(0,), mode="permutation"
+    )
 
 
 def check(name, plan):
-    check_order(ASKS[name][0], announcement(plan, finished=name == "keep_path"), plan)
+    check_assignment(ASKS[name][0], announcement(plan, finished=name == "keep_path"), plan)
 
 
 def test_every_capability_is_asked_for_here_or_at_a_rollover():
@@ -70,4 +72,4 @@ def test_a_path_is_kept_only_at_the_end_of_a_run():
     """Each model kept is a file on the device."""
     plan = run_plan(capabilities=Capabilities(keep_path=True))
     with pytest.raises(UntrustedError, match="path"):
-        check_order(ASKS["keep_path"][0], announcement(plan), plan)
+        check_assignment(ASKS["keep_path"][0], announcement(plan), plan)

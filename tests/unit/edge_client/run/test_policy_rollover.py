@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from edge_client.protocol.round_state import AgentState, Announced, Planned, step
-from edge_client.run.policy import check_announcement, check_model, check_order
+from edge_client.run.policy import check_announcement, check_assignment, check_model
 from shoal.errors import UntrustedError
 from shoal.protocol.documents import Capabilities
 from shoal.protocol.messages import (
@@ -13,9 +13,9 @@ from shoal.protocol.messages import (
     PROPOSAL_MODEL,
     SHARED_MODEL,
     Announcement,
+    Assignment,
     ModelHeader,
     ModelRef,
-    Order,
     Phase,
     Share,
 )
@@ -25,7 +25,7 @@ BASE = run_plan(min_contributors=3, rounds=6, epoch_rounds=2, max_models=4)
 PLAN = dataclasses.replace(BASE, capabilities=Capabilities(carry=True))
 KEEPING = dataclasses.replace(BASE, capabilities=Capabilities(keep_updates=True))
 SINCE, GENERATION = 2, 5
-FOLD = Order(int(Phase.CHECKPOINT), (0,), int(Share.TRAIN), train=False, evaluate=False, margins=False)
+FOLD = Assignment(int(Phase.CHECKPOINT), (0,), int(Share.TRAIN), train=False, evaluate=False, margins=False)
 SIGN = dataclasses.replace(FOLD, phase=int(Phase.ENDORSE))
 TRAIN = dataclasses.replace(FOLD, phase=int(Phase.TRAIN), train=True)
 MODEL = ModelRef(0, 0, "aa", b"\1" * 16, 3, 1.0)
@@ -43,15 +43,15 @@ STEP = Announcement(
     60.0,
     finished=False,
     models=(MODEL,),
-    orders=(FOLD,),
-    order_of=(0,),
+    assignments=(FOLD,),
+    assignment_of=(0,),
     mode="permutation",
     step=1,
     carried=(CARRIED,),
     generation=GENERATION,
 )
 FRESH = dataclasses.replace(STEP, generation=GENERATION + 1, carried=())
-ROUND = dataclasses.replace(STEP, step=0, round=SINCE + 1, carried=(), generation=0, orders=(TRAIN,))
+ROUND = dataclasses.replace(STEP, step=0, round=SINCE + 1, carried=(), generation=0, assignments=(TRAIN,))
 
 
 def check(announcement, plan=PLAN, **changes):
@@ -161,17 +161,17 @@ def test_the_checkpoint_has_its_own_number():
 # ---------------------------------------------------------------------------------------------------- orders
 
 
-def order(order_, announcement, plan=KEEPING):
-    check_order(order_, announcement, plan, GENERATION)
+def assignment(order_, announcement, plan=KEEPING):
+    check_assignment(order_, announcement, plan, GENERATION)
 
 
 SIGNING = dataclasses.replace(STEP, carried=(), proposal=PROPOSAL)
 
 
 def test_orders_of_a_rollover():
-    order(FOLD, STEP)
-    order(SIGN, SIGNING)
-    order(dataclasses.replace(SIGN, renew=(1, 2)), SIGNING)
+    assignment(FOLD, STEP)
+    assignment(SIGN, SIGNING)
+    assignment(dataclasses.replace(SIGN, renew=(1, 2)), SIGNING)
 
 
 @pytest.mark.parametrize(
@@ -190,21 +190,21 @@ def test_orders_of_a_rollover():
 )
 def test_orders_out_of_turn(order_, announcement, match):
     with pytest.raises(UntrustedError, match=match):
-        order(order_, announcement)
+        assignment(order_, announcement)
 
 
 def test_no_update_is_masked_anew_under_fresh_secrets():
     fresh = dataclasses.replace(SIGNING, generation=GENERATION + 1)
-    order(SIGN, fresh)
+    assignment(SIGN, fresh)
     with pytest.raises(UntrustedError, match="drawn to keep somebody out"):
-        order(dataclasses.replace(SIGN, renew=(1,)), fresh)
+        assignment(dataclasses.replace(SIGN, renew=(1,)), fresh)
 
 
 @pytest.mark.parametrize("changes", [{"renew": (1,)}, {"keep": 1}])
 def test_updates_are_kept_and_masked_anew_only_with_the_capability(changes):
-    order(dataclasses.replace(SIGN, **changes), SIGNING)
+    assignment(dataclasses.replace(SIGN, **changes), SIGNING)
     with pytest.raises(UntrustedError, match="keep updates, which the plan does not allow"):
-        order(dataclasses.replace(SIGN, **changes), SIGNING, PLAN)
+        assignment(dataclasses.replace(SIGN, **changes), SIGNING, PLAN)
 
 
 def test_a_carried_vector_is_no_model_without_the_capability():
@@ -239,8 +239,8 @@ def test_the_agent_holds_announcements_to_the_epoch_that_it_was_told():
 def test_the_agent_refuses_to_mask_updates_anew_for_fresh_secrets():
     state, _ = step(AgentState(0), Planned(KEEPING, SINCE, GENERATION))
     renewing = dataclasses.replace(SIGN, renew=(1,))
-    scheduled = dataclasses.replace(SIGNING, orders=(renewing,))
-    assert step(state, Announced(scheduled))[0].order == renewing
+    scheduled = dataclasses.replace(SIGNING, assignments=(renewing,))
+    assert step(state, Announced(scheduled))[0].assignment == renewing
     with pytest.raises(UntrustedError, match="keep somebody out"):
         step(state, Announced(dataclasses.replace(scheduled, generation=GENERATION + 1)))
 
@@ -250,7 +250,7 @@ def test_a_new_epoch_forgets_the_step_that_led_to_it():
     state, _ = step(followed(), Announced(STEP))
     later = PLAN.in_epoch(2, b"n" * 16)
     state, _ = step(state, Planned(later, SINCE + 2, GENERATION))
-    assert (state.announcement, state.order, state.since) == (None, None, SINCE + 2)
+    assert (state.announcement, state.assignment, state.since) == (None, None, SINCE + 2)
     with pytest.raises(UntrustedError, match="another mask key"):
         step(state, Announced(dataclasses.replace(ROUND, round=5)))
     here = {"epoch": 2, "key_id": b"n" * 16}

@@ -4,15 +4,15 @@ import dataclasses
 
 import pytest
 
-from edge_client.run.policy import check_announcement, check_model, check_order
+from edge_client.run.policy import check_announcement, check_assignment, check_model
 from shoal.errors import UntrustedError
 from shoal.protocol.documents import Capabilities
-from shoal.protocol.messages import Announcement, ModelHeader, ModelRef, Order, Phase, Share
+from shoal.protocol.messages import Announcement, Assignment, ModelHeader, ModelRef, Phase, Share
 from tests.helpers.plans import D, run_plan
 
 PLAIN = run_plan("fedgroup", {"eta_g": 0.01}, norm_limit=10.0)
 ADDING = run_plan("fedavg", norm_limit=10.0, capabilities=Capabilities(scale=True))
-ORDER = Order(int(Phase.TRAIN), (0,), int(Share.TRAIN), train=True, evaluate=False, margins=False)
+ORDER = Assignment(int(Phase.TRAIN), (0,), int(Share.TRAIN), train=True, evaluate=False, margins=False)
 REPORT = dataclasses.replace(ORDER, norm=True)
 HEADER = ModelHeader("demo", PLAIN.run_id, 1, PLAIN.key_id, 0, 0, 3, D)
 
@@ -20,13 +20,15 @@ HEADER = ModelHeader("demo", PLAIN.run_id, 1, PLAIN.key_id, 0, 0, 3, D)
 def announcement(scale):
     ref = ModelRef(0, 0, "aa", b"\1" * 16, 3, 1.0, scale)
     fields = ("demo", 1, PLAIN.run_id, 1, PLAIN.key_id, 3, 3, bytes(16), 60.0)
-    return Announcement(*fields, finished=False, models=(ref,), orders=(ORDER,), order_of=(0,), mode="permutation")
+    return Announcement(
+        *fields, finished=False, models=(ref,), assignments=(ORDER,), assignment_of=(0,), mode="permutation"
+    )
 
 
 def test_a_plan_with_the_capability_allows_multiples():
     check_announcement(announcement(1.25), ADDING)
     check_model(dataclasses.replace(HEADER, scale=1.25), ADDING, 4 * D, 1.0)
-    check_order(REPORT, announcement(1.25), ADDING)
+    check_assignment(REPORT, announcement(1.25), ADDING)
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.5, -1.0, 1e7, float("inf"), float("nan")])
@@ -48,7 +50,7 @@ def test_any_multiple_is_refused_without_it():
 
 def test_a_norm_is_reported_only_of_a_trained_model_and_with_the_capability():
     with pytest.raises(UntrustedError, match="a model's norm, which the plan does not allow"):
-        check_order(REPORT, announcement(1.0), PLAIN)
+        check_assignment(REPORT, announcement(1.0), PLAIN)
     scoring = dataclasses.replace(REPORT, train=False, phase=int(Phase.SCORE))
     with pytest.raises(UntrustedError, match="a model's norm, which the plan does not allow"):
-        check_order(scoring, announcement(1.0), ADDING)
+        check_assignment(scoring, announcement(1.0), ADDING)

@@ -38,10 +38,10 @@ def fresh(tmp_path):
 def do_endorse(crew, checkpoint, sealed, *, generation=0, renew=(), models=None, shop=None):
     """Return (Endorsement, bytes behind it, objection) as ``SIGNER`` makes them."""
     shop = shop or crew.shop(SIGNER)
-    announcement, order = crew.announced(shop.plan, Phase.ENDORSE, generation=generation)
-    order = dataclasses.replace(order, renew=renew)
+    announcement, assignment = crew.announced(shop.plan, Phase.ENDORSE, generation=generation)
+    assignment = dataclasses.replace(assignment, renew=renew)
     data = encode(checkpoint) + sealed
-    finished = rollover.endorse(shop, announcement, order, models or crew.models, data, crew.members[SIGNER])
+    finished = rollover.endorse(shop, announcement, assignment, models or crew.models, data, crew.members[SIGNER])
     _, body = crew.read(finished, SIGNER)
     return (*decode_prefix(body, Endorsement), finished.objection)
 
@@ -217,8 +217,8 @@ def test_what_is_forged_above_is_forged_well(crew):
 def test_a_proposal_that_is_none_is_answered_all_the_same(crew, junk):
     """Nobody waits for this device's deadline."""
     shop = crew.shop(SIGNER)
-    announcement, order = crew.announced(shop.plan, Phase.ENDORSE)
-    finished = rollover.endorse(shop, announcement, order, crew.models, junk, crew.members[SIGNER])
+    announcement, assignment = crew.announced(shop.plan, Phase.ENDORSE)
+    finished = rollover.endorse(shop, announcement, assignment, crew.models, junk, crew.members[SIGNER])
     assert finished.objection
     assert decode_prefix(crew.read(finished, SIGNER)[1], Endorsement)[0].signature == bytes(64)
 
@@ -315,8 +315,8 @@ def test_a_damaged_update_costs_no_signature(fresh):
 def test_only_the_announced_proposal_is_looked_at(crew):
     shop = crew.shop(SIGNER)
     ref = ModelRef(PROPOSAL_MODEL, 0, "x", b"\1" * 16, 0, 0.0)
-    announcement, order = crew.announced(shop.plan, Phase.ENDORSE, proposal=ref)
-    arguments = (shop, announcement, order, crew.models, {})
+    announcement, assignment = crew.announced(shop.plan, Phase.ENDORSE, proposal=ref)
+    arguments = (shop, announcement, assignment, crew.models, {})
     with pytest.raises(UntrustedError, match="not the one that was announced"):
         rollover.job(*arguments, (b"\2" * 16, b"x"), crew.members[SIGNER])
     assert rollover.job(*arguments, (b"\1" * 16, b"x"), crew.members[SIGNER])(lambda: False).objection

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crypto.seal.replay import HighWater
+from crypto.seal.replay import ReplayWatermark
 from edge_client.reporting import Results
 from edge_client.storage.finished_models import (
     FINISHED_MODELS_KEPT,
@@ -419,9 +419,9 @@ def test_a_mark_before_the_final_round_lacks_nothing(tmp_path):
 
     results = Results(Member(), DeviceState(Member.directory), None, lambda: 0.0)
     plan = run_plan(rounds=8, run_id=own_model(1).run_id)
-    mark = HighWater(3, 1, 8, b"n" * 16)
+    mark = ReplayWatermark(3, 1, 8, b"n" * 16)
     assert not results.lacks_final_model(mark, plan)
-    final = HighWater(3, 1, 9, b"n" * 16)
+    final = ReplayWatermark(3, 1, 9, b"n" * 16)
     assert results.lacks_final_model(final, plan)
     DeviceState(Member.directory).save_model(own_model(1), durable=True)
     assert results.lacks_final_model(final, plan)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crypto.seal.replay import HighWater
+from crypto.seal.replay import ReplayWatermark
 from edge_client.storage import path_models as kept
 from edge_client.storage.state import (
     PENDING_FILES,
@@ -23,7 +23,7 @@ from shoal.util.files import private_directory, write_private
 from tests.helpers.disks import fill, small_disk
 from tests.helpers.plans import run_plan
 
-MARK = HighWater(3, 1, 7, b"n" * 16)
+MARK = ReplayWatermark(3, 1, 7, b"n" * 16)
 THETA = np.arange(5, dtype=np.float32) / 3
 
 
@@ -33,7 +33,7 @@ def state(tmp_path):
 
 
 def test_a_device_that_never_took_part_has_an_empty_mark(state):
-    assert state.load_pending() == Pending(HighWater(0, 0, 0, bytes(16)), bytes(16), b"")
+    assert state.load_pending() == Pending(ReplayWatermark(0, 0, 0, bytes(16)), bytes(16), b"")
     assert state.load_run() is None
     assert state.load_status() is None
 
@@ -45,7 +45,7 @@ def later(rounds=1):
 
 def test_the_newest_pending_upload_comes_back(state):
     """Two slots are written over in turn, also by a shorter upload; a restart goes on with the right one."""
-    assert state.load_pending() == Pending(HighWater(0, 0, 0, bytes(16)), bytes(16), b"")
+    assert state.load_pending() == Pending(ReplayWatermark(0, 0, 0, bytes(16)), bytes(16), b"")
     for rounds, sealed in enumerate((b"sealed bytes", bytes(100), b"short", bytes(range(200)))):
         state.save_pending(later(rounds), transfer_id(sealed), sealed)
         expected = Pending(later(rounds), transfer_id(sealed), sealed)
@@ -106,7 +106,7 @@ def test_an_upload_that_was_answered_is_known_by_its_name(state):
         again = DeviceState(state.directory).load_pending()
         assert again == Pending(later(rounds), transfer_id(b"sealed"), b"")
         assert again.answered
-    assert not Pending(HighWater(0, 0, 0, bytes(16)), bytes(16), b"").answered
+    assert not Pending(ReplayWatermark(0, 0, 0, bytes(16)), bytes(16), b"").answered
 
 
 def test_the_final_model_is_of_the_run_and_round(state):

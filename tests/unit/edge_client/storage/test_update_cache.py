@@ -5,7 +5,7 @@ import stat
 import numpy as np
 import pytest
 
-from edge_client.storage.update_cache import MOST_KEPT, OwnUpdates, wanted
+from edge_client.storage.update_cache import MOST_KEPT, UpdateCache, wanted
 from shoal.protocol.documents import Capabilities
 from tests.helpers.plans import D, run_plan
 
@@ -32,7 +32,7 @@ def test_earlier_updates_are_needed_in_runs_of_several_epochs_that_allow_it(chan
 
 
 def test_the_newest_is_at_hand_and_leaves_no_file(tmp_path):
-    own = OwnUpdates(tmp_path, PLAN)
+    own = UpdateCache(tmp_path, PLAN)
     own.note(3, UPDATES[0])
     assert own.find(3) is UPDATES[0]
     assert own.find(2) is None
@@ -40,12 +40,12 @@ def test_the_newest_is_at_hand_and_leaves_no_file(tmp_path):
 
 
 def test_what_is_kept_outlives_the_next_round_and_a_restart(tmp_path):
-    own = OwnUpdates(tmp_path, PLAN)
+    own = UpdateCache(tmp_path, PLAN)
     own.note(3, UPDATES[0])
     own.keep(3)
     own.note(4, UPDATES[1])
     assert own.find(3).tobytes() == UPDATES[0].tobytes()
-    again = OwnUpdates(tmp_path, PLAN)
+    again = UpdateCache(tmp_path, PLAN)
     assert again.find(3).tobytes() == UPDATES[0].tobytes()
     assert again.find(4) is None, "the newest was not asked to be kept"
     assert stat.S_IMODE((tmp_path / "own-000003.bin").stat().st_mode) == 0o600
@@ -53,7 +53,7 @@ def test_what_is_kept_outlives_the_next_round_and_a_restart(tmp_path):
 
 def test_only_what_is_at_hand_can_be_kept(tmp_path):
     """The order names a round: another update must not take its place."""
-    own = OwnUpdates(tmp_path, PLAN)
+    own = UpdateCache(tmp_path, PLAN)
     own.keep(1)
     own.note(4, UPDATES[0])
     own.keep(3)
@@ -62,39 +62,39 @@ def test_only_what_is_at_hand_can_be_kept(tmp_path):
 
 
 def test_what_is_kept_is_not_written_over(tmp_path):
-    own = OwnUpdates(tmp_path, PLAN)
+    own = UpdateCache(tmp_path, PLAN)
     own.note(3, UPDATES[0])
     own.keep(3)
     own.note(3, UPDATES[1])
     own.keep(3)
-    assert OwnUpdates(tmp_path, PLAN).find(3).tobytes() == UPDATES[0].tobytes()
+    assert UpdateCache(tmp_path, PLAN).find(3).tobytes() == UPDATES[0].tobytes()
 
 
 def test_another_runs_updates_go(tmp_path):
-    own = OwnUpdates(tmp_path, PLAN)
+    own = UpdateCache(tmp_path, PLAN)
     own.note(3, UPDATES[0])
     own.keep(3)
-    OwnUpdates(tmp_path, PLAN)
+    UpdateCache(tmp_path, PLAN)
     assert files(tmp_path) == ["own-000003.bin"]
-    OwnUpdates(tmp_path, run_plan("cfl", run_id=b"x" * 16))
+    UpdateCache(tmp_path, run_plan("cfl", run_id=b"x" * 16))
     assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize("cut", [0, 3, 30, -1])
 def test_a_damaged_file_is_dropped_and_stops_nothing(tmp_path, caplog, cut):
-    own = OwnUpdates(tmp_path, PLAN)
+    own = UpdateCache(tmp_path, PLAN)
     own.note(3, UPDATES[0])
     own.keep(3)
     path = tmp_path / "own-000003.bin"
     path.write_bytes(path.read_bytes()[:cut])
-    assert OwnUpdates(tmp_path, PLAN).find(3) is None
+    assert UpdateCache(tmp_path, PLAN).find(3) is None
     assert files(tmp_path) == []
     assert "is damaged" in caplog.text
 
 
 def test_an_aggregator_that_has_every_update_kept_does_not_fill_the_disk(tmp_path, caplog):
     """Each order may name a round; a tree of clusters has far fewer levels than this."""
-    own = OwnUpdates(tmp_path, PLAN)
+    own = UpdateCache(tmp_path, PLAN)
     for round_ in range(1, MOST_KEPT + 10):
         own.note(round_, UPDATES[0])
         own.keep(round_)

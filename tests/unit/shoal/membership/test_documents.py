@@ -6,7 +6,7 @@ import pytest
 
 from crypto.seal.envelope import seal_to_member
 from crypto.seal.identity import Identity, fingerprint
-from crypto.seal.replay import HighWater
+from crypto.seal.replay import ReplayWatermark
 from crypto.seal.signed import open_document, sign_document
 from shoal.errors import UntrustedError, WireError
 from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card, open_card, open_grant, seal_grant
@@ -224,12 +224,12 @@ def announced(run=2, round_=3, nonce=b"n" * 16, roster=5):
         finished=False,
         models=(),
         orders=(),
-        order_of=(),
+        assignment_of=(),
         mode="permutation",
     )
 
 
-MARK = HighWater(5, 2, 3, b"n" * 16)
+MARK = ReplayWatermark(5, 2, 3, b"n" * 16)
 
 
 @pytest.mark.parametrize(
@@ -266,4 +266,4 @@ def test_the_mark_never_goes_back(earlier, match):
 
 
 def test_the_first_announcement_is_always_news():
-    assert HighWater().accept(announced()).round == 3
+    assert ReplayWatermark().accept(announced()).round == 3

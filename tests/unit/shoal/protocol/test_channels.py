@@ -5,7 +5,7 @@ import re
 import pytest
 
 from crypto.seal.envelope import GROUP_MAGIC, MEMBER_MAGIC, read_head
-from edge_client.learning.data import Batch
+from edge_client.learning.data import Dataset
 from shoal import limits
 from shoal.errors import WireError
 from shoal.protocol import channels, sizes
@@ -128,7 +128,7 @@ def test_a_fleet_sends_only_what_the_table_lists(tmp_path):
 
     tap = Wiretap()
     data = grouped_data(6)
-    data[ODD] = Batch(data[ODD].x[:, 1:].copy(), data[ODD].y)
+    data[ODD] = Dataset(data[ODD].x[:, 1:].copy(), data[ODD].y)
     with make_fleet(tmp_path / "fleet", data, faults=tap, rounds=400, quorum=0.5, deadline_s=20.0) as fleet:
         tap.lose(client=fleet.client_id(LOSER), ending="/up", times=1)
         fleet.run_until(lambda: len(fleet.records()) >= 1, 60)

@@ -10,14 +10,14 @@ from shoal.errors import WireError
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import AggregatorGrant, DeviceGrant, Member, Roster, SegmentSpec
 from shoal.protocol.messages import (
-    NO_ORDER,
+    NO_ASSIGNMENT,
     Action,
     Announcement,
+    Assignment,
     Control,
     Decline,
+    DeclineReason,
     ModelRef,
-    Obstacle,
-    Order,
     Phase,
     Reminder,
     Share,
@@ -26,7 +26,7 @@ from shoal.protocol.messages import (
 from tests.helpers.plans import run_plan
 
 KEYS = (bytes(32), bytes(32))
-ORDER = Order(int(Phase.TRAIN), (0,), int(Share.TRAIN), train=True, evaluate=False, margins=False)
+ORDER = Assignment(int(Phase.TRAIN), (0,), int(Share.TRAIN), train=True, evaluate=False, margins=False)
 
 
 def members(*names):
@@ -50,8 +50,8 @@ def announcement(**changes):
         "deadline_s": 60.0,
         "finished": False,
         "models": (ModelRef(0, 0, "aa", bytes(16), 0, 0.0),),
-        "orders": (ORDER,),
-        "order_of": (0, NO_ORDER, 5),
+        "assignments": (ORDER,),
+        "assignment_of": (0, NO_ASSIGNMENT, 5),
         "mode": "permutation",
     }
     return Announcement(**{**fields, **changes})
@@ -75,7 +75,7 @@ def test_a_roster_finds_who_is_not_revoked():
         lambda: Member("a/b", *KEYS),
         lambda: Member("a" * (limits.MAX_NAME_CHARS + 1), *KEYS),
         lambda: dataclasses.replace(ORDER, candidates=()),
-        lambda: Decline("demo", "a", bytes(16), bytes(16), int(Obstacle.UPLOAD)),
+        lambda: Decline("demo", "a", bytes(16), bytes(16), int(DeclineReason.UPLOAD)),
         lambda: Reminder("demo", "a", bytes(16), 1, bytes(16), bytes(32), 0, 1024, 1),
         lambda: Reminder("demo", "a", bytes(16), 1, bytes(16), bytes(32), limits.MAX_TRANSFER_BYTES + 1, 1024, 1),
         lambda: Reminder("demo", "a", bytes(16), 1, bytes(16), bytes(32), 1, 0, 1),
@@ -93,7 +93,7 @@ def test_what_makes_no_sense_is_refused(make):
         (ORDER, 5),
         (ORDER, 5 + 1 + 4 + 2),
         (Control("demo", "a", Action.ACK, 1, 1, bytes(16), (), ""), 5 + 6 + 3),
-        (Decline("demo", "a", bytes(16), bytes(16), Obstacle.DATA), -1),
+        (Decline("demo", "a", bytes(16), bytes(16), DeclineReason.DATA), -1),
     ],
 )
 def test_an_unknown_number_of_an_enumeration_is_refused(message, at):
@@ -111,7 +111,7 @@ def test_a_number_that_is_no_member_is_not_encoded():
 
 
 def test_a_member_comes_back_as_one():
-    found = decode(encode(ORDER), Order)
+    found = decode(encode(ORDER), Assignment)
     assert (type(found.phase), type(found.share)) == (Phase, Share)
 
 
@@ -135,8 +135,8 @@ def test_a_member_comes_back_as_one():
         {"min_contributors": 0},
         {"epoch_rounds": 0},
         {"weighting": "median"},
-        {"norm_blur": -0.001},
-        {"norm_blur": limits.MAX_NORM_BLUR * 1.001},
+        {"norm_noise": -0.001},
+        {"norm_noise": limits.MAX_NORM_NOISE * 1.001},
         {"max_samples": 0},
         {"max_samples": 2**32},
         {"weight_cap": 0.5},

@@ -8,7 +8,7 @@ from shoal.protocol import sizes
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import Member, Roster
-from shoal.protocol.messages import Control, Decline, Obstacle, Presence, Reminder, Sealed
+from shoal.protocol.messages import Control, Decline, DeclineReason, Presence, Reminder, Sealed
 from tests.helpers.fleets import Wiretap, make_fleet
 from tests.helpers.plans import run_plan
 
@@ -27,7 +27,7 @@ def sealed_bytes(message, purpose):
 @pytest.mark.parametrize(
     ("purpose", "message"),
     [
-        ("decline", Decline(LONGEST, LONGEST, bytes(16), bytes(16), int(Obstacle.DATA))),
+        ("decline", Decline(LONGEST, LONGEST, bytes(16), bytes(16), int(DeclineReason.DATA))),
         ("reminder", Reminder(LONGEST, LONGEST, bytes(16), 1, bytes(16), bytes(32), 1, 1024, 1)),
         ("presence", Presence(LONGEST, LONGEST, 1, True)),
     ],

@@ -13,7 +13,7 @@ from aggregator import membership as aggregators
 from aggregator.storage.store import DATABASE, Store
 from aggregator.storage.vector_log import UpdateFiles
 from crypto.seal.identity import Identity
-from crypto.seal.replay import HighWater
+from crypto.seal.replay import ReplayWatermark
 from edge_client import membership as enrolment
 from edge_client.storage.state import PENDING_FILES, DeviceState
 from shoal.errors import ConfigError
@@ -92,7 +92,7 @@ def test_files_that_are_written_in_place_are_not_opened_where_others_planted_the
     plant(state / "updates/000001.f32", bait)
     opens = {
         "lock": lambda: exclusive(state, wait_s=0, hint="-").__enter__(),
-        "slot": lambda: DeviceState(state).save_pending(HighWater(), b"", b"sealed"),
+        "slot": lambda: DeviceState(state).save_pending(ReplayWatermark(), b"", b"sealed"),
         "updates": lambda: UpdateFiles(state / "updates", lambda _: 0).append(1, memoryview(b"masked..")),
     }
     for action in opens.values():

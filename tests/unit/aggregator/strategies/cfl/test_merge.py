@@ -67,17 +67,21 @@ def test_a_check_asks_both_leaves_for_margins_while_the_others_train():
     node = run_to_check(rounds, answer)
     members = {c: rounds.state.clusters[c].members for c in node.children}
     before = {c.id: c.slot for c in rounds.state.clusters.values()}
-    answer.orders.clear()
+    answer.assignments.clear()
     rounds.step(answer)
-    orders = {d: o for _, d, o in answer.orders}
+    assignments = {d: o for _, d, o in answer.assignments}
     for child, devices in members.items():
         for device in devices:
-            order = orders[device]
-            assert (order.phase, order.candidates, order.share) == (Phase.SCORE, (child, node.id), Share.VALIDATION)
-            assert (order.train, order.evaluate, order.margins) == (False, False, True)
+            assignment = assignments[device]
+            assert (assignment.phase, assignment.candidates, assignment.share) == (
+                Phase.SCORE,
+                (child, node.id),
+                Share.VALIDATION,
+            )
+            assert (assignment.train, assignment.evaluate, assignment.margins) == (False, False, True)
     others = set(DEVICES) - {d for devices in members.values() for d in devices}
     assert len(others) == 6
-    assert all(orders[d].train and orders[d].phase == Phase.TRAIN for d in others)
+    assert all(assignments[d].train and assignments[d].phase == Phase.TRAIN for d in others)
     for cluster in rounds.state.clusters.values():
         assert (cluster.slot is before[cluster.id]) == (cluster.id in node.children)
 
@@ -89,7 +93,7 @@ def test_checks_come_as_often_as_told_and_not_to_nodes_above_others():
     run_until_quiet(rounds, answer, most=70)
     cut = [e.round for e in rounds.events if e.kind == "split"][-1]
     (innermost,) = pairs(rounds)
-    scored = {(r, o.candidates[1]) for r, _, o in answer.orders if o.phase == Phase.SCORE}
+    scored = {(r, o.candidates[1]) for r, _, o in answer.assignments if o.phase == Phase.SCORE}
     assert scored == {(cut + i * EVERY, innermost.id) for i in (1, 2, 3)}
 
 
@@ -216,9 +220,9 @@ def test_everybody_who_is_there_is_asked_however_few_take_part_in_training():
     full = cfl(**CHECKED)
     node = run_to_check(full, Quadratic(full))
     state, plan = rounds.strategy.plan(full.state, full.round + 1, tuple(sorted(DEVICES)))
-    scorers = {d for d, o in plan.orders.items() if o.phase == Phase.SCORE}
+    scorers = {d for d, o in plan.assignments.items() if o.phase == Phase.SCORE}
     assert scorers == {d for c in node.children for d in state.clusters[c].members}
-    assert sum(o.train for o in plan.orders.values()) <= 3
+    assert sum(o.train for o in plan.assignments.values()) <= 3
 
 
 def test_no_check_while_a_leaf_is_on_trial():
@@ -230,11 +234,11 @@ def test_no_check_while_a_leaf_is_on_trial():
         tried = set(rounds.state.trials)
         _, plan = rounds.strategy.plan(rounds.state, rounds.round + 1, tuple(sorted(DEVICES)))
         for cluster in tried:
-            phases = {plan.orders[d].phase for d in rounds.state.clusters[cluster].members}
+            phases = {plan.assignments[d].phase for d in rounds.state.clusters[cluster].members}
             halves = rounds.state.trials[cluster]
             known = {halves.left.model, halves.right.model}
             assert phases <= {Phase.TRIAL, Phase.SCORE}
-            assert all(set(plan.orders[d].candidates) <= known for d in rounds.state.clusters[cluster].members)
+            assert all(set(plan.assignments[d].candidates) <= known for d in rounds.state.clusters[cluster].members)
     assert kinds(rounds, "split").count("split") == 3
 
 
@@ -264,7 +268,7 @@ def test_without_validation_or_with_zero_nothing_is_checked(settings):
     answer = Regretful(rounds)
     run_until_quiet(rounds, answer, most=60)
     assert partition(rounds) == TRUTH
-    assert {o.phase for _, _, o in answer.orders} == {Phase.TRAIN}
+    assert {o.phase for _, _, o in answer.assignments} == {Phase.TRAIN}
 
 
 def test_validated_splits_are_checked_every_twenty_rounds_by_default():
@@ -274,7 +278,7 @@ def test_validated_splits_are_checked_every_twenty_rounds_by_default():
     assert partition(rounds) == TRUTH
     last = [e.round for e in rounds.events if e.kind == "split"][-1]
     tree = rounds.state.tree
-    asked = [(r, *o.candidates) for r, _, o in answer.orders if o.phase == Phase.SCORE]
+    asked = [(r, *o.candidates) for r, _, o in answer.assignments if o.phase == Phase.SCORE]
     checks = {r for r, leaf, node in asked if node in tree and leaf in tree[node].children}
     assert sorted(checks) == [last + 20 * i for i in (1, 2, 3)]
 
@@ -284,11 +288,11 @@ def test_leaves_that_do_as_well_as_before_stay_apart():
     rounds = cfl(**CHECKED, patience=1)
     rng = np.random.default_rng(5)
 
-    def answer(device, order, round_):
-        if not order.margins:
-            return plain(device, order, round_)
+    def answer(device, assignment, round_):
+        if not assignment.margins:
+            return plain(device, assignment, round_)
         margins = (0.0, float(rng.normal(0.0, 0.1)))
-        return contribution(device, round=round_, model=order.candidates[0], phase=Phase.SCORE, margins=margins)
+        return contribution(device, round=round_, model=assignment.candidates[0], phase=Phase.SCORE, margins=margins)
 
     plain = Quadratic(rounds)
     run_until_quiet(rounds, answer, most=65)

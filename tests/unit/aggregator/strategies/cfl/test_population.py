@@ -56,7 +56,7 @@ def test_twenty_newcomers_of_twenty_join_their_groups(participation):
     }
     for device, cluster in joined.items():
         way = cfl_tree.path(tree, cluster)
-        asked = [o.candidates for _, d, o in answer.orders if d == device]
+        asked = [o.candidates for _, d, o in answer.assignments if d == device]
         assert asked[: len(way) - 1] == [(node,) for node in way[:-1]]
     assert everybody(rounds.state) == sorted((*DEVICES, *NEWCOMERS))
 
@@ -131,7 +131,7 @@ def test_a_newcomer_during_the_first_trial_joins_when_it_is_over():
     outcome = rounds.step(answer, present=(*DEVICES, "dev-99"))
     assert "dev-99" not in outcome.clusters
     plan = rounds.strategy.final(rounds.state, 9, (*DEVICES, "dev-99"))
-    assert plan.orders["dev-99"].candidates == (0,), "should the run end now, it gets the root's model"
+    assert plan.assignments["dev-99"].candidates == (0,), "should the run end now, it gets the root's model"
     run_until_quiet(rounds, answer, most=30, present=(*DEVICES, "dev-99"))
     (own,) = [c for c in rounds.state.clusters.values() if "dev-99" in c.members]
     assert set(own.members) == {*GROUPS["a"], "dev-99"}
@@ -220,9 +220,9 @@ def test_a_trial_asks_more_devices_where_the_drawn_are_too_few():
     strategy = type(rounds.strategy)(run)
     present = tuple(sorted(d for d in DEVICES if d != "dev-90"))
     _, plan = strategy.plan(rounds.state, 3, present)
-    assert {o.phase for o in plan.orders.values()} == {Phase.TRIAL}
+    assert {o.phase for o in plan.assignments.values()} == {Phase.TRIAL}
     for half in (trial.left, trial.right):
-        assert {d for d in half.members if d in plan.orders} == set(half.members) - {"dev-90"}
+        assert {d for d in half.members if d in plan.assignments} == set(half.members) - {"dev-90"}
 
 
 # ---------------------------------------------------------------------------------------------- models on the path
@@ -233,10 +233,10 @@ def test_with_path_the_final_order_names_every_model_from_the_leaf_to_the_root()
     present = (*DEVICES, "dev-99")
     state, _ = rounds.strategy.plan(rounds.state, 50, present)
     plan = rounds.strategy.final(state, 51, present)
-    assert plan.orders["dev-99"].candidates == (0,)
+    assert plan.assignments["dev-99"].candidates == (0,)
     for cluster in state.clusters.values():
         way = cfl_tree.path(state.tree, cluster.id)
-        assert all(plan.orders[d].candidates == way[::-1] for d in cluster.members)
+        assert all(plan.assignments[d].candidates == way[::-1] for d in cluster.members)
     assert set(plan.models) == {*state.clusters, *state.tree}
     assert all(plan.models[n] is node.slot for n, node in state.tree.items())
 
@@ -249,8 +249,8 @@ def test_a_trial_whose_devices_are_all_away_does_not_leave_the_others_idle():
     (trial,) = rounds.state.trials.values()
     assert late in rounds.state.clusters[trial.cluster].members
     state, plan = rounds.strategy.plan(rounds.state, 3, (late,))
-    assert {d: (o.phase, o.candidates) for d, o in plan.orders.items()} == {late: (Phase.TRAIN, (trial.cluster,))}
+    assert {d: (o.phase, o.candidates) for d, o in plan.assignments.items()} == {late: (Phase.TRAIN, (trial.cluster,))}
     assert not state.trials
     _, plan = rounds.strategy.plan(rounds.state, 3, DEVICES)
-    assert {o.phase for o in plan.orders.values()} == {Phase.TRIAL}
-    assert late not in plan.orders
+    assert {o.phase for o in plan.assignments.values()} == {Phase.TRIAL}
+    assert late not in plan.assignments

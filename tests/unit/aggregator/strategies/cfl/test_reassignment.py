@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aggregator.strategies.base import Slot
+from aggregator.strategies.base import ClusterModel
 from aggregator.strategies.cfl.newcomers import place
 from aggregator.strategies.cfl.reassignment import MOST_OFFERED, look_due, move, offers, trusted
 from aggregator.strategies.cfl.split_validation import Half, Trial
@@ -34,11 +34,11 @@ LOOKING = {**ALG_5, "look_every": 7}
 class Misled(Quadratic):
     """Until the first cut one device of group a sends updates like those of group b."""
 
-    def __call__(self, device, order, round_):
+    def __call__(self, device, assignment, round_):
         if device == "dev-90" and not self.rounds.state.tree:
-            vector = GOAL["b"] + NOISE[device] - self.theta(order.candidates[0])
-            return contribution(device, vector, round=round_, model=order.candidates[0])
-        return super().__call__(device, order, round_)
+            vector = GOAL["b"] + NOISE[device] - self.theta(assignment.candidates[0])
+            return contribution(device, vector, round=round_, model=assignment.candidates[0])
+        return super().__call__(device, assignment, round_)
 
 
 def test_a_device_that_the_cut_misled_comes_to_its_group():
@@ -97,14 +97,14 @@ def test_models_are_offered_only_in_rounds_of_a_look():
     answer = Quadratic(rounds)
     for _ in range(15):
         rounds.step(answer)
-    asked = {r: {len(o.candidates) for r_, _, o in answer.orders if r_ == r} for r in range(1, 16)}
+    asked = {r: {len(o.candidates) for r_, _, o in answer.assignments if r_ == r} for r in range(1, 16)}
     assert {r for r, counts in asked.items() if counts != {1}} == {7, 14}
     assert asked[14] == {4}
-    assert all(o.candidates[0] in rounds.state.clusters for r, _, o in answer.orders if r == 14)
+    assert all(o.candidates[0] in rounds.state.clusters for r, _, o in answer.assignments if r == 14)
 
 
 def test_one_cluster_has_nothing_to_offer():
-    state = CflState({0: Cluster(0, DEVICES, Slot())})
+    state = CflState({0: Cluster(0, DEVICES, ClusterModel())})
     assert not look_due(state, CflSettings(look_every=1), 5)
 
 
@@ -113,7 +113,7 @@ def test_a_check_of_a_split_waits_for_the_look_to_pass():
     answer = Quadratic(rounds)
     for _ in range(24):
         rounds.step(answer)
-    scored = {r for r, _, o in answer.orders if o.phase == Phase.SCORE}
+    scored = {r for r, _, o in answer.assignments if o.phase == Phase.SCORE}
     assert scored
     assert not any(r % 5 == 0 for r in scored)
 
@@ -122,10 +122,10 @@ def chain(leaves):
     """Return a state whose tree cuts off one leaf after the other: 1, 2, 3, ... of 100, 101, 102, ..."""
     tree, inner = {}, 100
     for leaf in range(1, leaves - 1):
-        tree[inner] = Node(inner, Slot(), (leaf, inner + 1), ((), ()))
+        tree[inner] = Node(inner, ClusterModel(), (leaf, inner + 1), ((), ()))
         inner += 1
-    tree[inner] = Node(inner, Slot(), (leaves - 1, leaves), ((), ()))
-    clusters = {i: Cluster(i, tuple(f"dev-{i}{x}" for x in "abc"), Slot()) for i in range(1, leaves + 1)}
+    tree[inner] = Node(inner, ClusterModel(), (leaves - 1, leaves), ((), ()))
+    clusters = {i: Cluster(i, tuple(f"dev-{i}{x}" for x in "abc"), ClusterModel()) for i in range(1, leaves + 1)}
     return CflState(clusters, tree=tree)
 
 
@@ -153,15 +153,15 @@ def test_offers_of_hundreds_of_leaves_take_no_walk_for_every_pair():
             Counted.steps += 1
             return super().__getitem__(key)
 
-    tree = {k: Node(k, Slot(), (2 * k, 2 * k + 1), ((), ())) for k in range(1, 256)}
-    state = CflState({k: Cluster(k, ("a", "b"), Slot()) for k in range(256, 512)}, tree=Counted(tree))
+    tree = {k: Node(k, ClusterModel(), (2 * k, 2 * k + 1), ((), ())) for k in range(1, 256)}
+    state = CflState({k: Cluster(k, ("a", "b"), ClusterModel()) for k in range(256, 512)}, tree=Counted(tree))
     assert len(offers(state, 0)) == 256
     assert Counted.steps < 3 * 256 * 256
 
 
 def test_leaves_on_trial_are_not_offered():
     state = chain(4)
-    trial = Trial(2, Half(8, ("dev-2a",), Slot()), Half(9, ("dev-2b",), Slot()), (), {})
+    trial = Trial(2, Half(8, ("dev-2a",), ClusterModel()), Half(9, ("dev-2b",), ClusterModel()), (), {})
     assert offers(dataclasses.replace(state, trials={2: trial}), 0)[4] == (4, 3, 1)
 
 

@@ -26,7 +26,7 @@ def cfl(epoch_rounds=30, **settings):
     return Fleet(run, DEVICES, GOALS, origins=[ORIGIN], pull=1.0)
 
 
-def orders(rounds, of=None):
+def assignments(rounds, of=None):
     """Return the orders of a round, of the last one by default."""
     return {d: o for r, d, o in rounds.asked if r == (of or rounds.round)}
 
@@ -73,9 +73,9 @@ def test_nobody_is_told_to_keep_anything_where_one_epoch_covers_the_run():
 def test_evidence_is_kept_from_the_first_order_after_the_trial_has_opened():
     rounds = cfl(**TRIED).run_to(5)
     opened = next(e.round for e in rounds.events if e.kind == "trial-opened")
-    assert {o.keep for o in orders(rounds, opened).values()} == {0}
+    assert {o.keep for o in assignments(rounds, opened).values()} == {0}
     for later, phase in enumerate((Phase.TRIAL, Phase.TRIAL, Phase.SCORE), opened + 1):
-        assert {(o.keep, o.phase) for o in orders(rounds, later).values()} == {(opened, phase)}
+        assert {(o.keep, o.phase) for o in assignments(rounds, later).values()} == {(opened, phase)}
 
 
 def test_whoever_was_away_when_its_update_became_an_edge_hears_of_it_when_it_is_back():
@@ -84,13 +84,13 @@ def test_whoever_was_away_when_its_update_became_an_edge_hears_of_it_when_it_is_
     gone = GROUPS["a"][0]
     rounds.step([d for d in DEVICES if d != gone])
     rounds.step()
-    assert orders(rounds)[gone].keep == cut
+    assert assignments(rounds)[gone].keep == cut
 
 
 def test_a_refused_trial_leaves_nothing_to_keep():
     rounds = cfl(**{**TRIED, "margin": 50.0}).run_to(6)
     assert [e.kind for e in rounds.events] == ["trial-opened", "split-refused"]
-    assert {o.keep for o in orders(rounds).values()} == {0}
+    assert {o.keep for o in assignments(rounds).values()} == {0}
 
 
 def test_newest_updates_are_forgotten_so_that_a_cut_takes_new_ones():
@@ -130,7 +130,7 @@ def test_newcomers_take_the_leaf_of_least_loss_where_an_edge_is_empty(epoch_roun
     rounds.reload()
     rounds.step((*DEVICES, *LATE))
     leaves = tuple(sorted(rounds.state.clusters))
-    assert {(orders(rounds)[d].phase, orders(rounds)[d].candidates) for d in LATE} == {(Phase.TRAIN, leaves)}
+    assert {(assignments(rounds)[d].phase, assignments(rounds)[d].candidates) for d in LATE} == {(Phase.TRAIN, leaves)}
     assert joined(rounds) == {d: {"device": d, "cluster": home(rounds, d), "by": "loss"} for d in LATE}
     assert not rounds.state.unplaced
     for cluster in rounds.state.clusters.values():
@@ -167,12 +167,12 @@ def test_leaves_on_trial_are_not_chosen_and_where_all_are_a_newcomer_waits():
     (on_trial,) = rounds.state.trials
     free = tuple(sorted(set(rounds.state.clusters) - {on_trial}))
     _, plan = rounds.strategy.plan(rounds.state, rounds.round + 1, (*DEVICES, "new-1"))
-    assert plan.orders["new-1"].candidates == free
+    assert plan.assignments["new-1"].candidates == free
     trial = rounds.state.trials[on_trial]
     both = {leaf: dataclasses.replace(trial, cluster=leaf) for leaf in rounds.state.clusters}
     stuck = dataclasses.replace(rounds.state, trials=both)
     state, plan = rounds.strategy.plan(stuck, rounds.round + 1, (*DEVICES, "new-1"))
-    assert "new-1" not in plan.orders
+    assert "new-1" not in plan.assignments
     assert "new-1" in state.unplaced
 
 
@@ -201,7 +201,7 @@ def test_a_newcomer_may_choose_a_leaf_that_is_being_checked():
     ):
         rounds.step()
     rounds.step((*DEVICES, *LATE))
-    checked = {c for o in orders(rounds).values() if o.phase == Phase.SCORE for c in o.candidates[:1]}
+    checked = {c for o in assignments(rounds).values() if o.phase == Phase.SCORE for c in o.candidates[:1]}
     assert checked & {detail["cluster"] for detail in joined(rounds).values()}
     assert joined(rounds).keys() == LATE.keys()
     assert [e.kind for e in rounds.events].count("merge") == 0

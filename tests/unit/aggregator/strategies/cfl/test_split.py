@@ -123,8 +123,8 @@ def test_trace_reports_the_norms_of_every_cluster_in_every_round():
         training = set(rounds.state.clusters)
         given = {}
 
-        def keep(device, order, r, given=given):
-            given[device] = answer(device, order, r)
+        def keep(device, assignment, r, given=given):
+            given[device] = answer(device, assignment, r)
             return given[device]
 
         outcome = rounds.step(keep)
@@ -148,18 +148,18 @@ def test_without_trace_no_norms_are_reported():
 class Masked(Quadratic):
     """The same devices behind a permutation of the coordinates."""
 
-    def __init__(self, rounds, order):
+    def __init__(self, rounds, assignment):
         super().__init__(rounds)
-        self.order = order
+        self.assignment = assignment
 
     def theta(self, model):
-        return super().theta(model)[np.argsort(self.order)]
+        return super().theta(model)[np.argsort(self.assignment)]
 
-    def __call__(self, device, order, round_):
-        given = super().__call__(device, order, round_)
+    def __call__(self, device, assignment, round_):
+        given = super().__call__(device, assignment, round_)
         if given.vector is None:
             return given
-        return dataclasses.replace(given, vector=np.ascontiguousarray(given.vector[self.order]))
+        return dataclasses.replace(given, vector=np.ascontiguousarray(given.vector[self.assignment]))
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ class Masked(Quadratic):
 )
 def test_a_permutation_of_the_coordinates_changes_no_split(settings):
     """Masked and unmasked: the same events in the same rounds, the same clusters, and models equal bit for bit."""
-    order = np.random.default_rng(8).permutation(D)
+    assignment = np.random.default_rng(8).permutation(D)
     clear, masked = cfl(**settings), cfl(**settings)
-    answers = (Quadratic(clear), Masked(masked, order))
+    answers = (Quadratic(clear), Masked(masked, assignment))
     for _ in range(40):
         clear.step(answers[0])
         masked.step(answers[1])
@@ -182,6 +182,6 @@ def test_a_permutation_of_the_coordinates_changes_no_split(settings):
         if "cross_max" in a.detail:
             assert a.detail["cross_max"] == pytest.approx(b.detail["cross_max"], abs=1e-5)
     for cluster in clear.state.clusters.values():
-        assert np.array_equal(cluster.slot.offset[order], masked.state.clusters[cluster.id].slot.offset)
+        assert np.array_equal(cluster.slot.offset[assignment], masked.state.clusters[cluster.id].slot.offset)
     assert set(DEVICES) == {d for c in partition(masked) for d in c}
     assert len(GOAL) == 4

@@ -35,10 +35,10 @@ def test_a_trial_trains_both_halves_then_asks_for_margins():
     answer = Quadratic(rounds)
     run_until_quiet(rounds, answer, most=5)
     opened = next(e for e in rounds.events if e.kind == "trial-opened")
-    phases = {r: {o.phase for r_, _, o in answer.orders if r_ == r} for r in range(1, 6)}
+    phases = {r: {o.phase for r_, _, o in answer.assignments if r_ == r} for r in range(1, 6)}
     assert opened.round == 2
     assert phases == {1: {Phase.TRAIN}, 2: {Phase.TRAIN}, 3: {Phase.TRIAL}, 4: {Phase.TRIAL}, 5: {Phase.SCORE}}
-    scoring = {d: o for r, d, o in answer.orders if r == 5}
+    scoring = {d: o for r, d, o in answer.assignments if r == 5}
     assert {o.candidates for o in scoring.values()} == {(1, 2), (2, 1)}
     assert all(scoring[d].candidates[0] == 1 for d in GROUPS["a"]) or all(
         scoring[d].candidates[0] == 2 for d in GROUPS["a"]
@@ -75,9 +75,9 @@ def test_a_refused_trial_restores_the_parent_and_leaves_it_in_peace():
 class OneSided(Quadratic):
     """Only one half gains by the split: for the others their model is no better."""
 
-    def __call__(self, device, order, round_):
-        given = super().__call__(device, order, round_)
-        if order.margins and GROUP_OF[device] == "a":
+    def __call__(self, device, assignment, round_):
+        given = super().__call__(device, assignment, round_)
+        if assignment.margins and GROUP_OF[device] == "a":
             return contribution(device, round=round_, model=given.model, phase=given.phase, margins=(0.0, -0.2))
         return given
 

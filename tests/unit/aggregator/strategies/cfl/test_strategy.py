@@ -158,7 +158,7 @@ def test_a_newcomer_descends_to_its_group(group):
     assert not rounds.state.unplaced
     (event,) = [e for e in rounds.events if e.kind == "newcomer"]
     assert event.detail == {"device": "dev-99", "cluster": cluster.id}
-    trained = [o.candidates[0] for _, d, o in answer.orders if d == "dev-99"]
+    trained = [o.candidates[0] for _, d, o in answer.assignments if d == "dev-99"]
     steps = list(cfl_tree.path(rounds.state.tree, cluster.id))
     assert trained[: len(steps)] == steps
 
@@ -217,10 +217,10 @@ def test_the_final_round_gives_everybody_its_clusters_model():
     state, _ = rounds.strategy.plan(rounds.state, 50, (*DEVICES, "dev-99"))
     plan = rounds.strategy.final(state, 51, (*DEVICES, "dev-99"))
     assert plan.final
-    assert set(plan.orders) == {*DEVICES, "dev-99"}
-    assert plan.orders["dev-99"].candidates == (0,)
+    assert set(plan.assignments) == {*DEVICES, "dev-99"}
+    assert plan.assignments["dev-99"].candidates == (0,)
     for cluster in rounds.state.clusters.values():
-        assert all(plan.orders[d].candidates == (cluster.id,) for d in cluster.members)
+        assert all(plan.assignments[d].candidates == (cluster.id,) for d in cluster.members)
 
 
 # ---------------------------------------------------------------------------------------------------- dump and load

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aggregator.strategies.base import Slot
+from aggregator.strategies.base import ClusterModel
 from aggregator.strategies.fedgroup.intergroup import MAX_SCALE, aggregate, fits, length_after
 from edge_client.run import policy
 from shoal.errors import ConfigError, IntegrityError
@@ -33,21 +33,27 @@ class World:
         run = run_plan("fedgroup", {"groups": 2, "alpha": 3, "eta_g": ETA, "rac": "off"}, **changes)
         self.rounds = Rounds(run, DEVICES)
 
-    def answer(self, device, order, round_):
-        (model,) = order.candidates
+    def answer(self, device, assignment, round_):
+        (model,) = assignment.candidates
         state = self.rounds.state
         start = theta(state.slots[model]) if model < len(state.slots) else ORIGIN
         delta = 0.5 * (GOALS[TRUTH[device]] - start) + 0.1 * np.sin(np.arange(D) + len(device) + SAMPLES[device])
         delta = delta.astype(np.float32)
-        norm = float(np.linalg.norm(start + delta)) if order.norm else 0.0
+        norm = float(np.linalg.norm(start + delta)) if assignment.norm else 0.0
         return contribution(
-            device, delta, round=round_, model=model, phase=Phase(order.phase), samples=SAMPLES[device], model_norm=norm
+            device,
+            delta,
+            round=round_,
+            model=model,
+            phase=Phase(assignment.phase),
+            samples=SAMPLES[device],
+            model_norm=norm,
         )
 
 
 def test_the_length_after_the_mean_is_exact():
     """From the devices' lengths alone: nobody ever measures the mean model."""
-    before = Slot(0, RNG.standard_normal(D).astype(np.float32), 3, 1, 1.7)
+    before = ClusterModel(0, RNG.standard_normal(D).astype(np.float32), 3, 1, 1.7)
     given, trained = [], []
     for device in DEVICES:
         delta = RNG.standard_normal(D).astype(np.float32)
@@ -68,8 +74,8 @@ def test_whole_models_are_added_though_only_scales_and_offsets_are_held():
         state = world.rounds.state
         seen = {}
 
-        def spy(device, order, round_, seen=seen):
-            seen[device] = world.answer(device, order, round_)
+        def spy(device, assignment, round_, seen=seen):
+            seen[device] = world.answer(device, assignment, round_)
             return seen[device]
 
         before = [theta(s) for s in state.slots]
@@ -86,7 +92,7 @@ def test_whole_models_are_added_though_only_scales_and_offsets_are_held():
 
 
 def test_a_group_of_unknown_length_adds_to_no_other():
-    slots = (Slot(0, np.ones(D, np.float32), 5, 1), Slot(0, np.full(D, 2, np.float32), 3, 1))
+    slots = (ClusterModel(0, np.ones(D, np.float32), 5, 1), ClusterModel(0, np.full(D, 2, np.float32), 3, 1))
     first, second = aggregate(slots, (2.0, 0.0), 0.5, 2)
     assert first is slots[0]
     assert (second.scale, second.contributors, second.version) == (1.25, 3, 2)
@@ -94,7 +100,7 @@ def test_a_group_of_unknown_length_adds_to_no_other():
 
 
 def test_models_at_the_origin_change_their_scale_only():
-    first, second = aggregate((Slot(), Slot()), (2.0, 4.0), 1.0, 3)
+    first, second = aggregate((ClusterModel(), ClusterModel()), (2.0, 4.0), 1.0, 3)
     assert (first.scale, second.scale) == (1.25, 1.5)
     assert first.offset is second.offset is None
 
@@ -105,7 +111,7 @@ def test_an_empty_group_counts_with_its_last_length():
     world.rounds.step(world.answer)
     lengths = world.rounds.state.lengths
     assert all(lengths)
-    only = tuple(d for d in DEVICES if world.rounds.state.assignment[d] == 0)
+    only = tuple(d for d in DEVICES if world.rounds.state.clusters[d] == 0)
     before = world.rounds.state.slots
     world.rounds.step(world.answer, only)
     assert world.rounds.state.lengths[1] == lengths[1]
@@ -114,15 +120,15 @@ def test_an_empty_group_counts_with_its_last_length():
 
 def test_a_length_that_is_missing_is_an_error():
     with pytest.raises(IntegrityError, match="did not report"):
-        length_after([contribution("dev-0", np.ones(D))], Slot(), Slot(), "samples")
+        length_after([contribution("dev-0", np.ones(D))], ClusterModel(), ClusterModel(), "samples")
 
 
 def test_nobody_is_asked_for_a_length_without_it():
     strategy = Rounds(run_plan("fedgroup", {"groups": 2, "alpha": 3}), DEVICES).strategy
     rounds = World().rounds
     rounds.step(lambda d, _o, r: contribution(d, GOALS[TRUTH[d]], round=r, model=3, phase=Phase.PRETRAIN))
-    asked = {o.norm for o in rounds.strategy.plan(rounds.state, 2, DEVICES)[1].orders.values()}
-    silent = {o.norm for o in strategy.plan(rounds.state, 2, DEVICES)[1].orders.values()}
+    asked = {o.norm for o in rounds.strategy.plan(rounds.state, 2, DEVICES)[1].assignments.values()}
+    silent = {o.norm for o in strategy.plan(rounds.state, 2, DEVICES)[1].assignments.values()}
     assert (asked, silent) == ({True}, {False})
 
 
@@ -154,10 +160,10 @@ def test_a_device_that_makes_its_groups_length_vanish_ruins_no_model(lie):
     world = World()
     for _ in range(2):
         world.rounds.step(world.answer)
-    state, liars = world.rounds.state, tuple(d for d in DEVICES if world.rounds.state.assignment[d] == 1)
+    state, liars = world.rounds.state, tuple(d for d in DEVICES if world.rounds.state.clusters[d] == 1)
 
-    def answer(device, order, round_):
-        given = world.answer(device, order, round_)
+    def answer(device, assignment, round_):
+        given = world.answer(device, assignment, round_)
         if device not in liars:
             return given
         return contribution(device, np.zeros(D), round=round_, model=given.model, model_norm=lie)

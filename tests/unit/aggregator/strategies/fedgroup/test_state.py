@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aggregator.strategies.base import Slot
+from aggregator.strategies.base import ClusterModel
 from shoal.errors import ConfigError
 from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.messages import Phase
@@ -32,9 +32,9 @@ def group_of(rounds, device):
 
 def test_before_the_cold_start_only_w_0_lives_on():
     rounds = fedgroup()
-    assert rounds.rollover().models == {3: Slot()}
+    assert rounds.rollover().models == {3: ClusterModel()}
     origin = rounds.state.origin
-    assert (origin, rounds.state.auxiliary) == (Slot(0), Slot(0))
+    assert (origin, rounds.state.auxiliary) == (ClusterModel(0), ClusterModel(0))
     rounds.step()
     assert [s.origin for s in rounds.state.slots] == [0, 0]
     assert not rounds.state.apart
@@ -70,8 +70,8 @@ def test_newcomers_pretrain_from_w_0_and_follow_the_directions_in_a_later_epoch(
     assert {name: c.contributors for name, c in carried.items()} == {"direction-0": 4, "direction-1": 4}
     assert {rounds.theta(rounds.state.origin).tobytes()} == {rounds.origins[3].astype(np.float64).tobytes()}
     rounds.step((*DEVICES, *LATE))
-    orders = {d: o for r, d, o in rounds.asked if r == 3}
-    assert {d: (o.phase, o.candidates) for d, o in orders.items()} == dict.fromkeys(LATE, (Phase.PRETRAIN, (3,)))
+    assignments = {d: o for r, d, o in rounds.asked if r == 3}
+    assert {d: (o.phase, o.candidates) for d, o in assignments.items()} == dict.fromkeys(LATE, (Phase.PRETRAIN, (3,)))
     assert [group_of(rounds, d) for d in LATE] == [rounds.clusters[d] for d in LATE]
 
 

@@ -17,10 +17,12 @@ STEP = {d: RNG.standard_normal(D).astype(np.float32) for d in DEVICES}
 SAMPLES = {d: 10 * (i + 1) for i, d in enumerate(DEVICES)}
 
 
-def answer(device, order, round_, scramble=slice(None)):
-    phase = Phase(order.phase)
+def answer(device, assignment, round_, scramble=slice(None)):
+    phase = Phase(assignment.phase)
     vector = (PRE if phase is Phase.PRETRAIN else STEP)[device][scramble]
-    return contribution(device, vector, round=round_, model=order.candidates[0], phase=phase, samples=SAMPLES[device])
+    return contribution(
+        device, vector, round=round_, model=assignment.candidates[0], phase=phase, samples=SAMPLES[device]
+    )
 
 
 def fedgroup(**settings):
@@ -35,9 +37,9 @@ class Spy:
         self.asked = {}
         self.absent = set(absent)
 
-    def __call__(self, device, order, round_):
-        self.asked.setdefault(round_, {})[device] = (Phase(order.phase), order.candidates)
-        return None if device in self.absent else answer(device, order, round_)
+    def __call__(self, device, assignment, round_):
+        self.asked.setdefault(round_, {})[device] = (Phase(assignment.phase), assignment.candidates)
+        return None if device in self.absent else answer(device, assignment, round_)
 
 
 def right(clusters):
@@ -52,7 +54,7 @@ def mean(vectors, devices, weighted=True):
 
 
 def members(state, j):
-    return [d for d in DEVICES if state.assignment.get(d) == j]
+    return [d for d in DEVICES if state.clusters.get(d) == j]
 
 
 @pytest.mark.parametrize("measure", ["edc", "madc"])
@@ -83,7 +85,7 @@ def test_newcomers_of_a_cohort_pretrain_before_the_whole_cohort_trains():
     """Eq. 9, then Alg. 2 lines 4 to 7: the round of training has the cohort that was drawn, and nobody else."""
     rounds, spy = fedgroup(participation=0.5), Spy()
     rounds.step(spy)
-    known = set(rounds.state.assignment)
+    known = set(rounds.state.clusters)
     rounds.step(spy)
     cohort = set(rounds.state.cohort)
     assert len(cohort) == 6
@@ -110,7 +112,7 @@ def test_a_cohort_without_newcomers_trains_at_once():
 def test_a_newcomer_that_did_not_answer_is_cold_again_when_it_is_drawn_again():
     rounds, spy = fedgroup(), Spy()
     rounds.step(spy)
-    late = next(d for d in DEVICES if d not in rounds.state.assignment)
+    late = next(d for d in DEVICES if d not in rounds.state.clusters)
     spy.absent = {late}
     outcome = rounds.step(spy)
     assert late not in outcome.clusters
@@ -132,8 +134,8 @@ def test_a_waiting_cohort_that_has_gone_away_gives_way_to_a_new_one():
     assert gone
     here = tuple(d for d in DEVICES if d not in gone)
     _, plan = rounds.strategy.plan(rounds.state, 3, here)
-    assert plan.orders
-    assert not set(plan.orders) & set(gone)
+    assert plan.assignments
+    assert not set(plan.assignments) & set(gone)
 
 
 @pytest.mark.parametrize("measure", ["edc", "madc"])
@@ -177,7 +179,7 @@ def test_rac_sends_newcomers_to_a_group_without_pretraining():
 
 def test_too_few_cold_devices_start_nothing():
     rounds = fedgroup()
-    first = min(rounds.strategy.plan(rounds.state, 1, DEVICES)[1].orders)
+    first = min(rounds.strategy.plan(rounds.state, 1, DEVICES)[1].assignments)
     outcome = rounds.step(lambda d, o, r: answer(d, o, r) if d == first else None)
     assert outcome.clusters == {}
     assert outcome.events[0].kind == "cold-start-postponed"
@@ -199,15 +201,15 @@ def test_a_group_of_too_few_starts_at_the_origin_and_is_not_moved():
     rounds.step(answer)
     rounds.step(answer)
     assert all(s.offset is None for s in rounds.state.slots)
-    assert right(rounds.state.assignment)
+    assert right(rounds.state.clusters)
 
 
 def test_whoever_met_no_group_ends_with_the_mean_of_the_groups():
     rounds = fedgroup(alpha=3)
     rounds.step(answer)
     plan = rounds.strategy.final(rounds.state, 21, DEVICES)
-    cold = [d for d in DEVICES if d not in rounds.state.assignment]
-    assert {plan.orders[d].candidates for d in cold} == {(2,)}
+    cold = [d for d in DEVICES if d not in rounds.state.clusters]
+    assert {plan.assignments[d].candidates for d in cold} == {(2,)}
     both = [s.offset for s in rounds.state.slots]
     np.testing.assert_allclose(plan.models[2].offset, (both[0] + both[1]) / 2, rtol=1e-6)
     assert plan.models[2].contributors == min(s.contributors for s in rounds.state.slots)
@@ -216,7 +218,7 @@ def test_whoever_met_no_group_ends_with_the_mean_of_the_groups():
 def test_a_run_that_never_started_ends_at_the_origin():
     rounds = fedgroup()
     plan = rounds.strategy.final(rounds.state, 21, DEVICES)
-    assert {o.candidates for o in plan.orders.values()} == {(2,)}
+    assert {o.candidates for o in plan.assignments.values()} == {(2,)}
     assert plan.models[2].offset is None
 
 

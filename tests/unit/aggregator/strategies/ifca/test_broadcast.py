@@ -20,11 +20,11 @@ class Watched(Rounds):
         self.wander = wander or {}
         self.sent = []
 
-    def answer(self, device, order, round_):
-        self.sent[-1][device] = order.candidates
+    def answer(self, device, assignment, round_):
+        self.sent[-1][device] = assignment.candidates
         first = self.state.slots[0].origin
         home = self.wander.get((device, round_), HOME[device])
-        model = first + home if len(order.candidates) > 1 else order.candidates[0]
+        model = first + home if len(assignment.candidates) > 1 else assignment.candidates[0]
         return contribution(device, np.ones(D), round=round_, model=model, loss=1.0)
 
     def play(self, rounds, present=None):
@@ -36,7 +36,7 @@ class Watched(Rounds):
 
 def full(sent):
     """Return which rounds (from 1) were full broadcasts to everybody."""
-    return [i + 1 for i, orders in enumerate(sent) if all(len(c) == 2 for c in orders.values())]
+    return [i + 1 for i, assignments in enumerate(sent) if all(len(c) == 2 for c in assignments.values())]
 
 
 def test_nothing_is_saved_unless_asked():
@@ -106,7 +106,7 @@ def test_the_final_round_offers_every_model():
     """The paper's test protocol, whatever was saved before."""
     rounds = Watched(stable_rounds=1, probe_every=50)
     rounds.play(5)
-    assert rounds.strategy.final(rounds.state, 6, DEVICES).orders["a"].candidates == ALL
+    assert rounds.strategy.final(rounds.state, 6, DEVICES).assignments["a"].candidates == ALL
 
 
 @pytest.mark.parametrize("after", range(1, 13))

@@ -15,7 +15,7 @@ from crypto.mask.keys import MaskContext, derive
 from crypto.mask.masking import mask, unmask
 from crypto.mask.secret import MaskSecret
 from edge_client.learning import scoring, training
-from edge_client.learning.data import Batch
+from edge_client.learning.data import Dataset
 from edge_client.learning.model import Score
 from shoal.protocol.documents import LocalSettings, SegmentSpec
 from shoal.task.manifest import LocalTraining
@@ -51,7 +51,7 @@ def population(k, seed, shared=None):
     data = {}
     for i, name in enumerate(DEVICES):
         x = rng.standard_normal((N + i, D))
-        data[name] = Batch(x, x @ targets[i % k] + 0.05 * rng.standard_normal(N + i))
+        data[name] = Dataset(x, x @ targets[i % k] + 0.05 * rng.standard_normal(N + i))
     return data
 
 
@@ -145,10 +145,10 @@ class Driven:
             found[model] = theta if offset is None else theta + unmask(MaskedVector(offset, self.key.key_id), self.key)
         return found
 
-    def answer(self, device, order, round_, thetas):
+    def answer(self, device, assignment, round_, thetas):
         batch, local = self.data[device], self.run.local
-        losses = scoring.score([thetas[c] for c in order.candidates], batch, Regression())
-        chosen = order.candidates[scoring.choose(losses)]
+        losses = scoring.score([thetas[c] for c in assignment.candidates], batch, Regression())
+        chosen = assignment.candidates[scoring.choose(losses)]
         recipe = LocalTraining(0, local.steps, 0, local.lr, lr_decay=local.lr_decay)
         result = training.train(
             thetas[chosen], batch, recipe, Regression(), np.random.default_rng(0), round_ - 1, lambda: False
@@ -171,12 +171,12 @@ class Driven:
         for round_ in range(1, self.run.rounds + 1):
             self.state, plan = self.strategy.plan(self.state, round_, DEVICES)
             thetas = self.thetas(plan)
-            for device, order in plan.orders.items():
-                self.state = self.strategy.absorb(self.state, self.answer(device, order, round_, thetas))
+            for device, assignment in plan.assignments.items():
+                self.state = self.strategy.absorb(self.state, self.answer(device, assignment, round_, thetas))
             self.state, _ = self.strategy.close(self.state, plan)
             encoded = dump_state(self.state)  # stored and loaded between all rounds
             self.state = load_state(self.strategy.state_type, encoded.document, encoded.arrays, None)
-            presence.append(tuple(plan.orders))
+            presence.append(tuple(plan.assignments))
         return presence
 
     def models(self):
@@ -279,8 +279,8 @@ def test_the_steps_of_option_i_decay():
     _, plan = fleet.strategy.plan(fleet.state, 4, DEVICES)
     thetas = fleet.thetas(plan)
     state = fleet.state
-    for device, order in plan.orders.items():
-        state = fleet.strategy.absorb(state, fleet.answer(device, order, 4, thetas))
+    for device, assignment in plan.assignments.items():
+        state = fleet.strategy.absorb(state, fleet.answer(device, assignment, 4, thetas))
     fleet.state, _ = fleet.strategy.close(state, plan)
     for j in range(2):
         group = [d for d in DEVICES if fleet.state.choice[d] == j]

@@ -16,8 +16,8 @@ SAMPLES = {d: 10 * (i + 1) for i, d in enumerate(DEVICES)}
 GRADIENT = LocalSettings(0, 1, 0, 0.1, 1.0, 0.0, 0.0, 0.0)
 
 
-def answer(device, order, round_):
-    model = order.candidates[CHOICE[device]]
+def answer(device, assignment, round_):
+    model = assignment.candidates[CHOICE[device]]
     return contribution(device, VECTORS[device], round=round_, model=model, samples=SAMPLES[device])
 
 
@@ -87,10 +87,10 @@ def test_a_devices_last_choice_stands_while_it_is_away():
 def losing(losses):
     """Answers whose loss depends on the start they belong to."""
 
-    def give(device, order, round_):
-        start = order.candidates[0] // 2
+    def give(device, assignment, round_):
+        start = assignment.candidates[0] // 2
         return contribution(
-            device, VECTORS[device], round=round_, model=order.candidates[CHOICE[device]], loss=losses[start]
+            device, VECTORS[device], round=round_, model=assignment.candidates[CHOICE[device]], loss=losses[start]
         )
 
     return give
@@ -102,9 +102,9 @@ def test_the_start_of_least_loss_is_kept(losses):
     rounds = ifca(restarts=3, restart_rounds=2)
     seen, choice = [], losing(losses)
 
-    def spy(device, order, round_):
-        seen.append((round_, order.candidates))
-        return choice(device, order, round_)
+    def spy(device, assignment, round_):
+        seen.append((round_, assignment.candidates))
+        return choice(device, assignment, round_)
 
     for _ in range(8):
         rounds.step(spy)
@@ -160,7 +160,7 @@ def test_the_final_round_offers_every_model_of_the_kept_start():
     rounds.step(losing((0.5, 0.1)))
     plan = rounds.strategy.final(rounds.state, 9, DEVICES)
     assert set(plan.models) == {2, 3}
-    assert plan.orders["dev-0"].candidates == (2, 3)
+    assert plan.assignments["dev-0"].candidates == (2, 3)
     assert plan.final
 
 
@@ -197,7 +197,7 @@ def test_a_device_alone_in_its_cluster_weighs_no_more_than_the_cap_in_the_shared
     """Its own cluster has no median but its own weight."""
     rounds = ifca(normalise="samples", segments=PARTS)
 
-    def lying(device, order, round_):
+    def lying(device, assignment, round_):
         alone = device == "dev-0"
         vector = np.full(D, -1.0 if alone else 1.0)
         return contribution(device, vector, round=round_, model=0 if alone else 1, samples=100_000 if alone else 10)

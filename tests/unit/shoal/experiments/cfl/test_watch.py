@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aggregator.strategies.base import Contribution, Event
+from aggregator.strategies.base import ClientUpdate, Event
 from shoal.experiments.cfl.watch import CflWatch, cluster_gaps
 from shoal.protocol.messages import Phase
 from shoal.simulation.data import Population, Shard
@@ -14,9 +14,9 @@ from shoal.simulation.trainers.networks import Softmax
 from shoal.task.manifest import LocalTraining
 
 
-def upload(device: str, vector: list[float], model: int = 0, phase: Phase = Phase.TRAIN) -> Contribution:
+def upload(device: str, vector: list[float], model: int = 0, phase: Phase = Phase.TRAIN) -> ClientUpdate:
     row = np.array(vector, np.float32)
-    return Contribution(1, phase, device, model, 10, 0.5, bytes(16), vector=row, norm=float(np.linalg.norm(row)))
+    return ClientUpdate(1, phase, device, model, 10, 0.5, bytes(16), vector=row, norm=float(np.linalg.norm(row)))
 
 
 def test_gaps_are_taken_cluster_by_cluster_and_not_of_trials() -> None:

@@ -267,4 +267,4 @@ def test_the_batch_does_what_a_simulated_run_does(mask):
     settings = {"k": "2", "option": "gradient"}
     done = simulate("ifca", settings, population, Linear(SMALL.d), options, start=starts[0].numpy())
     np.testing.assert_allclose(batch.thetas()[0].numpy(), np.stack([done.thetas[j] for j in (0, 1)]), atol=1e-5)
-    assert batch.choices[0].tolist() == list(done.assignment.values())
+    assert batch.choices[0].tolist() == list(done.clusters.values())

@@ -3,7 +3,7 @@
 import pytest
 
 from aggregator.membership import AggregatorMembership
-from aggregator.owner_inbox import OwnerMail
+from aggregator.owner_inbox import OwnerInbox
 from crypto.seal.identity import Identity
 from edge_client.enrolment import prepare
 from edge_client.membership import DeviceMembership
@@ -46,7 +46,7 @@ def test_a_device_is_enrolled_while_the_owner_is_away_most_of_the_time(scene):
 
 def test_the_aggregator_takes_the_roster_from_the_broker_and_never_an_older_one(scene):
     """It learns of a new device without a file being carried, and refuses a replayed older roster."""
-    mail = OwnerMail(scene.server)
+    mail = OwnerInbox(scene.server)
     scene.enrol("dev-1")
     first = scene.broker.retained[TOPICS.owner_roster]
     assert mail.take(TOPICS.owner_roster, first, 0.0)
@@ -61,7 +61,7 @@ def test_the_aggregator_takes_the_roster_from_the_broker_and_never_an_older_one(
 
 def test_a_roster_that_is_not_the_owners_is_refused(scene):
     """A stranger can seal to the aggregator as well, but can't sign as the owner."""
-    mail = OwnerMail(scene.server)
+    mail = OwnerInbox(scene.server)
     stranger = FleetDirectory.create(scene.root / "stranger", "reef", "mqtt://loopback")
     stranger.add_aggregator((scene.root / "server" / "aggregator.card").read_bytes())
     Registrar(stranger, transport := Recorder()).publish_roster()
@@ -138,7 +138,7 @@ def test_a_revocation_reaches_everybody_else(scene):
     registrar.publish_roster()
     scene.broker.pump()
     assert TOPICS.keys("dev-2") not in scene.broker.retained
-    mail = OwnerMail(scene.server)
+    mail = OwnerInbox(scene.server)
     for topic in (TOPICS.owner_roster, TOPICS.keys("aggregator")):
         mail.take(topic, scene.broker.retained[topic], 0.0)
     assert scene.server.roster.revoked == ("dev-2",)

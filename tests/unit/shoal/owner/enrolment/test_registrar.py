@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aggregator.owner_inbox import OwnerMail
+from aggregator.owner_inbox import OwnerInbox
 from crypto.seal.identity import Identity
 from shoal import limits
 from shoal.errors import BrokerUnreachableError, ConfigError, IntegrityError, UntrustedError
@@ -53,7 +53,7 @@ def granted(scene, token, name="dev-1"):
 
 def rosters_of(scene):
     """Let the aggregator read its retained roster; return the names of the devices in it."""
-    OwnerMail(scene.server).take(TOPICS.owner_roster, scene.broker.retained[TOPICS.owner_roster], 0.0)
+    OwnerInbox(scene.server).take(TOPICS.owner_roster, scene.broker.retained[TOPICS.owner_roster], 0.0)
     return [d.name for d in scene.server.roster.devices]
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from aggregator import membership as aggregators
 from aggregator.membership import AggregatorMembership
-from aggregator.owner_inbox import OwnerMail
+from aggregator.owner_inbox import OwnerInbox
 from edge_client.membership import DeviceMembership
 from edge_client.protocol.inbound import Inbound
 from edge_client.protocol.model_feed import ModelFeed
-from edge_client.protocol.roster_sync import RosterFeed
+from edge_client.protocol.roster_sync import RosterSync
 from shoal import limits
 from shoal.errors import IntegrityError, UntrustedError
 from shoal.membership.directory import LEAST_FILE
@@ -58,7 +58,7 @@ def fork(owner):
 
 
 def mail(scene):
-    return OwnerMail(scene.server)
+    return OwnerInbox(scene.server)
 
 
 def publish(scene, owner):
@@ -125,7 +125,7 @@ def test_a_device_asks_for_the_whole_of_a_fork_and_raises_the_alarm(scene, resto
     other = fork(restored)
     transport = LoopbackTransport(scene.broker, "dev-1", lambda _: None)
     transport.start()
-    feed = RosterFeed(scene.device, transport, TOPICS)
+    feed = RosterSync(scene.device, transport, TOPICS)
     feed.on_change(roster_change(None, scene.owner.roster, scene.owner.roster_bytes), 0.0)
     assert f"{TOPICS.roster}/#" not in transport.filters
     feed.on_change(roster_change(None, restored.roster, other), 0.0)
@@ -143,7 +143,7 @@ def test_a_fork_that_is_sent_again_and_again_raises_one_alarm(scene, restored, c
     scene.sit(fleet=restored).publish_roster()
     scene.broker.pump()
     sealed = scene.broker.retained[TOPICS.owner_roster]
-    post, feed = mail(scene), RosterFeed(scene.device, LoopbackTransport(scene.broker, "dev-1", lambda _: None), TOPICS)
+    post, feed = mail(scene), RosterSync(scene.device, LoopbackTransport(scene.broker, "dev-1", lambda _: None), TOPICS)
     for _ in range(3):
         with pytest.raises(UntrustedError, match=FORK):
             post.take(TOPICS.owner_roster, sealed, 0.0)
@@ -158,7 +158,7 @@ def test_a_device_accepts_the_chunks_of_a_fork_that_it_asked_for(scene, restored
     other = fork(restored)
     transport = LoopbackTransport(scene.broker, "dev-1", lambda _: None)
     transport.start()
-    feed = RosterFeed(scene.device, transport, TOPICS)
+    feed = RosterSync(scene.device, transport, TOPICS)
     inbound = Inbound(scene.device, ModelFeed(transport, TOPICS), feed)
     assert not inbound.allowed(TOPICS.parse(TOPICS.roster))
     feed.on_change(roster_change(None, restored.roster, other), 0.0)

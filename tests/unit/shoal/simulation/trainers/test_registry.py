@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.learning.data import Batch
+from edge_client.learning.data import Dataset
 from edge_client.learning.training import train
 from shoal.errors import TaskError, UsageError
 from shoal.protocol.documents import LocalSettings
@@ -132,7 +132,7 @@ def test_the_loop_trains_as_a_real_device_does(local):
     for i, shard in enumerate(data):
         device = train(
             models[0].numpy(),
-            Batch(shard.x, shard.y),
+            Dataset(shard.x, shard.y),
             settings,
             TorchBackend(network),
             orders(len(data))[i],
