@@ -83,7 +83,7 @@ def test_the_secret_of_a_later_epoch_is_as_many_ratchets_away() -> None:
 @pytest.mark.parametrize(("epoch", "now"), [(6, 7), (0, 1), (7 + limits.MAX_EPOCHS_AHEAD + 1, 7)])
 def test_an_epoch_that_is_over_or_too_far_ahead_is_out_of_reach(epoch: int, now: int) -> None:
     """Back is impossible, and a number out of nowhere must not keep a small device busy for a day."""
-    with pytest.raises(IntegrityError, match=f"that of epoch {now}, and epoch {epoch} can't be had") as caught:
+    with pytest.raises(IntegrityError, match=f"that of epoch {now}, and epoch {epoch} can't be derived") as caught:
         MaskSecret.from_bytes(RAW).at(epoch, now)
     assert RAW.hex() not in str(caught.value)
 
