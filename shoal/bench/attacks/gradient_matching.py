@@ -61,6 +61,7 @@ def match(
     y = torch.tensor([label])
     look = VIEWS[view]
     target = look(torch.from_numpy(seen))
+    # Relative to the target, so that tolerances and step sizes suit every view.
     scale = 1.0 / float((target**2).sum())
 
     def distance() -> Tensor:
@@ -137,7 +138,7 @@ def _result(
         if len(shape) == 1:
             starts.append(lab.rng("gradient matching, start").random(shape).astype(np.float32))
         tries = [match(model, gradient, int(label), start, view, adam=len(shape) > 1) for start in starts]
-        found.append(min(tries, key=lambda one: one[1])[0])
+        found.append(min(tries, key=lambda one: one[1])[0])  # by the distance, which the attacker knows
     square = (lab.side, lab.side)
     return Result(
         name,

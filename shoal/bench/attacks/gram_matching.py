@@ -51,7 +51,7 @@ def assign(seen: NDArray[np.float64], known: NDArray[np.float64], rng: np.random
                     other = assignment.copy()
                     other[i], other[j] = other[j], other[i]
                     changed = _cost(seen, known, other)
-                    if changed < cost - 1e-15:
+                    if changed < cost - 1e-15:  # rounding must not make two orders alternate for ever
                         assignment, cost, better = other, changed, True
         if cost < least:
             best, least = assignment, cost

@@ -74,7 +74,7 @@ class Lab:
         private: the devices' images; public: the attacker's own, of the same kind, none in common.
         side: pixels of an image's side.
         quick: attacks take fewer trials.
-        name: of the data.
+        name: name of the data set.
     """
 
     private: Images
@@ -119,15 +119,16 @@ class Lab:
 
     @cached_property
     def layers(self) -> NDArray[np.int64]:
-        """Which tensor each coordinate belongs to, (d,), int64, from 0."""
+        """The tensor of each coordinate, (d,), int64, counted from 0."""
         return np.concatenate([np.full(p.length, i, np.int64) for i, p in enumerate(self.bundle.manifest.parameters)])
 
     def rng(self, what: str) -> np.random.Generator:
         """Return the random stream of one purpose: the same at every call."""
+        # Seeded by the purpose's name: adding an attack does not change the draws of the others.
         return np.random.default_rng(list(hashlib.sha256(what.encode()).digest()[:16]))
 
     def trials(self, full: int, quick: int) -> int:
-        """Return how many trials to take."""
+        """Return the number of trials: ``quick`` in a quick run, else ``full``."""
         return quick if self.quick else full
 
     def pick(self, what: str, n: int, images: Images | None = None) -> Images:
@@ -214,6 +215,7 @@ class Lab:
             inside = self.layers == layer
             for _ in range(16):
                 probe = (rng.standard_normal(self.length) * inside).astype(np.float32)
+                # Per coordinate of the tensor, or large tensors would dominate every mixture.
                 energy[layer] += self.masked(probe, mode).astype(np.float64) ** 2 / inside.sum()
         return np.asarray(energy.argmax(0), np.int64)
 
@@ -256,6 +258,7 @@ def make_lab(*, quick: bool, data_dir: Path | None = None, seed: int = 0) -> Lab
     """
     name = "digits" if data_dir is None else "mnist"
     x, y, side = load_images(name, data_dir)
+    # Private and public images are disjoint, so that no attack wins by having seen a device's image.
     assignment = np.random.default_rng(seed).permutation(len(x))
     half = min(len(x) // 2, MOST_IMAGES)
     mine, yours = assignment[:half], assignment[half : 2 * half]

@@ -23,7 +23,7 @@ TOLERANCE: Final = 2e-5
 
 
 def levels_of(lab: Lab) -> int:
-    """Return how many grey levels above black the images have."""
+    """Return the number of grey levels above black in the images."""
     return 16 if lab.name == "digits" else 255
 
 
@@ -31,6 +31,7 @@ def histogram(values: NDArray[np.float32], levels: int) -> NDArray[np.float64]:
     """Return the share of each level from 1 to ``levels``, (levels,), read from a gradient's values in any order."""
     size = np.abs(values[values != 0]).astype(np.float64)
     repeated, counts = np.unique(size.astype(np.float32), return_counts=True)
+    # Fully white pixels repeat the value of the highest level, so frequent values are good guesses of it.
     likely = repeated[np.argsort(-counts, kind="stable")[:SCALES]].astype(np.float64)
     tried = []
     for value in likely:

@@ -103,6 +103,7 @@ class Crowd:
         self.plan = make_plan(fleet, bundle, options)
         origins = np.zeros((self.plan.origins, self.plan.length), np.float32)
         package = write_run(fleet, self.plan, bundle, origins).read_bytes()
+        # One signature over all devices, instead of one for each `add_device`.
         roster = dataclasses.replace(
             fleet.roster, sequence=fleet.roster.sequence + 1, devices=tuple(m.member for m in self._members)
         )
@@ -200,7 +201,7 @@ class Crowd:
             self._service.flush(self._now_s)
             self._service.tick(self._now_s)
         spent = time.process_time() - begin
-        self._broker.pump()
+        self._broker.pump()  # the loopback broker's work is not the aggregator's
         return spent
 
     @property

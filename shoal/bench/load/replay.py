@@ -62,10 +62,10 @@ PREPARED_SAMPLES: Final = 3
 STEP: Final = 0.5
 """Prepared updates are this share of the way to the group's target."""
 PENDING_MOST: Final = 128
-"""Publishes that wait for the broker at a time; more would only be held twice."""
+"""Publishes that wait for the broker at a time; more would only take memory twice, here and in the file."""
 SHORT_SLEEP_S: Final = 0.001
 STALLED_S: Final = 10.0
-"""Uploads without an answer are sent again after so long without any message from the aggregator."""
+"""Uploads without an answer are sent again after this time without any message from the aggregator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +278,7 @@ class Replay:
         if parsed.kind is TopicKind.CTL:
             self._answered.add((header.round, parsed.device))
             self._answers.append((event.topic, event.payload))
+        # The last chunk of an announcement: devices could answer from here on. Its content is known already.
         elif header.kind is ChunkKind.ROUND and header.index == header.total - 1 and header.round > self._round:
             self._round = header.round
             self._sent += self._publish_round(header.round)

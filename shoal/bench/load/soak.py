@@ -33,7 +33,7 @@ SLACK: Final = {
     "seconds_per_round": 0.005,
     "aggregator_cpu_s_per_round": 0.005,
 }
-"""Absolute difference that is allowed on top of it, by figure."""
+"""Absolute difference that is allowed in addition, by figure."""
 
 
 @dataclass(frozen=True, slots=True)

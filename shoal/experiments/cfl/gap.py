@@ -40,7 +40,7 @@ SAMPLES: Final[Mapping[str, Mapping[str, tuple[int, ...]]]] = {
     "cifar10": {"default": (100, 500, 1000, 2400), "paper": (100, 300, 500, 700, 900, 1200, 1500, 1800, 2100, 2400)},
 }
 ROUNDS_SAMPLES: Final = {"cifar10": 1500}
-"""A device's, in cfl-gap-rounds; 100 elsewhere."""
+"""Samples per device in cfl-gap-rounds, by data set; 100 for others."""
 KNOBS: Final = ("dataset", "model", "lr", "momentum", "hidden", "trials", "points")
 KINDS: Final = ("updates", "gradients")
 GRADIENT: Final = LocalSettings(
@@ -117,10 +117,10 @@ class GapWatch:
         self.found: dict[int, dict[str, Gap]] = {}
 
     def __call__(self, seen: Observation) -> None:
-        """Look at one round."""
+        """Measure one round."""
         if seen.round not in self.rounds:
             return
-        (model,) = seen.plan.models
+        (model,) = seen.plan.models  # federated averaging has one
         at = seen.workforce.theta(seen.plan, model)
         self.found[seen.round] = {
             "updates": gap_of([c.row for c in seen.contributions], self.groups),
@@ -147,7 +147,13 @@ class _Runs:
         options, seed = self.options, self.options.seed + SEED_STEP * trial
         m = options.devices or DEVICES
         population = splits.label_swap(
-            self.data, devices=m, groups=GROUPS, samples=samples, seed=seed, shares=Shares(1.0, 0.0, 0.0)
+            # Every sample is for training: nothing is tested here.
+            self.data,
+            devices=m,
+            groups=GROUPS,
+            samples=samples,
+            seed=seed,
+            shares=Shares(1.0, 0.0, 0.0),
         )
         watch = GapWatch(population.groups or (), measured)
         done = simulate(
@@ -202,6 +208,7 @@ def positive_from(history: Sequence[Mapping[str, Any]], axis: str) -> dict[str, 
             ("every_trial", [min(row[f"trials_{kind}"]) > 0 for row in history]),
             ("right_bipartition", [row[f"right_{kind}"] == len(row[f"trials_{kind}"]) for row in history]),
         ):
+            # The last point that fails decides, since the gap must stay positive from then on.
             last_bad = max((i for i, good in enumerate(ok) if not good), default=-1)
             marks[name] = history[last_bad + 1][axis] if last_bad + 1 < len(history) else None
         found[kind] = marks

@@ -1,10 +1,10 @@
 """cfl-noise: the chance of a right bipartition (Sattler et al., section II, Fig. 3, Eqs 30 and 31).
 
-k true gradients in d = 100 dimensions and the noise of m = 3k devices are drawn from normal distributions. Two things the
-paper leaves open are settled so: the true gradients are centred, for at a stationary point they add up to zero (its Eq. 11),
-and the noise of a draw is scaled so that the largest relative noise gamma of a device (Eq. 16) is the one asked for. No device,
-no training: the bipartition is the aggregator's own. Counted are draws with a positive separation gap, which the paper's Fig.
-3 shows, and draws whose bipartition cuts no group, which is all that CFL needs.
+k true gradients in d = 100 dimensions and the noise of m = 3k devices are drawn from normal distributions. The paper leaves two
+details open. Here the true gradients are centred, since they add up to zero at a stationary point (its Eq. 11), and the noise of
+a draw is scaled so that the largest relative noise of a device (Eq. 16) equals gamma. There are no devices and no training; the
+bipartition is the aggregator's own. Counted are draws with a positive separation gap, as in the paper's Fig. 3, and draws whose
+bipartition cuts no group, which is all that CFL needs.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def chance(k: int, gamma: float, trials: int, dimensions: int, seed: int) -> Cha
     """Return the chances over ``trials`` draws."""
     from shoal.experiments.cfl.gap import gap_of
 
+    # A stream for each point, so that a point's result does not depend on the grid.
     rng = np.random.default_rng([seed, k, round(gamma * 1000)])
     found = []
     for _ in range(trials):
@@ -71,7 +72,7 @@ def chance(k: int, gamma: float, trials: int, dimensions: int, seed: int) -> Cha
 
 
 def guaranteed(k: int, gamma: float) -> bool:
-    """Return whether Theorem 1 promises a right bipartition where every device is as noisy as ``gamma``."""
+    """Return whether Theorem 1 guarantees a right bipartition if every device has relative noise ``gamma``."""
     from aggregator.numerics.gap import theorem_bounds
 
     if gamma >= 1.0:

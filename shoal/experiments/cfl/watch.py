@@ -92,6 +92,7 @@ class CflWatch:
         if event.kind == "trial-opened":
             self._opened[detail["cluster"]] = event.round
         elif event.kind == "split-refused":
+            # Refusing to split a cluster of several groups is a mistake, refusing to split a pure one is not.
             there = {group_of[name] for name in members[detail["cluster"]]}
             self.refused.append({"round": event.round, "impure": len(there) > 1, **detail})
         elif event.kind == "merge":
@@ -130,6 +131,7 @@ class CflWatch:
 
     def partition_round(self) -> int | None:
         """Return the first round from which on the clusters are the true groups until the end; None if never."""
+        # The last round with a wrong clustering decides: earlier correct rounds did not last.
         wrong = max((row["round"] for row in self.rows if row["ari"] < 1.0), default=0)
         return wrong + 1 if self.rows and wrong < self.rows[-1]["round"] else None
 

@@ -40,7 +40,7 @@ TURNS: Final = 4
 NEWCOMERS: Final = 20
 SAMPLES: Final = 500
 PLACING_ROUNDS: Final = 10
-"""Rounds after the arrival; a newcomer takes as many as its leaf is deep, and waits where that is on trial."""
+"""Rounds after the arrival; a newcomer needs as many as the depth of its leaf, and waits while that is on trial."""
 HIDDEN: Final = 100
 TRUE_GROUPS: Final = "the true groups"
 MAJORITIES: Final = "the angle of most founders in the group joined"
@@ -49,12 +49,12 @@ KNOBS: Final = ("newcomers", "placing_rounds", "hidden", "lr", "epochs", "evalua
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How an algorithm is run here.
+    """The settings of one algorithm in this experiment.
 
     Attributes:
-        founders: m; rounds: theirs alone.
-        local, pretrain: recipes.
-        settings: of the strategy.
+        founders: number of founders; rounds: rounds before the newcomers arrive.
+        local, pretrain: recipes of local training and pre-training.
+        settings: the strategy's settings.
     """
 
     founders: int
@@ -99,6 +99,7 @@ def deal(
     for name, count in (("founders", founders), ("newcomers", newcomers)):
         if count < TURNS or count % TURNS:
             raise UsageError(f"{count} {name} can't be turned by {TURNS} angles in equal numbers")
+    # Upright images are dealt first and rotated afterwards, so that the split does not depend on the angles.
     upright = splits.plain(data, devices=founders + newcomers, samples=samples, seed=seed)
     rng = np.random.default_rng([seed, 3])
     turns = np.concatenate([rng.permutation(np.arange(count) % TURNS) for count in (founders, newcomers)])
@@ -114,7 +115,7 @@ def deal(
 
 
 class Placements:
-    """Watches a run, and notes where every newcomer ends up.
+    """Watches a run and records the placement of every newcomer.
 
     Args:
         turn_of: each device's angle.
@@ -135,7 +136,7 @@ class Placements:
         self.founders: dict[str, Any] = {}
 
     def __call__(self, seen: Observation) -> None:
-        """Look at one round."""
+        """Record one round."""
         clusters, round_ = seen.outcome.clusters, seen.plan.round
         of_founders = {d: clusters[d] for d in self._founders if d in clusters}
         partition = partition_of(of_founders)
@@ -145,6 +146,7 @@ class Placements:
             self._describe(of_founders, round_)
         leading = leaders(of_founders, self._turn_of)
         for device in self._newcomers:
+            # The first placement counts, by the founders' majority at that moment; devices may move later.
             if device in clusters and device not in self._joined:
                 self._joined[device] = (round_, clusters[device], leading.get(clusters[device]))
                 self._stood &= partition == self._partition
@@ -207,7 +209,7 @@ def leaders(clusters: Mapping[str, int], turn_of: Mapping[str, int]) -> dict[int
     found: dict[int, int | None] = {}
     for cluster, count in counts.items():
         first, *others = count.most_common(2)
-        found[cluster] = None if others and others[0][1] == first[1] else first[0]
+        found[cluster] = None if others and others[0][1] == first[1] else first[0]  # a tie has no leader
     return found
 
 
@@ -253,7 +255,7 @@ def run(options: Options, progress: Progress) -> Result:
         count="all",
         trainer=options.knob("trainer", "auto"),
         device=options.device,
-        deferred=False,
+        deferred=False,  # both algorithms compare single updates
         arrivals=dict.fromkeys(newcomers, alone + 1),
         weight_cap=0.0,
         norm_screen=False,

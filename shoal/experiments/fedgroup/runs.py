@@ -197,7 +197,7 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: tuple[s
         protocol="assigned",
         trainer=options.knob("trainer", setup.trainer),
         device=options.device,
-        weight_cap=0.0,
+        weight_cap=0.0,  # the paper has neither a cap nor a limit on norms
         norm_screen=False,
     )
     scores = Scores(everybody=not method.groups, every=max(1, options.knob("evaluate_every", 1)), rounds=rounds)
@@ -238,7 +238,7 @@ def run_setup(setup: Setup, options: Options, progress: Progress, knobs: tuple[s
 def _result(setup: Setup, name: str, done: SimResult, scores: Scores, parameters: Mapping[str, Any]) -> Result:
     history = [{**closed.as_dict(), "accuracy": None, **scores.rows.get(closed.round, {})} for closed in done.history]
     tested = [row for row in history if row["accuracy"] is not None]
-    best = max(tested, key=lambda row: row["accuracy"], default=None)
+    best = max(tested, key=lambda row: row["accuracy"], default=None)  # the paper's early stopping
     final = done.history[-1]
     extra: dict[str, Any] = {"population": statistics(setup.population), "sizes": final.sizes}
     if best is not None:

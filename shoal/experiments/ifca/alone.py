@@ -62,6 +62,7 @@ def train_alone(
         told: called with the number of devices that are done.
     """
     start = origins(network, 1, seed)
+    # The dual form below does plain gradient descent only; other recipes go through the simulator.
     full_batch = local.batch_size == 0 and not (local.momentum or local.clip or local.prox_mu)
     if isinstance(network, OneHidden) and full_batch and local.lr_decay == 1:
         blocks = _dual_blocks(population, network, torch.from_numpy(start[0]), local.steps * rounds, local.lr)
@@ -71,7 +72,7 @@ def train_alone(
     tests = _tests(population)
     begin_s = time.process_time()
     for place, theta in blocks:
-        spent_s += time.process_time() - begin_s
+        spent_s += time.process_time() - begin_s  # training happens inside the iterator; tests are not counted
         params = unflatten(network, theta)
         losses[place] = _score(network, params, population.train[place])[0]
         accuracies[place] = _score(network, params, tests[place])[1]

@@ -200,6 +200,7 @@ class Batch:
         for begin in range(0, m, self.block):
             xb = x[begin : begin + self.block]
             c = len(xb)
+            # One product for the models of all starts: they share the data.
             residuals = torch.mm(xb.reshape(c * n, d), columns).view(c, n, r * k)
             residuals.sub_(y[begin : begin + c, :, None])
             choice = residuals.square().mean(1).view(c, r, k).argmin(2)
@@ -209,7 +210,7 @@ class Batch:
             sums.index_add_(0, (first_model + choice).view(-1), gradients.view(c * r, d))
             self.choices[:, begin : begin + c] = choice.T
         moves = sums.view(r, k, d) * (self.rates * (-2.0 / (n * m)))[:, None, None]
-        self.offsets += moves[..., self.mask]
+        self.offsets += moves[..., self.mask]  # the server's part: it adds masked moves to masked offsets
         moved: Tensor = torch.linalg.vector_norm(moves, dim=2).mean(1)
         return moved
 
@@ -257,6 +258,7 @@ def run_starts(
         distances[live] = torch.where(sane, distance, torch.inf)
         going = sane
         if settle:
+            # A start is decided if it can't cross the threshold any more, in either direction.
             undecided = (distance - threshold).abs() <= pace * (iterations - done)
             going = sane & undecided & (distance <= DIVERGED * at_first[live])
             if first_success and bool((distances[live][~undecided & sane] <= threshold).any()):
