@@ -1,4 +1,4 @@
-"""Resume metadata: what a restarted aggregator needs besides the strategy's state to go on with a run."""
+"""Resume metadata: the engine's part of a snapshot, which a restarted aggregator needs besides the strategy's state."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the aggregator must not forget: SQLite for facts, append-only files for vectors, one group commit for both.
+"""Durable state of a run: SQLite for facts, append-only files for vectors, one group commit for both.
 
-`Store.append` buffers, `Store.commit` makes everything appended so far durable (vectors first, then the rows that
+`Store.append` buffers, `Store.commit` makes all appended uploads durable (vectors first, then the rows that
 point at them): only after it returns may an upload be acknowledged. A torn tail of a vector file is harmless, since
 no row points at it.
 
@@ -89,7 +89,7 @@ class SnapshotHead:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a run continues from.
+    """The state from which a run resumes.
 
     Attributes:
         round: the open round.
@@ -113,7 +113,7 @@ class Store:
         """Open or make the run's directory.
 
         Args:
-            directory: where it lives; made with mode 0700.
+            directory: its directory; made with mode 0700.
             run: the plan; a directory of another run is refused.
             seed: gives the 16 bytes from which round nonces follow, when the run is new.
 
@@ -165,13 +165,13 @@ class Store:
         return max((start + _size(decode(bytes(header), Upload)) for start, header in found), default=0)
 
     def append(self, upload: Upload, vector: memoryview, norm: float, digest: bytes) -> None:
-        """Write one upload's vector, and remember the rest; nothing is durable before `commit`.
+        """Write an upload's vector and buffer its row; nothing is durable before `commit`.
 
         Args:
             upload: its header.
-            vector: (length,) float32 little-endian, as bytes, and what is attached to it.
+            vector: (length,) float32 little-endian, as bytes, and the attached bytes.
             norm: the vector's l2 norm.
-            digest: what the device signed, by which a second upload is told from the same one again.
+            digest: signed by the device; it tells a resent upload from a different one.
         """
         start = 0
         if len(vector):
@@ -185,7 +185,7 @@ class Store:
         self._pending.pop(digest, None)
 
     def prepare(self) -> Callable[[], None]:
-        """Close the batch of what was appended so far; return the slow half of its commit, which any thread may run.
+        """Close the batch of what was appended so far; return the slow half of its commit, for any thread.
 
         Appending goes on meanwhile, into the next batch. `commit` is due when the returned function has run.
         """
@@ -221,7 +221,7 @@ class Store:
 
     @reads
     def fetch(self, key: UploadKey) -> ClientUpdate:
-        """Return a stored upload, its vector checked against the checksum that was kept beside it.
+        """Return a stored upload, its vector checked against its stored checksum.
 
         Raises:
             IntegrityError: it is not there, or the file is damaged.
@@ -270,7 +270,7 @@ class Store:
             round_: the round that is open from now on.
             available: the devices that were available to it.
             state: the strategy's state before it.
-            closed: number and record of the round before, kept in the same transaction.
+            closed: number and record of the previous round, written in the same transaction.
             metadata: the engine's part; None stands for the run's first mask epoch.
         """
         head = self._write_vectors(self._vectors, available, state, metadata)
@@ -318,7 +318,7 @@ class Store:
         metadata: ResumeMetadata,
         epoch: bytes,
     ) -> None:
-        """Begin a mask epoch: all that was uploaded is erased but for what devices have masked anew.
+        """Begin a mask epoch: erase every upload except those that devices masked under the new key.
 
         What is new lies in folders of its own until the transaction that points to it, so that a crash leaves the old
         epoch or the new one.
@@ -326,9 +326,9 @@ class Store:
         Args:
             round_: the round that it follows.
             state: the strategy's state in the new epoch.
-            own: the uploads that were masked anew, by the keys that they keep.
+            own: the uploads masked under the new key, by their unchanged keys.
             metadata: the engine's part, with no round open.
-            epoch: what devices begin it with, see `epoch`.
+            epoch: the bytes that `epoch` returns from then on.
         """
         name = _folder(metadata.epoch)
         updates, vectors = (private_directory(self.directory / kind / name) for kind in (UPDATES, VECTORS))
@@ -366,7 +366,7 @@ class Store:
         return (*contribution.key, encode(upload), digest, start, checksum(vector))
 
     def fail(self, round_: int, phases: Iterable[int], state: Encoded, metadata: ResumeMetadata) -> None:
-        """Drop what was uploaded for these phases of a round, and keep how the run stands with nothing open.
+        """Delete the uploads of these phases of a round, and store the run's state with nothing open.
 
         Both or neither: a step that was announced once, and failed, must not be announced again as another one.
         """
@@ -385,7 +385,7 @@ class Store:
 
     @reads
     def restore(self) -> Snapshot | None:
-        """Return the last snapshot, or None where the run has not begun.
+        """Return the last snapshot, or None if the run has not begun.
 
         Raises:
             IntegrityError: a vector is missing or not what was written.
@@ -406,7 +406,7 @@ class Store:
         return np.frombuffer(data, "<f4")
 
     def record(self, round_: int, record: dict[str, Any]) -> None:
-        """Keep what a closed round brought."""
+        """Store the record of a closed round."""
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             records.write(self._db, round_, record)
@@ -464,7 +464,7 @@ def _head(text: str) -> SnapshotHead:
 
 
 def _digest(data: bytes | memoryview) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    return hashlib.sha256(data).hexdigest()
 
 
 def _size(upload: Upload) -> int:
