@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 from shoal import limits
 from shoal.errors import WireError
-from shoal.util.hints import field_hints, is_enum, optional_of
+from shoal.hints import field_hints, is_enum, optional_of
 
 MAGIC: Final = b"SHM1"
 MAX_STRING_BYTES: Final = 4096

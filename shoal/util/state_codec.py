@@ -33,8 +33,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from shoal.errors import DocumentError
+from shoal.hints import field_hints, is_enum, optional_of
 from shoal.types import Array
-from shoal.util.hints import field_hints, is_enum, optional_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

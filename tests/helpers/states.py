@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from hypothesis import strategies as st
 
+from shoal.hints import field_hints, is_enum, optional_of
 from shoal.types import Array
-from shoal.util.hints import field_hints, is_enum, optional_of
 
 names = st.from_regex(r"[a-z0-9][a-z0-9-]{0,6}", fullmatch=True)
 figures = st.floats(allow_nan=False, allow_infinity=False)

@@ -15,11 +15,11 @@ import shoal.owner.keys.directory
 import shoal.protocol.messages
 from shoal import limits
 from shoal.errors import WireError
+from shoal.hints import is_enum
 from shoal.protocol import codec
 from shoal.protocol.codec import decode, decode_prefix, encode
 from shoal.protocol.documents import Member, RunPlan, SegmentSpec
 from shoal.protocol.messages import DeclineReason
-from shoal.util.hints import is_enum
 
 assert edge_client.storage.state
 assert shoal.owner.keys.directory
