@@ -106,7 +106,8 @@ def test_every_package_is_type_checked_and_linted():
 
 
 SHARED = tuple(
-    f"shoal/{name}" for name in ("__init__", "errors", "limits", "types", "address", "util", "protocol", "membership")
+    f"shoal/{name}"
+    for name in ("__init__", "errors", "limits", "hints", "types", "address", "util", "protocol", "membership")
 )
 INSTALLED_BY = {
     (*SHARED, "crypto"): [],
