@@ -1,4 +1,4 @@
-# make demo | test | long | lint | format | fuzz | clean. Each makes .venv first; a second call finds it ready.
+# make demo | test | check | long | lint | format | fuzz | clean. Each makes .venv first; a second call finds it ready.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 FUZZ_S ?= 300
@@ -8,18 +8,28 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: demo test long lint format fuzz clean
+.PHONY: demo test check quick long lint format fuzz clean
 
 demo: $(READY)
 	$(BIN)/shoal demo
 
-# Tests are shared out among as many processes as there are cores, four at most; an idle one takes tests over from a busy one.
+# One test process more than cores, four at most: many tests wait for programs. An idle process takes tests from a busy one.
+PROCESSES := -n $(shell expr $$(nproc) + 1) --maxprocesses 4 --dist worksteal
+
 test: lint
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest $(PROCESSES)
+
+# The check for every edit: static checks beside the quick unit tests.
+check: $(READY)
+	$(MAKE) --output-sync --jobs 2 lint quick
+
+quick: $(READY)
+	$(BIN)/python -m pytest $(PROCESSES) -m "not (broker or process or torch or slow or long)" tests/unit
 
 # About an hour on two cores; each test has a limit. One after the other, since they measure. Results go to results.
 long: $(READY)
-	SHOAL_SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m pytest tests/long
+	SHOAL_SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest $(PROCESSES) tests/properties --hypothesis-profile long
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -1,4 +1,4 @@
-"""What every test directory shares."""
+"""Settings and fixtures of every test directory."""
 
 import functools
 import os
@@ -7,7 +7,9 @@ import signal
 import pytest
 from hypothesis import settings
 
-from tests.helpers.tasks import logistic_bundle
+# Before any test imports NumPy or torch: several test processes share the cores, and idle threads would spin on them.
+for library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ[f"{library}_NUM_THREADS"] = "1"
 
 # Before any test imports ONNX Runtime: it would write a device identifier into the home directory and report models.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
@@ -15,12 +17,15 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 # A shell starts background jobs with SIGINT ignored, and programs under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes is the machine's matter.
+# An example's time depends on the machine. `make long` takes the profile "long".
 settings.register_profile("untimed", deadline=None)
+settings.register_profile("long", deadline=None, max_examples=500)
 settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
 def logistic():
     """Return a function (inputs, classes) -> bundle of logistic regression, made once a session."""
+    from tests.helpers.tasks import logistic_bundle
+
     return functools.cache(logistic_bundle)

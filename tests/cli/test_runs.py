@@ -17,6 +17,7 @@ from shoal.owner.keys.vault import ROSTER_FILE
 from shoal.owner.task_compiler.signed import Source, write_signed
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan, Setting
+from shoal.task.manifest import Parameter
 from shoal.util.files import write_private
 from shoal.util.locks import exclusive
 from tests.helpers.tasks import logistic_bundle
@@ -29,6 +30,15 @@ def grow(call, devices):
     owner = FleetDirectory(call.home / "owner")
     for n in range(len(owner.roster.active()) + 1, devices + 1):
         owner.add_device(make_card(Identity.generate(f"dev-{n}"), DEVICE_ROLE))
+
+
+def sign_logistic(call):
+    """Write ``task``: the parameters of the built-in `logistic` with 4 inputs, and graphs that no test here runs."""
+    inputs, classes = 4, 10
+    parameters = (Parameter("fc.weight", (classes, inputs), "cluster"), Parameter("fc.bias", (classes,), "cluster"))
+    owner = FleetDirectory(call.home / "owner").owner
+    bundle = logistic_bundle(inputs, classes, parameters=parameters)
+    write_signed(bundle, Source("logistic", {"inputs": inputs}), owner, call.home / "task")
 
 
 def test_the_help_lists_every_algorithm_with_its_settings(call):
@@ -47,9 +57,9 @@ def test_the_help_lists_every_algorithm_with_its_settings(call):
 
 @pytest.mark.torch
 def test_pretraining_starts_from_local_training_and_differs_where_told(call, fleet):
-    """Cold starts may be longer than a round; what is not said is as in a round."""
+    """Pretraining may take more steps than a round; a setting that is not given is the round's."""
     pytest.importorskip("torch")
-    call("shoal-fleet", "task", "compile", "owner", "logistic", "--out", "task", "--option", "inputs=4")
+    sign_logistic(call)
     extra = ["--local", "lr=0.3", "--local", "epochs=20", "--pretrain", "epochs=0", "--pretrain", "steps=50"]
     extra += ["--norm-noise", "0.01", "--max-samples", "500", "--weight-cap", "2"]
     settings = ["--set", "groups=2", "--set", "measure=madc", "--min-contributors", "2"]
@@ -79,13 +89,19 @@ def test_a_wrong_name_in_pretrain_is_refused(call, fleet, task):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("options", [("fedavg",), ("ifca", "--set", "k=2", "--set", "restarts=2")], ids=lambda o: o[0])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("fedavg",), id="fedavg", marks=pytest.mark.long),
+        pytest.param(("ifca", "--set", "k=2", "--set", "restarts=2"), id="ifca"),
+    ],
+)
 def test_the_plan_does_not_give_away_the_origins(call, fleet, options):
     """The aggregator knows the plan's seed, and may know the architecture: neither may lead to the initial models."""
     pytest.importorskip("torch")
     from shoal.owner.task_compiler.origin import make_origins
 
-    call("shoal-fleet", "task", "compile", "owner", "logistic", "--out", "task", "--option", "inputs=4")
+    sign_logistic(call)
     grow(call, 2)
     run = (*RUN, "--algorithm", *options, "--min-contributors", "1", "--seed", "7")
     first, second = (run_in(call, call(*run).last) for _ in range(2))

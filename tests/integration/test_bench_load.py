@@ -66,6 +66,7 @@ def test_every_upload_of_every_device_is_counted_once(options):
     assert 5 < data["open_files_max"] < 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("prepared", [False, True], ids=["devices", "prepared"])
 @pytest.mark.parametrize(("algorithm", "model"), [("ifca", "mlp"), ("cfl", "logistic")])
 def test_other_algorithms_and_models_run_too(algorithm, model, prepared):
@@ -82,6 +83,7 @@ def test_the_limit_on_open_files_is_the_aggregators():
     assert line.split()[3:5] == ["77", "77"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", ["aggregator", "broker"])
 def test_a_process_killed_in_the_middle_of_a_round_costs_no_upload(fault):
@@ -91,7 +93,7 @@ def test_a_process_killed_in_the_middle_of_a_round_costs_no_upload(fault):
 
 
 def test_a_short_soak_has_samples_in_both_thirds_and_a_figure(tmp_path):
-    found = soak.measure(4, 0.1)
+    found = soak.measure(4, 0.05)
     data = found.data()
     assert len(data["samples"]) >= 4
     assert data["rounds"] > 0

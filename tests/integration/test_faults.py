@@ -27,7 +27,11 @@ from shoal.types import MaskedVector
 
 pytestmark = [pytest.mark.broker, pytest.mark.process]
 
-NO_MOSQUITTO = pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
+MOSQUITTO = pytest.param(
+    "mosquitto", marks=pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
+)
+AMQTT = pytest.param("amqtt", marks=pytest.mark.long if find_mosquitto() else ())
+"""Every fault on amqtt too, in the default tests only where there is no mosquitto."""
 DEVICES = ("dev-0", "dev-1", "dev-2")
 INPUTS, CLASSES = 12, 3
 WIDE_INPUTS = 25_000
@@ -125,7 +129,7 @@ def until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.005)
 
 
-@pytest.fixture(params=[pytest.param("mosquitto", marks=NO_MOSQUITTO), "amqtt"])
+@pytest.fixture(params=[MOSQUITTO, AMQTT])
 def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BrokerProcess]:
     (tmp_path / "broker").mkdir()
     with start_broker(request.param, tmp_path / "broker") as running:
@@ -193,6 +197,7 @@ def test_aggregator_killed_after_it_stored_some_updates(fleet: Fleet, undisturbe
     np.testing.assert_array_equal(fleet.finish(plan), undisturbed)
 
 
+@pytest.mark.parametrize("broker", [MOSQUITTO, "amqtt"], indirect=True)
 def test_broker_killed_in_mid_upload(fleet: Fleet, undisturbed: np.ndarray) -> None:
     """What the broker had acknowledged and lost is sent again."""
     plan = fleet.add_run()

@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed"),
 ]
-TRIES = 10
+TRIES = 3
 
 
 def test_a_busy_run_is_given_up_and_taken_up(tmp_path):
@@ -27,7 +27,7 @@ def test_a_busy_run_is_given_up_and_taken_up(tmp_path):
         assert all(r["contributed"] == 3 for r in made.stage.records(made.run))
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_run_is_taken_up_by_an_aggregator_that_was_started_again(tmp_path, end):
     """An earlier run is over. The aggregator answers for that one while the file is away, and sees this one's uploads."""
     with place(tmp_path) as made:
@@ -37,7 +37,7 @@ def test_a_run_is_taken_up_by_an_aggregator_that_was_started_again(tmp_path, end
         made.end_of_run()
         made.sign()
         made.goes_on()
-        for _ in range(3):
+        for _ in range(2):
             made.take_away()
             time.sleep(1.0)  # for uploads that were on their way
             made.stage.stop("aggregator", end)

@@ -14,6 +14,7 @@ from shoal.bench.load import soak
 from shoal.bench.load.fleet_load import measure
 from shoal.report import record
 
+pytestmark = pytest.mark.long
 RESULTS = Path(__file__).parents[2] / "results"
 DEVICES = int(os.environ.get("SHOAL_LONG_DEVICES", "500"))
 RUNS = int(os.environ.get("SHOAL_LONG_RUNS", "20"))

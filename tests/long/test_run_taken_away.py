@@ -6,6 +6,7 @@ from shoal.transport.local_broker import find_mosquitto
 from tests.helpers.taken_away import place
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.broker,
     pytest.mark.process,
     pytest.mark.timeout(3600),

@@ -82,7 +82,7 @@ def alive(state, given, after):
     return {c.id: len(heard.intersection(c.members)) for c in state.clusters.values()}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings.default.max_examples // 8)
 @given(st.integers(0, 2**32))
 def test_anything_may_happen(seed):
     world = World(seed)

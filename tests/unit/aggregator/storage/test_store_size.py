@@ -81,7 +81,8 @@ def _quick(monkeypatch):
         monkeypatch.setattr(os, name, lambda _handle: None)
 
 
-@pytest.mark.parametrize("algorithm", PLANS)
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["cfl", *(pytest.param(a, marks=pytest.mark.long) for a in ("fedavg", "ifca"))])
 def test_ten_thousand_rounds_leave_a_small_database(tmp_path, algorithm):
     """Six hundred rounds, and what ten thousand take if each later one takes as much as those after the first 200."""
     run = Run(tmp_path / "run", algorithm)
@@ -106,6 +107,7 @@ def test_the_log_of_the_database_stays_small(tmp_path):
     run.store.close()
 
 
+@pytest.mark.slow
 def test_packed_rounds_lack_nothing_but_the_figures_of_single_devices(tmp_path):
     run = Run(tmp_path / "run")
     for _ in range(3 * BLOCK_ROUNDS + 5):

@@ -1,4 +1,4 @@
-"""Every strategy through rollovers: as if there had been none, and nothing of an old key is left."""
+"""A rollover changes no cluster and no model of any strategy, and leaves no trace of the old key."""
 
 import dataclasses
 import itertools
@@ -42,6 +42,9 @@ CASES = {
     "fedgroup-rac": ("fedgroup", {"groups": 3, "alpha": 2, "rac": "on"}, {}),
     "fedgrouprox": ("fedgrouprox", {"groups": 3, "alpha": 2, "measure": "madc"}, PROXIMAL),
 }
+QUICK = {"fedavg-sampled", "ifca-restarts", "one-shot-origin", "cfl-tried", "fedgroup-rac"}
+SHARED = [pytest.param(case, marks=() if case in QUICK else pytest.mark.long) for case in CASES]
+"""The cases of every test here: one of each kind of strategy by default, all of them in `make long`."""
 
 
 def fleet(case, rounds=40, **changes):
@@ -59,7 +62,7 @@ def told(rounds):
 
 
 @pytest.mark.parametrize("after", [{0}, {1}, {2}, {3}, {5}, {2, 4, 9}, {3, 8}])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", SHARED)
 def test_a_run_through_rollovers_is_the_run_without(case, after):
     """The same clusters in every round and the same models in the end, also where newcomers come after the rollover."""
     without, through = fleet(case), fleet(case)
@@ -74,7 +77,7 @@ def test_a_run_through_rollovers_is_the_run_without(case, after):
     assert_same(without, through, (*DEVICES, "new-1", "new-2"))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", SHARED)
 def test_a_rollover_leaves_every_slot_at_an_origin_of_its_own(case):
     rounds = fleet(case).run_to(7)
     inherited = rounds.rollover()
@@ -84,7 +87,7 @@ def test_a_rollover_leaves_every_slot_at_an_origin_of_its_own(case):
     assert [after.models[i] for i in ids] == [ClusterModel(i, None, 0, 7, 1.0) for i in range(len(ids))]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", SHARED)
 def test_twice_in_a_row_is_as_good_as_once(case):
     """A revocation may follow a planned rollover with no round between."""
     once, twice = fleet(case).run_to(4), fleet(case).run_to(4)
@@ -96,7 +99,7 @@ def test_twice_in_a_row_is_as_good_as_once(case):
     assert_same(once, twice)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", SHARED)
 def test_dump_and_load_in_a_later_epoch_change_nothing(case):
     plain, kept = fleet(case).run_to(6), fleet(case).run_to(6)
     for rounds in (plain, kept):
@@ -111,7 +114,7 @@ def test_dump_and_load_in_a_later_epoch_change_nothing(case):
 
 
 @pytest.mark.parametrize("after", [2, 5, 8])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", SHARED)
 def test_a_revoked_device_is_forgotten_and_nobody_else(case, after):
     """For the others it is as if it had only stayed away, also after a restart."""
     away, revoked = fleet(case).run_to(after), fleet(case).run_to(after)

@@ -86,6 +86,7 @@ def make(directory, name, begin, told):
         told.put("")
 
 
+@pytest.mark.slow
 def test_of_two_inits_at_once_one_makes_keys_and_card(tmp_path):
     for number in range(3):
         directory, begin, told = tmp_path / f"dev-{number}", SPAWN.Barrier(2), SPAWN.Queue()

@@ -67,6 +67,7 @@ def test_where_nobody_knows_what_was_told_it_names_the_newest_only():
         assert apply_change(after, change) == signed
 
 
+@pytest.mark.slow
 def test_one_more_device_is_a_short_message_in_the_largest_fleet():
     before = roster_of(limits.MAX_DEVICES - 1)
     after = roster_of(limits.MAX_DEVICES, sequence=6)

@@ -111,6 +111,7 @@ def test_every_truncation_is_refused():
             check_graph(data[:end], "g")
 
 
+@pytest.mark.slow
 def test_random_damage_raises_only_task_errors():
     """4000 random edits of a real graph: each is accepted or refused, nothing else happens."""
     rng = np.random.default_rng(5)
@@ -126,6 +127,7 @@ def test_random_damage_raises_only_task_errors():
     assert refused > 400
 
 
+@pytest.mark.slow
 def test_many_tiny_fields_hit_the_budget_quickly():
     opset = encode_bytes(8, b"\x10\x14")
     bomb = opset + encode_bytes(7, b"\x10\x00" * 3_000_000)  # field 2 of a graph, over and over

@@ -119,6 +119,7 @@ def test_reading_stops_while_too_much_waits(broker: Callable[..., ScriptedBroker
         transport.close()
 
 
+@pytest.mark.slow
 def test_small_messages_count_with_their_overhead(broker: Callable[..., ScriptedBroker]) -> None:
     total = 3 * limits.MAX_UNHANDLED_BYTES // limits.MESSAGE_OVERHEAD_BYTES
     peer, inbox = Peer(publish_packet(b"x") * total), Inbox()

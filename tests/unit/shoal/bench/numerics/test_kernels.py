@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from aggregator.numerics.embedding import edc, edc_distances, madc
 from shoal.bench.numerics.kernels import Bench
@@ -19,6 +20,7 @@ NAMES = ["gram", "streaming_gram", "edc", "madc", "madc_torch", "mean", "biparti
 NAMES += ["simulator"] * 2
 
 
+@pytest.mark.slow
 def test_quick_measurement_covers_every_kernel() -> None:
     """As a person gets it: `shoal bench numerics --quick --json`."""
     done = subprocess.run(

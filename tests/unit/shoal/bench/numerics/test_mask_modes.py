@@ -22,6 +22,7 @@ def test_one_mode_can_be_asked_for_and_an_unknown_one_is_refused():
         mode_costs(["rot13"], (100,), turns=1)
 
 
+@pytest.mark.slow
 def test_the_table_has_a_line_a_mode(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["mask_modes", "--quick"])
     main()

@@ -29,6 +29,7 @@ def toys() -> dict[str, Any]:
     return cfl_toys.run(Options(mask="permutation"), Quiet()).data()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cfl_toys.TOYS)
 def test_one_line_fits_no_toy_and_cfl_finds_two(toys: dict[str, Any], name: str) -> None:
     """FedAvg stays far below the accuracy of a line for each group."""
@@ -50,6 +51,7 @@ def test_norms_part_congruent_from_incongruent_paths(toys: dict[str, Any]) -> No
     assert together["congruent"]
 
 
+@pytest.mark.slow
 def test_the_pictures_are_drawn(toys: dict[str, Any], tmp_path: Path) -> None:
     """Four panels, dots for points and lines for borders and paths."""
     panels = panels_of([toys], "panels")

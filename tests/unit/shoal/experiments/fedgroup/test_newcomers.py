@@ -61,6 +61,7 @@ def both(mnist: Path, request: pytest.FixtureRequest) -> dict[str, dict[str, Any
     return {mask: run(mnist, algorithm=name, mask=mask, **RUNS[name]) for mask in ("none", "permutation")}
 
 
+@pytest.mark.slow
 def test_every_newcomer_joins_the_group_of_its_own_angle(both: dict[str, dict[str, Any]]) -> None:
     """All eight, on masked updates; CFL's as many rounds after the arrival as their leaf is deep, FedGroup's in one round."""
     data = both["permutation"]

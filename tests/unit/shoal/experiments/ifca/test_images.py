@@ -70,6 +70,7 @@ def both(mnist):
     return {mask: mnist_run(mnist, mask=mask) for mask in ("none", "permutation")}
 
 
+@pytest.mark.slow
 def test_rotations_are_found_and_the_kept_starts_rounds_are_the_history(both):
     data = both["permutation"]
     assert data["purity"] == 1
@@ -199,6 +200,7 @@ def plain_descent(network, start, x, y, steps, lr):
     return torch.nn.utils.parameters_to_vector(module.parameters()).detach()
 
 
+@pytest.mark.slow
 def test_the_dual_form_equals_plain_descent():
     network = OneHidden(9, 5, 4)
     shards = shards_of([6, 6, 6])

@@ -79,6 +79,7 @@ def create(path, start):
     (path.parent / f"said-{os.getpid()}").write_text(print_)
 
 
+@pytest.mark.slow
 def test_of_several_inits_at_once_one_makes_the_fleet_and_the_others_are_refused(tmp_path):
     path, start = tmp_path / "owner", SPAWN.Barrier(PROGRAMS)
     programs = [SPAWN.Process(target=create, args=(path, start)) for _ in range(PROGRAMS)]
@@ -229,6 +230,7 @@ def configure(path, out, start):
     write_broker_config(fleet, out)
 
 
+@pytest.mark.slow
 def test_broker_configs_at_once_make_one_ca(fleet, tmp_path):
     start = SPAWN.Barrier(PROGRAMS)
     outs = [tmp_path / f"out-{n}" for n in range(PROGRAMS)]

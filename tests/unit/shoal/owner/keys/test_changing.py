@@ -30,6 +30,7 @@ def add_some(path, program, start):
         fleet.add_device(make_card(Identity.generate(f"dev-{program}-{number}"), DEVICE_ROLE))
 
 
+@pytest.mark.slow
 def test_devices_that_several_programs_add_at_once_are_all_in_the_roster(fleet):
     before = fleet.roster.sequence
     start = SPAWN.Barrier(PROGRAMS)
