@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from aggregator.strategies.renewal import Inherited, Renewal
 
 S = TypeVar("S")
+
+ORTHOGONAL_MODES: Final = frozenset({"none", "permutation", "signed-permutation", "rotation"})
+"""Mask modes that keep dot products, norms and means: all modes there are."""
+
 UploadKey = tuple[int, int, str]
 """(round, phase, device): what makes an upload unique within a run."""
 
@@ -203,15 +207,18 @@ Gathered = Mapping[UploadKey, ClientUpdate]
 
 
 class Strategy(Protocol):
-    """One algorithm of the papers. States are values: a method returns a new one and leaves its argument alone.
+    """An aggregation algorithm. States are values: a method returns a new one and leaves its argument alone.
 
     Attributes:
         state_type: class of the states, a frozen dataclass of what `shoal.util.state_codec` can encode.
+        modes: mask modes in which it gives the results that it gives on clear updates. A strategy that looks at single
+            coordinates, such as a median of each, can't work in mode ``rotation``.
     """
 
     name: str
     settings_type: ClassVar[type[StrategySettings]]
     state_type: type[Any]
+    modes: frozenset[str]
 
     def init(self, devices: tuple[str, ...]) -> Any:
         """Return the state before round 1 for the fleet's active ``devices``."""

@@ -9,8 +9,9 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from aggregator.numerics.backend import Backend
+from aggregator.numerics.backend import Backend, NumpyBackend
 from aggregator.strategies.base import (
+    ORTHOGONAL_MODES,
     Average,
     ClientUpdate,
     ClusterModel,
@@ -33,6 +34,7 @@ from aggregator.strategies.discrepancy import discrepancy
 from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot
 from aggregator.strategies.settings import Reads, StrategySettings
 from shoal.protocol.documents import RunPlan
+from shoal.types import Float32Vector
 
 MODEL = 0
 
@@ -65,9 +67,11 @@ class FedAvg:
     name = "fedavg"
     settings_type = FedAvgSettings
     state_type = FedAvgState
+    modes = ORTHOGONAL_MODES
 
-    def __init__(self, run: RunPlan, _backend: Backend | None = None, average: Average = mean_update) -> None:
+    def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run
+        self.backend = backend or NumpyBackend()
         self.average = average
         self.settings: FedAvgSettings = parse_settings(FedAvgSettings, run)
 
@@ -94,13 +98,17 @@ class FedAvg:
     def close(self, state: FedAvgState, plan: RoundPlan) -> tuple[FedAvgState, Outcome]:
         """Line 8: the offset moves by the weighted mean update, if enough devices stand behind it."""
         given = in_order(state.gathered.values())
-        slot = advanced(state.slot, given, self.run, self.average, plan.round)
+        slot = advanced(state.slot, given, self.run, self.mean, plan.round)
         events: tuple[Event, ...] = ()
         if self.settings.discrepancy:
             events = discrepancy(given, {MODEL: state.slot}, {MODEL: slot}, plan.round)
         clusters = dict.fromkeys((*state.devices, *plan.assignments), MODEL)
         capped = capped_devices([given], self.run.weighting, self.run.weight_cap) if slot is not state.slot else {}
         return dataclasses.replace(state, slot=slot, gathered={}), Outcome(clusters, events, capped)
+
+    def mean(self, contributions: list[ClientUpdate], weighting: str, cap: float = 0.0) -> Float32Vector:
+        """Return the mean update (d,), float32, that moves the model; a subclass may take another mean (see `Average`)."""
+        return self.average(contributions, weighting, cap)
 
     def final(self, state: FedAvgState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes the one model."""

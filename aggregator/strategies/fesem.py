@@ -27,6 +27,7 @@ import numpy as np
 from aggregator.numerics.backend import Backend
 from aggregator.numerics.distances import squared_distances
 from aggregator.strategies.base import (
+    ORTHOGONAL_MODES,
     Average,
     ClientUpdate,
     ClusterModel,
@@ -91,6 +92,7 @@ class Fesem:
     name = "fesem"
     settings_type = FesemSettings
     state_type = FesemState
+    modes = ORTHOGONAL_MODES
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run

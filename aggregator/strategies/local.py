@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
+    ORTHOGONAL_MODES,
     Average,
     ClientUpdate,
     ClusterModel,
@@ -62,6 +63,7 @@ class Local:
     name = "local"
     settings_type = LocalSettings
     state_type = LocalState
+    modes = ORTHOGONAL_MODES
 
     def __init__(self, run: RunPlan, _backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run

@@ -24,6 +24,7 @@ from aggregator.numerics.clustering import kmeans_from_gram
 from aggregator.numerics.rows import drop_pages
 from aggregator.numerics.similarity import gram
 from aggregator.strategies.base import (
+    ORTHOGONAL_MODES,
     Average,
     ClientUpdate,
     ClusterModel,
@@ -110,6 +111,7 @@ class OneShot:
     name = "one-shot"
     settings_type = OneShotSettings
     state_type = OneShotState
+    modes = ORTHOGONAL_MODES
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run

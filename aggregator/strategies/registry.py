@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from aggregator.numerics.backend import Backend
@@ -34,15 +34,31 @@ def make_strategy(run: RunPlan, backend: Backend | None = None, average: Average
         average: forms means of contributions.
 
     Raises:
-        ConfigError: no such algorithm, or a setting that it refuses.
+        ConfigError: no such algorithm, a mask mode in which it does not work, or a setting that it refuses.
     """
-    strategy: Strategy = _find(run.algorithm)(run, backend, average)
+    return build_strategy(find_strategy(run.algorithm), run, backend, average)
+
+
+def build_strategy(
+    kind: Callable[..., Strategy], run: RunPlan, backend: Backend | None = None, average: Average = mean_update
+) -> Strategy:
+    """Return a strategy made by ``kind(run, backend, average)``, be it one of `STRATEGIES` or not.
+
+    Raises:
+        ConfigError: it does not work in the run's mask mode, or refuses a setting.
+    """
+    strategy = kind(run, backend, average)
+    if run.mode not in strategy.modes:
+        raise ConfigError(
+            f"{strategy.name} does not work in mask mode {run.mode}",
+            hint=f"it works in: {', '.join(sorted(strategy.modes))}",
+        )
     return strategy
 
 
 def models_needed(run: RunPlan) -> int:
     """Return how many model ids the run may name at most."""
-    return int(_find(run.algorithm).models(run))
+    return int(find_strategy(run.algorithm).models(run))
 
 
 def settings_of(algorithm: str, given: Mapping[str, str]) -> StrategySettings:
@@ -55,7 +71,7 @@ def settings_of(algorithm: str, given: Mapping[str, str]) -> StrategySettings:
     Raises:
         ConfigError: no such algorithm, or a setting that it does not have or refuses.
     """
-    settings: StrategySettings = read_settings(_find(algorithm).settings_type, algorithm, given)
+    settings: StrategySettings = read_settings(find_strategy(algorithm).settings_type, algorithm, given)
     return settings
 
 
@@ -64,7 +80,12 @@ def plan_settings(run: RunPlan) -> StrategySettings:
     return settings_of(run.algorithm, {s.name: s.value for s in run.settings})
 
 
-def _find(algorithm: str) -> Any:
+def find_strategy(algorithm: str) -> Any:
+    """Return the class called ``algorithm``.
+
+    Raises:
+        ConfigError: no class has that name.
+    """
     if algorithm not in STRATEGIES:
         raise ConfigError(f"no algorithm {algorithm!r}", hint=f"there are {', '.join(sorted(STRATEGIES))}")
     return STRATEGIES[algorithm]

@@ -35,6 +35,11 @@ class StrategySettings:
         return Capabilities()
 
     @property
+    def uses_validation(self) -> bool:
+        """Whether devices score models on their validation share, which they all need then."""
+        return False
+
+    @property
     def origins(self) -> int:
         """Number of starting models that the owner seals and ships."""
         return 1

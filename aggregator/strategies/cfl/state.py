@@ -103,6 +103,11 @@ class CflSettings(StrategySettings):
         require(0 < self.merge_p_value <= 1, "merge_p_value is a share")
 
     @property
+    def uses_validation(self) -> bool:
+        """Whether devices score models on their validation share: in trials of splits and in later checks of them."""
+        return self.validate or self.check_every > 0
+
+    @property
     def check_every(self) -> int:
         """Rounds between two checks of a split; 0 where splits are never checked."""
         return self._rounds(self.merge_every)

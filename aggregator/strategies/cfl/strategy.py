@@ -15,6 +15,7 @@ from typing import Any
 
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
+    ORTHOGONAL_MODES,
     Average,
     ClientUpdate,
     ClusterModel,
@@ -56,6 +57,7 @@ class Cfl:
     name = "cfl"
     settings_type = CflSettings
     state_type = CflState
+    modes = ORTHOGONAL_MODES
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run

@@ -23,6 +23,7 @@ import numpy as np
 
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
+    ORTHOGONAL_MODES,
     Average,
     ClientUpdate,
     ClusterModel,
@@ -65,6 +66,7 @@ class FedGroup:
     name = "fedgroup"
     settings_type = FedGroupSettings
     state_type = FedGroupState
+    modes = ORTHOGONAL_MODES
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run

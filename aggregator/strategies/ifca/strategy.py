@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
+    ORTHOGONAL_MODES,
     Average,
     ClientUpdate,
     ClusterModel,
@@ -65,6 +66,7 @@ class Ifca:
     name = "ifca"
     settings_type = IfcaSettings
     state_type = IfcaState
+    modes = ORTHOGONAL_MODES
 
     def __init__(self, run: RunPlan, _backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run

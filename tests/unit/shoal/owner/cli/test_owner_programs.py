@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from cryptography import x509
 
+from aggregator.strategies.fedavg import FedAvg
 from crypto.seal.identity import Identity
 from crypto.seal.passphrase import Lock
 from shoal.errors import ConfigError, IntegrityError
@@ -184,6 +185,12 @@ def test_a_draft_takes_no_number_and_no_epochs_and_a_bad_option_neither(fleet):
     with pytest.raises(ConfigError):
         make_plan(fleet, BUNDLE, RunOptions("fedavg", settings={"nonsense": "1"}))
     assert FleetDirectory(fleet.path).secrets == before
+
+
+def test_a_mask_mode_that_the_strategy_does_not_work_in_is_refused(fleet, monkeypatch):
+    monkeypatch.setattr(FedAvg, "modes", frozenset({"none"}))
+    with pytest.raises(ConfigError, match="fedavg does not work in mask mode permutation"):
+        draft_plan(fleet, BUNDLE, OPTIONS)
 
 
 @pytest.mark.parametrize(
