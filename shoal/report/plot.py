@@ -81,18 +81,27 @@ def plot(results: Sequence[Data], path: Path, figure: str) -> None:
 
 
 def draw(panels: Sequence[Panel], path: Path) -> None:
-    """Draw panels side by side.
+    """Draw panels side by side into a file.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file can't be written.
     """
+    # Drawn in memory first, so that a failure leaves no half-written file.
+    held = io.BytesIO()
+    figure_of(panels).savefig(held, format=path.suffix.lower().lstrip("."), dpi=DOTS_PER_INCH)
+    write_atomic(path, held.getvalue(), mode=0o644, durable=False)
+
+
+def figure_of(panels: Sequence[Panel]) -> Any:
+    """Return panels side by side as a ``matplotlib.figure.Figure``.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
     image = _figure_class()(figsize=(PANEL_WIDTH_INCH * len(panels), PANEL_HEIGHT_INCH), layout="constrained")
     for axes, panel in zip(image.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _draw(axes, panel)
-    # Drawn in memory first, so that a failure leaves no half-written file.
-    held = io.BytesIO()
-    image.savefig(held, format=path.suffix.lower().lstrip("."), dpi=DOTS_PER_INCH)
-    write_atomic(path, held.getvalue(), mode=0o644, durable=False)
+    return image
 
 
 def panels_of(results: Sequence[Data], figure: str) -> list[Panel]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import textwrap
 import time
@@ -13,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from shoal import limits
-from shoal.errors import TaskError, UsageError
+from shoal.errors import UsageError
 from shoal.owner.cli import enrolment as admission_cli
 from shoal.owner.enrolment.reminders import broker_users
 from shoal.util.console import add_version, counted, note, run_program, say, say_json
@@ -279,21 +278,21 @@ def run(
     from shoal.owner.keys.unlock import open_fleet
     from shoal.owner.runs.checks import check_devices, check_roster, doubts, roster_doubts
     from shoal.owner.runs.plan import RunOptions, draft_plan, make_plan, write_run
+    from shoal.owner.runs.training import local_training
     from shoal.owner.task_compiler.signed import read_signed
-    from shoal.task.manifest import LocalTraining
 
     fleet = open_fleet(directory)
     now_s = int(time.time())
     check_roster(fleet.roster, now_s)
     bundle, source = read_signed(task, fleet.owner)
-    training = _local(bundle.manifest.hyper, _pairs(local or []), LocalTraining)
+    training = local_training(bundle.manifest.hyper, _pairs(local or []))
     options = RunOptions(
         algorithm=algorithm,
         settings=_pairs(setting or []),
         rounds=rounds,
         mode=mode,
         local=training,
-        pretrain=_local(training, _pairs(pretrain or []), LocalTraining),
+        pretrain=local_training(training, _pairs(pretrain or [])),
         norm_limit=norm_limit,
         min_contributors=min_contributors,
         quorum=quorum,
@@ -338,35 +337,6 @@ def _whole(text: str, name: str) -> int:
         return int(text)
     except ValueError as error:
         raise UsageError(f"{name} is {wanted(int)}, not {text!r}") from error
-
-
-def _local(defaults: Any, pairs: dict[str, str], kind: type[Any]) -> Any:
-    """Return ``defaults`` with the settings in ``pairs`` replaced.
-
-    Raises:
-        UsageError: an unknown setting, a value out of range, or settings that train nothing.
-    """
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    changes: dict[str, Any] = {}
-    for name, text in pairs.items():
-        if name not in fields:
-            raise UsageError(f"local training has no {name!r}", hint=f"it has {', '.join(sorted(fields))}")
-        number: type[Any] = type(fields[name].default)
-        try:
-            changes[name] = number(text)
-        except ValueError as error:
-            raise UsageError(f"{name} is {wanted(number)}, not {text!r}") from error
-    try:
-        local = dataclasses.replace(defaults, **changes)
-    except TaskError as error:
-        raise UsageError(str(error), hint=error.hint) from error
-    if not local.steps and not local.batch_size:
-        raise UsageError(
-            "local training of batch_size=0 and steps=0 trains nothing", hint="with batch_size=0, give steps"
-        )
-    if not local.steps and not local.epochs:
-        raise UsageError("local training of epochs=0 and steps=0 trains nothing", hint="give epochs or steps")
-    return local
 
 
 def main() -> None:

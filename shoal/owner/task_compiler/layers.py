@@ -23,6 +23,21 @@ _ESCAPE_HINT: Final = (
 
 def refuse_unsupported(model: nn.Module) -> None:
     """Raise TaskError for the first layer that can't be compiled, or is unsuitable for federated learning."""
+    refuse_stateful(model)
+    for name, layer in model.named_modules():
+        kind = type(layer).__name__
+        if isinstance(layer, _ConvTransposeNd):
+            raise TaskError(
+                f"layer {name!r} ({kind}) is a transposed convolution", hint="use Upsample and a plain convolution"
+            )
+        if isinstance(layer, _ConvNd) and layer.groups != 1:
+            raise TaskError(
+                f"layer {name!r} ({kind}) is a grouped convolution (groups={layer.groups})", hint="use groups=1"
+            )
+
+
+def refuse_stateful(model: nn.Module) -> None:
+    """Raise TaskError for the first layer that depends on other samples of a batch, on earlier batches or on chance."""
     for name, layer in model.named_modules():
         kind = type(layer).__name__
         if isinstance(layer, _BatchNorm) and (layer.training or not layer.track_running_stats):
@@ -39,14 +54,6 @@ def refuse_unsupported(model: nn.Module) -> None:
             raise TaskError(
                 f"layer {name!r} ({kind}) drops activations at random, which a compiled graph can't",
                 hint="remove it or call .eval() on it; fewer local epochs or FedProx's mu regularise instead",
-            )
-        if isinstance(layer, _ConvTransposeNd):
-            raise TaskError(
-                f"layer {name!r} ({kind}) is a transposed convolution", hint="use Upsample and a plain convolution"
-            )
-        if isinstance(layer, _ConvNd) and layer.groups != 1:
-            raise TaskError(
-                f"layer {name!r} ({kind}) is a grouped convolution (groups={layer.groups})", hint="use groups=1"
             )
 
 

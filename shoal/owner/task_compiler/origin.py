@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shoal.errors import TaskError
@@ -68,9 +69,16 @@ def make_origins(
     Raises:
         TaskError: the source does not fit the manifest, or makes values that are not finite.
     """
+    factory = _factory(source, options)
+    return draw_origins(lambda: factory().model, count, seed, manifest=manifest)
+
+
+def draw_origins(
+    make: Callable[[], nn.Module], count: int, seed: int | None, *, manifest: TaskManifest | None = None
+) -> NDArray[np.float32]:
+    """Return ``count`` independent initialisations of the module that ``make`` returns: see `make_origins`."""
     if count < 1:
         raise TaskError(f"at least one origin is needed, not {count}")
-    make = _factory(source, options)
     entropy = int.from_bytes(os.urandom(_SEED_BYTES), "little") if seed is None else seed
     vectors = [_draw(make, manifest, child) for child in np.random.SeedSequence(entropy).spawn(count)]
     origins = np.stack(vectors)
@@ -88,13 +96,13 @@ def _factory(source: str | Callable[[], TaskSource], options: dict[str, int | bo
 
 
 def _draw(
-    make: Callable[[], TaskSource], manifest: TaskManifest | None, seed: np.random.SeedSequence
+    make: Callable[[], nn.Module], manifest: TaskManifest | None, seed: np.random.SeedSequence
 ) -> NDArray[np.float32]:
     fallback = int(seed.generate_state(1, np.uint64)[0])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(fallback)
         with _Draws(np.random.default_rng(seed)):
-            model = make().model
+            model = make()
         order = _order(layout(model), manifest)
         vector: NDArray[np.float32] = flatten(model, order).numpy()
     return vector
