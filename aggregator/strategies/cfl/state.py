@@ -78,8 +78,7 @@ class CflSettings(StrategySettings):
     @property
     def capabilities(self) -> Capabilities:
         """Trials and merge checks ask for margins; kept updates place newcomers in later mask epochs."""
-        margins = self.validate or self.check_every > 0
-        return Capabilities(margins=margins, keep_updates=True, keep_path=self.path)
+        return Capabilities(margins=self.uses_validation, keep_updates=True, keep_path=self.path)
 
     def check(self) -> None:
         """Raise ConfigError where a value makes no sense."""

@@ -7,7 +7,6 @@ of one (31).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shoal.simulation.trainers.networks import Kind
-from shoal.types import Float32Vector
+from shoal.simulation.trainers.networks import NetworkBase
 
 VECTORS_SEED: Final = 140
 DENSE: Final = 30
@@ -27,7 +25,7 @@ OUTPUTS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class TweetLstm:
+class TweetLstm(NetworkBase):
     """Negative or positive: x (n, words) int64, y (n,) int64.
 
     Attributes:
@@ -45,11 +43,6 @@ class TweetLstm:
         object.__setattr__(self, "vectors", torch.from_numpy(drawn))
 
     @property
-    def kind(self) -> Kind:
-        """Classification."""
-        return "classification"
-
-    @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Four tensors a layer of LSTM, then W and b of two dense layers."""
         shapes: list[tuple[int, ...]] = []
@@ -58,11 +51,6 @@ class TweetLstm:
             shapes += [(gates, inputs), (gates, self.hidden), (gates,), (gates,)]
             inputs = self.hidden
         return (*shapes, (DENSE, self.hidden), (DENSE,), (OUTPUTS, DENSE), (OUTPUTS,))
-
-    @property
-    def length(self) -> int:
-        """Coordinates d of theta."""
-        return sum(math.prod(shape) for shape in self.shapes)
 
     def module(self) -> nn.Module:
         """Return the trained layers as a fresh torch module, initialised from torch's global generator."""
@@ -77,10 +65,3 @@ class TweetLstm:
         states = torch.lstm(words, (zeros, zeros), weights, True, LAYERS, 0.0, True, False, True)[0]
         w1, b1, w2, b2 = params[4 * LAYERS :]
         return functional.linear(functional.linear(states[:, -1], w1, b1), w2, b2)
-
-    def init(self, seed: int) -> Float32Vector:
-        """Return theta (d,), float32, as torch initialises the module under ``seed``; torch's global generator is restored."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            theta = torch.cat([p.detach().reshape(-1) for p in self.module().parameters()])
-        return theta.numpy().astype(np.float32, copy=False)

@@ -28,6 +28,7 @@ class Evaluation:
         accuracy: over all test labels together; median: over the tested shards.
         loss: mean test loss, weighted by samples.
         models: the model of each tested shard; correct, tested: its numbers of labels; arrays (t,), int64.
+        losses: mean test loss of each tested shard, (t,), float64.
         names: the tested devices, empty for probes.
     """
 
@@ -37,6 +38,7 @@ class Evaluation:
     models: NDArray[np.int64]
     correct: NDArray[np.int64]
     tested: NDArray[np.int64]
+    losses: NDArray[np.float64]
     names: tuple[str, ...]
 
 
@@ -71,7 +73,7 @@ def evaluate(workforce: Workforce, final: RoundPlan, protocol: Protocol) -> Eval
     places = ordered[shelf.sizes[ordered] > 0] if len(ordered) else ordered
     if len(places) == 0:
         return None
-    chosen = _assigned(workforce, final, models, ids, places)
+    chosen = assigned(workforce, final, models, ids, places)
     losses, correct = np.empty((len(places), 1)), np.empty((len(places), 1), np.int64)
     tested = np.empty(len(places), np.int64)
     for row in np.unique(chosen):
@@ -83,10 +85,10 @@ def evaluate(workforce: Workforce, final: RoundPlan, protocol: Protocol) -> Eval
     return _evaluation(scores, np.zeros(len(places), np.int64), np.array(ids)[chosen], names, shelf, places)
 
 
-def _assigned(
+def assigned(
     workforce: Workforce, final: RoundPlan, models: torch.Tensor, ids: list[int], places: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the row of the model that each device takes, shape (t,)."""
+    """Return the row of the model that each device at ``places`` (t,) takes, shape (t,), by its assignment in ``final``."""
     row_of = {model: row for row, model in enumerate(ids)}
     chosen = np.empty(len(places), np.int64)
     undecided: dict[tuple[tuple[int, ...], int], list[int]] = {}
@@ -122,5 +124,6 @@ def _evaluation(
         models=taken,
         correct=correct,
         tested=scores.tested,
+        losses=losses,
         names=names,
     )

@@ -26,6 +26,7 @@ class SimOptions:
         participation: share of the devices drawn for a round; weighting: "samples" or "uniform".
         weight_cap: as in `RunPlan`; norm_screen: leave out updates that `aggregator.rounds.screening` refuses. The papers
             have neither.
+        norm_limit: largest l2 norm of an update; longer ones are left out.
         min_contributors: fewest devices in a mean.
         evaluate_every: counted rounds between two evaluations; 0 evaluates at the end only.
         count: "train" counts rounds in which a device trains in phase TRAIN, "all" counts every round.
@@ -46,6 +47,7 @@ class SimOptions:
     weighting: str = "samples"
     weight_cap: float = DEFAULT_WEIGHT_CAP
     norm_screen: bool = True
+    norm_limit: float = 1e9
     min_contributors: int = 1
     evaluate_every: int = 1
     count: Literal["train", "all"] = "train"
@@ -68,6 +70,7 @@ class SimRound:
         round: counted; plan_round: the strategy's own number.
         loss: mean of the reported losses, weighted by samples; None if no device reports.
         accuracy: percent by the run's protocol, None if not evaluated; median: over devices, percent.
+        test_loss: mean over all test samples; None if not evaluated.
         purity, ari: against the true groups; None if there are none.
         clusters: number of clusters with members; sizes: their sizes, largest first.
         norms: mean and largest l2 norm of the round's updates; None if they are not known.
@@ -85,6 +88,7 @@ class SimRound:
     sizes: tuple[int, ...] = ()
     accuracy: float | None = None
     median: float | None = None
+    test_loss: float | None = None
     purity: float | None = None
     ari: float | None = None
     capped: Mapping[str, float] = field(default_factory=dict)

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend
 from aggregator.rounds.screening import Levels, Screened, screen
-from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, Strategy, mean_loss
-from aggregator.strategies.registry import make_strategy, models_needed, settings_of
+from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, Strategy, mean_loss, read_settings
+from aggregator.strategies.registry import build_strategy, find_strategy, models_needed
+from aggregator.strategies.settings import StrategySettings
 from crypto.mask.keys import MaskContext, MaskKey, derive
 from crypto.mask.secret import MaskSecret
 from shoal import limits
@@ -99,14 +100,28 @@ def local_settings(local: LocalTraining | LocalSettings) -> LocalSettings:
     return LocalSettings(**{name: getattr(local, name) for name in names})
 
 
-def sim_plan(algorithm: str, settings: Mapping[str, str], network: Network, options: SimOptions) -> RunPlan:
+def sim_plan(
+    algorithm: str,
+    settings: Mapping[str, str],
+    network: Network,
+    options: SimOptions,
+    strategy: type[Strategy] | None = None,
+) -> RunPlan:
     """Return an unsigned run plan for the simulator.
+
+    Args:
+        algorithm: the strategy's name.
+        settings: the strategy's settings.
+        network: the network that devices train.
+        options: all other options.
+        strategy: the strategy's class, if it is not in `aggregator.strategies.registry`.
 
     Raises:
         ConfigError: the strategy refuses the settings.
     """
     texts = {name: str(value) for name, value in settings.items()}
-    parsed = settings_of(algorithm, texts)
+    kind = strategy or find_strategy(algorithm)
+    parsed: StrategySettings = read_settings(kind.settings_type, algorithm, texts)
     rounds = options.rounds + parsed.discarded_rounds
     segments = options.segments or (("cluster", network.length),)
     plan = RunPlan(
@@ -125,7 +140,7 @@ def sim_plan(algorithm: str, settings: Mapping[str, str], network: Network, opti
         epoch_rounds=ROUNDS_SPARE * rounds,
         key_id=bytes(16),
         segments=tuple(SegmentSpec(name, length) for name, length in segments),
-        norm_limit=1e9,
+        norm_limit=options.norm_limit,
         min_contributors=options.min_contributors,
         quorum=1.0,
         participation=options.participation,
@@ -140,6 +155,8 @@ def sim_plan(algorithm: str, settings: Mapping[str, str], network: Network, opti
     )
     key = mask_of(plan)
     plan = plan if key is None else dataclasses.replace(plan, key_id=key.key_id)
+    if strategy is not None:
+        return plan
     return dataclasses.replace(plan, max_models=min(models_needed(plan), limits.MAX_MODELS))
 
 
@@ -164,11 +181,12 @@ def simulate(
     watch: Watch | None = None,
     start: NDArray[np.float32] | None = None,
     backend: Backend | None = None,
+    strategy: type[Strategy] | None = None,
 ) -> SimResult:
     """Run ``algorithm`` on all devices of ``population``.
 
     Args:
-        algorithm: a name in `aggregator.strategies.registry`.
+        algorithm: the strategy's name.
         settings: the algorithm's settings.
         population: the devices' data.
         network: the network that they train.
@@ -177,12 +195,13 @@ def simulate(
         watch: called after every round; the number of a round that doesn't count is 0.
         start: origins (run.origins, d), float32; None draws them from the seed by torch's initialisation.
         backend: computes similarities; numpy if None.
+        strategy: the strategy's class, if it is not in `aggregator.strategies.registry`; ``algorithm`` is its name.
 
     Raises:
         ConfigError: the strategy refuses the settings, or too few rounds count (see ROUNDS_SPARE).
         TaskError: training diverged.
     """
-    run = sim_plan(algorithm, settings, network, options)
+    run = sim_plan(algorithm, settings, network, options, strategy)
     start = origins(network, run.origins, options.seed) if start is None else start
     workforce = Workforce(
         population,
@@ -195,10 +214,12 @@ def simulate(
         threads=options.threads,
         deferred=options.deferred,
         norms=options.norms,
+        # The simulator can't know what else a strategy of the caller's reads, so it stores every update.
+        reads=None if strategy is None else "updates",
     )
-    strategy = make_strategy(run, backend, workforce.average)
+    made = build_strategy(strategy or find_strategy(algorithm), run, backend, workforce.average)
     name = checkpoint.fingerprint(run, start, options.arrivals)
-    return _Simulation(strategy, workforce, options, progress, watch, name).run()
+    return _Simulation(made, workforce, options, progress, watch, name).run()
 
 
 class _Simulation:
@@ -248,7 +269,9 @@ class _Simulation:
             begin = time.process_time()
             state, plan = self.strategy.plan(state, round_, self._there(round_))
             given = self.workforce.carry_out(plan)
-            screened = screen(given, self.levels, plan.placing) if options.norm_screen else Screened(tuple(given))
+            short = tuple(c for c in given if c.norm <= run.norm_limit)
+            screened = screen(short, self.levels, plan.placing) if options.norm_screen else Screened(short)
+            refused = {**screened.refused, **{c.device: c.norm for c in given if c.norm > run.norm_limit}}
             self.levels = screened.levels
             for contribution in screened.accepted:
                 state = self.strategy.absorb(state, contribution)
@@ -259,7 +282,7 @@ class _Simulation:
             )
             number = len(self.history) + 1 if counts else 0
             if counts:
-                self._record(number, round_, state, given, outcome, seconds, screened.refused)
+                self._record(number, round_, state, given, outcome, seconds, refused)
             else:
                 self.uncounted_s += seconds
                 self.uncounted_events += outcome.events
@@ -342,7 +365,7 @@ class _Simulation:
         sizes = sorted((labels.count(label) for label in set(labels)), reverse=True)
         figures: dict[str, Any] = {"clusters": len(sizes), "sizes": tuple(sizes)}
         if found is not None:
-            figures |= {"accuracy": found.accuracy, "median": found.median}
+            figures |= {"accuracy": found.accuracy, "median": found.median, "test_loss": found.loss}
         groups = self.workforce.population.groups
         if groups is not None and labels:
             truth = [g for d, g in zip(self.names, groups, strict=True) if d in outcome.clusters]

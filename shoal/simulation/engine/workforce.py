@@ -20,6 +20,7 @@ from torch import Tensor
 
 from aggregator.strategies.base import ClientUpdate, RoundPlan, mean_update, norm_of, weights_of, whole_offset
 from aggregator.strategies.registry import plan_settings
+from aggregator.strategies.settings import Reads
 from crypto.mask.keys import MaskKey
 from crypto.mask.masking import mask, unmask
 from edge_client.learning.update import LOSS_DECIMALS, NORM_DECIMALS, BatchOrder, reported_margins
@@ -74,6 +75,7 @@ class Workforce:
         threads: threads of one matrix product.
         norms: also compute single updates' norms when updates are summed, though the strategy reads only means.
         deferred: sum updates instead of storing each; None decides by what the strategy reads and the memory they would take.
+        reads: what the strategy reads of updates; None asks its settings.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Workforce:
         threads: int = 1,
         deferred: bool | None = None,
         norms: bool = False,
+        reads: Reads | None = None,
     ) -> None:
         if origins.shape != (run.origins, network.length) or run.length != network.length:
             raise DataError(
@@ -99,7 +102,7 @@ class Workforce:
         self.origins = np.ascontiguousarray(origins, np.float32)
         self.device = torch.device(device)
         self.deferred = deferred
-        self.reads = plan_settings(run).reads
+        self.reads = plan_settings(run).reads if reads is None else reads
         self.norms = norms or self.reads != "means"
         self.place_of = {name: i for i, name in enumerate(population.names)}
         self._shelves: dict[Share, Shelf] = {}

@@ -14,7 +14,7 @@ from edge_client.learning.training import Shuffler
 from shoal.errors import TaskError
 from shoal.protocol.documents import LocalSettings
 from shoal.simulation.trainers.blocks import Block, Rows, batch_rows, check_losses, devices_within, step_size
-from shoal.simulation.trainers.networks import Network, sample_losses, unflatten
+from shoal.simulation.trainers.networks import Network, unflatten
 
 UPDATE_FLOATS = 16_000_000
 """Coordinates that the updates of a block may have together."""
@@ -72,7 +72,7 @@ def train_one(
     velocity = [torch.zeros_like(p) for p in first] if local.momentum else []
     total, seen = 0.0, 0
     for xs, ys in _batches(x, y, order, local):
-        loss = sample_losses(network.kind, network.forward(params, xs), ys)[0].mean()
+        loss = network.losses(network.forward(params, xs), ys)[0].mean()
         step = list(torch.autograd.grad(loss, params))
         with torch.no_grad():
             if local.prox_mu:

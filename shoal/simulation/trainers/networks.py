@@ -49,22 +49,28 @@ class Network(Protocol):
     def init(self, seed: int) -> Float32Vector:
         """Return theta (d,), float32, as torch initialises the module under ``seed``."""
 
+    def losses(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each sample's loss (n,) and count of right labels (n,), as `sample_losses`."""
 
-class _Base(ABC):
+
+class NetworkBase(ABC):
     """Common code of networks, based on their shapes and their torch module."""
 
     __slots__ = ()
 
     @property
     def kind(self) -> Kind:
+        """Classification, unless a network says otherwise."""
         return "classification"
 
     @property
     @abstractmethod
-    def shapes(self) -> tuple[tuple[int, ...], ...]: ...
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the parameters in the order in which theta holds them."""
 
     @abstractmethod
-    def module(self) -> nn.Module: ...
+    def module(self) -> nn.Module:
+        """Return the network as a torch module."""
 
     @property
     def length(self) -> int:
@@ -78,9 +84,13 @@ class _Base(ABC):
             theta = torch.cat([p.detach().reshape(-1) for p in self.module().parameters()])
         return theta.numpy().astype(np.float32, copy=False)
 
+    def losses(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each sample's loss (n,) and count of right labels (n,): see `sample_losses`."""
+        return sample_losses(self.kind, outputs, y)
+
 
 @dataclass(frozen=True, slots=True)
-class Linear(_Base):
+class Linear(NetworkBase):
     """One linear output, squared error: x (n, inputs), y (n,) float32."""
 
     inputs: int
@@ -106,7 +116,7 @@ class Linear(_Base):
 
 
 @dataclass(frozen=True, slots=True)
-class Softmax(_Base):
+class Softmax(NetworkBase):
     """Multinomial logistic regression: x (n, inputs), y (n,) int64."""
 
     inputs: int
@@ -127,7 +137,7 @@ class Softmax(_Base):
 
 
 @dataclass(frozen=True, slots=True)
-class OneHidden(_Base):
+class OneHidden(NetworkBase):
     """One hidden layer of ReLU: x (n, inputs), y (n,) int64."""
 
     inputs: int
@@ -149,7 +159,7 @@ class OneHidden(_Base):
 
 
 @dataclass(frozen=True, slots=True)
-class Cnn(_Base):
+class Cnn(NetworkBase):
     """Convolutions, each with ReLU and 2x2 max-pooling, then fully connected layers: x (n, channels, side, side) or (n, pixels).
 
     The default is the network of CFL's public code: 6 and 16 filters of 5x5, then 120 and 84 units.
@@ -221,7 +231,7 @@ class Cnn(_Base):
 
 
 @dataclass(frozen=True, slots=True)
-class Lstm(_Base):
+class Lstm(NetworkBase):
     """Next symbol at each position: x (n, length) int64, y (n, length) int64."""
 
     vocabulary: int

@@ -14,7 +14,7 @@ from torch import Tensor
 from shoal.simulation.trainers import dense
 from shoal.simulation.trainers.blocks import Shelf
 from shoal.simulation.trainers.dense import Dense
-from shoal.simulation.trainers.networks import Linear, Network, OneHidden, sample_losses, unflatten
+from shoal.simulation.trainers.networks import Linear, Network, OneHidden, unflatten
 
 CHUNK_FLOATS: Final = 4_000_000
 """Activations a chunk may hold (16 MB): larger ones cost memory and gain no speed."""
@@ -90,7 +90,7 @@ def _sample_scores(network: Network, params: list[Tensor], x: Tensor, y: Tensor)
         outputs = (behind(network, params, hidden[:, j], j) for j in range(count))
     else:
         outputs = (network.forward([p[j] for p in params], x) for j in range(count))
-    pairs = [sample_losses(network.kind, o, y) for o in outputs]
+    pairs = [network.losses(o, y) for o in outputs]
     return torch.stack([a for a, _ in pairs], 1), torch.stack([b for _, b in pairs], 1)
 
 

@@ -250,6 +250,16 @@ def test_a_share_that_is_missing_is_named():
         force.score(torch.zeros(1, NETWORK.length), 2, np.array([0]))
 
 
+def test_updates_beyond_the_norm_limit_are_left_out():
+    """A limit below the longest update leaves its device out of the mean, and the round names it."""
+    free = run("fedavg", rounds=1, norm_screen=False)
+    longest = free.history[0].norms[1]
+    limited = run("fedavg", rounds=1, norm_screen=False, norm_limit=0.999 * longest)
+    assert free.history[0].refused_norm == {}
+    assert list(limited.history[0].refused_norm.values()) == [longest]
+    assert limited.state.slot.contributors == free.state.slot.contributors - 1
+
+
 def test_settings_that_the_strategy_refuses_are_refused():
     """The strategy checks a simulated run as it checks a signed one."""
     with pytest.raises(ConfigError, match="no setting"):
