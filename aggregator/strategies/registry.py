@@ -40,14 +40,15 @@ def make_strategy(run: RunPlan, backend: Backend | None = None, average: Average
 
 
 def build_strategy(
-    kind: Callable[..., Strategy], run: RunPlan, backend: Backend | None = None, average: Average = mean_update
+    kind: type[Strategy], run: RunPlan, backend: Backend | None = None, average: Average = mean_update
 ) -> Strategy:
-    """Return a strategy made by ``kind(run, backend, average)``, be it one of `STRATEGIES` or not.
+    """Return a strategy of class ``kind``, in `STRATEGIES` or not: ``kind(run, backend, average)``.
 
     Raises:
         ConfigError: it does not work in the run's mask mode, or refuses a setting.
     """
-    strategy = kind(run, backend, average)
+    make: Callable[..., Strategy] = kind
+    strategy = make(run, backend, average)
     if run.mode not in strategy.modes:
         raise ConfigError(
             f"{strategy.name} does not work in mask mode {run.mode}",

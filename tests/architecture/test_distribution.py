@@ -26,6 +26,10 @@ def test_the_wheel_holds_every_module(shipped: dict[str, Path]) -> None:
     assert modules <= set(shipped)
 
 
+def test_type_checkers_are_told_that_the_packages_are_typed(shipped: dict[str, Path]) -> None:
+    assert {f"{package}/py.typed" for package in PACKAGES} <= set(shipped)
+
+
 def test_the_wheel_holds_nothing_else_of_the_repository(shipped: dict[str, Path]) -> None:
     assert {name.split("/")[0] for name in shipped} == PACKAGES
     assert [name for name in shipped if name.startswith("results/")] == []

@@ -121,6 +121,7 @@ INSTALLED_BY = {
         "fleet",
         "bench",
         "plot",
+        "frames",
     ],
 }
 """The extras that bring what each part of the tree imports."""

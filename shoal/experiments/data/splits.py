@@ -6,7 +6,7 @@ views of a few large arrays, so a population takes little more memory than its s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -218,16 +218,27 @@ def dirichlet(
         raise UsageError(f"{devices} devices and alpha {alpha} make no split")
     rng = np.random.default_rng(seed)
     x, y = _flat(data.x_train), data.y_train
+    rows = dirichlet_rows(y, range(CLASSES), devices=devices, alpha=alpha, rng=rng, least=least)
+    return population_of([cut(x, y, mine, shares) for mine in rows], None)
+
+
+def dirichlet_rows(
+    y: Labels, classes: Iterable[int], *, devices: int, alpha: float, rng: np.random.Generator, least: int
+) -> list[NDArray[np.int64]]:
+    """Return which samples of labels ``y`` (n,) each device holds, in random order: each class dealt by a Dirichlet draw.
+
+    Raises:
+        UsageError: no draw gave every device ``least`` samples.
+    """
     for _ in range(DIRICHLET_TRIES):
         held: list[list[NDArray[np.int64]]] = [[] for _ in range(devices)]
-        for c in range(CLASSES):
+        for c in classes:
             of_class = rng.permutation(np.flatnonzero(y == c))
             ends = (np.cumsum(rng.dirichlet(np.full(devices, alpha)))[:-1] * len(of_class)).astype(np.int64)
             for mine, part in zip(held, np.split(of_class, ends), strict=True):
                 mine.append(part)
         if min(sum(map(len, rows)) for rows in held) >= least:
-            cuts = [cut(x, y, rng.permutation(np.concatenate(rows)), shares) for rows in held]
-            return population_of(cuts, None)
+            return [rng.permutation(np.concatenate(rows)) for rows in held]
     raise UsageError(
         f"no draw in {DIRICHLET_TRIES} gave each of {devices} devices {least} samples",
         hint="raise alpha, or take fewer devices",

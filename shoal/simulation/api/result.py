@@ -1,0 +1,103 @@
+"""The result of a simulated run: figures per device and per round, and the models."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn.utils import vector_to_parameters
+
+from aggregator.strategies.base import Event
+from shoal.errors import ConfigError
+from shoal.report.plot import Line, Panel, figure_of
+from shoal.types import Float32Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A closed round in figures.
+
+    Attributes:
+        round: counted from 1.
+        loss: mean loss that devices reported, weighted by their samples; None if none did.
+        accuracy: share of right labels over all test shares, each device with the model that it would take; None for
+            regression, where nobody has a test share, and in the last round of a start that IFCA did not keep.
+        test_loss: mean loss over the same samples.
+        clusters: number of clusters that have members; sizes: theirs, largest first.
+    """
+
+    round: int
+    loss: float | None
+    accuracy: float | None
+    test_loss: float | None
+    clusters: int
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `shoal.simulate` returns. Devices are in the order of the partitions.
+
+    Attributes:
+        accuracy: share of right labels on each device's test share, shape (devices,), float64, by the model that the
+            device takes in the end; NaN without a test share. None for regression.
+        loss: mean loss on each device's test share, shape (devices,), float64; NaN without one.
+        clusters: the model that each device takes in the end, a key of `models`: shape (devices,), int64.
+        history: one record a round.
+        events: splits, merges and the like, as the strategy reports them.
+    """
+
+    accuracy: NDArray[np.float64] | None
+    loss: NDArray[np.float64]
+    clusters: NDArray[np.int64]
+    history: list[Round] = field(repr=False)
+    events: list[Event] = field(repr=False)
+    _template: nn.Module = field(repr=False)
+    _thetas: Mapping[int, Float32Vector] = field(repr=False)
+
+    @cached_property
+    def models(self) -> dict[int, nn.Module]:
+        """The models that the run ends with, by cluster, in ``eval`` mode and unmasked."""
+        return {cluster: self._module(theta) for cluster, theta in self._thetas.items()}
+
+    def _module(self, theta: Float32Vector) -> nn.Module:
+        module = copy.deepcopy(self._template)
+        vector_to_parameters(torch.from_numpy(theta.copy()), module.parameters())
+        return module.eval()
+
+    def to_dataframe(self) -> Any:
+        """Return `history` as a ``pandas.DataFrame``, one row a round.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ConfigError("data frames need pandas", hint="install it with: pip install 'shoal[frames]'") from error
+        names = [f.name for f in dataclasses.fields(Round)]
+        return pd.DataFrame([[getattr(record, name) for name in names] for record in self.history], columns=names)
+
+    def plot(self) -> Any:
+        """Return a ``matplotlib.figure.Figure`` of accuracy (or test loss) and training loss over the rounds.
+
+        Raises:
+            ConfigError: matplotlib is not installed.
+        """
+        tested = "test_loss" if self.accuracy is None else "accuracy"
+        panels = [self._panel(tested, "test shares"), self._panel("loss", "training")]
+        return figure_of([panel for panel in panels if panel.lines])
+
+    def _panel(self, name: str, title: str) -> Panel:
+        values = [(r.round, getattr(r, name)) for r in self.history]
+        points = [(x, y) for x, y in values if y is not None]
+        lines = [Line(title, [x for x, _ in points], [y for _, y in points])] if points else []
+        return Panel(title, "round", name.replace("_", " "), lines, {})

@@ -1,0 +1,238 @@
+"""`simulate`, the public way to run a strategy on partitions of data in this process."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from aggregator.numerics.backend import NumpyBackend
+from aggregator.strategies.base import Strategy, drawn, read_settings
+from aggregator.strategies.local import Local
+from aggregator.strategies.registry import STRATEGIES, build_strategy, find_strategy
+from aggregator.strategies.settings import StrategySettings
+from crypto.mask.modes.registry import find
+from shoal.errors import UsageError
+from shoal.owner.runs.plan import RunOptions
+from shoal.owner.runs.training import local_training
+from shoal.simulation.api.models import Model, classes_of, network_of, source_of
+from shoal.simulation.api.partitions import Partition, check_labels, population_of, require_validation
+from shoal.simulation.api.result import Result, Round
+from shoal.simulation.data import Population, Shard
+from shoal.simulation.engine import simulate as engine
+from shoal.simulation.engine.evaluation import Evaluation, assigned
+from shoal.simulation.engine.records import SimOptions, SimRound
+from shoal.simulation.trainers.dense import is_dense
+from shoal.simulation.trainers.networks import Kind
+from shoal.util.console import note
+
+SAMPLES_TRIED: Final = 8
+"""Samples on which a model is tried before the run."""
+MEMBERS: Final = ("name", "settings_type", "modes", "init", "plan", "absorb", "close", "final")
+"""Attributes of a strategy that `simulate` uses."""
+
+
+def simulate(
+    model: Model,
+    partitions: Sequence[Partition],
+    *,
+    strategy: str | type[Strategy] = "cfl",
+    rounds: int = 100,
+    seed: int = 0,
+    participation: float = 1.0,
+    mask: str = "default",
+    settings: Mapping[str, Any] | None = None,
+    local: Mapping[str, Any] | None = None,
+    task: str = "classification",
+    progress: bool = False,
+) -> Result:
+    """Train ``model`` on all partitions, one a device, and return a `Result`.
+
+    Weights, limits and local training are those of ``shoal-fleet run`` unless given: means by samples of at least three
+    devices, none of which weighs more than three times the median.
+
+    Args:
+        model: an ``nn.Module``; a function that returns one; or ``file.py:function`` as ``shoal-fleet task compile`` takes
+            it, which also names task, loss and local training. A module starts with its own weights, unless the strategy
+            needs several different starting models (``ifca``): its layers then draw theirs again.
+        partitions: one mapping a device: ``train`` and optionally ``validation`` and ``test``, each (x, y) arrays.
+        strategy: a name, or a class as `Strategy` describes.
+        rounds: rounds to run; those of IFCA's starts that are not kept come on top.
+        seed: of starting models, participation, batches and the mask. Equal seeds give equal results.
+        participation: share of the devices drawn for each round.
+        mask: a mask mode, or ``default`` for a fleet's default.
+        settings: the strategy's own, as ``--set`` takes them.
+        local: local training, as ``--local`` takes it.
+        task: ``classification``, ``regression`` or ``sequence``.
+        progress: write a line a round to stderr.
+
+    Raises:
+        UsageError: an argument makes no sense.
+        ConfigError: the strategy is unknown, or refuses the mask mode or a setting.
+        DataError: the data holds NaN, shares differ in shape, labels are out of range, or a share is missing.
+        TaskError: the model does not fit the data, or training diverged.
+    """
+    _check(rounds, seed, participation)
+    name, own = _strategy(strategy)
+    fleet = RunOptions(name, _text(settings or {}, "settings"))
+    mode = fleet.mode if mask == "default" else find(mask).name
+    source = source_of(model, task, seed)
+    options = SimOptions(
+        rounds=rounds,
+        local=local_training(source.local, _text(local or {}, "local")),
+        seed=seed,
+        mask=mode,
+        participation=participation,
+        weighting=fleet.weighting,
+        weight_cap=fleet.weight_cap,
+        norm_limit=fleet.norm_limit,
+        # Local training forms no means, and insists on this.
+        min_contributors=1 if name == Local.name else fleet.min_contributors,
+        count="all",
+    )
+    population = population_of(partitions, source.kind, integer_inputs=source.integer_inputs)
+    first = population.train[0]
+    network = network_of(source, first.x[:SAMPLES_TRIED], first.y[:SAMPLES_TRIED])
+    if source.kind != "regression":
+        check_labels(population, classes_of(source, first.x[:1]))
+    if is_dense(network):
+        population = _flattened(population)
+    plan = engine.sim_plan(name, fleet.settings, network, options, own)
+    kind = own or find_strategy(name)
+    build_strategy(kind, plan)
+    chosen: StrategySettings = read_settings(kind.settings_type, name, fleet.settings)
+    if chosen.uses_validation:
+        require_validation(population, name)
+    per_round = len(drawn(plan, 1, population.names))
+    _check_sizes(per_round, chosen, options.min_contributors, name)
+    threads = torch.get_num_threads()
+    try:
+        result = engine.simulate(
+            name,
+            fleet.settings,
+            population,
+            network,
+            options,
+            _note_round(rounds) if progress else None,
+            start=source.origins(plan.origins, seed),
+            backend=NumpyBackend(),
+            strategy=own,
+        )
+    finally:
+        torch.set_num_threads(threads)
+    return Result(
+        *_figures(result.final, population, source.kind),
+        _clusters(result),
+        [_round(record, source.kind) for record in result.history],
+        [event for _, event in result.events],
+        source.template,
+        result.thetas,
+    )
+
+
+def _check(rounds: int, seed: int, participation: float) -> None:
+    if not isinstance(rounds, int) or rounds < 1:
+        raise UsageError(f"rounds is a whole number of at least 1, not {rounds!r}")
+    if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
+        raise UsageError(f"seed is a whole number from 0 to 2^64 - 1, not {seed!r}")
+    if not 0 < participation <= 1:
+        raise UsageError(f"participation is above 0 and at most 1, not {participation!r}")
+
+
+def _strategy(strategy: Any) -> tuple[str, type[Strategy] | None]:
+    """Return a strategy's name, and its class unless the registry knows it."""
+    if isinstance(strategy, str):
+        find_strategy(strategy)
+        return strategy, None
+    name = str(getattr(strategy, "name", ""))
+    if STRATEGIES.get(name) is strategy:
+        return name, None
+    if not isinstance(strategy, type):
+        raise UsageError(
+            f"strategy is a {type(strategy).__name__}", hint="give a name or the class itself: each run makes its own"
+        )
+    if missing := [member for member in MEMBERS if not hasattr(strategy, member)]:
+        raise UsageError(
+            f"strategy {strategy.__name__} has no {missing[0]!r}", hint="see shoal.Strategy; shoal.FedAvg has all of it"
+        )
+    return name, strategy
+
+
+def _text(values: Mapping[str, Any], what: str) -> dict[str, str]:
+    """Return settings as the command line gives them: text by name."""
+    if not isinstance(values, Mapping):
+        raise UsageError(f"{what} is a {type(values).__name__}", hint=f"give a mapping, such as {what}={{'name': 1}}")
+    for name, value in values.items():
+        if not isinstance(name, str) or not isinstance(value, bool | int | float | str | np.number | np.bool_):
+            raise UsageError(f"{what}: {name!r} is {value!r}", hint="values are numbers, text, True or False")
+    return {name: str(value) for name, value in values.items()}
+
+
+def _check_sizes(per_round: int, settings: StrategySettings, least: int, strategy: str) -> None:
+    """Refuse a run in which no model can change; warn where clusters may be too small.
+
+    Raises:
+        UsageError: a round has fewer devices than one mean or than clusters.
+    """
+    clusters = int(getattr(settings, settings.clusters_setting)) if settings.clusters_setting else 1
+    if per_round < max(least, clusters):
+        need = f"means of at least {least} devices" if least >= clusters else f"{clusters} clusters"
+        raise UsageError(
+            f"{per_round} devices take part in a round, and {strategy} forms {need}: no model would ever change",
+            hint="give more partitions, or a higher participation",
+        )
+    wanted = max(clusters, 2 if settings.splits else 1)
+    if per_round < least * wanted:
+        warnings.warn(
+            f"{per_round} devices a round for {wanted} clusters: {strategy} forms no mean of fewer than {least} devices, "
+            "so smaller clusters keep their model",
+            stacklevel=3,
+        )
+
+
+def _flattened(population: Population) -> Population:
+    def flat(shards: Sequence[Shard]) -> tuple[Shard, ...]:
+        return tuple(Shard(s.x.reshape(len(s), -1) if len(s) else s.x, s.y) for s in shards)
+
+    return Population(flat(population.train), flat(population.validation), flat(population.test))
+
+
+def _note_round(rounds: int) -> Callable[[SimRound], None]:
+    def tell(record: SimRound) -> None:
+        loss = "" if record.loss is None else f"loss {record.loss:.4g}, "
+        accuracy = "" if record.accuracy is None else f"accuracy {record.accuracy:.1f} %, "
+        note(f"round {record.round} of {rounds}: {loss}{accuracy}clusters {record.clusters}")
+
+    return tell
+
+
+def _figures(
+    final: Evaluation | None, population: Population, kind: Kind
+) -> tuple[NDArray[np.float64] | None, NDArray[np.float64]]:
+    """Return accuracy and test loss of each device, shape (devices,); NaN where a device has no test share."""
+    accuracy, loss = np.full(len(population), np.nan), np.full(len(population), np.nan)
+    if final is not None:
+        place_of = {name: i for i, name in enumerate(population.names)}
+        places = [place_of[name] for name in final.names]
+        accuracy[places] = final.correct / final.tested
+        loss[places] = final.losses
+    return None if kind == "regression" else accuracy, loss
+
+
+def _clusters(result: engine.SimResult) -> NDArray[np.int64]:
+    """Return the model that each device takes in the final round, shape (devices,)."""
+    workforce = result.workforce
+    names = workforce.population.names
+    final = result.strategy.final(result.state, result.all_rounds + 1, names)
+    ids = sorted(final.models)
+    models = torch.from_numpy(np.stack([result.thetas[model] for model in ids]))
+    return np.array(ids, np.int64)[assigned(workforce, final, models, ids, np.arange(len(names)))]
+
+
+def _round(record: SimRound, kind: Kind) -> Round:
+    accuracy = None if record.accuracy is None or kind == "regression" else record.accuracy / 100
+    return Round(record.round, record.loss, accuracy, record.test_loss, record.clusters, record.sizes)

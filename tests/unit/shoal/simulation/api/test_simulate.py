@@ -1,0 +1,430 @@
+"""Runs by `shoal.simulate`: groups found under every mask, every kind of model and task, and what bad input is told."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer
+from sklearn.preprocessing import StandardScaler
+from torch import nn
+
+import shoal
+from aggregator.strategies.registry import STRATEGIES
+from crypto.mask.modes.registry import MODES
+from shoal.errors import ConfigError, DataError, TaskError, UsageError
+from shoal.simulation.engine.metrics import adjusted_rand
+
+pytestmark = pytest.mark.torch
+TRUTH = [0] * 5 + [1] * 5
+
+
+def cancer(seed=0):
+    """Ten devices with scikit-learn's breast cancer data, standardised; the first five have their labels flipped."""
+    x, y = load_breast_cancer(return_X_y=True)
+    partitions = shoal.split(StandardScaler().fit_transform(x), y, "iid", devices=10, seed=seed)
+    for partition in partitions[:5]:
+        for share, (inputs, labels) in partition.items():
+            partition[share] = (inputs, 1 - labels)
+    return partitions
+
+
+def plain(devices=4, samples=20, shape=(6,), classes=3, seed=0):
+    """Devices with one concept: the label is the largest of the first values."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((devices * samples, *shape)).astype(np.float32)
+    y = x.reshape(len(x), -1)[:, :classes].argmax(1)
+    return shoal.split(x, y, "iid", devices=devices, seed=seed)
+
+
+def stripes(devices=4, samples=40):
+    """Noisy images of 8x8 with horizontal stripes, vertical ones or none."""
+    rng = np.random.default_rng(0)
+    y = np.arange(devices * samples) % 3
+    x = rng.standard_normal((len(y), 1, 8, 8)) / 2
+    x[y == 0, 0, ::2] += 1
+    x[y == 1, 0, :, ::2] += 1
+    return shoal.split(x, y, "iid", devices=devices)
+
+
+def targets(devices=4, seed=0, shape=()):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((devices * 40, 5)).astype(np.float32)
+    y = (x @ rng.standard_normal((5, *shape))).astype(np.float32) + 1
+    return shoal.split(x, y, "iid", devices=devices)
+
+
+def softmax():
+    return nn.Linear(6, 3)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_ifca_finds_flipped_labels(seed):
+    result = shoal.simulate(
+        nn.Sequential(nn.Linear(30, 2)), cancer(seed), strategy="ifca", settings={"k": 2}, seed=seed, rounds=30
+    )
+    assert adjusted_rand(result.clusters.tolist(), TRUTH) == 1.0
+    assert result.accuracy.mean() > 0.9
+
+
+def test_cfl_with_defaults_finds_flipped_labels():
+    result = shoal.simulate(lambda: nn.Linear(30, 2), cancer(), rounds=20)
+    assert adjusted_rand(result.clusters.tolist(), TRUTH) == 1.0
+    assert result.accuracy.shape == result.loss.shape == result.clusters.shape == (10,)
+    assert result.accuracy.mean() > 0.9
+    assert [e.kind for e in result.events] == ["trial-opened", "split"]
+    assert [r.round for r in result.history] == list(range(1, 21))
+    assert result.history[-1].clusters == 2
+    assert result.history[-1].sizes == (5, 5)
+
+
+@pytest.mark.parametrize("strategy", ["ifca", "cfl"])
+def test_every_mask_mode_gives_the_same_clusters(strategy):
+    def run(mode):
+        settings = {"k": 2} if strategy == "ifca" else {}
+        return shoal.simulate(
+            lambda: nn.Linear(30, 2), cancer(), strategy=strategy, settings=settings, rounds=8, mask=mode
+        )
+
+    clear = run("none")
+    assert adjusted_rand(clear.clusters.tolist(), TRUTH) == 1.0
+    for mode in ("default", *MODES):
+        np.testing.assert_array_equal(run(mode).clusters, clear.clusters)
+
+
+def test_the_default_mask_is_the_fleets(monkeypatch):
+    """`default` follows RunOptions, not a constant of its own."""
+    seen = []
+    build = shoal.FedAvg.__init__
+
+    def spy(self, run, *rest):
+        seen.append((run.mode, run.min_contributors, run.norm_limit, run.weight_cap))
+        build(self, run, *rest)
+
+    monkeypatch.setattr(shoal.FedAvg, "__init__", spy)
+    shoal.simulate(softmax(), plain(), strategy="fedavg", rounds=1)
+    assert set(seen) == {("permutation", 3, 1000.0, 3.0)}
+
+
+def test_equal_seeds_give_equal_results():
+    one, same, other = (
+        shoal.simulate(softmax, plain(), strategy="fedavg", rounds=3, seed=s, participation=0.8) for s in (1, 1, 2)
+    )
+    assert one.history == same.history
+    assert one.history != other.history
+
+
+def test_an_instance_starts_with_its_own_weights_and_is_left_alone():
+    model = softmax()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    result = shoal.simulate(model, plain(), strategy="fedavg", rounds=1, local={"lr": 1e-7})
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    for name, value in result.models[0].state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=1e-5)
+
+
+def test_models_are_what_accuracy_was_measured_with():
+    """Each device's model, from `models`, gives its accuracy and loss."""
+    partitions = cancer()
+    result = shoal.simulate(nn.Linear(30, 2), partitions, strategy="ifca", settings={"k": 2}, rounds=10)
+    assert sorted(result.models) == [0, 1]
+    for i, partition in enumerate(partitions):
+        x, y = partition["test"]
+        with torch.no_grad():
+            outputs = result.models[result.clusters[i]](torch.from_numpy(x.astype(np.float32)))
+        assert result.accuracy[i] == pytest.approx((outputs.argmax(1).numpy() == y).mean())
+        loss = nn.functional.cross_entropy(outputs, torch.from_numpy(y))
+        assert result.loss[i] == pytest.approx(float(loss), abs=1e-4)
+
+
+def cnn():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3)
+    )
+
+
+class Residual(nn.Module):
+    """Nothing that the simulator has a network of its own for: a scalar parameter, a norm and a depthwise convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.mix = nn.Conv2d(2, 2, 3, padding=1, groups=2)
+        self.norm = nn.GroupNorm(1, 2)
+        self.out = nn.Linear(2 * 16, 3)
+
+    def forward(self, x):
+        return self.out((x + self.scale * self.norm(self.mix(x))).flatten(1))
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.lstm = nn.LSTM(4, 6, batch_first=True)
+        self.out = nn.Linear(6, 7)
+
+    def forward(self, x):
+        return self.out(self.lstm(self.embedding(x))[0])
+
+
+def test_a_convolutional_module_learns():
+    result = shoal.simulate(cnn, stripes(), strategy="fedavg", rounds=10, local={"epochs": 5})
+    assert result.accuracy.mean() > 0.9
+
+
+def test_any_other_module_learns():
+    result = shoal.simulate(Residual, plain(samples=60, shape=(2, 4, 4)), strategy="fedavg", rounds=15)
+    assert result.accuracy.mean() > 0.7
+    assert isinstance(result.models[0], Residual)
+
+
+def test_a_sequence_model_learns():
+    """The next symbol of a counting sequence."""
+    rng = np.random.default_rng(0)
+    text = (rng.integers(0, 7, (120, 1)) + np.arange(9)) % 7
+    partitions = shoal.split(text[:, :-1], text[:, 1:], "iid", devices=3)
+    result = shoal.simulate(Words, partitions, strategy="fedavg", rounds=15, task="sequence", local={"lr": 1})
+    assert result.accuracy.mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (lambda: nn.Linear(5, 1), ()),
+        (lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)), ()),
+        (lambda: nn.Linear(5, 2), (2,)),
+    ],
+    ids=["one layer", "two layers", "two targets"],
+)
+def test_regression_has_a_loss_and_no_accuracy(model, shape):
+    result = shoal.simulate(
+        model, targets(shape=shape), strategy="fedavg", rounds=40, task="regression", local={"lr": 0.05}
+    )
+    assert result.accuracy is None
+    assert result.loss.shape == (4,)
+    assert result.loss.max() < 0.3
+    assert result.history[-1].accuracy is None
+    assert result.history[-1].test_loss == pytest.approx(result.loss.mean())
+
+
+FILE = """
+import torch
+from torch import nn
+
+def make():
+    def loss(outputs, y):
+        return (outputs - y).abs().mean()
+    def example(n):
+        return torch.randn(n, 5), torch.randn(n, 1)
+    return nn.Linear(5, 1), loss, example, "regression", {"lr": 0.05}
+"""
+
+
+def test_a_task_file_brings_its_own_task_and_loss(tmp_path):
+    """The kind, the local training and an absolute error come from the file."""
+    (tmp_path / "model.py").write_text(FILE)
+    partitions = targets(shape=(1,))
+    result = shoal.simulate(f"{tmp_path}/model.py:make", partitions, strategy="fedavg", rounds=5)
+    assert result.accuracy is None
+    x, y = partitions[0]["test"]
+    with torch.no_grad():
+        errors = (result.models[0](torch.from_numpy(x)).numpy() - y).__abs__()
+    assert result.loss[0] == pytest.approx(errors.mean(), abs=1e-4)
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_every_strategy_runs(strategy):
+    local = {"prox_mu": 0.1} if "prox" in strategy else {}
+    result = shoal.simulate(softmax, plain(devices=9), strategy=strategy, rounds=3, local=local)
+    assert set(result.clusters.tolist()) <= set(result.models)
+    assert len(result.history) == 3
+
+
+class CoordinateMedian(shoal.FedAvg):
+    """Looks at single coordinates, which a rotation mixes."""
+
+    name = "coordinate-median"
+    modes = frozenset({"none", "permutation", "signed-permutation"})
+
+    def mean(self, contributions, _weighting, _cap=0.0):
+        return np.median([c.row for c in contributions], axis=0).astype(np.float32)
+
+
+def test_an_own_strategy_is_used():
+    """One poisoned device of five moves a mean, and not a median."""
+    partitions = plain(devices=5, samples=60)
+    x, y = partitions[0]["train"]
+    partitions[0]["train"] = (x, (y + 1) % 3)
+    local = {"epochs": 5}
+    robust = shoal.simulate(softmax, partitions, strategy=CoordinateMedian, rounds=5, local=local)
+    mean = shoal.simulate(softmax, partitions, strategy=shoal.FedAvg, rounds=5, local=local)
+    assert robust.loss[1:].mean() < mean.loss[1:].mean()
+
+
+def test_a_mode_that_a_strategy_does_not_work_in_is_refused():
+    with pytest.raises(ConfigError, match="coordinate-median does not work in mask mode rotation") as caught:
+        shoal.simulate(softmax, plain(), strategy=CoordinateMedian, mask="rotation")
+    assert caught.value.hint == "it works in: none, permutation, signed-permutation"
+
+
+def test_devices_without_a_test_share_have_no_accuracy():
+    partitions = plain()
+    del partitions[1]["test"]
+    result = shoal.simulate(softmax, partitions, strategy="fedavg", rounds=1)
+    assert np.isnan(result.accuracy).tolist() == np.isnan(result.loss).tolist() == [False, True, False, False]
+    untested = shoal.simulate(softmax, [{"train": p["train"]} for p in partitions], strategy="fedavg", rounds=1)
+    assert np.isnan(untested.accuracy).all()
+    assert untested.history[0].accuracy is None
+
+
+def test_progress_is_a_line_a_round(capsys):
+    shoal.simulate(softmax, plain(), strategy="fedavg", rounds=2, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["round 1 of 2", "round 2 of 2"]
+
+
+def test_torchs_state_is_left_as_it_was():
+    model = softmax()
+    state, threads = torch.random.get_rng_state(), torch.get_num_threads()
+    shoal.simulate(model, plain(6), strategy="ifca", rounds=1)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+
+
+def test_clusters_that_may_be_too_small_are_warned_of():
+    with pytest.warns(UserWarning, match="4 devices a round for 2 clusters: cfl forms no mean of fewer than 3"):
+        shoal.simulate(softmax, plain(), rounds=1)
+
+
+def changed(i, share, part, change):
+    partitions = plain()
+    pair = list(partitions[i][share])
+    pair["xy".index(part)] = change(pair["xy".index(part)].copy())
+    partitions[i][share] = tuple(pair)
+    return partitions
+
+
+def with_nan(x):
+    x[0] = np.nan
+    return x
+
+
+class Unfinished:
+    name = "unfinished"
+
+
+class NoReset(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(6, 3))
+
+    def forward(self, x):
+        return x @ self.w
+
+
+BAD = {
+    "no partitions": ({"partitions": []}, UsageError, "at least one mapping"),
+    "not a list": ({"partitions": {"train": 1}}, UsageError, "at least one mapping"),
+    "not a mapping": ({"partitions": [1, 2, 3]}, UsageError, "partition 0 is not a mapping"),
+    "no train": ({"partitions": [{"test": ([], [])}]}, UsageError, "share 'train'"),
+    "unknown share": ({"partitions": [{**plain()[0], "tset": 1}]}, UsageError, "unknown share 'tset'"),
+    "no pair": ({"partitions": [{"train": 1}]}, UsageError, "not a pair of arrays"),
+    "empty train": ({"partitions": [{"train": ([], [])}]}, DataError, "partition 0 has no training samples"),
+    "lengths": ({"partitions": changed(1, "train", "x", lambda x: x[1:])}, DataError, "one entry a sample"),
+    "shapes": (
+        {"partitions": changed(2, "test", "x", lambda x: x[:, :4])},
+        DataError,
+        "partition 2, test: a sample of x",
+    ),
+    "nan": ({"partitions": changed(0, "validation", "x", with_nan)}, DataError, "partition 0, validation: x holds NaN"),
+    "text": ({"partitions": changed(0, "train", "y", lambda y: y.astype(str))}, DataError, "not numbers"),
+    "fractions": ({"partitions": changed(0, "train", "y", lambda y: y + 0.5)}, DataError, "not whole"),
+    "one-hot": ({"partitions": changed(0, "train", "y", lambda y: np.eye(3)[y])}, DataError, "y has shape"),
+    "label": (
+        {"partitions": changed(3, "test", "y", lambda y: y + 1)},
+        DataError,
+        "partition 3, test: label 3 is out of",
+    ),
+    "negative": ({"partitions": changed(3, "test", "y", lambda y: y - 3)}, DataError, "label -[123] is out of range"),
+    "no validation": (
+        {"partitions": [{"train": p["train"]} for p in plain()], "strategy": "cfl"},
+        DataError,
+        "validation shares, and partition 0 has none",
+    ),
+    "strategy": ({"strategy": "ifka"}, ConfigError, "no algorithm 'ifka'"),
+    "instance": ({"strategy": Unfinished()}, UsageError, "strategy is a Unfinished"),
+    "unfinished": ({"strategy": Unfinished}, UsageError, "Unfinished has no 'settings_type'"),
+    "setting": ({"settings": {"kk": 2}}, ConfigError, "no setting 'kk'"),
+    "setting's type": ({"settings": {"discrepancy": 3}}, ConfigError, "discrepancy is on or off"),
+    "setting's value": ({"settings": {"k": None}}, UsageError, "settings: 'k' is None"),
+    "settings": ({"settings": [1]}, UsageError, "settings is a list"),
+    "local": ({"local": {"learning_rate": 1}}, UsageError, "no 'learning_rate'"),
+    "local's value": ({"local": {"lr": -1}}, UsageError, "lr must be"),
+    "mask": ({"mask": "rot13"}, ConfigError, "mask mode 'rot13'"),
+    "task": ({"task": "clustering"}, UsageError, "no task 'clustering'"),
+    "rounds": ({"rounds": 0}, UsageError, "rounds is"),
+    "seed": ({"seed": -1}, UsageError, "seed is"),
+    "participation": ({"participation": 0}, UsageError, "participation is above 0"),
+    "drawn": ({"participation": 0.3}, UsageError, "2 devices take part in a round"),
+    "model": ({"model": 3}, UsageError, "model is a int"),
+    "function": ({"model": lambda: 3}, UsageError, "function returned a int"),
+    "file": ({"model": "no/such.py:make"}, TaskError, "does not exist"),
+    "inputs": ({"model": nn.Linear(7, 3)}, TaskError, "fails on samples of shape"),
+    "outputs": ({"model": nn.Linear(6, 1)}, TaskError, "a classification needs"),
+    "targets": ({"model": nn.Linear(6, 4), "task": "regression"}, TaskError, "a target has shape"),
+    "dropout": ({"model": nn.Sequential(nn.Linear(6, 3), nn.Dropout())}, TaskError, "at random"),
+    "starts": ({"model": NoReset(), "strategy": "ifca"}, UsageError, "has no reset_parameters"),
+    "proximal": ({"strategy": "fedprox"}, ConfigError, "prox_mu is 0"),
+}
+
+
+SELF_EXPLAINING = (
+    "nan",
+    "text",
+    "lengths",
+    "local's value",
+    "rounds",
+    "seed",
+    "participation",
+    "file",
+    "inputs",
+    "targets",
+)
+"""Their message says it all; every other one has a hint."""
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused(name):
+    arguments, kind, text = BAD[name]
+    arguments = {"model": softmax(), "partitions": plain(6), "strategy": "fedavg", "rounds": 1, **arguments}
+    with pytest.raises(kind, match=text) as caught:
+        shoal.simulate(arguments.pop("model"), arguments.pop("partitions"), **arguments)
+    assert caught.value.hint or name in SELF_EXPLAINING
+
+
+def test_a_data_frame_has_a_row_a_round():
+    pytest.importorskip("pandas")
+    result = shoal.simulate(softmax, plain(), strategy="fedavg", rounds=2)
+    frame = result.to_dataframe()
+    assert frame["round"].tolist() == [1, 2]
+    assert frame["accuracy"].tolist() == [r.accuracy for r in result.history]
+
+
+def test_the_extras_that_are_missing_are_named(monkeypatch):
+    result = shoal.simulate(softmax, plain(), strategy="fedavg", rounds=1)
+    for module, extra, use in (("pandas", "frames", "to_dataframe"), ("matplotlib.figure", "plot", "plot")):
+        monkeypatch.setitem(__import__("sys").modules, module, None)
+        with pytest.raises(ConfigError) as caught:
+            getattr(result, use)()
+        assert f"shoal[{extra}]" in caught.value.hint
+
+
+def test_the_figure_shows_every_round():
+    """Accuracy and loss beside each other; the test loss where there is no accuracy."""
+    result = shoal.simulate(softmax, plain(), strategy="fedavg", rounds=3)
+    axes = result.plot().axes
+    assert [a.get_ylabel() for a in axes] == ["accuracy", "loss"]
+    assert axes[0].lines[0].get_ydata().tolist() == [r.accuracy for r in result.history]
+    regression = dataclasses.replace(result, accuracy=None)
+    assert regression.plot().axes[0].get_ylabel() == "test loss"

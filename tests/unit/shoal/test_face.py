@@ -1,0 +1,109 @@
+"""`import shoal`: light, lazy, and clear about what an installation lacks; and the page that explains it, executed."""
+
+import inspect
+import re
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal.owner.runs.plan import RunOptions
+from tests.helpers.trees import ROOT, lay_out_image, python
+
+HEAVY = ("numpy", "torch", "onnxruntime", "scipy", "pandas", "matplotlib", "aggregator", "shoal.simulation")
+
+
+def test_importing_it_loads_nothing_heavy():
+    """Neither numpy nor torch, nor anything of a party."""
+    done = python(
+        f"import sys, shoal; print([m for m in {HEAVY!r} if m in sys.modules], shoal.errors.UsageError.__name__)"
+    )
+    assert done.stdout.strip() == "[] UsageError", done.stderr
+
+
+def test_a_used_name_is_loaded():
+    """The test above can fail: using a name loads its module."""
+    done = python("import sys, shoal; shoal.Strategy; print('numpy' in sys.modules, 'torch' in sys.modules)")
+    assert done.stdout.strip() == "True False", done.stderr
+
+
+def test_every_public_name_exists():
+    assert set(shoal.__all__) <= set(dir(shoal))
+    assert all(getattr(shoal, name) is not None for name in shoal.__all__)
+    assert set(shoal._LAZY) | {"__version__", "errors"} == set(shoal.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'simulat'"):
+        _ = shoal.simulat
+
+
+def test_the_version_is_the_installed_one(tmp_path):
+    """From the metadata; a source tree alone has none."""
+    lay_out_image("deploy/docker/edge.Dockerfile", tmp_path)
+    assert re.match(r"\d+\.\d+", shoal.__version__)
+    script = (
+        "import importlib.metadata as m, shoal\n"
+        "def missing(name): raise m.PackageNotFoundError(name)\n"
+        "m.version = missing\n"
+        "print(shoal.__version__)"
+    )
+    assert python(script, cwd=tmp_path).stdout.strip() == "0+source"
+
+
+@pytest.mark.parametrize(("image", "name"), [("edge", "simulate"), ("edge", "Result"), ("aggregator", "split")])
+def test_an_image_says_what_it_lacks(tmp_path, image, name):
+    """A party's image holds `shoal` without the simulator: the import works, and using the name says what is missing."""
+    lay_out_image(f"deploy/docker/{image}.Dockerfile", tmp_path)
+    script = (
+        "import sys, shoal\n"
+        "try: getattr(shoal, sys.argv[1])\n"
+        "except shoal.errors.ConfigError as error: print(error, '/', error.hint)"
+    )
+    done = python(script, name, cwd=tmp_path)
+    assert f"shoal.{name} needs " in done.stdout, done.stderr
+    assert "pip install 'shoal[all]'" in done.stdout
+
+
+def test_an_own_failure_inside_a_module_is_not_hidden(monkeypatch):
+    """A module that exists but fails keeps its own error."""
+    monkeypatch.setitem(shoal._LAZY, "Broken", "shoal.errors:NoSuchName")
+    with pytest.raises(AttributeError, match="NoSuchName"):
+        _ = shoal.Broken
+
+
+def test_defaults_are_the_fleets():
+    """The signature repeats what `shoal-fleet run` has; the rest is taken from it when a run begins."""
+    given = {name: p.default for name, p in inspect.signature(shoal.simulate).parameters.items()}
+    assert given["participation"] == RunOptions("cfl").participation
+    assert list(given) == [
+        *("model", "partitions", "strategy", "rounds", "seed", "participation", "mask"),
+        *("settings", "local", "task", "progress"),
+    ]
+
+
+@pytest.mark.torch
+def test_the_page_runs():
+    """Every Python block of docs/python.md, one after another; an own strategy takes at most 20 lines there."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    results = []
+    for block in blocks:
+        exec(compile(block, "docs/python.md", "exec"), names)
+        results.append(names["result"])
+    clustered, robust = results
+    assert clustered.accuracy.mean() > 0.9
+    assert list(clustered.clusters[:5] == clustered.clusters[0]) == [True] * 5
+    assert list(clustered.clusters[5:] == clustered.clusters[0]) == [False] * 5
+    assert robust.clusters.tolist() == [0] * 10
+    assert len(re.search(r"class .*?\n\n\n", blocks[1], re.DOTALL).group().strip().splitlines()) <= 20
+
+
+@pytest.mark.torch
+def test_the_worked_example_runs():
+    """The example in the package's docstring prints what it says."""
+    lines = shoal.__doc__.split("IFCA finds both groups:")[1]
+    names: dict[str, object] = {}
+    exec(compile(inspect.cleandoc(lines), "shoal/__init__.py", "exec"), names)
+    assert len(np.unique(names["result"].clusters)) == 2
+    assert names["result"].accuracy.mean() > 0.9
