@@ -77,8 +77,8 @@ __all__ = [
 _LAZY = {
     "Average": "aggregator.strategies.base:Average",
     "Backend": "aggregator.numerics.backend:Backend",
-    "ClientUpdate": "aggregator.strategies.base:Contribution",
-    "ClusterModel": "aggregator.strategies.base:Slot",
+    "ClientUpdate": "aggregator.strategies.base:ClientUpdate",
+    "ClusterModel": "aggregator.strategies.base:ClusterModel",
     "Event": "aggregator.strategies.base:Event",
     "FedAvg": "aggregator.strategies.fedavg:FedAvg",
     "Outcome": "aggregator.strategies.base:Outcome",
