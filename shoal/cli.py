@@ -16,7 +16,7 @@ from shoal.experiments.data import cli as data_cli
 from shoal.util.console import add_version, counted, forbid_inspection, note_error, run_program, say, say_json
 
 if TYPE_CHECKING:
-    from shoal.bench.numerics.kernels import KernelResult
+    from shoal.bench.numerics.kernel_result import KernelResult
 
 app = typer.Typer(
     help="Clustered federated learning with an aggregator that works blind: try it, and measure it.",
@@ -212,7 +212,7 @@ def bench_load(
     Training is replaced by a gradient that costs next to nothing; everything else is real. With --prepared no device
     runtimes run, so that the aggregator is measured alone.
     """
-    from shoal.bench.load.fleet_load import measure
+    from shoal.bench.load.measurement import measure
 
     forbid_inspection()
     _stop_cleanly()

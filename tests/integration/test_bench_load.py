@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("torch")
 
 from shoal.bench.load import soak
-from shoal.bench.load.fleet_load import LoadFleet, measure
+from shoal.bench.load.fleet_load import LoadFleet
+from shoal.bench.load.measurement import measure
 from tests.helpers.trees import python
 
 pytestmark = [

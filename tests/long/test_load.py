@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from shoal.bench.load import soak
-from shoal.bench.load.fleet_load import measure
+from shoal.bench.load.measurement import measure
 from shoal.report import record
 
 pytestmark = pytest.mark.long

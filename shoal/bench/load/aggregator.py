@@ -5,7 +5,7 @@ service that the daemon drives, on a loopback broker without other clients. Seal
 durable before they are answered, and the strategy closes the round.
 
 It leaves out the daemon's event queue, MQTT and the broker, acknowledgements on the wire, reminders and all waiting.
-`shoal bench load` (`shoal.bench.load.fleet_load`) measures those, with the real processes.
+`shoal bench load` (`shoal.bench.load.measurement`) measures those, with the real processes.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from aggregator.numerics.streaming import StreamingGram
 from aggregator.numerics.torch_backend import TorchBackend
 from crypto.mask.keys import MaskContext, derive
 from crypto.mask.secret import MaskSecret
+from shoal.bench.numerics.kernel_result import KernelResult
 from shoal.bench.numerics.naive import cubic_madc, randomised_edc, union_find
 from shoal.types import Segment
 
@@ -33,31 +34,6 @@ NAIVE_ROWS: Final = 50
 """Rows of the n^3 form of MADC that are timed. Every run reuses their memory, while the full form would also need 16 GB of new
 pages at n = 1000: the reported ratio is a lower bound."""
 DIRECTIONS: Final = 5
-
-
-@dataclass(frozen=True, slots=True)
-class KernelResult:
-    """One kernel at one size.
-
-    Attributes:
-        name: the kernel.
-        n: devices; 1 for the mask.
-        d: coordinates; 0 for ``bipartition`` and ``madc``, which see only similarities.
-        seconds: CPU seconds of the best of a few runs.
-        ceiling_ratio: speed in units of the ceiling's: one sgemm for ``gram``, ``streaming_gram`` and ``edc`` (counted
-            as 2 n^2 d, so symmetry can take it past 1), reading the input once for ``mean`` and ``bipartition``, n^3 / 2
-            additions in the cache for ``madc``, memcpy for the mask.
-        naive_ratio: the naive form's time in units of ours: dot products pair by pair, cfl Alg. 1 with sorted pairs
-            and union-find, scikit-learn's randomised SVD, all n^3 differences, ``numpy.average``, one fancy-indexed
-            gather.
-    """
-
-    name: str
-    n: int
-    d: int
-    seconds: float
-    ceiling_ratio: float
-    naive_ratio: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +88,7 @@ def measure(quick: bool) -> list[KernelResult]:
     """
     bench = Bench(quick)
     with sklearn_module("threadpoolctl").threadpool_limits(limits=1):
-        from shoal.bench.numerics.training import simulator
+        from shoal.bench.numerics.training import simulator  # loads torch
 
         return [result for kernel in KERNELS for result in kernel(bench)] + simulator(quick)
 

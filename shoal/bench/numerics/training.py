@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from edge_client.learning.training import Shuffler
-from shoal.bench.numerics.kernels import KernelResult
+from shoal.bench.numerics.kernel_result import KernelResult
 from shoal.protocol.documents import LocalSettings
 from shoal.simulation.data import shards_of
 from shoal.simulation.trainers.blocks import Block, Shelf, Trained

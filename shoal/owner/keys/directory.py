@@ -19,7 +19,7 @@ from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, ShoalErr
 from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, OWNER_NAME, open_card, seal_grant
 from shoal.membership.roster import open_roster
 from shoal.owner.keys.broker_users import DEVICE_RESERVED, ENROL_USER, BrokerUsers
-from shoal.owner.keys.run_list import RUNS, highest_run
+from shoal.owner.keys.run_files import RUNS, highest_run
 from shoal.owner.keys.vault import BACKUP_HINT, OWNER_FILE, ROSTER_FILE, SECRETS_FILE, FleetSecrets, Vault
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import AggregatorGrant, Card, DeviceGrant, Member, Roster

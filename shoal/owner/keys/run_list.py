@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from crypto.seal.signed import open_document
 from shoal.errors import ShoalError
+from shoal.owner.keys.run_files import RUNS
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.protocol.sizes import epoch_bytes
@@ -16,20 +15,6 @@ from shoal.util.files import read_private
 
 if TYPE_CHECKING:
     from shoal.owner.keys.directory import FleetDirectory
-
-RUNS: Final = "runs"
-_NUMBERED: Final = re.compile(r"([0-9]{6})\.run")
-
-
-def run_file(path: Path, run: int) -> Path:
-    """Return the path of a run's file in the owner's directory ``path``."""
-    return path / RUNS / f"{run:06d}.run"
-
-
-def highest_run(path: Path) -> int:
-    """Return the highest run number of a file in the owner's directory ``path``; 0 if there is none."""
-    found = (_NUMBERED.fullmatch(p.name) for p in (path / RUNS).glob("*.run"))
-    return max((int(m[1]) for m in found if m), default=0)
 
 
 def signed_plans(fleet: FleetDirectory, complain: Callable[[str], None]) -> list[RunPlan]:

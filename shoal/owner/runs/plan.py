@@ -18,7 +18,7 @@ from shoal import limits
 from shoal.errors import ConfigError, WireError
 from shoal.membership.grants import OWNER_NAME
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.keys.run_list import run_file
+from shoal.owner.keys.run_files import run_file
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import LocalSettings, RunPackage, RunPlan, SegmentSpec, Setting
 from shoal.protocol.messages import Sealed

@@ -1,4 +1,4 @@
-"""Parts of the load bench: cheap gradients, the queue of trainings, prepared files, and the figures of a run."""
+"""Parts of the load bench: cheap gradients, the queue of trainings, prepared files and soaks."""
 
 import resource
 
@@ -10,8 +10,7 @@ from crypto.seal.identity import Identity
 from edge_client import membership as enrolment
 from shoal.bench.load import driver as load_driver
 from shoal.bench.load import fleet_load as load
-from shoal.bench.load.driver import DriverReport, LoadWorker, Pull, Trainings, member_like, scale_of, target_of
-from shoal.bench.load.fleet_load import Sample, figures
+from shoal.bench.load.driver import LoadWorker, Pull, Trainings, member_like, scale_of, target_of
 from shoal.bench.load.replay import Item, read_items, write_item
 from shoal.bench.load.soak import SoakFigures, SoakSample, is_flat
 from shoal.errors import ConfigError, UsageError
@@ -85,28 +84,6 @@ def test_prepared_messages_come_back_from_their_file(tmp_path):
         for item in items:
             write_item(file, item)
     assert list(read_items(tmp_path / "round")) == items
-
-
-class Fleet:
-    """The sizes of a fleet; no process."""
-
-    devices, model_bytes, algorithm, rounds = 10, 400, "fedavg", 3
-
-
-def record(number, contributed=10, *, final=False):
-    return {"round": number, "ordered": 10, "contributed": contributed, "seconds": float(number), "final": final}
-
-
-def test_figures_leave_out_the_warm_up_and_the_final_round():
-    samples = [Sample(float(n), n, 0.1 * n, 0.01 * n, 50.0, 50.0 + n, 10 + n) for n in range(5)]
-    records = [record(n) for n in (1, 2, 3)] + [record(4, 9, final=True)]
-    data = figures(Fleet(), records, samples, [DriverReport(20, 1, 2, 0.5), DriverReport(19, 0, 3, 0.5)]).data()
-    assert data["seconds_per_round_median"] == 2.5
-    assert data["aggregator_cpu_ms_per_upload"] == pytest.approx(1e3 * 0.2 / 20)
-    assert data["broker_cpu_s_per_round"] == pytest.approx(0.01)
-    assert (data["aggregator_rss_mb_max"], data["open_files_max"]) == (54.0, 14)
-    assert (data["uploads_expected"], data["uploads_counted"]) == (40, 39)
-    assert (data["nacks"], data["reminders"]) == (1, 5)
 
 
 def test_a_hard_limit_that_is_too_low_is_named(monkeypatch):

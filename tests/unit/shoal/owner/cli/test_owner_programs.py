@@ -21,7 +21,7 @@ from shoal.owner.broker.config import CA_FILE, CA_KEY_FILE, write_broker_config
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.broker_users import USERS_FILE
 from shoal.owner.keys.directory import GRANTS, FleetDirectory
-from shoal.owner.keys.run_list import RUNS
+from shoal.owner.keys.run_files import RUNS
 from shoal.owner.keys.vault import CHANGE_FILE, ROSTER_FILE, SECRETS_FILE
 from shoal.owner.runs.plan import RunOptions, draft_plan, make_plan, write_run
 from shoal.protocol.documents import DeviceGrant

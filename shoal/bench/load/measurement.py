@@ -1,0 +1,182 @@
+"""One run of `shoal bench load`: start the programs, watch them round by round, and count what they used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final, Literal
+
+from aggregator.storage.run_status import read_records, read_waiting, uploads_stored
+from shoal.bench.load.driver import DriverReport
+from shoal.bench.load.fleet_load import STALLED_S, LoadFleet, Model, Sample
+from shoal.bench.load.replay import prepare
+from shoal.simulation.process_fleet import StageError
+
+Fault = Literal["aggregator", "broker"]
+
+WARM_UP_ROUNDS: Final = 1
+"""Rounds at the start that medians leave out: in the first one the run's package and the models travel for the first time."""
+SAMPLE_EVERY_S: Final = 0.05
+FAULT_SAMPLE_EVERY_S: Final = 0.005
+DOWN_S: Final = 1.0
+"""Time that a killed process stays away."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFigures:
+    """Result of one run of the bench; ``data`` names the fields as `--json` prints them.
+
+    Attributes:
+        seconds: of each training round after the warm-up, by the aggregator's records.
+        aggregator_cpu_s: CPU seconds of the aggregator in those rounds.
+        broker_cpu_s: CPU seconds of the broker in those rounds.
+        uploads_measured: uploads in those rounds.
+        drivers_cpu_s: CPU seconds of all driver processes from start to end.
+    """
+
+    devices: int
+    model_bytes: int
+    algorithm: str
+    rounds: int
+    seconds: tuple[float, ...]
+    aggregator_cpu_s: float
+    broker_cpu_s: float
+    uploads_measured: int
+    aggregator_rss_mb_max: float
+    open_files_max: int
+    uploads_expected: int
+    uploads_counted: int
+    nacks: int
+    reminders: int
+    drivers_cpu_s: float
+
+    def data(self) -> dict[str, Any]:
+        """Return the figures as `--json` prints them."""
+        return {
+            "devices": self.devices,
+            "model_bytes": self.model_bytes,
+            "algorithm": self.algorithm,
+            "rounds": self.rounds,
+            "seconds_per_round_median": median(self.seconds),
+            "aggregator_cpu_ms_per_upload": 1e3 * self.aggregator_cpu_s / self.uploads_measured,
+            "broker_cpu_s_per_round": self.broker_cpu_s / len(self.seconds),
+            "aggregator_rss_mb_max": self.aggregator_rss_mb_max,
+            "open_files_max": self.open_files_max,
+            "uploads_expected": self.uploads_expected,
+            "uploads_counted": self.uploads_counted,
+            "nacks": self.nacks,
+            "reminders": self.reminders,
+        }
+
+
+def measure(
+    devices: int,
+    *,
+    model: Model = "logistic",
+    algorithm: str = "fedavg",
+    rounds: int = 5,
+    open_files: int = 1024,
+    prepared: bool = False,
+    fault: Fault | None = None,
+    spread_s: float = 0.0,
+) -> LoadFigures:
+    """Run the bench once.
+
+    Args:
+        devices: size of the fleet.
+        model: logistic (31,400 bytes) or mlp (636,040 bytes).
+        algorithm: of the run.
+        rounds: training rounds.
+        open_files: soft and hard limit on the aggregator's open files.
+        prepared: seal all uploads first and replay them from one process (`shoal.bench.load.replay`).
+        fault: process to kill with SIGKILL in the middle of a round, once, and to start again.
+        spread_s: see `DriverSpec`; a fault needs some, so that there is a middle.
+
+    Raises:
+        StageError: a process ended by itself, or the run stalled.
+        ConfigError: this process may not open enough files for so many devices.
+    """
+    with LoadFleet(devices, model, algorithm, rounds, open_files, spread_s) as fleet:
+        if prepared:
+            replay = prepare(fleet)
+            fleet.start_aggregator()
+            replay()
+        else:
+            fleet.start_aggregator()
+            fleet.start_drivers()
+        samples = list(watch(fleet, fault))
+        reports = fleet.reports()
+        records = read_records(fleet.run_dir)
+        return figures(fleet, records, samples, reports)
+
+
+def watch(fleet: LoadFleet, fault: Fault | None = None) -> Iterator[Sample]:
+    """Yield samples until the run has ended.
+
+    Raises:
+        StageError: a process ended by itself, no round closed for STALLED_S, or the run ended before the fault.
+    """
+    changed_s, before = time.monotonic(), (-1, -1)
+    while True:
+        sample = fleet.sample(time.monotonic())
+        yield sample
+        if sample.closed > fleet.rounds:
+            if fault is not None:
+                raise StageError(
+                    "the run ended before there was a middle to kill a process in", hint="use more devices"
+                )
+            return
+        # Stored uploads count as progress, since a round of a large fleet may take longer than STALLED_S.
+        now = (sample.closed, uploads_stored(fleet.run_dir, sample.closed + 1))
+        if now != before:
+            changed_s, before = sample.at_s, now
+        elif sample.at_s - changed_s > STALLED_S:
+            raise StageError(
+                f"nothing happened for {STALLED_S:g} s in round {now[0] + 1}, of which {now[1]} of {fleet.devices} uploads "
+                f"are stored: {read_waiting(fleet.run_dir)}\n{fleet.aggregator.tail()}"
+            )
+        if fault is not None and sample.closed >= WARM_UP_ROUNDS and 0 < now[1] < fleet.devices:
+            strike(fleet, fault)
+            fault = None
+        time.sleep(SAMPLE_EVERY_S if fault is None else FAULT_SAMPLE_EVERY_S)
+
+
+def strike(fleet: LoadFleet, fault: Fault) -> None:
+    """Kill the aggregator or the broker with SIGKILL and start it again after DOWN_S."""
+    if fault == "aggregator":
+        fleet.kill_aggregator()
+        time.sleep(DOWN_S)
+        fleet.start_aggregator()
+    else:
+        fleet.broker.kill()
+        time.sleep(DOWN_S)
+        fleet.broker.start()
+
+
+def figures(
+    fleet: LoadFleet, records: list[dict[str, Any]], samples: list[Sample], reports: list[DriverReport]
+) -> LoadFigures:
+    """Return the figures of a run that has ended."""
+    first = min(WARM_UP_ROUNDS, fleet.rounds - 1)
+    begin = next(s for s in samples if s.closed >= first)
+    end = next(s for s in samples if s.closed >= fleet.rounds)
+    measured = [r for r in records if first < r["round"] <= fleet.rounds]
+    return LoadFigures(
+        devices=fleet.devices,
+        model_bytes=fleet.model_bytes,
+        algorithm=fleet.algorithm,
+        rounds=fleet.rounds,
+        seconds=tuple(r["seconds"] for r in measured),
+        aggregator_cpu_s=max(0.0, end.aggregator_cpu_s - begin.aggregator_cpu_s),
+        broker_cpu_s=max(0.0, end.broker_cpu_s - begin.broker_cpu_s),
+        uploads_measured=sum(r["contributed"] for r in measured),
+        aggregator_rss_mb_max=max(s.rss_mb_max for s in samples),
+        open_files_max=max(s.open_files for s in samples),
+        uploads_expected=sum(r["ordered"] for r in records),
+        uploads_counted=sum(r["contributed"] for r in records),
+        nacks=sum(r.nacks for r in reports),
+        reminders=sum(r.reminders for r in reports),
+        drivers_cpu_s=sum(r.cpu_s for r in reports),
+    )
