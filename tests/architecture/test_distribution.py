@@ -1,4 +1,4 @@
-"""What a device gets when it installs Shoal: the packages, and nothing that is of use in the repository only."""
+"""The contents of the wheel: the modules of our packages, and nothing that only the repository needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_WHEEL_BYTES: Final = 3 << 20
 
 @pytest.fixture(scope="module")
 def shipped() -> dict[str, Path]:
-    """The wheel's files: where each is installed, and where it comes from."""
+    """Return the wheel's files: the source of each, by the path that it is installed under."""
     return {f.distribution_path: Path(f.path) for f in WheelBuilder(str(ROOT)).recurse_included_files()}
 
 
@@ -31,8 +31,16 @@ def test_type_checkers_are_told_that_the_packages_are_typed(shipped: dict[str, P
 
 
 def test_the_wheel_holds_nothing_else_of_the_repository(shipped: dict[str, Path]) -> None:
+    """Tests, results, documents and deployment files stay out, also those that might stand inside a package."""
     assert {name.split("/")[0] for name in shipped} == PACKAGES
-    assert [name for name in shipped if name.startswith("results/")] == []
+    assert {name for name in shipped if not name.endswith(".py")} <= {f"{package}/py.typed" for package in PACKAGES}
+    folders = {part for name in shipped for part in name.split("/")[:-1]}
+    assert folders & {"tests", "results", "docs", "deploy"} == set()
+
+
+def test_each_file_is_installed_where_it_stands_in_the_repository(shipped: dict[str, Path]) -> None:
+    """A checkout and an installation import alike."""
+    assert {name: str(path.relative_to(ROOT)) for name, path in shipped.items()} == {name: name for name in shipped}
 
 
 def test_the_wheel_is_small(shipped: dict[str, Path]) -> None:

@@ -1,0 +1,53 @@
+"""The imports between our folders and modules: drawn as they are, without cycles, in folders of a readable size."""
+
+from __future__ import annotations
+
+import pytest
+
+from docs import import_graph as graphs
+
+LARGEST_FOLDER = 20
+ALLOWED_CYCLES = {
+    # `Strategy.renewed` takes what a rollover brings, which is made of models: the rework of rollovers removes the module.
+    "aggregator.strategies": [["base", "renewal"]],
+}
+
+
+@pytest.fixture(scope="module")
+def imports():
+    return graphs.module_graph()
+
+
+def test_the_page_shows_the_imports_as_they_are():
+    page = graphs.PAGE.read_text()
+    assert page == graphs.with_diagram(page, graphs.diagram()), "run: python docs/import_graph.py --write"
+
+
+def test_no_cycle_between_packages(imports):
+    assert graphs.cycles(graphs.contract(imports, graphs.package_of)) == []
+
+
+def test_no_cycle_between_the_children_of_a_package(imports):
+    """The children of ``shoal`` are packages, and checked above."""
+    found = {
+        package: graphs.cycles(graphs.contract(imports, graphs.child_of(package)))
+        for package in graphs.packages(imports)
+        if package != "shoal"
+    }
+    assert {package: groups for package, groups in found.items() if groups} == ALLOWED_CYCLES
+
+
+def test_no_folder_is_too_large():
+    sizes = {folder: len(names) for folder, names in graphs.folders().items()}
+    assert {folder: size for folder, size in sizes.items() if size > LARGEST_FOLDER} == {}
+    assert len(sizes) > LARGEST_FOLDER, "the search finds the folders"
+
+
+def test_imports_inside_functions_and_for_type_checkers_count(imports):
+    assert "shoal.bench.numerics.training" in imports["shoal.bench.numerics.kernels"]
+    assert "shoal.owner.keys.directory" in imports["shoal.owner.keys.run_list"]
+
+
+def test_a_cycle_is_found_and_an_arrow_that_follows_is_left_out():
+    assert graphs.cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+    assert graphs.reduced({"a": {"b", "c"}, "b": {"c"}, "c": frozenset()}) == {"a": {"b"}, "b": {"c"}, "c": frozenset()}
