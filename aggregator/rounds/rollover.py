@@ -1,4 +1,4 @@
-"""The end of a mask epoch as the aggregator sees it, free of I/O (design: architecture.md, "Epoch rollover").
+"""The end of a mask epoch on the aggregator, free of I/O (docs/adr/0014-mask-epochs.md).
 
 Two steps after a round that closed: one device folds every model into a new origin and uploads the origins, sealed for
 the others; then all compare them with their own and sign. With more than half of the roster's signatures the next

@@ -27,7 +27,7 @@ class Uplink:
 
     The broker's acknowledgement of a chunk tells nothing of the aggregator, and costs both of them as much as a small
     message. So the first sending does without where all chunks of a fleet fit the aggregator's receive window: a broker
-    would hold none of them back at QoS 1 either (docs/adr/0018). What is asked for is also kept for an aggregator that is
+    would hold none of them back at QoS 1 either (ADR 18). What is asked for is also kept for an aggregator that is
     away.
 
     Args:

@@ -25,7 +25,7 @@ from shoal.protocol.messages import Assignment, Phase, Share
 def due(state: CflState, settings: CflSettings, round_: int) -> tuple[Node, ...]:
     """Return the nodes whose two children are checked in round ``round_``: both leaves, neither on trial.
 
-    A round in which devices are offered other leaves' models (cfl_moves.py) puts checks off by one.
+    A round in which devices are offered other leaves' models (reassignment.py) puts checks off by one.
     """
     if settings.check_every == 0 or look_due(state, settings, round_):
         return ()

@@ -29,7 +29,7 @@ def inherited(state: CflState) -> Inherited:
 def renewed(state: CflState, renewal: Renewal, key_id: bytes) -> CflState:
     """Return the state in the next mask epoch.
 
-    An edge may lose updates, also all of them: cfl_newcomers.py then places by loss.
+    An edge may lose updates, also all of them: newcomers.py then places by loss.
 
     Args:
         state: as `inherited` took it.

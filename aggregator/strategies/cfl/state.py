@@ -43,7 +43,7 @@ class CflSettings(StrategySettings):
         merge_p_value: a check fails where a leaf, or both together, prefer the model before the cut: more than
             ``prefer`` of the devices, with a paired t-test below this.
         look_every: in every so many rounds devices that train are offered the models of up to four other leaves and may
-            change clusters (cfl_moves.py); 0 never offers, -1 stands for 20, but for 0 where ``validate`` is off: Alg. 5
+            change clusters (reassignment.py); 0 never offers, -1 stands for 20, but for 0 where ``validate`` is off: Alg. 5
             alone knows no way back. A device fetches, scores and holds these models then; the loss that it reports is
             that before training.
         path: in the final round devices keep every model from their leaf to the root (section V-C).

@@ -2,8 +2,8 @@
 
 Every cluster averages its own devices' masked updates. Where the mean update has become small while single updates
 have not (Eqs 32 and 33), the cluster is cut in two by the optimal bipartition of the updates' cosines (Alg. 1),
-subject to gamma_max (Eq. 39): cfl_cut.py. By default such a candidate is first put on trial (cfl_trial.py), a split
-that stops paying is taken back (cfl_merge.py), and devices may change clusters (cfl_moves.py). Clusters are sets of
+subject to gamma_max (Eq. 39): split.py. By default such a candidate is first put on trial (split_validation.py), a split
+that stops paying is taken back (merge.py), and devices may change clusters (reassignment.py). Clusters are sets of
 device ids throughout, never positions.
 """
 
@@ -307,7 +307,7 @@ class Cfl:
         return RoundPlan(round_, models, assignments, final=True)
 
     def inherited(self, state: CflState) -> Inherited:
-        """All models outlive the mask epoch, and the updates that place newcomers (cfl_renewal.py)."""
+        """All models outlive the mask epoch, and the updates that place newcomers (renewal.py)."""
         return cfl_renewal.inherited(state)
 
     def renewed(self, state: CflState, renewal: Renewal) -> CflState:

@@ -2,7 +2,7 @@
 
 A node is a cluster that was split: its model at the stationary point, its two children, and for each edge the masked
 updates that the child's devices had sent just before the split. A newcomer trains the node's model and follows the
-edge that holds the most similar update, down to a leaf. A rollover of the mask may empty an edge (cfl_renewal.py):
+edge that holds the most similar update, down to a leaf. A rollover of the mask may empty an edge (renewal.py):
 then nobody goes on from that node by similarity.
 """
 

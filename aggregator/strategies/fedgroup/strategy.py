@@ -11,7 +11,7 @@ instead. Then the whole cohort trains, each device its group's model, and every 
 an empty one keeps its model (line 12). Inter-group aggregation (lines 16 to 19, intergroup.py) is off unless ``eta_g`` is
 set. The auxiliary global model is the mean of the groups'; a device that never met a group ends with it.
 
-Where a rollover has lost the directions (fedgroup_state.py), newcomers don't pre-train: they score the groups' models,
+Where a rollover has lost the directions (state.py), newcomers don't pre-train: they score the groups' models,
 train the best with the rest of the cohort, and join the group that they chose.
 """
 
@@ -230,7 +230,7 @@ class FedGroup:
         return RoundPlan(round_, {j: s for j, s in models.items() if j in used}, assignments, final=True)
 
     def inherited(self, state: FedGroupState) -> Inherited:
-        """Groups, auxiliary model, w_0 and directions outlive the mask epoch (fedgroup_state.py)."""
+        """Groups, auxiliary model, w_0 and directions outlive the mask epoch (state.py)."""
         return fedgroup_state.inherited(state, self.settings.groups, directions=not self.settings.rac)
 
     def renewed(self, state: FedGroupState, renewal: Renewal) -> FedGroupState:

@@ -235,7 +235,7 @@ class Ifca:
         return RoundPlan(round_, models, assignments, final=True, shared=state.shared)
 
     def inherited(self, state: IfcaState) -> Inherited:
-        """All starts outlive the mask epoch while restarts are under way (ifca_renewal.py), else the k models."""
+        """All starts outlive the mask epoch while restarts are under way (renewal.py), else the k models."""
         return ifca_renewal.inherited(state, self.settings.k * self.settings.restarts)
 
     def renewed(self, state: IfcaState, renewal: Renewal) -> IfcaState:

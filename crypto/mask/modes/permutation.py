@@ -3,7 +3,7 @@
 There are two layouts of the same permutation. Below ``BLOCKED_FROM`` coordinates one gather is fastest. Above, the source
 does not fit the cache, and a gather waits for memory at every element. The second layout splits the permutation into three
 steps that move data only within the cache or copy runs: sort each block of the source by output block, copy the runs, and
-order each block of the output. That takes less than half the time (docs/adr/0012).
+order each block of the output. That takes less than half the time (ADR 12).
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class TorchBackend:
 
 @pytest.mark.parametrize("local", [*RECIPES.values(), CLIPPED], ids=[*RECIPES, "clipped"])
 def test_the_loop_trains_as_a_real_device_does(local):
-    """`learning.training.train` with the same gradients gives the same update: decay, prox, clip, momentum, batches."""
+    """`training.train` with the same gradients gives the same update: decay, prox, clip, momentum, batches."""
     network = NETWORKS["one hidden"]
     data = shards(network, SIZES["unequal"])
     shelf = Shelf(data)
