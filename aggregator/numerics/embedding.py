@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend, NumpyBackend, gram_flops
-from aggregator.numerics.checks import check_square, scipy_module
+from aggregator.numerics.checks import check_square
 from aggregator.numerics.errors import NumericsError
 from aggregator.numerics.rows import Updates, check_rows
 from aggregator.numerics.similarity import gram as gram_of
@@ -109,52 +109,6 @@ def top_directions(gram: NDArray[np.float64], directions: int) -> Directions:
     signed = vectors * np.where(peaks < 0, -1.0, 1.0)
     coefficients = np.divide(signed, singular, out=np.zeros_like(signed), where=spanned)
     return Directions(coefficients, singular)
-
-
-def edc_row(products: NDArray[np.float64], squared_norm: float, found: Directions) -> NDArray[np.float64]:
-    """Return the EDC row of an update that was not among those which gave the directions: a newcomer's.
-
-    Args:
-        products: shape (n,), float64: its dot products with the n updates behind ``found``.
-        squared_norm: its dot product with itself.
-        found: what ``top_directions`` gave for the n updates.
-
-    Returns:
-        shape (m,), float64, in [-1, 1]; zeros for a zero update.
-
-    Raises:
-        NumericsError: wrong shape, NaN or infinities, or a negative ``squared_norm``.
-    """
-    values = np.asarray(products, dtype=np.float64)
-    if values.shape != (len(found.coefficients),):
-        raise NumericsError(f"products have shape {values.shape}, not ({len(found.coefficients)},)")
-    if not (np.isfinite(values).all() and 0 <= squared_norm < np.inf):
-        raise NumericsError("a newcomer's dot products hold NaN or infinities, or its squared norm is negative")
-    if squared_norm == 0:
-        return np.zeros(found.coefficients.shape[1])
-    row: NDArray[np.float64] = np.clip(values @ found.coefficients / np.sqrt(squared_norm), -1.0, 1.0)
-    return row
-
-
-def edc_distances(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return EDC(i, j) of fedgroup Eq. 8 for every pair: the distance of two rows over m.
-
-    Args:
-        rows: shape (n, m), float64, finite: what ``edc`` returned.
-
-    Returns:
-        shape (n, n), float64, symmetric, zeros on the diagonal.
-
-    Raises:
-        NumericsError: another shape, NaN or infinities.
-        ConfigError: scipy is not installed.
-    """
-    values = np.asarray(rows, dtype=np.float64)
-    if values.ndim != 2 or 0 in values.shape or not np.isfinite(values).all():
-        raise NumericsError(f"EDC rows of shape {values.shape}: not (n, m), or NaN or infinities among them")
-    distance = scipy_module("scipy.spatial.distance")
-    pairs: NDArray[np.float64] = distance.squareform(distance.pdist(values)) / values.shape[1]
-    return pairs
 
 
 def madc(similarity: NDArray[np.float64], *, backend: Backend | None = None) -> NDArray[np.float64]:

@@ -66,12 +66,6 @@ def is_safe_split(cross_max: float, gamma_max: float) -> bool:
     return gamma_max < gamma_limit(cross_max)
 
 
-def intra_min_estimate(gamma_max: float) -> float:
-    """Return 1 - 2 gamma_max^2, the least similarity inside a group if no gamma is larger (cfl Eqs 37, 38)."""
-    _check_gamma(gamma_max)
-    return 1.0 - 2.0 * gamma_max * gamma_max
-
-
 def overlap(gamma_i: float, gamma_j: float) -> float:
     """Return H_ij of cfl Eq. 20: the cosine of the two noises' widest angles added up."""
     _check_gamma(gamma_i)

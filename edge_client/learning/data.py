@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from shoal.task.manifest import TaskManifest, TensorSpec
 
-TRAIN_PERCENT: Final = 60
 VALIDATION_PERCENT: Final = 20
+"""Of the samples, for validation; as many are for the test, and the rest for training."""
 MIN_SAMPLES: Final = 5
 """Fewest samples that give each of the three shares one."""
 

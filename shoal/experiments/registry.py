@@ -62,8 +62,3 @@ def register(experiment: Experiment) -> None:
     if experiment.id in ids():
         raise UsageError(f"there is an experiment {experiment.id!r} already")
     _added[experiment.id] = experiment
-
-
-def unregister(name: str) -> None:
-    """Remove an experiment that `register` added."""
-    _added.pop(name, None)

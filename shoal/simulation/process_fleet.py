@@ -63,10 +63,6 @@ class Program:
                 return int(line.split()[1]) / 1024
         raise StageError(f"{self.name} has ended", hint=f"see {self.log}")
 
-    def maps(self, word: str) -> bool:
-        """Return whether the program has mapped a file whose name contains ``word``."""
-        return word in Path(f"/proc/{self.pid}/maps").read_text()
-
     def tail(self, lines: int = 15) -> str:
         """Return the last ``lines`` lines of the program's log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])

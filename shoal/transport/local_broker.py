@@ -187,11 +187,6 @@ class BrokerProcess:
         """Its process id; 0 when it does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else 0
 
-    @property
-    def keeps_state(self) -> bool:
-        """Whether retained messages and sessions survive ``restart``: amqtt forgets them."""
-        return self.kind == "mosquitto"
-
     def start(self) -> None:
         """Start it and return when its port answers.
 
@@ -227,7 +222,7 @@ class BrokerProcess:
         self._end(signal.SIGKILL)
 
     def restart(self) -> None:
-        """Stop it if it runs and start it on the same port, with what it persisted (see ``keeps_state``).
+        """Stop it if it runs and start it on the same port; only mosquitto restores retained messages and sessions.
 
         Raises:
             BrokerUnreachableError: it did not start again.

@@ -6,12 +6,13 @@ import hypothesis.extra.numpy as hnp
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import weighted_mean
 from aggregator.numerics.bipartition import bipartition
 from aggregator.numerics.clustering import complete_linkage, kmeans, kmeans_from_gram
 from aggregator.numerics.distances import squared_distances
-from aggregator.numerics.embedding import edc, edc_distances, madc
+from aggregator.numerics.embedding import edc, madc
 from aggregator.numerics.gap import separation_gap
 from aggregator.numerics.similarity import cosine_matrix, gram
 from aggregator.numerics.streaming import StreamingGram
@@ -147,6 +148,12 @@ def test_madc_equals_its_definition(similarity: np.ndarray) -> None:
         if i != j:
             expected[i, j] = np.abs(similarity[i, others] - similarity[j, others]).sum() / (size - 2)
     np.testing.assert_allclose(madc(similarity), expected, atol=1e-12)
+
+
+def edc_distances(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the distance of each pair of rows, which no choice of signs changes."""
+    found: NDArray[np.float64] = np.linalg.norm(rows[:, None] - rows[None], axis=2)
+    return found
 
 
 @LOADS_PACKAGES

@@ -18,7 +18,6 @@ from shoal.experiments.data.shares import CFL_SHARES, NINETY_TEN, Shares, by_sha
 from shoal.simulation.data import Population, Shard, shards_of
 
 Images = NDArray[np.float32]
-Labels = NDArray[np.int64]
 POWER_LAW_SIGMA: Final = 2.0
 """Sigma of the lognormal shares in FedProx's MNIST generator, which FedGroup's section V follows."""
 POWER_LAW_FLOOR: Final = 10

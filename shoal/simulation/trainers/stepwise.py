@@ -8,7 +8,7 @@ only the n x n kernel X X^T + 1 (`shoal.simulation.trainers.dual` explains it); 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,10 +31,6 @@ KERNEL_RATIO: Final = 2.0
 """Samples in units of the inputs up to which the kernel's form is the faster one."""
 
 Array = NDArray[np.float32]
-First = Callable[[int, int], Array]
-"""The first layer's outputs of the samples at places from .. to of this pass's order, (b, out)."""
-Apply = Callable[[int, int, Array], None]
-"""Take a step of the first layer along errors (b, out) of the same samples."""
 
 
 @dataclass(slots=True)
@@ -71,13 +67,13 @@ class _Weights:
         self._rows = self._x[order]
 
     def forward(self, at: int, to: int) -> Array:
-        """See `First`."""
+        """Return the first layer's outputs (b, out) of the samples ``at`` to ``to`` of this pass's order."""
         outputs: Array = np.dot(self._rows[at:to], self._weight)
         outputs += self._bias
         return outputs
 
     def step(self, at: int, to: int, errors: Array) -> None:
-        """See `Apply`."""
+        """Take a step of the first layer along the errors (b, out) of the same samples; ``errors`` is overwritten."""
         errors *= self._lr
         if self._shrink:
             self._weight *= 1 - self._shrink
@@ -109,13 +105,13 @@ class _Dual:
         self._rows, self._outputs = self._kernel.take(order, 0), self._first.take(order, 0)
 
     def forward(self, at: int, to: int) -> Array:
-        """See `First`."""
+        """Return the first layer's outputs (b, out) of the samples ``at`` to ``to`` of this pass's order."""
         outputs: Array = np.dot(self._rows[at:to], self._u)
         outputs += self._outputs[at:to]
         return outputs
 
     def step(self, at: int, to: int, errors: Array) -> None:
-        """See `Apply`."""
+        """Take a step of the first layer along the errors (b, out) of the same samples; ``errors`` is overwritten."""
         errors *= self._lr
         if self._shrink:
             self._u *= 1 - self._shrink

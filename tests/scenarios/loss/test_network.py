@@ -7,7 +7,8 @@ from edge_client.learning.data import Dataset
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.messages import Action
 from shoal.task.manifest import LocalTraining
-from shoal.transport.faults import FaultRule, Hop, RuledFaults
+from shoal.transport.faults import Hop
+from tests.helpers.faults import FaultRule, RuledFaults
 from tests.helpers.fleets import Wiretap, answers, concerns, make_fleet, names, thetas, uploads_of
 
 UP, CTL = "shoal/v1/+/d/+/up", "shoal/v1/+/d/+/ctl"

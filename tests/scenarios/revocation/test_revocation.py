@@ -7,7 +7,8 @@ from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from edge_client.membership import DeviceMembership
 from shoal.protocol.reassembly import Reassembler
 from shoal.simulation.loopback_fleet import LoopbackError
-from shoal.transport.faults import FaultRule, Hop, RuledFaults
+from shoal.transport.faults import Hop
+from tests.helpers.faults import FaultRule, RuledFaults
 from tests.helpers.fleets import (
     Wiretap,
     aggregator_identity,

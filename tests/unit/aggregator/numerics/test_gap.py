@@ -11,7 +11,6 @@ from aggregator.numerics.errors import NumericsError
 from aggregator.numerics.gap import (
     cross_max_bound,
     gamma_limit,
-    intra_min_estimate,
     is_safe_split,
     overlap,
     separation_gap,
@@ -51,10 +50,10 @@ def test_gamma_limit_by_hand(cross: float, limit: float) -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.2, 0.7, 0.99])
-def test_the_limit_and_the_estimate_are_two_sides_of_one_test(gamma: float) -> None:
-    """Eq. 39 holds exactly where the estimate of Eq. 38 exceeds the cross similarity."""
-    estimate = intra_min_estimate(gamma)
-    assert estimate == pytest.approx(overlap(gamma, gamma))
+def test_the_limit_and_the_overlap_are_two_sides_of_one_test(gamma: float) -> None:
+    """Eq. 39 holds exactly where the overlap of the two noisiest devices exceeds the cross similarity."""
+    estimate = overlap(gamma, gamma)
+    assert estimate == pytest.approx(1.0 - 2.0 * gamma**2)  # Eqs 37 and 38
     for cross in (-0.95, -0.3, 0.2, 0.9):
         assert is_safe_split(cross, gamma) == (estimate > cross)
 
@@ -92,7 +91,7 @@ def test_the_theorem_holds_on_gradients_that_sum_to_zero(seed: int) -> None:
     bounds = theorem_bounds(gammas.tolist(), groups.tolist())
     assert measured.intra_min >= bounds.intra_min - 1e-6
     assert measured.cross_max <= bounds.cross_max + 1e-6
-    assert bounds.intra_min >= intra_min_estimate(gammas.max()) - 1e-12
+    assert bounds.intra_min >= overlap(gammas.max(), gammas.max()) - 1e-12
 
 
 def test_theorem_bounds_by_hand() -> None:
@@ -104,7 +103,7 @@ def test_theorem_bounds_by_hand() -> None:
 def test_out_of_range_is_refused() -> None:
     for gamma in (-0.1, 1.0, math.nan):
         with pytest.raises(NumericsError, match="gamma"):
-            intra_min_estimate(gamma)
+            overlap(gamma, 0.5)
     with pytest.raises(NumericsError, match="not a cosine"):
         gamma_limit(1.5)
     with pytest.raises(NumericsError, match="at least 2"):

@@ -5,8 +5,9 @@ import pytest
 from shoal import limits
 from shoal.errors import UsageError, WireError
 from shoal.transport.base import Connected, Disconnected, Message, TakenOver, Transport, TransportEvent
-from shoal.transport.faults import FaultRule, Hop, Passage, RuledFaults
+from shoal.transport.faults import Hop, Passage
 from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
+from tests.helpers.faults import FaultRule, RuledFaults
 
 
 class Peer:

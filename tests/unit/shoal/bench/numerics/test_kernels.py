@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.numerics.embedding import edc, edc_distances, madc
+from aggregator.numerics.embedding import edc, madc
 from shoal.bench.numerics.kernels import Bench
 from shoal.bench.numerics.naive import cubic_madc, randomised_edc, union_find
 
@@ -47,8 +47,7 @@ def test_the_naive_forms_compute_the_same() -> None:
     assert union_find(similarity) == 2
     centres = bench.normal(3, 500)
     rows = centres[np.arange(20) % 3] + np.float32(0.1) * bench.normal(20, 500)
-    randomised = edc_distances(randomised_edc(rows, 3).astype(np.float64))
-    np.testing.assert_allclose(randomised, edc_distances(edc(rows, 3)), atol=1e-3)
+    np.testing.assert_allclose(np.abs(randomised_edc(rows, 3)), np.abs(edc(rows, 3)), atol=1e-3)
 
 
 def test_a_race_gives_each_function_its_own_time() -> None:

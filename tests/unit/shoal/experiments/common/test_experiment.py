@@ -89,12 +89,12 @@ def test_what_is_no_knob_is_for_the_strategy():
 
 
 @pytest.fixture
-def toy():
+def toy(monkeypatch):
     """A registered experiment, forgotten afterwards."""
+    monkeypatch.setattr(registry, "_added", {})
     study = Study("toy", "none", "a toy", ("fedavg",), {}, lambda _o, _p: result())
     registry.register(study)
-    yield study
-    registry.unregister("toy")
+    return study
 
 
 def test_a_registered_experiment_is_found_and_runs(toy):
