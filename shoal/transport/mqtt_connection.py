@@ -1,7 +1,8 @@
 """One paho client driven by hand: a connection that is opened, stepped and watched by shoal/transport/mqtt.py's network thread.
 
-paho's own ``loop_start`` selects on file descriptors below 1024 only, has no jitter and can't change the protocol version;
-its ``loop_read``, ``loop_write`` and ``loop_misc`` are meant for a loop like ours. Nothing here is thread-safe.
+paho's own ``loop_start`` takes file descriptors below 1024 only, always reads, has no jitter and can't change the protocol
+version (ADR 24); its ``loop_read``, ``loop_write`` and ``loop_misc`` are meant for a loop like ours. Nothing here is
+thread-safe.
 """
 
 from __future__ import annotations

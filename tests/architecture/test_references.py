@@ -115,6 +115,22 @@ def broken(text, *, is_page=False):
     return found + [f"ADR {n}" for n in decisions if not list((ROOT / "docs/adr").glob(f"{int(n):04}-*.md"))]
 
 
+def steps(page):
+    """Return the ``module.function`` pairs of the page's picture of a round."""
+    section = page.split("## The path of a round")[1].split("**")[0]
+    return re.findall(r"^ {4}[a-z ]{12}(\w+)\.(\w+)", section, re.MULTILINE)
+
+
+def test_the_path_of_a_round_names_functions_that_exist():
+    pairs = steps((ROOT / "docs" / "architecture.md").read_text())
+    assert len(pairs) > 10
+    for module, function in pairs:
+        names = {name for path in sources() if path.stem == module for name in names_in(path)}
+        assert any(name.startswith(function) if function.endswith("_") else name == function for name in names), (
+            function
+        )
+
+
 def places():
     """Return all modules, tests and pages; the changelog speaks of versions in which other files existed."""
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")]

@@ -157,3 +157,10 @@ def test_imports_are_declared(parts, extras):
                 imported.add(node.module.split(".")[0])
     foreign = imported - set(sys.stdlib_module_names) - set(PACKAGES) - {"__future__", "tests"}
     assert {provides.get(m, m) for m in foreign} - names == set()
+
+
+def test_unit_tests_follow_the_folders_of_the_source():
+    """Where a module's tests are can be told from where the module is."""
+    folders = {p.parent.relative_to(ROOT / "tests/unit") for p in (ROOT / "tests/unit").rglob("test_*.py")}
+    assert len(folders) > len(PACKAGES)
+    assert {str(folder) for folder in folders if not list((ROOT / folder).glob("*.py"))} == set()
