@@ -62,7 +62,7 @@ class Channel:
         recipients: the parties that the envelope's head may name as its recipient; none where it names EVERYONE.
         retained: whether the broker keeps it for later subscribers.
         cleared_by: a receiver that removes the retained message once it has handled it.
-        least_qos: 0 if some may go out without the broker's acknowledgement (docs/adr/0018); all others go out at 1.
+        least_qos: 0 if some may go out without the broker's acknowledgement (ADR 18); all others go out at 1.
     """
 
     name: str

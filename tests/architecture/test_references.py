@@ -68,7 +68,7 @@ def names_in(path):
 def all_names():
     """Return every name of our modules and of the tests, and Python's own."""
     places = [*sources(), *(ROOT / "tests").rglob("*.py")]
-    return {name for path in places for name in names_in(path)} | set(dir(builtins)) | {p.stem for p in places}
+    return {name for path in places for name in names_in(path)} | set(dir(builtins)) | {part for p in places for part in p.with_suffix("").parts}
 
 
 @functools.cache
