@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import time
 from contextlib import suppress
@@ -23,6 +22,7 @@ from shoal.transport.base import TakenOver
 from shoal.transport.inbox import Inbox
 from shoal.transport.mqtt import MqttTransport
 from shoal.util.files import write_atomic
+from shoal.util.jitter import uniform
 from shoal.util.locks import serving
 from shoal.util.process import settle
 from shoal.util.times import second
@@ -54,11 +54,6 @@ def _last_birth(path: Path) -> int:
         LOG.warning("the number of this device's last start is damaged", extra={"kv": {"file": path, "reason": error}})
         return 0
     return last
-
-
-def _uniform() -> float:
-    """Draw from [0, 1), for jitter."""
-    return int.from_bytes(os.urandom(4), "little") / 2**32
 
 
 def serve(config: EdgeConfig) -> None:
@@ -106,7 +101,7 @@ def _serve(config: EdgeConfig) -> None:
         lambda manifest: load(config.data, manifest),
         birth=birth,
         results=inbox.put,
-        uniform=_uniform,
+        uniform=uniform,
         threads=config.threads,
     )
     runtime.start()

@@ -1,4 +1,7 @@
-"""Where the disk is waited for: beside the loop, so that uploads are opened while the ones before them become durable."""
+"""Wait for the disk beside the event loop, so that uploads are opened while earlier ones become durable.
+
+Every job is finished, in order, and an error of the disk is raised on the driver's thread, where it ends the program.
+"""
 
 from __future__ import annotations
 

@@ -228,9 +228,7 @@ def share_of(shares: DataSplits, share: int) -> Dataset:
 def local_training(plan: RunPlan, phase: int = Phase.TRAIN) -> LocalTraining:
     """Return the plan's local settings for a phase as training takes them."""
     local = plan.pretrain if phase == Phase.PRETRAIN else plan.local
-    return LocalTraining(
-        local.epochs, local.steps, local.batch_size, local.lr, local.momentum, local.lr_decay, local.clip, local.prox_mu
-    )
+    return LocalTraining.of(local)
 
 
 def reported_margins(losses: NDArray[np.float64]) -> tuple[float, ...]:

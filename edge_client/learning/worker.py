@@ -1,4 +1,9 @@
-"""Where orders are carried out: beside the event loop, so that training never starves the connection."""
+"""Carry out orders beside the event loop, so that training never starves the connection.
+
+A new job replaces the one before it, and a result is a value. The aggregator's thread for the disk
+(`aggregator.storage.fsync_worker`) finishes every job in order and raises errors on the driver's thread, so the two share no
+code. `ThreadPoolExecutor` fits neither: at exit it waits for the job under way, here a training of minutes.
+"""
 
 from __future__ import annotations
 

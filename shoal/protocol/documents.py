@@ -191,7 +191,11 @@ class Setting:
 @message(6)
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
-    """How a device trains: ``epochs`` of mini-batches, or ``steps`` full-batch steps where ``batch_size`` is 0."""
+    """Local training in a run plan: ``epochs`` of mini-batches, or ``steps`` full-batch steps if ``batch_size`` is 0.
+
+    The order of these fields is the wire format, and the aggregator reads them, which may not import tasks. Devices train by
+    `shoal.task.manifest.LocalTraining`, which has the same fields and checks their values.
+    """
 
     epochs: U32
     steps: U32

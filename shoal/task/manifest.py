@@ -7,11 +7,12 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final, Literal
 
 from shoal import limits
 from shoal.errors import ConfigError, DocumentError, TaskError
+from shoal.protocol.documents import LocalSettings
 from shoal.types import check_name
 from shoal.util.state_codec import decode_state, encode_state
 
@@ -73,6 +74,19 @@ class LocalTraining:
             object.__setattr__(self, name, float(value))
         if self.momentum >= 1.0 or self.lr <= 0.0 or self.lr_decay <= 0.0:
             raise TaskError("training needs lr > 0, lr_decay > 0 and momentum < 1")
+
+    @classmethod
+    def of(cls, settings: LocalSettings) -> LocalTraining:
+        """Return the training of a run plan, after checking its values.
+
+        Raises:
+            TaskError: a value is out of range.
+        """
+        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
+
+    def settings(self) -> LocalSettings:
+        """Return the training in the form of run plans."""
+        return LocalSettings(**{field.name: getattr(self, field.name) for field in fields(self)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,9 @@ Rules:
   `limits.RECEIVE_MAXIMUM` messages ahead of the acknowledgements, so the queue stays short however slow the loop is.
 - ``put`` may be called from any thread and from a signal handler.
 
+Both daemons use it. The commands that wait for one answer (`shoal-edge enrol`, `shoal-fleet approve`) and the load bench have
+plain queues: they need neither stop requests nor acknowledgement after handling.
+
 Example::
 
     inbox = Inbox()

@@ -37,6 +37,7 @@ from shoal.transport.base import (
     check_publish,
 )
 from shoal.transport.mqtt_connection import Link, LinkOptions, Publish
+from shoal.util.jitter import uniform
 
 _log = logging.getLogger(__name__)
 
@@ -88,11 +89,6 @@ def backoff_s(attempt: int, minimum_s: float, maximum_s: float, uniform: Callabl
     must not come back at one moment.
     """
     return uniform(0.0, min(maximum_s, minimum_s * 2.0 ** min(attempt, 30)))
-
-
-def _uniform(low: float, high: float) -> float:
-    """Draw from [low, high]; the random module would cost a device half a megabyte."""
-    return low + (high - low) * int.from_bytes(os.urandom(4), "little") / 0xFFFFFFFF
 
 
 class MqttTransport:
@@ -370,7 +366,7 @@ class MqttTransport:
                         _log.warning("not connected to %s: %s; %s", self.address, reason, CREDENTIALS_HINT)
                     else:
                         _log.info("not connected to %s: %s", self.address, reason)
-                self._pause(backoff_s(attempt, *self._reconnect_s, _uniform))
+                self._pause(backoff_s(attempt, *self._reconnect_s, uniform))
                 attempt += 1
         finally:
             with self._lock:

@@ -68,7 +68,8 @@ def names_in(path):
 def all_names():
     """Return every name of our modules and of the tests, and Python's own."""
     places = [*sources(), *(ROOT / "tests").rglob("*.py")]
-    return {name for path in places for name in names_in(path)} | set(dir(builtins)) | {part for p in places for part in p.with_suffix("").parts}
+    folders_and_modules = {part for path in places for part in path.with_suffix("").parts}
+    return {name for path in places for name in names_in(path)} | set(dir(builtins)) | folders_and_modules
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from shoal.membership.grants import OWNER_NAME
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.run_files import run_file
 from shoal.protocol.codec import encode
-from shoal.protocol.documents import LocalSettings, RunPackage, RunPlan, SegmentSpec, Setting
+from shoal.protocol.documents import RunPackage, RunPlan, SegmentSpec, Setting
 from shoal.protocol.messages import Sealed
 from shoal.task.manifest import LocalTraining
 from shoal.util.files import write_atomic
@@ -153,8 +153,8 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
         weighting=options.weighting,
         evaluate_every=options.evaluate_every,
         seed=options.seed if options.seed is not None else int.from_bytes(os.urandom(4), "little"),
-        local=_settings(local),
-        pretrain=_settings(options.pretrain or local),
+        local=local.settings(),
+        pretrain=(options.pretrain or local).settings(),
         norm_noise=options.norm_noise,
         max_samples=options.max_samples,
         weight_cap=options.weight_cap,
@@ -178,19 +178,6 @@ def _check_hidden(plan: RunPlan) -> None:
             "devices report no sample counts under weighting uniform, and normalise=samples needs them",
             hint="choose weighting samples, or another normalise",
         )
-
-
-def _settings(local: LocalTraining) -> LocalSettings:
-    return LocalSettings(
-        local.epochs,
-        local.steps,
-        local.batch_size,
-        local.lr,
-        local.lr_decay,
-        local.momentum,
-        local.clip,
-        local.prox_mu,
-    )
 
 
 def write_run(fleet: FleetDirectory, plan: RunPlan, bundle: TaskBundle, origins: NDArray[np.float32]) -> Path:

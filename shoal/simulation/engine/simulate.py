@@ -94,10 +94,7 @@ Watch = Callable[[Observation], None]
 
 def local_settings(local: LocalTraining | LocalSettings) -> LocalSettings:
     """Convert a recipe of local training to the form of run plans."""
-    if isinstance(local, LocalSettings):
-        return local
-    names = [f.name for f in dataclasses.fields(LocalSettings)]
-    return LocalSettings(**{name: getattr(local, name) for name in names})
+    return local if isinstance(local, LocalSettings) else local.settings()
 
 
 def sim_plan(
