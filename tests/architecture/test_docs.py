@@ -22,6 +22,8 @@ APPS = {
     "shoal-aggregator": aggregator.cli.app,
 }
 NAMES = [str(p.relative_to(ROOT)) for p in PAGES]
+GLOSSED = ("architecture", "quickstart", "threat-model", "algorithms")
+"""Pages that link to the glossary, besides the README."""
 
 
 def commands(text):
@@ -66,14 +68,33 @@ def test_the_first_fleet_is_checked():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_link_leads_somewhere(name):
-    """Relative links point to files, anchors to headings of the same page."""
-    text = (ROOT / name).read_text()
-    anchors = {re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text, re.M)}
-    for link in re.findall(r"\]\(([^)]+)\)", text):
-        if link.startswith("#"):
-            assert link[1:] in anchors, link
-        elif "://" not in link:
-            assert ((ROOT / name).parent / link.split("#")[0]).exists(), link
+    """Relative links point to files, anchors to headings of the page that they lead to."""
+    for link in re.findall(r"\]\(([^)]+)\)", (ROOT / name).read_text()):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = (ROOT / name).parent / file if file else ROOT / name
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text()), link
+
+
+def anchors(text):
+    """Return the anchors of a page's headings."""
+    return {re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text, re.M)}
+
+
+@pytest.mark.parametrize("name", ["README.md", *(f"docs/{p}.md" for p in GLOSSED)])
+def test_the_page_leads_to_the_glossary(name):
+    assert "glossary.md#" in (ROOT / name).read_text()
+
+
+def test_the_glossary_explains_each_term_once():
+    """A term in bold opens each entry, and a sentence follows it."""
+    entries = (ROOT / "docs/glossary.md").read_text().split("\n- ")[1:]
+    terms = [term for entry in entries for term in re.findall(r"\*\*(.+?)\*\*", entry)]
+    assert len(terms) > 50
+    assert len(terms) == len(set(terms))
+    assert all(re.match(r"\*\*.+?\*\*[^.]*: \S.*\.", entry, re.DOTALL) for entry in entries)
 
 
 @pytest.mark.parametrize("name", NAMES)
