@@ -20,9 +20,9 @@ from shoal.address import BrokerAddress
 from shoal.errors import ShoalError, StorageError, UntrustedError
 from shoal.transport.base import TakenOver
 from shoal.transport.inbox import Inbox
+from shoal.transport.jitter import uniform
 from shoal.transport.mqtt import MqttTransport
 from shoal.util.files import write_atomic
-from shoal.util.jitter import uniform
 from shoal.util.locks import serving
 from shoal.util.process import settle
 from shoal.util.times import second

@@ -36,8 +36,8 @@ from shoal.transport.base import (
     Will,
     check_publish,
 )
+from shoal.transport.jitter import uniform
 from shoal.transport.mqtt_connection import Link, LinkOptions, Publish
-from shoal.util.jitter import uniform
 
 _log = logging.getLogger(__name__)
 

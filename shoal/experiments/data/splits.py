@@ -222,7 +222,7 @@ def dirichlet(
 
 
 def dirichlet_rows(
-    y: Labels, classes: Iterable[int], *, devices: int, alpha: float, rng: np.random.Generator, least: int
+    y: NDArray[np.int64], classes: Iterable[int], *, devices: int, alpha: float, rng: np.random.Generator, least: int
 ) -> list[NDArray[np.int64]]:
     """Return which samples of labels ``y`` (n,) each device holds, in random order: each class dealt by a Dirichlet draw.
 
