@@ -97,9 +97,9 @@ def test_anything_may_happen(seed):
         assert same(again, state)
         before, plan = strategy.plan(state, round_, there)
         twin, repeated = strategy.plan(again, round_, there)
-        assert same(dict(plan.orders), dict(repeated.orders))
-        assert all(set(o.candidates) <= plan.models.keys() for o in plan.orders.values())
-        given_ = in_order(world.answer(plan, d, o) for d, o in plan.orders.items() if world.rng.random() < 0.9)
+        assert same(dict(plan.assignments), dict(repeated.assignments))
+        assert all(set(o.candidates) <= plan.models.keys() for o in plan.assignments.values())
+        given_ = in_order(world.answer(plan, d, o) for d, o in plan.assignments.items() if world.rng.random() < 0.9)
         ends = []
         for start in (before, twin):
             for c in world.rng.sample(given_, len(given_)):

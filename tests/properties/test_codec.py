@@ -29,7 +29,6 @@ MESSAGES = sorted(KINDS.values(), key=lambda t: t.__name__)
 names = st.from_regex(r"[a-z0-9][a-z0-9-]{0,9}", fullmatch=True)
 INTS = {"<B": 8, "<H": 16, "<I": 32, "<Q": 64, "H": 16, "I": 32}
 SPECIAL = {  # fields whose values are narrower than their types
-    "reason": st.sampled_from([o for o in DeclineReason if o is not DeclineReason.UPLOAD]),
     "size": st.integers(1, limits.MAX_TRANSFER_BYTES),
     "chunk_bytes": st.integers(1, limits.MAX_PACKET_BYTES),
     "candidates": st.lists(st.integers(0, 65535), min_size=1, max_size=4).map(tuple),
@@ -70,6 +69,8 @@ def messages(kind):
         return st.builds(SegmentSpec, st.sampled_from(["cluster", "shared"]), st.integers(1, 1 << 20))
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = {f.name: SPECIAL.get(f.name, values(hints[f.name])) for f in dataclasses.fields(kind)}
+    if kind.__name__ == "Decline":
+        fields["reason"] = st.sampled_from([r for r in DeclineReason if r is not DeclineReason.UPLOAD])
     if kind.__name__ == "Setting":
         fields["name"] = st.text(max_size=9)
     if kind.__name__ == "Roster":

@@ -34,7 +34,7 @@ def plan_of(name):
 
 def hostile(engine, state, device, random):
     """Return an upload to the open round in which everything that a device may choose is chosen by ``random``."""
-    order, length = state.plan.orders[device], engine.run.length
+    order, length = state.plan.assignments[device], engine.run.length
     values = np.array([random.choice(PLACES) for _ in range(length)]) * random.choice((0.0, 1.0, 1.0, 1e-30))
     changes = {}
     if random.random() < 0.9:
@@ -73,7 +73,7 @@ def test_whatever_devices_report_the_run_goes_on(name, random):
 
 
 def honest(engine, state, device):
-    order = state.plan.orders[device]
+    order = state.plan.assignments[device]
     return upload_of(engine, state, device, **({"model_norm": 2.0} if order.norm else {}))
 
 
@@ -100,7 +100,7 @@ wide = numbers | st.sampled_from([2**31, 2**32 - 1])
 reals = st.sampled_from([*FIGURES, 1e6, 1e6 + 1])
 sixteen = st.sampled_from([bytes(16), PLAN.run_id, PLAN.key_id, b"x" * 16])
 labels = st.sampled_from(["", "a" * 16, "../x", "\x00", "label"])
-orders = st.builds(
+assignments = st.builds(
     Assignment,
     st.sampled_from([int(p) for p in Phase]),
     st.lists(numbers, min_size=1, max_size=3).map(tuple),
@@ -121,7 +121,7 @@ announcements = st.builds(
     deadline_s=reals,
     finished=st.booleans(),
     models=st.lists(refs, max_size=3).map(tuple),
-    orders=st.lists(orders, max_size=3).map(tuple),
+    assignments=st.lists(assignments, max_size=3).map(tuple),
     assignment_of=st.lists(st.sampled_from([0, 0, 1, 5, 0xFFFF]), max_size=3).map(tuple),
     shared=st.none() | refs,
 )

@@ -191,7 +191,7 @@ def test_a_snapshot_gives_every_strategys_state_back(open_store, algorithm):
         _, plan = rounds.strategy.plan(rounds.state, round_, DEVICES)
         opened = engine.resume(DEVICES, rounds.state, round_, DEVICES)[0]
         for device in DEVICES:
-            made = answer(device, plan.orders[device], round_)
+            made = answer(device, plan.assignments[device], round_)
             header, body = upload_of(engine, opened, device, values=made.vector, model=made.model)
             store.append(header, memoryview(body), made.norm, digest_of(header, body))
         store.commit()

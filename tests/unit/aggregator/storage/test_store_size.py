@@ -61,7 +61,7 @@ class Run:
 
     def round(self):
         """Let every device that the open round asks upload."""
-        for device in list(self.state.plan.orders):
+        for device in list(self.state.plan.assignments):
             values = self.rng.standard_normal(D)
             figures = {"loss": float(self.rng.random()), "correct": int(self.rng.integers(40)), "tested": 40}
             upload, body = upload_of(self.engine, self.state, device, values=values, **figures)

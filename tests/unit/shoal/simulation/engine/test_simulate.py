@@ -156,7 +156,7 @@ def test_devices_that_arrive_later_are_unknown_before(algorithm):
     options = SimOptions(rounds=5, local=FULL, count="all", arrivals=late, evaluate_every=1)
     result = simulate(algorithm, settings, population(), NETWORK, options, watch=seen.append)
     for observed in seen:
-        ordered, clusters = set(observed.plan.orders), observed.outcome.clusters
+        ordered, clusters = set(observed.plan.assignments), observed.outcome.clusters
         assert late.keys() <= ordered if observed.plan.round >= 3 else not late.keys() & (ordered | clusters.keys())
     assert len(result.final.names) == 10
     data = population()
@@ -322,7 +322,7 @@ def test_a_simulated_run_is_the_loopback_fleets(tmp_path, algorithm, settings, l
             state = strategy.absorb(state, contribution)
         state, outcome = strategy.close(state, round_plan)
         assert dict(outcome.clusters) == records[round_ - 1]["clusters"]
-        assert len(round_plan.orders) == 4
+        assert len(round_plan.assignments) == 4
     ours = [v for _, v in sorted(dump_state(state).arrays.items())]
     assert len(ours) == len(theirs) > 0
     for a, b in zip(ours, theirs, strict=True):
