@@ -14,8 +14,8 @@
     Any                             JSON as it is
     Annotated[Any, Array(...)]      the array's name; the arrays travel beside the document
 
-A name is the field's path: in the state ``State(slots=(ClusterModel(offset=v),))`` the array ``v`` is ``slots.0.offset``. It is
-stored once where it occurs twice. The document holds only the keys of instances that are stored elsewhere (`Stored`).
+A name is the field's path: in the state ``State(slots=(ClusterModel(offset=v),))`` the array ``v`` is ``slots.0.offset``. An
+array that occurs twice is stored once. The document holds only the keys of instances that are stored elsewhere (`Stored`).
 
 Decoding is strict: an unknown or missing field, a value of another type, a number that is not finite, and an array that
 nothing refers to each give a `DocumentError` with the path.
