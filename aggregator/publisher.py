@@ -142,28 +142,28 @@ class Publisher:
         }
         assignment_of = tuple(place_of.get(d.name, NO_ASSIGNMENT) for d in roster.devices)
         announcement = Announcement(
-            run.fleet,
-            run.run,
-            run.run_id,
-            run.epoch,
-            run.key_id,
-            roster.sequence,
-            plan.round,
-            opened.nonce,
-            run.deadline_s,
-            plan.final,
-            refs,
-            tuple(assignments),
-            assignment_of,
-            run.mode,
-            shared,
-            plan.step,
-            carried,
-            opened.generation,
-            proposal,
-            first_reminder_s(len(plan.assignments), 4 * run.length),
-            self._sealed_bytes.get(channels.RUN, 0),
-            self._sealed_bytes.get(channels.EPOCH, 0) if self._epoch else 0,
+            fleet=run.fleet,
+            run=run.run,
+            run_id=run.run_id,
+            epoch=run.epoch,
+            key_id=run.key_id,
+            roster_sequence=roster.sequence,
+            round=plan.round,
+            nonce=opened.nonce,
+            deadline_s=run.deadline_s,
+            finished=plan.final,
+            models=refs,
+            assignments=tuple(assignments),
+            assignment_of=assignment_of,
+            mode=run.mode,
+            shared=shared,
+            step=plan.step,
+            carried=carried,
+            generation=opened.generation,
+            proposal=proposal,
+            remind_after_s=first_reminder_s(len(plan.assignments), 4 * run.length),
+            package_bytes=self._sealed_bytes.get(channels.RUN, 0),
+            epoch_bytes=self._sealed_bytes.get(channels.EPOCH, 0) if self._epoch else 0,
         )
         self._publish_group(channels.ANNOUNCEMENT, encode(announcement), plan.round)
         self.clear_models(keep)
@@ -179,31 +179,47 @@ class Publisher:
     def _proposal(self, run: RunPlan, opened: OpenRound) -> ModelRef:
         label = self._group.topic_label(run.run_id, PROPOSAL_MODEL)
         transfer = self._publish_group(channels.PROPOSAL, opened.proposal, opened.plan.round, label)
-        return ModelRef(PROPOSAL_MODEL, 0, label, transfer, 0, 0.0)
+        return ModelRef(model=PROPOSAL_MODEL, origin=0, label=label, transfer=transfer, contributors=0, norm=0.0)
 
     def _model(self, run: RunPlan, model: int, slot: ClusterModel, round_: int, segment: str) -> ModelRef:
         label = self._group.topic_label(run.run_id, model)
         if slot.offset is None:
-            return ModelRef(model, slot.origin, label, NO_TRANSFER, 0, 0.0, slot.scale)
+            return ModelRef(
+                model=model,
+                origin=slot.origin,
+                label=label,
+                transfer=NO_TRANSFER,
+                contributors=0,
+                norm=0.0,
+                scale=slot.scale,
+            )
         known = self._sent.get(label)
         if known is None or known[:3] != (run.run_id, run.epoch, slot.version):
             values = np.ascontiguousarray(slot.offset, "<f4")
             header = ModelHeader(
-                run.fleet,
-                run.run_id,
-                run.epoch,
-                run.key_id,
-                model,
-                slot.origin,
-                round_,
-                len(values),
-                segment,
-                slot.scale,
+                fleet=run.fleet,
+                run_id=run.run_id,
+                epoch=run.epoch,
+                key_id=run.key_id,
+                model=model,
+                origin=slot.origin,
+                round=round_,
+                length=len(values),
+                segment=segment,
+                scale=slot.scale,
             )
             plain = encode(header) + values.tobytes()
             transfer = self._publish_group(channels.MODEL, plain, round_, label)
             known = self._sent[label] = (run.run_id, run.epoch, slot.version, transfer)
-        return ModelRef(model, slot.origin, label, known[3], slot.contributors, slot.norm, slot.scale)
+        return ModelRef(
+            model=model,
+            origin=slot.origin,
+            label=label,
+            transfer=known[3],
+            contributors=slot.contributors,
+            norm=slot.norm,
+            scale=slot.scale,
+        )
 
     def _publish_group(self, channel: Channel, plain: bytes, round_: int = 0, label: str = "") -> bytes:
         """Seal ``plain`` to the fleet and publish it, retained; return its transfer id."""
@@ -217,12 +233,33 @@ class Publisher:
         self, member: Member, run: RunPlan, round_: int, transfer: bytes, action: Action, reason: str = ""
     ) -> None:
         """Tell one device what became of its upload."""
-        self._control(member, Control(run.fleet, member.name, action, run.run, round_, transfer, (), reason))
+        self._control(
+            member,
+            Control(
+                fleet=run.fleet,
+                device=member.name,
+                action=action,
+                run=run.run,
+                round=round_,
+                transfer=transfer,
+                missing=(),
+                reason=reason,
+            ),
+        )
 
     def ask_again(self, member: Member, run: RunPlan, round_: int, transfer: bytes, missing: tuple[int, ...]) -> None:
         """Ask one device for the chunks of its upload that did not arrive, as many as fit a packet."""
         missing = missing[: (self._transport.chunk_bytes - CONTROL_BYTES) // 4]
-        nack = Control(run.fleet, member.name, Action.NACK, run.run, round_, transfer, missing, "chunks missing")
+        nack = Control(
+            fleet=run.fleet,
+            device=member.name,
+            action=Action.NACK,
+            run=run.run,
+            round=round_,
+            transfer=transfer,
+            missing=missing,
+            reason="chunks missing",
+        )
         self._control(member, nack)
 
     def revoked(self, member: Member, signed: bytes) -> None:

@@ -46,7 +46,7 @@ _DISK: Final = DeclineReason.DISK.name.lower()
 """A device whose disk is full has ended: it must be started again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
     """Too few devices for a round to go on, after its deadline.
 
@@ -107,7 +107,15 @@ def shortage(state: EngineState) -> Shortage | None:
     if here >= needed or not missing:
         return None
     unable = tuple(d for d in missing if d in state.online and state.unable.get(d) not in (None, _DISK))
-    return Shortage(missing, here, needed, quorum, least, len(devices) - len(missing), unable)
+    return Shortage(
+        missing=missing,
+        here=here,
+        needed=needed,
+        quorum=quorum,
+        min_contributors=least,
+        remaining=len(devices) - len(missing),
+        unable=unable,
+    )
 
 
 class RunLog:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shoal.types import Float32Vector
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A run that this device may follow.
 

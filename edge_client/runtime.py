@@ -102,7 +102,9 @@ class DeviceRuntime:
         self._state = AgentState(membership.index, at, transfer=pending.transfer, sent=sent, answered=answered)
         up = self._topics.up(membership.name)
         notes = ControlMessages(membership, transport, up)
-        self._outbox = Uplink(self._files, transport, notes, up, pending.sealed, birth)
+        self._outbox = Uplink(
+            files=self._files, transport=transport, notes=notes, topic=up, sealed=pending.sealed, birth=birth
+        )
         self._declining = Decliner(membership, notes)
         self._run: Run | None = None
         self._following = RunFollower(membership, self._files)

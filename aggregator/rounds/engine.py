@@ -398,7 +398,7 @@ class Engine:
         if not plan.assignments:
             return state, ()
         state = opened(dataclasses.replace(state, strategy=after), plan)
-        return state, (OpenRound(plan, self.nonce(round_), before, available),)
+        return state, (OpenRound(plan=plan, nonce=self.nonce(round_), before=before, available=available),)
 
     def _is_due(self, state: EngineState) -> bool:
         """Return whether the mask epoch ends: newer secrets exist, or it has had its rounds and the run goes on.

@@ -82,7 +82,7 @@ class Gather:
     """Wait for devices; feed `DeadlinePassed` with the state's round and step after the plan's deadline."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRound:
     """Make ``before`` durable and announce ``plan``; `RunService` decides which comes first.
 
@@ -115,7 +115,7 @@ class RunFinished:
     """End the run: the final round is closed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Renewed:
     """Make a new mask epoch durable, publish it, then erase everything masked under the previous key.
 

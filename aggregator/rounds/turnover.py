@@ -93,7 +93,16 @@ class Turnover:
         assert state.rollover is not None
         generation, nonce = state.rollover.generation, self._nonce(plan.round, plan.step)
         state = opened(state, plan)
-        return state, (OpenRound(plan, nonce, state.strategy, available, generation, proposal),)
+        return state, (
+            OpenRound(
+                plan=plan,
+                nonce=nonce,
+                before=state.strategy,
+                available=available,
+                generation=generation,
+                proposal=proposal,
+            ),
+        )
 
     def advance(self, state: EngineState) -> Transition:
         """Go on from a step that is open, where enough has come or the time is over."""
@@ -157,7 +166,14 @@ class Turnover:
             "renewed": len(own),
         }
         state = noted(state, "mask-epoch", detail)
-        done = Renewed(state.round, certificate, folded.sealed, state.strategy, state.resume_metadata, own)
+        done = Renewed(
+            round=state.round,
+            certificate=certificate,
+            sealed=folded.sealed,
+            state=state.strategy,
+            metadata=state.resume_metadata,
+            own=own,
+        )
         state, actions = self._reopen(state)
         return state, (done, *(actions or (Gather(),)))
 

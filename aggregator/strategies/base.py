@@ -67,7 +67,7 @@ class ClusterModel:
         return dataclasses.replace(self, offset=offset, contributors=fewest, version=version)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientUpdate:
     """One device's upload of a round, checked and durable.
 
@@ -128,20 +128,20 @@ def contribution_of(
     if norm is None:
         norm = 0.0 if vector is None else norm_of(vector)
     return ClientUpdate(
-        upload.round,
-        upload.phase,
-        upload.device,
-        upload.model,
-        upload.samples,
-        upload.loss,
-        upload.key_id,
-        upload.margins,
-        upload.correct,
-        upload.tested,
-        vector,
-        norm,
-        upload.model_norm,
-        attached,
+        round=upload.round,
+        phase=upload.phase,
+        device=upload.device,
+        model=upload.model,
+        samples=upload.samples,
+        loss=upload.loss,
+        key_id=upload.key_id,
+        margins=upload.margins,
+        correct=upload.correct,
+        tested=upload.tested,
+        vector=vector,
+        norm=norm,
+        model_norm=upload.model_norm,
+        attached=attached,
     )
 
 

@@ -81,7 +81,7 @@ class OneShotSettings(StrategySettings):
         return Capabilities(pretrain=True, carry=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OneShotState:
     """The clusters, once they are found.
 
@@ -198,7 +198,14 @@ class OneShot:
         clusters = {c.device: int(label) for c, label in zip(models, labels, strict=True)}
         sizes = np.bincount(labels).tolist()
         events = (Event(round_, "clustered", {"sizes": sizes}),)
-        state = OneShotState(tuple(slots), tuple(centroids), tuple(sizes), state.origin, round_, clusters)
+        state = OneShotState(
+            slots=tuple(slots),
+            centroids=tuple(centroids),
+            behind=tuple(sizes),
+            origin=state.origin,
+            since=round_,
+            clusters=clusters,
+        )
         return state, events
 
     def _place(
@@ -237,13 +244,13 @@ class OneShot:
         rows = renewed_rows(renewal, [_centroid(j) for j in range(len(state.centroids))])
         lost = bool(state.centroids) and not rows
         return OneShotState(
-            tuple(fresh_slot(renewal, j) for j in range(len(state.slots))),
-            rows,
-            () if lost else state.behind,
-            fresh_slot(renewal, self.untrained),
-            state.since,
-            state.clusters,
-            (*state.news, Event(renewal.round, "centroids-lost", {})) if lost else state.news,
+            slots=tuple(fresh_slot(renewal, j) for j in range(len(state.slots))),
+            centroids=rows,
+            behind=() if lost else state.behind,
+            origin=fresh_slot(renewal, self.untrained),
+            since=state.since,
+            clusters=state.clusters,
+            news=(*state.news, Event(renewal.round, "centroids-lost", {})) if lost else state.news,
         )
 
     def retain(self, state: OneShotState, active: frozenset[str]) -> OneShotState:

@@ -49,6 +49,7 @@ class Retransmission:
 
     def __init__(
         self,
+        *,
         chunks: Reassembler,
         answers: Acknowledgements,
         publisher: Publisher,

@@ -86,7 +86,14 @@ class Uploads:
         self._verifier = UploadVerifier(membership.identity, run)
         self._queue = CommitQueue(store, syncer, self._table)
         self._answers = Acknowledgements(publisher, membership, run, self._table)
-        self._retransmission = Retransmission(inbound.chunks, self._answers, publisher, membership, run, self._table)
+        self._retransmission = Retransmission(
+            chunks=inbound.chunks,
+            answers=self._answers,
+            publisher=publisher,
+            membership=membership,
+            run=run,
+            table=self._table,
+        )
 
     @property
     def committing(self) -> bool:

@@ -16,7 +16,7 @@ from shoal.types import DIGEST_BYTES, KEY_ID_BYTES, Float32Vector, Segment, chec
 MAX_RUN_ID_BYTES: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MaskContext:
     """The public inputs of a mask's derivation; the secret is the other one.
 

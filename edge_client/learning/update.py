@@ -40,7 +40,7 @@ PERCENT: Final = 100
 """Out of so many a device reports its test answers where it does not tell how many samples it has."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingContext:
     """All that a device works with during a mask epoch of a run; ``own`` are updates that it keeps for later ones."""
 

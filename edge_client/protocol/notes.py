@@ -43,8 +43,18 @@ class ControlMessages:
     def remind(self, run_id: bytes, round_: int, upload: UploadRef, chunk_bytes: int, turn: int) -> None:
         """Ask what became of an ``upload``; the other arguments are `Reminder`'s."""
         member = self._membership
-        about = (upload.transfer, upload.digest, upload.size, chunk_bytes)
-        self._send(channels.REMINDER, Reminder(member.fleet, member.name, run_id, round_, *about, turn), round_)
+        reminder = Reminder(
+            fleet=member.fleet,
+            device=member.name,
+            run_id=run_id,
+            round=round_,
+            transfer=upload.transfer,
+            digest=upload.digest,
+            size=upload.size,
+            chunk_bytes=chunk_bytes,
+            turn=turn,
+        )
+        self._send(channels.REMINDER, reminder, round_)
 
     def _send(self, channel: Channel, note: Decline | Reminder, round_: int) -> None:
         member = self._membership

@@ -40,7 +40,7 @@ class Uplink:
     """
 
     def __init__(
-        self, files: UploadFile, transport: Transport, notes: ControlMessages, topic: str, sealed: bytes, birth: int
+        self, *, files: UploadFile, transport: Transport, notes: ControlMessages, topic: str, sealed: bytes, birth: int
     ) -> None:
         self._files = files
         self._transport = transport

@@ -73,7 +73,9 @@ class JobFactory:
         else:
             member, backend = self._membership, self._make_backend(run.bundle, self._threads)
             aggregator, own = aggregator_of(member.roster), UpdateCache(member.directory, run.plan)
-            self._workshop = TrainingContext(run, member.identity, aggregator, backend, shares, own)
+            self._workshop = TrainingContext(
+                run=run, identity=member.identity, aggregator=aggregator, backend=backend, shares=shares, own=own
+            )
         self.proposal = (b"", b"")
         return len(shares.train)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shoal.types import Float32Vector
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """What one transfer brought.
 
@@ -68,7 +68,14 @@ class ModelStore:
         check_model(header, run.plan, len(body), norm)
         theta = unmask(MaskedVector(masked, header.key_id), run.segment_keys[header.segment])
         theta += _scaled(run.origins[header.origin, run.plan.span(header.segment)], header.scale)
-        self._parts[label] = Part(transfer, header.model, header.origin, header.segment, header.scale, theta)
+        self._parts[label] = Part(
+            transfer=transfer,
+            model=header.model,
+            origin=header.origin,
+            segment=header.segment,
+            scale=header.scale,
+            theta=theta,
+        )
         return True
 
     def regroup(self, group: GroupKey) -> None:

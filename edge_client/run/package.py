@@ -97,7 +97,9 @@ def open_run(package: bytes, membership: DeviceMembership) -> Run:
             hint="have the owner issue a new grant, and join again",
         )
     task = _task(_open(parts.task, task_purpose(plan.task_digest), membership), plan)
-    return Run(plan, task, origins, key, segment_keys(key), 0, generation)
+    return Run(
+        plan=plan, bundle=task, origins=origins, key=key, segment_keys=segment_keys(key), since=0, generation=generation
+    )
 
 
 def open_epoch(package: bytes, epoch: Epoch, membership: DeviceMembership, least_roster: int = 0) -> Run:
@@ -135,7 +137,15 @@ def open_epoch(package: bytes, epoch: Epoch, membership: DeviceMembership, least
     if key.key_id != c.key_id:
         raise IntegrityError("this device's mask secret is not that of the mask epoch", hint="join the fleet anew")
     later = plan.in_epoch(c.next_epoch, c.key_id, c.origins)
-    return Run(later, bundle, origins, key, segment_keys(key), c.round, c.generation)
+    return Run(
+        plan=later,
+        bundle=bundle,
+        origins=origins,
+        key=key,
+        segment_keys=segment_keys(key),
+        since=c.round,
+        generation=c.generation,
+    )
 
 
 def reopen(package: bytes, epoch: bytes | None, membership: DeviceMembership) -> Run:
@@ -212,7 +222,14 @@ def seal_origins(
     """
     raw = task.to_bytes()
     count, length = origins.shape
-    head = Origins(checkpoint.fleet, checkpoint.run_id, checkpoint.next_epoch, len(raw), count, length)
+    head = Origins(
+        fleet=checkpoint.fleet,
+        run_id=checkpoint.run_id,
+        next_epoch=checkpoint.next_epoch,
+        task=len(raw),
+        origins=count,
+        length=length,
+    )
     plain = encode(head) + raw + origins.astype("<f4", copy=False).tobytes()
     return seal_to_group(identity, group, Sealed(group.fleet, epoch_purpose(checkpoint), identity.name, "*"), plain)
 
@@ -224,7 +241,14 @@ def epoch_purpose(checkpoint: Checkpoint) -> str:
 
 def epoch_key(plan: RunPlan, secret: MaskSecret, epoch: int) -> MaskKey:
     """Return the mask key of a run's epoch, from the secret of that epoch."""
-    context = MaskContext(plan.fleet, plan.run_id, epoch, plan.task_digest, plan.mode, plan.mask_segments)
+    context = MaskContext(
+        fleet=plan.fleet,
+        run_id=plan.run_id,
+        epoch=epoch,
+        task_digest=plan.task_digest,
+        mode=plan.mode,
+        segments=plan.mask_segments,
+    )
     return derive(secret, context)
 
 

@@ -104,15 +104,15 @@ def fold(
     coming = next_epoch(shop, announcement, membership)
     origins = folded(models)
     draft = Checkpoint(
-        shop.plan.fleet,
-        shop.plan.run_id,
-        announcement.round,
-        shop.plan.epoch,
-        coming.number,
-        coming.generation,
-        coming.key.key_id,
-        len(origins),
-        bytes(32),
+        fleet=shop.plan.fleet,
+        run_id=shop.plan.run_id,
+        round=announcement.round,
+        epoch=shop.plan.epoch,
+        next_epoch=coming.number,
+        generation=coming.generation,
+        key_id=coming.key.key_id,
+        origins=len(origins),
+        digest=bytes(32),
     )
     content = membership.content_of(coming.generation)
     sealed = package.seal_origins(shop.run.bundle, origins, draft, shop.identity, content)

@@ -87,7 +87,7 @@ class FinishedNode:
 
 
 @message(68)
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedModel:
     """The model that a device ended a run with.
 
@@ -297,7 +297,15 @@ class FinishedModels:
         sync_directory(self._folder)
         validation = figures.get(own.run_id, UNMEASURED)
         new = FinishedModel(
-            own.run, own.run_id, own.round, algorithm, task.digest, at_s, validation, nodes[-1], tuple(nodes[:-1])
+            run=own.run,
+            run_id=own.run_id,
+            round=own.round,
+            algorithm=algorithm,
+            task=task.digest,
+            finished_at_s=at_s,
+            validation=validation,
+            own=nodes[-1],
+            above=tuple(nodes[:-1]),
         )
         earlier = [
             replace(m, validation=figures.get(m.run_id, m.validation))

@@ -48,7 +48,7 @@ LOW_DISK_BYTES: Final = 1 << 20
 
 
 @message(64)
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
     """The head of a pending slot; its sha256 and the sealed upload follow.
 
@@ -161,7 +161,17 @@ class DeviceState:
         less, and a power cut in the middle leaves the other slot, which is all that has ever been sent.
         """
         nonce, name = mark.nonce.ljust(16, b"\0"), transfer.ljust(16, b"\0")
-        head = encode(Mark(mark.roster, mark.run, mark.round, nonce, name, len(sealed), mark.step))
+        head = encode(
+            Mark(
+                roster=mark.roster,
+                run=mark.run,
+                round=mark.round,
+                nonce=nonce,
+                transfer=name,
+                length=len(sealed),
+                step=mark.step,
+            )
+        )
         path = self._slots[self._next_slot]
         try:
             new = self._write_slot(path, head, sealed)

@@ -41,7 +41,7 @@ TRAININGS: Final = 9
 LOCAL: Final = LocalTraining(epochs=1, batch_size=50, lr=0.1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundFigures:
     """Results of the benchmark.
 
@@ -113,15 +113,15 @@ def measure(devices: int, broker_kind: str = "auto", rounds: int = MEASURED_ROUN
             device_rss = max(stage.programs[n].peak_rss_mb() for n in names)
             aggregator_rss = stage.programs["aggregator"].peak_rss_mb()
             return RoundFigures(
-                seconds,
-                training_s,
-                len(os.sched_getaffinity(0)),
-                devices,
-                4 * plan.length,
-                broker.kind,
-                plan.mode,
-                device_rss,
-                aggregator_rss,
+                seconds=seconds,
+                training_s=training_s,
+                cores=len(os.sched_getaffinity(0)),
+                devices=devices,
+                model_bytes=4 * plan.length,
+                broker=broker.kind,
+                mode=plan.mode,
+                device_rss_mb_max=device_rss,
+                aggregator_rss_mb_max=aggregator_rss,
             )
 
 

@@ -58,7 +58,14 @@ def run_key(secret: MaskSecret, plan: RunPlan) -> MaskKey:
     """Return the mask key of a run, as its devices derive it."""
     return derive(
         secret,
-        MaskContext(plan.fleet, plan.run_id, plan.epoch, plan.task_digest, plan.mode, plan.mask_segments),
+        MaskContext(
+            fleet=plan.fleet,
+            run_id=plan.run_id,
+            epoch=plan.epoch,
+            task_digest=plan.task_digest,
+            mode=plan.mode,
+            segments=plan.mask_segments,
+        ),
     )
 
 

@@ -75,17 +75,17 @@ def simulate(
     if checkpoint is not None and len(algorithms) > 1:
         raise UsageError("a checkpoint holds one run", hint="run the algorithms one by one, each with its own file")
     options = Options(
-        algorithms[0],
-        devices,
-        samples,
-        rounds,
-        seed,
-        mask,
-        data_dir,
-        _settings(settings or []),
-        grid,
-        device,
-        checkpoint,
+        algorithm=algorithms[0],
+        devices=devices,
+        samples=samples,
+        rounds=rounds,
+        seed=seed,
+        mask=mask,
+        data_dir=data_dir,
+        settings=_settings(settings or []),
+        grid=grid,
+        device=device,
+        checkpoint=checkpoint,
     )
     results, kept = _run(chosen, algorithms, options, save)
     if json:

@@ -34,19 +34,19 @@ def roster_change(before: Roster | None, roster: Roster, signed: bytes) -> Roste
     while stay < min(len(known.revoked), len(roster.revoked)) and known.revoked[stay] == roster.revoked[stay]:
         stay += 1
     return RosterChange(
-        known.sequence,
-        signed[:SIGNATURE_BYTES],
-        roster.fleet,
-        roster.sequence,
-        roster.issued_at_s,
-        roster.expires_at_s,
-        roster.aggregator,
-        len(roster.devices),
-        tuple(places),
-        tuple(roster.devices[place] for place in places),
-        stay,
-        roster.revoked[stay:],
-        roster.keys_since,
+        after=known.sequence,
+        signature=signed[:SIGNATURE_BYTES],
+        fleet=roster.fleet,
+        sequence=roster.sequence,
+        issued_at_s=roster.issued_at_s,
+        expires_at_s=roster.expires_at_s,
+        aggregator=roster.aggregator,
+        devices=len(roster.devices),
+        places=tuple(places),
+        members=tuple(roster.devices[place] for place in places),
+        revoked_stay=stay,
+        revoked=roster.revoked[stay:],
+        keys_since=roster.keys_since,
     )
 
 
@@ -74,13 +74,13 @@ def apply_change(before: Roster, change: RosterChange) -> bytes:
     if len(whole) != change.devices:
         raise WireError("a change of a roster that leaves places empty")
     roster = Roster(
-        change.fleet,
-        change.sequence,
-        change.issued_at_s,
-        change.expires_at_s,
-        change.aggregator,
-        whole,
-        (*before.revoked[: change.revoked_stay], *change.revoked),
-        change.keys_since,
+        fleet=change.fleet,
+        sequence=change.sequence,
+        issued_at_s=change.issued_at_s,
+        expires_at_s=change.expires_at_s,
+        aggregator=change.aggregator,
+        devices=whole,
+        revoked=(*before.revoked[: change.revoked_stay], *change.revoked),
+        keys_since=change.keys_since,
     )
     return change.signature + encode(roster)

@@ -57,13 +57,13 @@ def make_request(identity: Identity, token: Token, asked_at_s: int) -> bytes:
     card = make_card(identity, DEVICE_ROLE)
     statement = encode(
         EnrolStatement(
-            token.fleet,
-            token.owner,
-            token.aggregator,
-            token_id(token.secret),
-            token.expires_at_s,
-            asked_at_s,
-            card,
+            fleet=token.fleet,
+            owner=token.owner,
+            aggregator=token.aggregator,
+            token=token_id(token.secret),
+            expires_at_s=token.expires_at_s,
+            asked_at_s=asked_at_s,
+            card=card,
         )
     )
     head = ENROLMENT.head(token.fleet, identity.name, OWNER_NAME)

@@ -64,7 +64,7 @@ class ChunkKind(IntEnum):
 _KINDS: Final = frozenset(int(kind) for kind in ChunkKind)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkHeader:
     """A checked header: its numbers are consistent and within limits.
 
@@ -193,7 +193,16 @@ def parse(data: bytes | memoryview) -> tuple[ChunkHeader, memoryview]:
     if index >= total:
         raise WireError(f"chunk {index} of {total} does not exist")
     chunk_bytes = _chunk_bytes(length, index, total, offset, size)
-    header = ChunkHeader(ChunkKind(kind), round_, index, total, offset, size, name, chunk_bytes)
+    header = ChunkHeader(
+        kind=ChunkKind(kind),
+        round=round_,
+        index=index,
+        total=total,
+        offset=offset,
+        size=size,
+        transfer_id=name,
+        chunk_bytes=chunk_bytes,
+    )
     return header, view[HEADER_BYTES:]
 
 

@@ -162,7 +162,7 @@ def _record(cls: type[Any]) -> _Coder:
             coder.write(out, getattr(value, name))
 
     def read(reader: _Reader) -> Any:
-        return cls(*(coder.read(reader) for _, coder in coders))
+        return cls(**{name: coder.read(reader) for name, coder in coders})
 
     return _Coder(write, read)
 

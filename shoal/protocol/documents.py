@@ -39,7 +39,7 @@ class Member:
 
 
 @message(2)
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Roster:
     """Who belongs to the fleet, signed by the owner. A device's index is its place in ``devices``, which only grows.
 
@@ -89,7 +89,7 @@ class Roster:
 
 
 @message(23)
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RosterChange:
     """What turns one roster into the newest, and the owner's signature over that.
 
@@ -135,7 +135,7 @@ class Card:
 
 
 @message(4)
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGrant:
     """What the owner gives a device: the mask secret and the content key besides what the aggregator gets.
 
@@ -158,7 +158,7 @@ class DeviceGrant:
 
 
 @message(18)
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AggregatorGrant:
     """What the owner gives the aggregator: nothing that opens a mask, a model or a task; fields as in `DeviceGrant`."""
 
@@ -189,7 +189,7 @@ class Setting:
 
 
 @message(6)
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSettings:
     """Local training in a run plan: ``epochs`` of mini-batches, or ``steps`` full-batch steps if ``batch_size`` is 0.
 

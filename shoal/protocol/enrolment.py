@@ -33,7 +33,7 @@ class EnrolRequest:
 
 
 @message(21)
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnrolStatement:
     """What the token's HMAC is over: one device that asks one owner, for one fleet, by one token.
 
@@ -57,7 +57,7 @@ class EnrolStatement:
 
 
 @message(22)
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
     """What the owner's line holds: where to ask, whom to believe, and a secret for one device to ask with.
 

@@ -20,7 +20,7 @@ UNSIGNED: Final = bytes(64)
 
 
 @message(30)
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """What devices sign of a new mask epoch.
 
@@ -110,7 +110,7 @@ class Epoch:
 
 
 @message(36)
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Origins:
     """In front of what a checkpoint seals: the task's bytes and (origins, length) float32 little-endian follow."""
 

@@ -70,7 +70,7 @@ class DeclineReason(IntEnum):
 
 
 @message(10)
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRef:
     """Where to find a model's masked offset, or the shared part of all of them.
 
@@ -122,7 +122,7 @@ class Assignment:
 
 
 @message(12)
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
     """The open round, retained: models, orders, and each device's order by its place in the roster.
 
@@ -176,7 +176,7 @@ class Announcement:
 
 
 @message(13)
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelHeader:
     """In front of a masked offset on its way to devices; (length,) float32 little-endian follows.
 
@@ -242,7 +242,7 @@ class Upload:
 
 
 @message(15)
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
     """The aggregator's answer to one device's upload."""
 
@@ -300,7 +300,7 @@ class Decline:
 
 
 @message(25)
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reminder:
     """A device reminds the aggregator of an upload that was not answered.
 

@@ -30,7 +30,7 @@ TRANSFER_OVERHEAD_BYTES: Final = 1024
 """Memory that an unfinished transfer takes besides its chunks: header, key and dictionaries."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
     """A complete payload whose digest is its transfer id; ``signed`` is `Fingerprint`'s."""
 
@@ -370,7 +370,14 @@ class Reassembler:
         found = Fingerprint.of(payload)
         if found.transfer_id != header.transfer_id:
             self._refuse("digest", "the payload is not what its transfer id promises")
-        return Transfer(source, header.kind, header.round, found.transfer_id, payload, found.signed)
+        return Transfer(
+            source=source,
+            kind=header.kind,
+            round=header.round,
+            transfer_id=found.transfer_id,
+            payload=payload,
+            signed=found.signed,
+        )
 
     def _refuse_size(self, header: ChunkHeader, most: int) -> NoReturn:
         self._refused["oversized"] += 1

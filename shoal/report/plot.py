@@ -32,7 +32,7 @@ class Line:
     dots: bool = field(default=False, kw_only=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
     """One pair of axes.
 
@@ -158,7 +158,14 @@ def _over_rounds(
         if published and _number(data.get("published")):
             levels[f"{data['algorithm']}, published"] = float(data["published"])
         marks |= set(_splits(data))
-    return Panel(str(results[0]["experiment"]) if results else "", "round", label, lines, levels, sorted(marks))
+    return Panel(
+        title=str(results[0]["experiment"]) if results else "",
+        x_label="round",
+        y_label=label,
+        lines=lines,
+        levels=levels,
+        marks=sorted(marks),
+    )
 
 
 def _splits(data: Data) -> list[float]:
@@ -205,7 +212,13 @@ def _families(results: Sequence[Data], prefix: str) -> tuple[list[Line], str]:
 def _gap(results: Sequence[Data]) -> Iterator[Panel]:
     lines, axis = _families(results, "gap")
     label = "samples a device" if axis == "samples" else axis
-    yield Panel(str(results[0]["experiment"]), label, "separation gap", lines, {"no gap": 0.0} if lines else {})
+    yield Panel(
+        title=str(results[0]["experiment"]),
+        x_label=label,
+        y_label="separation gap",
+        lines=lines,
+        levels={"no gap": 0.0} if lines else {},
+    )
 
 
 def _clusters(results: Sequence[Data]) -> Iterator[Panel]:
@@ -219,13 +232,27 @@ def _clusters(results: Sequence[Data]) -> Iterator[Panel]:
             pairs = [(x, gaps[key]) for x, gaps in rows if _number(gaps.get(key))]
             lines.append(Line(f"cluster {key}", [x for x, _ in pairs], [y for _, y in pairs]))
         levels = {"no gap": 0.0} if lines else {}
-        yield Panel(f"{data['algorithm']}, by cluster", "round", "separation gap", lines, levels, _splits(data))
+        yield Panel(
+            title=f"{data['algorithm']}, by cluster",
+            x_label="round",
+            y_label="separation gap",
+            lines=lines,
+            levels=levels,
+            marks=_splits(data),
+        )
 
 
 def _norms(results: Sequence[Data]) -> Iterator[Panel]:
     for data in results:
         lines, axis = _families([data], "norm")
-        yield Panel(str(data["algorithm"]), axis, "norm of the update", lines, {}, logarithmic=True)
+        yield Panel(
+            title=str(data["algorithm"]),
+            x_label=axis,
+            y_label="norm of the update",
+            lines=lines,
+            levels={},
+            logarithmic=True,
+        )
 
 
 def _success(results: Sequence[Data]) -> Iterator[Panel]:
@@ -239,7 +266,14 @@ def _success(results: Sequence[Data]) -> Iterator[Panel]:
                 Line(f"{curve['line']} = {value:g}", *map(list, zip(*sorted(pairs), strict=True)))
                 for value, pairs in groups.items()
             ]
-            yield Panel(f"({name})", str(curve["axis"]), "chance of success", lines, {}, chance=True)
+            yield Panel(
+                title=f"({name})",
+                x_label=str(curve["axis"]),
+                y_label="chance of success",
+                lines=lines,
+                levels={},
+                chance=True,
+            )
 
 
 def _chance(results: Sequence[Data]) -> Iterator[Panel]:
@@ -252,7 +286,14 @@ def _chance(results: Sequence[Data]) -> Iterator[Panel]:
         lines = [
             Line(f"k = {k:g}", *map(list, zip(*sorted(pairs), strict=True))) for k, pairs in sorted(groups.items())
         ]
-        yield Panel(str(data["experiment"]), "gamma", "chance of the right bipartition", lines, {}, chance=True)
+        yield Panel(
+            title=str(data["experiment"]),
+            x_label="gamma",
+            y_label="chance of the right bipartition",
+            lines=lines,
+            levels={},
+            chance=True,
+        )
 
 
 def _panels(results: Sequence[Data]) -> Iterator[Panel]:
@@ -262,7 +303,13 @@ def _panels(results: Sequence[Data]) -> Iterator[Panel]:
             lines = [
                 Line(str(line["label"]), line["x"], line["y"], dots=bool(line.get("dots"))) for line in panel["lines"]
             ]
-            yield Panel(str(panel["title"]), str(panel["x_label"]), str(panel["y_label"]), lines, {})
+            yield Panel(
+                title=str(panel["title"]),
+                x_label=str(panel["x_label"]),
+                y_label=str(panel["y_label"]),
+                lines=lines,
+                levels={},
+            )
 
 
 _KINDS: Final[dict[str, Callable[[Sequence[Data]], Iterator[Panel]]]] = {

@@ -336,7 +336,13 @@ class MqttTransport:
     def _make_link(self, protocol: MQTTProtocolVersion, reason: str = "") -> Link:
         self._protocol = protocol
         options = LinkOptions(
-            self.address, self._tls, self.client_id, self._will, self._session_expiry_s, protocol, self._manual_ack
+            address=self.address,
+            tls=self._tls,
+            client_id=self.client_id,
+            will=self._will,
+            session_expiry_s=self._session_expiry_s,
+            protocol=protocol,
+            manual_ack=self._manual_ack,
         )
         return Link(options, self, reason)
 

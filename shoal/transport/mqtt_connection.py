@@ -67,7 +67,7 @@ class LinkEvents(Protocol):
         """A publish of ``size`` payload bytes needs nothing more: acknowledged, or sent or lost at QoS 0."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkOptions:
     """What a link keeps over all its connections.
 

@@ -140,7 +140,9 @@ def expanded(secret, purpose, length):
 def test_an_enrolment_is_what_the_page_says():
     """Line and request, opened with base64, HKDF, AES-GCM and HMAC alone."""
     secret = bytes(range(16))
-    token = enrolment.Token("reef", "mqtt://broker", "o", "a", 1_800_000_000, secret)
+    token = enrolment.Token(
+        fleet="reef", broker="mqtt://broker", owner="o", aggregator="a", expires_at_s=1_800_000_000, secret=secret
+    )
     line = token.to_line()
     assert line.startswith("shoal1-")
     data = base64.urlsafe_b64decode(line[7:] + "=" * (-len(line[7:]) % 4))

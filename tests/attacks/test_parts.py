@@ -43,7 +43,7 @@ def test_cosine_auc_and_balanced_accuracy_by_hand():
 
 
 def test_an_attack_works_only_beyond_its_margin():
-    result = Result("x", "y", 0.6, 0.5, "share", 0.1)
+    result = Result(name="x", attacker="y", success=0.6, chance=0.5, unit="share", margin=0.1)
     assert not result.works
     assert dataclasses.replace(result, success=0.61).works
 

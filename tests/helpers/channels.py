@@ -157,7 +157,17 @@ def decline(scene, signer, fleet, _):
 def reminder(scene, signer, fleet, _):
     """The victim asks what became of its upload."""
     state = scene.runtime._state
-    said = Reminder(fleet, VICTIM, scene.fleet.plan.run_id, 2, state.transfer, bytes(32), 1, 1024, 1 << 63)
+    said = Reminder(
+        fleet=fleet,
+        device=VICTIM,
+        run_id=scene.fleet.plan.run_id,
+        round=2,
+        transfer=state.transfer,
+        digest=bytes(32),
+        size=1,
+        chunk_bytes=1024,
+        turn=1 << 63,
+    )
     head = Sealed(fleet, "reminder", VICTIM, "aggregator")
     return seal_to_member(signer or scene.device, scene.aggregator.member.seal_key, head, encode(said))
 

@@ -60,7 +60,14 @@ class Crew:
         run = run or open_run(self.package, member)
         shares = split(Dataset(*samples(12)), b"seed")
         own = UpdateCache(member.directory, run.plan)
-        return TrainingContext(run, member.identity, self.server.identity.member, OrtModel(BUNDLE), shares, own)
+        return TrainingContext(
+            run=run,
+            identity=member.identity,
+            aggregator=self.server.identity.member,
+            backend=OrtModel(BUNDLE),
+            shares=shares,
+            own=own,
+        )
 
     def rotate(self, *devices):
         """Let the owner draw new secrets and ``devices``, by default all, take them."""
@@ -74,7 +81,10 @@ class Crew:
     def announced(self, plan, phase, round_=2, **changes):
         """Return (announcement, order) of a step of the rollover after ``round_``."""
         assignment = Assignment(int(phase), tuple(sorted(self.models)), int(Share.TRAIN), False, False, False)
-        refs = tuple(ModelRef(m, i, "x", bytes(16), 0, 0.0) for i, m in enumerate(sorted(self.models)))
+        refs = tuple(
+            ModelRef(model=m, origin=i, label="x", transfer=bytes(16), contributors=0, norm=0.0)
+            for i, m in enumerate(sorted(self.models))
+        )
         step = 1 if phase == Phase.CHECKPOINT else 2
         fields = {
             "fleet": plan.fleet,

@@ -21,7 +21,14 @@ SECRET = bytes(range(32))
 
 def in_epoch(run, epoch):
     """Return the run in a mask epoch, and the key of that epoch."""
-    context = MaskContext(run.fleet, run.run_id, epoch, run.task_digest, run.mode, run.mask_segments)
+    context = MaskContext(
+        fleet=run.fleet,
+        run_id=run.run_id,
+        epoch=epoch,
+        task_digest=run.task_digest,
+        mode=run.mode,
+        segments=run.mask_segments,
+    )
     key = derive(MaskSecret(SECRET), context)
     return dataclasses.replace(run, epoch=epoch, key_id=key.key_id), key
 

@@ -92,7 +92,9 @@ def thetas(fleet):
 def mask_key(fleet):
     """Return the run's mask key, which the owner can always derive."""
     p = fleet.plan
-    context = MaskContext(p.fleet, p.run_id, p.epoch, p.task_digest, p.mode, p.mask_segments)
+    context = MaskContext(
+        fleet=p.fleet, run_id=p.run_id, epoch=p.epoch, task_digest=p.task_digest, mode=p.mode, segments=p.mask_segments
+    )
     return derive(fleet.stage.fleet.secret_at(p.epoch), context)
 
 

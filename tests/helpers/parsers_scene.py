@@ -117,7 +117,11 @@ class Scene:
         """Return encoded messages by their type."""
         package = decode(self.package, RunPackage)
         request = make_request(self.newcomer, self.token, 1000)
-        statement = encode(EnrolStatement("demo", "o", "a", "t", 1, 1, self.card))
+        statement = encode(
+            EnrolStatement(
+                fleet="demo", owner="o", aggregator="a", token="t", expires_at_s=1, asked_at_s=1, card=self.card
+            )
+        )
         uploads = [
             fleets.open_upload(self.fleet, DEVICE, u)[0] for u in fleets.uploads_of(self.fleet, self.tap, DEVICE)
         ]
@@ -130,7 +134,21 @@ class Scene:
             Control: self.plains(ending=f"/{DEVICE}/ctl"),
             Upload: [encode(u) for u in uploads],
             Decline: [encode(Decline("demo", DEVICE, bytes(16), bytes(16), int(DeclineReason.DATA)))],
-            Reminder: [encode(Reminder("demo", DEVICE, bytes(16), 1, bytes(16), bytes(32), 6, 1024, 1))],
+            Reminder: [
+                encode(
+                    Reminder(
+                        fleet="demo",
+                        device=DEVICE,
+                        run_id=bytes(16),
+                        round=1,
+                        transfer=bytes(16),
+                        digest=bytes(32),
+                        size=6,
+                        chunk_bytes=1024,
+                        turn=1,
+                    )
+                )
+            ],
             Presence: self.plains(sender=DEVICE, ending="/state"),
             Roster: [self.owner.roster_bytes[64:]],
             RosterChange: [encode(roster_change(None, self.owner.roster, self.owner.roster_bytes))],
@@ -148,7 +166,7 @@ class Scene:
             FleetSecrets: [encode(secrets)],
             Change: [encode(Change(b"secrets", self.owner.roster_bytes))],
             TokenFile: [encode(TokenFile(self.token, 1000, ""))],
-            Mark: [encode(Mark(1, 1, 2, bytes(16), bytes(16), 0))],
+            Mark: [encode(Mark(roster=1, run=1, round=2, nonce=bytes(16), transfer=bytes(16), length=0))],
             ModelFile: [encode(ModelFile(1, bytes(16), 2, 0, 28))],
         }
         return _with_parts(found | _finished() | _rollover(self.owner.roster_bytes))
@@ -162,21 +180,41 @@ def _finished():
     """Return {type: encodings} of a device's list of finished models."""
     validation = Validation(0.5, 8, 10, 10)
     node = FinishedNode(1, bytes(32))
-    model = FinishedModel(1, bytes(16), 4, "cfl", bytes(32), 1_800_000_000, validation, node, (node,))
+    model = FinishedModel(
+        run=1,
+        run_id=bytes(16),
+        round=4,
+        algorithm="cfl",
+        task=bytes(32),
+        finished_at_s=1_800_000_000,
+        validation=validation,
+        own=node,
+        above=(node,),
+    )
     found = (validation, node, model, FinishedList(1, (model,)), RollbackChoice(bytes(16), bytes(16)))
     return {type(value): [encode(value)] for value in found}
 
 
 def _rollover(roster_bytes):
     """Return what travels at the end of a mask epoch."""
-    checkpoint = Checkpoint("demo", bytes(16), 2, 1, 2, 0, b"k" * 16, 2, b"d" * 32)
+    checkpoint = Checkpoint(
+        fleet="demo",
+        run_id=bytes(16),
+        round=2,
+        epoch=1,
+        next_epoch=2,
+        generation=0,
+        key_id=b"k" * 16,
+        origins=2,
+        digest=b"d" * 32,
+    )
     certificate = Certificate(checkpoint, roster_bytes, (SignedBy(DEVICE, b"s" * 64),))
     return {
         Epoch: [encode(Epoch(certificate, b"sealed"))],
         Certificate: [encode(certificate)],
         Proposal: [encode(Proposal(checkpoint, 1, 6))],
         Endorsement: [encode(Endorsement(b"s" * 64, (1, 2)))],
-        Origins: [encode(Origins("demo", bytes(16), 2, 5, 2, 28))],
+        Origins: [encode(Origins(fleet="demo", run_id=bytes(16), next_epoch=2, task=5, origins=2, length=28))],
     }
 
 

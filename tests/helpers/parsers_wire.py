@@ -171,8 +171,17 @@ def _owners(scene):
         return open_request(encode(EnrolRequest(scene.newcomer.member, sealed)), scene.token)
 
     card = make_card(scene.newcomer, "device")
-    terms = (scene.token.fleet, scene.token.owner, scene.token.aggregator, token_id(name))
-    statement = encode(EnrolStatement(*terms, scene.token.expires_at_s, 1000, card))
+    statement = encode(
+        EnrolStatement(
+            fleet=scene.token.fleet,
+            owner=scene.token.owner,
+            aggregator=scene.token.aggregator,
+            token=token_id(name),
+            expires_at_s=scene.token.expires_at_s,
+            asked_at_s=1000,
+            card=card,
+        )
+    )
     (chunk,) = split(request, kind=ChunkKind.ENROL, round=0)
     return [
         Parser("owner's desk", (topic.encode() + b"|" + chunk,), desk),
@@ -275,7 +284,15 @@ def _uploaded(name, settings):
     run = run_plan(name, settings, origins=needs, local=local, pretrain=local, rounds=5, quorum=1.0)
     server, devices = Identity.generate("aggregator"), [Identity.generate(f"dev-{i}") for i in range(3)]
     hostile = devices[2]
-    roster = Roster("demo", 3, 0, 1, server.member, tuple(d.member for d in devices), ())
+    roster = Roster(
+        fleet="demo",
+        sequence=3,
+        issued_at_s=0,
+        expires_at_s=1,
+        aggregator=server.member,
+        devices=tuple(d.member for d in devices),
+        revoked=(),
+    )
     engine: Engine = engine_of(run)
     state, _ = engine.begin(tuple(d.name for d in devices))
     for device in devices:
@@ -293,7 +310,14 @@ def _uploaded(name, settings):
         message, body, *_ = [*parts_of(data), b"", b""]
         sealed = seal_to_member(hostile, server.member.seal_key, clear, message, body)
         mark = Fingerprint.of(memoryview(sealed))
-        transfer = Transfer(hostile.name, ChunkKind.UPLOAD, 1, mark.transfer_id, memoryview(sealed), mark.signed)
+        transfer = Transfer(
+            source=hostile.name,
+            kind=ChunkKind.UPLOAD,
+            round=1,
+            transfer_id=mark.transfer_id,
+            payload=memoryview(sealed),
+            signed=mark.signed,
+        )
         verified = UploadVerifier(server, run).upload(hostile.name, transfer, roster)
         decision, reason = engine.validate(state, verified.header, verified.digest)
         if decision is not Decision.STORE:

@@ -15,7 +15,7 @@ from shoal.protocol.messages import Phase, Upload
 
 KEY_ID = b"k" * 16
 D = 6
-FULL_BATCH = LocalSettings(0, 1, 0, 0.1, 1.0, 0.0, 0.0, 0.0)
+FULL_BATCH = LocalSettings(epochs=0, steps=1, batch_size=0, lr=0.1, lr_decay=1.0, momentum=0.0, clip=0.0, prox_mu=0.0)
 
 
 def run_plan(algorithm="fedavg", settings=None, **changes):
@@ -96,7 +96,9 @@ def digest_of(upload, body):
 def contribution(device, values=None, *, model=0, samples=10, loss=1.0, **changes):
     """Return a contribution with vector ``values`` (d,), or without one."""
     vector = None if values is None else np.asarray(values, np.float32)
-    made = ClientUpdate(1, Phase.TRAIN, device, model, samples, loss, KEY_ID, vector=vector)
+    made = ClientUpdate(
+        round=1, phase=Phase.TRAIN, device=device, model=model, samples=samples, loss=loss, key_id=KEY_ID, vector=vector
+    )
     made = dataclasses.replace(made, norm=0.0 if vector is None else norm_of(vector))
     return dataclasses.replace(made, **changes)
 

@@ -29,7 +29,16 @@ def make_roster(devices=DEVICES, *, sequence=3, revoked=(), keys_since=0, fleet=
     """Return (roster, the same as the owner signed it)."""
     members = tuple(IDENTITIES[d].member for d in devices)
     aggregator = Identity.generate("aggregator").member
-    roster = Roster(fleet, sequence, 0, FOREVER, aggregator, members, tuple(revoked), keys_since)
+    roster = Roster(
+        fleet=fleet,
+        sequence=sequence,
+        issued_at_s=0,
+        expires_at_s=FOREVER,
+        aggregator=aggregator,
+        devices=members,
+        revoked=tuple(revoked),
+        keys_since=keys_since,
+    )
     return roster, sign_document(owner, roster)
 
 

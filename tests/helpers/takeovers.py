@@ -22,7 +22,7 @@ from tests.helpers.fleets import (
 FOLD = Assignment(int(Phase.CHECKPOINT), (0,), int(Share.TRAIN), train=False, evaluate=False, margins=False)
 SIGN = dataclasses.replace(FOLD, phase=int(Phase.ENDORSE))
 TRAIN = dataclasses.replace(FOLD, phase=int(Phase.TRAIN), train=True)
-ORIGIN = ModelRef(0, 0, "x", bytes(16), 0, 0.0)
+ORIGIN = ModelRef(model=0, origin=0, label="x", transfer=bytes(16), contributors=0, norm=0.0)
 
 
 def stop_at(fleet, reached):
@@ -123,7 +123,7 @@ class Takeover:
         label = group_key(self.fleet).topic_label(self.fleet.plan.run_id, PROPOSAL_MODEL)
         topic = Topics(self.fleet.plan.fleet).model(label)
         transfer = tell(self.fleet, topic, "proposal", encode(checkpoint) + sealed, ChunkKind.EPOCH)
-        ref = ModelRef(PROPOSAL_MODEL, 0, label, transfer, 0, 0.0)
+        ref = ModelRef(model=PROPOSAL_MODEL, origin=0, label=label, transfer=transfer, contributors=0, norm=0.0)
         self.sent()
         self.announce(self.step(number, assignment, devices, proposal=ref, **changes))
         found = {}

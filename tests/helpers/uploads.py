@@ -125,7 +125,15 @@ class Scene:
     def __init__(self, directory, disk=None):
         self.run = run_plan(segments=(SegmentSpec("cluster", LENGTH),), rounds=1000)
         server = identity("aggregator")
-        roster = Roster("demo", 3, 0, 1, server.member, tuple(identity(d).member for d in DEVICES), ())
+        roster = Roster(
+            fleet="demo",
+            sequence=3,
+            issued_at_s=0,
+            expires_at_s=1,
+            aggregator=server.member,
+            devices=tuple(identity(d).member for d in DEVICES),
+            revoked=(),
+        )
         self.membership = SimpleNamespace(identity=server, roster=roster)
         self.engine = Engine(self.run, make_strategy(self.run), bytes(16))
         self.disk = disk or SlowDisk()
@@ -211,15 +219,15 @@ class Scene:
         """Let a reminder of an upload arrive, a second after the latest message."""
         self.now_s += 1.0
         reminder = Reminder(
-            "demo",
-            packet.device,
-            self.run.run_id,
-            packet.header.round,
-            packet.transfer,
-            packet.digest,
-            len(packet.sealed),
-            CHUNK_BYTES,
-            turn,
+            fleet="demo",
+            device=packet.device,
+            run_id=self.run.run_id,
+            round=packet.header.round,
+            transfer=packet.transfer,
+            digest=packet.digest,
+            size=len(packet.sealed),
+            chunk_bytes=CHUNK_BYTES,
+            turn=turn,
         )
         server = self.membership.identity.member
         head = channels.REMINDER.head("demo", packet.device, "aggregator")

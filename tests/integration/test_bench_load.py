@@ -77,7 +77,7 @@ def test_other_algorithms_and_models_run_too(algorithm, model, prepared):
 
 
 def test_the_limit_on_open_files_is_the_aggregators():
-    with LoadFleet(1, open_files=77) as fleet:
+    with LoadFleet(devices=1, open_files=77) as fleet:
         fleet.start_aggregator()
         limits = Path(f"/proc/{fleet.aggregator.pid}/limits").read_text()
     (line,) = [x for x in limits.splitlines() if x.startswith("Max open files")]

@@ -155,7 +155,14 @@ class Aftermath:
     def of_the_mask(self, owner):
         """Return every key that the run's mask is made from, and the permutation itself as the device keeps it."""
         plan, keys = self.plan, {}
-        context = MaskContext(plan.fleet, plan.run_id, plan.epoch, plan.task_digest, plan.mode, plan.mask_segments)
+        context = MaskContext(
+            fleet=plan.fleet,
+            run_id=plan.run_id,
+            epoch=plan.epoch,
+            task_digest=plan.task_digest,
+            mode=plan.mode,
+            segments=plan.mask_segments,
+        )
         (segment,) = plan.mask_segments
 
         def subkey(purpose):

@@ -11,7 +11,14 @@ from shoal.errors import ConfigError, ShoalError
 from shoal.membership.tokens import make_request, open_request
 from shoal.protocol.enrolment import LINE_PREFIX, Token
 
-TOKEN = Token("reef", "mqtts://enrol:word@host:8883", "owner", "aggregator", 1_800_000_000, bytes(range(16)))
+TOKEN = Token(
+    fleet="reef",
+    broker="mqtts://enrol:word@host:8883",
+    owner="owner",
+    aggregator="aggregator",
+    expires_at_s=1_800_000_000,
+    secret=bytes(range(16)),
+)
 REQUEST = make_request(Identity.generate("dev-1"), TOKEN, 1_799_999_000)
 
 

@@ -120,7 +120,14 @@ def test_the_split_of_masked_updates_is_the_split_of_the_clear_ones(seed: int, e
     group = rng.permutation(np.arange(12) % 2)
     centres = rng.standard_normal((2, 500))
     rows = (centres[group] + 0.3 * rng.standard_normal((12, 500))).astype(np.float32)
-    context = MaskContext("f", b"r", epoch, bytes(32), mode, (Segment("shared", 100), Segment("cluster", 400)))
+    context = MaskContext(
+        fleet="f",
+        run_id=b"r",
+        epoch=epoch,
+        task_digest=bytes(32),
+        mode=mode,
+        segments=(Segment("shared", 100), Segment("cluster", 400)),
+    )
     key = derive(MaskSecret.from_bytes(bytes(32)), context)
     clear = bipartition(cosine_matrix(rows))
     masked = bipartition(cosine_matrix([mask(row, key).values for row in rows]))
@@ -131,7 +138,9 @@ def test_the_split_of_masked_updates_is_the_split_of_the_clear_ones(seed: int, e
 @given(st.integers(0, 1 << 40), st.integers(0, 1 << 40), st.sampled_from([name for name in MODES if name != "none"]))
 def test_different_epochs_mask_differently(first: int, second: int, mode: str) -> None:
     """Two epochs agree on 64 coordinates only if they are the same epoch."""
-    context = MaskContext("f", b"r", first, bytes(32), mode, (Segment("cluster", 64),))
+    context = MaskContext(
+        fleet="f", run_id=b"r", epoch=first, task_digest=bytes(32), mode=mode, segments=(Segment("cluster", 64),)
+    )
     secret = MaskSecret.from_bytes(bytes(32))
     vector = np.arange(64, dtype=np.float32)
     one = mask(vector, derive(secret, context)).values

@@ -19,7 +19,7 @@ from tests.helpers.states import damaged, instances, places, same
 
 STATES = sorted({s.state_type for s in STRATEGIES.values()}, key=lambda t: t.__name__)
 BY_KEY = Stored(ClientUpdate, UploadKey)
-BLANK = ClientUpdate(1, Phase.TRAIN, "dev-1", 0, 10, 1.0, bytes(16))
+BLANK = ClientUpdate(round=1, phase=Phase.TRAIN, device="dev-1", model=0, samples=10, loss=1.0, key_id=bytes(16))
 some = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 
 

@@ -21,7 +21,7 @@ class Picture:
     image: NDArray[np.float32] = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """Result of one attack on one mode; in every unit a larger value is better for the attacker.
 

@@ -98,24 +98,30 @@ def run(lab: Lab, mode: str) -> list[Result]:
     really = adjusted_rand([records[-1]["clusters"].get(n, -1) for n in sorted(data)], truth)
     return [
         Result(
-            "broker: bytes of updates",
-            WHO,
-            float(np.mean(seen)),
-            0.0,
-            "share",
-            0.0,
-            f"{len(masked)} updates, masked and clear, in {len(traffic)} recorded bytes",
+            name="broker: bytes of updates",
+            attacker=WHO,
+            success=float(np.mean(seen)),
+            chance=0.0,
+            unit="share",
+            margin=0.0,
+            note=f"{len(masked)} updates, masked and clear, in {len(traffic)} recorded bytes",
         ),
         Result(
-            "broker: groups by model topic",
-            WHO,
-            found,
-            0.0,
-            "ARI",
-            0.1,
-            f"the aggregator's own clusters have {really:.2f}",
+            name="broker: groups by model topic",
+            attacker=WHO,
+            success=found,
+            chance=0.0,
+            unit="ARI",
+            margin=0.1,
+            note=f"the aggregator's own clusters have {really:.2f}",
         ),
-        Result("broker: who uploads when", WHO, senders_seen(tap.heard), 1 / DEVICES, "share"),
+        Result(
+            name="broker: who uploads when",
+            attacker=WHO,
+            success=senders_seen(tap.heard),
+            chance=1 / DEVICES,
+            unit="share",
+        ),
     ]
 
 

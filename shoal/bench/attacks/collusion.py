@@ -46,23 +46,23 @@ def run(lab: Lab, mode: str) -> list[Result]:
     )
     return [
         Result(
-            "collusion: coordinates of an update",
-            WHO,
-            shares[0],
-            share_recovered(guess, update),
-            "share",
-            0.1,
-            f"with a made-up secret {shares[1]:.4f}; chance is the attacker's own training",
+            name="collusion: coordinates of an update",
+            attacker=WHO,
+            success=shares[0],
+            chance=share_recovered(guess, update),
+            unit="share",
+            margin=0.1,
+            note=f"with a made-up secret {shares[1]:.4f}; chance is the attacker's own training",
         ),
         Result(
-            "collusion: an image",
-            WHO,
-            psnr_db(reading, image.x[0]),
-            psnr_db(lab.public.mean(), image.x[0]),
-            "dB",
-            DB_MARGIN,
-            "PSNR; chance shows the mean image",
-            pictures,
+            name="collusion: an image",
+            attacker=WHO,
+            success=psnr_db(reading, image.x[0]),
+            chance=psnr_db(lab.public.mean(), image.x[0]),
+            unit="dB",
+            margin=DB_MARGIN,
+            note="PSNR; chance shows the mean image",
+            pictures=pictures,
         ),
     ]
 

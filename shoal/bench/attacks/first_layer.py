@@ -62,14 +62,14 @@ def _batch(lab: Lab, mode: str, size: int) -> Result:
             pictures = _pictures(lab, batch, readings)
     guess = "the mean image" if size == 1 else "the nearest of as many public images"
     return Result(
-        f"first-layer input, batch {size}",
-        WHO,
-        float(np.mean(got)),
-        float(np.mean(guessed)),
-        "dB",
-        DB_MARGIN,
-        f"PSNR; chance shows {guess}",
-        pictures,
+        name=f"first-layer input, batch {size}",
+        attacker=WHO,
+        success=float(np.mean(got)),
+        chance=float(np.mean(guessed)),
+        unit="dB",
+        margin=DB_MARGIN,
+        note=f"PSNR; chance shows {guess}",
+        pictures=pictures,
     )
 
 

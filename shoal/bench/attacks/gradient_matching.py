@@ -141,14 +141,14 @@ def _result(
         found.append(min(tries, key=lambda one: one[1])[0])  # by the distance, which the attacker knows
     square = (lab.side, lab.side)
     return Result(
-        name,
-        WHO,
-        float(np.mean([psnr_db(a, b) for a, b in zip(found, images.x, strict=True)])),
-        float(np.mean(guesses)),
-        "dB",
-        DB_MARGIN,
-        "PSNR; chance shows the mean image of the label",
-        (Picture("true", images.x[0].reshape(square)), Picture(name, found[0].reshape(square))),
+        name=name,
+        attacker=WHO,
+        success=float(np.mean([psnr_db(a, b) for a, b in zip(found, images.x, strict=True)])),
+        chance=float(np.mean(guesses)),
+        unit="dB",
+        margin=DB_MARGIN,
+        note="PSNR; chance shows the mean image of the label",
+        pictures=(Picture("true", images.x[0].reshape(square)), Picture(name, found[0].reshape(square))),
     )
 
 
@@ -161,7 +161,14 @@ def _cnn(lab: Lab) -> nn.Module:
 def _masked_gradient(lab: Lab, mode: str, model: nn.Module, image: Images) -> Float32Vector:
     x = torch.from_numpy(image.x).reshape(1, 1, lab.side, lab.side)
     step = gradient_of(model, x, torch.from_numpy(image.y), differentiable=False).numpy() * np.float32(-LR)
-    context = MaskContext("lab", b"cnn", 1, lab.bundle.digest, mode, (Segment("cluster", step.size),))
+    context = MaskContext(
+        fleet="lab",
+        run_id=b"cnn",
+        epoch=1,
+        task_digest=lab.bundle.digest,
+        mode=mode,
+        segments=(Segment("cluster", step.size),),
+    )
     return mask(step, derive(lab.secret(), context)).values / np.float32(-LR)
 
 

@@ -74,7 +74,16 @@ def run(lab: Lab, mode: str) -> list[Result]:
         ]
         seen = products([lab.masked(u, mode, epoch=trial) for u in updates])
         right.append((assign(seen, shadows, lab.rng("gram starts")) == classes).mean())
-    return [Result("a device's main class, from dot products", WHO, float(np.mean(right)), 1 / CLASSES, "share", 0.15)]
+    return [
+        Result(
+            name="a device's main class, from dot products",
+            attacker=WHO,
+            success=float(np.mean(right)),
+            chance=1 / CLASSES,
+            unit="share",
+            margin=0.15,
+        )
+    ]
 
 
 def _shadows(lab: Lab) -> NDArray[np.float64]:

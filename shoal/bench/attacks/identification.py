@@ -55,7 +55,7 @@ def run(lab: Lab, mode: str) -> list[Result]:
         return right / len(asked)
 
     def result(name: str, who: str, success: float, n: int) -> Result:
-        return Result(name, who, success, 1 / n, "share")
+        return Result(name=name, attacker=who, success=success, chance=1 / n, unit="share")
 
     all_sets = range(SETS)
     return [

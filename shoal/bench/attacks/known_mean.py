@@ -57,22 +57,22 @@ def run(lab: Lab, mode: str) -> list[Result]:
     best_single = max(cosine(clear[i], target) for i in others)
     return [
         Result(
-            "known mean: an update opened",
-            WHO,
-            cosine(opened, target),
-            cosine(mean, target),
-            "cosine",
-            0.02,
-            "chance is the mean itself",
+            name="known mean: an update opened",
+            attacker=WHO,
+            success=cosine(opened, target),
+            chance=cosine(mean, target),
+            unit="cosine",
+            margin=0.02,
+            note="chance is the mean itself",
         ),
         Result(
-            "nine updates known: the tenth projected",
-            WHO_MANY,
-            cosine(many, target),
-            max(best_single, cosine(np.mean([clear[i] for i in others], axis=0), target)),
-            "cosine",
-            0.02,
-            "dot products alone: the same under every mask; chance is the mean of the nine",
+            name="nine updates known: the tenth projected",
+            attacker=WHO_MANY,
+            success=cosine(many, target),
+            chance=max(best_single, cosine(np.mean([clear[i] for i in others], axis=0), target)),
+            unit="cosine",
+            margin=0.02,
+            note="dot products alone: the same under every mask; chance is the mean of the nine",
         ),
     ]
 

@@ -56,21 +56,21 @@ def run(lab: Lab, mode: str) -> list[Result]:
     apart = cosine(lab.update(lab.pick("known pair, the attacker's", 80, lab.public), ONE_EPOCH), update)
     return [
         Result(
-            "known pair: places of coordinates",
-            WHO,
-            share_placed(lab, mode, places),
-            1 / lab.length,
-            "share",
-            0.01,
+            name="known pair: places of coordinates",
+            attacker=WHO,
+            success=share_placed(lab, mode, places),
+            chance=1 / lab.length,
+            unit="share",
+            margin=0.01,
         ),
         Result(
-            "known pair: another update opened",
-            WHO,
-            cosine(opened, update),
-            apart,
-            "cosine",
-            0.05,
-            "chance is the attacker's own training from the same origin",
+            name="known pair: another update opened",
+            attacker=WHO,
+            success=cosine(opened, update),
+            chance=apart,
+            unit="cosine",
+            margin=0.05,
+            note="chance is the attacker's own training from the same origin",
         ),
     ]
 

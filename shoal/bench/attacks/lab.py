@@ -148,7 +148,14 @@ class Lab:
 
     def context(self, mode: str, epoch: int = 1) -> MaskContext:
         """Return the public inputs of a mask's derivation."""
-        return MaskContext("lab", b"privacy-bench-00", epoch, self.bundle.digest, mode, self.bundle.segments)
+        return MaskContext(
+            fleet="lab",
+            run_id=b"privacy-bench-00",
+            epoch=epoch,
+            task_digest=self.bundle.digest,
+            mode=mode,
+            segments=self.bundle.segments,
+        )
 
     def key(self, mode: str, epoch: int = 1, owner: str = "fleet") -> MaskKey:
         """Return the mask key of an epoch; each epoch has its own mask."""

@@ -54,11 +54,11 @@ def run(lab: Lab, mode: str) -> list[Result]:
         guessed.append(overlap(np.bincount(lab.public.y, minlength=CLASSES) / len(lab.public) * BATCH, truth))
     return [
         Result(
-            "label counts of a batch",
-            WHO,
-            float(np.mean(got)),
-            float(np.mean(guessed)),
-            "share",
+            name="label counts of a batch",
+            attacker=WHO,
+            success=float(np.mean(got)),
+            chance=float(np.mean(guessed)),
+            unit="share",
             note="chance guesses the usual mixture of classes",
         )
     ]

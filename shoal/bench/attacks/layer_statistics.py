@@ -63,13 +63,13 @@ def run(lab: Lab, mode: str) -> list[Result]:
         note = "judged by the tensor that a coordinate draws most on"
         results.append(
             Result(
-                f"layer of a coordinate, {rounds} round{'s' * (rounds > 1)}",
-                WHO,
-                balanced_accuracy(guess, truth),
-                1 / len(np.unique(truth)),
-                "accuracy",
-                0.1,
-                note if lab.keeps(mode) == "lengths" else "",
+                name=f"layer of a coordinate, {rounds} round{'s' * (rounds > 1)}",
+                attacker=WHO,
+                success=balanced_accuracy(guess, truth),
+                chance=1 / len(np.unique(truth)),
+                unit="accuracy",
+                margin=0.1,
+                note=note if lab.keeps(mode) == "lengths" else "",
             )
         )
     return results

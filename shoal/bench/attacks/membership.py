@@ -28,7 +28,16 @@ def run(lab: Lab, mode: str) -> list[Result]:
         seen = lab.masked(lab.update(members, TRAINING, seed=device), mode, epoch=device)
         near = [cosine(seen, -lab.gradient(both.rows(np.array([i])))) for i in range(2 * SAMPLES)]
         scores.append(auc(near[:SAMPLES], near[SAMPLES:]))
-    return [Result("membership of an image", WHO, float(np.mean(scores)), 0.5, "AUC", 0.1)]
+    return [
+        Result(
+            name="membership of an image",
+            attacker=WHO,
+            success=float(np.mean(scores)),
+            chance=0.5,
+            unit="AUC",
+            margin=0.1,
+        )
+    ]
 
 
 ATTACK: Final = Attack("membership", "Nasr et al. 2019; Shokri et al. 2017", WHO, run)

@@ -63,13 +63,13 @@ def run(lab: Lab, mode: str) -> list[Result]:
         guessed.append(np.minimum(usual, truth).sum())
     return [
         Result(
-            "grey levels of an image",
-            WHO,
-            float(np.mean(got)),
-            float(np.mean(guessed)),
-            "share",
-            0.1,
-            "overlap of histograms; chance is the usual histogram",
+            name="grey levels of an image",
+            attacker=WHO,
+            success=float(np.mean(got)),
+            chance=float(np.mean(guessed)),
+            unit="share",
+            margin=0.1,
+            note="overlap of histograms; chance is the usual histogram",
         )
     ]
 

@@ -77,13 +77,13 @@ def run(lab: Lab, mode: str) -> list[Result]:
     guess = learned(lab).predict(np.array(rows))
     return [
         Result(
-            "probing: layer of a coordinate",
-            WHO,
-            balanced_accuracy(guess, truth[at]),
-            1 / len(np.unique(truth)),
-            "accuracy",
-            0.1,
-            "one crafted mean a coordinate",
+            name="probing: layer of a coordinate",
+            attacker=WHO,
+            success=balanced_accuracy(guess, truth[at]),
+            chance=1 / len(np.unique(truth)),
+            unit="accuracy",
+            margin=0.1,
+            note="one crafted mean a coordinate",
         ),
         _false_count(lab, mode),
     ]
@@ -96,13 +96,13 @@ def _false_count(lab: Lab, mode: str) -> Result:
     honest = np.stack([sent, *(lab.masked(u, mode) for u in others)]).mean(0)
     read = [device_model(lab, mode, offset) - lab.origin for offset in (sent, honest)]
     return Result(
-        "false count: a device reads another's update",
-        WHO_COUNT,
-        share_recovered(read[0], victim),
-        share_recovered(read[1], victim),
-        "share",
-        0.1,
-        "sent as a mean of three, which the device's checks accept; chance is from a true mean of three",
+        name="false count: a device reads another's update",
+        attacker=WHO_COUNT,
+        success=share_recovered(read[0], victim),
+        chance=share_recovered(read[1], victim),
+        unit="share",
+        margin=0.1,
+        note="sent as a mean of three, which the device's checks accept; chance is from a true mean of three",
     )
 
 

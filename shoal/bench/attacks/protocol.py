@@ -49,7 +49,7 @@ def device_model(
     """
     plan, values = signed_plan(lab, mode), np.asarray(offset, np.float32)
     norm = float(np.linalg.norm(values.astype(np.float64)))
-    ref = ModelRef(0, 0, "x", b"\1" * 16, contributors, norm)
+    ref = ModelRef(model=0, origin=0, label="x", transfer=b"\1" * 16, contributors=contributors, norm=norm)
     announcement = Announcement(
         fleet=plan.fleet,
         run=plan.run,
@@ -67,7 +67,16 @@ def device_model(
         mode=plan.mode,
     )
     check_announcement(announcement, plan)
-    header = ModelHeader(plan.fleet, plan.run_id, plan.epoch, plan.key_id, 0, 0, round_, plan.length)
+    header = ModelHeader(
+        fleet=plan.fleet,
+        run_id=plan.run_id,
+        epoch=plan.epoch,
+        key_id=plan.key_id,
+        model=0,
+        origin=0,
+        round=round_,
+        length=plan.length,
+    )
     check_model(header, plan, 4 * values.size, norm)
     key = lab.key(mode)
     return lab.origin + unmask(MaskedVector(values, key.key_id), key)

@@ -65,13 +65,13 @@ def run(lab: Lab, mode: str) -> list[Result]:
             found = closest(seen_paths[rows], known_paths)
             results.append(
                 Result(
-                    f"shadow matching, {rounds} round{'s' * (rounds > 1)}, {name}",
-                    WHO,
-                    float((found == places[rows]).mean()),
-                    1 / lab.length,
-                    "share",
-                    TIMES_CHANCE / lab.length,
-                    "coordinates whose place is found exactly",
+                    name=f"shadow matching, {rounds} round{'s' * (rounds > 1)}, {name}",
+                    attacker=WHO,
+                    success=float((found == places[rows]).mean()),
+                    chance=1 / lab.length,
+                    unit="share",
+                    margin=TIMES_CHANCE / lab.length,
+                    note="coordinates whose place is found exactly",
                 )
             )
     return results

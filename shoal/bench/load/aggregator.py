@@ -53,7 +53,7 @@ INPUTS: Final = 784
 CLASSES: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """Results of the benchmark, in CPU seconds of this process, on one thread.
 
@@ -229,4 +229,11 @@ def measure(devices: int, algorithm: str = "fedavg") -> Load:
                 published.append(crowd.published_bytes - before)
         finally:
             crowd.close()
-    return Load(devices, algorithm, 4 * crowd.plan.length, presences_s, tuple(rounds_s[1:]), published[1])
+    return Load(
+        devices=devices,
+        algorithm=algorithm,
+        update_bytes=4 * crowd.plan.length,
+        presences_s=presences_s,
+        rounds_s=tuple(rounds_s[1:]),
+        published_bytes=published[1],
+    )

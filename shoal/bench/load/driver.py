@@ -74,7 +74,7 @@ SWITCH_INTERVAL_S: Final = 0.0005
 """Longest time that a network thread waits for the interpreter while the stepping thread computes; Python's own is 5 ms."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DriverSpec:
     """Task of one driver process, passed as a JSON file.
 

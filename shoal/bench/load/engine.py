@@ -44,7 +44,18 @@ def _times(plan: RunPlan, devices: int) -> dict[str, Any]:
         raise UsageError("round 1 did not open")
     # All but the last: that one closes the round, which is the strategy's work and not the engine's.
     uploads = [
-        Stored(ClientUpdate(1, assignment.phase, name, assignment.candidates[0], 10, 1.0, plan.key_id), DIGEST)
+        Stored(
+            ClientUpdate(
+                round=1,
+                phase=assignment.phase,
+                device=name,
+                model=assignment.candidates[0],
+                samples=10,
+                loss=1.0,
+                key_id=plan.key_id,
+            ),
+            DIGEST,
+        )
         for name, assignment in list(state.plan.assignments.items())[:-1]
     ]
     begin = time.process_time()

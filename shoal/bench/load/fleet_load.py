@@ -73,7 +73,7 @@ _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Sample:
     """State of the aggregator and the broker at one moment; CPU in seconds since each started, memory in MB of 2^20 bytes."""
 
@@ -100,6 +100,7 @@ class LoadFleet:
 
     def __init__(
         self,
+        *,
         devices: int,
         model: Model = "logistic",
         algorithm: str = "fedavg",
@@ -192,7 +193,14 @@ class LoadFleet:
         for number, first in enumerate(range(0, self.devices, DEVICES_PER_DRIVER)):
             report = self.root / f"report-{number}.json"
             names = self.names[first : first + DEVICES_PER_DRIVER]
-            spec = DriverSpec(str(self._states), self.names[0], names, first, str(report), self._spread_s)
+            spec = DriverSpec(
+                devices=str(self._states),
+                joined=self.names[0],
+                names=names,
+                first=first,
+                report=str(report),
+                spread_s=self._spread_s,
+            )
             file = self.root / f"driver-{number}.json"
             file.write_text(json.dumps(dataclasses.asdict(spec)))
             start = "from shoal.bench.load.driver import main; main()"
@@ -245,7 +253,15 @@ class LoadFleet:
         except OSError as error:
             raise StageError(f"the aggregator has ended:\n{self.aggregator.tail()}") from error
         broker_s = cpu_seconds(self.broker.pid) if self.broker.pid else 0.0
-        return Sample(at_s, rounds_closed(self.run_dir), cpu_s, broker_s, rss_mb, rss_mb_max, files)
+        return Sample(
+            at_s=at_s,
+            closed=rounds_closed(self.run_dir),
+            aggregator_cpu_s=cpu_s,
+            broker_cpu_s=broker_s,
+            rss_mb=rss_mb,
+            rss_mb_max=rss_mb_max,
+            open_files=files,
+        )
 
     def check(self) -> None:
         """Raise StageError if a process has ended by itself."""

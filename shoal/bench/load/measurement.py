@@ -98,7 +98,9 @@ def measure(
         StageError: a process ended by itself, or the run stalled.
         ConfigError: this process may not open enough files for so many devices.
     """
-    with LoadFleet(devices, model, algorithm, rounds, open_files, spread_s) as fleet:
+    with LoadFleet(
+        devices=devices, model=model, algorithm=algorithm, rounds=rounds, open_files=open_files, spread_s=spread_s
+    ) as fleet:
         if prepared:
             replay = prepare(fleet)
             fleet.start_aggregator()

@@ -36,7 +36,7 @@ SLACK: Final = {
 """Absolute difference that is allowed in addition, by figure."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SoakSample:
     """State of the aggregator at one moment; ``at_s`` in seconds since the first sample, memory in MB of 2^20 bytes."""
 
@@ -48,7 +48,7 @@ class SoakSample:
     aggregator_cpu_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SoakFigures:
     """Samples of a soak, at least four."""
 
@@ -108,7 +108,7 @@ def measure(devices: int, minutes: float, algorithm: str = "fedavg") -> SoakFigu
     """
     length_s = 60.0 * minutes
     interval_s = max(LEAST_INTERVAL_S, length_s / SAMPLES)
-    with LoadFleet(devices, algorithm=algorithm, rounds=ROUNDS) as fleet:
+    with LoadFleet(devices=devices, algorithm=algorithm, rounds=ROUNDS) as fleet:
         fleet.start_aggregator()
         fleet.start_drivers()
         _wait_for_rounds(fleet, min(WARM_UP_S, 0.1 * length_s))
@@ -125,7 +125,14 @@ def measure(devices: int, minutes: float, algorithm: str = "fedavg") -> SoakFigu
             time.sleep(interval_s)
         reports = fleet.reports()
         nacks, reminders = sum(r.nacks for r in reports), sum(r.reminders for r in reports)
-        return SoakFigures(devices, algorithm, fleet.model_bytes, tuple(samples), nacks, reminders)
+        return SoakFigures(
+            devices=devices,
+            algorithm=algorithm,
+            model_bytes=fleet.model_bytes,
+            samples=tuple(samples),
+            nacks=nacks,
+            reminders=reminders,
+        )
 
 
 def _wait_for_rounds(fleet: LoadFleet, warm_up_s: float) -> None:
@@ -140,7 +147,14 @@ def _wait_for_rounds(fleet: LoadFleet, warm_up_s: float) -> None:
 
 def _sample(fleet: LoadFleet, seen: Sample) -> SoakSample:
     size = sum(_size(fleet.run_dir / f"{DATABASE}{suffix}") for suffix in ("", "-wal", "-shm"))
-    return SoakSample(seen.at_s, seen.closed, seen.rss_mb, seen.open_files, size, seen.aggregator_cpu_s)
+    return SoakSample(
+        at_s=seen.at_s,
+        closed=seen.closed,
+        rss_mb=seen.rss_mb,
+        open_files=seen.open_files,
+        database_bytes=size,
+        aggregator_cpu_s=seen.aggregator_cpu_s,
+    )
 
 
 def _size(path: Path) -> int:
@@ -172,4 +186,10 @@ def plot(figures: SoakFigures, path: Path) -> None:
         ("Round time", "s", minutes[1:], seconds),
     ]
     name = f"{figures.devices} devices, {figures.algorithm}"
-    draw([Panel(title, "minutes", unit, [Line(name, x, y)], {}) for title, unit, x, y in curves], path)
+    draw(
+        [
+            Panel(title=title, x_label="minutes", y_label=unit, lines=[Line(name, x, y)], levels={})
+            for title, unit, x, y in curves
+        ],
+        path,
+    )

@@ -121,8 +121,17 @@ def gram(bench: Bench) -> Iterator[KernelResult]:
         whole_s, stream_s, sgemm_s, pairs_s = bench.race(whole, stream, _sgemm(bench), pairs, runs=3)
         ceiling_s = sgemm_s * gram_flops(n, d) / gram_flops(SGEMM_SIZE, SGEMM_SIZE)
         naive_s = pairs_s * n * n / NAIVE_PAIRS
-        yield KernelResult("gram", n, d, whole_s, ceiling_s / whole_s, naive_s / whole_s)
-        yield KernelResult("streaming_gram", n, d, stream_s, ceiling_s / stream_s, naive_s / stream_s)
+        yield KernelResult(
+            name="gram", n=n, d=d, seconds=whole_s, ceiling_ratio=ceiling_s / whole_s, naive_ratio=naive_s / whole_s
+        )
+        yield KernelResult(
+            name="streaming_gram",
+            n=n,
+            d=d,
+            seconds=stream_s,
+            ceiling_ratio=ceiling_s / stream_s,
+            naive_ratio=naive_s / stream_s,
+        )
 
 
 def embedding(bench: Bench) -> Iterator[KernelResult]:
@@ -133,7 +142,7 @@ def embedding(bench: Bench) -> Iterator[KernelResult]:
         lambda: edc(rows, DIRECTIONS), _sgemm(bench), lambda: randomised_edc(rows, DIRECTIONS), runs=3
     )
     ceiling_s = sgemm_s * gram_flops(n, d) / gram_flops(SGEMM_SIZE, SGEMM_SIZE)
-    yield KernelResult("edc", n, d, edc_s, ceiling_s / edc_s, svd_s / edc_s)
+    yield KernelResult(name="edc", n=n, d=d, seconds=edc_s, ceiling_ratio=ceiling_s / edc_s, naive_ratio=svd_s / edc_s)
     n = 200 if bench.quick else 1000
     similarity = bench.similarity(n)
     cached = similarity.reshape(-1)[: min(similarity.size, 64_000)]
@@ -146,8 +155,12 @@ def embedding(bench: Bench) -> Iterator[KernelResult]:
         runs=3,
     )
     ceiling_s, naive_s = sum_s * (n**3 / 2) / cached.size, slab_s * n / NAIVE_ROWS
-    yield KernelResult("madc", n, 0, madc_s, ceiling_s / madc_s, naive_s / madc_s)
-    yield KernelResult("madc_torch", n, 0, torch_s, ceiling_s / torch_s, naive_s / torch_s)
+    yield KernelResult(
+        name="madc", n=n, d=0, seconds=madc_s, ceiling_ratio=ceiling_s / madc_s, naive_ratio=naive_s / madc_s
+    )
+    yield KernelResult(
+        name="madc_torch", n=n, d=0, seconds=torch_s, ceiling_ratio=ceiling_s / torch_s, naive_ratio=naive_s / torch_s
+    )
 
 
 def mean(bench: Bench) -> Iterator[KernelResult]:
@@ -163,7 +176,9 @@ def mean(bench: Bench) -> Iterator[KernelResult]:
             return np.average(rows, axis=0, weights=weights)
 
         mean_s, read_s, naive_s = bench.race(ours, rows.sum, naive)
-        yield KernelResult("mean", n, d, mean_s, read_s / mean_s, naive_s / mean_s)
+        yield KernelResult(
+            name="mean", n=n, d=d, seconds=mean_s, ceiling_ratio=read_s / mean_s, naive_ratio=naive_s / mean_s
+        )
 
 
 def halves(bench: Bench) -> Iterator[KernelResult]:
@@ -178,14 +193,23 @@ def halves(bench: Bench) -> Iterator[KernelResult]:
         start = time.process_time()
         union_find(similarity)
         naive_s = time.process_time() - start
-        yield KernelResult("bipartition", n, 0, seconds, read_s / seconds, naive_s / seconds)
+        yield KernelResult(
+            name="bipartition", n=n, d=0, seconds=seconds, ceiling_ratio=read_s / seconds, naive_ratio=naive_s / seconds
+        )
 
 
 def mask(bench: Bench) -> Iterator[KernelResult]:
     """The permutation mask: apply, invert, and derive its key."""
     for d in [159_010] if bench.quick else [159_010, 1_000_000, 10_000_000]:
         vector = bench.normal(d)
-        context = MaskContext("bench", b"bench", 0, bytes(32), "permutation", (Segment("cluster", d),))
+        context = MaskContext(
+            fleet="bench",
+            run_id=b"bench",
+            epoch=0,
+            task_digest=bytes(32),
+            mode="permutation",
+            segments=(Segment("cluster", d),),
+        )
         start = time.process_time()
         key = derive(MaskSecret.from_bytes(bytes(32)), context)
         derive_s = time.process_time() - start
@@ -214,9 +238,15 @@ def _mask_at(
         scatter,
         lambda: bench.rng.permutation(d),
     )
-    yield KernelResult("mask", 1, d, mask_s, memcpy_s / mask_s, gather_s / mask_s)
-    yield KernelResult("unmask", 1, d, unmask_s, memcpy_s / unmask_s, scatter_s / unmask_s)
-    yield KernelResult("derive", 1, d, derive_s, memcpy_s / derive_s, draw_s / derive_s)
+    yield KernelResult(
+        name="mask", n=1, d=d, seconds=mask_s, ceiling_ratio=memcpy_s / mask_s, naive_ratio=gather_s / mask_s
+    )
+    yield KernelResult(
+        name="unmask", n=1, d=d, seconds=unmask_s, ceiling_ratio=memcpy_s / unmask_s, naive_ratio=scatter_s / unmask_s
+    )
+    yield KernelResult(
+        name="derive", n=1, d=d, seconds=derive_s, ceiling_ratio=memcpy_s / derive_s, naive_ratio=draw_s / derive_s
+    )
 
 
 KERNELS: Final[list[Kernel]] = [gram, embedding, mean, halves, mask]

@@ -63,7 +63,12 @@ def _at(d: int, modes: Sequence[str], turns: int) -> list[ModeCost]:
     vector = bench.normal(d)
     out, back = np.empty_like(vector), np.empty_like(vector)
     secret = MaskSecret.from_bytes(bytes(32))
-    contexts = [MaskContext("bench", b"bench", 0, bytes(32), mode, (Segment("cluster", d),)) for mode in modes]
+    contexts = [
+        MaskContext(
+            fleet="bench", run_id=b"bench", epoch=0, task_digest=bytes(32), mode=mode, segments=(Segment("cluster", d),)
+        )
+        for mode in modes
+    ]
     derive_s = bench.race(*(partial(derive, secret, context) for context in contexts), runs=2)
     keys = [derive(secret, context) for context in contexts]
     work: list[Callable[[], object]] = [partial(np.copyto, out, vector)]

@@ -25,7 +25,9 @@ from shoal.simulation.trainers.networks import OneHidden, origins
 NETWORK: Final = OneHidden(784, 200, 10)
 STEPS: Final = 10
 MODELS: Final = 4
-RECIPE: Final = LocalSettings(0, STEPS, 0, 0.1, 1.0, 0.0, 0.0, 0.0)
+RECIPE: Final = LocalSettings(
+    epochs=0, steps=STEPS, batch_size=0, lr=0.1, lr_decay=1.0, momentum=0.0, clip=0.0, prox_mu=0.0
+)
 SGEMM_SIZE: Final = 2048
 LOOP_DEVICES: Final = 12
 
@@ -40,7 +42,11 @@ def simulator(quick: bool) -> list[KernelResult]:
     results = []
     for samples, devices in sizes:
         seconds, ceiling, naive = measure_training(samples, devices, 3 if quick else 5)
-        results.append(KernelResult("simulator", samples, NETWORK.length, seconds, ceiling, naive))
+        results.append(
+            KernelResult(
+                name="simulator", n=samples, d=NETWORK.length, seconds=seconds, ceiling_ratio=ceiling, naive_ratio=naive
+            )
+        )
     return results
 
 

@@ -71,7 +71,7 @@ class ModeReport:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyReport:
     """A whole run.
 
@@ -133,7 +133,14 @@ def measure(
             reports.append(ModeReport(mode, costs, computed, attack_all(lab, mode, progress)))
             lab.forget(mode)
         seal = measure_seal(quick)
-    return PrivacyReport(tuple(reports), lab.name, lab.length, quick, seal, time.monotonic() - start)
+    return PrivacyReport(
+        modes=tuple(reports),
+        dataset=lab.name,
+        coordinates=lab.length,
+        quick=quick,
+        seal=seal,
+        seconds=time.monotonic() - start,
+    )
 
 
 @contextmanager

@@ -32,7 +32,7 @@ TOLERANCE: Final = 1e-4
 _MEGABYTE: Final = 1e6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     """CPU milliseconds on one thread for a vector of ``d`` coordinates, and the bytes it travels as.
 
@@ -56,7 +56,9 @@ def measure_cost(mode: str, quick: bool) -> list[Cost]:
 
 def _cost(mode: str, d: int, bench: Bench, runs: int) -> Cost:
     secret = MaskSecret.from_bytes(hashlib.sha256(b"cost").digest())
-    context = MaskContext("lab", b"cost", 1, bytes(32), mode, (Segment("cluster", d),))
+    context = MaskContext(
+        fleet="lab", run_id=b"cost", epoch=1, task_digest=bytes(32), mode=mode, segments=(Segment("cluster", d),)
+    )
     key = derive(secret, context)
     source, out = bench.normal(d), np.empty(d, np.float32)
     apply, invert, copy = bench.race(
@@ -64,7 +66,14 @@ def _cost(mode: str, d: int, bench: Bench, runs: int) -> Cost:
     )
     (deriving,) = bench.race(lambda: derive(secret, context), runs=1 if d > MAIN_SIZE else 3)
     travels = mask(source, key).values.nbytes
-    return Cost(d, 1e3 * deriving, 1e3 * apply, 1e3 * invert, apply / copy, travels)
+    return Cost(
+        d=d,
+        derive_ms=1e3 * deriving,
+        apply_ms=1e3 * apply,
+        invert_ms=1e3 * invert,
+        apply_memcpy_ratio=apply / copy,
+        bytes=travels,
+    )
 
 
 def measure_seal(quick: bool) -> dict[str, float]:

@@ -18,7 +18,7 @@ _TRUE = ("1", "on", "true", "yes")
 _FALSE = ("0", "off", "false", "no")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The options of one run; None means the experiment's default.
 

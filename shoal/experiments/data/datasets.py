@@ -45,7 +45,7 @@ class MissingDataError(DataError):
     """A data set was not found on this machine; the hint says how to get it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
     """Images with labels, as published.
 
@@ -251,7 +251,14 @@ def _read_idx_set(name: str, found: dict[str, list[Path]]) -> Dataset:
             raise DataError(f"{images} has {len(x)} images, but its label file has {len(y)} labels")
         _check_labels(images, y)
         parts += [x, y]
-    return Dataset(name, parts[0], parts[1], parts[2], parts[3], found[IDX_FILES[0]][0].parent)
+    return Dataset(
+        name=name,
+        x_train=parts[0],
+        y_train=parts[1],
+        x_test=parts[2],
+        y_test=parts[3],
+        origin=found[IDX_FILES[0]][0].parent,
+    )
 
 
 def _read_cifar(name: str, found: dict[str, list[Path]]) -> Dataset:
@@ -259,7 +266,15 @@ def _read_cifar(name: str, found: dict[str, list[Path]]) -> Dataset:
     batches = [_cifar_batch(found[file][0]) for file in CIFAR_FILES]
     x_train = np.concatenate([x for x, _ in batches[:-1]])
     y_train = np.concatenate([y for _, y in batches[:-1]])
-    return Dataset(name, x_train, y_train, *batches[-1], found[CIFAR_FILES[0]][0].parent)
+    x_test, y_test = batches[-1]
+    return Dataset(
+        name=name,
+        x_train=x_train,
+        y_train=y_train,
+        x_test=x_test,
+        y_test=y_test,
+        origin=found[CIFAR_FILES[0]][0].parent,
+    )
 
 
 def _cifar_batch(path: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

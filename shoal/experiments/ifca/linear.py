@@ -62,7 +62,7 @@ class Endings:
     iterations: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """One point of a curve.
 

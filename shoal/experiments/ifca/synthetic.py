@@ -80,7 +80,7 @@ CURVES: Final[Mapping[str, Curve]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """How trials are run: iterations, starts, seed, whether starts stop early, and in which way they are masked."""
 
@@ -127,7 +127,13 @@ def points_of(curve: Curve, options: Options) -> Iterator[tuple[dict[str, float]
             if m < curve.k or m % curve.k:
                 raise UsageError(f"{m} devices can't be split into {curve.k} equal groups")
             point = Point(
-                curve.k, m, n, at["R"], at["sigma"], options.knob("dimension", 1000), norm=options.knob("norm", False)
+                k=curve.k,
+                m=m,
+                n=n,
+                scale=at["R"],
+                sigma=at["sigma"],
+                d=options.knob("dimension", 1000),
+                norm=options.knob("norm", False),
             )
             yield {"R": at["R"], "sigma": at["sigma"], "m": m, "n": n}, point
 
@@ -191,7 +197,17 @@ def mask_key(d: int, plan: Plan) -> MaskKey:
 
     digest = hashlib.sha256(b"ifca-synthetic").digest()
     secret = MaskSecret(hashlib.sha256(f"ifca-synthetic {plan.seed}".encode()).digest())
-    return derive(secret, MaskContext("simulated", b"ifca-synthetic", 0, digest, plan.mask, (Segment("cluster", d),)))
+    return derive(
+        secret,
+        MaskContext(
+            fleet="simulated",
+            run_id=b"ifca-synthetic",
+            epoch=0,
+            task_digest=digest,
+            mode=plan.mask,
+            segments=(Segment("cluster", d),),
+        ),
+    )
 
 
 def cost(point: Point, plan: Plan, iterations: int = 3) -> dict[str, float]:
@@ -248,12 +264,12 @@ def run(options: Options, progress: Progress) -> Result:
     if not names or not set(names) <= set(CURVES):
         raise UsageError(f"curves {names!r}: there are {''.join(CURVES)}")
     plan = Plan(
-        options.rounds or ITERATIONS,
-        options.knob("starts", STARTS),
-        options.seed,
-        options.knob("settle", options.grid == "default"),
-        options.mask,
-        options.device,
+        iterations=options.rounds or ITERATIONS,
+        starts=options.knob("starts", STARTS),
+        seed=options.seed,
+        settle=options.knob("settle", options.grid == "default"),
+        mask=options.mask,
+        device=options.device,
     )
     if plan.starts < 1:
         raise UsageError("a trial needs at least one start")

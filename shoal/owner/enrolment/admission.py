@@ -31,7 +31,7 @@ from shoal.transport.base import Message, Transport, TransportEvent
 from shoal.transport.retained import RetainedPublisher
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """An enrolment request with a valid token.
 
@@ -81,7 +81,14 @@ def examine(fleet: FleetDirectory, tokens: TokenStore, token: str, data: bytes |
         raise UntrustedError(f"device {asked.card.member.name!r} is revoked, and its token was used")
     if now_s > file.token.expires_at_s and not answered:
         raise UntrustedError("the token has expired")
-    return Request(asked.card.member.name, print_, token, asked.asked_at_s, asked.card_bytes, answered)
+    return Request(
+        name=asked.card.member.name,
+        fingerprint=print_,
+        token=token,
+        asked_at_s=asked.asked_at_s,
+        card=asked.card_bytes,
+        answered=answered,
+    )
 
 
 class Registrar:

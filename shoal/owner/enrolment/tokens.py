@@ -63,12 +63,12 @@ class TokenStore:
                     hint="shoal-fleet add-aggregator first",
                 )
             token = Token(
-                self._fleet.name,
-                self._fleet.broker_for(ENROL_USER),
-                self._fleet.fingerprint,
-                fingerprint(aggregator),
-                now_s + life_s,
-                os.urandom(TOKEN_SECRET_BYTES),
+                fleet=self._fleet.name,
+                broker=self._fleet.broker_for(ENROL_USER),
+                owner=self._fleet.fingerprint,
+                aggregator=fingerprint(aggregator),
+                expires_at_s=now_s + life_s,
+                secret=os.urandom(TOKEN_SECRET_BYTES),
             )
             self._write(TokenFile(token, now_s, ""))
             return token

@@ -140,7 +140,17 @@ class FleetDirectory:
             owner = Identity.generate(OWNER_NAME)
             vault = Vault(path, lock)
             vault.write(OWNER_FILE, owner.reveal())
-            write_private(path / ROSTER_FILE, sign_document(owner, Roster(name, 1, *_life(), None, (), ())))
+            issued, expires = _life()
+            first = Roster(
+                fleet=name,
+                sequence=1,
+                issued_at_s=issued,
+                expires_at_s=expires,
+                aggregator=None,
+                devices=(),
+                revoked=(),
+            )
+            write_private(path / ROSTER_FILE, sign_document(owner, first))
             for sub in (GRANTS, RUNS):
                 private_directory(path / sub)
             # The secrets are written last: their file marks a complete fleet.
@@ -390,10 +400,25 @@ class FleetDirectory:
         roster, since = b"" if renewal else self.roster_bytes, self.roster.keys_since
         grant: AggregatorGrant | DeviceGrant
         if card.role == AGGREGATOR_ROLE:
-            grant = AggregatorGrant(s.fleet, key, broker, roster, since, s.broadcast_key)
+            grant = AggregatorGrant(
+                fleet=s.fleet,
+                owner_key=key,
+                broker=broker,
+                roster=roster,
+                keys_since=since,
+                broadcast_key=s.broadcast_key,
+            )
         else:
             grant = DeviceGrant(
-                s.fleet, key, broker, roster, since, s.broadcast_key, s.mask_secret, s.content_key, s.mask_epoch
+                fleet=s.fleet,
+                owner_key=key,
+                broker=broker,
+                roster=roster,
+                keys_since=since,
+                broadcast_key=s.broadcast_key,
+                mask_secret=s.mask_secret,
+                content_key=s.content_key,
+                mask_epoch=s.mask_epoch,
             )
         return seal_grant(self.owner, card, grant)
 

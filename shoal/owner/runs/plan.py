@@ -99,7 +99,14 @@ def make_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) ->
         draft = draft_plan(fleet, bundle, options)
         # Each run has mask epochs of its own, so that no two runs share a permutation.
         run, epoch = fleet.take_run(draft.epochs)
-        context = MaskContext(fleet.name, draft.run_id, epoch, bundle.digest, options.mode, bundle.segments)
+        context = MaskContext(
+            fleet=fleet.name,
+            run_id=draft.run_id,
+            epoch=epoch,
+            task_digest=bundle.digest,
+            mode=options.mode,
+            segments=bundle.segments,
+        )
         return dataclasses.replace(draft, run=run, epoch=epoch, key_id=key_id(fleet.secret_at(epoch), context))
 
 
@@ -126,7 +133,14 @@ def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -
 def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> RunPlan:
     run, run_id, epoch = fleet.secrets.next_run, os.urandom(16), fleet.secrets.mask_epoch
     epoch_rounds = options.epoch_rounds or options.rounds
-    context = MaskContext(fleet.name, run_id, epoch, bundle.digest, options.mode, bundle.segments)
+    context = MaskContext(
+        fleet=fleet.name,
+        run_id=run_id,
+        epoch=epoch,
+        task_digest=bundle.digest,
+        mode=options.mode,
+        segments=bundle.segments,
+    )
     local = options.local or bundle.manifest.hyper
     settings = settings_of(options.algorithm, options.settings)
     return RunPlan(

@@ -35,7 +35,7 @@ _DOCUMENT: Final = "document"
 _ARRAY: Final = "array/"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
     """A simulated run between two rounds, without the strategy's state.
 

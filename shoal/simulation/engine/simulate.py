@@ -39,7 +39,7 @@ ROUNDS_SPARE: Final = 10
 """A run may take at most this many times its counted rounds, since rounds of trials and cold starts may not count."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """A closed round in full, for experiments that measure more."""
 
@@ -51,7 +51,7 @@ class Observation:
     workforce: Workforce
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimResult:
     """Result of a simulated run.
 
@@ -164,7 +164,17 @@ def mask_of(run: RunPlan) -> MaskKey | None:
     # No secret at all: in a simulation the mask only shows that strategies work on masked vectors.
     secret = MaskSecret.from_bytes(int(run.seed).to_bytes(32, "little"))
     segments = tuple(Segment(s.name, s.length) for s in run.segments)
-    return derive(secret, MaskContext(run.fleet, run.run_id, run.epoch, run.task_digest, run.mode, segments))
+    return derive(
+        secret,
+        MaskContext(
+            fleet=run.fleet,
+            run_id=run.run_id,
+            epoch=run.epoch,
+            task_digest=run.task_digest,
+            mode=run.mode,
+            segments=segments,
+        ),
+    )
 
 
 def simulate(
@@ -216,12 +226,15 @@ def simulate(
     )
     made = build_strategy(strategy or find_strategy(algorithm), run, backend, workforce.average)
     name = checkpoint.fingerprint(run, start, options.arrivals)
-    return _Simulation(made, workforce, options, progress, watch, name).run()
+    return _Simulation(
+        strategy=made, workforce=workforce, options=options, progress=progress, watch=watch, name=name
+    ).run()
 
 
 class _Simulation:
     def __init__(
         self,
+        *,
         strategy: Strategy,
         workforce: Workforce,
         options: SimOptions,
@@ -285,7 +298,16 @@ class _Simulation:
                 self.uncounted_events += outcome.events
             self.events += [(number, event) for event in outcome.events]
             if self.watch is not None:
-                self.watch(Observation(number, plan, tuple(given), outcome, state, self.workforce))
+                self.watch(
+                    Observation(
+                        round=number,
+                        plan=plan,
+                        contributions=tuple(given),
+                        outcome=outcome,
+                        state=state,
+                        workforce=self.workforce,
+                    )
+                )
             spent += self._restarts(state, round_, outcome)
             if options.checkpoint is not None and time.monotonic() - saved_s >= checkpoint.SAVE_EVERY_S:
                 point = self._resume_point(round_, spent, outcome)
@@ -296,32 +318,32 @@ class _Simulation:
         final = self.strategy.final(state, round_ + 1, self._there(round_))
         thetas = {model: self.workforce.theta(final, model) for model in final.models}
         return SimResult(
-            tuple(self.history),
-            spent,
-            round_,
-            tuple(self.events),
-            dict(outcome.clusters),
-            self.last,
-            thetas,
-            run,
-            self.strategy,
-            state,
-            self.workforce,
+            history=tuple(self.history),
+            restart_rounds=spent,
+            all_rounds=round_,
+            events=tuple(self.events),
+            clusters=dict(outcome.clusters),
+            final=self.last,
+            thetas=thetas,
+            run=run,
+            strategy=self.strategy,
+            state=state,
+            workforce=self.workforce,
         )
 
     def _resume_point(self, round_: int, spent: int, outcome: Outcome) -> checkpoint.ResumePoint:
         starts = tuple(tuple(rounds) for rounds in self.starts)
         history = tuple(self.history)
         return checkpoint.ResumePoint(
-            round_,
-            spent,
-            dict(outcome.clusters),
-            history,
-            starts,
-            tuple(self.events),
-            self.uncounted_s,
-            self.uncounted_events,
-            dict(self.levels),
+            round=round_,
+            spent=spent,
+            clusters=dict(outcome.clusters),
+            history=history,
+            starts=starts,
+            events=tuple(self.events),
+            uncounted_s=self.uncounted_s,
+            uncounted_events=self.uncounted_events,
+            levels=dict(self.levels),
         )
 
     def _go_on(self, point: checkpoint.ResumePoint) -> tuple[int, int, Outcome]:

@@ -134,7 +134,7 @@ class Convolved:
         return losses.sum(1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Pooled:
     """A convolution, pooled by 2x2, with ReLU, of a devices' b samples.
 
@@ -187,7 +187,15 @@ class _Pooled:
         values = torch.maximum(upper, below, out=scratch(f"values {level}", x, a, out, columns))
         lower = torch.gt(below, upper, out=scratch(f"lower {level}", x, a, out, columns))
         values.add_(bias.unsqueeze(2)).relu_()
-        return cls(patches, right, lower, values.view(a, out, h, h, b), x.shape[2], padding, level)
+        return cls(
+            patches=patches,
+            right=right,
+            lower=lower,
+            values=values.view(a, out, h, h, b),
+            padded=x.shape[2],
+            padding=padding,
+            level=level,
+        )
 
     def backward(self, error: Tensor, kernels: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the gradients of kernels and bias, and the errors of the inputs (a, in, side, side, b) if they count.

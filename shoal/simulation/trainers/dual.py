@@ -123,7 +123,7 @@ class Scored:
         return self.pre[torch.arange(len(chosen), device=self.pre.device), :, index]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DualTrained:
     """Updates in the dual form.
 
@@ -324,7 +324,9 @@ class Dual:
         behind_first = params[2:] if self.bias else params[1:]
         tail = Descent(dense.copies(behind_first, torch.from_numpy(start[sort]).to(device)), lr, local)
         losses = self._full(first, tail, y, block, local.steps) if mini is None else self._mini(first, tail, y, mini)
-        trained = DualTrained(first.u, x, kernel, tail.changes(), check_losses(losses), self.bias)
+        trained = DualTrained(
+            coefficients=first.u, x=x, kernel=kernel, tail=tail.changes(), losses=check_losses(losses), bias=self.bias
+        )
         return trained if sorted_already else _restore(trained, index, sort)
 
     def _start(self, params: list[Tensor], start: NDArray[np.int64], block: Block) -> Tensor:
@@ -374,4 +376,11 @@ def _restore(trained: DualTrained, index: Tensor, sort: NDArray[np.int64]) -> Du
     losses = np.empty_like(trained.losses)
     losses[sort] = trained.losses
     tail = [part[back] for part in trained.tail]
-    return DualTrained(trained.coefficients[back], trained.x[back], trained.kernel[back], tail, losses, trained.bias)
+    return DualTrained(
+        coefficients=trained.coefficients[back],
+        x=trained.x[back],
+        kernel=trained.kernel[back],
+        tail=tail,
+        losses=losses,
+        bias=trained.bias,
+    )

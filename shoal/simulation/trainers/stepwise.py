@@ -91,7 +91,7 @@ class _Weights:
 class _Dual:
     """The first layer by U: see the module."""
 
-    def __init__(self, x: Array, kernel: Array, weight: Array, bias: Array, lr: float, shrink: float) -> None:
+    def __init__(self, *, x: Array, kernel: Array, weight: Array, bias: Array, lr: float, shrink: float) -> None:
         self._x, self._kernel, self._lr, self._shrink = x, kernel, np.float32(lr), np.float32(shrink)
         self._first: Array = np.dot(x, weight.T)
         self._first += bias
@@ -215,7 +215,7 @@ class Stepwise:
         weight, bias, *tail = params
         first: _Weights | _Dual
         if self.form == "kernel" or (self.form == "auto" and n <= KERNEL_RATIO * x.shape[1]):
-            first = _Dual(x, self._kernels.of(place, x), weight, bias, lr, shrink)
+            first = _Dual(x=x, kernel=self._kernels.of(place, x), weight=weight, bias=bias, lr=lr, shrink=shrink)
         else:
             first = _Weights(x, weight, bias, lr, shrink)
         output = _Output(y, size, self.network.classes, -(-steps // -(-n // size)))

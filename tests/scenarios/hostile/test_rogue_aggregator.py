@@ -71,8 +71,8 @@ def changed(**fields):
     return lambda a: dataclasses.replace(a, **fields)
 
 
-ORIGIN = ModelRef(0, 0, "x", bytes(16), 0, 0.0)
-OFFSET = ModelRef(0, 0, "x", b"\1" * 16, 2, 1.0)
+ORIGIN = ModelRef(model=0, origin=0, label="x", transfer=bytes(16), contributors=0, norm=0.0)
+OFFSET = ModelRef(model=0, origin=0, label="x", transfer=b"\1" * 16, contributors=2, norm=1.0)
 SCORING = {"phase": int(Phase.SCORE), "train": False}
 
 OVERSTEPS = {
@@ -279,7 +279,7 @@ def test_a_model_is_taken_only_as_the_plan_describes_it(rogue, caplog, case):
     assignment = Assignment(int(Phase.TRAIN), (0,), int(Share.TRAIN), train=True, evaluate=False, margins=False)
     topic = Topics("demo").model(group_label)
     transfer = tell(fleet, topic, "model", masked(fleet.plan, values, **header), ChunkKind.MODEL, round_=2)
-    ref = ModelRef(0, 0, group_label, transfer, 2, 1.0)
+    ref = ModelRef(model=0, origin=0, label=group_label, transfer=transfer, contributors=2, norm=1.0)
     announce(fleet, dataclasses.replace(rogue.round_2, models=(ref,), assignments=(assignment,)))
     if not expected:
         assert rogue.sent() == [1, 1]

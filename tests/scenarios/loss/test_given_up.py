@@ -33,7 +33,14 @@ def refuse(fleet, name):
     state = fleet.devices[name].runtime._state
     run = fleet.plan.run
     control = Control(
-        fleet.plan.fleet, name, int(Action.REFUSED), run, state.mark.round, state.transfer, (), "of another run"
+        fleet=fleet.plan.fleet,
+        device=name,
+        action=int(Action.REFUSED),
+        run=run,
+        round=state.mark.round,
+        transfer=state.transfer,
+        missing=(),
+        reason="of another run",
     )
     head = Sealed(fleet.plan.fleet, "control", "aggregator", name)
     sealed = seal_to_group(aggregator_identity(fleet), group_key(fleet), head, encode(control))

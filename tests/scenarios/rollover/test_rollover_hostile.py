@@ -27,7 +27,7 @@ from tests.helpers.takeovers import SIGN, TRAIN, Takeover, open_round
 from tests.scenarios.revocation.test_revocation import publish
 
 CFL = {"algorithm": "cfl", "settings": {"validate": "off"}}
-CARRIED = ModelRef(CARRIED_FIRST, 0, "x", b"\5" * 16, 3, 1.0, 0.0)
+CARRIED = ModelRef(model=CARRIED_FIRST, origin=0, label="x", transfer=b"\5" * 16, contributors=3, norm=1.0, scale=0.0)
 
 
 def taken_over(root, rounds_served=2, **options):

@@ -181,11 +181,13 @@ class Rogue:
         label = fleet_label(self.fleet, model)
         origin = 0 if model == SHARED_MODEL else model
         fields = {"key_id": plan.key_id, "length": len(values), "segment": segment, **header}
-        plain = ModelHeader("demo", plan.run_id, plan.epoch, model=model, origin=origin, round=2, **fields)
+        plain = ModelHeader(
+            fleet="demo", run_id=plan.run_id, epoch=plan.epoch, model=model, origin=origin, round=2, **fields
+        )
         body = np.ascontiguousarray(values, "<f4").tobytes()
         topic = Topics("demo").model(label)
         transfer = tell(self.fleet, topic, "model", encode(plain) + body, ChunkKind.MODEL, round_=2)
-        return ModelRef(model, origin, label, transfer, 2, 1.0)
+        return ModelRef(model=model, origin=origin, label=label, transfer=transfer, contributors=2, norm=1.0)
 
     def announce(self, shared, *models):
         announcement = dataclasses.replace(

@@ -36,7 +36,7 @@ def forged(crew, device="dev-1", *, key=None, signer=None, purpose="presence", s
     message = encode(Presence("demo", device, 9, online))
     payload = memoryview(seal_to_group(signer or member.identity, group, head, message))
     found = Fingerprint.of(payload)
-    return Transfer("x", None, 0, found.transfer_id, payload, found.signed)
+    return Transfer(source="x", kind=None, round=0, transfer_id=found.transfer_id, payload=payload, signed=found.signed)
 
 
 def test_a_device_comes_and_goes(crew):
@@ -100,7 +100,12 @@ def test_a_presence_of_another_device_is_refused(crew):
     )
     found = Fingerprint.of(payload)
     with pytest.raises(UntrustedError, match="the presence of 'dev-2' on dev-1's topic"):
-        DevicePresence(crew.server).take("dev-1", Transfer("x", None, 0, found.transfer_id, payload, found.signed))
+        DevicePresence(crew.server).take(
+            "dev-1",
+            Transfer(
+                source="x", kind=None, round=0, transfer_id=found.transfer_id, payload=payload, signed=found.signed
+            ),
+        )
 
 
 def test_somebody_who_was_revoked_is_not_listened_to(crew):

@@ -115,7 +115,18 @@ def opened(count, algorithm="fedavg", **changes):
 
 def given(state, device):
     assignment = state.plan.assignments[device]
-    return Stored(ClientUpdate(1, Phase(assignment.phase), device, assignment.candidates[0], 10, 1.0, KEY_ID), DIGEST)
+    return Stored(
+        ClientUpdate(
+            round=1,
+            phase=Phase(assignment.phase),
+            device=device,
+            model=assignment.candidates[0],
+            samples=10,
+            loss=1.0,
+            key_id=KEY_ID,
+        ),
+        DIGEST,
+    )
 
 
 def test_the_presences_before_round_1(compare):
@@ -217,7 +228,9 @@ def test_presences_while_a_rollover_is_put_off(compare):
     def measured(count):
         engine, state, devices = begun(count)
         members = tuple(Member(d, bytes(32), bytes(32)) for d in devices)
-        roster = Roster("demo", 1, 0, 1, None, members, ())
+        roster = Roster(
+            fleet="demo", sequence=1, issued_at_s=0, expires_at_s=1, aggregator=None, devices=members, revoked=()
+        )
         state = dataclasses.replace(state, round=1, roster=roster, rollover=Rollover(0, HASTY_TRIES))
         cost = Cost()
         for device in devices:

@@ -21,7 +21,17 @@ RUN = run_plan()
 PAYLOAD = bytes(range(256)) * 12
 CHUNKS = split(PAYLOAD, kind=ChunkKind.UPLOAD, round=7, chunk_bytes=1024)
 TRANSFER, DIGEST = transfer_id(PAYLOAD), b"d" * 32
-REMINDER = Reminder("demo", "dev-1", RUN.run_id, 7, TRANSFER, DIGEST, len(PAYLOAD), 1024, 5)
+REMINDER = Reminder(
+    fleet="demo",
+    device="dev-1",
+    run_id=RUN.run_id,
+    round=7,
+    transfer=TRANSFER,
+    digest=DIGEST,
+    size=len(PAYLOAD),
+    chunk_bytes=1024,
+    turn=5,
+)
 WHOLE = (0, 1, 2)
 OPEN = EngineState((), None, RUN, plan=RoundPlan(7, {}, {}), round=7)
 
@@ -33,7 +43,14 @@ class Scene:
         self.publisher, self.table, self.chunks = Recorder(), UploadTable(), Reassembler()
         membership = Membership()
         self.answers = Acknowledgements(self.publisher, membership, RUN, self.table)
-        self.requests = Retransmission(self.chunks, self.answers, self.publisher, membership, RUN, self.table)
+        self.requests = Retransmission(
+            chunks=self.chunks,
+            answers=self.answers,
+            publisher=self.publisher,
+            membership=membership,
+            run=RUN,
+            table=self.table,
+        )
 
     def told(self):
         """Return the messages to devices since the last call: (device, transfer, chunks) or (action, transfer[, reason])."""

@@ -19,7 +19,15 @@ from shoal.protocol.reassembly import Reassembler
 from tests.helpers.plans import D, engine_of, run_plan, upload_of
 
 DEVICE, OTHER, SERVER = (Identity.generate(n) for n in ("dev-1", "dev-2", "aggregator"))
-ROSTER = Roster("demo", 3, 0, 1, SERVER.member, (DEVICE.member, OTHER.member), ())
+ROSTER = Roster(
+    fleet="demo",
+    sequence=3,
+    issued_at_s=0,
+    expires_at_s=1,
+    aggregator=SERVER.member,
+    devices=(DEVICE.member, OTHER.member),
+    revoked=(),
+)
 RUN = run_plan(norm_limit=10.0)
 HEAD = channels.UPLOAD.head("demo", "dev-1", "aggregator")
 
@@ -136,7 +144,17 @@ def test_a_forged_upload_is_no_refusal():
 
 
 DECLINE = Decline("demo", "dev-1", RUN.run_id, b"n" * 16, int(DeclineReason.TASK))
-REMINDER = Reminder("demo", "dev-1", RUN.run_id, 1, b"t" * 16, b"d" * 32, 6000, 1024, 1)
+REMINDER = Reminder(
+    fleet="demo",
+    device="dev-1",
+    run_id=RUN.run_id,
+    round=1,
+    transfer=b"t" * 16,
+    digest=b"d" * 32,
+    size=6000,
+    chunk_bytes=1024,
+    turn=1,
+)
 MESSAGES = {
     "decline": (UploadVerifier.decline, DECLINE, Declined("dev-1", b"n" * 16, DeclineReason.TASK)),
     "reminder": (UploadVerifier.reminder, REMINDER, REMINDER),

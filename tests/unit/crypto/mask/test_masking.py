@@ -15,7 +15,14 @@ from shoal.errors import IntegrityError, KeyMismatchError, UsageError
 from shoal.types import MaskedVector, Segment
 
 SECRET = MaskSecret.from_bytes(bytes(range(32)))
-CONTEXT = MaskContext("plant-7", b"run", 0, bytes(32), "permutation", (Segment("cluster", 1000),))
+CONTEXT = MaskContext(
+    fleet="plant-7",
+    run_id=b"run",
+    epoch=0,
+    task_digest=bytes(32),
+    mode="permutation",
+    segments=(Segment("cluster", 1000),),
+)
 KEY = derive(SECRET, CONTEXT)
 VECTOR = np.random.default_rng(7).standard_normal(1000, dtype=np.float32)
 

@@ -22,7 +22,10 @@ KEPT_BYTES = {"none": 0, "permutation": 4, "signed-permutation": 5, "rotation": 
 def key_of(mode: str, *lengths: int) -> MaskKey:
     names = ("shared", "cluster") if len(lengths) > 1 else ("cluster",)
     segments = tuple(Segment(name, length) for name, length in zip(names, lengths, strict=True))
-    return derive(SECRET, MaskContext("plant-7", b"run", 0, bytes(32), mode, segments))
+    return derive(
+        SECRET,
+        MaskContext(fleet="plant-7", run_id=b"run", epoch=0, task_digest=bytes(32), mode=mode, segments=segments),
+    )
 
 
 def normal(length: int, seed: int = 0) -> np.ndarray:

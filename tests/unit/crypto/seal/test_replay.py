@@ -13,7 +13,21 @@ AT = ReplayWatermark(roster=5, run=2, round=3, nonce=b"n" * 16, step=2)
 
 def announced(run=2, round_=3, step=2, nonce=b"n" * 16, roster=5):
     return Announcement(
-        "demo", run, b"r" * 16, 1, b"k" * 16, roster, round_, nonce, 60.0, False, (), (), (), "permutation", step=step
+        fleet="demo",
+        run=run,
+        run_id=b"r" * 16,
+        epoch=1,
+        key_id=b"k" * 16,
+        roster_sequence=roster,
+        round=round_,
+        nonce=nonce,
+        deadline_s=60.0,
+        finished=False,
+        models=(),
+        assignments=(),
+        assignment_of=(),
+        mode="permutation",
+        step=step,
     )
 
 

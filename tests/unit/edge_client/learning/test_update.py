@@ -27,7 +27,7 @@ from tests.helpers.tasks import CLASSES, INPUTS, samples
 
 DEVICE, AGGREGATOR = Identity.generate("dev-1"), Identity.generate("aggregator")
 D = INPUTS * CLASSES + CLASSES
-MINI = LocalSettings(2, 0, 5, 0.3, 0.9, 0.0, 0.0, 0.0)
+MINI = LocalSettings(epochs=2, steps=0, batch_size=5, lr=0.3, lr_decay=0.9, momentum=0.0, clip=0.0, prox_mu=0.0)
 RNG = np.random.default_rng(4)
 MODELS = {m: RNG.standard_normal(D).astype(np.float32) for m in (3, 4, 5)}
 
@@ -39,26 +39,35 @@ def shop(logistic, tmp_path_factory):
         task_digest=bundle.digest, segments=(SegmentSpec("cluster", D),), local=MINI, origins=1, max_models=9, rounds=9
     )
     secret = MaskSecret.from_bytes(bytes(range(32)))
-    context = MaskContext(plan.fleet, plan.run_id, plan.epoch, plan.task_digest, plan.mode, plan.mask_segments)
+    context = MaskContext(
+        fleet=plan.fleet,
+        run_id=plan.run_id,
+        epoch=plan.epoch,
+        task_digest=plan.task_digest,
+        mode=plan.mode,
+        segments=plan.mask_segments,
+    )
     key = derive(secret, context)
     shares = split(Dataset(*samples(40)), b"seed")
     origins = np.zeros((1, D), np.float32)
-    run = Run(plan, bundle, origins, key, segment_keys(key), 0, 0)
+    run = Run(plan=plan, bundle=bundle, origins=origins, key=key, segment_keys=segment_keys(key), since=0, generation=0)
     own = UpdateCache(tmp_path_factory.mktemp("own"), plan)
-    return TrainingContext(run, DEVICE, AGGREGATOR.member, OrtModel(bundle), shares, own)
+    return TrainingContext(
+        run=run, identity=DEVICE, aggregator=AGGREGATOR.member, backend=OrtModel(bundle), shares=shares, own=own
+    )
 
 
 def announcement(round_=2):
     return Announcement(
-        "demo",
-        1,
-        b"r" * 16,
-        1,
-        bytes(16),
-        3,
-        round_,
-        b"n" * 16,
-        60.0,
+        fleet="demo",
+        run=1,
+        run_id=b"r" * 16,
+        epoch=1,
+        key_id=bytes(16),
+        roster_sequence=3,
+        round=round_,
+        nonce=b"n" * 16,
+        deadline_s=60.0,
         finished=False,
         models=(),
         assignments=(),
@@ -237,7 +246,7 @@ def test_a_run_repeated_with_its_seed_trains_in_the_same_order(shop):
 
 
 def test_the_plan_decides_how_training_goes(shop):
-    local = LocalSettings(0, 7, 0, 0.5, 0.9, 0.1, 2.0, 0.3)
+    local = LocalSettings(epochs=0, steps=7, batch_size=0, lr=0.5, lr_decay=0.9, momentum=0.1, clip=2.0, prox_mu=0.3)
     made = local_training(dataclasses.replace(shop.plan, local=local))
     assert (made.epochs, made.steps, made.batch_size, made.lr) == (0, 7, 0, 0.5)
     assert (made.lr_decay, made.momentum, made.clip, made.prox_mu) == (0.9, 0.1, 2.0, 0.3)

@@ -45,8 +45,8 @@ from tests.helpers.plans import run_plan
 PLAN = run_plan(max_models=3, origins=2, rounds=5)
 TRAIN = Assignment(int(Phase.TRAIN), (0, 1), int(Share.TRAIN), train=True, evaluate=False, margins=False)
 REPORT = Assignment(int(Phase.SCORE), (0,), int(Share.TRAIN), train=False, evaluate=True, margins=False)
-ORIGIN = ModelRef(0, 0, "aa", bytes(16), 0, 0.0)
-OFFSET = ModelRef(1, 1, "bb", b"\1" * 16, 3, 1.0)
+ORIGIN = ModelRef(model=0, origin=0, label="aa", transfer=bytes(16), contributors=0, norm=0.0)
+OFFSET = ModelRef(model=1, origin=1, label="bb", transfer=b"\1" * 16, contributors=3, norm=1.0)
 ID = b"transfer-of-mine"
 REMIND = Remind(ID, PLAN.run_id)
 
@@ -84,7 +84,18 @@ def after(*events, index=0, state=None):
 
 
 def control(action, missing=(), transfer=ID, round_=1):
-    return Answered(Control("demo", "dev-1", int(action), 1, round_, transfer, missing, ""))
+    return Answered(
+        Control(
+            fleet="demo",
+            device="dev-1",
+            action=int(action),
+            run=1,
+            round=round_,
+            transfer=transfer,
+            missing=missing,
+            reason="",
+        )
+    )
 
 
 ARRIVED = ModelArrived("bb", b"\1" * 16)
@@ -136,7 +147,7 @@ def test_only_candidates_are_fetched():
 
 def test_the_shared_part_is_fetched_with_every_candidate():
     """With weight sharing a model is at hand when its own part and the shared one are."""
-    shared = ModelRef(SHARED_MODEL, 0, "ss", b"\3" * 16, 3, 1.0)
+    shared = ModelRef(model=SHARED_MODEL, origin=0, label="ss", transfer=b"\3" * 16, contributors=3, norm=1.0)
     plan = dataclasses.replace(PLAN, segments=(SegmentSpec("shared", 4), SegmentSpec("cluster", 2)))
     state, _ = step(AgentState(0), Planned(plan))
     state, actions = after(Announced(announcement(shared=shared)), state=state)

@@ -48,7 +48,7 @@ def recorder():
 
 @pytest.fixture
 def outbox(recorder):
-    outbox = Uplink(Files(), recorder, recorder, "up", b"", BIRTH)
+    outbox = Uplink(files=Files(), transport=recorder, notes=recorder, topic="up", sealed=b"", birth=BIRTH)
     outbox.keep(MARK, TRANSFER, SEALED)
     return outbox
 
@@ -80,7 +80,9 @@ def test_a_reminder_tells_what_the_aggregator_can_know_the_upload_by(outbox, rec
 
 def test_an_upload_of_an_earlier_life_can_be_reminded_of(recorder):
     recorder.waiting = 1  # its presence, which is no reason to wait
-    Uplink(Files(), recorder, recorder, "up", SEALED, BIRTH).remind(MARK, TRANSFER, RUN, reconnected=False)
+    Uplink(files=Files(), transport=recorder, notes=recorder, topic="up", sealed=SEALED, birth=BIRTH).remind(
+        MARK, TRANSFER, RUN, reconnected=False
+    )
     assert recorder.reminders == [(RUN, 3, KEPT, 1024, BIRTH)]
 
 

@@ -41,9 +41,17 @@ def run_of(*segments):
     """Return a run of which the device knows all but the task, which nothing here looks at."""
     plan = run_plan("ifca", origins=2, max_models=2, segments=segments)
     parts = tuple(Segment(s.name, s.length) for s in segments)
-    context = MaskContext("demo", plan.run_id, 1, plan.task_digest, "permutation", parts)
+    context = MaskContext(
+        fleet="demo", run_id=plan.run_id, epoch=1, task_digest=plan.task_digest, mode="permutation", segments=parts
+    )
     key = derive(MaskSecret.from_bytes(b"s" * 32), context)
-    return Run(dataclasses.replace(plan, key_id=key.key_id), None, ORIGINS, key, segment_keys(key))
+    return Run(
+        plan=dataclasses.replace(plan, key_id=key.key_id),
+        bundle=None,
+        origins=ORIGINS,
+        key=key,
+        segment_keys=segment_keys(key),
+    )
 
 
 def label(run, model):
@@ -52,7 +60,14 @@ def label(run, model):
 
 def ref(run, model, *, transfer=None, origin=None):
     origin = model % 2 if origin is None else origin
-    return ModelRef(model, origin, label(run, model), transfer or bytes([model % 255 + 1]) * 16, 3, 1.0)
+    return ModelRef(
+        model=model,
+        origin=origin,
+        label=label(run, model),
+        transfer=transfer or bytes([model % 255 + 1]) * 16,
+        contributors=3,
+        norm=1.0,
+    )
 
 
 def arrival(run, model, segment, whole, **changes):
@@ -60,7 +75,15 @@ def arrival(run, model, segment, whole, **changes):
     values = mask(whole, run.key).values[run.plan.span(segment)]
     plan = run.plan
     header = ModelHeader(
-        "demo", plan.run_id, plan.epoch, plan.key_id, model, ref(run, model).origin, 2, len(values), segment
+        fleet="demo",
+        run_id=plan.run_id,
+        epoch=plan.epoch,
+        key_id=plan.key_id,
+        model=model,
+        origin=ref(run, model).origin,
+        round=2,
+        length=len(values),
+        segment=segment,
     )
     plain = encode(dataclasses.replace(header, **changes)) + values.astype("<f4").tobytes()
     return label(run, model), ref(run, model).transfer, memoryview(plain)
@@ -69,7 +92,21 @@ def arrival(run, model, segment, whole, **changes):
 def announced(run, *models, shared=None):
     p = run.plan
     return Announcement(
-        "demo", 1, p.run_id, 1, p.key_id, 3, 2, bytes(16), 9.0, False, models, (ORDER,), (0,), p.mode, shared=shared
+        fleet="demo",
+        run=1,
+        run_id=p.run_id,
+        epoch=1,
+        key_id=p.key_id,
+        roster_sequence=3,
+        round=2,
+        nonce=bytes(16),
+        deadline_s=9.0,
+        finished=False,
+        models=models,
+        assignments=(ORDER,),
+        assignment_of=(0,),
+        mode=p.mode,
+        shared=shared,
     )
 
 

@@ -13,24 +13,29 @@ from tests.helpers.plans import D, run_plan
 
 PLAN = run_plan(origins=2, max_models=2, min_contributors=3, rounds=4, norm_limit=10.0)
 ORDER = Assignment(int(Phase.TRAIN), (0, 1), int(Share.TRAIN), train=True, evaluate=False, margins=False)
-MODELS = (ModelRef(0, 0, "aa", bytes(16), 0, 0.0), ModelRef(1, 1, "bb", b"\1" * 16, 3, 1.0))
+MODELS = (
+    ModelRef(model=0, origin=0, label="aa", transfer=bytes(16), contributors=0, norm=0.0),
+    ModelRef(model=1, origin=1, label="bb", transfer=b"\1" * 16, contributors=3, norm=1.0),
+)
 ROUND = Announcement(
-    "demo",
-    1,
-    PLAN.run_id,
-    1,
-    PLAN.key_id,
-    3,
-    2,
-    bytes(16),
-    60.0,
+    fleet="demo",
+    run=1,
+    run_id=PLAN.run_id,
+    epoch=1,
+    key_id=PLAN.key_id,
+    roster_sequence=3,
+    round=2,
+    nonce=bytes(16),
+    deadline_s=60.0,
     finished=False,
     models=MODELS,
     assignments=(ORDER,),
     assignment_of=(0,),
     mode="permutation",
 )
-HEADER = ModelHeader("demo", PLAN.run_id, 1, PLAN.key_id, 1, 1, 3, D)
+HEADER = ModelHeader(
+    fleet="demo", run_id=PLAN.run_id, epoch=1, key_id=PLAN.key_id, model=1, origin=1, round=3, length=D
+)
 
 
 def test_what_the_plan_allows_is_followed():
@@ -115,7 +120,7 @@ def test_models(header, body_bytes, norm, match):
 
 
 PARTED = dataclasses.replace(PLAN, segments=(SegmentSpec("shared", 4), SegmentSpec("cluster", 2)))
-SHARED = ModelRef(SHARED_MODEL, 0, "ss", b"\2" * 16, 3, 1.0)
+SHARED = ModelRef(model=SHARED_MODEL, origin=0, label="ss", transfer=b"\2" * 16, contributors=3, norm=1.0)
 OF_SHARED = dataclasses.replace(HEADER, model=SHARED_MODEL, origin=0, length=4, segment="shared")
 OF_CLUSTER = dataclasses.replace(HEADER, length=2, segment="cluster")
 

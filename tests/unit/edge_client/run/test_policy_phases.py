@@ -24,11 +24,23 @@ ASKS = {
 
 
 def announcement(plan, finished=False):
-    ref = ModelRef(0, 0, "aa", b"\1" * 16, 3, 1.0)
+    ref = ModelRef(model=0, origin=0, label="aa", transfer=b"\1" * 16, contributors=3, norm=1.0)
     round_ = plan.rounds + 1 if finished else 3
-    fields = ("demo", 1, plan.run_id, 1, plan.key_id, 3, round_, bytes(16), 60.0)
     return Announcement(
-        *fields, finished=finished, models=(ref,), assignments=(SCORE,), assignment_of=(0,), mode="permutation"
+        fleet="demo",
+        run=1,
+        run_id=plan.run_id,
+        epoch=1,
+        key_id=plan.key_id,
+        roster_sequence=3,
+        round=round_,
+        nonce=bytes(16),
+        deadline_s=60.0,
+        finished=finished,
+        models=(ref,),
+        assignments=(SCORE,),
+        assignment_of=(0,),
+        mode="permutation",
     )
 
 

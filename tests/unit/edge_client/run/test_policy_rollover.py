@@ -28,19 +28,19 @@ SINCE, GENERATION = 2, 5
 FOLD = Assignment(int(Phase.CHECKPOINT), (0,), int(Share.TRAIN), train=False, evaluate=False, margins=False)
 SIGN = dataclasses.replace(FOLD, phase=int(Phase.ENDORSE))
 TRAIN = dataclasses.replace(FOLD, phase=int(Phase.TRAIN), train=True)
-MODEL = ModelRef(0, 0, "aa", b"\1" * 16, 3, 1.0)
-CARRIED = ModelRef(CARRIED_FIRST, 0, "bb", b"\2" * 16, 3, 1.0, 0.0)
-PROPOSAL = ModelRef(PROPOSAL_MODEL, 0, "cc", b"\3" * 16, 0, 0.0)
+MODEL = ModelRef(model=0, origin=0, label="aa", transfer=b"\1" * 16, contributors=3, norm=1.0)
+CARRIED = ModelRef(model=CARRIED_FIRST, origin=0, label="bb", transfer=b"\2" * 16, contributors=3, norm=1.0, scale=0.0)
+PROPOSAL = ModelRef(model=PROPOSAL_MODEL, origin=0, label="cc", transfer=b"\3" * 16, contributors=0, norm=0.0)
 STEP = Announcement(
-    "demo",
-    1,
-    PLAN.run_id,
-    1,
-    PLAN.key_id,
-    3,
-    SINCE + 2,
-    bytes(16),
-    60.0,
+    fleet="demo",
+    run=1,
+    run_id=PLAN.run_id,
+    epoch=1,
+    key_id=PLAN.key_id,
+    roster_sequence=3,
+    round=SINCE + 2,
+    nonce=bytes(16),
+    deadline_s=60.0,
     finished=False,
     models=(MODEL,),
     assignments=(FOLD,),
@@ -209,7 +209,17 @@ def test_updates_are_kept_and_masked_anew_only_with_the_capability(changes):
 
 def test_a_carried_vector_is_no_model_without_the_capability():
     """Its offset alone, of scale 0, would otherwise pass for one."""
-    header = ModelHeader("demo", PLAN.run_id, 1, PLAN.key_id, CARRIED_FIRST, 0, 3, D, scale=0.0)
+    header = ModelHeader(
+        fleet="demo",
+        run_id=PLAN.run_id,
+        epoch=1,
+        key_id=PLAN.key_id,
+        model=CARRIED_FIRST,
+        origin=0,
+        round=3,
+        length=D,
+        scale=0.0,
+    )
     check_model(header, PLAN, 4 * D, 1.0)
     with pytest.raises(UntrustedError, match="0 times its origin"):
         check_model(header, KEEPING, 4 * D, 1.0)

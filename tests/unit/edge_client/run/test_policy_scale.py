@@ -14,14 +14,28 @@ PLAIN = run_plan("fedgroup", {"eta_g": 0.01}, norm_limit=10.0)
 ADDING = run_plan("fedavg", norm_limit=10.0, capabilities=Capabilities(scale=True))
 ORDER = Assignment(int(Phase.TRAIN), (0,), int(Share.TRAIN), train=True, evaluate=False, margins=False)
 REPORT = dataclasses.replace(ORDER, norm=True)
-HEADER = ModelHeader("demo", PLAIN.run_id, 1, PLAIN.key_id, 0, 0, 3, D)
+HEADER = ModelHeader(
+    fleet="demo", run_id=PLAIN.run_id, epoch=1, key_id=PLAIN.key_id, model=0, origin=0, round=3, length=D
+)
 
 
 def announcement(scale):
-    ref = ModelRef(0, 0, "aa", b"\1" * 16, 3, 1.0, scale)
-    fields = ("demo", 1, PLAIN.run_id, 1, PLAIN.key_id, 3, 3, bytes(16), 60.0)
+    ref = ModelRef(model=0, origin=0, label="aa", transfer=b"\1" * 16, contributors=3, norm=1.0, scale=scale)
     return Announcement(
-        *fields, finished=False, models=(ref,), assignments=(ORDER,), assignment_of=(0,), mode="permutation"
+        fleet="demo",
+        run=1,
+        run_id=PLAIN.run_id,
+        epoch=1,
+        key_id=PLAIN.key_id,
+        roster_sequence=3,
+        round=3,
+        nonce=bytes(16),
+        deadline_s=60.0,
+        finished=False,
+        models=(ref,),
+        assignments=(ORDER,),
+        assignment_of=(0,),
+        mode="permutation",
     )
 
 

@@ -314,7 +314,7 @@ def test_a_damaged_update_costs_no_signature(fresh):
 
 def test_only_the_announced_proposal_is_looked_at(crew):
     shop = crew.shop(SIGNER)
-    ref = ModelRef(PROPOSAL_MODEL, 0, "x", b"\1" * 16, 0, 0.0)
+    ref = ModelRef(model=PROPOSAL_MODEL, origin=0, label="x", transfer=b"\1" * 16, contributors=0, norm=0.0)
     announcement, assignment = crew.announced(shop.plan, Phase.ENDORSE, proposal=ref)
     arguments = (shop, announcement, assignment, crew.models, {})
     with pytest.raises(UntrustedError, match="not the one that was announced"):

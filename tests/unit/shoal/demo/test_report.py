@@ -144,7 +144,17 @@ def test_without_a_terminal_progress_is_lines_on_stderr(capsys):
 
 def test_the_round_benchmark_says_its_mode():
     """As every report does."""
-    figures = RoundFigures((0.1, 0.2, 0.3), 0.01, 2, 10, 636_040, "mosquitto", "permutation", 80.0, 300.0)
+    figures = RoundFigures(
+        seconds=(0.1, 0.2, 0.3),
+        training_s=0.01,
+        cores=2,
+        devices=10,
+        model_bytes=636_040,
+        broker="mosquitto",
+        mode="permutation",
+        device_rss_mb_max=80.0,
+        aggregator_rss_mb_max=300.0,
+    )
     assert figures.data()["mode"] == "permutation"
     assert figures.data()["seconds_per_round_median"] == 0.2
     assert figures.data()["seconds_bound_by_training"] == pytest.approx(0.05)
@@ -152,5 +162,15 @@ def test_the_round_benchmark_says_its_mode():
 
 
 def test_more_cores_than_devices_do_not_shorten_a_training() -> None:
-    figures = RoundFigures((0.1,), 0.01, 64, 10, 636_040, "mosquitto", "permutation", 80.0, 300.0)
+    figures = RoundFigures(
+        seconds=(0.1,),
+        training_s=0.01,
+        cores=64,
+        devices=10,
+        model_bytes=636_040,
+        broker="mosquitto",
+        mode="permutation",
+        device_rss_mb_max=80.0,
+        aggregator_rss_mb_max=300.0,
+    )
     assert figures.bound_s == pytest.approx(0.01)

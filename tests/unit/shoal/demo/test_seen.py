@@ -21,7 +21,17 @@ LENGTH = HIDDEN * INPUTS + HIDDEN
 
 
 def key_of(length, mode="permutation"):
-    return derive(SECRET, MaskContext("demo", b"r" * 16, 1, b"t" * 32, mode, (Segment("cluster", length),)))
+    return derive(
+        SECRET,
+        MaskContext(
+            fleet="demo",
+            run_id=b"r" * 16,
+            epoch=1,
+            task_digest=b"t" * 32,
+            mode=mode,
+            segments=(Segment("cluster", length),),
+        ),
+    )
 
 
 def test_the_comparison_is_of_the_true_vector_and_the_masked_one():
@@ -97,7 +107,17 @@ def test_a_reading_without_an_error_is_finite(attempt):
 
 def test_the_key_is_the_one_that_the_devices_derive():
     plan = run_plan(segments=(SegmentSpec("cluster", 40),))
-    expected = derive(SECRET, MaskContext("demo", b"r" * 16, 1, b"t" * 32, "permutation", (Segment("cluster", 40),)))
+    expected = derive(
+        SECRET,
+        MaskContext(
+            fleet="demo",
+            run_id=b"r" * 16,
+            epoch=1,
+            task_digest=b"t" * 32,
+            mode="permutation",
+            segments=(Segment("cluster", 40),),
+        ),
+    )
     assert run_key(SECRET, plan).key_id == expected.key_id
 
 

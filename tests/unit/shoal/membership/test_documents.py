@@ -17,7 +17,9 @@ from shoal.protocol.messages import Announcement, Sealed
 from tests.helpers.plans import run_plan
 
 OWNER, DEVICE, EVE = (Identity.generate(n) for n in ("owner", "dev-1", "eve"))
-ROSTER = Roster("demo", 5, 100, 200, None, (DEVICE.member,), ())
+ROSTER = Roster(
+    fleet="demo", sequence=5, issued_at_s=100, expires_at_s=200, aggregator=None, devices=(DEVICE.member,), revoked=()
+)
 
 
 # ---------------------------------------------------------------------------------------------------- documents
@@ -171,7 +173,14 @@ def test_a_grant_under_another_name_is_refused():
 
 def test_a_grant_for_another_role_is_refused():
     """A device's grant never becomes the aggregator's, and the reverse."""
-    aggregators = AggregatorGrant("demo", OWNER.member.sign_key, "mqtt://x", b"", 0, b"B" * 32)
+    aggregators = AggregatorGrant(
+        fleet="demo",
+        owner_key=OWNER.member.sign_key,
+        broker="mqtt://x",
+        roster=b"",
+        keys_since=0,
+        broadcast_key=b"B" * 32,
+    )
     card = Card(AGGREGATOR_ROLE, DEVICE.member)
     with pytest.raises(UntrustedError, match="as aggregator"):
         open_grant(DEVICE, seal_grant(OWNER, card, aggregators), DeviceGrant, PRINT)
@@ -212,15 +221,15 @@ def test_a_grant_sealed_for_another_purpose_is_refused():
 
 def announced(run=2, round_=3, nonce=b"n" * 16, roster=5):
     return Announcement(
-        "demo",
-        run,
-        bytes(16),
-        1,
-        bytes(16),
-        roster,
-        round_,
-        nonce,
-        1.0,
+        fleet="demo",
+        run=run,
+        run_id=bytes(16),
+        epoch=1,
+        key_id=bytes(16),
+        roster_sequence=roster,
+        round=round_,
+        nonce=nonce,
+        deadline_s=1.0,
         finished=False,
         models=(),
         orders=(),

@@ -26,7 +26,16 @@ def member(number, keys=0):
 
 def roster_of(count, sequence=5, **changes):
     return dataclasses.replace(
-        Roster("reef", sequence, 100, 200, member(10**6), tuple(map(member, range(count))), ()), **changes
+        Roster(
+            fleet="reef",
+            sequence=sequence,
+            issued_at_s=100,
+            expires_at_s=200,
+            aggregator=member(10**6),
+            devices=tuple(map(member, range(count))),
+            revoked=(),
+        ),
+        **changes,
     )
 
 
@@ -38,14 +47,14 @@ def successions(draw):
     before = roster_of(count, revoked=tuple(draw(st.lists(st.sampled_from(names), unique=True, max_size=4))))
     devices = [member(i, draw(st.integers(0, 1))) for i in range(count + draw(st.integers(0, 3)))]
     after = Roster(
-        "reef",
-        draw(st.integers(5, 9)),
-        draw(st.integers(0, 2**40)),
-        draw(st.integers(0, 2**40)),
-        draw(st.sampled_from([None, member(10**6), member(10**6, 1)])),
-        tuple(devices),
-        tuple(draw(st.lists(st.sampled_from(names), unique=True, max_size=4))),
-        draw(st.integers(0, 5)),
+        fleet="reef",
+        sequence=draw(st.integers(5, 9)),
+        issued_at_s=draw(st.integers(0, 2**40)),
+        expires_at_s=draw(st.integers(0, 2**40)),
+        aggregator=draw(st.sampled_from([None, member(10**6), member(10**6, 1)])),
+        devices=tuple(devices),
+        revoked=tuple(draw(st.lists(st.sampled_from(names), unique=True, max_size=4))),
+        keys_since=draw(st.integers(0, 5)),
     )
     return before, after
 

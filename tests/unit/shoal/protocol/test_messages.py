@@ -34,7 +34,15 @@ def members(*names):
 
 
 def roster(devices=("a", "b", "c"), revoked=()):
-    return Roster("demo", 4, 1, 2, None, members(*devices), revoked)
+    return Roster(
+        fleet="demo",
+        sequence=4,
+        issued_at_s=1,
+        expires_at_s=2,
+        aggregator=None,
+        devices=members(*devices),
+        revoked=revoked,
+    )
 
 
 def announcement(**changes):
@@ -49,7 +57,7 @@ def announcement(**changes):
         "nonce": bytes(16),
         "deadline_s": 60.0,
         "finished": False,
-        "models": (ModelRef(0, 0, "aa", bytes(16), 0, 0.0),),
+        "models": (ModelRef(model=0, origin=0, label="aa", transfer=bytes(16), contributors=0, norm=0.0),),
         "assignments": (ORDER,),
         "assignment_of": (0, NO_ASSIGNMENT, 5),
         "mode": "permutation",
@@ -76,10 +84,50 @@ def test_a_roster_finds_who_is_not_revoked():
         lambda: Member("a" * (limits.MAX_NAME_CHARS + 1), *KEYS),
         lambda: dataclasses.replace(ORDER, candidates=()),
         lambda: Decline("demo", "a", bytes(16), bytes(16), int(DeclineReason.UPLOAD)),
-        lambda: Reminder("demo", "a", bytes(16), 1, bytes(16), bytes(32), 0, 1024, 1),
-        lambda: Reminder("demo", "a", bytes(16), 1, bytes(16), bytes(32), limits.MAX_TRANSFER_BYTES + 1, 1024, 1),
-        lambda: Reminder("demo", "a", bytes(16), 1, bytes(16), bytes(32), 1, 0, 1),
-        lambda: Reminder("demo", "a", bytes(16), 1, bytes(16), bytes(32), 1, limits.MAX_PACKET_BYTES + 1, 1),
+        lambda: Reminder(
+            fleet="demo",
+            device="a",
+            run_id=bytes(16),
+            round=1,
+            transfer=bytes(16),
+            digest=bytes(32),
+            size=0,
+            chunk_bytes=1024,
+            turn=1,
+        ),
+        lambda: Reminder(
+            fleet="demo",
+            device="a",
+            run_id=bytes(16),
+            round=1,
+            transfer=bytes(16),
+            digest=bytes(32),
+            size=limits.MAX_TRANSFER_BYTES + 1,
+            chunk_bytes=1024,
+            turn=1,
+        ),
+        lambda: Reminder(
+            fleet="demo",
+            device="a",
+            run_id=bytes(16),
+            round=1,
+            transfer=bytes(16),
+            digest=bytes(32),
+            size=1,
+            chunk_bytes=0,
+            turn=1,
+        ),
+        lambda: Reminder(
+            fleet="demo",
+            device="a",
+            run_id=bytes(16),
+            round=1,
+            transfer=bytes(16),
+            digest=bytes(32),
+            size=1,
+            chunk_bytes=limits.MAX_PACKET_BYTES + 1,
+            turn=1,
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(make):
@@ -92,7 +140,12 @@ def test_what_makes_no_sense_is_refused(make):
     [
         (ORDER, 5),
         (ORDER, 5 + 1 + 4 + 2),
-        (Control("demo", "a", Action.ACK, 1, 1, bytes(16), (), ""), 5 + 6 + 3),
+        (
+            Control(
+                fleet="demo", device="a", action=Action.ACK, run=1, round=1, transfer=bytes(16), missing=(), reason=""
+            ),
+            5 + 6 + 3,
+        ),
         (Decline("demo", "a", bytes(16), bytes(16), DeclineReason.DATA), -1),
     ],
 )
@@ -176,7 +229,16 @@ def test_the_aggregators_grant_has_no_room_for_what_opens_a_mask():
 
 
 def test_grants_do_not_show_their_secrets():
-    grant = DeviceGrant("demo", bytes(32), "mqtt://x", b"", 0, b"B" * 32, b"M" * 32, b"C" * 32)
+    grant = DeviceGrant(
+        fleet="demo",
+        owner_key=bytes(32),
+        broker="mqtt://x",
+        roster=b"",
+        keys_since=0,
+        broadcast_key=b"B" * 32,
+        mask_secret=b"M" * 32,
+        content_key=b"C" * 32,
+    )
     for secret in ("BBBB", "MMMM", "CCCC", "secret=", "content_key=", "broadcast_key="):
         assert secret not in repr(grant)
 

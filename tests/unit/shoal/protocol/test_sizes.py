@@ -28,7 +28,20 @@ def sealed_bytes(message, purpose):
     ("purpose", "message"),
     [
         ("decline", Decline(LONGEST, LONGEST, bytes(16), bytes(16), int(DeclineReason.DATA))),
-        ("reminder", Reminder(LONGEST, LONGEST, bytes(16), 1, bytes(16), bytes(32), 1, 1024, 1)),
+        (
+            "reminder",
+            Reminder(
+                fleet=LONGEST,
+                device=LONGEST,
+                run_id=bytes(16),
+                round=1,
+                transfer=bytes(16),
+                digest=bytes(32),
+                size=1,
+                chunk_bytes=1024,
+                turn=1,
+            ),
+        ),
         ("presence", Presence(LONGEST, LONGEST, 1, True)),
     ],
 )
@@ -37,7 +50,16 @@ def test_the_longest_note_fits(purpose, message):
 
 
 def test_the_longest_answer_fits():
-    control = Control(LONGEST, LONGEST, 2, 1, 1, bytes(16), tuple(range(1024)), "r" * 4096)
+    control = Control(
+        fleet=LONGEST,
+        device=LONGEST,
+        action=2,
+        run=1,
+        round=1,
+        transfer=bytes(16),
+        missing=tuple(range(1024)),
+        reason="r" * 4096,
+    )
     assert sealed_bytes(control, "control") <= limits.MAX_CONTROL_BYTES
 
 
@@ -46,7 +68,21 @@ def test_a_full_roster_of_the_longest_names_fits():
     member = Member(LONGEST, bytes(32), bytes(32))
     names = [longest(n) for n in range(1000)]
     devices = tuple(Member(name, bytes(32), bytes(32)) for name in names)
-    size = sealed_bytes(Roster(LONGEST, 1, 1, 1, member, devices, tuple(names)), "roster") + 64
+    size = (
+        sealed_bytes(
+            Roster(
+                fleet=LONGEST,
+                sequence=1,
+                issued_at_s=1,
+                expires_at_s=1,
+                aggregator=member,
+                devices=devices,
+                revoked=tuple(names),
+            ),
+            "roster",
+        )
+        + 64
+    )
     assert size <= sizes.roster_bytes(1000)
     whole = limits.SEALED_HEAD_BYTES + limits.MAX_DEVICES * (sizes.MEMBER_BYTES + sizes.NAME_BYTES)
     assert sizes.roster_bytes(limits.MAX_DEVICES) == whole < limits.MAX_GRANT_BYTES

@@ -27,7 +27,7 @@ DEVICES = tuple(f"dev-{i:02d}" for i in range(M))
 WHOLE = (SegmentSpec("cluster", D),)
 PARTS = (SegmentSpec("shared", SHARED), SegmentSpec("cluster", D - SHARED))
 TURNED = (SegmentSpec("cluster", D - SHARED), SegmentSpec("shared", SHARED))
-FULL = LocalSettings(0, 1, 0, 0.1, 0.9, 0.0, 0.0, 0.0)
+FULL = LocalSettings(epochs=0, steps=1, batch_size=0, lr=0.1, lr_decay=0.9, momentum=0.0, clip=0.0, prox_mu=0.0)
 LOCAL = dataclasses.replace(FULL, steps=3)
 
 
@@ -119,7 +119,14 @@ def plain_ifca(run, data, origins, presence, *, k, restarts, restart_rounds, sha
 
 def key_of(run):
     segments = tuple(Segment(s.name, s.length) for s in run.segments)
-    context = MaskContext(run.fleet, run.run_id, run.epoch, run.task_digest, run.mode, segments)
+    context = MaskContext(
+        fleet=run.fleet,
+        run_id=run.run_id,
+        epoch=run.epoch,
+        task_digest=run.task_digest,
+        mode=run.mode,
+        segments=segments,
+    )
     return derive(MaskSecret.from_bytes(b"s" * 32), context)
 
 

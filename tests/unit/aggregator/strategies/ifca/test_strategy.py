@@ -13,7 +13,7 @@ CHOICE = {"dev-0": 0, "dev-1": 1, "dev-2": 1, "dev-3": 0, "dev-4": 1, "dev-5": 0
 RNG = np.random.default_rng(5)
 VECTORS = {d: RNG.standard_normal(D).astype(np.float32) for d in DEVICES}
 SAMPLES = {d: 10 * (i + 1) for i, d in enumerate(DEVICES)}
-GRADIENT = LocalSettings(0, 1, 0, 0.1, 1.0, 0.0, 0.0, 0.0)
+GRADIENT = LocalSettings(epochs=0, steps=1, batch_size=0, lr=0.1, lr_decay=1.0, momentum=0.0, clip=0.0, prox_mu=0.0)
 
 
 def answer(device, assignment, round_):
@@ -243,9 +243,33 @@ def test_what_has_not_moved_has_no_offset():
     [
         ({"option": "both"}, "neither model nor gradient"),
         ({"normalise": "none"}, "none of"),
-        ({"option": "gradient", "local": LocalSettings(1, 0, 10, 0.1, 1.0, 0.0, 0.0, 0.0)}, "one full-batch step"),
-        ({"option": "gradient", "local": LocalSettings(0, 2, 0, 0.1, 1.0, 0.0, 0.0, 0.0)}, "one full-batch step"),
-        ({"option": "gradient", "local": LocalSettings(0, 1, 0, 0.1, 1.0, 0.5, 0.0, 0.0)}, "one full-batch step"),
+        (
+            {
+                "option": "gradient",
+                "local": LocalSettings(
+                    epochs=1, steps=0, batch_size=10, lr=0.1, lr_decay=1.0, momentum=0.0, clip=0.0, prox_mu=0.0
+                ),
+            },
+            "one full-batch step",
+        ),
+        (
+            {
+                "option": "gradient",
+                "local": LocalSettings(
+                    epochs=0, steps=2, batch_size=0, lr=0.1, lr_decay=1.0, momentum=0.0, clip=0.0, prox_mu=0.0
+                ),
+            },
+            "one full-batch step",
+        ),
+        (
+            {
+                "option": "gradient",
+                "local": LocalSettings(
+                    epochs=0, steps=1, batch_size=0, lr=0.1, lr_decay=1.0, momentum=0.5, clip=0.0, prox_mu=0.0
+                ),
+            },
+            "one full-batch step",
+        ),
         ({"restarts": 2, "restart_rounds": 5, "rounds": 10}, "leave none"),
         ({"segments": (SegmentSpec("shared", 6),)}, "needs one cluster segment"),
         ({"segments": (SegmentSpec("cluster", 2), SegmentSpec("cluster", 4))}, "needs one cluster segment"),

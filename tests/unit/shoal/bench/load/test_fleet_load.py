@@ -111,8 +111,20 @@ def test_a_run_that_has_no_directory_yet_has_no_rounds(tmp_path):
 
 
 def soak_of(database_bytes):
-    samples = [SoakSample(60.0 * n, 100 * n, 60.0, 20, database_bytes(n), 0.5 * n) for n in range(12)]
-    return SoakFigures(30, "fedavg", 400, tuple(samples), 0, 0).data()
+    samples = [
+        SoakSample(
+            at_s=60.0 * n,
+            closed=100 * n,
+            rss_mb=60.0,
+            open_files=20,
+            database_bytes=database_bytes(n),
+            aggregator_cpu_s=0.5 * n,
+        )
+        for n in range(12)
+    ]
+    return SoakFigures(
+        devices=30, algorithm="fedavg", model_bytes=400, samples=tuple(samples), nacks=0, reminders=0
+    ).data()
 
 
 def test_a_soak_tells_a_database_that_grows_from_one_that_does_not():

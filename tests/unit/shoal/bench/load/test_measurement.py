@@ -18,7 +18,18 @@ def record(number, contributed=10, *, final=False):
 
 
 def test_figures_leave_out_the_warm_up_and_the_final_round():
-    samples = [Sample(float(n), n, 0.1 * n, 0.01 * n, 50.0, 50.0 + n, 10 + n) for n in range(5)]
+    samples = [
+        Sample(
+            at_s=float(n),
+            closed=n,
+            aggregator_cpu_s=0.1 * n,
+            broker_cpu_s=0.01 * n,
+            rss_mb=50.0,
+            rss_mb_max=50.0 + n,
+            open_files=10 + n,
+        )
+        for n in range(5)
+    ]
     records = [record(n) for n in (1, 2, 3)] + [record(4, 9, final=True)]
     data = figures(Fleet(), records, samples, [DriverReport(20, 1, 2, 0.5), DriverReport(19, 0, 3, 0.5)]).data()
     assert data["seconds_per_round_median"] == 2.5

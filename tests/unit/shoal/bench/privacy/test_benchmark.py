@@ -34,18 +34,37 @@ FIELDS = {
 def mode_report(mode="rotation", success=0.9, **can):
     square = np.linspace(0, 1, 9, dtype=np.float32).reshape(3, 3)
     pictures = (Picture("true", square), Picture("got", 1 - square))
-    result = Result("labels <1>", "an aggregator & others", success, 0.5, "share", 0.1, "a 'note'", pictures)
+    result = Result(
+        name="labels <1>",
+        attacker="an aggregator & others",
+        success=success,
+        chance=0.5,
+        unit="share",
+        margin=0.1,
+        note="a 'note'",
+        pictures=pictures,
+    )
     seen = {"sees_updates": False, "sees_values": False, "sees_magnitudes": False} | can
-    costs = (Cost(100_000, 1.0, 0.1, 0.2, 3.0, 400_000), Cost(1_000_000, 10.0, 1.5, 2.0, 4.0, 4_000_000))
+    costs = (
+        Cost(d=100_000, derive_ms=1.0, apply_ms=0.1, invert_ms=0.2, apply_memcpy_ratio=3.0, bytes=400_000),
+        Cost(d=1_000_000, derive_ms=10.0, apply_ms=1.5, invert_ms=2.0, apply_memcpy_ratio=4.0, bytes=4_000_000),
+    )
     attacked = {
-        "counting": (result, Result("again", "x", 0.1, 0.5, "dB")),
-        "other": (Result("y", "z", 0.0, 0.0, "AUC"),),
+        "counting": (result, Result(name="again", attacker="x", success=0.1, chance=0.5, unit="dB")),
+        "other": (Result(name="y", attacker="z", success=0.0, chance=0.0, unit="AUC"),),
     }
     return ModeReport(mode, costs, Computed(1e-7, 2e-7, seen), attacked)
 
 
 def whole(*modes):
-    return PrivacyReport(modes, "digits", 4810, True, {"seal_ms_per_mb": 1, "open_ms_per_mb": 2, "bytes_added": 162}, 3)
+    return PrivacyReport(
+        modes=modes,
+        dataset="digits",
+        coordinates=4810,
+        quick=True,
+        seal={"seal_ms_per_mb": 1, "open_ms_per_mb": 2, "bytes_added": 162},
+        seconds=3,
+    )
 
 
 def test_the_fixed_fields_are_there_and_are_of_a_million_coordinates():

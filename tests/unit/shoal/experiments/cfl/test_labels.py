@@ -128,6 +128,6 @@ def test_networks_follow_the_data() -> None:
     """Colour images give three channels."""
     x = np.zeros((1, 3, 32, 32), np.float32)
     y = np.zeros(1, np.int64)
-    data = Dataset("cifar10", x, y, x, y, Path())
+    data = Dataset(name="cifar10", x_train=x, y_train=y, x_test=x, y_test=y, origin=Path())
     assert network_for("cnn", data, 1) == Cnn(channels=3, side=32)
     assert network_for("mlp", data, 30) == OneHidden(3072, 30, 10)

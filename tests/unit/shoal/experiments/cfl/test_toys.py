@@ -108,4 +108,4 @@ def test_absent_news_is_exit_code_8(tmp_path: Path) -> None:
 def test_fedavg_takes_no_settings_of_cfl(news: Path) -> None:
     """Settings go to the strategy that has them."""
     with pytest.raises(UsageError, match="no setting 'eps1'"):
-        cfl_news.run(Options("fedavg", data_dir=news, settings={"eps1": "1"}), Quiet())
+        cfl_news.run(Options(algorithm="fedavg", data_dir=news, settings={"eps1": "1"}), Quiet())

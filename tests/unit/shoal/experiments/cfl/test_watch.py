@@ -16,7 +16,17 @@ from shoal.task.manifest import LocalTraining
 
 def upload(device: str, vector: list[float], model: int = 0, phase: Phase = Phase.TRAIN) -> ClientUpdate:
     row = np.array(vector, np.float32)
-    return ClientUpdate(1, phase, device, model, 10, 0.5, bytes(16), vector=row, norm=float(np.linalg.norm(row)))
+    return ClientUpdate(
+        round=1,
+        phase=phase,
+        device=device,
+        model=model,
+        samples=10,
+        loss=0.5,
+        key_id=bytes(16),
+        vector=row,
+        norm=float(np.linalg.norm(row)),
+    )
 
 
 def test_gaps_are_taken_cluster_by_cluster_and_not_of_trials() -> None:

@@ -22,7 +22,7 @@ def data():
     x = rng.random((TRAIN + TEST, SIDE, SIDE)).astype(np.float32)
     x[:, 1, 1] = np.arange(TRAIN + TEST)
     y = rng.permutation(np.arange(TRAIN + TEST) % 10).astype(np.int64)
-    return Dataset("toy", x[:TRAIN], y[:TRAIN], x[TRAIN:], y[TRAIN:], Path())
+    return Dataset(name="toy", x_train=x[:TRAIN], y_train=y[:TRAIN], x_test=x[TRAIN:], y_test=y[TRAIN:], origin=Path())
 
 
 def rows(shard):
@@ -149,7 +149,7 @@ def many():
     y = np.arange(7000, dtype=np.int64) % 10
     x = np.zeros((7000, SIDE, SIDE), np.float32)
     x[:, 1, 1] = np.arange(7000)
-    return Dataset("toy", x[:6000], y[:6000], x[6000:], y[6000:], Path())
+    return Dataset(name="toy", x_train=x[:6000], y_train=y[:6000], x_test=x[6000:], y_test=y[6000:], origin=Path())
 
 
 @pytest.mark.parametrize("classes", [1, 2, 3, 5, 10])

@@ -58,7 +58,16 @@ def sent140(tmp_path_factory):
 
 
 def run(experiment, folder, algorithm="fg-edc", *, mask="permutation", rounds=2, **settings):
-    options = Options(algorithm, None, None, rounds, 0, mask, folder, {**SETTINGS, **settings})
+    options = Options(
+        algorithm=algorithm,
+        devices=None,
+        samples=None,
+        rounds=rounds,
+        seed=0,
+        mask=mask,
+        data_dir=folder,
+        settings={**SETTINGS, **settings},
+    )
     return experiment(options, Quiet()).data()
 
 

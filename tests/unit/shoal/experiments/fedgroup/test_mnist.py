@@ -42,7 +42,16 @@ def run(
     chosen = {**SETTINGS, **settings}
     if METHODS[algorithm].strategy not in ("fedgroup", "fedgrouprox"):
         chosen.pop("alpha")
-    options = Options(algorithm, 20, None, rounds, seed, mask, folder, chosen)
+    options = Options(
+        algorithm=algorithm,
+        devices=20,
+        samples=None,
+        rounds=rounds,
+        seed=seed,
+        mask=mask,
+        data_dir=folder,
+        settings=chosen,
+    )
     return experiment(options, Quiet()).data()
 
 
@@ -105,7 +114,16 @@ def test_rounds_between_two_tests_have_no_accuracy(mnist):
 
 
 def test_heterogeneity_reports_table_one(mnist):
-    options = Options(None, 20, None, 3, 0, "permutation", mnist, {"cohort": "5", "epochs": "2"})
+    options = Options(
+        algorithm=None,
+        devices=20,
+        samples=None,
+        rounds=3,
+        seed=0,
+        mask="permutation",
+        data_dir=mnist,
+        settings={"cohort": "5", "epochs": "2"},
+    )
     data = fedgroup_mnist.heterogeneity(options, Quiet()).data()
     assert list(data["classes"]) == ["1", "3", "5", "10"] == list(data["published"])
     for found in data["classes"].values():

@@ -98,7 +98,14 @@ def test_newcomers_before_any_split_are_not_right(mnist: Path) -> None:
 def pixels(count: int) -> Dataset:
     """Return images of 3 x 3 whose pixels tell which image it is and how it is turned."""
     x = np.arange(9 * count, dtype=np.float32).reshape(count, 3, 3)
-    return Dataset("tiny", x, np.zeros(count, np.int64), x[:1], np.zeros(1, np.int64), Path())
+    return Dataset(
+        name="tiny",
+        x_train=x,
+        y_train=np.zeros(count, np.int64),
+        x_test=x[:1],
+        y_test=np.zeros(1, np.int64),
+        origin=Path(),
+    )
 
 
 def test_no_image_is_dealt_twice_and_each_is_turned_by_its_devices_angle() -> None:

@@ -10,7 +10,16 @@ SETTINGS = {"epochs": "1", "cohort": "6", "pretrain_steps": "5"}
 
 
 def run(algorithm="fg-edc", *, mask="permutation", rounds=3, seed=7, **settings):
-    options = Options(algorithm, 12, None, rounds, seed, mask, None, {**SETTINGS, **settings})
+    options = Options(
+        algorithm=algorithm,
+        devices=12,
+        samples=None,
+        rounds=rounds,
+        seed=seed,
+        mask=mask,
+        data_dir=None,
+        settings={**SETTINGS, **settings},
+    )
     return fedgroup_synthetic.synthetic(options, Quiet()).data()
 
 

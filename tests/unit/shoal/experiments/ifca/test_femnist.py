@@ -34,7 +34,16 @@ def folder(tmp_path_factory):
 
 
 def run(folder, algorithm="ifca", *, mask="permutation", rounds=3, **settings):
-    options = Options(algorithm, None, None, rounds, 0, mask, folder, {**SETTINGS, **settings})
+    options = Options(
+        algorithm=algorithm,
+        devices=None,
+        samples=None,
+        rounds=rounds,
+        seed=0,
+        mask=mask,
+        data_dir=folder,
+        settings={**SETTINGS, **settings},
+    )
     return ifca_femnist.femnist(options, Quiet()).data()
 
 

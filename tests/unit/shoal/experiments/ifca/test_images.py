@@ -60,7 +60,16 @@ def cifar(tmp_path_factory):
 
 
 def mnist_run(folder, algorithm="ifca", *, seed=0, mask="none", rounds=14, settings=None):
-    options = Options(algorithm, 12, 40, rounds, seed, mask, folder, {**SETTINGS, **(settings or {})})
+    options = Options(
+        algorithm=algorithm,
+        devices=12,
+        samples=40,
+        rounds=rounds,
+        seed=seed,
+        mask=mask,
+        data_dir=folder,
+        settings={**SETTINGS, **(settings or {})},
+    )
     return ifca_images.rotated_mnist(options, Quiet()).data()
 
 
@@ -159,7 +168,16 @@ def test_absent_data_exits_with_8_and_says_what_to_do(run, tmp_path, monkeypatch
 @pytest.mark.parametrize("algorithm", ["ifca", "global", "local"])
 def test_cifar_runs_on_files_of_the_true_format(cifar, algorithm):
     settings = {"filters": "2", "dense": "4", "evaluate_every": "1", "lr": "0.05"}
-    options = Options(algorithm, 20, 6, 2, 0, "permutation", cifar, settings)
+    options = Options(
+        algorithm=algorithm,
+        devices=20,
+        samples=6,
+        rounds=2,
+        seed=0,
+        mask="permutation",
+        data_dir=cifar,
+        settings=settings,
+    )
     data = ifca_images.rotated_cifar(options, Quiet()).data()
     assert data["published"] == ifca_images.CIFAR_PUBLISHED[algorithm]
     assert 0 <= data["accuracy"] <= 100
@@ -170,7 +188,9 @@ def test_cifar_runs_on_files_of_the_true_format(cifar, algorithm):
 
 def test_the_papers_cifar_network_has_its_size(cifar):
     """Two convolutions of 64 filters, then 384 and 192 units: 64 maps of 8 x 8 reach the first dense layer."""
-    options = Options("global", 20, 6, 1, 0, "none", cifar, {})
+    options = Options(
+        algorithm="global", devices=20, samples=6, rounds=1, seed=0, mask="none", data_dir=cifar, settings={}
+    )
     data = ifca_images.rotated_cifar(options, Quiet()).data()
     convolutions = 64 * 3 * 25 + 64 + 64 * 64 * 25 + 64
     dense = 64 * 8 * 8 * 384 + 384 + 384 * 192 + 192 + 192 * 10 + 10

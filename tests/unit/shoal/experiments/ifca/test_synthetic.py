@@ -36,7 +36,7 @@ def strategy_run(mixture, start, rate, iterations, order):
     k = len(start)
     x, y = mixture.x.numpy(), mixture.y.numpy()
     devices = tuple(f"dev-{i:04d}" for i in range(m))
-    local = LocalSettings(0, 1, 0, rate, 1.0, 0.0, 0.0, 0.0)
+    local = LocalSettings(epochs=0, steps=1, batch_size=0, lr=rate, lr_decay=1.0, momentum=0.0, clip=0.0, prox_mu=0.0)
     settings = {"k": k, "option": "gradient"}
     run = run_plan("ifca", settings, origins=k, rounds=iterations, local=local, segments=(SegmentSpec("cluster", d),))
     rounds = Rounds(run, devices)
@@ -67,7 +67,13 @@ def test_the_batch_does_what_the_strategy_does(point, mask):
     """Same choices and, to 1e-5, the same models after 25 rounds, for every start of the batch."""
     mixture = make_mixture(point, (0, 0))
     starts, rates = starts_of(point, 2, [0.5, 0.1])
-    key = synthetic.mask_key(point.d, synthetic.Plan(25, 2, 0, False, mask, "cpu")) if mask != "none" else None
+    key = (
+        synthetic.mask_key(
+            point.d, synthetic.Plan(iterations=25, starts=2, seed=0, settle=False, mask=mask, device="cpu")
+        )
+        if mask != "none"
+        else None
+    )
     batch = Batch(mixture, starts, rates, key)
     for _ in range(25):
         batch.step()
@@ -105,7 +111,9 @@ def test_blocks_of_devices_give_the_same_sums(monkeypatch):
 def test_a_mask_hides_the_offsets_and_changes_nothing_else():
     mixture = make_mixture(SMALL, (0, 3))
     starts, rates = starts_of(SMALL, 2, [0.5])
-    key = synthetic.mask_key(SMALL.d, synthetic.Plan(5, 2, 9, False, "permutation", "cpu"))
+    key = synthetic.mask_key(
+        SMALL.d, synthetic.Plan(iterations=5, starts=2, seed=9, settle=False, mask="permutation", device="cpu")
+    )
     clear, masked = Batch(mixture, starts, rates), Batch(mixture, starts, rates, key)
     for _ in range(30):
         clear.step()
@@ -126,7 +134,7 @@ def test_the_distance_is_under_the_best_matching():
 
 
 def test_points_that_differ_in_scale_alone_share_their_draws():
-    low, high = make_mixture(SMALL, (0, 0)), make_mixture(Point(2, 8, 12, 1.0, 0.1, d=20), (0, 0))
+    low, high = make_mixture(SMALL, (0, 0)), make_mixture(Point(k=2, m=8, n=12, scale=1.0, sigma=0.1, d=20), (0, 0))
     assert torch.equal(low.x, high.x)
     torch.testing.assert_close(low.truth * 2, high.truth)
     assert not torch.equal(low.x, make_mixture(SMALL, (0, 1)).x)

@@ -146,7 +146,13 @@ def sealed_by(identity, token, statement, proof=None):
 
 def statement(token, card):
     return EnrolStatement(
-        token.fleet, token.owner, token.aggregator, token_id(token.secret), token.expires_at_s, NOW_S, card
+        fleet=token.fleet,
+        owner=token.owner,
+        aggregator=token.aggregator,
+        token=token_id(token.secret),
+        expires_at_s=token.expires_at_s,
+        asked_at_s=NOW_S,
+        card=card,
     )
 
 
@@ -180,9 +186,18 @@ def test_an_unusable_seal_key_is_refused_before_the_token_is_used(scene):
     """Otherwise a token's holder could get such a key signed into the roster, and no new keys could be sealed to the fleet."""
     token, hostile = scene.token(), Identity.generate("dev-1")
     keys = dataclasses.replace(hostile.member, seal_key=bytes(32))
-    terms = (token.fleet, token.owner, token.aggregator, token_id(token.secret), token.expires_at_s, NOW_S)
     card = sign_document(hostile, Card("device", keys))
-    statement = encode(EnrolStatement(*terms, card))
+    statement = encode(
+        EnrolStatement(
+            fleet=token.fleet,
+            owner=token.owner,
+            aggregator=token.aggregator,
+            token=token_id(token.secret),
+            expires_at_s=token.expires_at_s,
+            asked_at_s=NOW_S,
+            card=card,
+        )
+    )
     head = ENROLMENT.head("reef", "dev-1", "owner")
     plain = seal_tokens._prove(token, statement) + statement
     scene.leave_request(token, encode(EnrolRequest(keys, seal_to_group(hostile, seal_tokens._key(token), head, plain))))
@@ -246,7 +261,14 @@ def forged_grants(scene, token):
     other = FleetDirectory.create(scene.root / "other", "reef", "mqtt://loopback")
     other.add_aggregator(aggregators.init(scene.root / "agg-2", "agg-2").read_bytes())
     good = DeviceGrant(
-        "reef", owner.owner.member.sign_key, "mqtt://x", owner.roster_bytes, owner.roster.keys_since, *[bytes(32)] * 3
+        fleet="reef",
+        owner_key=owner.owner.member.sign_key,
+        broker="mqtt://x",
+        roster=owner.roster_bytes,
+        keys_since=owner.roster.keys_since,
+        broadcast_key=bytes(32),
+        mask_secret=bytes(32),
+        content_key=bytes(32),
     )
     foreign = open_card(make_card(Identity.generate("dev-1"), "device"))
     return {

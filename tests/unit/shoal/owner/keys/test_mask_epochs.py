@@ -36,7 +36,14 @@ def sign(fleet, rounds=6, epoch_rounds=2):
     options = RunOptions("fedavg", rounds=rounds, epoch_rounds=epoch_rounds, local=FULL_BATCH, min_contributors=1)
     plan = make_plan(fleet, BUNDLE, options)
     write_run(fleet, plan, BUNDLE, np.zeros((1, BUNDLE.length), np.float32))
-    context = MaskContext("demo", plan.run_id, plan.epoch, BUNDLE.digest, plan.mode, plan.mask_segments)
+    context = MaskContext(
+        fleet="demo",
+        run_id=plan.run_id,
+        epoch=plan.epoch,
+        task_digest=BUNDLE.digest,
+        mode=plan.mode,
+        segments=plan.mask_segments,
+    )
     assert plan.key_id == key_id(fleet.secret_at(plan.epoch), context)
     return range(plan.epoch, plan.epoch + plan.epochs)
 
@@ -60,7 +67,14 @@ def test_a_restored_owner_repeats_no_mask(fleet, tmp_path):
     plans = []
     for owner in (fleet, FleetDirectory(tmp_path / "backup")):
         plan = make_plan(owner, BUNDLE, RunOptions("fedavg", local=FULL_BATCH, min_contributors=1))
-        context = MaskContext("demo", plan.run_id, plan.epoch, BUNDLE.digest, plan.mode, plan.mask_segments)
+        context = MaskContext(
+            fleet="demo",
+            run_id=plan.run_id,
+            epoch=plan.epoch,
+            task_digest=BUNDLE.digest,
+            mode=plan.mode,
+            segments=plan.mask_segments,
+        )
         masked = mask(np.arange(BUNDLE.length, dtype=np.float32), derive(owner.secret_at(plan.epoch), context))
         plans.append((plan, masked.values.tolist()))
     (first, one), (second, other) = plans

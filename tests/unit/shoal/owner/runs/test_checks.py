@@ -65,7 +65,15 @@ def test_more_clusters_than_devices_are_refused(algorithm, setting):
 def test_a_roster_that_ends_soon_is_told_and_one_that_has_ended_is_refused():
     """1 700 000 000 is the 14th of November 2023."""
     ends_s = 1_700_000_000
-    held = Roster("reef", 1, ends_s - 10**7, ends_s, None, (), ())
+    held = Roster(
+        fleet="reef",
+        sequence=1,
+        issued_at_s=ends_s - 10**7,
+        expires_at_s=ends_s,
+        aggregator=None,
+        devices=(),
+        revoked=(),
+    )
     check_roster(held, ends_s)
     assert list(roster_doubts(held, ends_s - EXPIRES_SOON_S)) == []
     (doubt,) = roster_doubts(held, ends_s - EXPIRES_SOON_S + 1)

@@ -27,7 +27,7 @@ NETWORKS = {
     "softmax": Softmax(INPUTS, CLASSES),
     "one hidden": OneHidden(INPUTS, 7, CLASSES),
 }
-PLAIN = LocalSettings(0, 4, 0, 0.1, 1.0, 0.0, 0.0, 0.0)
+PLAIN = LocalSettings(epochs=0, steps=4, batch_size=0, lr=0.1, lr_decay=1.0, momentum=0.0, clip=0.0, prox_mu=0.0)
 RECIPES = {
     "full batch": PLAIN,
     "full batch, decay": dataclasses.replace(PLAIN, lr_decay=0.5),

@@ -28,7 +28,16 @@ def shelf_of(sizes=SIZES, scale=1.0):
 
 
 def recipe(*, epochs=0, steps=0, batch_size=4, lr=0.1, momentum=0.0, clip=0.0, prox_mu=0.0):
-    return LocalSettings(epochs, steps, batch_size, lr, 0.9, momentum, clip, prox_mu)
+    return LocalSettings(
+        epochs=epochs,
+        steps=steps,
+        batch_size=batch_size,
+        lr=lr,
+        lr_decay=0.9,
+        momentum=momentum,
+        clip=clip,
+        prox_mu=prox_mu,
+    )
 
 
 def trained(trainer, network, local, shelf=None):

@@ -1,0 +1,59 @@
+"""Long constructors are called with keywords: a reader can't tell which of seven positional arguments is which."""
+
+from __future__ import annotations
+
+import ast
+
+from tests.helpers.trees import PACKAGES, ROOT, sources
+
+MOST_POSITIONAL = 5
+
+
+def module_of(path):
+    """Return the import name of a module."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def classes_of(tree):
+    """Return the names of the classes that a module defines."""
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def names_of_ours(tree):
+    """Return the names that a module imports from our packages, and those of its own classes."""
+    imported = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module]
+    ours = [n for n in imported if n.module.split(".")[0] in PACKAGES]
+    return {alias.asname or alias.name for node in ours for alias in node.names} | classes_of(tree)
+
+
+def long_calls(source, classes):
+    """Return the calls with too many positional arguments to one of ``classes``, as ``Name:line``."""
+    tree = ast.parse(source)
+    ours, found = names_of_ours(tree), []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or len(node.args) <= MOST_POSITIONAL:
+            continue
+        called = node.func
+        if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id in ours:
+            name = called.attr  # module.Class(...)
+        else:
+            name = called.id if isinstance(called, ast.Name) and called.id in {*ours, "cls"} else ""
+        if name in {*classes, "cls"}:
+            found.append(f"{name}:{node.lineno}")
+    return found
+
+
+def test_no_constructor_of_ours_is_called_with_many_positional_arguments():
+    texts = {path: path.read_text() for path in sources()}
+    classes = {name for text in texts.values() for name in classes_of(ast.parse(text))}
+    found = {module_of(path): long_calls(text, classes) for path, text in texts.items()}
+    assert {name: calls for name, calls in found.items() if calls} == {}
+    assert len(classes) > 100
+
+
+def test_a_long_call_is_found():
+    source = (
+        "from shoal.a import B\nfrom shoal import a\nB(1, 2, 3, 4, 5, 6)\na.B(1, 2, 3, 4, 5, 6)\nB(1, 2, 3, 4, 5, x=6)"
+    )
+    assert long_calls(source, {"B"}) == ["B:3", "B:4"]
+    assert long_calls("class B:\n    def f(cls):\n        return cls(1, 2, 3, 4, 5, 6)", {"B"}) == ["cls:3"]
