@@ -14,7 +14,7 @@ docs/threat-model.md lists what it hides.
 - Imports point downwards only: errors, limits and types; util; protocol; transport; membership and task; owner;
   simulation; experiments, demo and bench; cli. `lint-imports` checks this.
 
-Ten devices label the same data, but five of them with the two classes swapped. IFCA finds both groups:
+Example: ten devices label the same data, but five of them with the two classes swapped. IFCA finds both groups:
 
     import numpy as np, shoal
     from torch import nn

@@ -16,7 +16,14 @@ Example: mask a vector and unmask it again.
     >>> from crypto.mask.masking import mask, unmask
     >>> from crypto.mask.secret import MaskSecret
     >>> from shoal.types import Segment
-    >>> context = MaskContext("reef", b"run-1", 0, bytes(32), "permutation", (Segment("cluster", 4),))
+    >>> context = MaskContext(
+    ...     fleet="reef",
+    ...     run_id=b"run-1",
+    ...     epoch=0,
+    ...     task_digest=bytes(32),
+    ...     mode="permutation",
+    ...     segments=(Segment("cluster", 4),),
+    ... )
     >>> key = derive(MaskSecret.generate(), context)
     >>> vector = np.array([1, 2, 3, 4], np.float32)
     >>> sorted(mask(vector, key).values.tolist()), unmask(mask(vector, key), key).tolist()

@@ -29,7 +29,7 @@ class Round:
         round: counted from 1.
         loss: mean loss that devices reported, weighted by their samples; None if none did.
         accuracy: share of right labels over all test shares, each device with the model that it would take; None for
-            regression, where nobody has a test share, and in the last round of a start that IFCA did not keep.
+            regression, if no device has a test share, and in the last round of a start that IFCA did not keep.
         test_loss: mean loss over the same samples.
         clusters: number of clusters that have members; sizes: theirs, largest first.
     """
@@ -100,4 +100,4 @@ class Result:
         values = [(r.round, getattr(r, name)) for r in self.history]
         points = [(x, y) for x, y in values if y is not None]
         lines = [Line(title, [x for x, _ in points], [y for _, y in points])] if points else []
-        return Panel(title, "round", name.replace("_", " "), lines, {})
+        return Panel(title=title, x_label="round", y_label=name.replace("_", " "), lines=lines, levels={})

@@ -235,4 +235,11 @@ def _clusters(result: engine.SimResult) -> NDArray[np.int64]:
 
 def _round(record: SimRound, kind: Kind) -> Round:
     accuracy = None if record.accuracy is None or kind == "regression" else record.accuracy / 100
-    return Round(record.round, record.loss, accuracy, record.test_loss, record.clusters, record.sizes)
+    return Round(
+        round=record.round,
+        loss=record.loss,
+        accuracy=accuracy,
+        test_loss=record.test_loss,
+        clusters=record.clusters,
+        sizes=record.sizes,
+    )
