@@ -1,7 +1,7 @@
 """Weighted means of updates: rows in the given order, one float32 accumulator, the same bits every time.
 
-Products and sums are separate, element by element: no coordinate's result depends on its position, so the mean of
-permuted vectors is the permuted mean bit for bit, and a recovered round gives the bits of the first one.
+Products and sums are separate operations on single elements, so no result depends on a coordinate's position: the mean of
+permuted vectors is the permuted mean bit for bit. A round replayed after a crash gives the same bits as before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aggregator.numerics.errors import NumericsError
 from aggregator.numerics.rows import Updates, bad_rows, check_rows, read_once
 
 BLOCK_COLUMNS: Final = 524_288
-"""Columns at a time: accumulator and product (4 MB) stay in the last cache, rows are read in long stretches."""
+"""Columns of one pass: accumulator and product (4 MB) stay in the last-level cache, and rows are read in long pieces."""
 
 MIN_WEIGHT: Final = 1e-12
 MAX_WEIGHT: Final = 1e12
@@ -58,7 +58,7 @@ def weighted_mean(updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.
 
 
 def capped_weights(weights: NDArray[np.float64], cap: float) -> NDArray[np.float64]:
-    """Return ``weights`` with none above ``cap`` times their median, so that no single one decides a mean.
+    """Return ``weights`` with none above ``cap`` times their median, so that no single update dominates a mean.
 
     The median is that of the weights above 0. Of two weights it is their mean, so a cap of 2 or more changes neither.
 
@@ -145,14 +145,14 @@ class StreamingMean:
         self.total_weight = 0.0
 
     def add(self, update: NDArray[np.float32], weight: float = 1.0) -> None:
-        """Add ``update`` with ``weight``; whether it is finite shows in ``result``.
+        """Add ``update`` with ``weight``; NaN and infinities are found in ``result``.
 
         Args:
             update: shape (d,), float32.
             weight: 0, or from ``MIN_WEIGHT`` to ``MAX_WEIGHT``.
 
         Raises:
-            NumericsError: shape, dtype or weight do not fit; the mean is as before.
+            NumericsError: shape, dtype or weight do not fit; the mean is unchanged.
         """
         check_summand(update, weight, self._sum.size)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -173,10 +173,10 @@ class StreamingMean:
 
 
 def check_summand(update: NDArray[np.float32], weight: float, length: int) -> None:
-    """Refuse an update that is not of shape (length,), float32, or a weight that no mean can use.
+    """Check that a mean of ``length`` coordinates can use an update and its weight.
 
     Raises:
-        NumericsError: it is so.
+        NumericsError: the update is not of shape (length,), float32, or the weight is out of range.
     """
     if update.shape != (length,) or update.dtype != np.float32:
         raise NumericsError(f"update has shape {update.shape} and dtype {update.dtype}, not {(length,)} float32")
@@ -200,7 +200,7 @@ def mean_of_sum(total: NDArray[np.float32], total_weight: float) -> NDArray[np.f
 
 
 def _is_finite(vector: NDArray[np.float32]) -> bool:
-    """Whether every coordinate is; a sum is quicker, and settles it where it is finite."""
+    """Return whether every coordinate is finite. A finite sum, which is quicker, proves it; an infinite one may be overflow."""
     return bool(np.isfinite(vector.sum()) or np.isfinite(vector).all())
 
 

@@ -1,4 +1,8 @@
-"""Where the heavy sums run: numpy by default, torch on a GPU where one is present and the size pays."""
+"""Backends for large products and sums: numpy by default, torch on a GPU if one is present and the work is large enough.
+
+Means have the same bits on every backend; products agree to 1e-6 of the vectors' lengths. Example: ``select("auto",
+work_flops=gram_flops(n, d))`` returns the numpy backend without importing torch unless the work is worth a GPU.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,12 @@ from aggregator.numerics.rows import Updates, check_pair, check_rows, chunk_pair
 from shoal.errors import ConfigError
 
 CUDA_PAYS_FLOPS: Final = 1e12
-"""Work (``gram_flops``) from which ``auto`` tries a GPU: some 5 to 10 s of one core, against 2 to 3 s and 200 MB to
-load torch."""
+"""Least work (``gram_flops``) for which ``auto`` tries a GPU: 5 to 10 s on one core, while loading torch takes 2 to 3 s and
+200 MB."""
 
 
 class Backend(Protocol):
-    """The sums over all coordinates that algorithms are made of."""
+    """Sums over all coordinates, as the algorithms need them."""
 
     @property
     def name(self) -> str:
@@ -34,7 +38,7 @@ class Backend(Protocol):
             updates: shape (n, d), float32, n at least 2.
 
         Returns:
-            shape (n, n), float64, exactly symmetric. May hold NaN or infinities where ``updates`` does.
+            shape (n, n), float64, exactly symmetric; contains NaN or infinities if ``updates`` does.
         """
         ...
 
@@ -60,12 +64,12 @@ class Backend(Protocol):
             shape (n, n), float64, exactly symmetric, zeros on the diagonal.
 
         Raises:
-            ConfigError: a package that this takes is not installed.
+            ConfigError: scipy is needed and not installed.
         """
         ...
 
     def weighted_mean(self, updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Return the weighted mean; see ``averaging.weighted_mean`` for the arguments.
+        """Return the weighted mean; arguments as in ``averaging.weighted_mean``.
 
         Returns:
             shape (d,), float32: the same bits on every backend.
@@ -83,7 +87,7 @@ def gram_flops(count: int, length: int) -> float:
 
 
 class NumpyBackend:
-    """Column chunks through BLAS, float64 sums of float32 chunks; numpy turns ``A @ A.T`` into half the work."""
+    """Products of float32 column chunks by BLAS, summed in float64; numpy computes ``A @ A.T`` with half the work (syrk)."""
 
     name = "numpy"
 
@@ -123,12 +127,12 @@ def select(device: str, *, work_flops: float = 0.0) -> Backend:
     """Return the backend for ``device``.
 
     Args:
-        device: ``cpu``; ``cuda``, which insists; or ``auto``, which takes a GPU where an NVIDIA driver is visible,
-            torch can use it and ``work_flops`` pays. Torch is not imported before all else speaks for it.
-        work_flops: the largest single piece of work expected, as ``gram_flops`` counts it.
+        device: ``cpu``; ``cuda``, which fails without a GPU; or ``auto``, which uses a GPU if ``work_flops`` is large
+            enough, an NVIDIA driver is visible and torch can use it, checked in this order.
+        work_flops: the largest single computation expected, as ``gram_flops`` counts it.
 
     Raises:
-        ConfigError: ``device`` is none of these, or ``cuda`` can't be had.
+        ConfigError: ``device`` is none of these, or is ``cuda`` and no CUDA device can be used.
     """
     if device == "cpu":
         return NumpyBackend()
@@ -151,9 +155,10 @@ def select(device: str, *, work_flops: float = 0.0) -> Backend:
 
 
 def driver_visible() -> bool:
-    """Return whether an NVIDIA driver shows on this machine, at no cost worth naming and without torch."""
+    """Return whether this machine has an NVIDIA driver, without importing torch."""
     if Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia/version").exists():
         return True
+    # WSL has the library without these files.
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -24,7 +24,7 @@ class Bipartition:
     Attributes:
         left: ascending positions, 0 among them.
         right: the other positions, ascending, at least one.
-        cross_max: largest similarity between the halves; under single linkage the smallest that any bipartition has.
+        cross_max: largest similarity across the halves; under single linkage the least that any bipartition reaches.
     """
 
     left: tuple[int, ...]
@@ -33,12 +33,12 @@ class Bipartition:
 
 
 def bipartition(similarity: NDArray[np.float64], linkage: str = "single") -> Bipartition:
-    """Return the two halves of the devices behind ``similarity``.
+    """Divide the devices with the given similarities into two halves.
 
-    ``single`` is optimal in the sense of cfl Eq. 35 and in O(m^2): cfl Alg. 1 merges the most similar pair until two
-    sets remain, which is single linkage cut at two, which is the maximum spanning tree (Prim) without its weakest
-    edge. ``complete`` is what public code runs instead: it keeps the least similar pair inside a half similar, and its
-    ``cross_max`` may be larger. Positions are the matrix's own; the caller maps them to device ids.
+    ``single`` is optimal in the sense of cfl Eq. 35 and takes O(m^2): cfl Alg. 1 merges the most similar pair until two
+    sets remain, which is single linkage cut at two sets, or the maximum spanning tree (Prim) without its weakest edge.
+    ``complete``, as in public implementations of CFL, keeps the least similarity within a half high, and its ``cross_max``
+    may be larger. Halves hold positions in the matrix; the caller maps them to device ids.
 
     Args:
         similarity: shape (m, m), float64, symmetric to 1e-9, finite, m at least 2; the diagonal is not used.

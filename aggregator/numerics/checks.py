@@ -1,4 +1,4 @@
-"""What the kernels on small matrices share: one check of a square matrix, and scipy and scikit-learn on demand."""
+"""Helpers of the functions on small matrices: a check of square matrices, and imports of scipy and scikit-learn on demand."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from aggregator.numerics.errors import NumericsError
 from shoal.errors import ConfigError
 
 SYMMETRY_TOLERANCE: Final = 1e-9
-"""Relative to the largest entry."""
+"""Largest difference of two mirrored entries, relative to the larger of 1 and the largest entry."""
 
 
 def check_square(matrix: NDArray[np.float64], what: str, *, least: int) -> NDArray[np.float64]:
     """Return ``matrix``, shape (n, n), as float64, if it is symmetric and finite and n is at least ``least``.
 
     Raises:
-        NumericsError: it is not; the message starts with ``what``.
+        NumericsError: it is not; the message starts with the matrix's name, ``what``.
     """
     values = np.asarray(matrix, dtype=np.float64)
     if values.ndim != 2 or values.shape[0] != values.shape[1]:

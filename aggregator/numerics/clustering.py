@@ -1,6 +1,6 @@
 """Label devices: k-means++ on small embeddings or on a Gram matrix, complete linkage on distances.
 
-Labels are numbered by first appearance, so they do not depend on which centre a start happened to draw first.
+Labels are numbered by first appearance, so they do not depend on the order in which centres were drawn.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from aggregator.numerics.checks import check_square, scipy_module, sklearn_modul
 from aggregator.numerics.errors import NumericsError
 
 STARTS: Final = 10
-"""Seedings of k-means, of which the best is kept."""
+"""Number of starts of k-means, of which the best is used."""
 
 SAME_ROW: Final = 1e-7
-"""Below this share of the largest coordinate rows differ by rounding alone: float32 products are not better."""
+"""Rows that differ by less than this share of the largest coordinate differ by rounding of float32 products alone."""
 
 
 def kmeans(rows: NDArray[np.float64], k: int, seed: int) -> NDArray[np.intp]:
     """Return the label of every row by k-means++ (fedgroup Alg. 3 line 14), the best of ``STARTS`` starts.
 
-    Runs on one thread, whatever the environment says, so that equal input has equal labels.
+    Always runs on one thread, so that equal input has equal labels.
 
     Args:
         rows: shape (n, p), float64, finite, n and p at least 1.
-        k: most labels, at least 1. Where there are no more than k different rows, each has its own label, so fewer
-            than k may come back; rows within ``SAME_ROW`` of the rows' extent count as equal.
-        seed: of the draw of first centres, at least 0.
+        k: largest number of labels, at least 1. If there are at most k different rows, each has its own label, so there
+            may be fewer than k; rows within ``SAME_ROW`` of the rows' extent count as equal.
+        seed: seed of the draw of first centres, at least 0.
 
     Returns:
         shape (n,), intp, numbered by first appearance.
@@ -53,7 +53,7 @@ def kmeans(rows: NDArray[np.float64], k: int, seed: int) -> NDArray[np.intp]:
     limits = sklearn_module("threadpoolctl").threadpool_limits
     exceptions = sklearn_module("sklearn.exceptions")
     with limits(limits=1), warnings.catch_warnings():
-        # Rows on two sides of a rounding step may be equal after all; fewer labels are a stated outcome here.
+        # `_equal_rows` may separate equal rows at a rounding step. sklearn then warns of fewer labels, which are allowed.
         warnings.simplefilter("ignore", exceptions.ConvergenceWarning)
         fitted = cluster.KMeans(
             n_clusters=k, init="k-means++", n_init=STARTS, random_state=seed % 2**32, algorithm="lloyd"
@@ -62,14 +62,14 @@ def kmeans(rows: NDArray[np.float64], k: int, seed: int) -> NDArray[np.intp]:
 
 
 def kmeans_from_gram(gram: NDArray[np.float64], k: int, seed: int) -> NDArray[np.intp]:
-    """Return ``kmeans`` of the vectors behind ``gram`` (ifca extended section 4.1, on masked updates).
+    """Return ``kmeans`` of the vectors with the dot products ``gram`` (ifca extended section 4.1, on masked updates).
 
-    The centred Gram matrix has the eigenvectors V and eigenvalues l; the rows of V sqrt(l) lie as far from each other
-    as the vectors do, in n coordinates at most.
+    With the eigenvectors V and eigenvalues l of the centred Gram matrix, the rows of V sqrt(l) have the same distances as
+    the vectors, in at most n coordinates.
 
     Args:
         gram: shape (n, n), float64, symmetric, finite, n at least 1.
-        k: most labels, at least 1.
+        k: largest number of labels, at least 1.
         seed: as in ``kmeans``.
 
     Returns:
@@ -83,13 +83,13 @@ def kmeans_from_gram(gram: NDArray[np.float64], k: int, seed: int) -> NDArray[np
 
 
 def centred_embedding(gram: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return points with the same distances as the vectors behind ``gram``, their mean at 0.
+    """Return points with mean 0 and the same distances as the vectors with the dot products ``gram``.
 
     Args:
         gram: shape (n, n), float64, symmetric, finite, n at least 1.
 
     Returns:
-        shape (n, r), float64, r from 1 to n; axes of no extent are left out.
+        shape (n, r), float64, r from 1 to n; axes without extent are left out.
 
     Raises:
         NumericsError: ``gram`` is not as above.
@@ -98,7 +98,7 @@ def centred_embedding(gram: NDArray[np.float64]) -> NDArray[np.float64]:
     means = matrix.mean(axis=0)
     centred = matrix - means[:, None] - means[None, :] + means.mean()
     values, vectors = np.linalg.eigh((centred + centred.T) / 2)
-    # What centring leaves of rounding is noise in proportion to the matrix, not to the centred one.
+    # Rounding errors of centring are in proportion to the entries before it, so the floor is too.
     floor = len(matrix) * np.finfo(np.float64).eps * float(np.abs(matrix).max())
     kept = np.flatnonzero(values > floor)
     if not kept.size:
@@ -113,7 +113,7 @@ def complete_linkage(distances: NDArray[np.float64], k: int) -> NDArray[np.intp]
     Args:
         distances: shape (n, n), float64, symmetric to 1e-9, finite, not negative, n at least 1; the diagonal is not
             used.
-        k: sets, at least 1; each device is one of its own where k is n or more.
+        k: number of sets, at least 1; if it is n or more, each device is a set of its own.
 
     Returns:
         shape (n,), intp, numbered by first appearance, with exactly min(k, n) labels.

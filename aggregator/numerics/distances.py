@@ -13,13 +13,13 @@ from aggregator.numerics.rows import BUFFER_BYTES, Updates, bad_rows, check_pair
 def squared_distances(updates: Updates, centres: Updates, *, backend: Backend | None = None) -> NDArray[np.float64]:
     """Return the squared l2 distance of every update to every centre.
 
-    All vectors are first moved by the centres' mean: |a - c|^2 = |a|^2 - 2 a.c + |c|^2 cancels where a and c are long
-    and close, as whole models are, and a shift changes no distance.
+    The centres' mean is first subtracted from all vectors, which changes no distance. Without it the digits of
+    |a|^2 - 2 a.c + |c|^2 would cancel for vectors that are long and close together, as whole models are.
 
     Args:
-        updates: shape (n, d), float32, finite, n at least 1; read a few rows at a time, so they may lie on the disk.
+        updates: shape (n, d), float32, finite, n at least 1; read a few rows at a time, so they may be on disk.
         centres: shape (k, d), float32, finite, k at least 1.
-        backend: where the products are computed; numpy when absent.
+        backend: backend for the products; numpy by default.
 
     Returns:
         shape (n, k), float64, not negative.
@@ -45,6 +45,7 @@ def squared_distances(updates: Updates, centres: Updates, *, backend: Backend | 
             f"distances are not finite; rows with NaN or infinities: updates {bad_rows(updates)}, "
             f"centres {bad_rows(centres)}"
         )
+    # Rounding can make the distance of two equal vectors slightly negative.
     return np.maximum(distances, 0.0, out=distances)
 
 

@@ -1,8 +1,8 @@
-"""FedGroup's two measures of how unlike updates are: EDC and MADC, both from one Gram matrix (fedgroup Eqs 7, 8).
+"""FedGroup's two dissimilarity measures of updates, EDC and MADC, both from one Gram matrix (fedgroup Eqs 7, 8).
 
-EDC sees the updates through the m top singular directions of dW^T. With G = dW dW^T = U L U^T, direction j is
-dW^T u_j / sqrt(l_j), so the cosine of update i to it is u_ij sqrt(l_j) / sqrt(G_ii): no vector of length d is needed
-beyond the Gram matrix.
+EDC compares the updates in the m top singular directions of dW^T. With G = dW dW^T = U L U^T, direction j is
+dW^T u_j / sqrt(l_j), so its cosine with update i is u_ij sqrt(l_j) / sqrt(G_ii), which needs the Gram matrix and no
+vector of length d.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aggregator.numerics.similarity import gram as gram_of
 from aggregator.numerics.similarity import precise_gram
 
 PRECISE_FLOPS: Final = 4e9
-"""Work (``gram_flops``) up to which EDC takes float64 products: at most 0.1 s of one core, a cold start's usual size."""
+"""Work (``gram_flops``) up to which EDC uses float64 products: at most 0.1 s on one core, the usual size of a cold start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Directions:
     Attributes:
         coefficients: shape (n, m), float64: direction j is the sum over i of ``coefficients[i, j]`` times update i and
             has length 1; a column of zeros where the updates span fewer than m directions.
-        singular_values: shape (m,), float64, falling; the lengths of the updates' shadows on each direction.
+        singular_values: shape (m,), float64, descending: the l2 norm of all updates' components along each direction.
     """
 
     coefficients: NDArray[np.float64]
@@ -44,7 +44,7 @@ def edc(updates: Updates, directions: int, *, backend: Backend | None = None) ->
     Args:
         updates: shape (n, d), float32, finite, n at least 2.
         directions: m, from 1 to n.
-        backend: where to compute; numpy when absent, with float64 products up to ``PRECISE_FLOPS``.
+        backend: numpy by default, with float64 products up to ``PRECISE_FLOPS``.
 
     Returns:
         shape (n, directions), float64, in [-1, 1]; see ``edc_from_gram``.
@@ -59,9 +59,9 @@ def edc(updates: Updates, directions: int, *, backend: Backend | None = None) ->
 
 
 def edc_from_gram(gram: NDArray[np.float64], directions: int) -> NDArray[np.float64]:
-    """Return ``edc`` of the updates behind ``gram``.
+    """Return ``edc`` of the updates with the dot products ``gram``.
 
-    A direction's sign means nothing to distances; here the largest coefficient is positive. A zero update has a row of
+    Distances do not depend on a direction's sign; here its largest coefficient is positive. A zero update has a row of
     zeros, and a direction that the updates do not span has a column of zeros.
 
     Args:
@@ -84,7 +84,7 @@ def edc_from_gram(gram: NDArray[np.float64], directions: int) -> NDArray[np.floa
 
 
 def top_directions(gram: NDArray[np.float64], directions: int) -> Directions:
-    """Return the top singular directions of the updates behind ``gram`` (fedgroup Eq. 8, V).
+    """Return the top singular directions of the updates with the dot products ``gram`` (fedgroup Eq. 8, V).
 
     Args:
         gram: shape (n, n), float64, symmetric, finite.
@@ -103,6 +103,7 @@ def top_directions(gram: NDArray[np.float64], directions: int) -> Directions:
     values, vectors = np.linalg.eigh(matrix / scale)
     top = values[::-1][:directions]
     vectors = vectors[:, ::-1][:, :directions]
+    # Smaller eigenvalues are rounding errors: the updates do not span these directions.
     spanned = top > size * np.finfo(np.float64).eps * top[0]
     singular = np.sqrt(np.where(spanned, top, 0.0)) * np.sqrt(scale)
     peaks = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=0)[None, :], axis=0)
@@ -114,11 +115,11 @@ def top_directions(gram: NDArray[np.float64], directions: int) -> Directions:
 def madc(similarity: NDArray[np.float64], *, backend: Backend | None = None) -> NDArray[np.float64]:
     """Return the mean absolute difference of pairwise cosines (fedgroup Eq. 7).
 
-    The sum over all z is the city-block distance of two rows; the two terms z = i and z = j are taken off again.
+    The sum over all z is the city-block distance of two rows, less the two terms z = i and z = j.
 
     Args:
         similarity: shape (n, n), float64, symmetric to 1e-9, finite, n at least 3: cosines.
-        backend: where to compute; numpy when absent.
+        backend: numpy by default.
 
     Returns:
         shape (n, n), float64, exactly symmetric, not negative, zeros on the diagonal.

@@ -1,4 +1,4 @@
-"""The error of every kernel: numbers that have no answer."""
+"""The error that all numeric functions raise for invalid input."""
 
 from __future__ import annotations
 

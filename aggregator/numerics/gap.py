@@ -1,4 +1,4 @@
-"""When a bipartition is right: the separation gap (cfl Def. 2) and the bounds of the separation theorem (cfl Thm 1).
+"""Correctness conditions of a bipartition: separation gap (cfl Def. 2) and bounds of the separation theorem (cfl Thm 1).
 
 gamma is a device's approximation noise: the distance of its gradient from its distribution's true gradient, in units
 of the true gradient's length (cfl Eq. 16). The theorem needs gamma < 1.
@@ -19,7 +19,7 @@ from aggregator.numerics.errors import NumericsError
 
 @dataclass(frozen=True, slots=True)
 class SeparationGap:
-    """How far apart true groups lie.
+    """The similarities within and across true groups.
 
     Attributes:
         intra_min: least similarity of two devices of one group; 1 if every group has one device.
@@ -31,12 +31,12 @@ class SeparationGap:
 
     @property
     def gap(self) -> float:
-        """g(alpha), cfl Eq. 28: above zero no group is cut by the best bipartition."""
+        """g(alpha) of cfl Eq. 28: if it is above zero, the best bipartition cuts no group."""
         return self.intra_min - self.cross_max
 
 
 def separation_gap(similarity: NDArray[np.float64], groups: Sequence[int]) -> SeparationGap:
-    """Return the separation gap where the truth is known (cfl Def. 2, Eq. 28).
+    """Return the separation gap of known groups (cfl Def. 2, Eq. 28).
 
     Args:
         similarity: shape (m, m), float64, symmetric, finite, m at least 2.
@@ -56,18 +56,18 @@ def separation_gap(similarity: NDArray[np.float64], groups: Sequence[int]) -> Se
 
 
 def gamma_limit(cross_max: float) -> float:
-    """Return sqrt((1 - alpha_cross_max) / 2): a split is right if every gamma lies below (cfl Eq. 39)."""
+    """Return sqrt((1 - alpha_cross_max) / 2): a split is correct if every gamma is smaller (cfl Eq. 39)."""
     _check_cosine(cross_max)
     return math.sqrt((1.0 - cross_max) / 2.0)
 
 
 def is_safe_split(cross_max: float, gamma_max: float) -> bool:
-    """Return whether a split with ``cross_max`` is right for all noise up to ``gamma_max`` (cfl Eq. 39)."""
+    """Return whether a split with ``cross_max`` is correct for all noise up to ``gamma_max`` (cfl Eq. 39)."""
     return gamma_max < gamma_limit(cross_max)
 
 
 def overlap(gamma_i: float, gamma_j: float) -> float:
-    """Return H_ij of cfl Eq. 20: the cosine of the two noises' widest angles added up."""
+    """Return H_ij of cfl Eq. 20: the cosine of the sum of the two noises' largest angles."""
     _check_gamma(gamma_i)
     _check_gamma(gamma_j)
     return -gamma_i * gamma_j + math.sqrt(1.0 - gamma_i**2) * math.sqrt(1.0 - gamma_j**2)
@@ -78,7 +78,7 @@ def cross_max_bound(distributions: int, overlap_ij: float) -> float:
 
     Args:
         distributions: k, at least 2.
-        overlap_ij: H of the noisiest pair that the bipartition parts.
+        overlap_ij: H of the noisiest pair of devices that the bipartition separates.
     """
     if distributions < 2:
         raise NumericsError(f"a bound across {distributions} distributions; at least 2 are needed")
@@ -92,7 +92,7 @@ def cross_max_bound(distributions: int, overlap_ij: float) -> float:
 def theorem_bounds(gammas: Sequence[float], groups: Sequence[int]) -> SeparationGap:
     """Return the worst case of cfl Theorem 1: ``intra_min`` is a lower, ``cross_max`` an upper bound.
 
-    H falls as either gamma grows, so the two noisiest devices of a group, or of two groups, decide.
+    H falls as either gamma grows, so the two noisiest devices of a group, or of two groups, give the bounds.
 
     Args:
         gammas: the noise of each device, in [0, 1).

@@ -1,4 +1,4 @@
-"""Updates as rows: an array, a memory map or a list of vectors, read without copying all of it."""
+"""Updates as rows: an array, a memory map or a list of vectors, read without copying it as a whole."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ Updates = NDArray[np.float32] | Sequence[NDArray[np.float32]]
 """shape (n, d), float32: an array, a ``numpy.memmap``, or n vectors of shape (d,)."""
 
 CHUNK_COLUMNS: Final = 16_384
-"""Columns of one product: enough for full speed, few enough that float32 sums inside it stay exact to 1e-6."""
+"""Columns of one product: enough for full speed, and so few that its float32 sums are exact to 1e-6."""
 
 BUFFER_BYTES: Final = 32 << 20
-"""Most memory for one chunk where rows must be copied together."""
+"""Largest buffer for one chunk of rows that must be copied."""
 
 RESIDENT_BYTES: Final = 16 << 20
-"""Most bytes of a `FilePages` that stay in memory while its rows are read."""
+"""Largest number of bytes of a `FilePages` in memory while its rows are read."""
 
 FAULT_BYTES: Final = 64 << 10
-"""Linux maps the whole aligned piece of so many bytes around each page that is read."""
+"""Size of the aligned block that Linux maps around each page that is read."""
 
 
 class FilePages(mmap.mmap):
-    """A read-only, shared mapping of a file: its pages may be dropped at any time and come back when they are read."""
+    """A read-only, shared mapping of a file: its pages may be dropped at any time and are loaded again when read."""
 
     def drop(self) -> None:
-        """Take all pages out of this process's memory; the system may keep them in its cache."""
+        """Drop all pages from this process's memory; the system's page cache may still hold them."""
         self.madvise(mmap.MADV_DONTNEED)
 
 
 def drop_pages(rows: Iterable[NDArray[np.float32]]) -> None:
-    """Drop the pages of every `FilePages` that ``rows`` are views of; other rows are left alone."""
+    """Drop the pages of every `FilePages` that ``rows`` are views of; other rows are ignored."""
     for pages in {id(p): p for row in rows if (p := _pages_of(row)) is not None}.values():
         pages.drop()
 
 
 def read_once(rows: Updates, columns: int | None = None) -> Iterator[NDArray[np.float32]]:
-    """Yield ``rows`` in order, and drop the pages of those that were read whenever they fill RESIDENT_BYTES.
+    """Yield ``rows`` in order, and drop the pages of rows read so far each time they reach RESIDENT_BYTES.
 
     Args:
         rows: shape (n, d), float32.
-        columns: so many coordinates of each row are read; all of them where absent.
+        columns: number of coordinates of each row that the caller reads; all by default.
     """
     resident, first = 0, 0
     for number, row in enumerate(rows):
@@ -115,13 +115,13 @@ def chunk_width(count: int, length: int) -> int:
 def column_chunks(updates: Updates, *, copy: bool = False, width: int | None = None) -> Iterator[NDArray[np.float32]]:
     """Yield ``updates`` from left to right in pieces of shape (n, w), float32, w at most ``CHUNK_COLUMNS``.
 
-    Pieces are views where a matrix product can use them in place; else they share one buffer, so a piece is valid
-    only until the next one.
+    Pieces are views if a matrix product can use them in place. Otherwise they share one buffer, so a piece is valid only
+    until the next one.
 
     Args:
         updates: shape (n, d), checked by ``check_rows``.
-        copy: use the buffer in any case.
-        width: w, where two sets of rows must be cut alike; by default what suits ``updates``.
+        copy: always use the buffer.
+        width: w, if two sets of rows must be cut at the same columns; by default as `chunk_width` says.
     """
     if isinstance(updates, np.ndarray) and not copy and _usable_in_place(updates):
         plain = updates.view(np.ndarray)

@@ -12,7 +12,7 @@ from aggregator.numerics.errors import NumericsError
 from aggregator.numerics.rows import Updates, bad_rows, check_rows, column_chunks
 
 SAFE_SQUARED_NORM: Final = (1e-24, 1e30)
-"""Between these a row's squares neither vanish nor overflow in float32; other rows are scaled first."""
+"""Range of squared norms within which a row's squares neither vanish nor overflow in float32; other rows are scaled first."""
 
 
 def gram(updates: Updates, *, backend: Backend | None = None) -> NDArray[np.float64]:
@@ -20,7 +20,7 @@ def gram(updates: Updates, *, backend: Backend | None = None) -> NDArray[np.floa
 
     Args:
         updates: shape (n, d), float32, finite, n at least 2.
-        backend: where to compute; numpy when absent.
+        backend: numpy by default.
 
     Returns:
         shape (n, n), float64, exactly symmetric.
@@ -37,7 +37,8 @@ def gram(updates: Updates, *, backend: Backend | None = None) -> NDArray[np.floa
 def precise_gram(updates: Updates) -> NDArray[np.float64]:
     """Return ``gram`` of ``updates`` with float64 products: half as fast, errors of 1e-15 instead of 1e-7.
 
-    A singular value is the root of an eigenvalue: what the products err by 1e-7, it errs by up to 3e-4 of the largest.
+    A singular value is the root of an eigenvalue, so an error of 1e-7 in the products becomes up to 3e-4 of the largest
+    singular value.
 
     Args:
         updates: shape (n, d), float32, finite, n at least 2.
@@ -60,7 +61,7 @@ def precise_gram(updates: Updates) -> NDArray[np.float64]:
 
 
 def cosine_from_gram(products: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the cosines behind a Gram matrix.
+    """Return the cosines of the vectors with the given dot products.
 
     Args:
         products: shape (n, n), float64, symmetric, finite.
@@ -96,7 +97,7 @@ def cosine_matrix(updates: Updates, *, backend: Backend | None = None) -> NDArra
     Args:
         updates: shape (n, d), float32, finite, n at least 2; read in column chunks, so a ``numpy.memmap`` or a list
             of rows is never held in memory at once.
-        backend: where to compute; numpy when absent.
+        backend: numpy by default.
 
     Returns:
         shape (n, n), float64, exactly symmetric, in [-1, 1]; 1 on the diagonal, but a zero update has cosine 0 with

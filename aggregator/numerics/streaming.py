@@ -1,4 +1,4 @@
-"""A Gram matrix that grows with the uploads: the work of a round is done when its last update arrives."""
+"""A Gram matrix that is extended with each upload, so that little work remains when a round's last update arrives."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from aggregator.numerics.errors import NumericsError
 from aggregator.numerics.rows import Updates, bad_rows
 
 BLOCK_ROWS: Final = 32
-"""Arrivals that are multiplied together: one by one the earlier rows would be read again for each of them."""
+"""Number of new rows that are multiplied together: one by one, each would read all earlier rows again."""
 
 
 class StreamingGram:
     """All dot products between the updates so far, equal to ``gram`` of them to 1e-6 of the vectors' lengths.
 
-    Every ``BLOCK_ROWS`` arrivals are multiplied with each other (syrk) and with all earlier rows (gemm). Beyond the
-    products, 8 n^2 bytes, and a column chunk of at most 64 MiB, memory holds what the caller's rows hold: memory maps
-    stay on the disk.
+    Every ``BLOCK_ROWS`` new rows are multiplied with each other (syrk) and with all earlier rows (gemm). Besides the
+    caller's rows, which may be memory maps, this takes 8 n^2 bytes for the products and at most 64 MiB for a column chunk.
 
     Args:
         length: coordinates d, at least 1.
         capacity: most rows n, at least 1.
-        backend: where to compute; numpy when absent.
-        store: shape (capacity, length), float32, writable, an array or a ``numpy.memmap``: arrivals are copied into
-            it. When absent, rows are kept as they are given and must not change.
+        backend: numpy by default.
+        store: shape (capacity, length), float32, a writable array or ``numpy.memmap`` into which rows are copied. Without
+            it the caller's arrays are used and must not change.
 
     Raises:
         NumericsError: the arguments do not fit the above.
@@ -62,7 +61,7 @@ class StreamingGram:
         return len(self._rows)
 
     def add(self, row: NDArray[np.float32]) -> int:
-        """Take ``row``, shape (d,), float32, and return its position; whether it is finite shows in ``result``.
+        """Add ``row``, shape (d,), float32, and return its position; NaN and infinities are found in ``result``.
 
         Raises:
             NumericsError: shape or dtype do not fit, or ``capacity`` rows are there already.
@@ -77,7 +76,7 @@ class StreamingGram:
         return position
 
     def replace(self, position: int, row: NDArray[np.float32]) -> None:
-        """Put ``row``, shape (d,), float32, in the place of an earlier one: O(n d).
+        """Replace an earlier row by ``row``, shape (d,), float32, in O(n d).
 
         Raises:
             NumericsError: shape or dtype do not fit, or there is no row at ``position``.
@@ -127,7 +126,7 @@ class StreamingGram:
         if start == stop:
             return
         block = self._between(start, stop)
-        single = stop - start == 1
+        single = stop - start == 1  # `gram` takes at least two rows
         own = self._backend.products(block, block) if single else self._backend.gram(block)
         self._products[start:stop, start:stop] = own
         if start:

@@ -1,7 +1,7 @@
-"""The backend in torch: on a GPU in use, on the CPU in tests.
+"""The backend in torch, for a GPU. Tests run it on the CPU.
 
-Products are float64 on the device. A float32 product there could silently run in TF32, with 10 bits of mantissa, where
-another part of the process allows that; and what a round costs is the way of the rows to the device, not their product.
+Products are computed in float64. A float32 product could run in TF32, with 10 bits of mantissa, if another part of the
+process allows that; and most of the time is the transfer of the rows to the device, not their product.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _INSTALL_HINT: Final = "install the aggregator extra: pip install 'shoal[aggrega
 
 
 class TorchBackend:
-    """The same sums in torch: products equal to numpy's to 1e-6 of the vectors' lengths, means bit for bit.
+    """Sums in torch. Products equal numpy's to 1e-6 of the vectors' lengths, and means bit for bit.
 
-    City-block distances are float32 sums, equal to 1e-6 of themselves: cosines of float32 updates are no better.
+    City-block distances are float32 sums with a relative error of 1e-6, no more than that of cosines of float32 updates.
 
     Args:
         device: a torch device, ``cpu`` or ``cuda``.
@@ -93,7 +93,7 @@ class TorchBackend:
 
 
 class _TorchMean:
-    """``StreamingMean`` on a torch device: product and sum are separate, each rounded once, hence the same bits.
+    """``StreamingMean`` on a torch device: product and sum are rounded separately, which gives the same bits.
 
     Args:
         total: shape (d,), float32, zeros, d at least 1.
@@ -111,6 +111,7 @@ class _TorchMean:
     def add(self, update: NDArray[np.float32], weight: float = 1.0) -> None:
         """Add ``update``, shape (d,), float32, with ``weight``."""
         check_summand(update, weight, self._sum.numel())
+        # Not addcmul: a fused multiply-add rounds once, and the bits would differ from numpy's.
         summand = self._sum.new_tensor(np.ascontiguousarray(update))
         if weight != 1.0:
             summand *= float(np.float32(weight))
