@@ -1,4 +1,11 @@
-"""The aggregator daemon: one loop that feeds a run's service from a broker, run after run."""
+"""The aggregator daemon: one loop that passes the broker's messages to the service of the current run, run after run.
+
+- Runs are served in the order of their numbers. A run that can't be served because of its file or directory is skipped.
+- A run that waits for a newer roster or newer keys blocks the later ones, since devices accept rising run numbers only.
+- After the last run the service of the newest finished run stays open, so that late reminders are still answered.
+
+Apart from their own I/O, the threads of the transport and the fsync worker only put items into the `Inbox`.
+"""
 
 from __future__ import annotations
 
@@ -30,22 +37,22 @@ from shoal.util.process import keep_heap, settle
 
 LOG = logging.getLogger("shoal.aggregator")
 POLL_S: Final = 0.25
-"""How often deadlines, stalled transfers and new run files are looked for when nothing arrives."""
+"""Interval at which deadlines, stalled transfers and new run files are checked when no message arrives."""
 LOOK_AFTER_S: Final = 1.0
-"""How often a run that is served looks for a roster that was carried here, and whether its own file is still there."""
+"""Interval at which the loop checks for a roster file copied here, and that the file of the current run still exists."""
 OPEN_FILES_NEEDED: Final = 64
-"""Most files that the daemon holds open, whatever the size of the roster: connection, database, round files, mappings."""
+"""Largest number of files that the daemon opens, for any size of roster: connection, database, round files, mappings."""
 LAST_ANSWERS_S: Final = 15.0
-"""How long ``once`` goes on after the last run, for devices that were not heard: they remind with growing pauses. An
-aggregator that was started again does not know who was, and waits for all of it."""
+"""How long ``once`` continues after the last run for devices whose upload is not acknowledged: they send reminders with
+growing pauses. An aggregator that was restarted does not know which were acknowledged, and always waits this long."""
 
 
-class _Stop(Exception):  # noqa: N818 - a wish, not a fault
-    """SIGTERM or SIGINT: end cleanly."""
+class _Stop(Exception):  # noqa: N818 - a request to end, not an error
+    """Raised in the loop after SIGTERM or SIGINT, to end cleanly."""
 
 
 def serve(config: AggregatorConfig) -> None:
-    """Serve the fleet from ``config.dir``, alone, until stopped, or with ``once`` until every run is finished.
+    """Serve the fleet of ``config.dir`` until stopped, or with ``once`` until every run is finished.
 
     Raises:
         NotEnrolledError: this aggregator belongs to no fleet.
@@ -54,7 +61,7 @@ def serve(config: AggregatorConfig) -> None:
         UntrustedError: another aggregator uses the same client id.
         StorageError: the disk is full or fails.
     """
-    AggregatorMembership(config.dir)  # whoever is no aggregator leaves no trace in a directory that may be anybody's
+    AggregatorMembership(config.dir)  # fail before `serving` makes a lock file in a directory of something else
     with serving(config.dir, hint="one `shoal-aggregator serve` serves a fleet; end the other first"):
         keep_heap()
         too_few = raise_open_files_limit(OPEN_FILES_NEEDED)
@@ -65,7 +72,11 @@ def serve(config: AggregatorConfig) -> None:
 
 
 class Daemon:
-    """Serves the runs of one fleet in order."""
+    """Serves the runs of one fleet in order of their numbers.
+
+    Args:
+        config: the aggregator's configuration.
+    """
 
     def __init__(self, config: AggregatorConfig) -> None:
         self._config = config
@@ -98,12 +109,12 @@ class Daemon:
     def serve(self) -> None:
         """Run until stopped, or with ``once`` until every run is finished.
 
-        A run that is over is answered for until the next begins: what its devices sent last may only come then.
+        Reminders of a finished run are answered until the next run begins, since its last uploads may arrive late.
 
         Raises:
             BrokerUnreachableError: the first connection failed.
             UntrustedError: another aggregator uses the same client id.
-            IntegrityError: with ``once``, a run was passed over because its directory is damaged.
+            IntegrityError: with ``once``, a run was skipped because its directory is damaged.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._inbox.put(None))
@@ -147,6 +158,7 @@ class Daemon:
             try:
                 if self._runs.is_over(run.plan):
                     self._over = run
+                    # A crash between the final record and the erasure leaves updates on the disk.
                     if run.plan.run_id not in self._erased:
                         erase_updates(directory)
                         self._erased.add(run.plan.run_id)
@@ -162,12 +174,13 @@ class Daemon:
                     hint="shoal-fleet publish FLEET_DIR, or copy FLEET_DIR/roster.signed into this directory",
                 )
             self._held_back = reason
+            # No later run instead: devices refuse a run whose number is below one that they have joined.
             return None if reason else run
         self._held_back = ""
         return None
 
     def _pass_over(self, error: ShoalError) -> None:
-        """Go on with the other runs."""
+        """Log that a run is skipped, once for each reason."""
         if isinstance(error, IntegrityError):
             self._damage = error
         self._say_once(f"passed over: {error}", hint=error.hint)
@@ -183,7 +196,7 @@ class Daemon:
             LOG.warning(text, extra={"kv": {"hint": hint} if hint else {}})
 
     def _reload_roster(self) -> None:
-        """Look for a roster that was carried here by hand; one that is refused is no reason to end."""
+        """Put a roster file that was copied here in force if it is newer; log a refused one and continue."""
         try:
             if self._service is None:
                 self._membership.reload()
@@ -193,7 +206,7 @@ class Daemon:
             self._say_once(f"roster file refused: {error}", hint=error.hint)
 
     def _look_back(self) -> None:
-        """Answer for the newest run that is over, unless that is done already or can't be done."""
+        """Open the newest finished run again to answer reminders, unless a run is open or its directory is unreadable."""
         over = self._over
         if self._service is not None or over is None or over.plan.run_id == self._unreadable:
             return
@@ -204,10 +217,10 @@ class Daemon:
             self._let_go()
             if isinstance(error, IntegrityError):
                 self._unreadable = over.plan.run_id
-            self._say_once(f"nobody is answered for run {over.plan.run}: {error}", hint=error.hint)
+            self._say_once(f"uploads to run {over.plan.run} can't be acknowledged: {error}", hint=error.hint)
 
     def _may_end(self) -> bool:
-        """Whether no run is left, and whoever may not have been answered for the last one has had the time to ask again."""
+        """Whether no run is left and every upload to the last one is acknowledged, or the time for reminders is over."""
         if self._held_back:
             return False
         if self._service is None or self._service.uploads.all_answered:
@@ -217,7 +230,7 @@ class Daemon:
         return time.monotonic() >= self._end_s
 
     def _let_go(self) -> None:
-        """Answer for no run any more."""
+        """Close the service of the current run and its fsync worker."""
         if self._syncer is not None:
             self._syncer.close()
         if self._service is not None:
@@ -225,7 +238,7 @@ class Daemon:
         self._service = self._syncer = None
 
     def _begin(self, run: RunFile, package: bytes, backend: Backend | None) -> RunService:
-        """Let go of the run before and take this one up."""
+        """Close the service of the previous run and start one for ``run``."""
         self._let_go()
         self._end_s = None
         self._syncer = ThreadSyncer(self._inbox.put)
@@ -242,7 +255,7 @@ class Daemon:
         return self._service
 
     def _serve_run(self, run: RunFile) -> None:
-        """Serve a run to its end, or until its file is taken away."""
+        """Serve a run to its end, or until its file is removed."""
         try:
             package = self._runs.package(run)
         except ShoalError as error:
@@ -294,6 +307,7 @@ class Daemon:
                 hint="a fleet has one aggregator: stop the other one",
             )
         if callable(event):
+            # A completion from the fsync worker. It runs here because the service is not safe for several threads.
             if service is not None:
                 service.at(time.monotonic())
             event()

@@ -1,4 +1,4 @@
-"""The aggregator's place in a fleet. Its grant has no field for a mask secret."""
+"""The aggregator's membership in a fleet: its keys, its grant and the roster. Its grant has no field for a mask secret."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ RUNS_DIRECTORY: Final = "runs"
 
 
 class AggregatorMembership(Membership[AggregatorGrant]):
-    """An aggregator that belongs to a fleet."""
+    """The membership of an aggregator, with the broadcast key in use as ``group``."""
 
     def __init__(self, directory: Path) -> None:
         """Load what `join` left in ``directory``.
 
         Raises:
-            NotEnrolledError: nobody has joined there.
+            NotEnrolledError: the directory holds no membership.
             UntrustedError: the roster is not the owner's, expired, or names another aggregator.
         """
         super().__init__(directory, AggregatorGrant)
@@ -36,41 +36,41 @@ class AggregatorMembership(Membership[AggregatorGrant]):
             )
 
     def turn_to(self, generation: int) -> None:
-        """Speak under the broadcast key of the grant with the secrets of ``generation``, if it is newer than the one in force."""
+        """Use the broadcast key of the newest waiting grant whose key version is at most ``generation``, if there is one."""
         grant = self.newer(generation)
         if grant is not None:
             self.group = self._broadcast(grant)
 
     def open_from_device(self, member: Member, payload: memoryview, signed: bytes) -> memoryview:
-        """Return the plaintext of what a device told the fleet, under the broadcast key in force or the next.
+        """Open a device's group envelope with any stored broadcast key; return the plaintext.
 
         Args:
             member: the device.
-            payload: a group envelope.
+            payload: the envelope.
             signed: its `Fingerprint.signed`.
 
         Raises:
-            SealError: under no key that we hold, altered, or not the device's.
+            SealError: sealed under an unknown key, altered, or not signed by the device.
         """
         head, at = read_head(payload)
         return self.open_under_any(payload, head, at, member.sign_key, signed)[1]
 
     def is_presence_of(self, member: Member, payload: memoryview, signed: bytes) -> bool:
-        """Whether a device has said where it stands, also where we can't read it; arguments as `open_from_device`."""
+        """Return whether an envelope is a presence signed by the device, without opening it; arguments as `open_from_device`."""
         head, _ = read_head(payload)
         told = (head.fleet, head.purpose, head.sender) == (self.fleet, channels.PRESENCE.purpose, member.name)
         return told and is_from(payload, head, member.sign_key, signed)
 
     def reason(self, plan: RunPlan, turned_to: int | None = None) -> str:
-        """Return what is missing to serve a run, empty where nothing is; keys that the run is made with come in force.
+        """Return why a run can't be served yet, or an empty string; put the key version of the run in force if it is waiting.
 
         Args:
-            plan: the run's.
-            turned_to: newest secrets that the run has rolled over to, or has begun to, by the roster sequence at which
-                they were drawn; None where it is under those that it was signed with.
+            plan: the run plan.
+            turned_to: newest key version that the run has rolled over to or started to roll over to; None if it still
+                uses the one that it was signed with.
 
         Raises:
-            UntrustedError: the run can never be served: its keys have been replaced before it began.
+            UntrustedError: the run can never be served, because its keys were replaced before it began.
         """
         if self.roster.sequence < plan.roster_sequence:
             return f"run {plan.run} was signed under roster {plan.roster_sequence}, this is {self.roster.sequence}"
@@ -82,7 +82,7 @@ class AggregatorMembership(Membership[AggregatorGrant]):
         if held > newest:
             raise UntrustedError(
                 f"run {plan.run} was made with keys that have been replaced since",
-                hint="have the owner sign it anew: shoal-fleet run",
+                hint="have the owner sign it again: shoal-fleet run",
             )
         if held < self.roster.keys_since <= plan.roster_sequence:
             return f"run {plan.run} was made with newer keys than we have"
@@ -90,7 +90,7 @@ class AggregatorMembership(Membership[AggregatorGrant]):
 
 
 def init(directory: Path, name: str = "aggregator") -> Path:
-    """Make the aggregator's keys and its directory for runs; return the card for the owner."""
+    """Make the aggregator's keys and its directory for runs; return the path of the card for the owner."""
     card = make_identity(directory, name, AGGREGATOR_ROLE)
     private_directory(directory / RUNS_DIRECTORY)
     return card

@@ -2,11 +2,11 @@
 
 - An upload is acknowledged only after `Store.commit`, which makes vectors durable first and then the rows that name them.
 - After a crash the open round is replayed from the store: same uploads, same order, same bits.
-- The database grows by one short record a round; uploads that no strategy refers to are deleted.
+- The database grows by one short record a round; uploads to which the strategy's state does not refer are deleted.
 - Damaged files raise an `IntegrityError` that names the run's directory; a full or failing disk, a `StorageError`.
 
-`store` is a run's state, `vector_log` its vectors, `records` its closed rounds, `run_status` the view of other processes,
-`signed_runs` the owner's run files, `fsync_worker` waits for the disk beside the loop, `corruption` maps errors.
+`store` holds a run's state, `vector_log` its updates, `records` its closed rounds, `run_status` reads for other processes,
+`signed_runs` the owner's run files, `fsync_worker` runs fsync outside of the loop, `corruption` maps errors.
 
 Example: ``append`` for each upload that arrived together, one ``commit``, then their acknowledgements.
 """

@@ -1,4 +1,4 @@
-"""A file without a name for chunks of unfinished uploads: a fleet that uploads at once then takes disk, not memory."""
+"""An unnamed temporary file for chunks of unfinished uploads, so that many uploads at once take disk and not memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import IO, Final
 from shoal.errors import IntegrityError
 
 STEP_BYTES: Final = 1024
-"""Places have a multiple of this length: chunks of ever other lengths would otherwise never find a place that is free."""
+"""Lengths of places are multiples of this, so that chunks of slightly different lengths fit freed places."""
 
 
 class ChunkSpool:
-    """Stores chunks in one file, and uses the places of freed ones again; implements `shoal.protocol.reassembly.Spool`.
+    """Stores chunks in one file and reuses freed places; implements `shoal.protocol.reassembly.Spool`.
 
-    The file appears with the first chunk, has no name, and is gone when the process ends. Nothing in it is ever needed
-    after a restart: devices are asked for the chunks again.
+    The file is created with the first chunk and has no name, so the system deletes it when the process ends. After a
+    restart devices retransmit the chunks.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -30,7 +30,7 @@ class ChunkSpool:
         self._free: defaultdict[int, list[int]] = defaultdict(list)
 
     def put(self, data: bytes) -> int:
-        """Store ``data`` and return where.
+        """Store ``data`` and return its offset.
 
         Raises:
             OSError: the disk is full or fails.
@@ -44,7 +44,7 @@ class ChunkSpool:
         while view:
             view = view[os.pwrite(self._file.fileno(), view, at + len(data) - len(view)) :]
         if places:
-            places.pop()  # not earlier: where the disk fails the place stays free
+            places.pop()  # not earlier: if the write fails the place stays free
         self._end = max(self._end, at + room)
         self._stored += 1
         return at
@@ -66,7 +66,7 @@ class ChunkSpool:
         return data
 
     def free(self, at: int, size: int) -> None:
-        """Free the place of ``size`` bytes that `put` stored at ``at``; an empty file gives its blocks back."""
+        """Free the place of ``size`` bytes that `put` stored at ``at``; truncate the file if that was the last one."""
         self._stored -= 1
         if self._stored:
             self._free[_room(size)].append(at)
@@ -77,7 +77,7 @@ class ChunkSpool:
             os.ftruncate(self._file.fileno(), 0)
 
     def close(self) -> None:
-        """Give the disk blocks back."""
+        """Close the file, which frees its disk blocks."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -35,11 +35,11 @@ _SYSTEM_CODES: Final = frozenset(
 
 _DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 _SQLITE_DISK: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
-DISK_HINT: Final = "free some space or check the disk, then start again: the run goes on where it was"
+DISK_HINT: Final = "free some space or check the disk, then start again: the run continues where it stopped"
 
 
 class _Held(Protocol):
-    """Something that lives in a directory."""
+    """An object whose files are in one directory."""
 
     directory: Path
 
@@ -51,11 +51,11 @@ H = TypeVar("H", bound=_Held)
 
 @contextmanager
 def readable(directory: Path) -> Iterator[None]:
-    """Do what reads a run's files.
+    """Map errors raised in the block, which reads a run's files.
 
     Raises:
-        IntegrityError: the files hold something else than was written there.
-        ConfigError: the operating system refused to read them; a `StorageError` if it may pass.
+        IntegrityError: the files are damaged.
+        ConfigError: the operating system failed to read them; a `StorageError` if the failure may be temporary.
     """
     try:
         yield
@@ -65,7 +65,7 @@ def readable(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def disk_errors(directory: Path) -> Iterator[None]:
-    """Do what writes to ``directory``; errors of anything but a disk that is full or fails stay themselves.
+    """Map disk errors raised in the block, which writes to ``directory``; all other errors pass unchanged.
 
     Raises:
         StorageError: the disk is full or fails.
@@ -83,7 +83,7 @@ def disk_errors(directory: Path) -> Iterator[None]:
 
 
 def reads(method: Callable[Concatenate[H, P], R]) -> Callable[Concatenate[H, P], R]:
-    """Have a method read the files in its object's ``directory`` as `readable` does."""
+    """Decorate a method that reads the files in its object's ``directory``: map its errors as `readable` does."""
 
     @wraps(method)
     def read(held: H, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -110,5 +110,5 @@ def _unreadable(directory: Path, error: Exception) -> ShoalError:
 
 
 def is_system_failure(error: sqlite3.OperationalError) -> bool:
-    """Tell whether SQLite failed because of the operating system or the disk, by the low byte of its extended result code."""
+    """Return whether SQLite failed because of the operating system or the disk, by the low byte of its extended result code."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _SYSTEM_CODES

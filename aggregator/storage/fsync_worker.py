@@ -1,6 +1,7 @@
-"""Wait for the disk beside the event loop, so that uploads are opened while earlier ones become durable.
+"""Run fsync outside of the event loop, so that uploads are opened while earlier ones become durable.
 
-Every job is finished, in order, and an error of the disk is raised on the driver's thread, where it ends the program.
+Jobs are run one after another in the order of submission. A disk error is raised on the driver's thread, where it ends the
+program.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ class FsyncWorker(Protocol):
         """Run ``job``, then have ``done`` called on the driver's own thread."""
 
     def close(self) -> None:
-        """Finish what is under way, and stop; nothing that was submitted is called back afterwards."""
+        """Finish the submitted jobs and stop; no ``done`` takes effect afterwards."""
 
 
 class InlineSyncer:
-    """Runs jobs here and now: for drivers without threads."""
+    """Runs each job at once on the caller's thread, for drivers without threads."""
 
     def submit(self, job: Job, done: Job) -> None:
-        """Run both."""
+        """Run ``job`` and ``done``."""
         job()
         done()
 
     def close(self) -> None:
-        """Nothing is ever under way."""
+        """Do nothing: every job has finished."""
 
 
 class ThreadSyncer:
     """Runs jobs on a thread of its own.
 
     Args:
-        hand_back: gives a callable to the driver's thread, which calls it; an error of the job is raised there.
+        hand_back: queues a function that the driver's thread then calls; a job's error is raised by it.
     """
 
     def __init__(self, hand_back: Callable[[Job], None]) -> None:
@@ -54,7 +55,7 @@ class ThreadSyncer:
         self._jobs.put((job, done))
 
     def close(self) -> None:
-        """Finish what is queued. What was handed back and not called yet, or fails from now on, does nothing when called."""
+        """Finish the queued jobs. Functions that the driver has not called yet do nothing from now on."""
         self._closed = True
         self._jobs.put(None)
         self._thread.join()
@@ -70,7 +71,7 @@ class ThreadSyncer:
                 self._hand_back(self._unless_closed(done))
 
     def _unless_closed(self, done: Job) -> Job:
-        """Return what calls ``done`` unless the syncer is closed by then: its store may be closed as well."""
+        """Return a function that calls ``done`` unless the worker is closed by then, as its store may be too."""
 
         def call() -> None:
             if not self._closed:

@@ -1,8 +1,8 @@
 """The closed rounds of a run in its database: the newest in full, earlier ones packed.
 
-A run may last for tens of thousands of rounds, and its database must stay small. The newest `BLOCK_ROUNDS` to twice as
-many rounds are kept in full. Once there are twice as many, the earlier half is packed into one compressed block, without
-the figures of single devices (`DEVICE_FIGURES`), which no command prints. A packed record gives these as empty.
+A run may last for tens of thousands of rounds, and its database must stay small. At least the newest `BLOCK_ROUNDS`
+rounds are stored in full. Once there are twice as many, the earlier half is packed into one compressed block, without the
+figures of single devices (`DEVICE_FIGURES`), which no command prints. `read` returns these as empty.
 
     rounds  round, record, figures     one row a round: the record as JSON, and the figures of single devices
     past    first, records             one row a block: the records of its rounds, one a line, deflated
@@ -47,7 +47,7 @@ def read(database: sqlite3.Connection) -> list[dict[str, Any]]:
     """Return all closed rounds in order.
 
     Raises:
-        ValueError, sqlite3.DatabaseError: the database holds something else.
+        ValueError, sqlite3.DatabaseError: the database is damaged.
     """
     # One statement, since another process may pack rounds between two.
     found = database.execute(
@@ -66,7 +66,7 @@ def read_last(database: sqlite3.Connection) -> dict[str, Any] | None:
     """Return the last closed round, which is never packed; None before the first.
 
     Raises:
-        ValueError, sqlite3.DatabaseError: the database holds something else.
+        ValueError, sqlite3.DatabaseError: the database is damaged.
     """
     found = database.execute("SELECT record, figures FROM rounds ORDER BY round DESC LIMIT 1").fetchone()
     last: dict[str, Any] | None = None if found is None else json.loads(found[0]) | json.loads(found[1])
@@ -78,6 +78,7 @@ def _no_figures() -> dict[str, Any]:
 
 
 def _unpacked(block: bytes) -> bytes:
+    # With a limit, since a damaged block could unpack to any size.
     unpacking = zlib.decompressobj()
     try:
         records = unpacking.decompress(block, MAX_BLOCK_BYTES)

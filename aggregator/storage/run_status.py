@@ -1,4 +1,7 @@
-"""What others may ask of a run's directory while the store writes it."""
+"""Read a run's directory from another process while the aggregator writes it, and record its waiting line for `status`.
+
+Readers open the database read-only and never wait for the writer for long: SQLite's write-ahead log lets both work at once.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ from shoal.util.files import write_atomic
 from shoal.util.state_codec import decode_state
 
 WAITING_FILE: Final = "waiting.json"
-"""Written while an open round waits, for `status` alone: a line, and after the deadline who is missing and what to do."""
+"""Holds the waiting line while a round waits, and after the deadline the missing devices and advice. Only `status` reads it."""
 LOG = logging.getLogger("shoal.aggregator")
 R = TypeVar("R")
 
 
 def read_generation(directory: Path) -> int | None:
-    """Return the newest secrets, by the roster sequence they were drawn at, that a run has turned to; None for the first."""
+    """Return the newest key version that a run uses or is rolling over to; None if the run has not started."""
     found = _read(directory, lambda reader: reader.execute("SELECT head FROM snapshot").fetchone())
     if found is None:
         return None
@@ -33,36 +36,36 @@ def read_generation(directory: Path) -> int | None:
 
 
 def read_records(directory: Path) -> list[dict[str, Any]]:
-    """Return the closed rounds of a run that another process may be writing; empty where there are none yet."""
+    """Return the records of a run's closed rounds; empty before the first."""
     return _read(directory, records.read) or []
 
 
 def read_last_record(directory: Path) -> dict[str, Any] | None:
-    """Return the last closed round of a run that another process may be writing; None where there is none yet."""
+    """Return the record of a run's last closed round; None before the first."""
     return _read(directory, records.read_last)
 
 
 def rounds_closed(directory: Path) -> int:
-    """Return the number of the last closed round of a run that another process may be writing; 0 before the first."""
+    """Return the number of a run's last closed round; 0 before the first."""
     last = read_last_record(directory)
     return 0 if last is None else int(last["round"])
 
 
 def uploads_stored(directory: Path, round_: int) -> int:
-    """Return how many uploads of a round are durable in a run that another process may be writing."""
+    """Return the number of a round's durable uploads."""
     counting = "SELECT COUNT(*) FROM uploads WHERE round = ?"
     found = _read(directory, lambda reader: reader.execute(counting, (round_,)).fetchone())
     return int(found[0]) if found else 0
 
 
 def read_plan(directory: Path) -> bytes | None:
-    """Return the run plan, encoded, that a run's directory was made for; None where no run has begun there."""
+    """Return the encoded run plan of the run that was started in ``directory``; None if none was."""
     found = _read(directory, lambda reader: reader.execute("SELECT value FROM facts WHERE name = 'plan'").fetchone())
     return None if found is None else found[0]
 
 
 def keep_waiting(directory: Path, line: str, figures: dict[str, Any] | None = None) -> None:
-    """Write for `status` what the run waits for; remove that where it goes on. A full disk only prevents it."""
+    """Write the waiting line for `status`, or remove it if ``line`` is empty. A write error is logged, not raised."""
     path = directory / WAITING_FILE
     try:
         if line:
@@ -74,13 +77,13 @@ def keep_waiting(directory: Path, line: str, figures: dict[str, Any] | None = No
 
 
 def forget_waiting(root: Path) -> None:
-    """Remove what an aggregator that was killed has left in the runs below its directory."""
+    """Remove the waiting lines that a killed aggregator left in the runs below its directory."""
     for path in root.glob(f"run-*/{WAITING_FILE}"):
         keep_waiting(path.parent, "")
 
 
 def read_waiting(directory: Path) -> tuple[str, dict[str, Any] | None]:
-    """Return what a run that is served waits for, empty where it goes on; and who is missing once the deadline has passed."""
+    """Return a run's waiting line, empty if it does not wait, and the shortage as figures if the deadline has passed."""
     try:
         kept = json.loads((directory / WAITING_FILE).read_bytes())
         return str(kept["line"]), kept["shortage"]
@@ -93,7 +96,7 @@ def read_waiting(directory: Path) -> tuple[str, dict[str, Any] | None]:
 
 
 def _read(directory: Path, query: Callable[[sqlite3.Connection], R]) -> R | None:
-    """Return what ``query`` finds in a run's database that another process may be writing; None before it has tables.
+    """Return the result of ``query`` on a run's database; None before it has tables.
 
     Raises:
         IntegrityError: the database is damaged, or of another version.

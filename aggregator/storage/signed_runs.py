@@ -1,4 +1,7 @@
-"""The runs that the owner signed, as they lie in the aggregator's directory, and whether each is over."""
+"""The owner's signed run files in the aggregator's directory, and whether each run is finished.
+
+A run file holds a whole task and can be large, so it is read again only after its stamp has changed.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +21,20 @@ from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage, RunPlan
 
 LOG = logging.getLogger("shoal.aggregator")
-CHANGED_HINT: Final = "a file that is replaced is looked at again by itself"
+CHANGED_HINT: Final = "put the owner's file back or replace it; the aggregator reads it again without a restart"
 
 Stamp = tuple[int, int, int, int]
-"""A file's inode, size in bytes, and times of its last changes in ns: alike as long as nobody touched it."""
+"""A file's inode, size in bytes, and times of modification and of change in ns. Equal stamps mean an unchanged file."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """A run that the owner signed, as it lies in the runs directory.
+    """A run file of the owner.
 
     Attributes:
         path: the file.
-        plan: what the owner signed.
-        signed: the same as it travels.
+        plan: the run plan.
+        signed: the encoded plan with the owner's signature.
     """
 
     path: Path
@@ -40,19 +43,19 @@ class RunFile:
 
 
 def log_refused(name: str, reason: str) -> None:
-    """Say that a file is no run of the owner's."""
+    """Log that a file is no valid run of the owner."""
     LOG.warning("run file refused", extra={"kv": {"file": name, "reason": reason}})
 
 
 class RunFiles:
-    """The runs directory. A run's file holds a whole task and can be large: it is read again only after it was touched."""
+    """The directory of run files."""
 
     def __init__(self, membership: AggregatorMembership, complain: Callable[[str, str], None] = log_refused) -> None:
         """Read nothing yet.
 
         Args:
-            membership: whose directory it is.
-            complain: is told the name of a file that is no run of the owner's, and why.
+            membership: the aggregator's, which has the directory and the owner's key.
+            complain: called with the name of a file that is no valid run of the owner, and the reason.
         """
         self._membership = membership
         self._complain = complain
@@ -60,7 +63,7 @@ class RunFiles:
         self._over: dict[bytes, Stamp] = {}
 
     def all(self) -> list[RunFile]:
-        """Return the owner's runs by number; what is not a run of the owner's is complained of and left alone."""
+        """Return the valid runs of the owner in order of their numbers, and report all other files to ``complain``."""
         paths = sorted((self._membership.directory / RUNS_DIRECTORY).glob("*.run"))
         self._known = {path: self._known[path] for path in paths if path in self._known}
         found = []
@@ -76,14 +79,14 @@ class RunFiles:
         return sorted(found, key=lambda r: r.plan.run)
 
     def _look(self, path: Path) -> RunFile | str:
-        """Return the run in a file, or the reason why it is none of the owner's."""
+        """Return the run in a file, or the reason why it is no valid run of the owner."""
         stamp = _stamp(path)
         known = self._known.get(path)
         if known is None or known[0] != stamp:
             try:
                 known = stamp, self._read(path)
             except ShoalError as error:
-                known = stamp, str(error)  # not the error: it would hold on to every frame that it is raised through
+                known = stamp, str(error)  # the text only: the error's traceback would hold its frames in memory
             self._known[path] = known
         return known[1]
 
@@ -95,12 +98,12 @@ class RunFiles:
         return RunFile(path, plan, signed)
 
     def package(self, run: RunFile) -> bytes:
-        """Return what a run's file holds: plan, task and sealed origins.
+        """Return the contents of a run file: plan, task and sealed origins.
 
         Raises:
-            ConfigError: it can't be read any more.
-            UntrustedError: it holds another run by now.
-            WireError: it holds no run by now.
+            ConfigError: the file can't be read any more.
+            UntrustedError: it was replaced by another run.
+            WireError: it was replaced by something that is no run.
         """
         try:
             package = run.path.read_bytes()
@@ -115,10 +118,10 @@ class RunFiles:
         return package
 
     def is_over(self, plan: RunPlan) -> bool:
-        """Whether the final round of a run is recorded; asked again, it looks into the database only if that was touched.
+        """Return `is_finished` of a run, without opening its database again if that has not changed.
 
         Raises:
-            as `is_finished`
+            UntrustedError, IntegrityError: as `is_finished`.
         """
         try:
             stamp = _stamp(directory_of(self._membership, plan.run) / DATABASE)
@@ -133,30 +136,30 @@ class RunFiles:
 
 
 def directory_of(membership: AggregatorMembership, run: int) -> Path:
-    """Return where everything about a run lies."""
+    """Return the path of a run's directory, which need not exist."""
     return membership.directory / f"run-{run:06d}"
 
 
 def check_assignment(membership: AggregatorMembership, plan: RunPlan) -> None:
-    """Return if no later run was begun here: devices take part in runs of rising numbers only.
+    """Check that no later run was started here: devices take part in runs of rising numbers only.
 
     Raises:
-        UntrustedError: one was.
+        UntrustedError: a later run was started.
     """
     numbers = (p.parent.name.removeprefix("run-") for p in membership.directory.glob(f"run-*/{DATABASE}"))
     newest = max((int(number) for number in numbers if number.isdecimal()), default=0)
     if plan.run < newest:
         raise UntrustedError(
             f"run {plan.run} is older than run {newest}, which was begun here, and devices refuse it",
-            hint="have the owner sign it anew: shoal-fleet run",
+            hint="have the owner sign it again: shoal-fleet run",
         )
 
 
 def is_finished(membership: AggregatorMembership, plan: RunPlan) -> bool:
-    """Whether the final round of a run is recorded.
+    """Return whether the final round of a run is recorded.
 
     Raises:
-        UntrustedError: its number belongs to another run, which was begun or finished before.
+        UntrustedError: a different run with the same number was started here before.
         IntegrityError: the run's directory is damaged.
     """
     directory = directory_of(membership, plan.run)
@@ -164,7 +167,7 @@ def is_finished(membership: AggregatorMembership, plan: RunPlan) -> bool:
     if held is not None and held != encode(plan):
         raise UntrustedError(
             f"run {plan.run} is another one than the run {plan.run} that was begun here before",
-            hint=f"have the owner sign it anew, under a number of its own: shoal-fleet run. {directory} holds the other",
+            hint=f"have the owner sign it again, under a new number: shoal-fleet run. {directory} holds the other run",
         )
     last = read_last_record(directory)
     with readable(directory):

@@ -1,12 +1,11 @@
 """Durable state of a run: SQLite for facts, append-only files for vectors, one group commit for both.
 
 `Store.append` buffers, `Store.commit` makes all appended uploads durable (vectors first, then the rows that
-point at them): only after it returns may an upload be acknowledged. A torn tail of a vector file is harmless, since
+point at them). An upload may be acknowledged only after it returns. A torn tail of a vector file is harmless, since
 no row points at it.
 
-The database does not grow with the number of rounds but for one short record each (records.py): the snapshot of a round
-deletes, in its own transaction, the rows of earlier uploads that the strategy's state does not refer to. SQLite uses
-the freed pages again.
+The database grows by one short record a round (records.py). The snapshot of a round deletes, in its own transaction, the
+rows of earlier uploads to which the strategy's state does not refer, and SQLite reuses the freed pages.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ UPDATES: Final = "updates"
 VECTORS: Final = "vectors"
 BUSY_TIMEOUT_MS: Final = 5000
 CHECKED_AT_ONCE: Final = 16
-"""Stored updates that are checked before their pages leave memory again."""
+"""Number of stored updates that are checked before their pages are dropped from memory."""
 LOG_PAGES: Final = 256
-"""Pages of the write-ahead log, 4 KiB each, after which SQLite moves them into the database: its default takes 4 MB."""
+"""Length of the write-ahead log, in pages of 4 KiB, at which SQLite copies it into the database; its default is 4 MB."""
 _TABLES: Final = (
     """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -63,7 +62,7 @@ CREATE TABLE IF NOT EXISTS snapshot (
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """An upload that is written and not committed."""
+    """An upload that is written but not committed."""
 
     upload: Upload
     digest: bytes
@@ -79,7 +78,7 @@ class SnapshotHead:
     Attributes:
         available: devices that were available to the open round.
         metadata: the engine's part.
-        vectors: name in the strategy's state -> digest of the vector's bytes, which also names its file.
+        vectors: name in the strategy's state -> SHA-256 of the vector's bytes in hex, which is also the name of its file.
     """
 
     available: tuple[str, ...]
@@ -115,19 +114,20 @@ class Store:
         Args:
             directory: its directory; made with mode 0700.
             run: the plan; a directory of another run is refused.
-            seed: gives the 16 bytes from which round nonces follow, when the run is new.
+            seed: returns the 16 bytes from which round nonces are derived; called for a new run only.
 
         Raises:
             IntegrityError: the directory belongs to another run or another version.
         """
         self.directory = private_directory(directory)
         self.run = run
-        # SQLite gives its other files the mode of this one, and would open what others have put here.
+        # SQLite gives its other files the mode of this one, and would open files that another user has put here.
         make_own(directory / DATABASE)
         for suffix in ("-wal", "-shm", "-journal"):
             check_own(directory / f"{DATABASE}{suffix}")
         self._db = sqlite3.connect(directory / DATABASE, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
+        # An acknowledged upload must survive a power cut; with NORMAL the last commits could be lost.
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
         self._db.execute(f"PRAGMA wal_autocheckpoint={LOG_PAGES}")
@@ -160,7 +160,7 @@ class Store:
         self._vectors = private_directory(self.directory / VECTORS / _folder(epoch))
 
     def _end_of(self, round_: int) -> int:
-        """Return the bytes of a round's file that rows point to."""
+        """Return the length in bytes of a round's file up to the end of its last committed row."""
         found = self._db.execute("SELECT start, header FROM uploads WHERE round = ?", (round_,))
         return max((start + _size(decode(bytes(header), Upload)) for start, header in found), default=0)
 
@@ -169,9 +169,9 @@ class Store:
 
         Args:
             upload: its header.
-            vector: (length,) float32 little-endian, as bytes, and the attached bytes.
+            vector: the masked update, (length,) float32 little-endian, followed by the attached bytes.
             norm: the vector's l2 norm.
-            digest: signed by the device; it tells a resent upload from a different one.
+            digest: the digest that the device signed; a resent upload has the same.
         """
         start = 0
         if len(vector):
@@ -181,22 +181,23 @@ class Store:
         self._pending[digest] = row
 
     def withdraw(self, digest: bytes) -> None:
-        """Forget an upload of the batch that is still open; its bytes, which no row points to, do no harm."""
+        """Remove an upload from the open batch. Its bytes stay in the file, where no row points to them."""
         self._pending.pop(digest, None)
 
     def prepare(self) -> Callable[[], None]:
-        """Close the batch of what was appended so far; return the slow half of its commit, for any thread.
+        """Close the open batch and return a function that makes its vectors durable.
 
-        Appending goes on meanwhile, into the next batch. `commit` is due when the returned function has run.
+        Any thread may call the function; `commit` must follow it. Uploads appended meanwhile belong to the next batch.
         """
-        assert not self._batch, "the batch before is not committed"
+        assert not self._batch, "the previous batch is not committed"
         self._batch, self._pending = list(self._pending.values()), {}
         return self._updates.syncer()
 
     def commit(self) -> list[ClientUpdate]:
-        """Make a batch durable, and return it as contributions whose vectors are views of the file.
+        """Commit the prepared batch, or all appended uploads if none is prepared.
 
-        The batch is the prepared one, or where there is none all that was appended.
+        Returns:
+            the uploads of the batch; their vectors are views of the round's file.
         """
         if not self._batch:
             self.prepare()()
@@ -221,10 +222,10 @@ class Store:
 
     @reads
     def fetch(self, key: UploadKey) -> ClientUpdate:
-        """Return a stored upload, its vector checked against its stored checksum.
+        """Return a stored upload after a check of its vector's checksum.
 
         Raises:
-            IntegrityError: it is not there, or the file is damaged.
+            IntegrityError: the upload is missing, or its file is damaged.
         """
         return self._fetch(key)[0]
 
@@ -264,14 +265,14 @@ class Store:
         closed: tuple[int, dict[str, Any]] | None = None,
         metadata: ResumeMetadata | None = None,
     ) -> None:
-        """Make the state before round ``round_`` durable, and drop the rows, vectors and updates that nothing refers to.
+        """Make the state before round ``round_`` durable, and delete uploads and vectors to which it does not refer.
 
         Args:
-            round_: the round that is open from now on.
+            round_: the round that opens.
             available: the devices that were available to it.
             state: the strategy's state before it.
             closed: number and record of the previous round, written in the same transaction.
-            metadata: the engine's part; None stands for the run's first mask epoch.
+            metadata: the engine's part; None means the run's first mask epoch.
         """
         head = self._write_vectors(self._vectors, available, state, metadata)
         with self._db:
@@ -280,6 +281,7 @@ class Store:
             self._forget_uploads(round_, state.keys)
             if closed is not None:
                 records.write(self._db, *closed)
+        # After the commit: until then the snapshot before may be restored, and needs its files.
         self._sweep(round_, set(head.vectors.values()), {key[0] for key in state.keys})
 
     def _write_snapshot(self, round_: int, head: SnapshotHead, state: Encoded) -> None:
@@ -320,11 +322,11 @@ class Store:
     ) -> None:
         """Begin a mask epoch: erase every upload except those that devices masked under the new key.
 
-        What is new lies in folders of its own until the transaction that points to it, so that a crash leaves the old
-        epoch or the new one.
+        The new epoch's files are in separate folders until one transaction switches to them, so that after a crash the
+        store is either in the old epoch or in the new one.
 
         Args:
-            round_: the round that it follows.
+            round_: the last round before it.
             state: the strategy's state in the new epoch.
             own: the uploads masked under the new key, by their unchanged keys.
             metadata: the engine's part, with no round open.
@@ -333,7 +335,7 @@ class Store:
         name = _folder(metadata.epoch)
         updates, vectors = (private_directory(self.directory / kind / name) for kind in (UPDATES, VECTORS))
         for left in (*updates.iterdir(), *vectors.iterdir()):
-            left.unlink()  # of an earlier try that a crash ended
+            left.unlink()  # left by an earlier attempt that crashed
         files = UpdateFiles(updates, lambda _: 0)
         rows = [self._rewritten(files, metadata.epoch, own[key]) for key in sorted(own)]
         files.syncer()()
@@ -351,7 +353,7 @@ class Store:
         self._enter(metadata.epoch)
 
     def epoch(self) -> bytes:
-        """Return the encoded `shoal.protocol.epochs.Epoch` that the mask epoch began with; empty in a run's first."""
+        """Return the encoded `shoal.protocol.epochs.Epoch` of the current mask epoch; empty in a run's first."""
         found = self._db.execute("SELECT value FROM facts WHERE name = 'epoch'").fetchone()
         return b"" if found is None else bytes(found[0])
 
@@ -366,9 +368,9 @@ class Store:
         return (*contribution.key, encode(upload), digest, start, checksum(vector))
 
     def fail(self, round_: int, phases: Iterable[int], state: Encoded, metadata: ResumeMetadata) -> None:
-        """Delete the uploads of these phases of a round, and store the run's state with nothing open.
+        """Delete the uploads of a round's failed phases and store the state with no round open, in one transaction.
 
-        Both or neither: a step that was announced once, and failed, must not be announced again as another one.
+        After a crash between the two, the failed step could be announced again as a different one.
         """
         head = self._write_vectors(self._vectors, (), state, dataclasses.replace(metadata, open=False))
         with self._db:
@@ -388,7 +390,7 @@ class Store:
         """Return the last snapshot, or None if the run has not begun.
 
         Raises:
-            IntegrityError: a vector is missing or not what was written.
+            IntegrityError: a vector is missing or altered.
         """
         found = self._db.execute("SELECT round, head, state FROM snapshot").fetchone()
         if found is None:
@@ -413,17 +415,17 @@ class Store:
 
     @reads
     def records(self) -> list[dict[str, Any]]:
-        """Return the closed rounds in order, all but the newest without the figures of single devices (records.py)."""
+        """Return the records of the closed rounds in order; packed ones lack the figures of single devices (records.py)."""
         return records.read(self._db)
 
     @reads
     def over(self) -> bool:
-        """Whether the final round is recorded."""
+        """Return whether the final round is recorded."""
         last = records.read_last(self._db)
         return last is not None and bool(last["final"])
 
     def erase(self) -> None:
-        """End the run: erase every update that devices sent; offsets and records stay."""
+        """Erase all client updates after the end of the run; models' offsets and records stay."""
         self._updates.release()
         erase_updates(self.directory)
 
@@ -434,7 +436,7 @@ class Store:
 
 
 def check_version(database: sqlite3.Connection, directory: Path) -> None:
-    """Return if the database in ``directory`` is new, or of this version.
+    """Check that the database in ``directory`` is new or has this schema version.
 
     Raises:
         IntegrityError: another version of the aggregator has written it.
@@ -450,7 +452,7 @@ def check_version(database: sqlite3.Connection, directory: Path) -> None:
 
 
 def erase_updates(directory: Path) -> None:
-    """Erase the updates of a run that is over, whose directory it is."""
+    """Erase all client updates in the directory of a finished run."""
     for path in (directory / UPDATES).glob("*/*.f32"):
         path.unlink()
 

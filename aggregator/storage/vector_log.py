@@ -1,7 +1,8 @@
-"""Masked updates on disk: one append-only file for each round, and one mapping through which all its updates are read.
+"""Masked updates on disk: one append-only file for each round, read through one memory mapping.
 
-Descriptors and mappings do not grow with the fleet. A round's file is made longer than what it holds, in steps that
-double, so that its mapping is replaced only a few times while uploads arrive; the surplus takes no disk blocks.
+The number of descriptors and mappings does not depend on the size of the fleet. A round's file is extended beyond its
+contents, in steps that double, so that its mapping is replaced only a few times while uploads arrive; the surplus takes no
+disk blocks. The file of a past round is renamed to a spare, and a later round writes over its blocks.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ FLOAT_BYTES: Final = 4
 ROUNDS: Final = "[0-9]*.f32"
 SPARES: Final = "spare-*.f32"
 SPARES_KEPT: Final = 2
-"""Files of past rounds that are kept for their disk blocks."""
+"""Number of spare files: past rounds' files whose disk blocks are used again."""
 FIRST_MAPPED_BYTES: Final = 16 << 20
-"""Shortest mapping of a file that still grows."""
+"""Shortest mapping of a file that is still written."""
 
 
 def checksum(data: bytes | memoryview) -> int:
-    """Return the sum of the 32-bit words of ``data``: it finds torn and zeroed pages, and costs a tenth of a digest.
+    """Return the sum of the 32-bit words of ``data``, which detects torn and zeroed pages at a tenth of a digest's cost.
 
-    Nothing is guarded against whoever can write to the aggregator's disk: he can change the database as well.
+    It does not protect from an attacker who can write to the disk and could change the database as well.
     """
     whole = len(data) - len(data) % FLOAT_BYTES
     total = int(np.frombuffer(data[:whole], "<u4").sum(dtype=np.uint64)) + sum(data[whole:])
@@ -41,7 +42,7 @@ class UpdateFiles:
     """The files of one mask epoch."""
 
     def __init__(self, directory: Path, end_of: Callable[[int], int]) -> None:
-        """Use ``directory``, which is there; ``end_of`` gives the bytes of a round's file that rows point to."""
+        """Use the existing ``directory``; ``end_of`` returns the length of a round's file up to its last committed row."""
         self._directory = directory
         self._end_of = end_of
         self._files: dict[int, int] = {}
@@ -50,7 +51,7 @@ class UpdateFiles:
         self._dirty: set[int] = set()
 
     def append(self, round_: int, data: memoryview) -> int:
-        """Write ``data`` behind what a round's file holds; return where it begins. Not durable before `syncer` has run."""
+        """Append ``data`` to a round's file and return its offset; durable once the function that `syncer` returns has run."""
         handle = self._file(round_)
         start = self._ends[round_]
         view = data
@@ -61,12 +62,13 @@ class UpdateFiles:
         return start
 
     def rewind(self, round_: int) -> None:
-        """Let what comes next in a round's file take the place of bytes that no row points to any more."""
+        """Reset the end of a round's file to its last committed row, so that later appends overwrite the rest."""
         if round_ in self._ends:
             self._ends[round_] = self._end_of(round_)
 
     def syncer(self) -> Callable[[], None]:
-        """Return what makes all that was written so far durable; any thread may run it."""
+        """Return a function that makes all appended data durable; any thread may call it."""
+        # The handles are listed here, so that the thread that syncs does not touch the dictionaries of the loop.
         handles = [self._files[round_] for round_ in self._dirty]
         self._dirty.clear()
 
@@ -88,15 +90,15 @@ class UpdateFiles:
                     spare.rename(path)
             self._files[round_] = open_own(path)
             sync_directory(path.parent)
-            # Bytes behind the last row are a spare's old ones, or the torn tail of a crash: write over them.
+            # Bytes after the last committed row are a spare's old ones, or the torn tail of a crash: write over them.
             self._ends[round_] = self._end_of(round_)
         return self._files[round_]
 
     def view(self, round_: int, start: int, length: int) -> Float32Vector:
-        """Return coordinates of a round's file, (length,) float32, as a view that takes no memory of its own.
+        """Return a vector of a round's file, (length,) float32, as a view of the mapping.
 
         Raises:
-            OSError: the file is missing, or the system refuses.
+            OSError: the file is missing, or can't be opened or mapped.
             ValueError: the file is too short.
         """
         stop = start + FLOAT_BYTES * length
@@ -106,7 +108,7 @@ class UpdateFiles:
         return np.frombuffer(pages, "<f4", length, start)
 
     def _map(self, round_: int, stop: int) -> FilePages:
-        """Map a round's file, which must hold the bytes before ``stop``."""
+        """Map a round's file, which must be at least ``stop`` bytes long."""
         handle = self._files.get(round_)
         if handle is None:
             with self._path(round_).open("rb") as file:
@@ -125,7 +127,7 @@ class UpdateFiles:
         return size
 
     def read(self, round_: int, start: int, length: int) -> bytes:
-        """Return bytes of a round's file.
+        """Return ``length`` bytes of a round's file from offset ``start``.
 
         Raises:
             OSError: the file is missing.
@@ -135,7 +137,7 @@ class UpdateFiles:
             return file.read(length)
 
     def sweep(self, before: int, needed: Iterable[int]) -> None:
-        """Drop the files of rounds before ``before`` that are not ``needed``; what their views show is undefined then."""
+        """Retire the files of rounds before ``before`` that are not ``needed``; views of them are invalid afterwards."""
         keep = set(needed)
         for path in self._directory.glob(ROUNDS):
             old = int(path.stem)
@@ -151,7 +153,7 @@ class UpdateFiles:
             path.unlink()
 
     def release(self) -> None:
-        """Cut all files to what they hold, and close them."""
+        """Truncate all files to their contents and close them."""
         for round_, handle in self._files.items():
             os.ftruncate(handle, self._ends[round_])
             os.close(handle)

@@ -99,7 +99,7 @@ def test_a_number_that_another_run_has_used_is_told(place, caplog):
     assert again.run_id != first.run_id
     with pytest.raises(UntrustedError, match="another one than the run 1 that was begun here before") as caught:
         is_finished(place.member, again)
-    assert "sign it anew" in caught.value.hint
+    assert "sign it again" in caught.value.hint
     daemon = daemon_of(place)
     for _ in range(3):
         assert daemon._next_run() is None
@@ -135,7 +135,7 @@ def test_a_run_that_is_over_and_damaged_is_answered_for_by_nobody(place, caplog,
         daemon._look_back()
     assert daemon._service is None
     (line,) = told(caplog)
-    assert line.startswith(("nobody is answered for run 1: ", "passed over: "))
+    assert line.startswith(("uploads to run 1 can't be acknowledged: ", "passed over: "))
 
 
 def test_a_record_that_is_none_is_passed_over(place, caplog):
@@ -202,7 +202,7 @@ def test_a_run_older_than_one_that_was_begun_is_passed_over(place, caplog):
     assert (
         line == f"passed over: run {late.run} is older than run {done.run}, which was begun here, and devices refuse it"
     )
-    assert "sign it anew" in caplog.records[-1].kv["hint"]
+    assert "sign it again" in caplog.records[-1].kv["hint"]
 
 
 def test_a_run_ends_when_its_file_is_taken_away(place, caplog, monkeypatch):
