@@ -1,4 +1,7 @@
-"""`shoal-aggregator`: the server that groups and averages masked updates."""
+"""The program `shoal-aggregator`: the server that clusters devices and averages their masked updates.
+
+Imports of heavy modules stand inside the commands, so that ``--help`` and ``--version`` start quickly.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 @app.command()
 def init(directory: Directory, name: Annotated[str, typer.Option(help="Name in the roster.")] = "aggregator") -> None:
-    """Make this aggregator's keys; prints the card to carry to the owner."""
+    """Make this aggregator's keys and print the path of the card to carry to the owner."""
     from aggregator import membership
     from crypto.seal.identity import fingerprint
     from shoal.membership.grants import open_card
@@ -53,7 +56,7 @@ def join(
     from aggregator import membership
 
     data = grant.read_bytes()
-    with named(grant, "a grant is what shoal-fleet add-aggregator prints the path of"):
+    with named(grant, "shoal-fleet add-aggregator prints the path of the grant"):
         member = membership.join(directory, data, owner)
     say(f"joined fleet {member.fleet}; put the owner's run files into {directory / membership.RUNS_DIRECTORY}")
 
@@ -70,7 +73,7 @@ def serve(
     log: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with an [aggregator] table.")] = None,
 ) -> None:
-    """Serve the runs in DIRECTORY/runs, one after another, and say what each round is waiting for."""
+    """Serve the runs in DIRECTORY/runs, one after another, and log the devices that a round is waiting for."""
     from aggregator.daemon import serve as serve_fleet
 
     flags: dict[str, Any] = {
@@ -90,7 +93,7 @@ def serve(
 
 @app.command()
 def status(directory: Directory, json: AsJson = False) -> None:
-    """Print whether the aggregator is at work, every run's last closed round, and what the open one has long waited for."""
+    """Print whether the aggregator is running, every run's last closed round, and the devices that the open one waits for."""
     from aggregator.membership import AggregatorMembership
     from aggregator.run_log import CAPPED_HINT, REFUSED_NORM_HINT, limited_by
     from aggregator.storage.signed_runs import RunFiles
@@ -138,7 +141,7 @@ def _obstacle(r: dict[str, Any]) -> str:
 
 
 def _standing(member: AggregatorMembership, plan: RunPlan, serving: bool) -> dict[str, Any]:
-    """Return how a run stands by its last closed round; "damage" says why that can't be told."""
+    """Return the status of a run by its last closed round; "damage" says why its directory can't be read."""
     from aggregator.storage.corruption import readable
     from aggregator.storage.run_status import read_records, read_waiting
     from aggregator.storage.signed_runs import directory_of
@@ -156,7 +159,7 @@ def _standing(member: AggregatorMembership, plan: RunPlan, serving: bool) -> dic
 
 
 def _older(member: AggregatorMembership, plan: RunPlan) -> str:
-    """Return why a run can't be served any more though it has not ended; nothing where it can, or has."""
+    """Return why an unfinished run can no longer be served; empty if it can be, or is finished."""
     from aggregator.storage.signed_runs import check_assignment, is_finished
 
     try:
@@ -198,7 +201,7 @@ def show_config(
     config: Annotated[Path | None, typer.Option(help="TOML file with an [aggregator] table.")] = None,
     directory: Annotated[Path | None, typer.Argument(metavar="DIRECTORY", help="As for init.")] = None,
 ) -> None:
-    """Print every value that serve would use, and where it comes from."""
+    """Print every value that serve would use, with its source."""
     loaded = load(AggregatorConfig, section="aggregator", file=config, flags={"dir": directory})
     for line in shown(loaded):
         say(line)

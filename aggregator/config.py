@@ -1,4 +1,4 @@
-"""The aggregator's configuration. There is no field that a mask key could go in, and unknown keys are refused."""
+"""The aggregator's configuration. No field can hold a mask key, and unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class AggregatorConfig:
-    """What `shoal-aggregator serve` reads from flags, SHOAL_AGGREGATOR_* and the [aggregator] table of a TOML file.
+    """Settings of `shoal-aggregator serve`, from flags, SHOAL_AGGREGATOR_* and the [aggregator] table of a TOML file.
 
     Attributes:
         dir: keys, membership, runs and results.
-        broker: mqtt:// or mqtts:// address; empty takes the one of the owner's grant. It may hold a password.
+        broker: mqtt:// or mqtts:// address; empty uses the address in the owner's grant. It may hold a password.
         ca, cert, key: PEM files for mqtts.
-        device: where similarities are computed: auto, cpu or cuda.
+        device: device for similarities and means: auto, cpu or cuda.
         once: end when every run is finished, instead of waiting for the next.
         log: debug, info, warning or error.
     """

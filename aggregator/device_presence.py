@@ -1,4 +1,9 @@
-"""Who is there: what each device, or its last will, says of its newest life."""
+"""Turn presences of devices into events of the engine.
+
+A presence is published by the device, or by the broker as the device's last will when the connection is lost. A will of
+an earlier incarnation may arrive after the device has started again: it has a lower `Presence.birth` and is ignored.
+Example: online with birth 5, then a will with birth 4, leaves the device online.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +17,17 @@ from shoal.protocol.reassembly import Transfer
 
 
 class DevicePresence:
-    """Turns the presences of one fleet into events; remembers every device's newest birth."""
+    """Checks the presences of one fleet; remembers the newest incarnation of each device."""
 
     def __init__(self, membership: AggregatorMembership) -> None:
         self._membership = membership
         self._births: dict[str, int] = {}
 
     def take(self, device: str, transfer: Transfer) -> CameOnline | WentOffline | None:
-        """Return what a presence on ``device``'s topic says; None where it is the will of an earlier life.
-
-        One that is the device's but sealed under secrets that were replaced since is the will of a connection from
-        before, or comes from a device that has not got the newer ones yet: it is not there for this run.
+        """Return the event of a presence on ``device``'s topic; None if it is of an earlier incarnation.
 
         Raises:
-            UntrustedError: nobody of the roster, or not the device's.
+            UntrustedError: the device is not in the roster, or has not signed the presence.
             WireError: malformed.
         """
         member = self._membership.roster.device(device)
@@ -34,6 +36,8 @@ class DevicePresence:
         try:
             plain = self._membership.open_from_device(member, transfer.payload, transfer.signed)
         except SealError:
+            # Sealed under an older key version: the will of an earlier connection, or a device that lacks the newer
+            # keys. Either way the device can't take part in this run.
             if self._membership.is_presence_of(member, transfer.payload, transfer.signed):
                 return WentOffline(device)
             raise

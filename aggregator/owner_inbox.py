@@ -1,4 +1,7 @@
-"""What the owner sends while the aggregator runs: a newer roster, and newer keys for later runs."""
+"""Accept the owner's messages while the aggregator runs: newer rosters, and newer keys for later runs.
+
+Both are retained, so that they arrive again with every connection; a roster or grant that is not newer changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ from shoal.transport.base import Transport
 
 LOG = logging.getLogger("shoal.aggregator")
 FROM_OWNER: Final = {channel.topic: channel for channel in (channels.OWNER_ROSTER, channels.KEYS)}
-"""The owner's channels to the aggregator, by topic."""
+"""The owner's channels to the aggregator, by kind of topic."""
 
 
 class OwnerInbox:
-    """Takes the owner's retained messages into a membership; whatever is not newer changes nothing."""
+    """Applies the owner's retained messages to a membership."""
 
     def __init__(self, membership: AggregatorMembership) -> None:
         self._membership = membership
@@ -29,15 +32,20 @@ class OwnerInbox:
         self._chunks = Reassembler(channels.OWNER_ROSTER.largest, whole_transfers=1)
 
     def subscribe(self, transport: Transport) -> None:
-        """Ask for the owner's topics."""
+        """Subscribe to the owner's topics."""
         transport.subscribe(self._topics.filter(TopicKind.OWNER_ROSTER))
         transport.subscribe(self._topics.filter(TopicKind.KEYS, self._membership.identity.name))
 
     def take(self, topic: str, payload: bytes, now_s: float) -> bool:
-        """Return whether the topic is one of the owner's; what it brought is then dealt with.
+        """Handle one message if its topic is one of the owner's; return whether it is.
+
+        Args:
+            topic: the message's topic.
+            payload: one chunk; empty if the retained message was cleared.
+            now_s: monotonic seconds.
 
         Raises:
-            UntrustedError: not from the owner, not for us, rolled back, or of the sequence in force with other bytes.
+            UntrustedError: not from the owner, not for this aggregator, a rolled back roster or a forked one.
             WireError: malformed.
         """
         parsed = self._topics.parse(topic)

@@ -1,12 +1,12 @@
 """Immutable sets, maps and lists that take a change in constant time, for the engine's state.
 
-A changed collection shares its storage with the one before it. The storage notes at which version each key changed,
-and a collection reads the storage as of its own version, so every earlier collection stays valid and equal to what it
-was. For example, with ``a = PersistentSet("x")`` and ``b = a.adding("y")``, ``a`` still holds one member and ``b`` two.
+A changed collection shares its storage with its predecessor. The storage records at which version each key changed, and
+a collection reads the storage as of its own version, so earlier collections do not change. For example, with
+``a = PersistentSet("x")`` and ``b = a.adding("y")``, ``a`` still has one member and ``b`` two.
 
 A change of the newest version takes constant time on average. A change of an older version copies it first, because the
-newest one owns the storage: that is correct, but takes time with the collection's size. The engine always goes on from
-the newest state. Nothing here is safe for several threads.
+newest one owns the storage: that is correct, but takes time with the collection's size. The engine always changes
+the newest state. These collections are not thread-safe.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ T_co = TypeVar("T_co", covariant=True)
 _ABSENT: Final[Any] = object()
 _SPARE_CHANGES: Final = 64
 _CHANGES_PER_ENTRY: Final = 4
-"""Storage with more changes than this for each entry, and the spare ones, is written out afresh."""
+"""Storage with more changes for each entry than this, apart from the spare ones, is copied without its history."""
 _version_of = itemgetter(0)
 
 
 class _Storage(Generic[K, V]):
-    """Every entry's changes, as (version, value) in order, and the newest version."""
+    """The changes of every entry, as (version, value) in ascending order, and the newest version."""
 
     __slots__ = ("changes", "entries", "newest")
 
@@ -43,7 +43,7 @@ class PersistentMap(Mapping[K, V]):
     """An immutable map.
 
     Args:
-        items: what it holds.
+        items: its entries.
     """
 
     __slots__ = ("_size", "_storage", "_version")
@@ -78,22 +78,24 @@ class PersistentMap(Mapping[K, V]):
         return self._size
 
     def __iter__(self) -> Iterator[K]:
+        # A copy of the keys, since a change of another collection may add entries to the storage meanwhile.
         return (key for key in list(self._storage.entries) if self._get(key) is not _ABSENT)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self)!r})"
 
     def adding(self, key: K, value: V) -> PersistentMap[K, V]:
-        """Return the map in which ``key`` has ``value``."""
+        """Return the map with ``key`` set to ``value``."""
         held = self._get(key)
         return self if held is value else self._changed(key, value, self._size + (held is _ABSENT))
 
     def removing(self, key: K) -> PersistentMap[K, V]:
-        """Return the map without ``key``, which need not be there."""
+        """Return the map without ``key``; the same map if it has no such key."""
         return self._changed(key, _ABSENT, self._size - 1) if key in self else self
 
     def _changed(self, key: K, value: V, size: int) -> PersistentMap[K, V]:
         storage = self._storage
+        # Only the newest version may write: an older one would overwrite the changes of its successors.
         if self._version != storage.newest or storage.changes > _CHANGES_PER_ENTRY * self._size + _SPARE_CHANGES:
             storage = _Storage(self.items())
         storage.newest += 1
@@ -108,7 +110,7 @@ class PersistentSet(AbstractSet[K]):
     """An immutable set; it compares and combines with other sets.
 
     Args:
-        members: what it holds; their order is that of iteration.
+        members: its members, in the order of iteration.
     """
 
     __slots__ = ("_map",)
@@ -129,11 +131,11 @@ class PersistentSet(AbstractSet[K]):
         return f"{type(self).__name__}({list(self)!r})"
 
     def adding(self, member: K) -> PersistentSet[K]:
-        """Return the set with ``member``, which may be there."""
+        """Return the set with ``member`` added; the same set if it is a member already."""
         return self._over(self._map.adding(member, None))
 
     def removing(self, member: K) -> PersistentSet[K]:
-        """Return the set without ``member``, which need not be there."""
+        """Return the set without ``member``; the same set if it is no member."""
         return self._over(self._map.removing(member))
 
     def _over(self, changed: PersistentMap[K, None]) -> PersistentSet[K]:
@@ -148,7 +150,7 @@ class PersistentList(Sequence[T_co]):
     """An immutable list that grows at its end.
 
     Args:
-        items: what it holds.
+        items: its items.
     """
 
     __slots__ = ("_items", "_length")
@@ -181,6 +183,7 @@ class PersistentList(Sequence[T_co]):
 
     def appending(self, item: T_co) -> PersistentList[T_co]:  # type: ignore[misc]
         """Return the list with one more item."""
+        # A shorter list than the storage is an earlier version: it copies, so that later versions keep their items.
         items = self._items if len(self._items) == self._length else self._items[: self._length]
         items.append(item)
         longer: PersistentList[T_co] = PersistentList.__new__(PersistentList)

@@ -1,4 +1,9 @@
-"""What the aggregator tells the fleet: the run, each model's masked offset, and the round; sealed, signed, retained."""
+"""Publish the aggregator's messages: roster, run package, masked offsets, announcements and answers to single devices.
+
+Messages to the fleet are signed, sealed under the broadcast key and retained, so that a device that connects later finds
+them on the broker. Messages to one device are not retained. Example: `open_round` publishes the models whose version
+changed since they were published last, then the announcement that names the transfer of every model.
+"""
 
 from __future__ import annotations
 
@@ -42,21 +47,30 @@ from shoal.util.files import write_atomic
 TOLD_FILE: Final = "roster.told"
 LOG = logging.getLogger("shoal.aggregator")
 CONTROL_BYTES: Final = 768
-"""A sealed answer without its list of chunks takes less."""
+"""Upper bound for the size of a sealed answer without its list of missing chunks."""
 
 
 def first_reminder_s(uploads: int, upload_bytes: int) -> float:
-    """Return the earliest time after which a device may remind us, when so many uploads of that size are expected at once.
+    """Return the least time, in seconds, before a device's first reminder of an upload that was not acknowledged.
 
     Args:
-        uploads: devices that upload in the round.
-        upload_bytes: of one masked update.
+        uploads: number of devices that upload in the round.
+        upload_bytes: size of one masked update.
     """
     return limits.REMIND_BASE_S + uploads * (limits.REMIND_PER_UPLOAD_S + upload_bytes / limits.REMIND_BYTES_PER_S)
 
 
 class Publisher:
-    """Seals and publishes; keeps a list of retained topics so that a later life can clear what is superseded."""
+    """Seals and publishes the aggregator's messages.
+
+    It records its retained topics in a file, so that after a restart it can clear those that are superseded.
+
+    Args:
+        identity: the aggregator's keys.
+        group: the fleet's broadcast key.
+        transport: where to publish.
+        ledger: the file that lists the retained topics; made when the first round is published.
+    """
 
     def __init__(self, identity: Identity, group: GroupKey, transport: Transport, ledger: Path) -> None:
         self._identity = identity
@@ -78,11 +92,11 @@ class Publisher:
                 self._retained.adopt(topic)
 
     def roster(self, signed: bytes, roster: Roster) -> None:
-        """Publish the newest roster: as a change to the one that was told before, and whole for whoever missed that.
+        """Publish the newest roster, in full and as a change from the one published before.
 
         Args:
-            signed: as the owner signed it.
-            roster: the same, opened.
+            signed: the roster as the owner signed it.
+            roster: the same roster, decoded.
         """
         before = _read_told(self._told_file)
         self._roster = signed, roster_change(before, roster, signed)
@@ -95,17 +109,21 @@ class Publisher:
             self._publish_group(channels.ROSTER, signed)
             encoded = encode(change)
             if len(encoded) > limits.MAX_ROSTER_CHANGE_BYTES - limits.SEALED_HEAD_BYTES:
-                # Devices refuse a larger one. Without its members it still makes them ask for the whole roster.
+                # Devices refuse a larger change. One without members still makes them request the full roster.
                 encoded = encode(roster_change(None, decode(signed[SIGNATURE_BYTES:], Roster), signed))
             self._publish_group(channels.ROSTER_CHANGE, encoded)
 
     def run(self, package: bytes) -> None:
-        """Publish the owner's run package; the models of an earlier run are cleared."""
+        """Publish the owner's run package."""
         self._plan = package
         self._publish_group(channels.RUN, package)
 
     def epoch(self, epoch: bytes) -> None:
-        """Publish what a mask epoch begins with, an encoded `shoal.protocol.epochs.Epoch`; nothing for a run's first."""
+        """Publish the start of a mask epoch.
+
+        Args:
+            epoch: an encoded `shoal.protocol.epochs.Epoch`; empty for a run's first, which removes the retained one.
+        """
         self._epoch = epoch
         if epoch:
             self._publish_group(channels.EPOCH, epoch)
@@ -113,18 +131,18 @@ class Publisher:
             self._retained.clear(self._topics.checkpoint)
 
     def regroup(self, group: GroupKey) -> None:
-        """Seal everything under another broadcast key from now on, and what is retained anew."""
+        """Use another broadcast key from now on, and publish roster, run and epoch again under it."""
         if group == self._group:
             return
         self._group = group
-        self._sent.clear()
+        self._sent.clear()  # devices with only the new key could not open a model sealed under the old one
         if self._plan:
             self._tell_roster()
             self.run(self._plan)
             self.epoch(self._epoch)
 
     def open_round(self, run: RunPlan, roster: Roster, opened: OpenRound) -> None:
-        """Publish the models that changed, then the announcement that points to them."""
+        """Publish the models that changed, then the announcement that names them, and clear models that it does not name."""
         plan = opened.plan
         segment = "" if plan.shared is None else "cluster"
         refs = tuple(self._model(run, model, slot, plan.round, segment) for model, slot in sorted(plan.models.items()))
@@ -169,11 +187,12 @@ class Publisher:
         self.clear_models(keep)
 
     def clear_models(self, keep: Collection[str] = ()) -> None:
-        """Take what devices have fetched off the broker, but for the topics ``keep``."""
+        """Remove the retained models from the broker, except those at the topics ``keep``."""
         for base in self._retained.bases():
             if base.startswith(self._topics.model("x")[:-1]) and base not in keep:
                 self._retained.clear(base)
-                self._sent.pop(base.rpartition("/")[2], None)  # a tree's node may be asked for again
+                # Published again if a later round names the model, as CFL's tree nodes may be.
+                self._sent.pop(base.rpartition("/")[2], None)
         self._remember()
 
     def _proposal(self, run: RunPlan, opened: OpenRound) -> ModelRef:
@@ -222,7 +241,7 @@ class Publisher:
         )
 
     def _publish_group(self, channel: Channel, plain: bytes, round_: int = 0, label: str = "") -> bytes:
-        """Seal ``plain`` to the fleet and publish it, retained; return its transfer id."""
+        """Seal ``plain`` to the fleet and publish it as a retained message; return its transfer id."""
         head = channel.head(self._group.fleet, self._identity.name)
         parcel = seal_message_to_group(self._identity, self._group, head, plain)
         self._sealed_bytes[channel] = len(parcel.payload)
@@ -232,7 +251,7 @@ class Publisher:
     def answer(
         self, member: Member, run: RunPlan, round_: int, transfer: bytes, action: Action, reason: str = ""
     ) -> None:
-        """Tell one device what became of its upload."""
+        """Send one device the acknowledgement or refusal of its upload."""
         self._control(
             member,
             Control(
@@ -248,7 +267,7 @@ class Publisher:
         )
 
     def ask_again(self, member: Member, run: RunPlan, round_: int, transfer: bytes, missing: tuple[int, ...]) -> None:
-        """Ask one device for the chunks of its upload that did not arrive, as many as fit a packet."""
+        """Ask one device to retransmit missing chunks of its upload, as many as one packet can list."""
         missing = missing[: (self._transport.chunk_bytes - CONTROL_BYTES) // 4]
         nack = Control(
             fleet=run.fleet,
@@ -263,7 +282,7 @@ class Publisher:
         self._control(member, nack)
 
     def revoked(self, member: Member, signed: bytes) -> None:
-        """Send the owner's newest roster to a device that it revokes and that can read nothing else any more."""
+        """Send the owner's newest roster to a device that it revokes, sealed to the device, which lacks the broadcast key."""
         head = channels.REVOCATION.head(self._group.fleet, self._identity.name, member.name)
         parcel = seal_message_to_member(self._identity, member.seal_key, head, signed)
         kind, size = channels.REVOCATION.kind, self._transport.chunk_bytes
@@ -277,7 +296,7 @@ class Publisher:
             self._transport.publish(self._topics.ctl(member.name), chunk)
 
     def republish(self) -> None:
-        """Publish everything retained again, for a broker that restarted."""
+        """Publish all retained messages again, for a broker that restarted."""
         self._retained.republish()
 
     def _remember(self) -> None:
@@ -288,7 +307,7 @@ class Publisher:
 
 
 def _read_told(file: Path) -> Roster | None:
-    """Return the roster that the fleet was told last; None where that can't be said: whoever has an older one asks for it all."""
+    """Return the roster that was published last; None if there is none or its file is damaged."""
     try:
         return decode(file.read_bytes(), Roster)
     except (OSError, WireError):
@@ -296,7 +315,10 @@ def _read_told(file: Path) -> Roster | None:
 
 
 def _read_ledger(ledger: Path) -> set[str]:
-    """Return the listed topics; a damaged list costs no more than what an earlier life has left on the broker."""
+    """Return the listed topics.
+
+    A damaged list counts as empty: messages retained before the restart then stay on the broker until they are replaced.
+    """
     try:
         listed = json.loads(ledger.read_bytes())
         if not isinstance(listed, list) or not all(isinstance(topic, str) for topic in listed):

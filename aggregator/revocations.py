@@ -1,9 +1,9 @@
 """Send revoked devices the owner's roster, which says that they were revoked.
 
-A device that was off while the owner revoked it comes back with old keys. The aggregator then speaks under newer keys, so
-that the device can read nothing that is retained for the fleet. What the device signs shows that it is there; the answer is
-the owner's signed roster, sealed to the device itself. The device believes the owner's signature only: no aggregator can
-make a device leave.
+A device that was offline while the owner revoked it reconnects with old keys. The aggregator uses newer keys by then, so the
+device can open none of the messages retained for the fleet. When it signs a presence, reminder or decline, the aggregator
+answers with the owner's signed roster, sealed to that device. The device trusts the owner's signature only, so an
+aggregator can't revoke a device by itself.
 """
 
 from __future__ import annotations
@@ -26,15 +26,20 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("shoal.aggregator")
 FIRST_PAUSE_S: Final = 1.0
-"""Less than the time between the two presences with which a device begins: the second one repeats a roster that was lost."""
+"""Shorter than the time between a device's first two presences, so that the second triggers a resend of a lost roster."""
 MAX_PAUSE_S: Final = 60.0
-"""A device is sent the roster again after pauses that double from the first to this: a roster may be large."""
+"""Longest pause before the roster is sent to a device again; pauses double because a roster may be large."""
 MAX_NOTE_BYTES: Final = limits.CHUNK_BYTES
-"""Only a message of one chunk is looked at: a presence, reminder or decline. An upload is followed by reminders."""
+"""Only messages of one chunk are checked: presences, reminders and declines. An upload is followed by reminders."""
 
 
 class Revocations:
-    """Answers messages of revoked devices with the newest roster."""
+    """Answers messages of revoked devices with the newest roster.
+
+    Args:
+        membership: the aggregator's.
+        publisher: sends the roster.
+    """
 
     def __init__(self, membership: AggregatorMembership, publisher: Publisher) -> None:
         self._membership = membership
@@ -42,18 +47,19 @@ class Revocations:
         self._again_s: dict[str, tuple[float, float]] = {}
 
     def look(self, device: str, payload: bytes, now_s: float) -> None:
-        """Send the roster to ``device`` if it is revoked and has signed the message, unless that was done a moment ago.
+        """Send the roster to ``device`` if it is revoked and has signed the message, unless a pause is still running.
 
         Args:
             device: the name in the topic.
             payload: one chunk of a message.
-            now_s: any clock that does not go back.
+            now_s: seconds of a monotonic clock.
         """
         roster = self._membership.roster
         if device not in roster.revoked:
             return
         again_s, pause_s = self._again_s.get(device, (-math.inf, FIRST_PAUSE_S))
         member = next((d for d in roster.devices if d.name == device), None)
+        # The signature last: it is the only costly check, and anyone who can publish can make us do it.
         if now_s < again_s or member is None or not self._is_signed(member, payload, now_s):
             return
         self._again_s[device] = now_s + pause_s, min(2 * pause_s, MAX_PAUSE_S)

@@ -1,4 +1,9 @@
-"""Lines of the aggregator's log about a run: the devices that it waits for, and the results of each round."""
+"""Log lines about a run: the devices that it waits for, and the results of each round.
+
+A new waiting line is logged within 3 s; an unchanged one is repeated after pauses that double up to 60 s. Each device
+whose weight was capped or whose update was left out is named once. Example of a line: ``round 4: 3 of 5, waiting for
+dev-2, dev-7``.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +25,11 @@ from shoal.util.times import second
 LOG = logging.getLogger("shoal.aggregator")
 NAMES_SHOWN: Final = 5
 STATUS_AFTER_S: Final = 3.0
-"""A round open for this long says what it is waiting for; it is asked again as often."""
+"""Time from the opening of a round to the first line about missing devices, and between two checks."""
 MOST_PAUSE_S: Final = 60.0
-"""The same line comes again after pauses that double up to this."""
+"""Longest pause before an unchanged line is repeated."""
 SMALL_ROUNDS: Final = 3
-"""Rounds in a row after which a cluster of too few devices is worth a warning."""
+"""Number of consecutive rounds with a too small cluster after which a warning is logged."""
 
 CAPPED_HINT: Final = "check what these devices report; shoal-fleet run --weight-cap N allows more, 0 any weight"
 REFUSED_NORM_HINT: Final = (
@@ -43,7 +48,7 @@ DECLINE_REASONS: Final = {
 
 
 _DISK: Final = DeclineReason.DISK.name.lower()
-"""A device whose disk is full has ended: it must be started again."""
+"""Name of the reason of a device whose disk is full: its program has ended and must be started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +56,13 @@ class Shortage:
     """Too few devices for a round to go on, after its deadline.
 
     Attributes:
-        missing: the devices that could end it, in name order.
-        unable: those of them that are there but have said that they can't do their part, or whose upload was refused.
-        here: how many have answered, or are there to begin the next round.
-        needed: how many must be.
-        quorum: the plan's share of the devices, for an open round; 0 where the next one can't begin.
-        min_contributors: the plan's.
-        remaining: devices of the fleet without those that are missing.
+        missing: the missing devices, in name order.
+        unable: those of them that are online and have declined, or whose upload was refused.
+        here: number of devices that have uploaded; between rounds, number of devices online.
+        needed: least value of ``here`` with which the run continues.
+        quorum: the run plan's quorum for an open round; 0 between rounds.
+        min_contributors: the run plan's.
+        remaining: number of devices in the fleet less the missing ones.
     """
 
     missing: tuple[str, ...]
@@ -70,18 +75,18 @@ class Shortage:
 
     @property
     def reason(self) -> str:
-        """Say how many devices there are, and how many must be there."""
+        """The number of devices that are there, and the number needed, as text."""
         if self.quorum:
             return f"{self.here} answered and {self.needed} must (quorum {self.quorum:g})"
         return f"{self.here} here and {self.needed} must be (min_contributors {self.min_contributors})"
 
     @property
     def hint(self) -> str:
-        """Say what a person can do."""
+        """Advice to the operator."""
         absent = [d for d in self.missing if d not in self.unable]
         ways = []
         if self.unable:
-            ways.append(f"read in the log of {_shown(list(self.unable))} what is in the way, and sign a run without it")
+            ways.append(f"read the reason in the log of {_shown(list(self.unable))}, and sign a run without it")
         if absent:
             ways.append(f"start {_shown(absent)} again")
         them = "it" if len(self.missing) == 1 else "them"
@@ -93,7 +98,7 @@ class Shortage:
 
 
 def shortage(state: EngineState) -> Shortage | None:
-    """Return why a run does not go on though the deadline has passed; None where it does, or rolls over to other keys."""
+    """Return the shortage that stops a run after its deadline; None without one, and during a rollover."""
     if not state.deadline_passed or state.finished or state.rollover is not None or state.step:
         return None
     devices, least = set(state.devices), state.run.min_contributors
@@ -119,15 +124,15 @@ def shortage(state: EngineState) -> Shortage | None:
 
 
 class RunLog:
-    """The log's lines about a run as it goes: what is new at once, and the same again more and more seldom.
+    """Logs the progress of one run.
 
     Args:
-        run: the owner's plan.
-        keep: takes what the run waits for whenever that changes, and nothing when it goes on.
+        run: the owner's run plan.
+        keep: called with the waiting line when it changes, and with an empty string when the run no longer waits.
         clock: returns unix seconds.
 
     Attributes:
-        figures: the same as the line that ``keep`` took last, for JSON; empty before the deadline has passed.
+        figures: JSON form of the line last given to ``keep``; empty before the deadline has passed.
     """
 
     def __init__(
@@ -151,16 +156,16 @@ class RunLog:
         self._too_long: set[str] = set()
 
     def opened(self, now_s: float) -> None:
-        """Begin with a round that has just opened."""
+        """Record that a round has opened."""
         self._go_on()
         self._asked_s, self._opened_at = now_s, self._now()
 
     def came(self, device: str) -> None:
-        """Note that a device is there."""
+        """Record that a device is online."""
         self._off_since.pop(device, None)
 
     def left(self, device: str) -> None:
-        """Note that a device has gone offline."""
+        """Record that a device is offline."""
         self._off_since.setdefault(device, self._now())
 
     def _now(self) -> str:
@@ -174,13 +179,13 @@ class RunLog:
         self._deadline_passed = ""
 
     def _missing_since(self, device: str, state: EngineState) -> str:
-        """Return since when a device is off, as far as we know; since the round opened if it is there and has not answered."""
+        """Return when a device went offline, as far as is known; when the round opened if it is online and has not uploaded."""
         if device in state.online:
             return self._opened_at
         return self._off_since.setdefault(device, self._opened_at or self._now())
 
     def _waiting_line(self, state: EngineState) -> tuple[str, dict[str, Any]]:
-        """Return what a run waits for as a line, and as figures if the deadline has passed and too few devices are there."""
+        """Return the waiting line, and the same as figures if there is a shortage after the deadline."""
         line, short = waiting_for(state), shortage(state)
         if short is None:
             return line, {}
@@ -202,7 +207,7 @@ class RunLog:
         return f"{line}; {passed}, {short.reason}; missing: {named}{more}; {short.hint}", figures
 
     def waiting(self, state: EngineState, now_s: float) -> None:
-        """Say what the run is waiting for, if that is due."""
+        """Log the waiting line, if that is due."""
         if now_s - self._asked_s < STATUS_AFTER_S:
             return
         self._asked_s = now_s
@@ -217,7 +222,7 @@ class RunLog:
         self._said, self._again_s = line, now_s + self._pause_s
 
     def closed(self, record: RoundRecord, seconds: float, bytes_up: int) -> None:
-        """Say what a round brought, and which clusters go on as they are because too few devices are in them."""
+        """Log the result of a closed round, and warn of declines, limits and clusters that are too small to be averaged."""
         self._go_on()
         report(self._run.run, record, seconds, bytes_up)
         if not record.declined.items() <= self._declined.items():
@@ -229,6 +234,7 @@ class RunLog:
         small = frozenset(too_small(record.clusters, self._run.min_contributors))
         self._small_rounds = self._small_rounds + 1 if small == self._small else 1
         self._small = small
+        # Equality, not a limit passed: the same clusters are warned of once, not in every later round.
         if small and self._small_rounds == SMALL_ROUNDS:
             shown = ", ".join(f"{c} (devices: {sizes[c]})" for c in sorted(small))
             hint = (
@@ -251,7 +257,7 @@ class RunLog:
 
 
 def limited_by(capped: Mapping[str, int], refused_norm: Mapping[str, int]) -> str:
-    """Return which devices a run's limits have held back, and in how many rounds; nothing where none.
+    """Return the devices that a run's limits affected, each with its number of rounds; empty if there are none.
 
     Args:
         capped: device -> rounds in which its weight was capped.
@@ -275,7 +281,7 @@ def cluster_sizes(clusters: Mapping[str, int]) -> list[int]:
 
 
 def too_small(clusters: Mapping[str, int], least: int) -> tuple[int, ...]:
-    """Return the clusters of fewer than ``least`` devices: no mean of theirs is sent to anybody, so they stay as they are."""
+    """Return the clusters of fewer than ``least`` devices, whose models do not change: means of so few are not published."""
     return tuple(sorted(c for c, n in Counter(clusters.values()).items() if n < least))
 
 
@@ -284,13 +290,11 @@ def _put_off(state: EngineState, rollover: Rollover) -> bool:
 
 
 def waiting_for(state: EngineState) -> str:
-    """Return one line: what the run is waiting for."""
+    """Return the line that says what the run is waiting for."""
     if state.plan is None and state.roster is not None and state.roster.keys_since > state.newest:
-        return f"round {state.round}: the owner has replaced the keys, and the newer ones have not come yet"
+        return f"round {state.round}: the owner has replaced the keys, and the newer ones have not arrived yet"
     if state.plan is None and state.roster is not None and state.roster.keys_since < state.newest:
-        return (
-            f"round {state.round}: the owner has replaced the keys, and the roster that goes with them has not come yet"
-        )
+        return f"round {state.round}: the owner has replaced the keys, and the roster that belongs to them has not arrived yet"
     if state.plan is None and state.rollover is not None and _put_off(state, state.rollover):
         failed = f"{state.rollover.tries} attempts to end the mask epoch have failed"
         return f"round {state.round}: {failed}; the next one begins at the deadline"
@@ -305,20 +309,24 @@ def waiting_for(state: EngineState) -> str:
     unable = state.unable
     named = _names([d for d in state.waiting if d not in unable]) + (f"; {declined_by(unable)}" if unable else "")
     if state.deadline_passed and not done and not unable and state.rollover is None:
-        return f"{what}: nobody of {total} has answered; what a device refuses stands in its own log{named}"
+        return f"{what}: none of {total} has answered; a device that refuses a round logs the reason{named}"
     if state.rollover is not None:
         what = f"{what}, {'folding' if state.rollover.proposal is None else 'signing'} the next mask epoch"
     return f"{what}: {done} of {total}{named}"
 
 
 def declined_by(declined: Mapping[str, str]) -> str:
-    """Return which devices can't do their part, by what stands in the way as a `RoundRecord` has it; nothing where all can."""
+    """Return the devices that can't do their part, grouped by reason; empty if there are none.
+
+    Args:
+        declined: device -> lower-case name of its `DeclineReason`, as in `RoundRecord.declined`.
+    """
     by = {reason: sorted(d for d, why in declined.items() if why == reason.name.lower()) for reason in DeclineReason}
     return "; ".join(f"{DECLINE_REASONS[reason]}: {_shown(names)}" for reason, names in by.items() if names)
 
 
 def report(run: int, record: RoundRecord, seconds: float, bytes_up: int) -> None:
-    """Log a round that closed and what happened in it."""
+    """Log a closed round and its events."""
     r = record
     pairs = {
         "run": run,

@@ -96,7 +96,7 @@ def test_a_run_rolls_over_to_fresh_secrets(tmp_path, restart, change, caplog):
 @pytest.mark.parametrize(
     ("hidden", "waiting"),
     [
-        (["o/roster"], "the roster that goes with them has not come yet"),
+        (["o/roster"], "the roster that belongs to them has not arrived yet"),
         (["o/roster", "s/keys/aggregator"], "waiting for dev-00, dev-01, dev-02"),
     ],
     ids=["the roster", "roster and keys"],

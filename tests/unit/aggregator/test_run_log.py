@@ -104,7 +104,7 @@ def test_where_nobody_answers_by_the_deadline_the_line_says_where_to_look():
     engine, state = opened()
     state, _ = engine.handle(state, DeadlinePassed(1))
     assert waiting_for(state).startswith(
-        "round 1: nobody of 5 has answered; what a device refuses stands in its own log"
+        "round 1: none of 5 has answered; a device that refuses a round logs the reason"
     )
     state, _ = give(engine, state, "dev-1")
     assert waiting_for(state).startswith("round 1: 1 of 5")
@@ -165,6 +165,6 @@ def test_a_device_that_is_there_but_can_not_take_part_is_not_to_be_started_again
     state, _ = engine.handle(state, DeadlinePassed(1))
     assert shortage(state).unable == ("dev-3",)
     assert shortage(state).hint.startswith(
-        "read in the log of dev-3 what is in the way, and sign a run without it; start dev-4, dev-5 again, or take them "
+        "read the reason in the log of dev-3, and sign a run without it; start dev-4, dev-5 again, or take them "
         "out of the fleet: shoal-fleet revoke FLEET_DIR NAME"
     )
