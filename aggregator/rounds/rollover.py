@@ -1,9 +1,9 @@
-"""The end of a mask epoch on the aggregator, free of I/O (docs/adr/0014-mask-epochs.md).
+"""The rollover to the next mask epoch on the aggregator, without I/O (docs/adr/0014-mask-epochs.md).
 
-Two steps after a round that closed: one device folds every model into a new origin and uploads the origins, sealed for
-the others; then all compare them with their own and sign. With more than half of the roster's signatures the next
-epoch begins, and nothing that is masked under the old key remains. Until then the old one stays: a device that is
-missing, a fold that differs or a crash only mean that another device folds.
+It takes two steps after a closed round. First one device folds every model into a new origin and uploads the origins, sealed
+for the other devices; then all compare them with their own and sign. With the signatures of more than half of the roster the
+next epoch begins, and every vector under the old key is erased. Until then the old epoch stays in force: if a device is
+missing, a fold differs or a program crashes, another device folds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The transitions of a rollover: two steps between rounds, then the next mask epoch or another try (rollover.py).
+"""State transitions of a rollover: two steps between rounds, then the next mask epoch or another attempt (rollover.py).
 
-Pure like the engine, of which this is a part.
+They are pure functions of the state, like the rest of the engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The federated algorithms, all behind one interface on masked offsets (`base.Strategy`).
+"""The federated algorithms, with one interface on masked offsets (`base.Strategy`).
 
 - States are values: a method returns a new state and leaves its argument alone. No clock, socket, disk or random source.
 - Updates are summed in order of device name, so that a replayed round gives the same bits.
@@ -7,6 +7,6 @@
 `fedavg`, `fedprox`, `local`, `one_shot` and `fesem` are modules; `cfl`, `ifca` and `fedgroup` packages; `registry` lists
 them by name, `renewal` describes the change to a new mask epoch, `discrepancy` measures how far devices drift.
 
-A round: ``plan`` names models and gives each device an assignment; ``absorb`` takes one contribution; ``close`` turns them into
-new offsets and an `Outcome`. ``final`` plans the last round, in which devices report on the model they end with.
+A round: ``plan`` names models and gives each device an assignment; ``absorb`` adds one `ClientUpdate`; ``close`` returns new
+offsets and an `Outcome`. ``final`` plans the last round, in which each device evaluates the model it ends with.
 """

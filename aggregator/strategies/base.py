@@ -1,8 +1,8 @@
-"""What every strategy is made of: slots, contributions, the plan of a round and its outcome.
+"""The interface of strategies and its types: `ClusterModel`, `ClientUpdate`, `RoundPlan`, `Outcome` and `Strategy`.
 
-A strategy is a pure transition system on masked offsets: ``init`` makes a state, ``plan`` says what devices do in the
-next round, ``absorb`` takes one contribution, ``close`` turns what was absorbed into new offsets. No clock, socket,
-disk or random source; the same object runs behind the daemon, the loopback fleet and the simulator.
+A strategy is a pure transition system on masked offsets: ``init`` makes a state, ``plan`` gives the devices their
+assignments for the next round, ``absorb`` adds one client update, ``close`` aggregates the updates into new offsets. It uses
+no clock, socket, disk or random source; the daemon, the loopback fleet and the simulator run the same object.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ORTHOGONAL_MODES: Final = frozenset({"none", "permutation", "signed-permutation"
 """Mask modes that keep dot products, norms and means: all modes there are."""
 
 UploadKey = tuple[int, int, str]
-"""(round, phase, device): what makes an upload unique within a run."""
+"""(round, phase, device): unique within a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class ClusterModel:
     Attributes:
         origin: which of the run's sealed origins.
         offset: shape (d,), float32, masked; None while it is zero.
-        contributors: fewest devices behind any mean in the offset; 0 while it is zero.
+        contributors: fewest devices in any mean that was added to the offset; 0 while it is zero.
         version: round whose close last changed the slot.
         scale: 1 but for FedGroup's inter-group aggregation, which adds up whole models.
     """
@@ -76,10 +76,10 @@ class ClientUpdate:
         loss: mean loss of that model on the scored share, before training.
         margins: each candidate's loss less the first candidate's.
         correct, tested: on the device's test share; 0 where not asked.
-        vector: shape (d,), float32, masked update; None where the order was not to train.
+        vector: shape (d,), float32, masked update; None if the assignment was not to train.
         norm: l2 norm of the vector.
         model_norm: l2 norm of the model that was trained, in the clear; 0 where not asked.
-        attached: in the steps of a rollover, what came behind the update.
+        attached: in the steps of a rollover, the bytes that follow the update in the upload.
     """
 
     round: int
@@ -99,12 +99,12 @@ class ClientUpdate:
 
     @property
     def key(self) -> UploadKey:
-        """What makes this upload unique within its run."""
+        """The upload's key, unique within its run."""
         return (self.round, int(self.phase), self.device)
 
     @property
     def row(self) -> Float32Vector:
-        """The masked update, where there must be one.
+        """The masked update, for callers that need one.
 
         Raises:
             IntegrityError: the upload holds none.
@@ -117,13 +117,13 @@ class ClientUpdate:
 def contribution_of(
     upload: Upload, vector: Float32Vector | None, norm: float | None = None, attached: bytes = b""
 ) -> ClientUpdate:
-    """Return an upload as strategies take it.
+    """Return the `ClientUpdate` of an upload.
 
     Args:
         upload: its header.
-        vector: (d,), float32, the masked update; None where there is none.
-        norm: the vector's l2 norm, where it is known already.
-        attached: what came behind it.
+        vector: (d,), float32, the masked update; None if there is none.
+        norm: the vector's l2 norm; None computes it.
+        attached: the bytes that follow the update in the upload.
     """
     if norm is None:
         norm = 0.0 if vector is None else norm_of(vector)
@@ -147,13 +147,13 @@ def contribution_of(
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """What happens in a round: the models that travel and each device's order. A device without an order sits out.
+    """The models that a round sends and each device's assignment. A device without an assignment does not take part.
 
     Attributes:
         shared: with weight sharing (ifca section 4.3), the ``shared`` segment of every model: an offset of that segment's
             length. The slots of ``models`` then hold ``cluster`` segments; `whole_offset` puts both together.
         step: 0 for a round of a strategy; 1 and more for the steps of a rollover (aggregator/rounds/rollover.py).
-        carried: in a rollover, vectors that are masked anew, as slots of scale 0.
+        carried: in a rollover, vectors to be masked under the next key, as cluster models of scale 0.
         placing: models whose updates only place newcomers and enter no mean; their norms are not limited by others'.
     """
 
@@ -169,7 +169,7 @@ class RoundPlan:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that a person may want to know of: a split, a refused split, a start kept."""
+    """An event for the log and the record of a round, such as a split, a refused split or the choice of a start."""
 
     round: int
     kind: str
@@ -178,11 +178,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What closing a round brought.
+    """The result of closing a round.
 
     Attributes:
-        clusters: each device's cluster as of now.
-        events: what changed in the clustering.
+        clusters: each device's cluster after the round.
+        events: changes of the clustering and other events.
         capped: device -> weight in samples, of devices that weighed less than their samples in a mean (`capped_devices`).
     """
 
@@ -194,8 +194,8 @@ class Outcome:
 class Average(Protocol):
     """Turns contributions, a weighting and a weight cap into their mean update, (d,) float32.
 
-    It is `mean_update`, but where a driver has a better way to the same mean, as the simulator has, which never holds a
-    device's update on its own.
+    It is `mean_update`, unless a driver computes the same mean in another way: the simulator sums updates as they arise and
+    never holds a single one.
     """
 
     def __call__(self, contributions: list[ClientUpdate], weighting: str, cap: float = 0.0) -> Float32Vector:
@@ -210,9 +210,9 @@ class Strategy(Protocol):
     """An aggregation algorithm. States are values: a method returns a new one and leaves its argument alone.
 
     Attributes:
-        state_type: class of the states, a frozen dataclass of what `shoal.util.state_codec` can encode.
-        modes: mask modes in which it gives the results that it gives on clear updates. A strategy that looks at single
-            coordinates, such as a median of each, can't work in mode ``rotation``.
+        state_type: class of the states, a frozen dataclass that `shoal.util.state_codec` can encode.
+        modes: mask modes in which its results are the same as on clear updates. A strategy that uses single coordinates,
+            such as a coordinate-wise median, can't work in mode ``rotation``.
     """
 
     name: str
@@ -236,10 +236,10 @@ class Strategy(Protocol):
         """Return the round in which every device takes and reports on the model it ends with."""
 
     def inherited(self, state: Any) -> Inherited:
-        """Return what must outlive the mask epoch: between rounds, nothing gathered."""
+        """Return the models and vectors that the next mask epoch needs; called between rounds, with no update pending."""
 
     def renewed(self, state: Any, renewal: Renewal) -> Any:
-        """Return the state in the next mask epoch; what ``renewal`` does not bring is forgotten."""
+        """Return the state in the next mask epoch, without any vector that ``renewal`` does not contain."""
 
     def retain(self, state: Any, active: frozenset[str]) -> Any:
         """Return the state, just renewed, without devices that are not ``active``: they were revoked."""
@@ -276,7 +276,7 @@ def norm_of(vector: Float32Vector) -> float:
     total = 0.0
     for start in range(0, len(vector), 1 << 16):
         block = vector[start : start + (1 << 16)]
-        with np.errstate(over="ignore", invalid="ignore"):  # what a device sends may overflow: the caller looks
+        with np.errstate(over="ignore", invalid="ignore"):  # a device's update may overflow: callers check the norm
             total += float(np.dot(block, block))
     return float(np.sqrt(total))
 
@@ -293,7 +293,7 @@ def gather(gathered: Gathered, contribution: ClientUpdate, run: RunPlan) -> Gath
     if contribution.key in gathered:
         raise IntegrityError(f"{contribution.device} contributed to round {contribution.round} before")
     if not isinstance(gathered, PersistentMap):
-        gathered = PersistentMap(gathered)  # of a round that has just opened: empty
+        gathered = PersistentMap(gathered)  # the plain dict of a new state: empty
     return gathered.adding(contribution.key, contribution)
 
 
@@ -303,7 +303,7 @@ def in_order(contributions: Iterable[ClientUpdate]) -> list[ClientUpdate]:
 
 
 def weights_of(contributions: Iterable[ClientUpdate], weighting: str, cap: float) -> NDArray[np.float64]:
-    """Return what each contribution weighs in a mean over all of them.
+    """Return the weight of each contribution in their mean.
 
     Args:
         contributions: n of one cluster and round.
@@ -347,7 +347,7 @@ def advanced(
 ) -> ClusterModel:
     """Return the slot moved by the mean of its devices' updates (fedgroup Alg. 1, line 8).
 
-    Where fewer than ``min_contributors`` gave one, nobody among them, the slot stays as it is.
+    With fewer than ``min_contributors`` updates, or none, the slot is unchanged.
     """
     if len(given) < max(1, run.min_contributors):
         return slot
@@ -364,12 +364,12 @@ def drawn(run: RunPlan, round_: int, available: tuple[str, ...]) -> tuple[str, .
 
 
 def train_assignment(candidates: tuple[int, ...], *, evaluate: bool, phase: Phase = Phase.TRAIN) -> Assignment:
-    """Return the order to take the best of ``candidates`` on the training share and train it."""
+    """Return the assignment to take the best of ``candidates`` on the training share and train it."""
     return Assignment(phase, candidates, Share.TRAIN, train=True, evaluate=evaluate, margins=False)
 
 
 def final_assignment(candidates: tuple[int, ...]) -> Assignment:
-    """Return the order to take the best of ``candidates`` and report its accuracy on the test share."""
+    """Return the assignment to take the best of ``candidates`` and report its accuracy on the test share."""
     return Assignment(Phase.SCORE, candidates, Share.TRAIN, train=False, evaluate=True, margins=False)
 
 

@@ -1,8 +1,8 @@
-"""How far devices pull from the model they were given: the discrepancy of fedgroup Eq. 4.
+"""The discrepancy of fedgroup Eq. 4: the distance of the devices' trained models from the model they were given.
 
 Discrepancy(t) is the mean over the round's devices of |w_i - w_t|. With w_t the model that the round began with this
 is the mean norm of the updates. The paper's text calls w_t "the latest global model", which can also be read as the
-model after the round: the second pair of figures, |w_i - w_(t+1)|, which takes single updates.
+model after the round: this is the second pair of figures, |w_i - w_(t+1)|, which needs single updates.
 For several groups each device is measured against its own group's model (fedgroup Fig. 3, bottom).
 """
 
@@ -20,7 +20,7 @@ from aggregator.strategies.base import ClientUpdate, ClusterModel, Event, norm_o
 def discrepancy(
     given: list[ClientUpdate], before: Mapping[int, ClusterModel], after: Mapping[int, ClusterModel], round_: int
 ) -> tuple[Event, ...]:
-    """Return the round's discrepancy as an event, or none where nobody gave an update.
+    """Return the round's discrepancy as an event; no event without updates.
 
     Args:
         given: updates of the round.

@@ -1,6 +1,6 @@
 """Federated averaging: fedgroup Alg. 1.
 
-One model; its masked offset moves by the mean of the masked updates of those who took part (line 8).
+One model for all devices. Its masked offset moves by the weighted mean of the round's masked updates (line 8).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FedAvgSettings(StrategySettings):
 
 @dataclass(frozen=True, slots=True)
 class FedAvgState:
-    """The one model, who is in the fleet, and what the open round has brought so far."""
+    """The model, the fleet's devices, and the client updates of the open round."""
 
     devices: tuple[str, ...]
     slot: ClusterModel = field(default_factory=ClusterModel)
@@ -85,7 +85,7 @@ class FedAvg:
         return FedAvgState(devices)
 
     def plan(self, state: FedAvgState, round_: int, available: tuple[str, ...]) -> tuple[FedAvgState, RoundPlan]:
-        """Everybody available trains the one model."""
+        """Return the plan in which the drawn devices train the one model."""
         assignment = train_assignment((MODEL,), evaluate=evaluates(self.run, round_))
         return state, RoundPlan(
             round_, {MODEL: state.slot}, dict.fromkeys(drawn(self.run, round_, available), assignment)
@@ -96,7 +96,7 @@ class FedAvg:
         return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
 
     def close(self, state: FedAvgState, plan: RoundPlan) -> tuple[FedAvgState, Outcome]:
-        """Line 8: the offset moves by the weighted mean update, if enough devices stand behind it."""
+        """Move the offset by the weighted mean update (line 8), if it is the mean of enough devices."""
         given = in_order(state.gathered.values())
         slot = advanced(state.slot, given, self.run, self.mean, plan.round)
         events: tuple[Event, ...] = ()

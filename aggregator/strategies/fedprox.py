@@ -1,7 +1,7 @@
 """FedProx: fedgroup section II-A, Eq. 3, on top of fedgroup Alg. 1.
 
-Devices minimise F(w) + mu/2 |w - w_t|^2, where w_t is the model that the round began with; the aggregator does what
-FedAvg does. mu is ``prox_mu`` of the run's local training, which the device applies; this strategy only insists on it.
+Devices minimise F(w) + mu/2 |w - w_t|^2, where w_t is the model that the round began with; the aggregator works as
+in FedAvg. mu is ``prox_mu`` of the run's local training, which the device applies; this strategy only requires it.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """FeSEM, multi-centre federated learning by stochastic expectation maximisation: fedgroup section II-B and its baseline.
 
-k centres. In each round a device trains its centre's model; the device then belongs to the centre that its trained
-model is nearest to in l2 distance (E step), and each centre becomes the mean of its members' models (M step).
+There are k centres. In each round a device trains its centre's model. It is then assigned to the centre nearest to its
+trained model in l2 distance (E step), and each centre becomes the mean of its members' models (M step).
 
 On masked offsets: with O_c a centre's offset and delta_i a device's update, the device's model is origin + O_c +
-delta_i. All centres share one origin, so it cancels in |w_i - w_j| = |O_c + delta_i - O_j|, and distances do not see
-the mask. The centres coincide at first, therefore the first assignment is random (seeded, sizes as even as can be); a
-tie keeps a device where it is. Devices that sit a round out keep their centre, and a centre that fewer than
-``min_contributors`` of the round's devices belong to keeps its model.
+delta_i. All centres share one origin, so it cancels in |w_i - w_j| = |O_c + delta_i - O_j|, and the mask does
+not change distances. All centres are equal at first, so the first assignment is random (seeded, with sizes as even as
+possible); at a tie a device stays at its centre. So does a device that takes no part in a round. A centre with fewer than
+``min_contributors`` of the round's devices does not change.
 
-One mask epoch covers the run, since offsets from one origin are compared. Where the owner ends an epoch all the same, to
-revoke a device, every centre gets an origin of its own and offsets can no longer be compared: from then on devices keep
-their centre, each centre is FedAvg by itself, and a newcomer takes the one of least loss.
+The run is planned with one mask epoch, since offsets from one origin are compared. If the owner ends the epoch, to revoke a
+device, every centre gets an origin of its own and offsets can no longer be compared. From then on devices stay at their
+centre, each centre runs FedAvg by itself, and a newcomer takes the centre of least loss.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class FesemState:
 
     Attributes:
         frozen: a rollover has parted the centres' origins: the assignment stays as it is.
-        news: what the next round's outcome tells of the rollover.
+        news: events of the rollover, for the next round's outcome.
     """
 
     slots: tuple[ClusterModel, ...]
@@ -170,7 +170,7 @@ class Fesem:
         return FesemState(slots, clusters, state.frozen), Outcome(clusters, events, capped)
 
     def _nearest(self, slots: tuple[ClusterModel, ...], given: list[ClientUpdate]) -> dict[str, int]:
-        """Return the centre that each trained model lies nearest to; its own, where others are no nearer."""
+        """Return the nearest centre of each trained model; its own if no other is nearer."""
         nearest = {}
         for own, slot in enumerate(slots):
             mine = [c for c in given if c.model == own]

@@ -1,8 +1,8 @@
 """Local training: the baseline of ifca section 6 in which each device is alone.
 
-A device's slot holds its own updates and nobody else's, so this is a mean of one: with ``min_contributors`` above 1
-there would be nothing to send back. Every other device of the fleet could unmask what travels; a run of this kind is
-for comparison, not for devices that want to keep their updates from each other.
+Each device has a `ClusterModel` of its own, which is moved by that device's updates only. These are means of one, so
+``min_contributors`` must be 1, and every other device of the fleet could unmask them: such a run is for comparison, not for
+devices that must not see each other's updates.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class LocalState:
     """One slot a device.
 
     Attributes:
-        devices: in order of their names, newcomers behind; the place is the model id.
+        devices: in order of their names, then newcomers; the position is the model id.
         slots: in the same order.
-        untrained: w_0, where a newcomer starts.
+        untrained: w_0, with which a newcomer starts.
     """
 
     devices: tuple[str, ...]
@@ -58,7 +58,7 @@ class LocalState:
 
 
 class Local:
-    """Each device alone; every one is a cluster of its own."""
+    """Local training; every device is a cluster of its own."""
 
     name = "local"
     settings_type = LocalSettings
@@ -114,7 +114,7 @@ class Local:
         return RoundPlan(round_, models, {d: final_assignment((place[d],)) for d in devices}, final=True)
 
     def inherited(self, state: LocalState) -> Inherited:
-        """Every device's model outlives the mask epoch, and behind them w_0, for newcomers."""
+        """Return every device's model, and w_0, for newcomers, after them."""
         return Inherited(dict(enumerate((*state.slots, state.untrained))))
 
     def renewed(self, state: LocalState, renewal: Renewal) -> LocalState:

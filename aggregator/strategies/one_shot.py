@@ -1,13 +1,13 @@
 """One-shot clustering: Ghosh et al. (extended), section 4.1, Alg. 1.
 
 Line 1: every device trains alone to convergence and sends its model (round 1, by the plan's ``pretrain`` recipe).
-Line 2: k-means of the models, here of their deltas from the one origin, which lie as far from each other, through
-their Gram matrix. Line 3: FedAvg inside each cluster, by the plan's ``local`` recipe, for the rounds that follow.
+Line 2: k-means of the models, here of their deltas from the one origin, which have the same distances, by their Gram
+matrix. Line 3: FedAvg inside each cluster, by the plan's ``local`` recipe, for the rounds that follow.
 
-The paper leaves open where the clusters start: at the mean of their members' models (default) or at the origin. A
-device that missed line 1 trains alone as soon as it is there, from the same origin, and joins the nearest centroid; so
-do those of a first round in which fewer than k answered, all over again. Where a rollover of the mask has lost the
-centroids, a latecomer scores the clusters' models instead, trains the best and joins that cluster.
+The paper does not say from which model the clusters start: here from the mean of their members' models (default) or from
+the origin. A device that missed line 1 trains alone from the same origin when it is available, and joins the nearest
+centroid. If fewer than k devices, or fewer than two, uploaded in the first round, line 1 is repeated. After a rollover that
+lost the centroids, a late device scores the clusters' models instead, trains the best and joins that cluster.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class OneShotSettings(StrategySettings):
 
     Attributes:
         k: clusters.
-        start: where a cluster's model starts, ``mean`` of its members' models or ``origin``.
+        start: first model of a cluster: ``mean`` of its members' models, or ``origin``.
     """
 
     clusters_setting: ClassVar[str] = "k"
@@ -87,12 +87,12 @@ class OneShotState:
 
     Attributes:
         slots, centroids: one a cluster; a centroid is the mean delta, (d,) float32, of its members' own models. There
-            are none where a rollover has lost them.
-        behind: devices averaged in each centroid.
-        origin: the one from which devices train alone.
+            are none after a rollover that lost them.
+        behind: number of devices averaged in each centroid.
+        origin: the origin from which devices train alone.
         since: round whose models were clustered, 0 before.
-        assignment: cluster of every device that has one.
-        news: what the next round's outcome tells of a rollover.
+        clusters: cluster of every device that has one.
+        news: events of a rollover, for the next round's outcome.
     """
 
     slots: tuple[ClusterModel, ...] = ()
@@ -126,7 +126,7 @@ class OneShot:
 
     @staticmethod
     def models(run: RunPlan) -> int:
-        """Most models a run names at a time: the clusters', and the origin behind them."""
+        """Most models a run names at a time: the clusters', and the origin after them."""
         settings: OneShotSettings = parse_settings(OneShotSettings, run)
         return settings.k + 1
 
@@ -232,7 +232,7 @@ class OneShot:
         return RoundPlan(round_, models, assignments, final=True)
 
     def inherited(self, state: OneShotState) -> Inherited:
-        """Clusters, the origin behind them and the centroids outlive the mask epoch."""
+        """Return the clusters' models, the origin after them, and the centroids."""
         carried = {
             _centroid(j): Carried(row, count)
             for j, (row, count) in enumerate(zip(state.centroids, state.behind, strict=True))

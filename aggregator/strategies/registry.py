@@ -1,4 +1,4 @@
-"""Registry of the algorithms by name. A new one is a line in `STRATEGIES`."""
+"""Registry of the algorithms by name. A new algorithm needs one line in `STRATEGIES`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a strategy takes from one mask epoch into the next.
+"""The models and vectors that a strategy takes from one mask epoch into the next.
 
-At a rollover devices fold every model into a new origin, so that its offset starts at zero again, and whatever else is
-masked is either masked anew, by the devices, or forgotten: no vector of the old key outlives it.
+At a rollover devices fold every model into a new origin, so that its offset starts at zero again. Devices mask other vectors
+under the new key, or the strategy drops them: no vector under the old key remains.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """What must outlive a mask epoch.
+    """The models and vectors that the next mask epoch needs.
 
     Attributes:
-        models: every model that lives on, by its id; the i-th in order of ids becomes origin i.
+        models: every model that is needed, by its id; the i-th in order of ids becomes origin i.
         shared: with weight sharing, the ``shared`` segment of all of them; ``models`` are then ``cluster`` segments.
-        carried: vectors that the device which folds masks anew, by name; those of fewer than ``min_contributors``
-            devices are not sent to anybody and so are dropped.
-        own: uploads whose devices mask their own update anew.
+        carried: vectors that the folding device masks under the new key, by name; vectors of fewer than
+            ``min_contributors`` devices are not sent to a device, and so are dropped.
+        own: uploads whose devices mask their own update under the new key.
     """
 
     models: Mapping[int, ClusterModel]
@@ -42,13 +42,13 @@ class Inherited:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What has come through a rollover.
+    """The result of a rollover.
 
     Attributes:
         round: the round that it followed.
-        origins: model id -> the origin that it was folded into, whole, whatever the segments.
-        carried: those of the carried vectors that were masked anew, by name.
-        own: those of the uploads whose vector was masked anew, with the next key's id.
+        origins: model id -> the origin into which the whole model was folded, with all segments.
+        carried: the carried vectors that were masked under the new key, by name.
+        own: the uploads whose vector was masked under the new key, with that key's id.
     """
 
     round: int
@@ -61,7 +61,7 @@ def fresh_slot(renewal: Renewal, model: int) -> ClusterModel:
     """Return the model as it is after the rollover: at an origin of its own.
 
     Raises:
-        IntegrityError: the rollover did not bring it.
+        IntegrityError: the rollover did not fold it.
     """
     if model not in renewal.origins:
         raise IntegrityError(f"model {model} did not come through the rollover after round {renewal.round}")
@@ -69,12 +69,12 @@ def fresh_slot(renewal: Renewal, model: int) -> ClusterModel:
 
 
 def renewed_rows(renewal: Renewal, names: Sequence[str]) -> tuple[Float32Vector, ...]:
-    """Return the carried vectors ``names``, (d,) float32 each, under the new key; none at all unless all of them came."""
+    """Return the carried vectors ``names``, (d,) float32 each, under the new key; none unless all are there."""
     if not all(name in renewal.carried for name in names):
         return ()
     return tuple(renewal.carried[name] for name in names)
 
 
 def retained(of_device: Mapping[str, int], active: frozenset[str]) -> dict[str, int]:
-    """Return where devices are, without those that are not ``active``."""
+    """Return ``of_device`` without devices that are not ``active``."""
     return {device: at for device, at in of_device.items() if device in active}

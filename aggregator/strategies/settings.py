@@ -1,7 +1,7 @@
 """Base class of every algorithm's settings, and the facts about a run that follow from them.
 
 The owner derives parts of the run plan from these facts, and the simulator chooses how to sum updates by them. Neither asks
-for an algorithm by its name, so a new algorithm states here whatever differs from the defaults.
+for an algorithm by its name, so a new algorithm overrides here the facts that differ from the defaults.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class StrategySettings:
     Attributes:
         clusters_setting: name of the setting that fixes the number of clusters; empty if none does.
         splits: whether a cluster may be split in two, each half of at least ``min_contributors`` devices.
-        reads: what the strategy reads of single updates besides their means: the whole ``updates``, their ``norms``, or
-            nothing (``means``). The simulator sums updates as they arise unless the strategy reads ``updates``.
+        reads: the part of single updates that the strategy reads: all of them (``updates``), their ``norms``, or nothing but
+            their ``means``. The simulator sums updates as they arise unless the strategy reads ``updates``.
     """
 
     clusters_setting: ClassVar[str] = ""
@@ -31,7 +31,7 @@ class StrategySettings:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What devices must allow besides training, scoring and evaluating; none of it by default."""
+        """Capabilities that devices must allow besides training, scoring and evaluating; none by default."""
         return Capabilities()
 
     @property
@@ -46,5 +46,5 @@ class StrategySettings:
 
     @property
     def discarded_rounds(self) -> int:
-        """Training rounds whose results are thrown away, such as those of random starts that are not kept."""
+        """Training rounds whose results are thrown away, such as those of random starts that are not chosen."""
         return 0

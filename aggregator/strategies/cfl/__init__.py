@@ -9,6 +9,6 @@
 
 `strategy` is the algorithm, `state` its settings and state, `renewal` the change of the mask epoch.
 
-Example: with one hidden pair of groups, one cluster trains until its mean update is small, the candidate split is
+Example: with two hidden groups, one cluster trains until its mean update is small, the candidate split is
 validated, and two leaves train on from the common model.
 """

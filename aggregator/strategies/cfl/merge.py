@@ -1,12 +1,12 @@
-"""Splits on probation: a split that has stopped paying is taken back (cfl section II-A, "always greater or equal").
+"""Merging: a split that no longer pays is taken back (cfl section II-A, "always greater or equal").
 
-Clusters are cut at a stationary point of their common model, and the tree keeps that model. Every so often the devices
-of two leaves that came from one cut score their own leaf's model and the kept one on their validation share: the
-paired test that confirms a split, mirrored. Where either leaf, or both together, prefer the kept model, as often in a
-row as ``patience`` says, the leaves become one cluster again and go on from that model.
+Clusters are cut at a stationary point of their common model, which the tree stores. At regular intervals the devices of two
+leaves from one cut score their own leaf's model and the stored one on their validation share, with the paired test that
+confirms a split, reversed. If either leaf, or both together, prefer the stored model in ``patience`` checks in a row, the
+leaves become one cluster again and continue from that model.
 
 The test may be laxer than a split's: on digits with 90 images a device, labels permuted or swapped, each device of a
-true split would have lost .2 to 1.6 of loss by the kept model, up to 180 rounds after the cut.
+true split would have had a loss .2 to 1.6 higher with the stored model, up to 180 rounds after the cut.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def due(state: CflState, settings: CflSettings, round_: int) -> tuple[Node, ...]
 
 
 def check_assignment(leaf: int, node: int) -> Assignment:
-    """Return the order to score the leaf's model and, against it, the one of the node above."""
+    """Return the assignment to score the leaf's model and, against it, the one of the node above."""
     return Assignment(Phase.SCORE, (leaf, node), Share.VALIDATION, train=False, evaluate=False, margins=True)
 
 
@@ -46,7 +46,7 @@ def close_check(
 ) -> Step:
     """Return the state after the two leaves under ``node`` were asked.
 
-    A leaf of which fewer than ``least_side`` devices answered has no say; where neither has, nothing is learnt.
+    A leaf of which fewer than ``least_side`` devices answered is not counted; without either leaf the check has no result.
     """
     answers = []
     for child in node.children:
@@ -81,7 +81,7 @@ def _detail(node: Node, verdicts: list[Verdict]) -> dict[str, Any]:
 
 
 def _merge(state: CflState, node: Node, detail: dict[str, Any], settings: CflSettings, round_: int) -> Step:
-    """The cluster before the cut is back with its model and everybody who came since, and is left alone for a while."""
+    """Restore the cluster before the cut with its model, both leaves' members and waiting newcomers; begin its cool-down."""
     leaves = [state.clusters[c] for c in node.children]
     waiting = tuple(d for d, at in state.unplaced.items() if at == node.id)
     members = (*leaves[0].members, *leaves[1].members, *waiting)

@@ -1,8 +1,8 @@
-"""Devices that come later, or whose update was missing when their cluster was cut: Alg. 4 of the CFL paper.
+"""Placement of devices that join later, or whose update was missing when their cluster was split (cfl Alg. 4).
 
-Alg. 4 compares a newcomer's update with cached ones. Where a rollover of the mask has left an edge of its node without
-any, it scores the models of the leaves below that node instead, as in IFCA, trains the best and becomes a member of that
-leaf; it waits while all of them are on trial.
+Alg. 4 compares a newcomer's update with cached ones. If a rollover of the mask has emptied an edge of its node, the newcomer
+scores the models of the leaves below that node instead, as in IFCA, trains the best and becomes a member of that leaf; it
+waits while all of these leaves are on trial.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def welcome(state: CflState, there: set[str]) -> CflState:
 
 
 def assignments(state: CflState, there: set[str]) -> dict[str, Assignment]:
-    """Return what those who are not placed train: their node's model, or the best of the leaves below it."""
+    """Return the assignments of unplaced devices: to train their node's model, or the best of the leaves below it."""
     asked = {}
     for device, at in state.unplaced.items():
         if device not in there:
@@ -46,7 +46,7 @@ def assignments(state: CflState, there: set[str]) -> dict[str, Assignment]:
 
 
 def join(state: CflState, given: list[ClientUpdate], round_: int) -> Step:
-    """Whoever has chosen a leaf by loss becomes its member, before the leaf is averaged: its update counts."""
+    """Make devices that chose a leaf by loss its members. Called before the leaf is averaged, so their updates count."""
     chosen: dict[str, int] = {}
     for update in given:
         if update.device in state.unplaced and update.phase is Phase.TRAIN and update.model in state.clusters:
@@ -63,7 +63,7 @@ def join(state: CflState, given: list[ClientUpdate], round_: int) -> Step:
 
 
 def place(state: CflState, given: list[ClientUpdate], round_: int) -> Step:
-    """Each newcomer goes one edge down (lines 3 to 13); at a leaf it becomes a member, after a trial if there is one."""
+    """Move each newcomer one edge down (lines 3 to 13); at a leaf it becomes a member, after a trial if there is one."""
     events = []
     for update in given:
         at = state.unplaced.get(update.device)

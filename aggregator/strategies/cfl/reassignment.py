@@ -1,9 +1,9 @@
-"""Devices that change clusters: IFCA's identity step among the leaves of CFL.
+"""Reassignment of devices to other clusters: IFCA's identity step among the leaves of CFL.
 
-A cut can be right but for one device, a newcomer can follow the wrong edge, and what a device sees may change; Alg. 5 and
-Alg. 4 know no way back. So in every ``look_every``-th round the devices that train are offered other leaves' models beside
-their own. Each trains the one of least training loss (ifca Alg. 1, line 7) and belongs to that leaf from then on. Its own
-leaf's model was fitted to its training data too, so that chance does not move it.
+A split can be wrong for one device, a newcomer can follow the wrong edge, and a device's data may change; Alg. 5 and Alg. 4
+do not correct this. So in every ``look_every``-th round the devices that train are offered other leaves' models besides
+their own. Each trains the one of least training loss (ifca Alg. 1, line 7) and belongs to that leaf from then on. The model
+of its own leaf was also fitted to its training data, so chance alone does not move a device.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def offers(state: CflState, turn: int) -> dict[int, tuple[int, ...]]:
     """Return the models that the members of each leaf are offered: its own, and others from near to far in the tree.
 
     Of more than ``MOST_OFFERED`` others these are the nearest half, and of the rest the next ones in turn, so that every
-    leaf comes up. Leaves on trial have no model of their own to offer.
+    leaf is offered. Leaves on trial have no model of their own to offer.
 
     Args:
         state: between rounds, with its tree.
@@ -67,11 +67,11 @@ def _near_to_far(state: CflState, above: Mapping[int, int], leaf: int) -> Iterat
 
 
 def move(state: CflState, given: Collection[ClientUpdate], least_side: int, round_: int, turn: int) -> Step:
-    """Make whoever has trained another leaf's model its member, before the leaf is averaged: its update counts.
+    """Make devices that trained another leaf's model its members. Called before leaves are averaged, so their updates count.
 
-    No leaf of ``least_side`` devices that answer becomes smaller by it, but for one that all of them leave; devices of a
-    smaller one, which can't be averaged any more, may always go, and nobody joins it but in sufficient number. An update
-    of a device that may not move counts nowhere.
+    A leaf does not fall below ``least_side`` answering devices by it, unless all of them leave. Devices of a leaf that is
+    smaller already, and can't be averaged, may always leave; devices join such a leaf only in sufficient number. The update
+    of a device that may not move is not used.
 
     Args:
         state: in ``close``, newcomers placed.
@@ -123,7 +123,7 @@ def _granted(wishes: Mapping[str, Wish], living: Mapping[int, int], least_side: 
 def trusted(state: CflState, node: Node) -> Node:
     """Return ``node`` without updates of devices that have left the edge which holds them: they would mislead newcomers.
 
-    An edge keeps its last updates, because one without any places nobody by similarity.
+    If all updates of an edge are of such devices it is unchanged, because an empty edge can't place newcomers by similarity.
     """
     own = {d: c.id for c in state.clusters.values() for d in c.members}
     edges = []

@@ -1,8 +1,8 @@
-"""What CFL takes into the next mask epoch.
+"""CFL's change to a new mask epoch.
 
-Every model lives on: clusters', the tree nodes', those of halves on trial. Of single updates only those that the tree
-keeps on its edges, or would keep if a trial ends well, and of these the ones whose devices mask them anew. Updates from
-before are compared with none from after, so that the members' newest updates are forgotten: cuts wait for new ones.
+All models are folded: those of clusters, of the tree's nodes and of halves on trial. Of single updates only those on the
+tree's edges and those of trials can continue, if their devices mask them under the new key. Updates of different mask epochs
+can't be compared, so the members' newest updates are dropped and splits wait for new ones.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def inherited(state: CflState) -> Inherited:
 def renewed(state: CflState, renewal: Renewal, key_id: bytes) -> CflState:
     """Return the state in the next mask epoch.
 
-    An edge may lose updates, also all of them: newcomers.py then places by loss.
+    An edge may lose some or all of its updates; newcomers.py places devices by loss if it has none.
 
     Args:
         state: as `inherited` took it.
-        renewal: what has come through.
+        renewal: the result of the rollover.
         key_id: the next epoch's.
 
     Raises:
-        KeyMismatchError: an update came masked under another key.
+        KeyMismatchError: an update is masked under another key.
     """
     for update in renewal.own.values():
         if update.key_id != key_id:
@@ -59,7 +59,7 @@ def renewed(state: CflState, renewal: Renewal, key_id: bytes) -> CflState:
 
 
 def retain(state: CflState, active: frozenset[str]) -> CflState:
-    """Return the state without devices that are not ``active``; what they brought has not come through the rollover."""
+    """Return the state without devices that are not ``active``; `renewed` has dropped their updates."""
 
     def left(members: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(d for d in members if d in active)
@@ -73,10 +73,10 @@ def retain(state: CflState, active: frozenset[str]) -> CflState:
 
 
 def keeping(state: CflState, assignments: Mapping[str, Assignment]) -> dict[str, Assignment]:
-    """Return the orders that tell devices to keep what they will have to mask anew.
+    """Return the assignments with the round of the update that each device must store to mask it again at a rollover.
 
-    A device's latest update among those of edges and trials is named in each of its orders, so that whoever was away
-    when it became one hears of it too; what it was told to keep before it keeps.
+    Each assignment names the device's latest update on an edge or in a trial, so that a device that was offline when the
+    update got there learns of it too. A device goes on storing the updates named before.
     """
     latest: dict[str, int] = {}
     for update in _cached(state):

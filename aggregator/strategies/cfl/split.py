@@ -1,4 +1,4 @@
-"""Where CFL would cut a cluster: the tests of Alg. 5 (lines 13 to 18), and what can be said of the cut beforehand."""
+"""CFL's candidate splits: the tests of Alg. 5 (lines 13 to 18), the best bipartition and its measures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Cut:
 
     Attributes:
         sides: the updates of either half, in order of device id.
-        figures: what events report of it, see `describe`.
+        figures: its measures for the events, see `describe`.
     """
 
     sides: tuple[tuple[ClientUpdate, ...], tuple[ClientUpdate, ...]]
@@ -55,7 +55,7 @@ def settled(settings: CflSettings, norms: Norms, early_norm: float) -> bool:
 def find_cut(
     settings: CflSettings, rows: Sequence[ClientUpdate], least_side: int, norms: Norms, backend: Backend | None
 ) -> Cut | None:
-    """Return the optimal bipartition of the updates' cosines (cfl Alg. 1), or None where it may not be made.
+    """Return the optimal bipartition of the updates' cosines (cfl Alg. 1), or None if a limit forbids it.
 
     Args:
         settings: gives the linkage and gamma_max.
@@ -82,7 +82,7 @@ def describe(
     cross_max: float,
     norms: Norms,
 ) -> dict[str, Any]:
-    """Return what is known of a cut.
+    """Return the measures of a cut.
 
     Args:
         similarity: shape (m, m), cosines.
@@ -94,7 +94,7 @@ def describe(
     Returns:
         cross_max; gamma_limit, the noise up to which the cut is right (cfl Eq. 39); mean_norm and max_norm; for either
         side intra_min, its least cosine, and intra_min_estimate, the bound on that if the side is one group
-        (cfl Eq. 37). None where a side has one device, or is noisier than the bound covers.
+        (cfl Eq. 37). None if a side has one device, or is noisier than the bound allows.
     """
     inside = [np.ix_(side, side) for side in sides]
     pairs = [similarity[i][np.triu_indices(len(side), 1)] for i, side in zip(inside, sides, strict=True)]
@@ -112,7 +112,7 @@ def describe(
 def noise(similarity: NDArray[np.float64], lengths: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return each update's noise gamma, shape (n,), if all are of one distribution whose true update is their mean.
 
-    The distance from the mean in units of the mean's length (cfl Eq. 16), from cosines and norms alone; infinite where
+    The distance from the mean in units of the mean's length (cfl Eq. 16), from cosines and norms alone; infinite if
     the mean vanishes.
 
     Args:

@@ -1,4 +1,4 @@
-"""Validated splits: CFL finds a candidate, loss scoring on held-out data confirms it.
+"""Split validation: CFL finds a candidate, and loss scoring on held-out data confirms it.
 
 The norm tests of Alg. 5 can't tell a true group from a device's own over-fitting. So both halves of a candidate
 bipartition train from the parent for a few rounds, then every device scores both halves' models on its validation
@@ -34,8 +34,8 @@ class Trial:
 
     Attributes:
         cluster: the parent's id; left, right: the halves.
-        evidence: the masked updates that suggested it, by which newcomers will be told apart.
-        figures: what is known of the cut, for the events.
+        evidence: the masked updates that suggested it, by which newcomers will be placed.
+        figures: measures of the cut, for the events.
         trained: trial rounds done; waited: rounds in which a half could not be averaged, or not enough devices
             scored.
     """
@@ -51,7 +51,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one side said: share that prefer their own model, mean margin, and the p-value of "no better than the other"."""
+    """The scores of one side: share that prefer their own model, mean margin, and p-value of "no better than the other"."""
 
     devices: int
     prefer: float
@@ -60,7 +60,7 @@ class Verdict:
 
 
 def trial_assignment(trial: Trial, own: Half, other: Half, trial_rounds: int) -> Assignment:
-    """Return what the devices of ``own`` do next: train its model for ``trial_rounds``, then score both halves'."""
+    """Return the next assignment of ``own``'s devices: train its model for ``trial_rounds``, then score both halves'."""
     if trial.trained < trial_rounds:
         return train_assignment((own.model,), evaluate=False, phase=Phase.TRIAL)
     return Assignment(

@@ -20,7 +20,7 @@ class CflSettings(StrategySettings):
     """CFL's own parameters. The paper gives Alg. 5 absolute eps; the relative form travels between models.
 
     Attributes:
-        linkage: ``single`` (Alg. 1, optimal) or ``complete`` (what public code does).
+        linkage: ``single`` (Alg. 1, optimal) or ``complete`` (as public implementations do).
         form: ``relative``: eps1 is a share of the largest update norm of the round, eps2 of the largest seen in the
             first ``early_rounds``; ``absolute``: both are norms.
         eps1: the mean update's norm must be below it (Eq. 32).
@@ -29,18 +29,18 @@ class CflSettings(StrategySettings):
         cool_down: rounds after a split in which the children are left alone.
         warm_up: rounds before the first test.
         validate: try a candidate split on held-out data first; off gives the paper's Alg. 5 alone.
-        trial_rounds, min_side, prefer, margin, p_value: a trial's length; least devices on a side; what each side
-            must exceed in the share that prefer their own model and in mean margin (loss), and stay below in the
+        trial_rounds, min_side, prefer, margin, p_value: a trial's length; least devices on a side; limits that each
+            side must exceed in the share that prefer their own model and in mean margin (loss), and stay below in the
             paired t-test. Five devices with 20 held-out images each reach only p = .07 at a mean margin of .17:
             below .1 a true label swap of that size is refused; at .1 ten runs without groups were never split.
         refused_cool_down: rounds of peace after a failed trial and after a merge.
-        max_age: rounds after which a member's update is too old to be compared; whoever has no newer one when its
-            cluster is cut is placed like a newcomer.
+        max_age: rounds after which a member's update is too old to be compared; a device without a newer one when
+            its cluster is cut is placed like a newcomer.
         merge_every: rounds between checks whether two leaves of one cut do better than the model before it; 0 never
             checks, -1 stands for 20, but for 0 where ``validate`` is off: Alg. 5 alone never merges. A check takes the
             place of a training round of these two leaves, so every 20 costs them 5%.
         patience: checks in a row that a split must fail to be taken back.
-        merge_p_value: a check fails where a leaf, or both together, prefer the model before the cut: more than
+        merge_p_value: a check fails if a leaf, or both together, prefer the model before the cut: more than
             ``prefer`` of the devices, with a paired t-test below this.
         look_every: in every so many rounds devices that train are offered the models of up to four other leaves and may
             change clusters (reassignment.py); 0 never offers, -1 stands for 20, but for 0 where ``validate`` is off: Alg. 5
@@ -77,11 +77,11 @@ class CflSettings(StrategySettings):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Trials and merge checks ask for margins; kept updates place newcomers in later mask epochs."""
+        """Trials and merge checks ask for margins; updates stored by devices place newcomers in later mask epochs."""
         return Capabilities(margins=self.uses_validation, keep_updates=True, keep_path=self.path)
 
     def check(self) -> None:
-        """Raise ConfigError where a value makes no sense."""
+        """Raise ConfigError if a value is out of range."""
         require(self.linkage in ("single", "complete"), f"linkage {self.linkage!r} is neither single nor complete")
         require(self.form in ("relative", "absolute"), f"form {self.form!r} is neither relative nor absolute")
         require(self.eps1 > 0 and self.eps2 >= 0, "eps1 is positive and eps2 not negative")

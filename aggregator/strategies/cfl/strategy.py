@@ -1,9 +1,9 @@
 """Clustered federated learning: Sattler et al., Algs 1, 3 and 5, with the parameter tree of Alg. 4.
 
-Every cluster averages its own devices' masked updates. Where the mean update has become small while single updates
+Every cluster averages its own devices' masked updates. If the mean update has become small while single updates
 have not (Eqs 32 and 33), the cluster is cut in two by the optimal bipartition of the updates' cosines (Alg. 1),
-subject to gamma_max (Eq. 39): split.py. By default such a candidate is first put on trial (split_validation.py), a split
-that stops paying is taken back (merge.py), and devices may change clusters (reassignment.py). Clusters are sets of
+subject to gamma_max (Eq. 39): split.py. By default such a candidate is validated first (split_validation.py), a split
+that no longer pays is taken back (merge.py), and devices may change clusters (reassignment.py). Clusters are sets of
 device ids throughout, never positions.
 """
 
@@ -80,9 +80,9 @@ class Cfl:
     def plan(self, state: CflState, round_: int, available: tuple[str, ...]) -> tuple[CflState, RoundPlan]:
         """Clusters train; halves on trial train their own model, then score both; newcomers train their node's model.
 
-        The draw of partial participation is for training. Scoring sends no update, and a newcomer's first ones
-        place it: for these all who are there are asked. Where trials leave nobody who is there anything to do, they
-        are given up.
+        The draw of partial participation is for training. All available devices score and all available newcomers train,
+        since scores contain no update and a newcomer's first updates only place it. If trials leave no available device
+        anything to do, they are abandoned.
         """
         there, present = set(available), set(drawn(self.run, round_, available))
         state = cfl_newcomers.welcome(state, there)
@@ -118,7 +118,7 @@ class Cfl:
         return state, RoundPlan(round_, models, assignments, placing=frozenset(state.tree))
 
     def _on_trial(self, half: Half, assignment: Assignment, there: set[str], present: set[str]) -> list[str]:
-        """Who of a half is asked: whoever was drawn, but everybody to score, or where the drawn are too few."""
+        """Return the devices of a half to assign: the drawn ones, or all available ones to score or if too few were drawn."""
         chosen = [d for d in half.members if d in present]
         if not assignment.train or len(chosen) < self.least_side:
             return [d for d in half.members if d in there]
@@ -251,7 +251,7 @@ class Cfl:
         return self._split(state, parent, (trial.left, trial.right), list(trial.evidence), detail, round_)
 
     def _end_trial(self, state: CflState, trial: Trial, detail: Mapping[str, Any], round_: int) -> Step:
-        """The parent goes on as it was and is left alone for a while."""
+        """Continue with the parent cluster as it was and begin its cool-down."""
         parent = dataclasses.replace(
             state.clusters[trial.cluster], quiet_until=round_ + 1 + self.settings.refused_cool_down
         )

@@ -1,9 +1,9 @@
-"""CFL's parameter tree (section V-C): where clusters came from, and how a newcomer finds its own (Alg. 4).
+"""CFL's parameter tree (section V-C): the history of splits, by which newcomers find their cluster (Alg. 4).
 
 A node is a cluster that was split: its model at the stationary point, its two children, and for each edge the masked
 updates that the child's devices had sent just before the split. A newcomer trains the node's model and follows the
 edge that holds the most similar update, down to a leaf. A rollover of the mask may empty an edge (renewal.py):
-then nobody goes on from that node by similarity.
+then newcomers at that node are placed by loss instead.
 """
 
 from __future__ import annotations

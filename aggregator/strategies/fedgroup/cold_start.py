@@ -50,7 +50,7 @@ def random_centres(rows: list[Float32Vector], groups: int, seed: int) -> list[in
 def nearest_directions(
     rows: list[Float32Vector], directions: list[Float32Vector], backend: Backend | None = None
 ) -> list[int]:
-    """Return for every update the direction of highest cosine (fedgroup Eq. 9, whatever the measure of the cold start).
+    """Return for every update the direction of highest cosine (fedgroup Eq. 9, for both measures of the cold start).
 
     Args:
         rows: n updates (d,), float32.

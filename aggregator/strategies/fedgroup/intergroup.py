@@ -8,11 +8,11 @@ and the variance,
 
     |w_l + mean delta|^2 = sum p_i |w_l + delta_i|^2 - sum p_i |delta_i|^2 + |mean delta|^2
 
-which is the length after the intra-group update, exactly. A group that did not move this round is counted with the last
-length that it was known to have (inter-group aggregation may have changed it since), and not at all before that.
+which is exactly the length after the intra-group update. A group that did not move this round counts with its last known
+length (inter-group aggregation may have changed it since), and not at all without one.
 
-Lengths are what devices say they are. One that makes a length vanish makes its group's share of the others explode, so
-that a model which no device would take (`fits`) is not made: the groups then stay what they were for this round.
+Devices may report false lengths. A length near zero gives its group a huge share of the others' models. If a resulting
+model is one that devices would refuse (`fits`), no group is changed by inter-group aggregation in this round.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def length_after(
         cap: the weight cap of that mean.
 
     Raises:
-        IntegrityError: a contribution comes without the norm of the trained model.
+        IntegrityError: a contribution lacks the norm of the trained model.
     """
     missing = [c.device for c in given if not c.model_norm]
     if missing:
@@ -84,7 +84,7 @@ def _plus_others(
     extra: Float32Vector | None = None
     for s, share in others:
         if s.offset is not None:
-            with np.errstate(over="ignore", invalid="ignore"):  # of a length near 0: `fits` tells
+            with np.errstate(over="ignore", invalid="ignore"):  # a length near 0 may overflow: `fits` checks
                 piece = s.offset * np.float32(share)
                 extra = piece if extra is None else extra + piece
     if extra is None:

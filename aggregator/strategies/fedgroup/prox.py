@@ -1,6 +1,6 @@
 """FedGrouProx: fedgroup Alg. 2 with FedProx inside the groups (line 14).
 
-The aggregator does what FedGroup does; the proximal term of Eq. 3 is ``prox_mu`` of the run's local training, which
+The aggregator works as in FedGroup; the proximal term of Eq. 3 is ``prox_mu`` of the run's local training, which
 must be above 0.
 """
 

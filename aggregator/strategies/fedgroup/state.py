@@ -1,9 +1,9 @@
-"""FedGroup's settings and state, how the store keeps it, and what outlives a mask epoch.
+"""FedGroup's settings and state, and its change to a new mask epoch.
 
-At a rollover each group gets an origin of its own, and so do w_0, where newcomers pre-train, and the auxiliary global
-model. Later the auxiliary model is still the mean of the groups': their new origins' mean is the origin that it was
-folded into, so it lacks but the mean of their offsets since then. Inter-group aggregation needs whole models that share
-an origin and ends there. Directions are masked anew; unless all of them are, newcomers take the group of least loss.
+At a rollover each group gets an origin of its own, and so do w_0, from which newcomers pre-train, and the auxiliary global
+model. The auxiliary model stays the mean of the groups' models: its origin is the mean of the groups' new origins, and its
+offset is the mean of their offsets since then. Inter-group aggregation needs models that share an origin, so it ends.
+Directions are masked under the new key; unless all of them are, newcomers take the group of least loss.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class FedGroupSettings(StrategySettings):
         groups: m.
         alpha: the group cold start takes alpha * m devices, or all where there are fewer.
         measure: ``edc`` (Eq. 8) or ``madc`` (Eq. 7).
-        start: where the groups' models start: at the ``mean`` of their devices' pre-trained models (Alg. 3, line 16),
-            or at the ``origin`` (Alg. 2, line 2).
+        start: first model of a group: the ``mean`` of its devices' pre-trained models (Alg. 3, line 16), or the
+            ``origin`` (Alg. 2, line 2).
         rcc: ablation: the groups' directions are those of m cold devices drawn at random, no clustering.
         rac: ablation: devices that were not in the cold start come to a group at random.
         eta_g: inter-group learning rate (Alg. 2, line 18); 0 is off. Devices then report the length of their models.
@@ -75,15 +75,15 @@ class FedGroupState:
     """The groups, once the cold start has made them.
 
     Attributes:
-        slots: the groups' models; directions: their Delta w_0, (d,) float32, which newcomers are compared with, none
-            where a rollover has lost them; behind: devices whose updates are averaged in each.
+        slots: the groups' models; directions: their Delta w_0, (d,) float32, with which newcomers are compared, none
+            after a rollover that lost them; behind: number of devices whose updates are averaged in each.
         origin: w_0; common: the model from which the auxiliary one is as far as the groups' are on average from theirs.
         apart: a rollover has given each group an origin of its own, so that there is no inter-group aggregation.
         since: round of the group cold start, 0 before.
-        assignment: group of every device that has one.
+        clusters: group of every device that has one.
         cohort: devices drawn for the round that waits for its newcomers' cold start; empty where none waits.
         lengths: with eta_g, the last known l2 norm of each group's model; 0 where unknown.
-        news: what the next round's outcome tells of a rollover.
+        news: events of a rollover, for the next round's outcome.
     """
 
     slots: tuple[ClusterModel, ...] = ()
@@ -138,7 +138,7 @@ def renewed(state: FedGroupState, renewal: Renewal, groups: int, *, directions: 
 
     Args:
         state: as `inherited` took it.
-        renewal: what has come through.
+        renewal: the result of the rollover.
         groups: m.
         directions: as in `inherited`.
         adds: whether inter-group aggregation was asked for.

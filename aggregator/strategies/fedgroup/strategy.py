@@ -5,14 +5,14 @@ recipe; their updates are clustered by EDC (Eq. 8) or MADC (Eq. 7), and each gro
 its devices' updates. Line 16 calls that mean the group's model and leaves w_0 out; a model is origin + mean here
 (``start = mean``), or the origin, as Alg. 2 has it (``start = origin``). RCC draws the directions instead.
 
-Training (Alg. 2): a cohort is drawn. Those in it that no group knows pre-train from the origin in a round of their own
+Training (Alg. 2): a cohort is drawn. Devices in it that belong to no group pre-train from the origin in a round of their own
 and join the group whose direction has the highest cosine (Eq. 9, for EDC as for MADC); RAC sends them to one at random
-instead. Then the whole cohort trains, each device its group's model, and every group is FedAvg by itself (lines 5 to 7);
-an empty one keeps its model (line 12). Inter-group aggregation (lines 16 to 19, intergroup.py) is off unless ``eta_g`` is
-set. The auxiliary global model is the mean of the groups'; a device that never met a group ends with it.
+instead. Then the whole cohort trains, each device its group's model, and every group runs FedAvg by itself (lines 5 to 7);
+the model of an empty group does not change (line 12). Inter-group aggregation (lines 16 to 19, intergroup.py) is off unless
+``eta_g`` is set. The auxiliary global model is the mean of the groups'; a device that never joined a group ends with it.
 
-Where a rollover has lost the directions (state.py), newcomers don't pre-train: they score the groups' models,
-train the best with the rest of the cohort, and join the group that they chose.
+After a rollover that lost the directions (state.py), newcomers don't pre-train: they score the groups' models, train the
+best with the rest of the cohort, and join the group that they chose.
 """
 
 from __future__ import annotations

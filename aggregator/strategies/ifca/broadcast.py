@@ -1,4 +1,4 @@
-"""IFCA's saving of communication: who is sent all k models, and who only his own (ifca extended, section 4.3).
+"""IFCA's saving of communication: devices get all k models, or only their own (ifca extended, section 4.3).
 
 Once no device has changed its identity in ``stable_rounds`` full broadcasts, devices are sent the model of their own
 cluster only. Every ``probe_every``-th round is a full broadcast again; a device that then chooses another cluster, or
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """What is known of the identities' stability.
+    """Stability of the devices' cluster identities.
 
     Attributes:
-        stable: full broadcasts in a row without a change; a round in which nobody chose again does not count.
+        stable: full broadcasts in a row without a change; a round in which no device chose again does not count.
         quiet: rounds since the last full broadcast.
         confirmed: devices that have chosen among all models since the last change.
     """
@@ -36,12 +36,12 @@ class Broadcast:
         return 0 < stable_rounds <= self.stable
 
     def observed(self, chosen: Mapping[str, int], before: Mapping[str, int], *, full: bool) -> Broadcast:
-        """Return what is known after a round.
+        """Return the state after a round.
 
         Args:
             chosen: cluster by device, of those that chose among all models in this round.
             before: each device's cluster as of the round before.
-            full: whether all that were ordered were sent all models.
+            full: whether every assignment named all models.
         """
         again = {device: before[device] for device in chosen if device in before}
         if any(chosen[device] != cluster for device, cluster in again.items()):

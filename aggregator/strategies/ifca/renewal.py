@@ -1,12 +1,12 @@
-"""What IFCA takes into the next mask epoch.
+"""IFCA's change to a new mask epoch.
 
-Model ids are origin numbers, and after a rollover they are again: once one start is kept, its k models become origins 0
-to k - 1. While restarts are under way every start lives on, so that each keeps its numbers: the current one, the best
-finished one, and the others, which are at their origins (again, where they have lost).
+Model ids are origin numbers before and after a rollover: once one start is chosen, its k models become origins 0 to k - 1.
+During restarts the models of every start are folded, so that their numbers stay: the current start, the best finished one,
+and the others, which are at their origins (the finished ones that lost are reset to them).
 
-With weight sharing a rollover folds one shared segment into all models, so that no two starts can go through it. Where
-one comes before the restarts are over they end with it: the best finished start is kept, or if there is none the one
-under way. The owner can plan epochs so that only a revocation does this (`checked_settings`).
+With weight sharing a rollover folds one shared segment into all models, so only one start can continue. A rollover during
+restarts therefore ends them: the best finished start is chosen, or the current one if none is finished. The owner can plan
+epochs so that only a revocation causes this (`checked_settings`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def inherited(state: IfcaState, starts: int) -> Inherited:
 
     Args:
         state: between rounds.
-        starts: how many models all starts have together.
+        starts: number of models of all starts together.
     """
     state = _one_start(state)
     models = {s.origin: s for s in (*state.best, *state.slots)}
@@ -33,7 +33,7 @@ def inherited(state: IfcaState, starts: int) -> Inherited:
 
 
 def renewed(state: IfcaState, renewal: Renewal) -> IfcaState:
-    """Return the state in the next mask epoch; identities, and what is known of their stability, stay."""
+    """Return the state in the next mask epoch; cluster identities and the state of the broadcast stay."""
     kept = _one_start(state)
     slots = tuple(fresh_slot(renewal, s.origin) for s in kept.slots)
     news = state.news
@@ -61,7 +61,7 @@ def retain(state: IfcaState, active: frozenset[str]) -> IfcaState:
 
 
 def _one_start(state: IfcaState) -> IfcaState:
-    """Return the state with one start only where weight sharing is on: the best finished one, else the one under way."""
+    """Return the state with one start if weight sharing is on: the best finished one, else the current one."""
     if state.settled or state.shared is None:
         return state
     if state.best:

@@ -20,8 +20,8 @@ class IfcaSettings(StrategySettings):
     Attributes:
         k: clusters.
         option: ``model`` (II) or ``gradient`` (I: one full-batch step a round, of size ``lr * lr_decay^(round - 1)``).
-        normalise: who a sum of updates is divided among: ``machines`` (all m), ``participants`` of the round,
-            ``cluster`` (those who chose it), ``samples`` (weighted by n_i among those who chose it); ``auto`` is the
+        normalise: divisor of a sum of updates: the number of ``machines`` (all m), of ``participants`` of the round or of
+            devices of the ``cluster``; or ``samples`` (weighted by n_i within the cluster); ``auto`` is the
             paper's: machines for I, cluster for II.
         restarts: random starts; restart_rounds: rounds each is given.
         stable_rounds: rounds without a changed identity after which devices are sent their own model only; 0 is never.
@@ -50,7 +50,7 @@ class IfcaSettings(StrategySettings):
 
     @property
     def discarded_rounds(self) -> int:
-        """Those of all starts but the one that is kept."""
+        """The rounds of all starts but the one that is chosen."""
         return (self.restarts - 1) * self.restart_rounds
 
 
@@ -65,8 +65,8 @@ class IfcaState:
             if no device reported one.
         settled: whether it was chosen for good.
         choice: each device's last chosen cluster.
-        broadcast: what is known of the identities' stability.
-        news: what the next round's outcome tells of a rollover.
+        broadcast: stability of the devices' cluster identities.
+        news: events of a rollover, for the next round's outcome.
     """
 
     devices: tuple[str, ...]
@@ -86,7 +86,7 @@ class IfcaState:
     gathered: Gathered = field(default_factory=dict)
 
     def settle(self) -> IfcaState:
-        """Return the state in which the best finished start is the one that goes on."""
+        """Return the state in which the run continues with the best finished start."""
         return dataclasses.replace(
             self,
             slots=self.best,

@@ -1,10 +1,10 @@
 """IFCA, the iterative federated clustering algorithm: Ghosh et al., Alg. 1 (conference) and Alg. 2 (extended).
 
 Each device scores the k models on its own data, takes the one of least loss and trains it (extended, lines 6 to 11); the
-server averages among those who chose the same (option I: gradients over all m machines, line 14; option II: models, line
-15). With a ``shared`` segment these coordinates are averaged over all participants and only the others are clustered
-(section 4.3). Several random starts are run for a few rounds each and the one of least training loss is kept, as section 6
-does for its synthetic data: starts that freeze with a merged or an empty cluster show a loss well above the others.
+server averages the updates of devices that chose the same (option I: gradients over all m machines, line 14; option II:
+models, line 15). With a ``shared`` segment these coordinates are averaged over all participants and only the others are
+clustered (section 4.3). Several random starts are run for a few rounds each and the one of least training loss is chosen, as
+section 6 does for its synthetic data: starts that end with a merged or an empty cluster show a loss well above the others.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Ifca:
         return tuple(range(first, first + self.settings.k))
 
     def plan(self, state: IfcaState, round_: int, available: tuple[str, ...]) -> tuple[IfcaState, RoundPlan]:
-        """Whoever is drawn scores all k models, or is sent his own where identities are stable, and trains the best.
+        """Return the plan in which drawn devices score all k models, or get only their own if identities are stable.
 
         Model ids are origin numbers.
         """
@@ -120,7 +120,7 @@ class Ifca:
         return dataclasses.replace(state, gathered=gather(state.gathered, contribution, self.run))
 
     def close(self, state: IfcaState, plan: RoundPlan) -> tuple[IfcaState, Outcome]:
-        """Average within each cluster (an empty one keeps its model), then end a start that has had its rounds."""
+        """Average within each cluster (an empty one does not change), then end a start after its last round."""
         given = in_order(state.gathered.values())
         first = state.slots[0].origin
         news = state.news
@@ -140,7 +140,7 @@ class Ifca:
         )
         if not state.settled and state.started >= self.settings.restart_rounds:
             state, events = self._end_start(state, given, plan.round)
-        told = state.choice if state.settled else choice  # a start that has just ended leaves no choices behind
+        told = state.choice if state.settled else choice  # a start that has just ended has no choices any more
         return state, Outcome({d: told.get(d, 0) for d in state.devices}, (*news, *events), capped)
 
     def _averaged(
@@ -187,7 +187,7 @@ class Ifca:
     def _observed(
         self, state: IfcaState, plan: RoundPlan, choice: Mapping[str, int]
     ) -> tuple[Broadcast, tuple[Event, ...]]:
-        """Return what the round's choices say of the identities' stability, and whether the broadcast changes."""
+        """Return the broadcast's state after the round's choices, and an event if it is narrowed or widened."""
         s, before = self.settings, state.broadcast
         if not (state.settled and s.stable_rounds):
             return before, ()
@@ -248,5 +248,5 @@ class Ifca:
 
 
 def _scaled(mean: Float32Vector, count: int, among: int | None) -> Float32Vector:
-    """Return the sum behind a mean of ``count`` updates divided by ``among``, or the mean itself for None."""
+    """Return the sum of ``count`` updates, from their mean, divided by ``among``; the mean itself for None."""
     return mean if among in (None, count) else mean * np.float32(count / among)
