@@ -1,7 +1,7 @@
 """The aggregator daemon: one loop that passes the broker's messages to the service of the current run, run after run.
 
 - Runs are served in the order of their numbers. A run that can't be served because of its file or directory is skipped.
-- A run that waits for a newer roster or newer keys blocks the later ones, since devices accept rising run numbers only.
+- A run that waits for a newer roster or newer keys blocks the later ones, since devices take part in runs of rising numbers only.
 - After the last run the service of the newest finished run stays open, so that late reminders are still answered.
 
 Apart from their own I/O, the threads of the transport and the fsync worker only put items into the `Inbox`.

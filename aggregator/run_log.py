@@ -31,7 +31,9 @@ MOST_PAUSE_S: Final = 60.0
 SMALL_ROUNDS: Final = 3
 """Number of consecutive rounds with a too small cluster after which a warning is logged."""
 
-CAPPED_HINT: Final = "check what these devices report; shoal-fleet run --weight-cap N allows more, 0 any weight"
+CAPPED_HINT: Final = (
+    "check the sample counts that these devices report; shoal-fleet run --weight-cap N sets the limit, 0 removes it"
+)
 REFUSED_NORM_HINT: Final = (
     "check these devices and their data (scale, labels; far more samples than the others mean more steps and a longer "
     "update: --local epochs=0 --local steps=N gives all the same); shoal-fleet revoke excludes one, and a smaller learning "
@@ -86,7 +88,7 @@ class Shortage:
         absent = [d for d in self.missing if d not in self.unable]
         ways = []
         if self.unable:
-            ways.append(f"read the reason in the log of {_shown(list(self.unable))}, and sign a run without it")
+            ways.append(f"read the reason in the log of {_shown(list(self.unable))}, and sign a run that avoids it")
         if absent:
             ways.append(f"start {_shown(absent)} again")
         them = "it" if len(self.missing) == 1 else "them"

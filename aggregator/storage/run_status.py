@@ -73,7 +73,7 @@ def keep_waiting(directory: Path, line: str, figures: dict[str, Any] | None = No
         else:
             path.unlink(missing_ok=True)
     except (ConfigError, OSError) as error:
-        LOG.warning("status can't tell what the run waits for", extra={"kv": {"reason": error}})
+        LOG.warning("the waiting line for status can't be written", extra={"kv": {"reason": error}})
 
 
 def forget_waiting(root: Path) -> None:

@@ -370,7 +370,7 @@ class Store:
     def fail(self, round_: int, phases: Iterable[int], state: Encoded, metadata: ResumeMetadata) -> None:
         """Delete the uploads of a round's failed phases and store the state with no round open, in one transaction.
 
-        After a crash between the two, the failed step could be announced again as a different one.
+        With two transactions, a crash in between could let the failed step be announced again as a different one.
         """
         head = self._write_vectors(self._vectors, (), state, dataclasses.replace(metadata, open=False))
         with self._db:

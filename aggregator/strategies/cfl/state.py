@@ -157,4 +157,4 @@ class CflState:
 
 
 Step = tuple[CflState, tuple[Event, ...]]
-"""A state and what happened on the way to it."""
+"""A new state and the events of the transition to it."""

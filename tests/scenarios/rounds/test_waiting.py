@@ -86,7 +86,7 @@ def test_what_cannot_be_written_is_no_reason_to_end(fleet, tap, caplog):
     hold = tap.lose(client=fleet.client_id("dev-02"), ending="/up")
     fleet.run_until(lambda: fleet.now_s > 5, 10)
     assert "Is a directory" in waiting(fleet)
-    assert {r.getMessage() for r in caplog.records} >= {"status can't tell what the run waits for"}
+    assert {r.getMessage() for r in caplog.records} >= {"the waiting line for status can't be written"}
     tap.forgive(hold)
     fleet.run(100)
 

@@ -165,6 +165,6 @@ def test_a_device_that_is_there_but_can_not_take_part_is_not_to_be_started_again
     state, _ = engine.handle(state, DeadlinePassed(1))
     assert shortage(state).unable == ("dev-3",)
     assert shortage(state).hint.startswith(
-        "read the reason in the log of dev-3, and sign a run without it; start dev-4, dev-5 again, or take them "
+        "read the reason in the log of dev-3, and sign a run that avoids it; start dev-4, dev-5 again, or take them "
         "out of the fleet: shoal-fleet revoke FLEET_DIR NAME"
     )
