@@ -1,7 +1,7 @@
-"""What a device says instead of an upload: that none will come, so that nobody waits for it, and in one word why.
+"""Declining a round: a short message with the kind of reason, so that the aggregator does not wait for an upload.
 
-The word is all that leaves the device. What exactly does not fit stands in its own log: an error's text may name files and
-values.
+Only the kind of reason leaves the device. The error itself is written to the device's own log, since its text may name files
+and values.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Follower(Protocol):
-    """Opens run packages, as `edge_client.run.following.RunFollower` does."""
+    """Opens run packages; `edge_client.run.following.RunFollower` implements it."""
 
     newest: bytes
 
 
 def decline_reason(error: ShoalError) -> DeclineReason:
-    """Return the word for an error."""
+    """Map an error to the kind of reason that a decline carries."""
     match error:
         case StorageError():
             return DeclineReason.DISK
@@ -43,7 +43,7 @@ def decline_reason(error: ShoalError) -> DeclineReason:
 
 
 class Decliner:
-    """Tells the aggregator that a device can't do its part, once for each time that it is asked."""
+    """Sends one decline for each announcement of a round that the device can't take part in."""
 
     def __init__(self, membership: DeviceMembership, notes: ControlMessages) -> None:
         self._membership = membership
@@ -53,7 +53,10 @@ class Decliner:
 
     @contextmanager
     def unless_followed(self, following: Follower, announced: Callable[[], None]) -> Iterator[None]:
-        """Note why the run that ``following`` opens in the body can't be followed, if so, and look at what was ``announced``."""
+        """Record the error if the body can't follow the run that ``following`` opens, and re-raise it.
+
+        For a run that had not failed before, call ``announced`` first, which declines a round that is already announced.
+        """
         try:
             yield
         except ShoalError as error:
@@ -65,26 +68,26 @@ class Decliner:
             raise
 
     def followed(self) -> None:
-        """Forget what stood in the way: a run is followed."""
+        """Clear the recorded errors: the device follows a run."""
         self._refused = self._last = None
 
     def unfollowed(self, announcement: Announcement) -> None:
-        """Take an announcement of a run that is not followed: decline it if that is because the run can't be."""
+        """Decline an announcement of a run that the device could not follow; do nothing for any other run."""
         if self._refused is not None and self._refused[0] == announcement.run_id:
             self.decline(announcement, self._refused[1])
 
     def refused(self, announcement: Announcement, error: ShoalError, mark: ReplayWatermark) -> None:
-        """Take an announcement that was refused: decline it, unless it is an old one, beyond which the device's ``mark`` is."""
+        """Decline an announcement that the policy refused, unless it is not newer than the device's watermark ``mark``."""
         if announcement.place > mark.place:
             self.decline(announcement, error)
 
     def again(self, announcement: Announcement) -> None:
-        """Take an announcement of the run: decline it again if it was declined, for an aggregator that was started again."""
+        """Decline an announcement again if it was declined before: the aggregator may have restarted."""
         if self._last is not None and self._last[0] == announcement.nonce:
             self.decline(announcement, self._last[1])
 
     def decline(self, announcement: Announcement, error: ShoalError) -> None:
-        """Say that no upload will come for an announcement, unless none was asked for."""
+        """Send a decline for an announcement, if it has an assignment for this device."""
         if announcement.order_for(self._membership.index) is None:
             return
         self._last = announcement.nonce, error

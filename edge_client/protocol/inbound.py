@@ -1,4 +1,4 @@
-"""The transfers that a device accepts: on which topics and of which size."""
+"""Size limits for the transfers that a device accepts, by topic."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from shoal.protocol.topics import ParsedTopic
 
 UNSUBSCRIBED: Final[Mapping[ChunkKind, int]] = {}
-"""For a topic that the device has unsubscribed from. The broker may still send what it had queued."""
+"""The limits of a topic that the device has unsubscribed from. The broker may still send messages that it had queued."""
 
 
 class Inbound:
     """Checks each chunk's topic before the chunk takes any memory.
 
-    A device that does not know the run yet can't tell how large the run package is. It fetches one of up to
-    `limits.FIRST_PACKAGE_BYTES`; a larger one, or a larger mask epoch, is fetched once the aggregator's signed announcement
-    has given its size.
+    A device that does not know the run yet does not know the size of the run package either. It accepts one of up to
+    `limits.FIRST_PACKAGE_BYTES`, and a larger one, or a larger mask epoch, once the aggregator's signed announcement has
+    given its size.
 
     Args:
         membership: keys and fleet.
-        models: knows the labels of the models that the device follows.
-        rosters: knows the roster that the device asked for.
+        models: the model subscriptions.
+        rosters: the roster that the device has requested, if any.
     """
 
     def __init__(self, membership: DeviceMembership, models: ModelFeed, rosters: RosterSync) -> None:
@@ -46,7 +46,7 @@ class Inbound:
         self._package_bytes = self._epoch_bytes = 0
 
     def begin(self, run: Run) -> None:
-        """Compute the limits of ``run`` from now on."""
+        """Use the limits of ``run`` from now on."""
         self._run = run
         self._task_bytes = len(run.bundle.to_bytes())
 
@@ -68,14 +68,14 @@ class Inbound:
         return f"{kind.name}/{label}"
 
     def allowed(self, topic: ParsedTopic) -> Mapping[ChunkKind, int]:
-        """Return the largest transfer of each kind on a topic, in bytes; UNSUBSCRIBED where nothing is expected any more.
+        """Return the largest transfer of each kind on a topic, in bytes; UNSUBSCRIBED if none is expected any more.
 
         Raises:
             UntrustedError: the device has never subscribed to the topic.
         """
         match topic.kind:
             case TopicKind.CTL if topic.device == self._membership.name:
-                # A roster comes here only after the device was revoked while it was off.
+                # The aggregator sends a roster here only to a device that was revoked while it was offline.
                 return {**channels.CONTROL.limit(), **channels.REVOCATION.limit(sizes.roster_bytes(self._devices))}
             case TopicKind.KEYS if topic.device == self._membership.name:
                 return channels.KEYS.limit()
@@ -94,7 +94,7 @@ class Inbound:
                 return self._model(topic.label)
         raise UntrustedError(
             f"a message on {topic.kind.base}, which this device has not subscribed to",
-            hint="check the broker: it sends what nobody asked for",
+            hint="check the broker: it delivers messages that the device has not subscribed to",
         )
 
     def _model(self, label: str) -> Mapping[ChunkKind, int]:
@@ -113,10 +113,10 @@ class Inbound:
 
     @property
     def _own_epoch_bytes(self) -> int:
-        """The largest mask epoch that the run followed can have now.
+        """The largest mask epoch of the current run, in bytes.
 
-        The announcement names all models that are folded. The plan's ``max_models`` may be a thousand of them, which nobody
-        could hold.
+        It is computed from the number of announced models, all of which are folded. The plan's ``max_models`` may be a
+        thousand, too many for the memory of a device.
         """
         assert self._run is not None
         return sizes.epoch_bytes(self._run.plan, self._models, self._task_bytes, self._devices)

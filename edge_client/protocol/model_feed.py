@@ -1,4 +1,4 @@
-"""Which models a device receives: exactly those behind the topic labels that its part in the round calls for."""
+"""Subscriptions to the models of a round: exactly those that the device's assignment needs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class ModelFeed:
-    """The subscriptions to models of one device.
+    """The model subscriptions of one device.
 
     Attributes:
-        labels: topic labels of what is received.
+        labels: topic labels of the subscribed models.
     """
 
     def __init__(self, transport: Transport, topics: Topics) -> None:
@@ -26,11 +26,11 @@ class ModelFeed:
 
     @property
     def bases(self) -> tuple[str, ...]:
-        """The topics below which what is received lies."""
+        """The base topics of the subscribed models."""
         return tuple(map(self._topics.model, self.labels))
 
     def follow(self, labels: tuple[str, ...], models: ModelStore | None) -> None:
-        """Receive what is behind ``labels`` and nothing else; what came behind others is dropped from ``models``."""
+        """Subscribe to ``labels`` and unsubscribe from all others, whose models are dropped from ``models``."""
         for label in set(self.labels) - set(labels):
             self._transport.unsubscribe(self._topics.filter(TopicKind.MODEL, label))
             if models is not None:

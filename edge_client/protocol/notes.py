@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class UploadRef(NamedTuple):
-    """What a reminder says of an upload."""
+    """Reference to an upload in a reminder: transfer id, digest that its signature covers, size in bytes."""
 
     transfer: bytes
     digest: bytes
@@ -27,7 +27,7 @@ class UploadRef(NamedTuple):
 
 
 class ControlMessages:
-    """Sends them on ``topic``, sealed to the aggregator and signed by the device."""
+    """Sends declines and reminders on ``topic``, sealed to the aggregator and signed by the device."""
 
     def __init__(self, membership: DeviceMembership, transport: Transport, topic: str) -> None:
         self._membership = membership
@@ -35,13 +35,13 @@ class ControlMessages:
         self._topic = topic
 
     def decline(self, announcement: Announcement, reason: DeclineReason) -> None:
-        """Say that no upload will come for an announcement."""
+        """Send a decline for an announcement."""
         member = self._membership
         note = Decline(member.fleet, member.name, announcement.run_id, announcement.nonce, reason)
         self._send(channels.DECLINE, note, announcement.round)
 
     def remind(self, run_id: bytes, round_: int, upload: UploadRef, chunk_bytes: int, turn: int) -> None:
-        """Ask what became of an ``upload``; the other arguments are `Reminder`'s."""
+        """Send a reminder of ``upload``; the other arguments are those of `Reminder`."""
         member = self._membership
         reminder = Reminder(
             fleet=member.fleet,

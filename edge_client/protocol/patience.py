@@ -1,4 +1,4 @@
-"""How long a device waits before it reminds the aggregator of its upload."""
+"""The timer for reminders of an upload."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
 
 class RetryTimer:
-    """A timer that does not run out while something waits for the broker's acknowledgement.
+    """A timer with jitter that is held back while publishes are unacknowledged.
 
     Args:
-        transport: knows what does. A slow link is still busy with it then, and more would only add to that.
+        transport: its `pending` counts unacknowledged publishes. While there are any, a slow link is still busy, and a
+            reminder would only add to its load.
         uniform: draws from [0, 1).
     """
 
@@ -25,15 +26,15 @@ class RetryTimer:
         self._due_s: float | None = None
 
     def set(self, within_s: float, now_s: float) -> None:
-        """Run out in half to all of ``within_s`` seconds."""
+        """Expire after a random time between half of ``within_s`` seconds and all of it."""
         self._due_s = now_s + within_s * (0.5 + 0.5 * self._uniform())
 
     def clear(self) -> None:
-        """Never run out."""
+        """Stop the timer."""
         self._due_s = None
 
     def ran_out(self, now_s: float) -> bool:
-        """Return whether the time has come; once."""
+        """Return True once when the timer has expired; restart it instead while publishes are unacknowledged."""
         if self._due_s is None or now_s < self._due_s:
             return False
         self._due_s = None

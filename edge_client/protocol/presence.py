@@ -1,4 +1,4 @@
-"""A device's presence: online when it connects, offline when it leaves, or by its will when it is gone."""
+"""A device's presence: online when it connects, offline when it leaves, or through its MQTT will if the connection is lost."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from shoal.protocol.topics import Topics
 from shoal.transport.base import Transport, Will
 
 PRESENCE_AGAIN_S: Final = 4.0
-"""A device says once more that it is there, and looks once more at what it was told: a broker may lose what is retained while
-another client subscribes to it."""
+"""Longest time after a connection until a device publishes its presence once more and re-requests the announcement: a broker
+may lose a retained message while another client subscribes to it."""
 
 
 def presence(membership: DeviceMembership, birth: int, *, online: bool) -> Will:
     """Return topic and payload of the device's presence.
 
     Args:
-        membership: who it is.
-        birth: grows with every start of the device; a will of an earlier life is ignored by it.
-        online: which of the two forms.
+        membership: the device's keys and fleet.
+        birth: incarnation, which grows with every start of the device; it lets receivers ignore the will of an earlier one.
+        online: whether the device is online or offline.
     """
     message = encode(Presence(membership.fleet, membership.name, birth, online))
     head = PRESENCE.head(membership.fleet, membership.name)
@@ -37,12 +37,12 @@ def presence(membership: DeviceMembership, birth: int, *, online: bool) -> Will:
 
 
 class Attendance:
-    """Says on a transport that a device is there, under the broadcast key in use, and goodbye."""
+    """Publishes a device's presence, sealed under the broadcast key in use."""
 
     def __init__(
         self, membership: DeviceMembership, transport: Transport, birth: int, uniform: Callable[[], float]
     ) -> None:
-        """Take who it is, where it says so, the ``birth`` of this life, and a draw from [0, 1) for jitter."""
+        """Create it for one device; ``birth`` is its incarnation, and ``uniform`` draws from [0, 1) for jitter."""
         self._membership = membership
         self._transport = transport
         self._birth = birth
@@ -52,21 +52,21 @@ class Attendance:
 
     @property
     def stale(self) -> bool:
-        """Whether another broadcast key is in use than what was said last is sealed under."""
+        """Whether the broadcast key has changed since the presence was last published."""
         return self._membership.group != self._told
 
     def announce(self) -> None:
-        """Say that the device is there."""
+        """Publish the presence: online."""
         self._told = self._membership.group
         self._transport.publish(*presence(self._membership, self._birth, online=True), retain=True)
 
     def connected(self, now_s: float) -> None:
-        """Say so now, and once more in a while."""
+        """Publish the presence now, and once more after half to all of PRESENCE_AGAIN_S seconds."""
         self.announce()
         self._repeat_s = now_s + PRESENCE_AGAIN_S * (0.5 + 0.5 * self._uniform())
 
     def tick(self, now_s: float) -> bool:
-        """Say it once more where that is due; return whether it was."""
+        """Repeat the presence if that is due; return whether it was."""
         if self._repeat_s is None or now_s < self._repeat_s:
             return False
         self._repeat_s = None
@@ -74,6 +74,6 @@ class Attendance:
         return True
 
     def leave(self) -> None:
-        """Say goodbye, if anybody can still be told."""
-        with suppress(WireError):  # closed by whoever took our name over, or too much waits
+        """Publish the presence: offline, if the transport still takes it."""
+        with suppress(WireError):  # another client has taken our name over, or the send queue is full
             self._transport.publish(*presence(self._membership, self._birth, online=False), retain=True)

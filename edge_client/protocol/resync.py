@@ -1,4 +1,4 @@
-"""Asking the broker again for what it retains, and never for what may still be on its way."""
+"""Re-subscribe to retained topics whose messages were lost, without re-requesting any still in flight."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ if TYPE_CHECKING:
     from shoal.transport.base import Transport
 
 LOOK_S: Final = 5.0
-"""A device that waits for something and has heard nothing for this long looks whether it was lost; then twice as long."""
+"""A device that waits for messages and has received none for this long re-requests the announcement; then after twice as long."""
 LOOK_CAP_S: Final = 60.0
 LOOK_LATEST_S: Final = 120.0
-"""Whatever it hears, it looks as often as this: what it hears may be anybody's."""
+"""Longest pause between two requests, even if messages arrive: they may not be the missing ones."""
 LOOKS: Final = 4
-"""After so many without hearing anything the announcement may be lost as well: everything is asked for."""
+"""After this many requests without any message the announcement may be lost as well, so all missing topics are re-requested."""
 
 
 class Resync:
-    """Looks for what a device misses.
+    """Detects lost messages and re-requests them.
 
-    A broker sends in order. So the device first asks for the announcement again, which is short: what has not come before
-    it is lost, however slow the link, and is asked for then.
+    A broker sends in order. So the device first re-requests the announcement, which is short. When that arrives, messages
+    that are still missing are lost, even on a slow link, and the device re-requests them.
 
     Args:
-        transport: subscribes.
-        announcement: base of the topics of announcements.
+        transport: the device's subscriptions.
+        announcement: base topic of announcements.
     """
 
     def __init__(self, transport: Transport, announcement: str) -> None:
@@ -39,21 +39,21 @@ class Resync:
         self._nonce = b""
 
     def look(self, *bases: str) -> None:
-        """Have the broker send once more what it retains below these topics."""
+        """Have the broker send the retained messages below these topics again."""
         for base in bases:
             resubscribe(self._transport, f"{base}/#")
 
     def ask(self) -> None:
-        """Ask for the announcement, and for what is missing then."""
+        """Re-request the announcement; when it arrives, `found` re-requests the missing messages."""
         self._asked = True
         self.look(self._announcement)
 
     def heard(self, now_s: float) -> None:
-        """Take note that something arrived."""
+        """Record that a message arrived at ``now_s``."""
         self._heard_s, self._silent = now_s, 0
 
     def tick(self, now_s: float, missing: tuple[str, ...]) -> None:
-        """Look after what lies below the ``missing`` topics if nothing was heard for long enough."""
+        """Re-request the announcement if messages are ``missing`` and none has arrived for long enough."""
         if missing != self._missing:
             self._missing, self._looked_s, self._looks, self._silent = missing, now_s, 0, 0
         silence_s = now_s - max(self._heard_s, self._looked_s)
@@ -65,9 +65,9 @@ class Resync:
             self._looked_s, self._looks, self._silent = now_s, self._looks + 1, self._silent + 1
 
     def found(self, nonce: bytes, missing: tuple[str, ...]) -> bool:
-        """Take an announcement's nonce; return whether it is the one before, which we asked for.
+        """Take an announcement's nonce; return whether it repeats the last one because we re-requested it.
 
-        Then what is ``missing`` still is asked for.
+        In that case re-request the topics that are still ``missing``.
         """
         asked = self._asked and nonce == self._nonce
         if asked:

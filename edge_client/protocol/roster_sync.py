@@ -1,4 +1,4 @@
-"""How a device's roster stays the newest: change by change, and as a whole where it has missed one."""
+"""Roster updates on a device: change by change, or as a whole roster if it has missed a change."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("shoal.edge")
 WHOLE_AGAIN_S: Final = 60.0
-"""A device that has waited this long for the whole roster subscribes anew, and each time waits twice as long: it is large."""
+"""A device that has waited this long for the whole roster requests it again; the wait doubles each time, since it is large."""
 MOST_TRIES: Final = 5
-"""So often it asks, half an hour in all. What comes to nothing is then forgotten, and the next change counts."""
+"""Requests for one whole roster, half an hour in all. Then the device gives up until the next change."""
 
 HEARD_LAPSED: Final = (TopicKind.ROSTER, TopicKind.ROSTER_CHANGE, TopicKind.KEYS, TopicKind.CTL)
-"""All that a device listens to whose roster has expired. Keys are the owner's own, and may be what opens a newer roster; of
-its own topic only a roster that was sent to it alone."""
+"""The only topics that a device reads while its roster has expired. Keys are signed by the owner, and may be needed to open a
+newer roster. On the device's own topic it reads only a roster that was sealed to it alone."""
 
 
 class RosterSync:
@@ -34,8 +34,8 @@ class RosterSync:
 
     Attributes:
         revoked: a roster that the owner signed does not list this device any more.
-        lapsed: our roster has expired, as `look` found it: until a newer one comes, nothing else is believed.
-        wanted_devices: how many devices the whole roster that was asked for lists; None where none was.
+        lapsed: our roster had expired at the last `look`; until a newer one arrives, other messages are ignored.
+        wanted_devices: number of devices in the whole roster that was requested; None if none was.
     """
 
     def __init__(self, membership: DeviceMembership, transport: Transport, topics: Topics) -> None:
@@ -50,12 +50,12 @@ class RosterSync:
         self._tries = 0
 
     def start(self) -> None:
-        """Follow the changes; an earlier life's session may still hold a subscription to whole rosters."""
+        """Subscribe to changes only; the broker session may still hold a subscription to whole rosters from before a restart."""
         self._transport.unsubscribe(self._whole)
         self._transport.subscribe(self._changes)
 
     def look(self) -> bool:
-        """Look whether our roster holds, and say so where that has changed; return whether it has."""
+        """Check whether our roster has expired; log a change of that, and return whether it changed."""
         member = self._membership
         if member.expired == self.lapsed:
             return False
@@ -66,17 +66,17 @@ class RosterSync:
                 "the roster has expired: waiting for a newer one", extra={"kv": {**facts, "hint": EXPIRED_HINT}}
             )
         else:
-            LOG.info("the roster holds", extra={"kv": facts})
+            LOG.info("the roster is valid again", extra={"kv": facts})
         return True
 
     def look_again(self) -> None:
-        """Have the newest change sent once more: it may have come before it could be read."""
+        """Re-request the newest change, and a requested whole roster: they may have arrived before they could be opened."""
         resubscribe(self._transport, self._changes)
         if self._wanted:
             resubscribe(self._transport, self._whole)
 
     def on_change(self, change: RosterChange, now_s: float) -> None:
-        """Take up a change; where it does not follow our roster, or does not give one that the owner signed, ask for it all."""
+        """Apply a change; request the whole roster if it does not follow ours or the result is not signed by the owner."""
         held = self._membership.roster.sequence
         if change.sequence == held and change.signature != self._membership.roster_bytes[:SIGNATURE_BYTES]:
             self._suspect_fork(change, now_s)
@@ -92,18 +92,18 @@ class RosterSync:
             self._want(change, now_s)
 
     def _suspect_fork(self, change: RosterChange, now_s: float) -> None:
-        """Ask for the whole of a roster that has our sequence and another signature; if the owner signed it, `_take` says so."""
+        """Request the whole of a roster with our sequence but another signature; `_take` reports it if the owner signed it."""
         if not self._wanted:
             self._want(change, now_s)
 
     def _want(self, change: RosterChange, now_s: float) -> None:
-        """Ask for the whole roster of a change; without its number of devices no chunk of it would be accepted."""
+        """Request the whole roster of a change; its number of devices sets the size limit for the chunks."""
         self._wanted, self._tries = change.sequence, 0
         self.wanted_devices = max(change.devices, self.wanted_devices or 0)
         self._ask(now_s)
 
     def on_whole(self, signed: bytes) -> None:
-        """Take up a whole roster, and ask for no more of them once the newest that we have heard of is there.
+        """Adopt a whole roster; unsubscribe from whole rosters once we have the newest one that a change announced.
 
         Raises:
             UntrustedError: not the owner's, rolled back, or expired.
@@ -120,7 +120,7 @@ class RosterSync:
             if member.is_new_fork(signed):
                 LOG.error("two rosters of one sequence", extra={"kv": {"reason": error, "hint": error.hint}})
             raise
-        finally:  # one that is refused may come behind a newer one that was carried here by hand
+        finally:  # also after a refusal: `adopt` may have read a newer roster that was copied here by hand
             if member.roster.sequence >= self._wanted:
                 self._want_no_more()
             self.revoked = not member.listed
@@ -137,11 +137,11 @@ class RosterSync:
         resubscribe(self._transport, self._whole)
 
     def tick(self, now_s: float) -> None:
-        """Ask once more for a whole roster that does not come, or stop asking."""
+        """Request a whole roster again if it has not arrived in time, or give up."""
         if not self._wanted or now_s - self._asked_s <= WHOLE_AGAIN_S * 2 ** (self._tries - 1):
             return
         if self._tries < MOST_TRIES:
             self._ask(now_s)
         else:
-            LOG.warning("the whole roster does not come", extra={"kv": {"sequence": self._wanted}})
+            LOG.warning("the whole roster did not arrive: giving up", extra={"kv": {"sequence": self._wanted}})
             self._want_no_more()

@@ -1,7 +1,7 @@
-"""The device's rules, free of I/O: what to do about an announcement, a model, a finished piece of work, an answer.
+"""The device's state machine for a round: it reacts to announcements, models, finished jobs and answers, without I/O.
 
-`step` is a pure transition ``(state, event) -> (state, actions)``: no clock, socket or disk, no random source.
-Everything that reaches it has been opened and verified; the runtime carries the actions out.
+`step` is a pure transition ``(state, event) -> (state, actions)``: it uses no clock, socket, disk or random source. All events
+have been decrypted and verified before; the runtime carries out the actions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shoal.protocol.messages import NO_TRANSFER, Action, Announcement, Assignmen
 
 
 class Stage(Enum):
-    """What the device is doing."""
+    """The device's stage in a round."""
 
     IDLE = "idle"
     FETCHING = "fetching models"
@@ -29,19 +29,19 @@ class Stage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """Where the device stands.
+    """The device's state.
 
     Attributes:
-        index: its place in the roster.
-        mark: what it has accepted so far.
-        plan: the run that it follows, as it stands in this mask epoch; since: the round after which the epoch began.
-        generation: roster sequence of the secrets that the epoch is made with.
-        announcement, order: the round that it is in, and its part.
-        models: topic label -> transfer id of the models at hand.
-        transfer: id of its sealed upload; sent: of which round; attempt: reminders so far.
-        answered: nobody is reminded of that upload any more, also after a restart: it was a final round's, and was answered.
-        done: the upload of the announced round was answered; refused: it was refused, and is offered again if the same
-            round is announced again: an aggregator that has taken the run up again may want it.
+        index: the device's index in the roster.
+        mark: the replay watermark.
+        plan: the plan of the run that the device follows, for this mask epoch; since: the round after which the epoch began.
+        generation: key version of the epoch.
+        announcement, assignment: the current round, and the device's part in it.
+        models: topic label -> transfer id of the models received.
+        transfer: id of the sealed upload; sent: (run, round, nonce) of its round; attempt: reminders so far.
+        answered: the upload was a final round's and was answered, so that no reminder follows, even after a restart.
+        done: the upload of the announced round was answered; refused: it was refused, and a reminder is sent if the same
+            round is announced again, since an aggregator that has resumed the run may want the upload.
     """
 
     index: int
@@ -63,9 +63,9 @@ class AgentState:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A run plan of the owner's was accepted, or its next mask epoch: ``since`` and ``generation`` as in `package.Run`.
+    """A run plan was accepted, or its next mask epoch; ``since`` and ``generation`` are as in `followed_run.Run`.
 
-    ``lost``: the final model that an upload from before a restart stands for is not on the disk.
+    ``lost``: an upload of the final round was stored before a restart, but the final model is not on disk.
     """
 
     plan: RunPlan
@@ -83,7 +83,7 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class ModelArrived:
-    """A model was opened and checked."""
+    """A model was decrypted and checked."""
 
     label: str
     transfer: bytes
@@ -91,7 +91,7 @@ class ModelArrived:
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """The order of a round was carried out and its upload sealed and kept."""
+    """The job of a round has finished and its sealed upload is stored."""
 
     run: int
     round: int
@@ -101,7 +101,7 @@ class WorkDone:
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """The order of a round could not be carried out; the device sits this round out."""
+    """The job of a round failed; the device skips the round."""
 
     nonce: bytes
 
@@ -115,12 +115,12 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """The upload has gone unanswered for long enough."""
+    """The reminder timer has expired."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """The broker is back: what was in flight may be lost."""
+    """The connection to the broker is restored; messages in flight may be lost."""
 
 
 Event = Planned | Announced | ModelArrived | WorkDone | WorkFailed | Answered | TimerFired | Reconnected
@@ -128,14 +128,14 @@ Event = Planned | Announced | ModelArrived | WorkDone | WorkFailed | Answered | 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Receive exactly the models behind these topic labels."""
+    """Subscribe to the models with these topic labels, and to no others."""
 
     labels: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Carry out the order: score, choose, train, mask, seal, keep."""
+    """Start the job of the assignment: score, choose, train, mask, seal, store."""
 
     announcement: Announcement
     assignment: Assignment
@@ -143,12 +143,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class CancelWork:
-    """What is being computed is not wanted any more."""
+    """Cancel the running job; its result is no longer needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send the kept upload for the first time, or these chunks of it, which were asked for."""
+    """Send the stored upload for the first time, or those ``chunks`` of it that the aggregator asked for."""
 
     transfer: bytes
     chunks: tuple[int, ...] | None = None
@@ -156,7 +156,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Remind:
-    """Make the aggregator answer the kept upload, or ask for what it misses of it."""
+    """Send a reminder, so that the aggregator answers the stored upload or asks for the chunks that it misses."""
 
     transfer: bytes
     run_id: bytes
@@ -165,19 +165,19 @@ class Remind:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Fire once, at a random moment within this many seconds (full jitter)."""
+    """Set the reminder timer to expire once, at a random time within this many seconds."""
 
     within_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class ClearTimer:
-    """No timer any more."""
+    """Stop the reminder timer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunDone:
-    """The device's part in the run is over: its last upload was answered; a restart changes nothing in that."""
+    """The run is over for this device: its last upload was answered. This is repeated after a restart."""
 
     plan: RunPlan
 
@@ -187,10 +187,10 @@ Transition = tuple[AgentState, tuple[Do, ...]]
 
 
 def step(state: AgentState, event: Event) -> Transition:
-    """Return the state after ``event`` and what to do.
+    """Return the state after ``event`` and the actions to carry out.
 
     Raises:
-        UntrustedError: the announcement goes back in time or beyond the plan; the state stays as it was.
+        UntrustedError: the announcement is a replay, or the plan does not allow it; the state is unchanged.
     """
     match event:
         case Planned():
@@ -247,7 +247,7 @@ def _announced(state: AgentState, announcement: Announcement) -> Transition:
         check_assignment(assignment, announcement, state.plan, state.generation)
     again = mark.place == state.mark.place
     if again and (state.stage is Stage.SENDING or state.refused):
-        # The aggregator was started again, or has taken the run up again: it may not have what we sent.
+        # The aggregator restarted or resumed the run, and may have lost our upload.
         state = dataclasses.replace(
             state, announcement=announcement, mark=mark, stage=Stage.SENDING, attempt=0, done=False, refused=False
         )
@@ -266,13 +266,13 @@ def _announced(state: AgentState, announcement: Announcement) -> Transition:
         refused=False,
     )
     if assignment is None:
-        # Whoever sits out would still be sent every model that it follows.
+        # Unsubscribe: a device that sits out a round would still receive every model that it follows.
         return dataclasses.replace(state, models={}), (*stop, Follow(()))
     if state.sent == (announcement.run, announcement.round, announcement.nonce):
         if state.answered:
             assert state.plan is not None
             return dataclasses.replace(state, done=True), (*stop, RunDone(state.plan))
-        # Sealed before a restart: the aggregator may have it.
+        # The upload was stored before a restart: the aggregator may have it, so remind before sending it again.
         state = dataclasses.replace(state, stage=Stage.SENDING)
         return state, (*stop, _remind(state), _timer(state))
     needed = tuple(sorted(ref.label for ref in needed_models(announcement, assignment)))
@@ -282,9 +282,9 @@ def _announced(state: AgentState, announcement: Announcement) -> Transition:
 
 
 def needed_models(announcement: Announcement, assignment: Assignment) -> tuple[ModelRef, ...]:
-    """Return what must be fetched: the candidates' offsets and, with weight sharing, the part they have in common.
+    """Return the models to fetch: the candidates' offsets and, with weight sharing, the shared segment.
 
-    Whoever folds also needs the vectors that are no models; whoever signs, what was folded.
+    In a rollover, the device that folds also needs the carried vectors, and those that sign need the proposed fold.
     """
     candidates = [m for m in announcement.models if m.model in assignment.candidates]
     if announcement.shared is not None:
@@ -334,7 +334,7 @@ def _remind(state: AgentState, reconnected: bool = False) -> Remind:
 
 
 def _timer(state: AgentState) -> SetTimer:
-    """Return the timer of the next reminder: its bound begins at twice the announced pause and doubles up to a cap."""
+    """Return the timer of the next reminder: its bound starts at twice the announced pause and doubles up to a cap."""
     announced_s = limits.REMIND_BASE_S if state.announcement is None else state.announcement.remind_after_s
     base_s = min(max(announced_s, limits.REMIND_BASE_S), limits.MAX_REMIND_AFTER_S)
     cap_s = limits.REMIND_CAP_S if state.attempt < limits.REMINDERS_SOON else limits.REMIND_LATE_CAP_S

@@ -1,4 +1,4 @@
-"""The sealed upload of the round that a device is in: on the disk before its first byte is sent, the same bytes ever after."""
+"""Sending of the sealed upload of a round. It is on disk before its first byte is sent, and its bytes never change."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class UploadFile(Protocol):
     """Stores the upload of the current round; `edge_client.storage.state.DeviceState` is one."""
 
     def save_pending(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes) -> None:
-        """Store an upload durably, or without its bytes once it was answered."""
+        """Store an upload durably; once it was answered, ``sealed`` is empty."""
 
 
 class Uplink:
-    """One device's upload: sent to ``topic`` once, and after that what the aggregator asks for.
+    """One device's upload: sent to ``topic`` once, then only those chunks that the aggregator asks for.
 
-    The broker's acknowledgement of a chunk tells nothing of the aggregator, and costs both of them as much as a small
-    message. So the first sending does without where all chunks of a fleet fit the aggregator's receive window: a broker
-    would hold none of them back at QoS 1 either (ADR 18). What is asked for is also kept for an aggregator that is
-    away.
+    The broker's acknowledgement of a chunk does not show that the aggregator has it, and costs both of them as much as a
+    small message. So the first transmission uses QoS 0 if all chunks of a fleet fit the aggregator's receive window: a broker
+    would hold none of them back at QoS 1 either (ADR 18). Retransmissions use QoS 1, so that the broker also stores them for
+    an aggregator that is offline.
 
     Args:
-        files: keep the upload.
-        transport: takes its chunks.
-        notes: take the reminders of it.
-        topic: of the device's uploads.
-        sealed: what an earlier life has left; empty if nothing.
-        birth: of this life, see `presence`.
+        files: stores the upload.
+        transport: sends its chunks.
+        notes: sends reminders.
+        topic: topic of the device's uploads.
+        sealed: the upload stored before a restart; empty if there is none.
+        birth: the device's incarnation, see `presence`.
     """
 
     def __init__(
@@ -52,19 +52,19 @@ class Uplink:
         self._digest = b""
 
     def keep(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes) -> None:
-        """Keep an upload, durably."""
+        """Store an upload, durably."""
         self._files.save_pending(mark, transfer, sealed)
         self._sealed, self._digest = sealed, b""
 
     def forget(self, mark: ReplayWatermark, transfer: bytes) -> None:
-        """Keep of an upload that was answered only that there was one."""
+        """Drop the bytes of an upload that was answered; its transfer id stays stored."""
         if self._sealed:
             self.keep(mark, transfer, b"")
 
     def send(self, mark: ReplayWatermark, transfer: bytes, asked: tuple[int, ...] | None, devices: int) -> None:
-        """Send the upload for the first time in a fleet of so many devices, or the chunks that were ``asked`` for.
+        """Send the upload for the first time in a fleet of ``devices``, or retransmit the chunks that were ``asked`` for.
 
-        Those may still be on their way over a slow link; then nothing is sent.
+        Send nothing if chunks are still in flight over a slow link.
         """
         if asked is not None:
             if self._busy():
@@ -78,7 +78,7 @@ class Uplink:
             self._transport.publish(self._topic, chunk, qos=qos)
 
     def remind(self, mark: ReplayWatermark, transfer: bytes, run_id: bytes, *, reconnected: bool) -> None:
-        """Make the aggregator answer, or ask for what it misses; nothing while that is still on its way to the broker."""
+        """Send a reminder, unless chunks are still in flight to the broker."""
         if self._busy():
             return
         self._turn += reconnected
@@ -87,6 +87,6 @@ class Uplink:
         self._notes.remind(run_id, mark.round, upload, self._transport.chunk_bytes, self._turn)
 
     def _busy(self) -> bool:
-        """Whether chunks may be on their way to the broker: what waits for it once they are not is something else."""
+        """Whether chunks may be in flight to the broker; once none were, later unacknowledged publishes are other messages."""
         self._handed = self._handed or not self._transport.pending()
         return not self._handed

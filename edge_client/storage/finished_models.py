@@ -39,7 +39,7 @@ MODEL_FILES: Final = "model-*.bin"
 TASK_FILES: Final = "task-*.bin"
 LIST_VERSION: Final = 1
 READ_ATTEMPTS: Final = 3
-"""A serving program may remove a model between the look at the list and the read of its file."""
+"""Attempts to read the list and its files: a serving program may remove a model between the two reads."""
 
 T = TypeVar("T")
 
@@ -111,7 +111,7 @@ class FinishedModel:
     above: tuple[FinishedNode, ...]
 
     def document(self) -> dict[str, Any]:
-        """Return the figures as they stand in JSON."""
+        """Return the figures for JSON output."""
         return {
             "run": self.run,
             "run_id": self.run_id.hex(),
@@ -153,7 +153,7 @@ class Standing:
     pinned: bool
 
     def documents(self) -> list[dict[str, Any]]:
-        """Return the models as they stand in JSON, newest first."""
+        """Return the models for JSON output, newest first."""
         return [
             {**m.document(), "answers": m is self.answers, "pinned": self.pinned and m is self.answers}
             for m in reversed(self.models)
@@ -180,7 +180,7 @@ def measured(mean_loss: float, correct: int, labels: int, samples: int, *, regre
 
 
 class FinishedModels:
-    """The finished models in one device's directory; holds no state besides the files."""
+    """The finished models in one device's directory; all state is in the files."""
 
     def __init__(self, directory: Path) -> None:
         self._device = directory
@@ -283,9 +283,9 @@ class FinishedModels:
         Args:
             own: the model of the device's cluster.
             above: the models above it in cfl's tree, from the root.
-            task: the run's.
-            algorithm: the run's.
-            at_s: unix seconds.
+            task: the task of the run.
+            algorithm: the algorithm of the run.
+            at_s: end of the run, unix seconds.
             figures: fit to the validation share by run id, of this model and of earlier ones that were measured again.
 
         Raises:
@@ -294,6 +294,7 @@ class FinishedModels:
         self._make_folder()
         nodes = [self._write_model(model) for model in (*above, own)]
         self._write(TASK_FILES, task.digest, task.to_bytes())
+        # One sync for all new names, before the list names them.
         sync_directory(self._folder)
         validation = figures.get(own.run_id, UNMEASURED)
         new = FinishedModel(
@@ -353,10 +354,12 @@ class FinishedModels:
             if not found:
                 raise ConfigError(f"this device has no finished model of run {run}: it has {runs}", hint=hint)
             chosen = found[-1]
+        # Read the files first: a damaged model must not be chosen.
         for node in (*chosen.above, chosen.own):
             self._read(MODEL_FILES, node.file)
         self._read(TASK_FILES, chosen.task)
         _write_sealed(self._folder / ROLLBACK_FILE, encode(RollbackChoice(chosen.run_id, models[-1].run_id)))
+        # No lock: the serving program may have added a model between the two reads, which voids the choice.
         if self.standing().answers != chosen:
             raise ConfigError("a later run has just finished", hint="look at `shoal-edge models`, and roll back again")
         return chosen
@@ -420,11 +423,11 @@ def _write_sealed(path: Path, head: bytes) -> None:
 
 
 def _read_sealed(path: Path, kind: Callable[..., T]) -> T | None:
-    """Return the message in a file that its SHA-256 follows; None if the file is missing.
+    """Decode a file that ends with the SHA-256 of its message; return None if the file is missing.
 
     Raises:
-        IntegrityError: it is damaged.
-        ConfigError: others can read it.
+        IntegrityError: the file is damaged.
+        ConfigError: other users can read the file.
     """
     try:
         data = read_private(path)

@@ -1,7 +1,7 @@
-"""The models above a device's own cluster, as files: with cfl's ``path`` a device ends with all from its leaf to the root.
+"""Files for the models above a device's cluster in cfl's tree, stored at the end of a run with the setting ``path``.
 
-Sattler et al., section V-C: the nearer to the root, the more general the model. A device may answer with any of them, or
-with the average of what all of them say.
+Sattler et al., section V-C: the nearer to the root, the more general the model. A device may predict with any of them, or
+with the average of the outputs of all of them.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ FILES: Final = "above-*.bin"
 def keep(
     directory: Path, announcement: Announcement, order: Assignment, own: int, models: Mapping[int, Float32Vector]
 ) -> list[int]:
-    """Keep the models of a run's final round where the order says so; what an earlier run left goes in any case.
+    """Store the models of a run's final round if the assignment asks for it; remove those of an earlier run in any case.
 
     Args:
         directory: the device's.
         announcement: the final round.
         order: the device's.
-        own: id of the model that the device ends with.
+        own: id of the model of the device's own cluster.
         models: theta (d,) float32 of every candidate.
 
     Returns:
-        the ids on the device's path, from the root to its own; none where the order is another.
+        the ids on the device's path, from the root to its own; empty if the assignment is another one.
     """
     path = sorted(models) if order.phase == Phase.KEEP else []
     a = announcement
@@ -44,7 +44,7 @@ def keep(
 
 
 def replace(directory: Path, models: Iterable[OwnModel]) -> None:
-    """Keep ``models``, and nothing of what was kept before."""
+    """Store ``models`` durably, then remove all other files of earlier ones."""
     wanted = set()
     for model in models:
         path = directory / FILES.replace("*", f"{model.cluster:05d}")
@@ -56,19 +56,19 @@ def replace(directory: Path, models: Iterable[OwnModel]) -> None:
 
 
 def above(directory: Path, own: OwnModel) -> list[OwnModel]:
-    """Return the kept models of the run and round of ``own``, in order of their ids, which grow from the root."""
+    """Return the stored models of the run and round of ``own``, in order of their ids, which grow from the root."""
     found = []
     for path in sorted(directory.glob(FILES)):
         try:
             found.append(read_model(path))
         except ConfigError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
-                raise  # but for a running program that has begun to keep another run's
+                raise  # a missing file is no error: a running program may have just replaced it with another run's
     return [m for m in found if (m.run_id, m.round) == (own.run_id, own.round)]
 
 
 def pick(models: Sequence[OwnModel], node: int | None) -> OwnModel:
-    """Return the model of ``node`` out of those that the device holds; its own, the last of them, if it is None.
+    """Return the model of ``node``, or the last of ``models``, which is the device's own, if ``node`` is None.
 
     Raises:
         ConfigError: the device does not hold it.

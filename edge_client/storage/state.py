@@ -1,11 +1,14 @@
-"""What a device keeps across restarts and power cuts, in its private directory.
+"""A device's state on disk, in its private directory, across restarts and power cuts.
 
-``pending.0.bin`` and ``pending.1.bin`` hold in turn the high-water mark and the sealed upload of its round, durable before
-the first byte is sent, so that a restart sends the same bytes; of a final round's upload that was answered only the name.
-``run.package`` is the run that it follows, ``run.epoch`` what its mask epoch began with if it is not the first, ``own-*.bin``
-updates kept for later epochs, ``model.bin`` the newest model of its own cluster, ``above-*.bin`` those above it in cfl's tree,
-``status.json`` figures for people, ``run.told`` the id of the last run whose end was told, ``trouble.json`` why the device ended
-when its disk was full. ``finished/`` holds the models of the last finished runs, see `finished`.
+- ``pending.0.bin`` and ``pending.1.bin``: written in turn; each holds a replay watermark and the sealed upload of its round.
+  They are durable before the first byte is sent, so that a restart sends the same bytes. Once a final round's upload was
+  answered, only its transfer id is stored.
+- ``run.package``: the run that the device follows. ``run.epoch``: the start of its mask epoch, unless that is the first.
+- ``own-*.bin``: the device's own updates, cached for later epochs.
+- ``model.bin``: the newest model of its cluster. ``above-*.bin``: the models above it in cfl's tree.
+- ``status.json``: figures for people. ``trouble.json``: the error that stopped the device because its disk failed.
+- ``run.told``: the id of the last run that was reported as finished.
+- ``finished/``: the models of the last finished runs, see `finished_models`.
 """
 
 from __future__ import annotations
@@ -39,20 +42,20 @@ STATUS_FILE: Final = "status.json"
 TOLD_FILE: Final = "run.told"
 TROUBLE_FILE: Final = "trouble.json"
 TROUBLE_BYTES: Final = 8192
-"""Of the file in which a device notes why it ended. It has this length from the first start on: on a full disk only bytes that
-are there already can be written over."""
+"""Length of the file in which a device records the error that stopped it. The file has this length from the first start on,
+because on a full disk only existing bytes can be overwritten."""
 TROUBLE_TEXT_CHARS: Final = 400
-"""Of each text in the note: at most 6 bytes a character, so that two of them fit."""
+"""Most characters of each text in that file. JSON takes at most 6 bytes for one, so that two texts fit."""
 LOW_DISK_BYTES: Final = 1 << 20
-"""A device with less free space is reported as one whose disk is full."""
+"""With less free space than this, a device's disk is reported as full."""
 
 
 @message(64)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """The head of a pending slot; its sha256 and the sealed upload follow.
+    """The head of a pending slot; its SHA-256 and the sealed upload follow.
 
-    ``transfer`` is all zero where there is no upload, ``length`` alone where it was answered and is not needed again.
+    ``transfer`` is all zero if there is no upload. If only ``length`` is zero, the upload was answered and its bytes dropped.
     """
 
     roster: U32
@@ -78,7 +81,7 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """What a pending slot holds."""
+    """The contents of a pending slot: a replay watermark, and the transfer id and bytes of the upload of its round."""
 
     mark: ReplayWatermark
     transfer: bytes
@@ -86,7 +89,7 @@ class Pending:
 
     @property
     def answered(self) -> bool:
-        """Whether there was an upload that nobody need be reminded of."""
+        """Whether the upload was answered, so that no reminder is due."""
         return any(self.transfer) and not self.sealed
 
 
@@ -102,12 +105,12 @@ class OwnModel:
 
 
 def write_model(path: Path, model: OwnModel, *, durable: bool) -> None:
-    """Write one model as a file."""
+    """Write one model to a file atomically, and with ``durable`` also sync it."""
     write_atomic(path, *model_bytes(model), durable=durable)
 
 
 def model_bytes(model: OwnModel) -> tuple[bytes, memoryview]:
-    """Return head and body of one model as a file, without a copy of theta on little-endian machines."""
+    """Return the head and body of a model file, without a copy of theta on little-endian machines."""
     import numpy as np
 
     head = encode(ModelFile(model.run, model.run_id, model.round, model.cluster, len(model.theta)))
@@ -124,7 +127,7 @@ def read_model(path: Path) -> OwnModel:
 
 
 def parse_model(data: bytes, path: Path) -> OwnModel:
-    """Return the model that a file at ``path`` holds.
+    """Decode the bytes of a model file; ``path`` is for error messages.
 
     Raises:
         IntegrityError: the data are damaged.
@@ -139,7 +142,7 @@ def parse_model(data: bytes, path: Path) -> OwnModel:
 
 
 def _read_if_there(path: Path) -> bytes | None:
-    """Return what a file holds that a running program may remove at any moment; None where it has."""
+    """Return the bytes of a file, or None if it is missing: a running program may remove it at any moment."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -155,10 +158,10 @@ class DeviceState:
         self._next_slot = 0
 
     def save_pending(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes) -> None:
-        """Keep the mark and the upload of its round, durably.
+        """Store the watermark and the upload of its round, durably.
 
-        The two slots are written over in turn: that takes a quarter of the time of a new file made durable, wears flash
-        less, and a power cut in the middle leaves the other slot, which is all that has ever been sent.
+        The two slots are overwritten in turn. That takes a quarter of the time of creating and syncing a new file, and wears
+        flash less. A power cut during the write leaves the other slot intact, and no newer upload has been sent by then.
         """
         nonce, name = mark.nonce.ljust(16, b"\0"), transfer.ljust(16, b"\0")
         head = encode(
@@ -183,14 +186,14 @@ class DeviceState:
 
     @staticmethod
     def _write_slot(path: str, head: bytes, sealed: bytes) -> bool:
-        """Write over a slot, durably; return whether it is new."""
+        """Overwrite a slot, durably; return whether its file is new."""
         handle = open_own(path)
         try:
             new = os.fstat(handle).st_size == 0
             at = 0
             for piece in (head, hashlib.sha256(head).digest(), sealed):
                 view = memoryview(piece)
-                while view:
+                while view:  # pwrite may write less than it was given
                     written = os.pwrite(handle, view, at)
                     view, at = view[written:], at + written
             os.fdatasync(handle)
@@ -199,12 +202,13 @@ class DeviceState:
         return new
 
     def load_pending(self) -> Pending:
-        """Return what was kept last; a device that never took part gets an empty mark.
+        """Return the newest pending slot; it is empty for a device that has not taken part in a round yet.
 
         Raises:
             IntegrityError: both slots are damaged.
         """
         if not any((self.directory / name).exists() for name in PENDING_FILES):
+            # Create both slots now: later saves overwrite them and need no sync of the directory.
             for _ in PENDING_FILES:
                 self.save_pending(ReplayWatermark(), b"", b"")
         found = [self._load_slot(name) for name in PENDING_FILES]
@@ -214,6 +218,7 @@ class DeviceState:
                 f"{self.directory}: both of {' and '.join(PENDING_FILES)} are damaged",
                 hint="remove them only if the fleet is trusted: they guard against replayed announcements",
             )
+        # Two slots of one round hold the same upload with and without its bytes: the answered one was written later.
         slot, newest = max(whole, key=lambda item: (item[1].mark.place, item[1].answered))
         self._next_slot = 1 - slot
         return newest
@@ -228,6 +233,7 @@ class DeviceState:
             LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": error}})
             return None
         digest, sealed = bytes(rest[:DIGEST_BYTES]), rest[DIGEST_BYTES : DIGEST_BYTES + mark.length]
+        # The digest covers the head alone; the transfer id is a digest of the upload.
         torn = len(sealed) and Fingerprint.of(sealed).transfer_id != mark.transfer
         if digest != hashlib.sha256(encode(mark)).digest() or len(sealed) != mark.length or torn:
             LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": "cut short or torn"}})
@@ -237,32 +243,33 @@ class DeviceState:
         )
 
     def save_run(self, package: bytes) -> None:
-        """Keep the run package; what is left of an earlier run's mask epochs goes."""
+        """Store the run package and remove the mask epoch of an earlier run."""
         write_atomic(self.directory / RUN_FILE, package)
+        # A power cut here leaves the epoch of another run, which `reopen` ignores.
         (self.directory / EPOCH_FILE).unlink(missing_ok=True)
 
     def save_epoch(self, epoch: bytes) -> None:
-        """Keep what the run's mask epoch began with, an encoded `shoal.protocol.epochs.Epoch`."""
+        """Store the start of the run's mask epoch, an encoded `shoal.protocol.epochs.Epoch`."""
         write_atomic(self.directory / EPOCH_FILE, epoch)
 
     def load_epoch(self) -> bytes | None:
-        """Return what the run's mask epoch began with, or None for the first."""
+        """Return the stored start of the run's mask epoch, or None for the first epoch."""
         return _read_if_there(self.directory / EPOCH_FILE)
 
     def load_run(self) -> bytes | None:
-        """Return the run package, or None where no run was ever followed."""
+        """Return the run package, or None if the device has never followed a run."""
         return _read_if_there(self.directory / RUN_FILE)
 
     def save_told(self, run_id: bytes) -> None:
-        """Keep, durably, that whoever waits for a run's end knows of this one's."""
+        """Record, durably, that the end of this run has been reported."""
         write_atomic(self.directory / TOLD_FILE, run_id.hex().encode())
 
     def was_told(self, run_id: bytes) -> bool:
-        """Whether this run is the last of those whose end was told; a device follows none older."""
+        """Whether the end of this run was reported before. Only the last such run is recorded: a device follows no older one."""
         return _read_if_there(self.directory / TOLD_FILE) == run_id.hex().encode()
 
     def save_model(self, model: OwnModel, *, durable: bool) -> None:
-        """Keep the model of the device's own cluster."""
+        """Store the model of the device's own cluster."""
         write_model(self.directory / MODEL_FILE, model, durable=durable)
 
     def load_model(self) -> OwnModel:
@@ -279,7 +286,7 @@ class DeviceState:
         return read_model(path)
 
     def lacks_final_model(self, mark: ReplayWatermark, plan: RunPlan) -> bool:
-        """Whether a device whose mark is in the final round of ``plan`` does not hold the model that it ended with, whole."""
+        """Whether the watermark is in the final round of ``plan``, but the final model is missing or damaged on disk."""
         final = plan.rounds + 1
         if (mark.run, mark.round) != (plan.run, final):
             return False
@@ -290,11 +297,11 @@ class DeviceState:
         return (model.run_id, model.round) != (plan.run_id, final)
 
     def save_status(self, status: dict[str, Any]) -> None:
-        """Publish figures for people and programs; nothing depends on them."""
+        """Write figures for people and other programs; the device itself does not depend on them."""
         write_atomic(self.directory / STATUS_FILE, json.dumps(status).encode(), durable=False)
 
     def clear_trouble(self) -> None:
-        """Forget why the device ended last, and make room to note it the next time.
+        """Clear the recorded error, and reserve the space to record the next one.
 
         Raises:
             StorageError: the disk is full or fails.
@@ -306,7 +313,7 @@ class DeviceState:
             self._overwrite(path, b"")
 
     def save_trouble(self, error: ShoalError, at: str) -> None:
-        """Note why the device ends, in place: nothing is raised where even that fails, since an error is under way already."""
+        """Record the error that stops the device, in place. Suppress a failure to write: the caller raises ``error`` anyway."""
         cut = TROUBLE_TEXT_CHARS
         note = {"error": reason_of(error)[:cut], "hint": error.hint[:cut], "at": at}
         with suppress(OSError):
@@ -322,7 +329,7 @@ class DeviceState:
             os.close(handle)
 
     def load_trouble(self) -> dict[str, str] | None:
-        """Return why the device ended last if its disk was full or failed; None if not, or if it has started since."""
+        """Return the error that stopped the device if its disk was full or failed; None if not, or if it has started since."""
         try:
             value = json.loads((self.directory / TROUBLE_FILE).read_bytes())
         except (OSError, ValueError, RecursionError):

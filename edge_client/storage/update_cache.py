@@ -1,7 +1,8 @@
 """Cache of a device's own updates that a run of several mask epochs needs again.
 
-The aggregator asks for an update to be kept when it has become part of its memory, a round or more after it came, so the
-newest is held until the next. Kept updates are stored in clear in the device's private directory until the run is over.
+The aggregator asks a device to cache an update once that update is part of its clustering state, which is a round or more
+after the upload. The newest update is therefore held in memory until the next one. Cached updates are stored in clear in the
+device's private directory, and removed when the device follows another run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("shoal.edge")
 FILES: Final = "own-*.bin"
 MOST_KEPT: Final = 64
-"""An update for each cut above the device's cluster, and a few for splits that failed; CFL asks for no more."""
+"""Enough for one update for each split above the device's cluster, and a few for splits that failed."""
 
 
 def wanted(plan: RunPlan) -> bool:
@@ -29,10 +30,10 @@ def wanted(plan: RunPlan) -> bool:
 
 
 class UpdateCache:
-    """The newest update of a run, and those that were kept."""
+    """The newest update of a run, in memory, and the cached ones, as files."""
 
     def __init__(self, directory: Path, plan: RunPlan) -> None:
-        """Take up what an earlier life has kept of this run; what it kept of another goes."""
+        """Reuse the updates of this run that were cached before a restart; remove those of another run."""
         self._directory = directory
         self._run = (plan.run, plan.run_id)
         self._newest: tuple[int, Float32Vector] | None = None
@@ -42,21 +43,22 @@ class UpdateCache:
                 path.unlink()
 
     def note(self, round_: int, update: Float32Vector) -> None:
-        """Hold the update (d,), float32, of a round until the next one."""
+        """Hold the update (d,), float32, of a round in memory until the next one."""
         self._newest = (round_, update)
 
     def keep(self, round_: int) -> None:
-        """Keep the update of ``round_`` durably, if it is at hand and not kept already, and as long as there is room."""
+        """Cache the update of ``round_`` durably if it is the newest, not cached yet, and the cache is not full."""
         path = self._path(round_)
         if self._newest is None or self._newest[0] != round_ or path.exists():
             return
         if len(list(self._directory.glob(FILES))) >= MOST_KEPT:
             LOG.warning("no more updates are kept", extra={"kv": {"round": round_, "kept": MOST_KEPT}})
         else:
+            # The file format of a model serves for an update; it has no cluster.
             write_model(path, OwnModel(*self._run, round_, 0, self._newest[1]), durable=True)
 
     def find(self, round_: int) -> Float32Vector | None:
-        """Return the update (d,), float32, of a round if it is kept, or the newest; else None."""
+        """Return the update (d,), float32, of a round if it is the newest or cached; else None."""
         if self._newest is not None and self._newest[0] == round_:
             return self._newest[1]
         path = self._path(round_)
@@ -64,11 +66,11 @@ class UpdateCache:
         return None if kept is None else kept.theta
 
     def _read(self, path: Path) -> OwnModel | None:
-        """Return what a file holds; a damaged one goes, for one update is no loss."""
+        """Read a cached update; remove a damaged file and return None, since a device can do without one update."""
         try:
             return read_model(path)
         except IntegrityError as error:
-            LOG.warning("an update that was kept is damaged", extra={"kv": {"file": path.name, "reason": error}})
+            LOG.warning("a cached update is damaged", extra={"kv": {"file": path.name, "reason": error}})
             path.unlink()
             return None
 

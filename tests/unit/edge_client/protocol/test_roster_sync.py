@@ -59,7 +59,7 @@ def test_it_asks_ever_more_seldom_and_then_no_more(crew, feed, transport, caplog
         feed.tick(float(second))
     assert transport.asked.count(WHOLE) == MOST_TRIES
     assert WHOLE not in transport.filters
-    assert [r.getMessage() for r in caplog.records] == ["the whole roster does not come"]
+    assert [r.getMessage() for r in caplog.records] == ["the whole roster did not arrive: giving up"]
     for _ in range(2):
         crew.owner.renew()
     feed.on_change(newest(crew), 8000.0)
