@@ -1,6 +1,6 @@
-"""Which run a device follows and in which mask epoch: what is opened, and in which order it is kept and put in force.
+"""The choice of the run and mask epoch that a device follows, and the order in which they are stored and put in force.
 
-Nothing is erased before what comes after it lies on the disk, so that a power cut leaves the one or the other.
+An earlier run, epoch or secret is erased only after its successor is durable, so that a power cut leaves one of the two.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ LOG = logging.getLogger("shoal.edge")
 
 
 class RunFollower:
-    """The owner's run packages and the fleet's mask epochs, as they come to one device.
+    """Opens the owner's run packages and the fleet's mask epochs for one device.
 
     Attributes:
-        early: a run that this device can only begin in a later mask epoch, which it has not seen yet; else empty.
-        newest: id of the run that was to be begun last, also where it could not be; empty where that was not the owner's, or
-            older than another.
+        early: package of a run that this device can only begin in a later mask epoch, not received yet; else empty.
+        newest: id of the last run that the device tried to begin, even if it failed; empty if that package was not signed by
+            the owner, or its run was older than an earlier one.
     """
 
     def __init__(self, membership: DeviceMembership, files: DeviceState) -> None:
@@ -46,22 +46,22 @@ class RunFollower:
         try:
             run = reopen(package, self._files.load_epoch(), self._membership)
         except (UntrustedError, IntegrityError, NotEnrolledError) as error:
-            LOG.warning("the run followed before is not taken up", extra={"kv": {"reason": error}})
+            LOG.warning("the stored run can't be resumed", extra={"kv": {"reason": error}})
             return None
         self._membership.enter(run.generation, run.plan.epoch)
         self._known = hashlib.sha256(package).digest()
         return run
 
     def begun(self, package: bytes, current: Run | None, least_run: int) -> Run | None:
-        """Return the run of a package in its first mask epoch; None where it is known, or can't be begun there.
+        """Return the run of a package in its first mask epoch; None if it is known already, or must begin in a later epoch.
 
         Args:
-            package: as the aggregator hands it on.
-            current: the run followed now.
-            least_run: the newest that was ever followed.
+            package: the run package from the aggregator.
+            current: the run that the device follows now.
+            least_run: number of the newest run that the device has ever followed.
 
         Raises:
-            UntrustedError: not the owner's, or an older run than one before.
+            UntrustedError: the plan is not signed by the owner, or the run is not newer than an earlier one.
             IntegrityError: task, origins or mask do not fit the plan.
         """
         if hashlib.sha256(package).digest() == self._known:
@@ -78,31 +78,32 @@ class RunFollower:
         return open_run(package, self._membership)
 
     def caught_up(self) -> None:
-        """Take note that the run which `renewed` gave is followed; until then one that began early is looked at again."""
+        """Record that the run from `renewed` is in force; until then its package is opened again each time it arrives."""
         if self.early:
             self._known, self.early = hashlib.sha256(self.early).digest(), b""
 
     def keep(self, run: Run, package: bytes) -> None:
-        """Keep a run that was begun, and let go of the secrets before its own."""
-        self._files.save_run(package)
+        """Store a run that has begun, and erase the secrets before its own."""
+        self._files.save_run(package)  # first: `enter` erases secrets that the stored run before needs
         self._membership.enter(run.generation, run.plan.epoch)
         self._known = hashlib.sha256(package).digest()
         self.early = b""
 
     def renewed(self, data: bytes, current: Run | None, least_roster: int) -> Run | None:
-        """Return the run in a later mask epoch, which is kept, and the secret of the one before erased; None for no later one.
+        """Return the run in a later mask epoch, after storing that epoch and erasing earlier secrets; None if it is not later.
 
         Args:
             data: an encoded `shoal.protocol.epochs.Epoch`.
-            current: the run followed now.
-            least_roster: of the newest announcement that was ever accepted: no fleet certifies under an older one.
+            current: the run that the device follows now.
+            least_roster: roster sequence of the newest announcement that the device has ever accepted; a certificate of an
+                older roster is refused.
 
         Raises:
             as `open_epoch`
         """
         package = self.early or (self._files.load_run() if current is not None else b"") or b""
         if not package:
-            return None  # it is looked for again when the run has come
+            return None  # the runtime requests the epoch again once the run has arrived
         epoch = decode(data, Epoch)
         c = epoch.certificate.checkpoint
         plan = None if current is None or self.early else current.plan
@@ -112,6 +113,7 @@ class RunFollower:
         if self.early:
             self._files.save_run(package)
         self._files.save_epoch(data)
+        # Last, since it erases the secret of the epoch before.
         self._membership.enter(run.generation, run.plan.epoch)
         self.newest = run.plan.run_id
         return run

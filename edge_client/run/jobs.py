@@ -1,4 +1,4 @@
-"""What a device carries its orders out with: its samples, the run's graphs, and the job that an order makes."""
+"""Jobs for a device's assignments, made from its samples, the run's graphs and the models received."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ LOG = logging.getLogger("shoal.edge")
 
 
 class JobFactory:
-    """One device's samples, and its workshop for the run that it follows.
+    """Makes the jobs of one device; holds its samples and the training context of the current run.
 
     Attributes:
-        proposal: (transfer id, payload) of the newest checkpoint that another device proposed; empty where none was.
+        proposal: (transfer id, payload) of the newest checkpoint that another device proposed; both empty if there is none.
     """
 
     def __init__(
@@ -45,9 +45,13 @@ class JobFactory:
         threads: int,
         backend: Callable[[TaskBundle, int], Backend] = OrtModel,
     ) -> None:
-        """Take whose it is, what gives its samples in a task's shapes, and how many threads ONNX Runtime may use.
+        """Create the factory for one device.
 
-        ``backend`` makes what evaluates a task, from the task and the number of threads.
+        Args:
+            membership: the device's keys and fleet.
+            load_data: returns its samples in a task's shapes.
+            threads: threads for ONNX Runtime.
+            backend: makes the backend of a task, given the task and the number of threads.
         """
         self._make_backend = backend
         self._membership = membership
@@ -64,6 +68,7 @@ class JobFactory:
             DataError: the samples do not fit the task.
         """
         digest = run.plan.task_digest
+        # Read the samples once per task, not per run; the split depends on the seed, so a restart does not change it.
         if self._shares is None or self._shares[0] != digest:
             seed = f"{self._membership.fleet}/{self._membership.name}".encode()
             self._shares = (digest, split(self._load_data(run.bundle.manifest), seed))
@@ -72,6 +77,7 @@ class JobFactory:
             self._workshop = dataclasses.replace(self._workshop, run=run)
         else:
             member, backend = self._membership, self._make_backend(run.bundle, self._threads)
+            # A new run gets its own ONNX sessions and update cache; a new epoch of the same run reuses both.
             aggregator, own = aggregator_of(member.roster), UpdateCache(member.directory, run.plan)
             self._workshop = TrainingContext(
                 run=run, identity=member.identity, aggregator=aggregator, backend=backend, shares=shares, own=own
@@ -86,10 +92,10 @@ class JobFactory:
         thetas: Mapping[int, Float32Vector],
         models: ModelStore,
     ) -> Job:
-        """Return what a worker does for an order of the run; ``thetas`` are (d,) float32 by id, as ``models`` gave them.
+        """Return the job of an assignment; ``thetas`` are (d,) float32 by model id, from ``models``.
 
         Raises:
-            UntrustedError: the checkpoint at hand, or what is to be folded, is not what was announced.
+            UntrustedError: the checkpoint received, or a vector to carry, is not the one that was announced.
         """
         assert self._workshop is not None
         shop = self._workshop
@@ -97,7 +103,7 @@ class JobFactory:
             return lambda cancelled: self._finish(shop, announcement, assignment, thetas, cancelled)
         if not announcement.step:
             return lambda cancelled: carry_out(shop, announcement, assignment, thetas, cancelled)
-        from edge_client.run import rollover  # rare, and a small device's memory is dear
+        from edge_client.run import rollover  # imported late: rollovers are rare, and a device has little memory
 
         carried = models.carried(announcement) if assignment.phase == Phase.CHECKPOINT else {}
         return rollover.job(shop, announcement, assignment, thetas, carried, self.proposal, self._membership)
@@ -110,7 +116,7 @@ class JobFactory:
         thetas: Mapping[int, Float32Vector],
         cancelled: Callable[[], bool],
     ) -> Finished:
-        """Carry out the order of a final round, and measure its model on the validation share.
+        """Carry out the assignment of a final round, and measure its model on the validation share.
 
         Earlier finished models of the same task are measured again: the samples may have changed since, and only figures of
         the same samples can be compared.

@@ -1,7 +1,7 @@
-"""The models that a device has at hand: opened and checked on arrival, put together when work begins.
+"""The models that a device has received: decrypted and checked on arrival, assembled when the job starts.
 
-With weight sharing (Ghosh et al., extended version, section 4.3) a model comes in two transfers, the shared segment once
-for all clusters and a cluster segment each; without it a model is one transfer.
+With weight sharing (Ghosh et al., extended version, section 4.3) a model is sent in two transfers: the shared segment, once
+for all clusters, and a cluster segment for each. Without it a model is one transfer.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one transfer brought.
+    """A model, or a segment of one, from one transfer.
 
     Attributes:
-        model, origin, segment, scale: of its header.
-        theta: shape (length of the segment,), float32: scaled origin and offset added up, in clear.
+        transfer: id of the transfer.
+        model, origin, segment, scale: the fields of its header.
+        theta: shape (length of the segment,), float32: scaled origin plus offset, in clear.
     """
 
     transfer: bytes
@@ -42,7 +43,7 @@ class Part:
 
 
 class ModelStore:
-    """The parts at hand of one run's models, by topic label."""
+    """The parts of one run's models that were received, by topic label."""
 
     def __init__(self, run: Run, group: GroupKey) -> None:
         self._run = run
@@ -50,10 +51,10 @@ class ModelStore:
         self._parts: dict[str, Part] = {}
 
     def take(self, label: str, transfer: bytes, plain: memoryview) -> bool:
-        """Keep what came under ``label``; return whether it is of this run.
+        """Check, unmask and store the model received under ``label``; return False if it is of another run.
 
         Raises:
-            UntrustedError: it is not what the run's plan allows.
+            UntrustedError: the run's plan does not allow the model.
             IntegrityError: its coordinates are not finite.
         """
         header, body = decode_prefix(plain, ModelHeader)
@@ -63,6 +64,7 @@ class ModelStore:
         if label != self._group.topic_label(run.plan.run_id, header.model):
             raise UntrustedError(f"model {header.model} under another model's label")
         masked = np.frombuffer(body, "<f4").astype(np.float32) if len(body) % 4 == 0 else np.empty(0, np.float32)
+        # A hostile vector may overflow: `check_model` refuses the norm that results, inf or NaN.
         with np.errstate(over="ignore", invalid="ignore"):
             norm = float(np.sqrt(np.dot(masked, masked)))
         check_model(header, run.plan, len(body), norm)
@@ -79,18 +81,18 @@ class ModelStore:
         return True
 
     def regroup(self, group: GroupKey) -> None:
-        """Find models under the labels of another broadcast key from now on."""
+        """Expect models under the topic labels of another broadcast key from now on."""
         self._group = group
 
     def drop(self, label: str) -> None:
-        """Forget what came under ``label``."""
+        """Drop the part received under ``label``."""
         self._parts.pop(label, None)
 
     def thetas(self, announcement: Announcement, assignment: Assignment) -> dict[int, Float32Vector]:
-        """Return the order's candidates, theta (d,) float32 by model id.
+        """Return the assignment's candidates, theta (d,) float32 by model id.
 
         Raises:
-            UntrustedError: what is at hand is not what was announced.
+            UntrustedError: a part received is not the one that was announced.
         """
         refs = [ref for ref in announcement.models if ref.model in assignment.candidates]
         if announcement.shared is None:
@@ -104,15 +106,15 @@ class ModelStore:
         return thetas
 
     def carried(self, announcement: Announcement) -> dict[int, Float32Vector]:
-        """Return the vectors (d,), float32, that are no models, in clear, by id.
+        """Return the carried vectors, which are no models, as (d,) float32 in clear, by id.
 
         Raises:
-            UntrustedError: what is at hand is not what was announced.
+            UntrustedError: a vector received is not the one that was announced.
         """
         return {ref.model: self._theta(ref, "") for ref in announcement.carried}
 
     def _theta(self, ref: ModelRef, segment: str) -> Float32Vector:
-        if ref.transfer == NO_TRANSFER:
+        if ref.transfer == NO_TRANSFER:  # the model is still at its origin, so its offset is zero and not sent
             return _scaled(self._run.origins[ref.origin, self._run.plan.span(segment)], ref.scale)
         part = self._parts[ref.label]
         found = (part.transfer, part.model, part.origin, part.segment, part.scale)

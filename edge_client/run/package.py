@@ -1,4 +1,4 @@
-"""A run package opened: the owner's plan, the task and the origins."""
+"""Opening of run packages and mask epochs: the owner's plan, the task and the origins."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def origins_purpose(run_id: bytes) -> str:
 
 
 def owners_plan(package: bytes, membership: DeviceMembership) -> RunPlan:
-    """Return the plan of a package, if it is the owner's, whether this device can follow it or not.
+    """Return the plan of a package after checking the owner's signature alone; see `check_followable` for the rest.
 
     Raises:
-        UntrustedError: it is not.
+        UntrustedError: the plan is not signed by the owner.
         WireError: the bytes are not a run package.
     """
     return open_document(decode(package, RunPackage).plan, RunPlan, membership.owner_key)
 
 
 def check_followable(plan: RunPlan, membership: DeviceMembership) -> None:
-    """Return if this device can follow a plan.
+    """Check that this device can follow a plan.
 
     Raises:
         UntrustedError: as `check_plan`.
@@ -61,33 +61,33 @@ def check_followable(plan: RunPlan, membership: DeviceMembership) -> None:
 
 
 def open_plan(package: bytes, membership: DeviceMembership) -> RunPlan:
-    """Return the plan of a package, if it is the owner's and one that this device can follow.
+    """Return the plan of a package that the owner signed and that this device can follow.
 
     Raises:
-        UntrustedError: it is not.
+        UntrustedError: the plan is not signed by the owner, or this device can't follow it.
         WireError: the bytes are not a run package.
     """
     return _plan(decode(package, RunPackage), membership)
 
 
 def starts_later(plan: RunPlan, membership: DeviceMembership) -> bool:
-    """Whether a device that hears of the run now can only begin in a later mask epoch of it: it came, or fell, behind."""
+    """Whether this device can only join the run in a later mask epoch: its secrets are newer than those of the first one."""
     generation = membership.grant.keys_since
     return generation > plan.roster_sequence or membership.grant.mask_epoch > plan.epoch
 
 
 def open_run(package: bytes, membership: DeviceMembership) -> Run:
-    """Return the run as it begins, with its task, origins and mask key.
+    """Return the run in its first mask epoch, with its task, origins and mask key.
 
     Raises:
-        UntrustedError: not the owner's, or not sealed under the devices' content key.
+        UntrustedError: the package is not from the owner, or not sealed under the devices' content key.
         IntegrityError: task, origins or mask do not fit the plan, or the device is past the run's first mask epoch.
     """
     parts = decode(package, RunPackage)
     plan = _plan(parts, membership)
     raw = _open(parts.origins, origins_purpose(plan.run_id), membership)
     if len(raw) != 4 * plan.origins * plan.length:
-        raise IntegrityError(f"{len(raw)} bytes of origins where {plan.origins} of {plan.length} belong")
+        raise IntegrityError(f"{len(raw)} bytes of origins, not {plan.origins} of {plan.length} coordinates")
     origins = np.frombuffer(raw, "<f4").reshape(plan.origins, plan.length)
     generation = membership.grant.keys_since
     key = epoch_key(plan, membership.secret_at(generation, plan.epoch), plan.epoch)
@@ -103,23 +103,23 @@ def open_run(package: bytes, membership: DeviceMembership) -> Run:
 
 
 def open_epoch(package: bytes, epoch: Epoch, membership: DeviceMembership, least_roster: int = 0) -> Run:
-    """Return the run in a later mask epoch, if more than half of the roster signed what it begins with.
+    """Return the run in a later mask epoch, if more than half of the roster signed its checkpoint.
 
-    Keys that the owner has replaced since are no obstacle as long as we hold them: from there the fleet rolls over to the
-    newest, and trains no more before it has.
+    An epoch under keys that the owner has replaced since is accepted as long as we hold those keys: from it the fleet rolls
+    over to the newest keys, and only then trains again.
 
     Args:
-        package: the run's.
-        epoch: as it came.
+        package: the run package.
+        epoch: the epoch as received.
         membership: keys and fleet.
-        least_roster: oldest roster that is accepted of it, besides the plan's and that which the keys were drawn at.
+        least_roster: oldest roster that the certificate may have; it must also be as new as the plan's roster and the keys.
 
     Raises:
-        UntrustedError: the plan is not the owner's; the certificate does not hold, is of a roster that is too old, or is
-            not of this run.
-        RosterForkError: its roster has the sequence of ours and other bytes.
-        NotEnrolledError: the keys that it is made with have not come yet.
-        IntegrityError: what was signed is not what is sealed, or does not fit the plan.
+        UntrustedError: the plan is not signed by the owner; the certificate is invalid, of too old a roster, or of another
+            run.
+        RosterForkError: the certificate's roster has the sequence of ours and other bytes.
+        NotEnrolledError: the keys of the epoch have not arrived yet.
+        IntegrityError: the sealed origins differ from the signed digest, or do not fit the plan.
     """
     plan = _plan(decode(package, RunPackage), membership)
     claimed = epoch.certificate.checkpoint
@@ -131,11 +131,11 @@ def open_epoch(package: bytes, epoch: Epoch, membership: DeviceMembership, least
     if c.run_id != plan.run_id:
         raise UntrustedError("a mask epoch of another run")
     if hashlib.sha256(epoch.sealed).digest() != c.digest:
-        raise IntegrityError("what is sealed is not what the devices signed")
+        raise IntegrityError("the sealed origins are not those that the devices signed")
     bundle, origins = open_origins(epoch.sealed, c, plan, membership, roster)
     key = epoch_key(plan, membership.secret_at(c.generation, c.next_epoch), c.next_epoch)
     if key.key_id != c.key_id:
-        raise IntegrityError("this device's mask secret is not that of the mask epoch", hint="join the fleet anew")
+        raise IntegrityError("this device's mask secret is not that of the mask epoch", hint="join the fleet again")
     later = plan.in_epoch(c.next_epoch, c.key_id, c.origins)
     return Run(
         plan=later,
@@ -149,12 +149,12 @@ def open_epoch(package: bytes, epoch: Epoch, membership: DeviceMembership, least
 
 
 def reopen(package: bytes, epoch: bytes | None, membership: DeviceMembership) -> Run:
-    """Return a run as the device's files have it.
+    """Return the run that a device has stored.
 
     Args:
-        package: the run's.
-        epoch: what its mask epoch began with, an encoded `shoal.protocol.epochs.Epoch`; one of another run is not looked at.
-        membership: whose files they are.
+        package: the run package.
+        epoch: the start of its mask epoch, an encoded `shoal.protocol.epochs.Epoch`; an epoch of another run is ignored.
+        membership: the device's keys and fleet.
 
     Raises:
         as `open_run` and `open_epoch`
@@ -176,15 +176,16 @@ def open_origins(
     """Return the task, and the origins (origins, d) float32, that a device has sealed for the others.
 
     Args:
-        sealed: as it came.
-        checkpoint: which describes it.
-        plan: of the run.
+        sealed: the envelope as received.
+        checkpoint: the checkpoint that describes it.
+        plan: the run's plan.
         membership: keys and fleet.
-        roster: who may have sealed it; the newest by default. Whoever has been revoked since was still trusted then.
+        roster: the roster that must list its sender; the newest by default. Give the certificate's roster for an epoch in
+            force, since its sender may have been revoked later.
 
     Raises:
-        UntrustedError: it is not from a device of the roster, or not of this checkpoint.
-        IntegrityError: it does not fit the plan.
+        UntrustedError: the sender is not a device of the roster, or the envelope is of another checkpoint.
+        IntegrityError: the contents do not fit the plan.
     """
     head, at = read_head(sealed)
     sender = (roster or membership.roster).device(head.sender)
@@ -211,14 +212,14 @@ def seal_origins(
     identity: Identity,
     group: GroupKey,
 ) -> bytes:
-    """Return what `open_origins` opens.
+    """Seal task and origins for the other devices; `open_origins` is the inverse.
 
     Args:
-        task: the run's.
+        task: the run's task.
         origins: shape (origins, d), float32.
-        checkpoint: of which only run and epoch are looked at.
-        identity: who seals.
-        group: the content key of the epoch that begins.
+        checkpoint: gives fleet, run and next epoch; its other fields are not used.
+        identity: keys of the device that seals.
+        group: the content key of the next epoch.
     """
     raw = task.to_bytes()
     count, length = origins.shape
@@ -260,7 +261,7 @@ def _task(data: memoryview, plan: RunPlan) -> TaskBundle:
 
 
 def segment_keys(key: MaskKey) -> dict[str, MaskKey]:
-    """Return the mask of each segment by its name, and the whole under the empty name; all bear the one key id."""
+    """Return the mask of each segment by its name, and the whole mask under the empty name; all have the same key id."""
     names = (segment.name for segment in key.context.segments)
     parts = {n: MaskKey(key.context, key.key_id, t.length, (t,)) for n, t in zip(names, key.transforms, strict=True)}
     return {"": key, **parts}

@@ -1,4 +1,4 @@
-"""Device-side policy: refuse every plan, announcement, order and model that the owner's signed run plan does not allow.
+"""Device-side policy: refuse every announcement, assignment and model that the owner's signed run plan does not allow.
 
 The checks read the plan's limits and its `Capabilities`, never the algorithm's name or settings.
 """
@@ -27,10 +27,10 @@ ROLLOVER_PHASES: Final = (Phase.CHECKPOINT, Phase.ENDORSE)
 
 
 def check_plan(plan: RunPlan, *, fleet: str, modes: tuple[str, ...]) -> None:
-    """Return if the plan is one that this device can follow.
+    """Check that this device can follow the plan.
 
     Raises:
-        UntrustedError: another fleet's, or a mask mode that this version does not have.
+        UntrustedError: the plan is of another fleet, or has a mask mode that this version does not know.
     """
     if plan.fleet != fleet:
         raise UntrustedError(f"a run plan of fleet {plan.fleet!r}")
@@ -41,17 +41,17 @@ def check_plan(plan: RunPlan, *, fleet: str, modes: tuple[str, ...]) -> None:
 
 
 def check_announcement(announcement: Announcement, plan: RunPlan, since: int = 0, generation: int = 0) -> None:
-    """Return if the round, or the step of a rollover, lies within the plan.
+    """Check that the plan allows an announced round or step of a rollover.
 
     Args:
         announcement: of the run's current mask epoch.
-        plan: as it stands in that epoch.
+        plan: the run's plan for that epoch.
         since: the round after which the epoch began.
-        generation: roster sequence of the secrets that the epoch is made with.
+        generation: key version of the epoch.
 
     Raises:
-        UntrustedError: another run, mask epoch, mode or key; a mask epoch that goes on too long or ends before its time;
-            too many rounds or models; an unknown origin; a mean of too few devices.
+        UntrustedError: another run, mask epoch, mode or key; a mask epoch that is too long or too short; too many rounds or
+            models; an unknown origin; a mean of too few devices.
     """
     a = announcement
     if (a.fleet, a.run, a.run_id) != (plan.fleet, plan.run, plan.run_id):
@@ -82,10 +82,11 @@ def _check_place(a: Announcement, plan: RunPlan, since: int, generation: int) ->
             raise UntrustedError(f"a rollover after round {a.round} of a run of {plan.rounds}")
         if a.generation < generation:
             raise UntrustedError(f"a rollover to keys of roster {a.generation} after {generation}")
-        # The owner gave the run as many mask epochs as its plan needs: with more it would come into another run's.
+        # The plan has a fixed number of mask epochs; with more rollovers the run would use the epochs of another run.
+        # A rollover to a newer key version may take place after any round.
         if a.generation == generation and (a.round != since + plan.epoch_rounds or a.round == plan.rounds):
             raise UntrustedError(
-                f"a rollover after round {a.round}, the mask being {plan.epoch_rounds} rounds' of {since}"
+                f"a rollover after round {a.round}, under a mask of {plan.epoch_rounds} rounds, used since {since}"
             )
     elif not 1 <= a.round <= plan.rounds + 1 or (a.round > plan.rounds) != a.finished:
         raise UntrustedError(f"round {a.round} of a run of {plan.rounds}")
@@ -99,7 +100,8 @@ def _check_rollover(a: Announcement, plan: RunPlan, generation: int) -> None:
     if a.carried and (not plan.capabilities.carry or len(a.carried) > plan.max_models):
         raise UntrustedError(f"{len(a.carried)} vectors that are no models")
     if a.carried and a.generation != generation:
-        raise UntrustedError("vectors to be masked anew under secrets that were drawn to keep somebody out")
+        # As in `check_assignment`: a revoked device could derive the new mask.
+        raise UntrustedError("vectors to carry in a rollover to a new key version")
     if a.proposal is not None and a.proposal.model != PROPOSAL_MODEL:
         raise UntrustedError("a checkpoint under a model's number")
     names = {m.model for m in (*a.models, *a.carried)}
@@ -126,17 +128,17 @@ def _check_ref(ref: ModelRef, what: str, plan: RunPlan) -> None:
 
 
 def check_assignment(assignment: Assignment, announcement: Announcement, plan: RunPlan, generation: int = 0) -> None:
-    """Return if the order can be carried out.
+    """Check that the plan allows an assignment.
 
     Args:
-        assignment: this device's.
-        announcement: that `check_announcement` has let pass.
-        plan: as it stands in the current mask epoch.
+        assignment: this device's part.
+        announcement: one that passed `check_announcement`.
+        plan: the run's plan for the current mask epoch.
         generation: as in `check_announcement`.
 
     Raises:
-        UntrustedError: it names a model that is not announced, trains in the final round, or asks for something that
-            the plan's capabilities do not include.
+        UntrustedError: the assignment names a model that is not announced, trains in the final round, or needs a capability
+            that the plan does not have.
     """
     known = {m.model for m in announcement.models}
     if not set(assignment.candidates) <= known:
@@ -146,12 +148,15 @@ def check_assignment(assignment: Assignment, announcement: Announcement, plan: R
     if (assignment.phase in ROLLOVER_PHASES) != (announcement.step > 0):
         raise UntrustedError("a rollover in a round, or work of a round in a rollover")
     if (assignment.phase == Phase.ENDORSE) != (announcement.proposal is not None):
-        raise UntrustedError("an order to sign nothing, or to fold what is folded")
+        raise UntrustedError("an order to sign without a proposed checkpoint, or to fold despite one")
     if assignment.keep > announcement.round or (assignment.renew and assignment.phase != Phase.ENDORSE):
-        raise UntrustedError("an order to keep an update of a later round, or to mask one anew out of turn")
+        raise UntrustedError(
+            "an order to keep an update of a later round, or to mask one again outside the signing step"
+        )
     if assignment.renew and announcement.generation != generation:
-        # Whoever knows the older secrets knows the update, and would learn the new mask from it.
-        raise UntrustedError("an order to mask an update anew under secrets that were drawn to keep somebody out")
+        # A revoked device may still hold the old secrets. It could unmask the old form of the update, and with the
+        # aggregator derive the new mask from this known pair.
+        raise UntrustedError("an order to mask an update again in a rollover to a new key version")
     if assignment.train and (announcement.round > plan.rounds or assignment.phase not in TRAINING_PHASES):
         raise UntrustedError("an order to train where there is nothing to train for")
     if assignment.train and assignment.margins:
@@ -174,11 +179,11 @@ def _check_capabilities(assignment: Assignment, announcement: Announcement, plan
 
 
 def check_model(header: ModelHeader, plan: RunPlan, body_bytes: int, norm: float) -> None:
-    """Return if a masked offset, or the segment of one that the header names, may become a model.
+    """Check that a masked offset, or the segment of one that the header names, may become a model.
 
     Raises:
-        UntrustedError: another run's, epoch's or key's; a segment that the plan does not have; a wrong length; not
-            finite or longer than all rounds could make it.
+        UntrustedError: another run, epoch or key; a segment that the plan does not have; a wrong length; a norm that is not
+            finite, or larger than all rounds together allow.
     """
     if (header.fleet, header.run_id) != (plan.fleet, plan.run_id):
         raise UntrustedError("a model of another run")
@@ -196,5 +201,5 @@ def check_model(header: ModelHeader, plan: RunPlan, body_bytes: int, norm: float
         _check_scale(header.scale, f"model {header.model}", plan)
     if not 1 <= header.round <= plan.rounds + 1:
         raise UntrustedError(f"a model of round {header.round} of {plan.rounds}")
-    if not norm <= plan.norm_limit * header.round:
+    if not norm <= plan.norm_limit * header.round:  # also true for NaN
         raise UntrustedError(f"a model whose offset has norm {norm:.3g}, beyond {plan.norm_limit:.3g} a round")

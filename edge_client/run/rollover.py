@@ -51,7 +51,7 @@ def job(
     proposal: tuple[bytes, bytes],
     membership: DeviceMembership,
 ) -> Job:
-    """Return what a worker does for an order of a rollover; arguments as in `fold` and `endorse`.
+    """Return the job of an assignment in a rollover; arguments as in `fold` and `endorse`.
 
     Raises:
         UntrustedError: ``proposal`` (transfer id, payload) is not the one that was announced.
@@ -133,12 +133,12 @@ def endorse(
     proposal: bytes,
     membership: DeviceMembership,
 ) -> Finished:
-    """Return the upload of a device that compares: its signature, and its own updates masked anew.
+    """Return the upload of a device that compares: its signature, and its own updates under the new mask.
 
     A fold that differs from its own, or can't be opened, is answered without a signature.
 
     Args:
-        shop: keys, task and kept updates.
+        shop: keys, task and cached updates.
         announcement: the second step of a rollover.
         assignment: this device's.
         models: theta (d,), float32, of every model.
@@ -179,7 +179,7 @@ def _objection(
     models: Mapping[int, Float32Vector],
     membership: DeviceMembership,
 ) -> str:
-    """Return why this device does not sign, empty where it does."""
+    """Return the reason why this device refuses to sign; empty if it signs."""
     plan, c = shop.plan, checkpoint
     if coming.generation != membership.keys_since:
         return f"the owner has replaced the keys of roster {coming.generation}"

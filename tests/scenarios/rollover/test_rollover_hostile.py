@@ -61,14 +61,14 @@ def test_an_aggregator_that_keeps_to_the_rules_is_followed(rogue):
 
 
 OUT_OF_TURN = {
-    "before the epoch has had its rounds": (1, {}, "a rollover after round 1, the mask being 2 rounds' of 0"),
-    "as if after more rounds": (2, {"round": 3}, "a rollover after round 3, the mask being 2 rounds' of 0"),
+    "before the epoch has had its rounds": (1, {}, "a rollover after round 1, under a mask of 2 rounds, used since 0"),
+    "as if after more rounds": (2, {"round": 3}, "a rollover after round 3, under a mask of 2 rounds, used since 0"),
     "after the last round": (2, {"round": 6}, "a rollover after round 6"),
     "in a run of its own": (2, {"run": 2}, "an announcement of another run"),
     "under another key": (2, {"key_id": bytes(16)}, "another mask key"),
     "with a round's order": (2, {"assignments": (TRAIN,)}, "work of a round in a rollover"),
     "with vectors that its algorithm does not have": (2, {"carried": (CARRIED,)}, "vectors that are no models"),
-    "to sign nothing": (2, {"assignments": (SIGN,)}, "an order to sign nothing"),
+    "to sign nothing": (2, {"assignments": (SIGN,)}, "an order to sign without a proposed checkpoint"),
 }
 
 
@@ -117,7 +117,7 @@ def test_steps_go_back_no_more_than_rounds_do(rogue, caplog):
     assert "announced after" in reasons(caplog)[0]
     rogue.announce(rogue.step(2, nonce=b"\7" * 16))
     assert rogue.sent() == [0, 0, 0]
-    assert "an order to sign nothing" in reasons(caplog)[-1] or "announced twice" in reasons(caplog)[-1]
+    assert "an order to sign without a proposed checkpoint" in reasons(caplog)[-1] or "announced twice" in reasons(caplog)[-1]
 
 
 def too_few(rogue, c, given):
@@ -253,7 +253,7 @@ def test_nothing_is_masked_anew_for_an_aggregator_that_helps_who_was_revoked(tmp
             found = rogue.endorsements(proposal.checkpoint, sealed, 2, assignment=signing, generation=generation)
             assert found == {}
         assert rogue.sent()[:3] == [0, 0, 0]
-        assert any("drawn to keep somebody out" in r for r in reasons(caplog))
+        assert any("in a rollover to a new key version" in r for r in reasons(caplog))
         rogue.announce(rogue.step(5, generation=generation))
         assert rogue.sent()[:3] == [1, 0, 0], "the same without is done"
 

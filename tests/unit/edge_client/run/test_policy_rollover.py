@@ -67,7 +67,7 @@ def test_a_scheduled_rollover_comes_when_the_epoch_has_had_its_rounds():
 @pytest.mark.parametrize("round_", [2, 3, 5, 6])
 def test_a_scheduled_rollover_comes_neither_early_nor_late_nor_again(round_):
     """The owner has given the run so many epochs: with more it would use the masks of another run."""
-    with pytest.raises(UntrustedError, match=f"a rollover after round {round_}, the mask being 2 rounds' of 2"):
+    with pytest.raises(UntrustedError, match=f"a rollover after round {round_}, under a mask of 2 rounds, used since 2"):
         check(STEP, round=round_)
 
 
@@ -113,7 +113,7 @@ def test_a_round_has_no_part_of_a_rollover(changes):
 
 def test_nothing_is_masked_anew_under_fresh_secrets():
     """Whoever was revoked knows the old mask: with the aggregator he would learn the new one from a single vector."""
-    with pytest.raises(UntrustedError, match="drawn to keep somebody out"):
+    with pytest.raises(UntrustedError, match="in a rollover to a new key version"):
         check(FRESH, carried=(CARRIED,))
 
 
@@ -180,11 +180,11 @@ def test_orders_of_a_rollover():
         (TRAIN, STEP, "work of a round in a rollover"),
         (FOLD, ROUND, "a rollover in a round"),
         (SIGN, ROUND, "a rollover in a round"),
-        (SIGN, STEP, "an order to sign nothing"),
-        (FOLD, SIGNING, "fold what is folded"),
+        (SIGN, STEP, "an order to sign without a proposed checkpoint"),
+        (FOLD, SIGNING, "to fold despite one"),
         (dataclasses.replace(FOLD, train=True), STEP, "an order to train"),
-        (dataclasses.replace(FOLD, renew=(1,)), STEP, "mask one anew out of turn"),
-        (dataclasses.replace(TRAIN, renew=(1,)), ROUND, "mask one anew out of turn"),
+        (dataclasses.replace(FOLD, renew=(1,)), STEP, "mask one again outside the signing step"),
+        (dataclasses.replace(TRAIN, renew=(1,)), ROUND, "mask one again outside the signing step"),
         (dataclasses.replace(SIGN, candidates=(1,)), SIGNING, "not announced"),
     ],
 )
@@ -196,7 +196,7 @@ def test_orders_out_of_turn(order_, announcement, match):
 def test_no_update_is_masked_anew_under_fresh_secrets():
     fresh = dataclasses.replace(SIGNING, generation=GENERATION + 1)
     assignment(SIGN, fresh)
-    with pytest.raises(UntrustedError, match="drawn to keep somebody out"):
+    with pytest.raises(UntrustedError, match="in a rollover to a new key version"):
         assignment(dataclasses.replace(SIGN, renew=(1,)), fresh)
 
 
@@ -251,7 +251,7 @@ def test_the_agent_refuses_to_mask_updates_anew_for_fresh_secrets():
     renewing = dataclasses.replace(SIGN, renew=(1,))
     scheduled = dataclasses.replace(SIGNING, assignments=(renewing,))
     assert step(state, Announced(scheduled))[0].assignment == renewing
-    with pytest.raises(UntrustedError, match="keep somebody out"):
+    with pytest.raises(UntrustedError, match="in a rollover to a new key version"):
         step(state, Announced(dataclasses.replace(scheduled, generation=GENERATION + 1)))
 
 
