@@ -23,7 +23,7 @@ app = typer.Typer(
 )
 
 LABELS: Final = {"rounds": "rounds taken part in", "round": "last round taken part in"}
-"""Of figures whose name alone says too little."""
+"""Labels of the figures whose names are not clear enough."""
 
 Directory = Annotated[Path, typer.Argument(help="Keys, membership and state of this device.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -83,7 +83,7 @@ def enrol(
 ) -> None:
     """Ask to join a fleet over the broker: makes this device's keys, and waits until the owner approves.
 
-    The owner and the aggregator that the line names are the only ones it will ever believe.
+    The device trusts only the owner and the aggregator that the line names.
     """
     from time import time
 
@@ -116,7 +116,7 @@ def run(
     log: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with an [edge] table.")] = None,
 ) -> None:
-    """Take part in the fleet's runs; resumes where it was."""
+    """Take part in the fleet's runs; after a restart, resume the current one."""
     from edge_client.config import EdgeConfig
     from shoal.util.config import load
 
@@ -142,7 +142,7 @@ def show_config(
     data: Annotated[Path | None, typer.Option(help="As for run.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with an [edge] table.")] = None,
 ) -> None:
-    """Print every value that run would use, and where it comes from."""
+    """Print every value that run would use, and its source."""
     from edge_client.config import EdgeConfig
     from edge_client.membership import DeviceMembership
     from shoal.errors import NotEnrolledError
@@ -158,7 +158,7 @@ def show_config(
 
 @app.command()
 def status(directory: Directory, json: AsJson = False) -> None:
-    """Print what this device is doing and how it fares."""
+    """Print this device's stage and figures."""
     from crypto.seal.identity import fingerprint
     from edge_client.membership import DeviceMembership
     from edge_client.storage.state import DeviceState
@@ -186,7 +186,7 @@ def status(directory: Directory, json: AsJson = False) -> None:
 
 
 def _disk_error(files: DeviceState) -> dict[str, str]:
-    """Return the error of a device whose disk is full or has failed, which its status file can't say; nothing without one."""
+    """Return the error if the disk is full or has failed, since the status file can't be written then; else an empty dict."""
     from edge_client.storage.state import LOW_DISK_BYTES
 
     trouble = files.load_trouble()
@@ -202,7 +202,7 @@ def _disk_error(files: DeviceState) -> dict[str, str]:
 
 
 def status_lines(data: dict[str, Any]) -> list[str]:
-    """Return a status as lines for people: a figure each, and one for every run that has ended."""
+    """Return a status as text: one line for each figure, and one for each run that has ended."""
     lines = []
     for name, value in data.items():
         if name != "ended" or not isinstance(value, dict):
@@ -216,7 +216,7 @@ def status_lines(data: dict[str, Any]) -> list[str]:
 
 
 def _label(name: str) -> str:
-    """Return what people read for a figure's name in the JSON."""
+    """Return the label of a figure, given its name in the JSON."""
     return LABELS.get(name, name.replace("_", " "))
 
 
@@ -277,7 +277,7 @@ def export(
 
 
 def _note_unfinished(wanted: bool, live: bool, model: OwnModel) -> None:
-    """Note that the model of a run under way answers without --live."""
+    """Print a note if the model of an unfinished run answers though --live was not given."""
     if live and not wanted:
         note(
             f"no run has finished on this device yet: this is the model of run {model.run} under way, round {model.round}"
@@ -302,7 +302,7 @@ def models(directory: Directory, json: AsJson = False) -> None:
 
 
 def _model_line(model: dict[str, Any]) -> str:
-    """Return a finished model as a line for people."""
+    """Return a finished model as a line of text."""
     figures = [(name, model[f"validation_{name}"]) for name in ("accuracy", "loss")]
     fit = [f"{name} {value:.4g}" for name, value in figures if value is not None]
     samples = counted(model["validation_samples"], "sample")
@@ -332,7 +332,7 @@ def rollback(
 ) -> None:
     """Let an earlier finished model answer, at once and until a later run finishes; RUN may also be the newest again.
 
-    `shoal-edge run` may go on meanwhile.
+    `shoal-edge run` may be running meanwhile.
     """
     from edge_client.membership import DeviceMembership
     from edge_client.storage.finished_models import FinishedModels

@@ -10,15 +10,15 @@ from shoal.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class EdgeConfig:
-    """What `shoal-edge run` reads.
+    """The settings of `shoal-edge run`.
 
     Attributes:
         dir: keys, membership and state of this device.
         data: .npz, a directory of .npz, .csv, or IDX files.
-        broker: mqtt:// or mqtts:// address; empty takes the one of the owner's grant. It may hold a password.
+        broker: mqtt:// or mqtts:// address; if empty, the one of the owner's grant. It may hold a password.
         ca, cert, key: PEM files for mqtts.
-        threads: of ONNX Runtime, at least 1.
-        once: end after one run, instead of waiting for the next; a run whose end an earlier `run` has told does not count.
+        threads: threads for ONNX Runtime, at least 1.
+        once: exit after one run instead of waiting for the next; a run that was reported as finished before does not count.
         log: debug, info, warning or error.
     """
 

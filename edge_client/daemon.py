@@ -1,4 +1,4 @@
-"""`shoal-edge run`: one loop that feeds the device's runtime from a broker and its worker."""
+"""`shoal-edge run`: one loop that passes the events of the broker and the worker to the device's runtime."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ LOG = logging.getLogger("shoal.edge")
 POLL_S: Final = 0.5
 BIRTH_FILE: Final = "birth"
 MOST_BIRTHS: Final = (1 << 64) - 1
-"""Births are 64 bits wide on the wire."""
+"""Incarnations (births) are 64 bits wide on the wire."""
 
 
 def next_birth(membership: DeviceMembership) -> int:
-    """Return a number that grows with every start, also where the clock is wrong."""
+    """Return the device's incarnation, a number that grows with every start even if the clock is wrong; store it."""
     path = membership.directory / BIRTH_FILE
+    # The clock helps if the file was lost, the file if the clock was set back.
     birth = max(_last_birth(path) + 1, time.time_ns())
     write_atomic(path, str(birth).encode())
     return birth
 
 
 def _last_birth(path: Path) -> int:
-    """Return what was kept; 0 where nothing is, or something that no life of ours wrote."""
+    """Return the stored incarnation; 0 if there is none, or the file is damaged."""
     if not path.exists():
         return 0
     try:
@@ -57,7 +58,7 @@ def _last_birth(path: Path) -> int:
 
 
 def serve(config: EdgeConfig) -> None:
-    """Take part in the fleet's runs until stopped, or with ``once`` until a run is done whose end was not told before.
+    """Take part in the fleet's runs until stopped; with ``once``, until a run ends that was not reported before.
 
     Raises:
         NotEnrolledError: the device belongs to no fleet.
@@ -67,7 +68,7 @@ def serve(config: EdgeConfig) -> None:
         DataError: its data are missing or of no known format.
         StorageError: the disk is full or fails; `shoal-edge status` says so.
     """
-    DeviceMembership(config.dir)  # whoever is no device leaves no trace in a directory that may be anybody's
+    DeviceMembership(config.dir)  # check first: leave no lock file in a directory that is not a device's
     files_of(config.data)
     with serving(config.dir, hint="one `shoal-edge run` serves a device; end the other first"):
         try:
@@ -110,17 +111,19 @@ def _serve(config: EdgeConfig) -> None:
     try:
         _loop(config, runtime, inbox, membership.name)
     except BaseException:
-        with suppress(ShoalError):  # what ended it is what a person must hear of
+        with suppress(ShoalError):  # a failure to close must not hide the error that ended the loop
             runtime.close()
         raise
     runtime.close()
+    # Only after a clean close: if the process is killed before, the next one reports the end of the run again.
     runtime.remember_end()
 
 
 def _loop(config: EdgeConfig, runtime: DeviceRuntime, inbox: Inbox, name: str) -> None:
-    """Feed the runtime until stopped, or with ``once`` until a run is done, which is remembered only behind the goodbye.
+    """Pass events to the runtime until stopped, or with ``once`` until a run has ended.
 
-    Whoever is killed before that ends at once when it is started again.
+    With ``once``, the end is recorded as reported only after the runtime is closed. A process that is killed before that
+    ends at once when it is started again.
     """
     settled = None
     while not (config.once and runtime.runs_done):
@@ -142,6 +145,6 @@ def _loop(config: EdgeConfig, runtime: DeviceRuntime, inbox: Inbox, name: str) -
         runtime.tick(time.monotonic())
         if not config.once:
             runtime.remember_end()
-        if runtime.following != settled:
+        if runtime.following != settled:  # the objects of a new run stay: take them out of garbage collection
             settled = runtime.following
             settle()

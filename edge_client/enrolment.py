@@ -1,4 +1,4 @@
-"""A new device at the broker: it asks with its one-time line, and waits for the owner's grant.
+"""Enrolment over the broker: a new device sends a request with its one-time token, and waits for the owner's grant.
 
 `Enrolling` runs over any transport and reads no clock; `enrol` drives it over MQTT.
 """
@@ -33,14 +33,14 @@ from shoal.util.times import utc
 
 POLL_S: Final = 0.5
 LATE_S: Final = 30.0
-"""How long behind a line's expiry an answer may still come: none is given then, but one given before may lie at the broker."""
+"""Extra wait after a token has expired: the owner gives no answer then, but an earlier one may still be at the broker."""
 
 
 def read_line(source: str) -> Token:
     """Return the token of an enrolment line.
 
     Args:
-        source: the line itself, a file that holds it, or ``-`` or nothing for stdin: hidden where that is a terminal.
+        source: the line itself, a file that holds it, or ``-`` or nothing for stdin; a terminal does not show the input.
 
     Raises:
         ConfigError: there is no such line.
@@ -61,17 +61,17 @@ def read_line(source: str) -> Token:
 
 
 def require_fresh(directory: Path, token: Token, now_s: int) -> None:
-    """Refuse a line that expired before ``now_s`` (unix seconds), unless an earlier try in ``directory`` may have been answered.
+    """Refuse a token that expired before ``now_s`` (unix seconds), unless an earlier request from ``directory`` may be answered.
 
     Raises:
-        NotEnrolledError: it has.
+        NotEnrolledError: the token has expired, and no request was made with it.
     """
     if now_s > token.expires_at_s and not (directory / KEY_FILE).exists():
         raise expired(token)
 
 
 def prepare(directory: Path, name: str) -> Identity:
-    """Return the device's keys, made now unless an earlier try has left them.
+    """Return the device's keys; create them unless an earlier attempt has.
 
     Raises:
         ConfigError: the directory belongs to a fleet, or holds keys of another name.
@@ -87,7 +87,7 @@ def prepare(directory: Path, name: str) -> Identity:
 
 
 def expired(token: Token) -> NotEnrolledError:
-    """Return what there is to say about a line that has expired."""
+    """Return the error for an expired token."""
     return NotEnrolledError(
         f"this enrolment line expired on {utc(token.expires_at_s)}",
         hint="ask the owner for a new one: `shoal-fleet token`; or is this machine's clock wrong?",
@@ -95,14 +95,14 @@ def expired(token: Token) -> NotEnrolledError:
 
 
 class Enrolling:
-    """One device's request, until it is answered.
+    """One device's request to join, until it is answered.
 
     Attributes:
-        granted: the owner's grant is stored.
+        granted: whether the owner's grant is stored.
     """
 
     def __init__(self, directory: Path, token: Token, transport: Transport, complain: Callable[[str], None]) -> None:
-        """Take up the keys in ``directory``; ``complain`` is told about answers that are refused."""
+        """Load the keys in ``directory``; ``complain`` is called with a message for each answer that is refused."""
         self._directory = directory
         self._token = token
         self._transport = transport
@@ -115,12 +115,12 @@ class Enrolling:
         self.granted = False
 
     def start(self, now_s: int) -> None:
-        """Make the request, and say what to receive; ``now_s`` is unix seconds."""
+        """Make the request and subscribe to the grant; ``now_s`` is unix seconds."""
         self._request = make_request(self._identity, self._token, now_s)
         self._transport.subscribe(self._topics.filter(TopicKind.GRANT, self._id))
 
     def on_event(self, event: TransportEvent, now_s: int) -> None:
-        """Take one event of the transport."""
+        """Handle one event of the transport: publish the request, or check and store a grant."""
         match event:
             case Connected():
                 (chunk,) = split(self._request, kind=channels.ENROLMENT.kind, round=0)
@@ -129,7 +129,7 @@ class Enrolling:
                 try:
                     self._on_message(topic, payload, now_s)
                 except ConfigError:
-                    raise  # not the answer is off, but what we would store it in
+                    raise  # the answer is fine, but it can't be stored
                 except ShoalError as error:
                     self._complain(f"refused an answer: {error}")
             case _:
@@ -145,7 +145,7 @@ class Enrolling:
             self.granted = True
 
     def _checked(self, data: bytes, now_s: int) -> DeviceGrant:
-        """Return the grant if it is from the owner, and names the aggregator, that the line has pinned."""
+        """Return the grant if it is from the owner, and names the aggregator, that the token pins."""
         grant = open_grant(self._identity, data, DeviceGrant, self._token.owner)
         if grant.fleet != self._token.fleet:
             raise UntrustedError(f"a grant for fleet {grant.fleet!r}, not {self._token.fleet!r}")
@@ -168,13 +168,13 @@ def enrol(
     timeout_s: float,
     complain: Callable[[str], None],
 ) -> DeviceMembership:
-    """Ask, and return when the owner has approved.
+    """Send the request, and return when the owner has approved it.
 
     Raises:
-        ConfigError: the grant can't be stored: the disk is full, or another program is at work in ``directory``.
-        BrokerUnreachableError: nobody answers at the line's address.
-        NotEnrolledError: no grant came in ``timeout_s`` seconds, and asking again with the same line goes on; or the line
-            has expired.
+        ConfigError: the grant can't be stored: the disk is full, or another program uses ``directory``.
+        BrokerUnreachableError: no broker answers at the token's address.
+        NotEnrolledError: no grant arrived within ``timeout_s`` seconds, and a later call with the same token continues the
+            wait; or the token has expired.
     """
     inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
     address = BrokerAddress.parse(token.broker, ca_file=ca, cert_file=cert, key_file=key)

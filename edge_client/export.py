@@ -1,4 +1,4 @@
-"""Write a trained model as one ordinary ONNX file that needs nothing of ours."""
+"""Write a trained model as one ordinary ONNX file, which can be used without Shoal."""
 
 from __future__ import annotations
 

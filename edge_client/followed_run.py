@@ -1,4 +1,4 @@
-"""The run that a device follows, opened: plan, task, origins and mask key."""
+"""The decrypted run that a device follows: plan, task, origins and mask key."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ class Run:
     """A run that this device may follow.
 
     Attributes:
-        plan: the owner's, as it stands in this mask epoch.
-        origins: shape (origins, d), float32, read-only: what models are offsets from; the aggregator never has them.
-        key: the mask; segment_keys: the same mask, segment by segment, for what travels in parts.
+        plan: the owner's plan, for this mask epoch.
+        bundle: the task.
+        origins: shape (origins, d), float32, read-only: the vectors that models start from; the aggregator never has them.
+        key: the mask key; segment_keys: the mask of each segment, for models that are sent in parts.
         since: the round after which the mask epoch began, 0 for the first.
-        generation: roster sequence of the secrets that it is made with.
+        generation: key version of the epoch.
     """
 
     plan: RunPlan

@@ -1,4 +1,4 @@
-"""Predict with the device's models, and write one as an ONNX file: the best finished model, or the one under way."""
+"""Predict with the device's models, or write one as an ONNX file: the best finished model, or that of the current run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Chosen:
     Attributes:
         bundle: the task.
         models: one run's, of one round: from the root of cfl's tree to the device's own.
-        live: whether they are of the run under way rather than finished ones.
+        live: whether they are of the current run rather than a finished one.
     """
 
     bundle: TaskBundle = field(repr=False)
@@ -49,7 +49,7 @@ class Chosen:
         return kept.pick(self.models, node)
 
     def predict(self, source: Path, *, node: int | None = None, ensemble: bool = False) -> NDArray[Any]:
-        """Return one answer a sample; see `predict`."""
+        """Return one answer for each sample; see `predict`."""
         if ensemble and node is not None:
             raise ConfigError("one node or the ensemble of all, not both", hint="leave --node or --ensemble away")
         models = self.models if ensemble else (self.at(node),)
@@ -59,11 +59,12 @@ class Chosen:
             outputs = outputs + backend.predict(model.theta, inputs)
         if self.bundle.manifest.kind == "regression":
             return outputs / np.float32(len(models))
+        # The sum has the same argmax as the mean.
         answer: NDArray[np.int64] = outputs.argmax(axis=-1)
         return answer
 
     def document(self, node: int | None = None) -> dict[str, Any]:
-        """Return which model answers, as it stands in JSON."""
+        """Return the run, round and cluster of the model that answers, for JSON output."""
         model = self.at(node)
         return {"run": model.run, "round": model.round, "cluster": model.cluster, "live": self.live}
 
@@ -73,7 +74,7 @@ def choose(directory: Path, *, live: bool = False) -> Chosen:
 
     Args:
         directory: the device's.
-        live: take the model of the run under way. Otherwise it is taken only while no run has finished.
+        live: take the model of the current run. Otherwise it is taken only while no run has finished.
 
     Raises:
         IntegrityError: there is no model yet, or a file is damaged.
@@ -100,13 +101,13 @@ def choose(directory: Path, *, live: bool = False) -> Chosen:
 def predict(
     directory: Path, source: Path, *, node: int | None = None, ensemble: bool = False, live: bool = False
 ) -> NDArray[Any]:
-    """Return one answer a sample: the class for classification, the task's outputs otherwise.
+    """Return one answer for each sample: the class for classification, the task's outputs for regression.
 
     Args:
         directory: the device's.
         source: samples in any format that training takes; labels may be there and are ignored.
-        node: answer with the model of this node of cfl's tree, which must be on the device's path; None stands for
-            its own cluster's.
+        node: answer with the model of this node of cfl's tree, which must be on the device's path; None means the model of
+            its own cluster.
         ensemble: answer with the average of the outputs of all models on the path (cfl section V-C).
         live: as in `choose`.
 

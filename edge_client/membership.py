@@ -27,22 +27,23 @@ class DeviceMembership(Membership[DeviceGrant]):
     """A device that belongs to a fleet.
 
     Attributes:
-        index: its place in the roster, by which announcements address it.
+        index: its index in the roster, by which announcements address it.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Load what `join` left in ``directory``.
+        """Load the membership that `join` has stored in ``directory``.
+
+        An expired roster is accepted, since without it the device could not receive a newer one; see `expired`.
 
         Raises:
-            NotEnrolledError: nobody has joined there.
-            UntrustedError: the roster is not the owner's, or older than one that was in force before. One that has expired
-                is taken up: how else would a newer one be heard of? See `expired`.
+            NotEnrolledError: no device has joined there.
+            UntrustedError: the roster is not signed by the owner, or older than one that was in force before.
         """
         super().__init__(directory, DeviceGrant, expired=True)
 
     @property
     def content(self) -> GroupKey:
-        """The key that devices and the owner share."""
+        """The content key, which devices and the owner share."""
         return GroupKey(self.grant.fleet, "content", self.grant.content_key)
 
     @property
@@ -52,10 +53,10 @@ class DeviceMembership(Membership[DeviceGrant]):
 
     @property
     def index(self) -> int:
-        """The device's place in the roster.
+        """The device's index in the roster.
 
         Raises:
-            UntrustedError: it is revoked, or listed with other keys.
+            UntrustedError: the device is revoked, or listed with other keys.
         """
         for index, member in enumerate(self.roster.devices):
             if member == self.identity.member and self.name not in self.roster.revoked:
@@ -64,22 +65,22 @@ class DeviceMembership(Membership[DeviceGrant]):
 
     @property
     def listed(self) -> bool:
-        """Whether the newest roster has this device in the fleet."""
+        """Whether the newest roster lists this device as a member."""
         return self.roster.device(self.name) == self.identity.member
 
     def open_broadcast(self, payload: memoryview, signed: bytes) -> tuple[str, memoryview]:
-        """Return (purpose, plaintext) of what the aggregator told the fleet.
+        """Open a message from the aggregator to the fleet; return its purpose and plaintext.
 
-        A run package that the owner made with newer secrets puts those in force. Anything else that comes under the
-        newer broadcast key makes that the one we answer under: a rollover to the newer secrets is on its way.
+        A run package that the owner made with newer secrets puts those in force. Any message under a newer broadcast key
+        makes that the key for our own messages, since a rollover to the newer secrets is about to start.
 
         Args:
             payload: a group envelope.
             signed: its `Fingerprint.signed`.
 
         Raises:
-            UntrustedError: another fleet's, or not the aggregator's.
-            SealError: under no key that we hold, or altered.
+            UntrustedError: the message is of another fleet, or not from the aggregator.
+            SealError: it is sealed under a key that we do not have, or altered.
         """
         head, at = read_head(payload)
         sender = aggregator_of(self.roster)
@@ -93,15 +94,15 @@ class DeviceMembership(Membership[DeviceGrant]):
         return head.purpose, plain
 
     def open_own_roster(self, payload: memoryview, signed: bytes) -> bytes:
-        """Return the roster that the aggregator has sealed to this device alone, as the owner signed it; not checked yet.
+        """Return the signed roster that the aggregator has sealed to this device alone; the owner's signature is not checked yet.
 
         Args:
             payload: a member envelope.
             signed: its `Fingerprint.signed`.
 
         Raises:
-            UntrustedError: another fleet's, for another device, or not the aggregator's.
-            SealError: not sealed to us, or altered.
+            UntrustedError: the message is of another fleet, for another device, or not from the aggregator.
+            SealError: it is not sealed to us, or altered.
         """
         head, at = read_head(payload)
         sender = aggregator_of(self.roster)
@@ -111,17 +112,17 @@ class DeviceMembership(Membership[DeviceGrant]):
         return bytes(plain)
 
     def _put_in_force(self, package: memoryview) -> None:
-        """Go over to the secrets that a run was signed with; an older run may travel under newer ones' broadcast key."""
+        """Put the secrets of a run's plan in force; they may be older than the broadcast key that its package came under."""
         plan = open_document(decode(package, RunPackage).plan, RunPlan, self.owner_key)
         grant = self.newer(plan.roster_sequence)
         if grant is not None:
             self.promote(grant)
 
     def grant_of(self, generation: int) -> DeviceGrant:
-        """Return the grant whose secrets were drawn at roster ``generation``.
+        """Return the grant with the secrets of key version ``generation``.
 
         Raises:
-            NotEnrolledError: we have none of that generation.
+            NotEnrolledError: we have no secrets of that key version.
         """
         for grant in (self.grant, *self.later):
             if grant.keys_since == generation:
@@ -131,15 +132,15 @@ class DeviceMembership(Membership[DeviceGrant]):
         )
 
     def content_of(self, generation: int) -> GroupKey:
-        """Return the key that devices and the owner share, of one generation of secrets."""
+        """Return the content key of key version ``generation``."""
         return GroupKey(self.fleet, "content", self.grant_of(generation).content_key)
 
     def secret_at(self, generation: int, epoch: int) -> MaskSecret:
         """Return the mask secret of an epoch, from which the masks of that epoch are derived.
 
         Raises:
-            NotEnrolledError: no secrets of that generation have come.
-            IntegrityError: the epoch is over, and its secret erased.
+            NotEnrolledError: the secrets of that key version have not arrived.
+            IntegrityError: the epoch is over, and its secret was erased.
         """
         from crypto.mask.secret import MaskSecret
 
@@ -147,7 +148,7 @@ class DeviceMembership(Membership[DeviceGrant]):
         return MaskSecret.from_bytes(grant.mask_secret).at(epoch, grant.mask_epoch)
 
     def enter(self, generation: int, epoch: int) -> None:
-        """Put the secrets of a mask epoch in force and erase those before it, durably; going back changes nothing."""
+        """Put the secrets of a mask epoch in force and erase earlier ones, durably; do nothing for an earlier epoch."""
         grant = self.newer(generation)
         if grant is not None and grant.keys_since == generation:
             self.promote(grant)

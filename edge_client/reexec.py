@@ -1,7 +1,7 @@
-"""Leave the command line behind: a device that runs for months should not carry the parser of its flags in memory.
+"""Re-execution of a device's program without its command-line parser, to save memory in a process that runs for months.
 
-`become` replaces this process by one that imports only what serving needs (about 20 MB less); the configuration travels
-in an unnamed file in memory, since an address may hold a password and command lines are public.
+`become` replaces this process by one with the imports that serving needs, about 20 MB less. The configuration is passed in
+an unnamed file in memory, since an address may hold a password and other users can read command lines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edge_client.config import EdgeConfig
 from shoal.errors import UsageError
 
 MALLOC: Final = {"MALLOC_ARENA_MAX": "1"}
-"""One heap for all threads: they take turns anyway, and each further arena keeps its own free pages."""
+"""One malloc arena for all threads: they take turns anyway, and each further arena holds free pages of its own."""
 _PR_SET_NAME: Final = 15
 _PROCESS_NAME: Final = b"shoal-edge"
 
@@ -26,6 +26,7 @@ _PROCESS_NAME: Final = b"shoal-edge"
 def become(config: EdgeConfig) -> NoReturn:
     """Replace this process by the serving program."""
     document = {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(config).items()}
+    # Flags 0, without close-on-exec: the new program reads from this descriptor.
     handle = os.memfd_create("shoal-edge-config", 0)
     os.write(handle, json.dumps(document).encode())
     os.lseek(handle, 0, os.SEEK_SET)
@@ -36,7 +37,7 @@ def become(config: EdgeConfig) -> NoReturn:
 
 
 def inherited_config(arguments: list[str]) -> EdgeConfig:
-    """Return the configuration that `become` left for this process.
+    """Return the configuration that `become` has passed to this process.
 
     Raises:
         UsageError: this program was started by hand.
@@ -51,5 +52,6 @@ def inherited_config(arguments: list[str]) -> EdgeConfig:
         raise UsageError(
             "this program is not started by hand", hint="shoal-edge run DIRECTORY --data SOURCE"
         ) from error
+    # Tools like top and ps would otherwise show the interpreter's name.
     ctypes.CDLL(None).prctl(_PR_SET_NAME, _PROCESS_NAME, 0, 0, 0)
     return config

@@ -1,4 +1,4 @@
-"""What a device has to show: its figures, and the model of its own cluster, on disk now and then."""
+"""A device's results on disk: its figures, and the model of its own cluster, both saved periodically."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RUNS_REMEMBERED: Final = 16
 
 
 def _ended_before(files: DeviceState) -> dict[str, dict[str, Any]]:
-    """Return the figures of runs that ended before a restart, by number, as far as they can be read."""
+    """Return the figures of runs that ended before a restart, by run number; those that can't be read are left out."""
     ended = (files.load_status() or {}).get("ended")
     if not isinstance(ended, dict):
         return {}
@@ -39,12 +39,12 @@ def _ended_before(files: DeviceState) -> dict[str, dict[str, Any]]:
 
 
 class Results:
-    """The results of the run that is followed, and figures of those before."""
+    """The results of the current run, and the figures of earlier ones."""
 
     def __init__(
         self, membership: DeviceMembership, files: DeviceState, transport: Transport, clock_s: Callable[[], float]
     ) -> None:
-        """Take up the files of an earlier process; ``clock_s`` gives unix seconds."""
+        """Load the figures of an earlier process; ``clock_s`` returns unix seconds."""
         self._clock_s = clock_s
         self._finished = FinishedModels(membership.directory)
         self._finished.tidy()
@@ -60,7 +60,7 @@ class Results:
         self._untold = b""
 
     def begin(self, run: Run, *, again: bool) -> None:
-        """Start the figures of a run, or ``again`` go on with them in another mask epoch."""
+        """Start the figures of a run; with ``again`` continue them in another mask epoch of the same run."""
         plan = run.plan
         self._run = run
         if not again:
@@ -77,7 +77,7 @@ class Results:
         models: Mapping[int, Float32Vector],
         now_s: float,
     ) -> None:
-        """Take what came of an order, from ``models`` (d,) float32 by id."""
+        """Record the result of a round, and at the end of a run save its models; ``models`` are (d,) float32 by id."""
         rounds = self._figures.get("rounds", 0) + 1
         self._figures.update(rounds=rounds, round=announcement.round, cluster=result.model, loss=result.loss)
         if result.tested:
@@ -110,25 +110,26 @@ class Results:
         )
 
     def lacks_final_model(self, mark: ReplayWatermark, plan: RunPlan) -> bool:
-        """Whether a device whose mark is in the final round of ``plan`` lacks the model that it ended with."""
+        """Whether the watermark is in the final round of ``plan``, but the final model is not on disk."""
         if (mark.run, mark.round) != (plan.run, plan.rounds + 1):
             return False
         return self._files.lacks_final_model(mark, plan) or not self._finished.holds(plan.run_id)
 
     def keep_up(self, now_s: float) -> None:
-        """Save the newest model if the last one saved is old."""
+        """Save the newest model if the last save is longer ago than SAVE_MODEL_EVERY_S."""
         if now_s - self._saved_model_s > SAVE_MODEL_EVERY_S:
             self.save_model(now_s, durable=False)
 
     def save_model(self, now_s: float, *, durable: bool) -> None:
-        """Save the newest model, if there is one that is not."""
+        """Save the newest model, if there is one that is not saved durably yet."""
         if self._own is not None:
             self._files.save_model(self._own, durable=durable)
             self._saved_model_s = now_s
+            # A save without sync may be lost in a power cut, so the model stays due for a durable one.
             self._own = None if durable else self._own
 
     def finish(self, plan: RunPlan, stage: Stage, now_s: float) -> bool:
-        """Close the figures of a run, unless an earlier life has; return whether its end was told in none."""
+        """Close the figures of a run unless that happened before a restart; return whether its end was not reported yet."""
         told = self._files.was_told(plan.run_id)
         if told:
             LOG.info("waiting for the next run", extra={"kv": {"after": plan.run}})
@@ -139,7 +140,7 @@ class Results:
         return not told
 
     def remember_end(self) -> None:
-        """Keep, durably, that the end of the run was told, if it has come."""
+        """Record, durably, that the end of the run was reported, if it has ended."""
         if self._untold:
             self._files.save_told(self._untold)
             self._untold = b""
@@ -153,7 +154,7 @@ class Results:
         LOG.info("run finished", extra={"kv": {"run": plan.run, **self._figures}})
 
     def publish(self, stage: Stage, now_s: float, *, force: bool = False) -> None:
-        """Write the figures where people and programs find them, at most once a second unless forced."""
+        """Write the figures to the status file, at most once every STATUS_EVERY_S seconds unless forced."""
         if not force and now_s - self._saved_status_s < STATUS_EVERY_S:
             return
         self._saved_status_s = now_s

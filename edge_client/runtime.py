@@ -1,6 +1,6 @@
-"""One device on a transport: carries out what the agent decides. Owns no thread and reads no clock.
+"""One device on a transport: carries out the actions of its state machine. It owns no thread and reads no clock.
 
-Drivers feed `on_event`, `on_result` and `tick`; the program does so from a queue with the real clock, the loopback
+Drivers call `on_event`, `on_result` and `tick`; the program does so from a queue with the real clock, the loopback
 fleet with virtual time and an inline worker.
 """
 
@@ -49,14 +49,14 @@ from shoal.util.log_throttle import Refusals
 
 LOG = logging.getLogger("shoal.edge")
 ANNOUNCED_WITHIN_S: Final = 10.0
-"""A device whose disk fails between two rounds waits so long for the next announcement, to decline it, before it ends."""
+"""Time for which a device whose disk fails between two rounds waits for the next announcement, to decline it before it ends."""
 
 
 class DeviceRuntime:
     """Drives one device.
 
     Attributes:
-        runs_done: how many runs the device has seen to their end, those not counted whose end was told in an earlier life.
+        runs_done: number of runs that have finished, without those that were reported as finished before a restart.
     """
 
     def __init__(
@@ -73,19 +73,19 @@ class DeviceRuntime:
         backend: Callable[[TaskBundle, int], Backend] = OrtModel,
         clock_s: Callable[[], float] = time.time,
     ) -> None:
-        """Take up the device's state.
+        """Load the device's state.
 
         Args:
             membership: keys and fleet.
             transport: not started yet.
-            worker: carries out orders.
-            load_data: gives the device's samples in a task's shapes.
-            birth: of this life, see `presence`.
-            results: hands a callback from the worker back to the driver's own thread.
+            worker: runs the jobs.
+            load_data: returns the device's samples in a task's shapes.
+            birth: the device's incarnation, see `presence`.
+            results: runs a callback from the worker on the driver's own thread.
             uniform: draws from [0, 1), for jitter.
-            threads: of ONNX Runtime.
-            backend: makes what evaluates a task; the load bench replaces it by one that costs next to nothing.
-            clock_s: gives unix seconds, for the time at which a run finished.
+            threads: threads for ONNX Runtime.
+            backend: makes the backend of a task; the load bench replaces it by a cheap one.
+            clock_s: returns unix seconds, for the time at which a run finished.
         """
         self._membership = membership
         self._transport = transport
@@ -124,7 +124,7 @@ class DeviceRuntime:
 
     @property
     def revoked(self) -> bool:
-        """Whether the owner has taken this device out of the fleet: it listens to nothing and says nothing any more."""
+        """Whether the owner has revoked this device: it ignores all messages and sends none."""
         return self._rosters.revoked
 
     @property
@@ -133,7 +133,7 @@ class DeviceRuntime:
         return None if self._run is None else self._run.plan.run
 
     def start(self) -> None:
-        """Say what to receive; take up the run that was followed before."""
+        """Subscribe to the fleet's topics, and resume the run that was followed before a restart."""
         topics = self._topics
         self._rosters.start()
         self._transport.subscribe(topics.filter(TopicKind.KEYS, self._membership.name))
@@ -149,7 +149,7 @@ class DeviceRuntime:
             self._take_run(run)
 
     def _mind_expiry(self) -> bool:
-        """Return whether the roster has expired: stop what is under way when it does, and begin again when a newer one comes."""
+        """Return whether the roster has expired. Stop the current work when it does, and resume when a newer one arrives."""
         if not self._rosters.look():
             return self._rosters.lapsed
         if self._rosters.lapsed:
@@ -165,7 +165,7 @@ class DeviceRuntime:
         return False
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
-        """Take one event of the transport.
+        """Handle one event of the transport.
 
         Raises:
             StorageError: the disk is full or fails; the round was declined if it needs this device.
@@ -188,8 +188,8 @@ class DeviceRuntime:
     def _declining_on_disk_errors(self) -> Iterator[None]:
         """Decline the round when the disk fails in the body, then let the error end the device.
 
-        If the open round does not wait for this device, the error is held back for the next announcement, so that the aggregator
-        learns why the device is gone: see `ANNOUNCED_WITHIN_S`.
+        If the open round does not wait for this device, the error is held back until the next announcement, so that the
+        aggregator learns why the device stops: see `ANNOUNCED_WITHIN_S`.
 
         Raises:
             StorageError: at once if the open round waits for this device, else with the next announcement, or from `tick`.
@@ -238,13 +238,14 @@ class DeviceRuntime:
         if channel is channels.CONTROL and self._rosters.lapsed:
             return
         purpose, plain = self._membership.open_broadcast(transfer.payload, transfer.signed)
+        # The broadcast key may have changed with this message, which is authentic even if its purpose is wrong.
         self._follow_group()
         if purpose != channel.purpose:
             raise UntrustedError(f"a message of purpose {purpose!r} on the channel {channel.name!r}")
         self._dispatch(channel, parsed.label, transfer.transfer_id, plain)
 
     def _collect(self, parsed: ParsedTopic, payload: bytes) -> Transfer | None:
-        """Store a chunk if its topic and its size are expected; return the transfer when this chunk completes it."""
+        """Store a chunk if its topic and size are expected; return the transfer if this chunk completes it."""
         allowed = self._inbound.allowed(parsed)
         transfer = None
         try:
@@ -253,7 +254,7 @@ class DeviceRuntime:
         except TooLargeError as error:
             if parsed.kind not in (TopicKind.PLAN, TopicKind.CHECKPOINT):
                 raise
-            LOG.debug("fetched once an announcement has given its size", extra={"kv": {"reason": error}})
+            LOG.debug("too large until an announcement gives its size", extra={"kv": {"reason": error}})
         self._lookout.heard(self._now_s)
         return transfer
 
@@ -275,7 +276,7 @@ class DeviceRuntime:
                 self._on_control(decode(plain, Control))
 
     def _follow_group(self) -> None:
-        """Where another broadcast key is in force than we have answered under: answer under it, look for what was said."""
+        """If the broadcast key has changed, announce presence under the new key and re-fetch the retained announcement."""
         if not self._attendance.stale or self._rosters.lapsed:
             return
         LOG.info("new broadcast key", extra={"kv": {"roster": self._membership.roster.sequence}})
@@ -285,7 +286,7 @@ class DeviceRuntime:
         self._lookout.look(self._topics.round)
 
     def _on_keys(self, grant: bytes) -> None:
-        """Keep newer secrets, and look again at what may be made with them: it may have come first."""
+        """Store newer secrets, and re-request the messages that may need them: they may have arrived before."""
         if self._membership.take_grant(grant):
             LOG.info("newer keys", extra={"kv": {"roster": self._membership.newest_generation}})
             topics = self._topics
@@ -298,13 +299,14 @@ class DeviceRuntime:
             if run is not None:
                 self._take_run(run)
         if run is not None:
+            # Stored only now: if the samples do not fit the task, the earlier run stays in force.
             self._following.keep(run, package)
             self._announce_held()
         elif self._following.early:
             self._lookout.look(self._topics.checkpoint)
 
     def _on_epoch(self, data: bytes) -> None:
-        """Go on to a later mask epoch of the run."""
+        """Change to a later mask epoch of the run."""
         run = self._following.renewed(data, self._run, self._state.mark.roster)
         if run is not None:
             with self._declining.unless_followed(self._following, self._announce_held):
@@ -313,7 +315,7 @@ class DeviceRuntime:
             self._announce_held()
 
     def _take_run(self, run: Run) -> None:
-        """Follow a run, or go on with it in another mask epoch."""
+        """Put a run in force, or the next mask epoch of the current one."""
         again = self._run is not None and self._run.plan.run_id == run.plan.run_id
         samples = self._workplace.follow(run, again=again)
         self._run = run
@@ -341,13 +343,14 @@ class DeviceRuntime:
             return
         larger = self._inbound.announced(announcement)
         if run is None or announcement.run_id != run.plan.run_id or announcement.epoch > run.plan.epoch:
+            # The announcement overtook its run package or mask epoch: handle it when that has arrived.
             self._held = announcement
             if not self._lookout.found(announcement.nonce, self._missing()):
                 self._declining.unfollowed(announcement)
                 self._lookout.look(*(b for b, t in self._package_topics if t in larger and b in self._missing()))
             return
         if not announcement.step and not announcement.finished and self._membership.keys_since > run.generation:
-            LOG.info("no round under keys that the owner has replaced", extra={"kv": {"round": announcement.round}})
+            LOG.info("round ignored: the owner has replaced its keys", extra={"kv": {"round": announcement.round}})
             return
         try:
             self._step(agent.Announced(announcement))
@@ -363,7 +366,7 @@ class DeviceRuntime:
         return (self._topics.plan, TopicKind.PLAN), (self._topics.checkpoint, TopicKind.CHECKPOINT)
 
     def _missing(self) -> tuple[str, ...]:
-        """Return below which topics lies what the device waits for."""
+        """Return the base topics of the messages that the device waits for."""
         if self._held is None:
             return self._feed.bases if self._state.stage is agent.Stage.FETCHING else ()
         return (self._topics.checkpoint,) if self._following.early else (self._topics.plan, self._topics.checkpoint)
@@ -388,7 +391,7 @@ class DeviceRuntime:
     def on_result(
         self, announcement: Announcement, assignment: Assignment, result: Result, models: Mapping[int, Float32Vector]
     ) -> None:
-        """Take what the worker made of an order from ``models``; newer ones may have come meanwhile."""
+        """Handle the result of a job on ``models``; ignore it if a newer round was announced in the meantime."""
         if self.revoked or self._rosters.lapsed or self._disk_error is not None:
             return
         current = (self._state.mark.run, self._state.mark.round, self._state.mark.nonce)
@@ -407,7 +410,7 @@ class DeviceRuntime:
             return
         transfer, sealed = result.parcel.transfer_id, result.parcel.payload
         if not announcement.step:
-            # Before the upload: behind its answer nobody sends the final model again.
+            # Before the upload: once a final round's upload is answered, the models are not sent again.
             self._results.note(announcement, assignment, result, models, self._now_s)
         self._outbox.keep(self._state.mark, transfer, sealed)
         if result.objection:
@@ -421,7 +424,7 @@ class DeviceRuntime:
         self._step(agent.WorkFailed(announcement.nonce))
 
     def tick(self, now_s: float) -> None:
-        """Do what is due: reminders, models that do not come, figures.
+        """Do the work that is due: reminders, requests for lost messages, saving of the model.
 
         Raises:
             StorageError: as `on_event`.
@@ -486,11 +489,11 @@ class DeviceRuntime:
         )
 
     def remember_end(self) -> None:
-        """Keep that the end of the run, if it has come, was told: it counts in no later life of the device."""
+        """Record that the run's end was reported, if it has ended, so that it is not counted again after a restart."""
         self._results.remember_end()
 
     def close(self) -> None:
-        """Keep what is worth keeping and say goodbye, if anybody can still be told.
+        """Stop the worker, save the newest model, publish the presence as offline, and close the transport.
 
         Raises:
             ConfigError: the newest model can't be written.

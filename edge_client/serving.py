@@ -1,4 +1,4 @@
-"""The process that `shoal-edge run` becomes: everything that a device holds in memory while it serves."""
+"""Entry point of the process that serves a device; `shoal-edge run` replaces itself by it to save memory."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from shoal.util.console import run_program, setup_logging
 from shoal.util.process import put_off
 
 UNUSED: Final = "urllib.request"
-"""paho names it for web socket proxies; with http and email behind it, it is 3 MB of the 80 MB that a device may hold."""
+"""Imported by paho for web socket proxies. With http and email it would take 3 MB of the 80 MB that a device may use."""
 
 
 def main() -> None:
-    """Serve with the configuration that `become` left for this process."""
+    """Serve with the configuration that `become` has passed to this process."""
 
     def program(**_: object) -> None:
         config = inherited_config(sys.argv)
         setup_logging(config.log)
-        put_off(UNUSED)
+        put_off(UNUSED)  # before the import below, which loads paho
         from edge_client.daemon import serve
 
         serve(config)
