@@ -5,7 +5,7 @@
 - The clear update stays on the device: `update` masks and seals it in the same step.
 
 `data` and `data_files` read samples, `model` evaluates the graphs, `scoring` picks the best of k models, `training`
-trains, `norm_noise` perturbs an update's length, `update` carries out one order, `worker` runs it beside the event loop.
+trains, `norm_noise` perturbs an update's length, `update` carries out an assignment, `worker` runs it in a second thread.
 
 Example: `update.carry_out` scores the candidates, trains the best one, and returns the sealed upload.
 """

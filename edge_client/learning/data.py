@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.task.manifest import TaskManifest, TensorSpec
 
 VALIDATION_PERCENT: Final = 20
-"""Of the samples, for validation; as many are for the test, and the rest for training."""
+"""Share of the samples for validation; the test share has the same size, and the rest is for training."""
 MIN_SAMPLES: Final = 5
 """Fewest samples that give each of the three shares one."""
 
@@ -51,7 +51,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class DataSplits:
-    """A device's samples in three disjoint parts: trained on, consulted for splits, reported."""
+    """A device's samples in three disjoint shares: for training, for choosing between models, and for reported figures."""
 
     train: Dataset
     validation: Dataset
@@ -121,7 +121,7 @@ def permutation(n: int, seed: bytes) -> NDArray[np.int64]:
 
 
 def files_of(source: Path) -> Sequence[Path]:
-    """Return the files that hold the samples of ``source``, without a look inside.
+    """Return the files that hold the samples of ``source``, without opening them.
 
     Raises:
         DataError: there are none, or none of a known format.
@@ -131,6 +131,7 @@ def files_of(source: Path) -> Sequence[Path]:
             archives = sorted(source.glob("*.npz"), key=lambda path: path.name)
             if archives:
                 return archives
+            # A folder of IDX files may also hold a benchmark's test set: read only one file, train-* if there is one.
             found = sorted(source.glob("*images*idx*"), key=lambda path: (not path.name.startswith("train"), path.name))
             if found:
                 return found[:1]
@@ -165,7 +166,7 @@ def _conform(raw: Raw, manifest: TaskManifest) -> Dataset:
 
 
 def _tensor(values: NDArray[Any], spec: TensorSpec, raw: Raw, what: str) -> NDArray[Any]:
-    """Return ``values`` (n, ...) as (n, *spec.shape) of the contract's dtype, or name the first row that can't be."""
+    """Convert ``values`` (n, ...) to (n, *spec.shape) of the contract's dtype; an error names the first row that does not fit."""
     n, width = len(values), math.prod(spec.shape)
     if values.dtype.kind not in "fiub":
         raise DataError(f"{raw.origin}: each {what} must be numbers, not {values.dtype}")
@@ -179,9 +180,9 @@ def _tensor(values: NDArray[Any], spec: TensorSpec, raw: Raw, what: str) -> NDAr
         _require(np.isfinite(flat), raw, what, "is not finite")
     if spec.dtype == "float32":
         if values.dtype.kind == "f":
-            if values.dtype.itemsize > 4:
+            if values.dtype.itemsize > 4:  # float64 may be out of range; float16 and float32 always fit
                 _require(np.abs(flat) <= np.finfo(np.float32).max, raw, what, "is too large for float32")
-        elif values.dtype.itemsize > 2:
+        elif values.dtype.itemsize > 2:  # 8 and 16 bits always fit the 24-bit mantissa
             exact = (flat <= _FLOAT32_EXACT) & (flat >= -_FLOAT32_EXACT)
             _require(exact, raw, what, "is an integer that float32 can't hold exactly")
     else:

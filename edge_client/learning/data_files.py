@@ -23,19 +23,19 @@ _IDX_MAX_RANK: Final = 4
 _PIXEL_MAX: Final = np.float32(255.0)
 
 MAX_IDX_BYTES: Final = 4 << 30
-"""Largest IDX file, unpacked: bounds what a damaged header can make us reserve."""
+"""Largest IDX file, unpacked: bounds the memory that a damaged header can make us reserve."""
 
 _NPZ_ERRORS: Final = (
     OSError,
     ValueError,  # a bad header, or a pickled object
     EOFError,
-    SyntaxError,  # header text that is no Python literal
+    SyntaxError,  # header text that is not a Python literal
     tokenize.TokenError,
     zipfile.BadZipFile,
     zlib.error,
     NotImplementedError,  # an unknown compression method
     RuntimeError,  # an encrypted member
-    MemoryError,  # a header that promises more than there is room for
+    MemoryError,  # a header with a larger shape than memory allows
     OverflowError,
 )
 
@@ -48,7 +48,7 @@ class Raw:
         x: shape (n, ...).
         y: shape (n, ...).
         origin: the file, for messages.
-        lines: for text, the line number of each row; None where a row's index is its position.
+        lines: for text, the line number of each row; None for formats whose rows are numbered by position.
     """
 
     x: NDArray[Any]
@@ -57,12 +57,12 @@ class Raw:
     lines: array[int] | None = None
 
     def row_name(self, row: int) -> str:
-        """Return how a person finds row ``row`` (0-based) in the file."""
+        """Return the name of row ``row`` (0-based) for error messages: its line in a text file, else its index."""
         return f"row {row}" if self.lines is None else f"line {self.lines[row]}"
 
 
 def read_npz(path: Path, *, labelled: bool = True) -> Raw:
-    """Read arrays ``x`` and ``y`` of an .npz archive, pickled objects refused; ``y`` is empty if not ``labelled``."""
+    """Read the arrays ``x`` and ``y`` of an .npz archive; refuse pickled objects. ``y`` is empty if not ``labelled``."""
     try:
         with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as archive:
             missing = ({"x", "y"} if labelled else {"x"}) - set(archive.files)
@@ -85,7 +85,7 @@ def read_csv(path: Path) -> Raw:
 
     The label is the column named ``label``, or the last one.
     """
-    import csv  # a device with other data need not hold it
+    import csv  # imported late: devices with other formats save its memory
 
     values, lines = array("d"), array("q")
     width, label = 0, -1
@@ -159,7 +159,7 @@ def _idx(path: Path) -> NDArray[np.uint8]:
             count = math.prod(shape)
             if count > MAX_IDX_BYTES:
                 raise DataError(f"{path} promises {count} bytes, more than {MAX_IDX_BYTES}")
-            data = file.read(count + 1)
+            data = file.read(count + 1)  # one byte more, to detect a file that is longer than its header says
     except (OSError, EOFError, zlib.error, MemoryError) as error:
         raise DataError(f"{path} can't be read: {error}") from None
     if len(shape) != head[3] or len(data) != count:

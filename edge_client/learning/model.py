@@ -1,4 +1,4 @@
-"""Evaluate a task with ONNX Runtime: one session a graph, made on first use, shared by all k models."""
+"""Evaluate a task with ONNX Runtime: one session for each graph, created on first use and shared by all k models."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from shoal.types import Float32Vector
 
 SCORE_ROWS: Final = 100
-"""Samples a forward pass takes at a time: activations of larger chunks cost memory and gain no speed."""
+"""Samples in one forward pass: the activations of larger chunks cost memory and gain no speed."""
 
 GRAD_ROWS: Final = 100
-"""Samples a backward pass takes at a time; larger batches are summed chunk by chunk.
+"""Samples in one backward pass; the gradients of a larger batch are summed chunk by chunk.
 
 600 samples of the 28x28 CNN: 1.4 s and 219 MB at 100, 2.3 s and 370 MB at 256, 4.1 s and 726 MB in one piece.
 """
@@ -47,7 +47,7 @@ class Score:
 
 
 class Backend(Protocol):
-    """What scoring and training need of a task; ONNX Runtime is one implementation."""
+    """Interface to a task's graphs for scoring, training and prediction; `OrtModel` is one implementation."""
 
     def score(self, theta: Float32Vector, x: NDArray[Any], y: NDArray[Any]) -> Score:
         """Return loss and correct count of theta (d,) float32 on n samples."""
@@ -92,7 +92,7 @@ class OrtModel:
         return Score(total / len(x), correct, y.size)
 
     def grad(self, theta: Float32Vector, x: NDArray[Any], y: NDArray[Any]) -> tuple[float, Float32Vector]:
-        """Return the mean loss and its gradient with respect to ``theta``, (d,) float32, the caller's to overwrite.
+        """Return the mean loss and its gradient with respect to ``theta``, (d,) float32; the caller may overwrite it.
 
         Args:
             theta: shape (d,), float32.
@@ -104,7 +104,7 @@ class OrtModel:
         for at in range(0, len(x), GRAD_ROWS):
             rows = slice(at, at + GRAD_ROWS)
             loss, part = self._run("grad", {"theta": theta, "x": x[rows], "y": y[rows]})
-            if len(x) <= GRAD_ROWS:
+            if len(x) <= GRAD_ROWS:  # a single chunk needs no weight
                 return float(loss), part
             share = len(x[rows]) / len(x)
             total += share * float(loss)
@@ -151,6 +151,7 @@ class OrtModel:
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         options.log_severity_level = _SEVERITY_ERROR
+        # Prefer low memory to speed: no arena that holds freed memory, and no threads that spin while they wait.
         options.enable_cpu_mem_arena = False
         options.enable_mem_pattern = False
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -164,7 +165,7 @@ class OrtModel:
         return session
 
     def _check_signature(self, graph: str, session: Any) -> None:
-        """Refuse a graph whose inputs or outputs are not what the manifest promises."""
+        """Refuse a graph whose inputs or outputs differ from the manifest."""
         manifest = self._bundle.manifest
         expected = {
             "theta": ((manifest.length,), "tensor(float)"),

@@ -1,9 +1,9 @@
-"""Norm noise: a random factor near 1 on every update, so that its length does not single out the data behind it.
+"""Norm noise: a random factor near 1 on every update, so that the update's norm does not identify the training data.
 
-No mask changes a norm, and an aggregator that can list what the data may be compares lengths (Kargupta et al., "Random-Data
-Perturbation Techniques and Privacy-Preserving Data Mining", 2005, for the family). The factor is 1 + blur z with z standard
-normal, clipped at CLIP: its mean is 1 exactly, since the clipped normal is symmetric, so that a mean of blurred updates has
-the expectation of the true one; directions, and with them all cosines, stay what they are.
+A mask does not change the norm, so an aggregator with a list of candidate data sets could compare norms (for this family of
+attacks see Kargupta et al., "Random-Data Perturbation Techniques and Privacy-Preserving Data Mining", 2005). The factor is
+1 + blur z, with z standard normal and clipped at CLIP. Its mean is exactly 1, since the clipped normal is symmetric, so the
+expectation of a mean of updates does not change; neither do directions, and with them cosines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from shoal.limits import MAX_NORM_NOISE
 
 CLIP: Final = 4.0
-"""Standard deviations; one draw in 16,000 is beyond, and 1 - CLIP MAX_NORM_NOISE is still positive."""
+"""Clipping bound in standard deviations: one draw in 16,000 is beyond it, and 1 - CLIP MAX_NORM_NOISE is still positive."""
 
 assert CLIP * MAX_NORM_NOISE < 1
 
@@ -27,15 +27,15 @@ class Normal(Protocol):
 
 
 SYSTEM: Final = random.SystemRandom()
-"""The operating system's random source (os.urandom): the run's seed, which the aggregator knows, plays no part."""
+"""The operating system's random source (os.urandom). The run's seed is not used, since the aggregator knows it."""
 
 
 def noise_factor(blur: float, source: Normal = SYSTEM) -> float:
-    """Return the factor for one update: 1 where ``blur`` is 0, else of mean 1 and standard deviation ``blur``.
+    """Return the factor for one update: 1 if ``blur`` is 0, else a draw with mean 1 and standard deviation ``blur``.
 
     Args:
         blur: relative standard deviation, 0 to MAX_NORM_NOISE.
-        source: where the draw comes from.
+        source: the random source.
     """
     if not blur:
         return 1.0

@@ -1,4 +1,4 @@
-"""IFCA's cluster estimate: which of k models fits a device's data best (Ghosh et al., Algorithm 1, line 8)."""
+"""IFCA's cluster estimate: the one of k models with the smallest loss on a device's data (Ghosh et al., Algorithm 1, line 8)."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _DIVERGED_HINT: Final = "lower the learning rate, or set clip"
 
 
 class Shuffler(Protocol):
-    """Gives the batch orders of one local training, one after another; a numpy Generator is one."""
+    """Returns a new sample order for each epoch of a local training; a numpy Generator is one."""
 
     def permutation(self, n: int, /) -> NDArray[np.int64]:
         """Return a permutation of 0..n-1, shape (n,), int64."""
@@ -46,7 +46,7 @@ class Cancelled(ShoalError):  # noqa: N818  # it is an outcome that the caller a
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What one local training produced.
+    """The result of one local training.
 
     Attributes:
         delta: shape (d,), float32, theta_local - theta_0.
@@ -74,14 +74,14 @@ def train(
     Args:
         theta0: shape (d,), float32; not modified.
         batch: n >= 1 training samples.
-        settings: length, step size and the rest.
-        backend: the task's gradient.
+        settings: the plan's settings for local training.
+        backend: computes the task's gradient.
         rng: shuffles mini-batches; unused on full batches.
         round: 0-based, for the step size decay.
-        cancelled: asked before every step.
+        cancelled: called before every step.
 
     Raises:
-        Cancelled: ``cancelled()`` turned true.
+        Cancelled: ``cancelled()`` returned true.
         TaskError: loss, gradient or model is no longer finite.
     """
     lr = np.float32(settings.lr * settings.lr_decay**round)
@@ -112,7 +112,7 @@ def train(
         seen += len(x)
         steps += 1
     delta = np.subtract(theta, theta0, out=theta)
-    # a sum in float64 is finite exactly if every float32 term is
+    # A float64 sum is finite if and only if every float32 term is.
     if not math.isfinite(float(np.sum(delta, dtype=np.float64))):
         raise TaskError("the trained model holds numbers that are not finite", hint=_DIVERGED_HINT)
     mean = total / seen if seen else backend.score(theta0, batch.x, batch.y).mean_loss
@@ -129,7 +129,7 @@ def _clip(gradient: Float32Vector, most: float) -> None:
 
 
 def _batches(batch: Dataset, settings: LocalTraining, rng: Shuffler) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """Yield the samples of each step; mini-batches live in two buffers that the next step overwrites."""
+    """Yield the samples of each step; mini-batches share two buffers that the next step overwrites."""
     n, size = len(batch.x), min(settings.batch_size, len(batch.x))
     if size == 0:
         for _ in range(settings.steps):
@@ -143,6 +143,7 @@ def _batches(batch: Dataset, settings: LocalTraining, rng: Shuffler) -> Iterator
         order = rng.permutation(n)
         for at in range(0, min(n, left * size), size):
             rows = order[at : at + size]
+            # With the default mode "raise" numpy would buffer the output; the indices are in range.
             batch.x.take(rows, axis=0, out=x[: len(rows)], mode="clip")
             batch.y.take(rows, axis=0, out=y[: len(rows)], mode="clip")
             yield x[: len(rows)], y[: len(rows)]

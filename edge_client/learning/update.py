@@ -1,7 +1,7 @@
-"""Carry out one order: score, choose, train, mask, seal.
+"""Carry out one assignment: score, choose, train, mask, seal.
 
 The clear update does not leave the device. In a run of several mask epochs whose plan has the capability ``keep_updates``,
-`update_cache` also writes it, in clear, to the device's private directory, until the run is over.
+`update_cache` may also store it, in clear, in the device's private directory until the device follows another run.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ MARGIN_DECIMALS: Final = 2
 LOSS_DECIMALS: Final = 4
 NORM_DECIMALS: Final = 4
 PERCENT: Final = 100
-"""Out of so many a device reports its test answers where it does not tell how many samples it has."""
+"""Number of test answers that a device reports if it does not report its number of samples: its results are in percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingContext:
-    """All that a device works with during a mask epoch of a run; ``own`` are updates that it keeps for later ones."""
+    """Keys, data and backend of a device during a mask epoch of a run; ``own`` caches its updates for later epochs."""
 
     run: Run
     identity: Identity
@@ -53,23 +53,23 @@ class TrainingContext:
 
     @property
     def plan(self) -> RunPlan:
-        """The owner's plan as it stands in this epoch."""
+        """The owner's plan, for this epoch."""
         return self.run.plan
 
     @property
     def key(self) -> MaskKey:
-        """The epoch's mask."""
+        """The epoch's mask key."""
         return self.run.key
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An order carried out.
+    """The result of an assignment.
 
     Attributes:
-        parcel: the upload as it travels.
-        model: the chosen candidate; loss: as reported; correct, tested: on the test share, where asked.
-        objection: why a checkpoint was not signed.
+        parcel: the sealed upload.
+        model: the chosen candidate; loss: its loss, before rounding; correct, tested: on the test share, if asked for.
+        objection: the reason why a checkpoint was not signed, or empty.
         validation: in a final round, the fit of the chosen model, and of earlier finished models of the same task, to the
             validation share, by run id.
     """
@@ -97,10 +97,10 @@ def carry_out(
         announcement: the round.
         assignment: this device's part.
         models: theta (d,), float32, of every candidate.
-        cancelled: asked between steps of training.
+        cancelled: called between steps of training.
 
     Raises:
-        Cancelled: the round is not wanted any more.
+        Cancelled: the result is no longer needed.
         TaskError: the model or the data can't be used.
     """
     if assignment.keep:
@@ -108,6 +108,7 @@ def carry_out(
     share = share_of(shop.shares, assignment.share)
     chosen, loss = assignment.candidates[0], 0.0
     margins: tuple[float, ...] = ()
+    # With KEEP the other candidates are the models above the device's own in cfl's tree: stored, but not scored.
     offered = assignment.candidates[:1] if assignment.phase == Phase.KEEP else assignment.candidates
     if len(offered) > 1 or not assignment.train:
         losses = scoring.score([models[c] for c in offered], share, shop.backend)
@@ -132,7 +133,7 @@ def carry_out(
             announcement.round - 1,
             cancelled,
         )
-        if len(assignment.candidates) == 1:
+        if len(assignment.candidates) == 1:  # a single candidate was not scored before
             loss = result.mean_loss
         delta = result.delta
         if shop.plan.norm_noise:
@@ -140,6 +141,7 @@ def carry_out(
         if assignment.norm:
             model_norm = round(float(np.linalg.norm(theta + delta)), NORM_DECIMALS)
         if wanted(shop.plan):
+            # With its noise: under the next mask the device must send the same vector again.
             shop.own.note(announcement.round, delta)
         body = masked_bytes(delta, shop.key)
     parcel = sealed_upload(
@@ -158,7 +160,7 @@ def carry_out(
 
 
 def masked_bytes(vector: Float32Vector, key: MaskKey) -> bytes:
-    """Return a vector (d,), float32, under a mask as it travels: float32 little-endian."""
+    """Return a vector (d,), float32, masked and encoded for the wire as little-endian float32."""
     return mask(vector, key).values.astype("<f4", copy=False).tobytes()
 
 
@@ -184,8 +186,8 @@ def sealed_upload(
         assignment: this device's part in it.
         model: the chosen candidate.
         body: the masked update, float32 little-endian.
-        attached: what follows it in the steps of a rollover.
-        loss: as in Upload, and so are all that follow.
+        attached: bytes that follow it in the steps of a rollover.
+        loss: see Upload.
         margins: see Upload.
         correct: see Upload.
         tested: see Upload.
@@ -221,12 +223,12 @@ def sealed_upload(
 
 
 def share_of(shares: DataSplits, share: int) -> Dataset:
-    """Return the part of the device's data that an order names."""
+    """Return the share of the device's data that an assignment names."""
     return {Share.TRAIN: shares.train, Share.VALIDATION: shares.validation, Share.TEST: shares.test}[Share(share)]
 
 
 def local_training(plan: RunPlan, phase: int = Phase.TRAIN) -> LocalTraining:
-    """Return the plan's local settings for a phase as training takes them."""
+    """Return the plan's settings for local training in a phase."""
     local = plan.pretrain if phase == Phase.PRETRAIN else plan.local
     return LocalTraining.of(local)
 
@@ -242,11 +244,11 @@ def reported_margins(losses: NDArray[np.float64]) -> tuple[float, ...]:
 
 
 def reported_counts(plan: RunPlan, samples: int, correct: int, tested: int) -> tuple[int, int, int]:
-    """Return (samples, correct, tested) as the upload says: the true ones where the plan weights by samples.
+    """Return (samples, correct, tested) for the upload: the true numbers if the plan weights by samples.
 
     A device with more than ``max_samples`` reports that many and trains on all of them.
-    Under ``weighting=uniform`` nobody needs to know how many samples a device has: it reports one, and its test answers in
-    percent, because the size of the test share tells as much.
+    Under ``weighting=uniform`` the aggregator does not need the number of samples. The device reports one, and its test
+    results in percent, since the size of the test share would reveal the number of samples.
     """
     if plan.weighting != "uniform":
         return min(samples, plan.max_samples), correct, tested
@@ -254,9 +256,9 @@ def reported_counts(plan: RunPlan, samples: int, correct: int, tested: int) -> t
 
 
 class BatchOrder:
-    """The batch orders of one round: the same after a restart, others on every device, stable on every platform.
+    """The sample orders of one round: repeatable after a restart, different on every device, the same on every platform.
 
-    numpy's generators would do as well, but their streams are not promised stable, and importing them costs 2 MB.
+    numpy does not guarantee stable streams of its generators, and importing them takes 2 MB.
     """
 
     def __init__(self, plan: RunPlan, device: str, round_: int) -> None:

@@ -1,4 +1,4 @@
-"""Carry out orders beside the event loop, so that training never starves the connection.
+"""Run jobs in a second thread, so that training does not block the event loop and its connection.
 
 A new job replaces the one before it, and a result is a value. The aggregator's thread for the disk
 (`aggregator.storage.fsync_worker`) finishes every job in order and raises errors on the driver's thread, so the two share no
@@ -23,20 +23,20 @@ Done = Callable[[Result], None]
 
 
 class Worker(Protocol):
-    """Carries out one job at a time."""
+    """Runs one job at a time."""
 
     def submit(self, job: Job, done: Done) -> None:
-        """Carry ``job`` out and hand its result, or its error, to ``done``; a cancelled job hands over nothing."""
+        """Run ``job`` and call ``done`` with its result or error; for a cancelled job ``done`` is not called."""
 
     def cancel(self) -> None:
-        """Ask the job under way to stop."""
+        """Ask the running job to stop."""
 
     def close(self) -> None:
-        """Stop for good."""
+        """Stop the worker; it can't be used again."""
 
 
 def run_job(job: Job, cancelled: Cancel, done: Done) -> None:
-    """Run ``job`` here and now."""
+    """Run ``job`` in the calling thread."""
     try:
         result: Result = job(cancelled)
     except Cancelled:
@@ -57,13 +57,14 @@ class ThreadWorker:
         self._thread.start()
 
     def submit(self, job: Job, done: Done) -> None:
-        """Queue ``job``; whatever came before it is cancelled."""
+        """Queue ``job`` and cancel all earlier ones."""
         self._current.set()
+        # One event for each job: to clear a shared one would revive the job that it cancelled.
         self._current = threading.Event()
         self._jobs.put((job, done, self._current))
 
     def cancel(self) -> None:
-        """Ask the job under way to stop before its next step."""
+        """Ask the running job to stop before its next step."""
         self._current.set()
 
     def close(self) -> None:
@@ -76,17 +77,17 @@ class ThreadWorker:
         while (item := self._jobs.get()) is not None:
             job, done, cancelled = item
             run_job(job, cancelled.is_set, done)
-            del item, job, done  # they hold models and a mask, which must not live on while this waits for the next
+            del item, job, done  # free their models and mask before the wait for the next job
 
 
 class InlineWorker:
-    """Runs jobs when the driver says so: the loopback fleet's worker."""
+    """Runs jobs in the driver's thread when it calls `work`; for the loopback fleet."""
 
     def __init__(self) -> None:
         self._waiting: tuple[Job, Done] | None = None
 
     def submit(self, job: Job, done: Done) -> None:
-        """Keep ``job`` until `work`."""
+        """Hold ``job`` until `work` is called."""
         self._waiting = (job, done)
 
     def cancel(self) -> None:
@@ -94,7 +95,7 @@ class InlineWorker:
         self._waiting = None
 
     def work(self) -> bool:
-        """Carry out the waiting job, if there is one; return whether there was."""
+        """Run the waiting job, if there is one; return whether there was."""
         if self._waiting is None:
             return False
         (job, done), self._waiting = self._waiting, None

@@ -131,7 +131,7 @@ def open_epoch(package: bytes, epoch: Epoch, membership: DeviceMembership, least
     if c.run_id != plan.run_id:
         raise UntrustedError("a mask epoch of another run")
     if hashlib.sha256(epoch.sealed).digest() != c.digest:
-        raise IntegrityError("the sealed origins are not those that the devices signed")
+        raise IntegrityError("the sealed origins are not what the devices signed")
     bundle, origins = open_origins(epoch.sealed, c, plan, membership, roster)
     key = epoch_key(plan, membership.secret_at(c.generation, c.next_epoch), c.next_epoch)
     if key.key_id != c.key_id:
