@@ -117,7 +117,10 @@ def test_steps_go_back_no_more_than_rounds_do(rogue, caplog):
     assert "announced after" in reasons(caplog)[0]
     rogue.announce(rogue.step(2, nonce=b"\7" * 16))
     assert rogue.sent() == [0, 0, 0]
-    assert "an order to sign without a proposed checkpoint" in reasons(caplog)[-1] or "announced twice" in reasons(caplog)[-1]
+    assert (
+        "an order to sign without a proposed checkpoint" in reasons(caplog)[-1]
+        or "announced twice" in reasons(caplog)[-1]
+    )
 
 
 def too_few(rogue, c, given):

@@ -1,4 +1,4 @@
-"""Enrolling into a directory where something else happens meanwhile."""
+"""Enrolment into a directory that another program changes during the wait."""
 
 import time
 
@@ -18,7 +18,7 @@ from shoal.util.locks import exclusive
 
 
 def test_a_grant_that_can_t_be_stored_ends_the_wait(tmp_path, monkeypatch):
-    """Somebody has joined by hand meanwhile, and the device runs: the answer is fine, so nobody waits for a better one."""
+    """The device was joined by hand during the wait, and runs: the answer is valid, so waiting longer is no use."""
     monkeypatch.setattr(memberships, "WAIT_S", 0.0)
     now_s, broker, complaints = int(time.time()), LoopbackBroker(), []
     owner = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://loopback")

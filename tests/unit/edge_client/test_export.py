@@ -1,4 +1,4 @@
-"""The exported file runs anywhere, with x alone."""
+"""The exported file runs in plain ONNX Runtime, with x as its only input."""
 
 from __future__ import annotations
 

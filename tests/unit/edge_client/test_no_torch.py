@@ -1,4 +1,4 @@
-"""A device never imports torch, nor the onnx package, whatever it does with a task."""
+"""A device imports neither torch nor the onnx package, in any use of a task."""
 
 from __future__ import annotations
 

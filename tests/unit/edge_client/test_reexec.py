@@ -1,4 +1,4 @@
-"""From the command line's process to the serving one: the configuration arrives whole, and no password on the way."""
+"""Re-execution of a device's program: the configuration is passed completely, and no password is exposed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONFIGS = [
 
 
 class ExecutedError(Exception):
-    """Stands for the end of this process: exec does not return."""
+    """Raised in place of exec, which does not return."""
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def execve(monkeypatch):
 
 @pytest.fixture
 def own_name():
-    """The name of this process, given back after `inherited_config` has changed it."""
+    """The name of this process, restored after `inherited_config` has changed it."""
     path = Path("/proc/self/comm")
     before = path.read_text()
     yield path

@@ -1,4 +1,4 @@
-"""ONNX Runtime behind the backend's interface."""
+"""ONNX Runtime as a backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blur factor: its mean, its spread and its bounds, and that nothing which the aggregator knows decides it."""
+"""The norm noise factor: its mean, spread and bounds, and its independence of the seed that the aggregator knows."""
 
 import math
 import random
@@ -46,6 +46,6 @@ def test_the_factor_is_bounded_and_stays_positive(value):
 
 
 def test_a_device_draws_from_the_operating_system():
-    """A seed that somebody else knows would undo it."""
+    """With a known seed the factor could be computed and removed."""
     assert isinstance(SYSTEM, random.SystemRandom)
     assert len({noise_factor(0.1) for _ in range(20)}) == 20

@@ -123,7 +123,7 @@ def test_cancelling_stops_before_the_next_step(theta0, batch, backend):
 
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_divergence_says_what_to_do(theta0, batch, backend, momentum):
+def test_the_error_of_a_divergence_has_a_hint(theta0, batch, backend, momentum):
     """A proximal pull of lr * mu = 1e6 a step overflows float32 within a few steps."""
     with pytest.raises(TaskError) as caught:
         run(theta0, batch, backend, epochs=20, lr=1e3, prox_mu=1e3, momentum=momentum)
@@ -132,7 +132,7 @@ def test_divergence_says_what_to_do(theta0, batch, backend, momentum):
 
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
 def test_a_last_step_to_infinity_is_caught(theta0, batch, backend):
-    """At theta = 0 the loss is log 3 whatever x is, but lr times a gradient of 1e33 is beyond float32."""
+    """At theta = 0 the loss is log 3 for every x, but lr times a gradient of 1e33 is beyond float32."""
     far = Dataset(batch.x * np.float32(3e34), batch.y)
     with pytest.raises(TaskError, match="not finite") as caught:
         run(theta0 * 0, far, backend, epochs=0, steps=1, batch_size=0, lr=1e6)

@@ -1,4 +1,4 @@
-"""One order carried out: what is scored, chosen, trained, masked and reported."""
+"""One assignment: scoring, the choice of a model, training, masking and the reported figures."""
 
 import dataclasses
 
@@ -112,7 +112,7 @@ def test_the_best_candidate_is_trained_and_its_masked_change_sent(shop):
     assert (upload.samples, upload.margins, upload.tested) == (len(shop.shares.train), (), 0)
 
 
-def test_what_is_sent_is_masked(shop):
+def test_the_upload_is_masked(shop):
     """The body is the change permuted: the same numbers elsewhere."""
     _, upload, vector = do(shop, assignment(3))
     finished = carry_out(shop, announcement(), assignment(3), MODELS, lambda: False)
@@ -125,7 +125,7 @@ def test_what_is_sent_is_masked(shop):
 
 
 def test_a_single_candidate_is_not_scored_first(shop):
-    """Its loss is what training met on the way."""
+    """Its loss is the mean loss during training."""
     _, upload, _ = do(shop, assignment(4))
     batches = BatchOrder(shop.plan, "dev-1", 2)
     expected = train(MODELS[4], shop.shares.train, local_training(shop.plan), shop.backend, batches, 1, lambda: False)
@@ -142,7 +142,7 @@ def test_scoring_orders_report_margins_on_their_share(shop, share):
 
 
 def test_margins_are_clipped_and_rounded(shop):
-    """Beyond the clip the answer is clear and the figure would only tell about the data."""
+    """Beyond the clip the vote is clear, and the exact figure would only reveal more of the data."""
     models = {0: np.zeros(D, np.float32), 1: MODELS[3] * 1000}
     for first, second in ((0, 1), (1, 0)):
         ask = assignment(first, second, phase=Phase.SCORE, train=False, margins=True)
@@ -198,14 +198,14 @@ def test_a_blurred_update_points_where_the_true_one_does_and_has_another_length_
 
 
 def test_the_models_norm_is_that_of_the_model_with_the_blurred_update(shop):
-    """So that |w + mean| follows from what is reported, as fedgroup's inter-group aggregation needs it."""
+    """So that |w + mean| follows from the reported norms, as fedgroup's inter-group aggregation needs it."""
     ask = dataclasses.replace(assignment(3), norm=True)
     _, upload, vector = do(vary(shop, norm_noise=0.2), ask)
     assert upload.model_norm == pytest.approx(np.linalg.norm(MODELS[3] + vector), abs=2e-4)
 
 
 def test_a_uniform_run_asks_for_no_counts(shop):
-    """Neither the training share nor the test share shows its size; what the device keeps for its owner is exact."""
+    """The upload shows the size of neither the training share nor the test share; the device's own figures are exact."""
     finished, upload, _ = do(vary(shop, weighting="uniform"), assignment(3, evaluate=True))
     true = shop.backend.score(MODELS[3], shop.shares.test.x, shop.shares.test.y)
     assert (upload.samples, upload.tested) == (1, 100)

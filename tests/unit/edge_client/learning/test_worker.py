@@ -1,4 +1,4 @@
-"""The worker's thread: one job at a time, and nothing of a job once it is done."""
+"""The worker's thread: it runs one job at a time, and holds no reference to a finished job."""
 
 import gc
 import threading
@@ -10,7 +10,7 @@ from edge_client.learning.worker import InlineWorker, ThreadWorker
 
 
 class Mask:
-    """Stands for what a job holds: models, and the mask of an epoch."""
+    """A stand-in for the objects that a job refers to: models, and the mask of an epoch."""
 
 
 def submitted(worker, mask, done):
@@ -19,7 +19,7 @@ def submitted(worker, mask, done):
 
 @pytest.mark.parametrize("kind", [ThreadWorker, InlineWorker])
 def test_a_job_that_is_done_is_let_go(kind):
-    """A device may wait for its next order for days: the mask of an epoch that is over must not wait with it."""
+    """A device may wait days for its next assignment: the mask of a finished epoch must not stay in memory."""
     worker, mask, finished, results = kind(), Mask(), threading.Event(), []
 
     def done(result):

@@ -1,4 +1,4 @@
-"""The number of a device's start grows with every one, whatever the clock says; damage does not keep a device from starting."""
+"""A device's incarnation: it grows with every start even if the clock is wrong, and a damaged file does not prevent a start."""
 
 import time
 from types import SimpleNamespace

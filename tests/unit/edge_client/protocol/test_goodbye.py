@@ -1,4 +1,4 @@
-"""A device's last steps: whatever has happened, they are taken, and hide nothing."""
+"""Closing a device: every step is taken after a failure, and no error is hidden."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_a_device_that_was_taken_over_ends_without_a_word(tmp_path):
         twin.close()
 
 
-def test_a_model_that_can_t_be_written_keeps_nobody_from_saying_goodbye(tmp_path, monkeypatch):
+def test_a_device_says_goodbye_even_if_its_model_can_t_be_written(tmp_path, monkeypatch):
     with make_fleet(tmp_path / "fleet") as fleet:
         fleet.run_until(lambda: fleet.records(), 100)
         device = fleet.devices["dev-01"]

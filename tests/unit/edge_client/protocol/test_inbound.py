@@ -1,4 +1,4 @@
-"""The device's limits: a chunk takes memory only on a topic that the device reads, and within what the run plan allows."""
+"""The device's size limits: a chunk takes memory only on a subscribed topic, and within the limits of the run plan."""
 
 import dataclasses
 
@@ -35,7 +35,7 @@ def fleet(tmp_path):
 
 
 def flood(fleet, topic, chunks):
-    """Hand chunks to a device, as a broker can that keeps to no subscription."""
+    """Pass chunks to a device without regard to its subscriptions, as a faulty broker can."""
     runtime = fleet.devices[NAME].runtime
     for chunk in chunks:
         runtime.on_event(Message(topic, chunk), fleet.now_s)

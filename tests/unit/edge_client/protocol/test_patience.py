@@ -1,4 +1,4 @@
-"""When a reminder falls due: at a random moment, and never behind a link that is still busy."""
+"""The reminder timer: it expires at a random time, and not while a link is still busy."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from shoal import limits
 
 
 class Link:
-    """A transport on which something waits."""
+    """A transport with unacknowledged publishes."""
 
     waiting = 0
 

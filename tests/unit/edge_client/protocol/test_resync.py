@@ -1,4 +1,4 @@
-"""When a device asks the broker again for what it misses: after the announcement, which overtakes nothing, came again."""
+"""Requests for lost messages: a device makes them after it has received the announcement again, since a broker sends in order."""
 
 import pytest
 
@@ -9,7 +9,7 @@ MODELS = ("s/model/aa", "s/model/bb")
 
 
 class Broker:
-    """Writes down what is asked for again."""
+    """Records the topics that are requested again."""
 
     def __init__(self):
         self.asked = []
@@ -36,14 +36,14 @@ def lookout(broker):
 
 
 def look(lookout, broker):
-    """Wait for the models of the first announcement until the lookout asks for it."""
+    """Wait for the models of the first announcement until the lookout requests it again."""
     lookout.found(FIRST, ())
     for second in (0.0, 9.0):
         lookout.tick(second, MODELS)
     assert broker.take() == ["s/round"]
 
 
-def test_what_is_missing_is_asked_for_when_the_announcement_came_again(lookout, broker):
+def test_missing_models_are_requested_once_the_announcement_has_arrived_again(lookout, broker):
     assert not lookout.found(FIRST, ())
     lookout.tick(0.0, MODELS)
     lookout.tick(LOOK_S, MODELS)
@@ -54,15 +54,15 @@ def test_what_is_missing_is_asked_for_when_the_announcement_came_again(lookout, 
     assert broker.take() == list(MODELS)
 
 
-def test_what_came_in_the_meantime_is_not(lookout, broker):
-    """It was only slow."""
+def test_a_model_that_has_arrived_is_not_requested(lookout, broker):
+    """A model that has arrived was only slow."""
     look(lookout, broker)
     assert lookout.found(FIRST, MODELS[1:])
     assert broker.take() == ["s/model/bb"]
 
 
 def test_the_announcement_of_another_round_says_nothing_of_its_models(lookout, broker):
-    """They were asked for just now."""
+    """The device subscribed to them only just now."""
     look(lookout, broker)
     assert not lookout.found(SECOND, MODELS)
     assert not lookout.found(SECOND, MODELS), "the copy that we asked for, before these models"
@@ -75,8 +75,8 @@ def test_an_announcement_that_comes_again_by_itself_asks_for_nothing(lookout, br
     assert broker.take() == []
 
 
-def test_as_long_as_something_arrives_it_looks_seldom(lookout, broker):
-    """But it does: what arrives may be anybody's, and what is missing lost."""
+def test_requests_are_rare_while_messages_arrive(lookout, broker):
+    """Requests do not stop, since the messages that arrive may not be the missing ones."""
     looks = []
     lookout.tick(0.0, MODELS)
     for second in range(1, 500):
@@ -87,12 +87,12 @@ def test_as_long_as_something_arrives_it_looks_seldom(lookout, broker):
     assert looks == [120, 241, 362, 483]
 
 
-def test_nothing_is_looked_for_where_nothing_is_missing(lookout, broker):
+def test_nothing_is_requested_if_nothing_is_missing(lookout, broker):
     lookout.tick(1000.0, ())
     assert broker.take() == []
 
 
-def test_looks_get_rarer_and_then_go_for_everything(lookout, broker):
+def test_requests_get_rarer_and_then_cover_all_topics(lookout, broker):
     """The broker may have lost the announcement too."""
     looks, asked = [], []
     for tenths in range(3000):
@@ -105,11 +105,11 @@ def test_looks_get_rarer_and_then_go_for_everything(lookout, broker):
     assert asked == [["s/round"]] * LOOKS + [[*MODELS, "s/round"]] * 3
     lookout.tick(301.0, MODELS[:1])
     lookout.tick(301.0 + LOOK_S + 0.1, MODELS[:1])
-    assert broker.take() == ["s/round"], "something else is missing: begin anew"
+    assert broker.take() == ["s/round"], "another topic is missing: start again"
 
 
 def test_answers_make_looks_no_more_frequent(lookout, broker):
-    """A device that waits for what may take any time is not sent all of it every few seconds."""
+    """A device that has to wait long does not receive all retained messages every few seconds."""
     looks = []
     for second in range(600):
         lookout.tick(float(second), MODELS)

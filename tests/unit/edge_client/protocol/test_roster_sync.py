@@ -1,4 +1,4 @@
-"""How long a device asks for a whole roster: until it has it, but not for ever, whatever an aggregator says."""
+"""Requests for a whole roster: repeated until it arrives, but not for ever, even with a hostile aggregator."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ WHOLE = f"{TOPICS.roster}/#"
 
 
 class Recording(LoopbackTransport):
-    """A transport that remembers what it was asked to subscribe to."""
+    """A transport that records the topics of its subscriptions."""
 
     def __init__(self):
         super().__init__(LoopbackBroker(), FOLDER, lambda _event: None)
@@ -49,11 +49,11 @@ def feed(crew, transport):
 
 
 def newest(crew):
-    """Return what an aggregator says that does not know what the fleet was told."""
+    """Return the roster change that an aggregator announces which does not know the roster before."""
     return roster_change(None, crew.owner.roster, crew.owner.roster_bytes)
 
 
-def test_it_asks_ever_more_seldom_and_then_no_more(crew, feed, transport, caplog):
+def test_requests_get_rarer_and_then_stop(crew, feed, transport, caplog):
     feed.on_change(dataclasses.replace(newest(crew), after=1 << 31, sequence=1 << 31), 0.0)
     for second in range(2 * 3600):
         feed.tick(float(second))
@@ -68,7 +68,7 @@ def test_it_asks_ever_more_seldom_and_then_no_more(crew, feed, transport, caplog
     assert WHOLE not in transport.filters
 
 
-def test_it_asks_after_a_minute(crew, feed, transport):
+def test_the_first_request_is_repeated_after_a_minute(crew, feed, transport):
     for _ in range(2):
         crew.owner.renew()
     feed.on_change(newest(crew), 0.0)
@@ -78,7 +78,7 @@ def test_it_asks_after_a_minute(crew, feed, transport):
     assert transport.asked.count(WHOLE) == 2
 
 
-def test_a_newer_one_that_was_carried_by_hand_ends_it(crew, feed, transport):
+def test_a_newer_roster_copied_by_hand_ends_the_requests(crew, feed, transport):
     before = crew.owner.roster
     crew.owner.renew()
     late, late_bytes = crew.owner.roster, crew.owner.roster_bytes

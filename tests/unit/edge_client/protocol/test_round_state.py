@@ -1,4 +1,4 @@
-"""The device's rules as transitions: what each event makes it do, stage by stage."""
+"""The device's state machine: the transition for each event, stage by stage."""
 
 import dataclasses
 
@@ -116,21 +116,21 @@ def test_an_older_plan_is_not_taken_up():
     assert step(state, Planned(PLAN)) == (state, ())
 
 
-def test_a_newer_plan_ends_what_was_going_on():
+def test_a_newer_plan_cancels_the_work_in_progress():
     state, actions = after(*SENDING, Planned(dataclasses.replace(PLAN, run=2)))
     assert CancelWork() in actions
     assert (state.stage, state.announcement, state.models) == (Stage.IDLE, None, {})
 
 
 def test_an_order_fetches_the_models_that_have_moved():
-    """The origin is at hand; only the model with an offset has to come."""
+    """The device has the origin; it fetches only the model with an offset."""
     state, actions = after(Announced(announcement()))
     assert state.stage is Stage.FETCHING
     assert actions == (Follow(("bb",)),)
 
 
-def test_a_device_that_sits_out_forgets_what_it_no_longer_receives():
-    """The runtime drops what is not followed: counting on it in the round after would find nothing."""
+def test_a_device_that_sits_out_forgets_the_models_that_it_no_longer_receives():
+    """The runtime drops models without a subscription, so the state must not count on them in the next round."""
     state, _ = after(*SENDING, control(Action.ACK))
     state, _ = step(state, Announced(announcement(2, assignment_of=(NO_ASSIGNMENT, NO_ASSIGNMENT))))
     state, actions = step(state, Announced(announcement(3)))
@@ -240,7 +240,7 @@ def test_an_answer_to_another_upload_means_nothing():
     assert step(idle, control(Action.ACK)) == (idle, ())
 
 
-def test_what_is_missing_is_sent_alone():
+def test_only_missing_chunks_are_sent():
     state, actions = after(*SENDING, TimerFired(), control(Action.NACK, missing=(1, 4)))
     assert (state.stage, state.attempt) == (Stage.SENDING, 0)
     assert actions == (Send(ID, (1, 4)), SetTimer(2 * limits.REMIND_BASE_S))
@@ -279,14 +279,14 @@ def test_there_is_nothing_to_remind_of_before_the_work_is_done(event):
         assert step(state, event) == (state, ())
 
 
-def test_the_same_round_announced_again_brings_a_reminder_of_what_was_sent():
+def test_the_same_round_announced_again_causes_a_reminder_of_the_upload():
     """The aggregator restarted: it may not have it."""
     state, actions = after(*SENDING, TimerFired(), Announced(announcement()))
     assert actions == (REMIND, SetTimer(2 * limits.REMIND_BASE_S))
     assert state.attempt == 0
 
 
-def test_the_same_round_announced_again_does_not_start_the_work_anew():
+def test_the_same_round_announced_again_does_not_restart_the_work():
     state, actions = after(*SENDING[:2], Announced(announcement()))
     assert (state.stage, actions) == (Stage.WORKING, ())
 
@@ -304,7 +304,7 @@ def test_a_new_round_cancels_the_old_one():
         assert state.attempt == 0
 
 
-def test_after_a_restart_the_aggregator_is_reminded_of_the_kept_upload_of_the_same_round():
+def test_after_a_restart_the_aggregator_is_reminded_of_the_stored_upload_of_the_same_round():
     """Mark and transfer come from disk; the round is announced; nothing is computed."""
     kept = AgentState(0, ReplayWatermark(3, 1, 1, b"\1" * 16), transfer=ID, sent=(1, 1, b"\1" * 16))
     state, actions = after(Planned(PLAN), Announced(announcement()), state=kept)

@@ -1,4 +1,4 @@
-"""An upload is sent once, at the price that the fleet's size allows; after that what is asked for, and reminders."""
+"""Uploads: sent once, at QoS 0 if the fleet is small enough; then requested chunks and reminders."""
 
 import pytest
 
@@ -14,7 +14,7 @@ BIRTH = 1_795_000_000_000_000_000
 
 
 class Recorder:
-    """A transport that keeps (index, qos) of every chunk, and notes that keep every reminder."""
+    """A transport that records (index, qos) of every chunk, and notes that record every reminder."""
 
     chunk_bytes = 1024
 
@@ -59,8 +59,8 @@ def test_the_first_sending_is_not_acknowledged(outbox, recorder):
 
 
 @pytest.mark.parametrize("asked", [(0, 1, 2), (1, 0), (2,)])
-def test_what_is_asked_for_is_acknowledged_chunk_by_chunk(outbox, recorder, asked):
-    """So a broker keeps all of it for an aggregator that is away."""
+def test_retransmitted_chunks_are_acknowledged_one_by_one(outbox, recorder, asked):
+    """So that a broker stores all of it for an aggregator that is offline."""
     outbox.send(MARK, TRANSFER, asked, 1)
     assert recorder.sent == [(i, 1) for i in asked]
 
@@ -72,7 +72,7 @@ def test_the_first_sending_is_acknowledged_where_a_broker_would_hold_chunks_back
     assert {q for _, q in recorder.sent} == {qos}
 
 
-def test_a_reminder_tells_what_the_aggregator_can_know_the_upload_by(outbox, recorder):
+def test_a_reminder_identifies_the_upload(outbox, recorder):
     outbox.remind(MARK, TRANSFER, RUN, reconnected=False)
     assert recorder.reminders == [(RUN, 3, KEPT, 1024, BIRTH)]
     assert recorder.sent == []
@@ -86,8 +86,8 @@ def test_an_upload_of_an_earlier_life_can_be_reminded_of(recorder):
     assert recorder.reminders == [(RUN, 3, KEPT, 1024, BIRTH)]
 
 
-def test_a_reminder_tells_after_which_of_the_devices_turns_it_comes(outbox, recorder):
-    """So that the aggregator does not ask again for what it has asked for since."""
+def test_a_reminder_carries_the_retransmission_counter(outbox, recorder):
+    """So that the aggregator does not request chunks again that it has requested since."""
     outbox.send(MARK, TRANSFER, None, 10)
     for _ in range(2):
         outbox.remind(MARK, TRANSFER, RUN, reconnected=False)
@@ -104,7 +104,7 @@ def test_another_upload_has_another_digest(outbox, recorder):
     assert recorder.reminders[-1][2] == (RUN, Fingerprint.of(SEALED[1:]).signed, len(SEALED) - 1)
 
 
-def test_what_is_asked_for_after_a_reminder_goes_out_although_the_reminder_is_not_acknowledged_yet(outbox, recorder):
+def test_requested_chunks_are_sent_although_the_reminder_before_is_not_acknowledged_yet(outbox, recorder):
     """The aggregator may be quicker than the broker's acknowledgement."""
     outbox.send(MARK, TRANSFER, None, 10)
     outbox.remind(MARK, TRANSFER, RUN, reconnected=False)
@@ -115,8 +115,8 @@ def test_what_is_asked_for_after_a_reminder_goes_out_although_the_reminder_is_no
     assert recorder.sent == [(1, 1)], "and the second time it is on its way"
 
 
-def test_a_slow_link_is_given_the_first_sending_only(outbox, recorder):
-    """What is asked for, or would be reminded of, is still on its way to the broker."""
+def test_a_slow_link_gets_the_first_transmission_only(outbox, recorder):
+    """The requested chunks, or those that a reminder would be about, are still in flight to the broker."""
     outbox.send(MARK, TRANSFER, None, 10)
     recorder.waiting = 1
     outbox.send(MARK, TRANSFER, (0, 1), 10)

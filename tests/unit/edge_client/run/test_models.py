@@ -1,4 +1,4 @@
-"""Models put together from what arrived: parts under their own masks, in the order of the plan's segments."""
+"""Models assembled from received parts, each under its own mask, in the order of the plan's segments."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ OFFSETS = RNG.standard_normal((2, D)).astype(np.float32)
 
 
 def run_of(*segments):
-    """Return a run of which the device knows all but the task, which nothing here looks at."""
+    """Return a run without its task, which these tests do not need."""
     plan = run_plan("ifca", origins=2, max_models=2, segments=segments)
     parts = tuple(Segment(s.name, s.length) for s in segments)
     context = MaskContext(
@@ -126,7 +126,7 @@ def test_a_model_is_its_own_part_and_the_shared_one(segments):
     np.testing.assert_array_equal(np.stack([thetas[0], thetas[1]]), expected)
 
 
-def test_what_has_not_moved_comes_from_the_origins():
+def test_a_model_that_has_not_moved_is_its_origin():
     run = run_of(SHARED, OWN)
     shared = dataclasses.replace(ref(run, SHARED_MODEL, origin=1), transfer=NO_TRANSFER)
     models = [dataclasses.replace(ref(run, j), transfer=NO_TRANSFER) for j in (0, 1)]
@@ -156,7 +156,7 @@ def test_only_candidates_are_put_together():
 
 
 @pytest.mark.parametrize("changes", [{"origin": 0}, {"transfer": b"\7" * 16}])
-def test_what_is_not_as_announced_is_refused(changes):
+def test_a_model_that_differs_from_the_announcement_is_refused(changes):
     """Another origin than the announcement's, or another transfer."""
     run = run_of(SHARED, OWN)
     inventory = ModelStore(run, GROUP)
@@ -167,7 +167,7 @@ def test_what_is_not_as_announced_is_refused(changes):
 
 
 def test_a_whole_model_is_no_part():
-    """A transfer of all coordinates can't stand where a cluster segment was announced."""
+    """A transfer of all coordinates is refused if a cluster segment was announced."""
     run = run_of(SHARED, OWN)
     inventory = ModelStore(run, GROUP)
     inventory.take(*arrival(run, 1, "", OFFSETS[1]))

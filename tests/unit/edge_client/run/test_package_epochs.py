@@ -1,4 +1,4 @@
-"""A later mask epoch as a device opens it: enough signatures, of the right roster, over what is sealed."""
+"""Opening of a later mask epoch: enough signatures, of the right roster, over the sealed origins."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ def crew(tmp_path):
 
 
 def certified(crew, proposal, rest, signers=None, roster=None):
-    """Return the Epoch that the fleet would go on with."""
+    """Return the Epoch that the fleet would continue with."""
     c = proposal.checkpoint
     names = signers or list(crew.members)
     given = tuple(SignedBy(d, sign_checkpoint(crew.members[d].identity, c)) for d in names)
@@ -43,7 +43,7 @@ def test_one_of_three_signatures_opens_nothing(crew):
         package.open_epoch(crew.package, certified(crew, proposal, rest, [FOLDER]), crew.members["dev-3"])
 
 
-def test_what_was_signed_must_be_what_is_sealed(crew):
+def test_the_sealed_origins_must_be_those_that_were_signed(crew):
     proposal, rest = crew.fold()
     epoch = certified(crew, proposal, rest)
     other = dataclasses.replace(epoch, sealed=sealed_of(*crew.fold()))
@@ -66,7 +66,7 @@ def test_a_certificate_under_an_older_roster_than_announced_is_refused(tmp_path)
 
 
 def test_a_device_finds_its_way_back_after_the_owner_has_replaced_the_keys(crew):
-    """Its own file, from before: the folder is revoked since, and the fleet has not rolled over yet."""
+    """Its stored epoch is older: the device that folded was revoked since, and the fleet has not rolled over yet."""
     proposal, rest = crew.fold()
     epoch = certified(crew, proposal, rest)
     member = crew.members["dev-3"]

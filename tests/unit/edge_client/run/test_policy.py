@@ -1,4 +1,4 @@
-"""What a device refuses, rule by rule; the whole path is in tests/scenarios/hostile/test_rogue_aggregator.py."""
+"""The device's policy, rule by rule; tests/scenarios/hostile/test_rogue_aggregator.py tests it end to end."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ HEADER = ModelHeader(
 )
 
 
-def test_what_the_plan_allows_is_followed():
+def test_an_announcement_within_the_plan_is_accepted():
     check_plan(PLAN, fleet="demo", modes=("permutation", "none"))
     check_announcement(ROUND, PLAN)
     check_assignment(ORDER, ROUND, PLAN)

@@ -1,4 +1,4 @@
-"""Capabilities: a device pre-trains, reports margins and keeps a path of models only if the owner's plan allows it."""
+"""Capabilities: a device pre-trains, reports margins and stores a path of models only if the owner's plan allows it."""
 
 import dataclasses
 
@@ -80,8 +80,8 @@ def test_neither_algorithm_nor_settings_replace_a_capability(name, algorithm, se
         check(name, run_plan(algorithm, settings))
 
 
-def test_a_path_is_kept_only_at_the_end_of_a_run():
-    """Each model kept is a file on the device."""
+def test_a_path_is_stored_only_at_the_end_of_a_run():
+    """Each stored model is a file on the device."""
     plan = run_plan(capabilities=Capabilities(keep_path=True))
     with pytest.raises(UntrustedError, match="path"):
         check_assignment(ASKS["keep_path"][0], announcement(plan), plan)

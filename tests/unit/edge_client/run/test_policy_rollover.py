@@ -1,4 +1,4 @@
-"""The end of a mask epoch by the device's rules: when one may come, what may travel, and what is masked anew for nobody."""
+"""The device's policy for a rollover: its time, the vectors that may be carried, and those that must not be masked again."""
 
 import dataclasses
 
@@ -66,8 +66,10 @@ def test_a_scheduled_rollover_comes_when_the_epoch_has_had_its_rounds():
 
 @pytest.mark.parametrize("round_", [2, 3, 5, 6])
 def test_a_scheduled_rollover_comes_neither_early_nor_late_nor_again(round_):
-    """The owner has given the run so many epochs: with more it would use the masks of another run."""
-    with pytest.raises(UntrustedError, match=f"a rollover after round {round_}, under a mask of 2 rounds, used since 2"):
+    """The plan has a fixed number of epochs: with more the run would use the masks of another run."""
+    with pytest.raises(
+        UntrustedError, match=f"a rollover after round {round_}, under a mask of 2 rounds, used since 2"
+    ):
         check(STEP, round=round_)
 
 
@@ -111,8 +113,8 @@ def test_a_round_has_no_part_of_a_rollover(changes):
         check(ROUND, **changes)
 
 
-def test_nothing_is_masked_anew_under_fresh_secrets():
-    """Whoever was revoked knows the old mask: with the aggregator he would learn the new one from a single vector."""
+def test_no_vector_is_carried_to_a_new_key_version():
+    """A revoked device knows the old mask: with the aggregator it would learn the new one from a single vector."""
     with pytest.raises(UntrustedError, match="in a rollover to a new key version"):
         check(FRESH, carried=(CARRIED,))
 
@@ -128,7 +130,7 @@ CARRIES = {
 
 
 @pytest.mark.parametrize("case", CARRIES)
-def test_what_is_no_model_does_not_pass_for_one_nor_the_other_way(case):
+def test_carried_vectors_and_models_do_not_pass_for_each_other(case):
     changes, match = CARRIES[case]
     with pytest.raises(UntrustedError, match=match):
         check(STEP, carried=(dataclasses.replace(CARRIED, **changes),))
@@ -193,7 +195,7 @@ def test_orders_out_of_turn(order_, announcement, match):
         assignment(order_, announcement)
 
 
-def test_no_update_is_masked_anew_under_fresh_secrets():
+def test_no_update_is_masked_again_for_a_new_key_version():
     fresh = dataclasses.replace(SIGNING, generation=GENERATION + 1)
     assignment(SIGN, fresh)
     with pytest.raises(UntrustedError, match="in a rollover to a new key version"):
@@ -201,7 +203,7 @@ def test_no_update_is_masked_anew_under_fresh_secrets():
 
 
 @pytest.mark.parametrize("changes", [{"renew": (1,)}, {"keep": 1}])
-def test_updates_are_kept_and_masked_anew_only_with_the_capability(changes):
+def test_updates_are_cached_and_masked_again_only_with_the_capability(changes):
     assignment(dataclasses.replace(SIGN, **changes), SIGNING)
     with pytest.raises(UntrustedError, match="keep updates, which the plan does not allow"):
         assignment(dataclasses.replace(SIGN, **changes), SIGNING, PLAN)
@@ -233,7 +235,7 @@ def followed():
     return state
 
 
-def test_the_agent_holds_announcements_to_the_epoch_that_it_was_told():
+def test_the_state_machine_checks_announcements_against_its_epoch():
     state, do = step(followed(), Announced(STEP))
     assert state.announcement == STEP
     assert do
@@ -246,7 +248,7 @@ def test_the_agent_holds_announcements_to_the_epoch_that_it_was_told():
             step(followed(), Announced(bad))
 
 
-def test_the_agent_refuses_to_mask_updates_anew_for_fresh_secrets():
+def test_the_state_machine_refuses_to_mask_updates_for_a_new_key_version():
     state, _ = step(AgentState(0), Planned(KEEPING, SINCE, GENERATION))
     renewing = dataclasses.replace(SIGN, renew=(1,))
     scheduled = dataclasses.replace(SIGNING, assignments=(renewing,))
@@ -256,7 +258,7 @@ def test_the_agent_refuses_to_mask_updates_anew_for_fresh_secrets():
 
 
 def test_a_new_epoch_forgets_the_step_that_led_to_it():
-    """And accepts nothing any more of the epoch before."""
+    """It also refuses all announcements of the epoch before."""
     state, _ = step(followed(), Announced(STEP))
     later = PLAN.in_epoch(2, b"n" * 16)
     state, _ = step(state, Planned(later, SINCE + 2, GENERATION))

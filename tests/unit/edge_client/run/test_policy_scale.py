@@ -54,7 +54,7 @@ def test_a_multiple_that_adding_up_can_not_give_is_refused(scale):
 
 
 def test_any_multiple_is_refused_without_it():
-    """Also where the settings would let one think otherwise: devices do not read them."""
+    """Even if the algorithm's settings suggest it: devices do not read them."""
     with pytest.raises(UntrustedError, match="times its origin"):
         check_announcement(announcement(1.25), PLAIN)
     with pytest.raises(UntrustedError, match="times its origin"):

@@ -1,4 +1,4 @@
-"""A device folds, or compares another's fold bit for bit and signs it: what it puts its name to, and what it refuses."""
+"""A device's part in a rollover: it folds, or compares another device's fold bit for bit, and signs it or refuses."""
 
 import dataclasses
 import hashlib
@@ -25,18 +25,18 @@ SIGNER = "dev-2"
 
 @pytest.fixture(scope="module")
 def crew(tmp_path_factory):
-    """For tests that leave everybody's files as they are."""
+    """A crew for tests that change no files."""
     return Crew(tmp_path_factory.mktemp("crew"))
 
 
 @pytest.fixture
 def fresh(tmp_path):
-    """For tests after which somebody has other keys, another roster or kept updates."""
+    """A crew for tests that change keys, rosters or cached updates."""
     return Crew(tmp_path)
 
 
 def do_endorse(crew, checkpoint, sealed, *, generation=0, renew=(), models=None, shop=None):
-    """Return (Endorsement, bytes behind it, objection) as ``SIGNER`` makes them."""
+    """Return (Endorsement, bytes after it, objection) as ``SIGNER`` makes them."""
     shop = shop or crew.shop(SIGNER)
     announcement, assignment = crew.announced(shop.plan, Phase.ENDORSE, generation=generation)
     assignment = dataclasses.replace(assignment, renew=renew)
@@ -67,8 +67,8 @@ def test_the_fold_holds_the_models_in_order_of_their_ids(crew):
     assert c.key_id == key.key_id != run.key.key_id
 
 
-def test_neither_the_aggregator_nor_anybody_else_reads_a_fold(crew, tmp_path):
-    """Sealed under the content key, which only devices and the owner have; no model shows in what is uploaded."""
+def test_only_devices_and_the_owner_can_read_a_fold(crew, tmp_path):
+    """It is sealed under the content key, which only devices and the owner have; the upload shows no model."""
     proposal, rest = crew.fold()
     body = bytes(rest)
     assert ORIGINS[0].tobytes()[:16] not in body
@@ -77,7 +77,7 @@ def test_neither_the_aggregator_nor_anybody_else_reads_a_fold(crew, tmp_path):
         package.open_origins(sealed_of(proposal, rest), proposal.checkpoint, crew.plan, stranger.members[SIGNER])
 
 
-def test_vectors_that_are_no_models_are_masked_anew_and_the_same_in_clear(crew):
+def test_carried_vectors_get_the_new_mask_and_are_the_same_in_clear(crew):
     vectors = {CARRIED_FIRST + 1: ORIGINS[1] * 2, CARRIED_FIRST: ORIGINS[0] * 3}
     proposal, rest = crew.fold(vectors)
     assert proposal.carried == 2
@@ -99,14 +99,14 @@ def test_under_fresh_secrets_the_epoch_is_the_owners(fresh):
     assert origins.tobytes() == ORIGINS.tobytes()
 
 
-def test_nobody_folds_for_secrets_that_it_does_not_have(fresh):
+def test_a_device_does_not_fold_for_secrets_that_it_does_not_have(fresh):
     fresh.owner.rotate()
     with pytest.raises(NotEnrolledError, match="no keys of roster"):
         fresh.fold(generation=fresh.owner.roster.keys_since)
 
 
-def test_nobody_goes_back_to_older_secrets(crew):
-    """Whoever was revoked holds those."""
+def test_a_rollover_to_older_secrets_is_refused(crew):
+    """Revoked devices hold those."""
     shop = crew.shop(FOLDER)
     newer = dataclasses.replace(shop, run=dataclasses.replace(shop.run, generation=9))
     announcement, _ = crew.announced(shop.plan, Phase.CHECKPOINT, generation=8)
@@ -133,7 +133,7 @@ def test_a_fold_under_fresh_secrets_is_signed(fresh):
 
 
 def forged(crew, models=ORIGINS, *, task=BUNDLE, signer=None, **changes):
-    """Return (Checkpoint, sealed) as a device that is compromised can make them."""
+    """Return (Checkpoint, sealed) as a compromised device can make them."""
     honest = crew.fold()[0].checkpoint
     claimed = dataclasses.replace(honest, **{"origins": len(models), **changes})
     member = crew.members[FOLDER]
@@ -198,7 +198,7 @@ def _with_sealed(crew, sealed):
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_a_compromised_device_folds_is_not_signed(crew, case):
+def test_the_fold_of_a_compromised_device_is_not_signed(crew, case):
     make, expected = BAD[case]
     checkpoint, sealed = make(crew)
     endorsement, more, objection = do_endorse(crew, checkpoint, sealed, renew=(1,))
@@ -207,15 +207,15 @@ def test_what_a_compromised_device_folds_is_not_signed(crew, case):
     assert expected in objection
 
 
-def test_what_is_forged_above_is_forged_well(crew):
+def test_the_forger_without_a_fault_makes_a_valid_fold(crew):
     """The control: the same steps without a fault are signed."""
     checkpoint, sealed = forged(crew)
     assert is_signed(crew, do_endorse(crew, checkpoint, sealed)[0], checkpoint)
 
 
 @pytest.mark.parametrize("junk", [b"", b"SHM1", encode(Endorsement(bytes(64), ()))])
-def test_a_proposal_that_is_none_is_answered_all_the_same(crew, junk):
-    """Nobody waits for this device's deadline."""
+def test_an_invalid_proposal_is_answered_without_a_signature(crew, junk):
+    """So that the round does not wait for its deadline."""
     shop = crew.shop(SIGNER)
     announcement, assignment = crew.announced(shop.plan, Phase.ENDORSE)
     finished = rollover.endorse(shop, announcement, assignment, crew.models, junk, crew.members[SIGNER])
@@ -232,7 +232,7 @@ def test_a_device_whose_own_models_differ_does_not_sign(crew):
 
 
 def test_nothing_is_signed_under_secrets_that_the_owner_has_replaced(fresh):
-    """The newer ones need not have come: the roster tells of them."""
+    """The device may not have the newer secrets yet: the roster names their key version."""
     proposal, rest = fresh.fold()
     fresh.owner.rotate()
     fresh.members[SIGNER].adopt(fresh.owner.roster_bytes)
@@ -242,7 +242,7 @@ def test_nothing_is_signed_under_secrets_that_the_owner_has_replaced(fresh):
 
 
 def test_a_fold_by_a_device_that_was_revoked_meanwhile_is_not_signed(fresh):
-    """Same secrets, newer roster: the owner's two letters came in one order and not the other."""
+    """Same secrets, newer roster: the roster may arrive before the new secrets."""
     proposal, rest = fresh.fold()
     member = fresh.members[SIGNER]
     member.roster = dataclasses.replace(member.roster, revoked=(FOLDER,))
@@ -283,7 +283,7 @@ def test_one_model_that_is_off_is_not_hidden_by_a_large_one(tmp_path):
 # ---------------------------------------------------------------------------------------------------- own updates
 
 
-def test_its_own_updates_are_masked_anew(fresh):
+def test_its_own_updates_get_the_new_mask(fresh):
     shop = fresh.shop(SIGNER)
     one, two = ORIGINS[0] * 2, ORIGINS[1] * 5
     shop.own.note(1, one)

@@ -33,7 +33,7 @@ AT_S = 1_800_000_000
 
 
 class PowerCut(BaseException):
-    """Ends a program wherever it is."""
+    """Raised to end a program at any point."""
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ def test_a_list_of_another_version_is_refused(store):
 
 
 def test_a_model_removed_by_the_running_device_meanwhile_is_looked_up_again(store, monkeypatch):
-    """`shoal-edge predict` beside `shoal-edge run`: the list changes between the look and the read."""
+    """`shoal-edge predict` beside `shoal-edge run`: the list changes between the two reads."""
     add(store, 1, 0.9)
     stale = store.models()
     for run in (2, 3, 4):
@@ -329,7 +329,7 @@ class CutAt:
 
 
 def cut_at(left, work, *arguments, **options):
-    """Cut ``work`` off after so many changes of the disk; return whether it came to its end."""
+    """Interrupt ``work`` after so many changes of the disk; return whether it finished."""
     with pytest.MonkeyPatch.context() as patch:
         CutAt(patch, left)
         try:
@@ -340,7 +340,7 @@ def cut_at(left, work, *arguments, **options):
 
 
 def test_a_cut_at_any_change_of_the_disk_leaves_the_old_list_or_the_new_one(tmp_path):
-    """Each with all of its files; the next start removes what is left over, and the same run can be added again."""
+    """Each with all of its files; the next start removes files that are left over, and the same run can be added again."""
     outcomes, cuts = set(), 0
     while True:
         store = FinishedModels(private_directory(tmp_path / str(cuts)))

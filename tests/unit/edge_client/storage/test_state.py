@@ -1,4 +1,4 @@
-"""What a device keeps: whole or not at all, private, and refused where it is damaged."""
+"""A device's files: written completely or not at all, private, and refused if damaged."""
 
 import dataclasses
 import stat
@@ -43,8 +43,8 @@ def later(rounds=1):
     return dataclasses.replace(MARK, round=MARK.round + rounds)
 
 
-def test_the_newest_pending_upload_comes_back(state):
-    """Two slots are written over in turn, also by a shorter upload; a restart goes on with the right one."""
+def test_the_newest_pending_upload_is_loaded(state):
+    """Two slots are overwritten in turn, also by a shorter upload; a restart continues with the right one."""
     assert state.load_pending() == Pending(ReplayWatermark(0, 0, 0, bytes(16)), bytes(16), b"")
     for rounds, sealed in enumerate((b"sealed bytes", bytes(100), b"short", bytes(range(200)))):
         state.save_pending(later(rounds), transfer_id(sealed), sealed)
@@ -66,7 +66,7 @@ DAMAGES = [
 
 
 def two_rounds(state):
-    """Keep an upload of two rounds and return their bytes and slots, oldest first."""
+    """Store an upload for each of two rounds and return their bytes and slots, oldest first."""
     state.load_pending()
     kept = []
     for rounds in (0, 1):
@@ -78,7 +78,7 @@ def two_rounds(state):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_slot_torn_by_a_power_cut_leaves_the_other(state, damage):
-    """What was being written had never been sent: the round before is the newest that counts, and is not written over."""
+    """The torn upload had never been sent: the round before is the newest valid one, and is not overwritten."""
     (older, _), (_, path) = two_rounds(state)
     write_private(path, damage(path.read_bytes()))
     again = DeviceState(state.directory)
@@ -89,7 +89,7 @@ def test_a_slot_torn_by_a_power_cut_leaves_the_other(state, damage):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_two_damaged_slots_are_refused_not_forgotten(state, damage):
-    """Starting from an empty mark would let an old announcement be played again."""
+    """An empty watermark would let an old announcement be replayed."""
     for _, path in two_rounds(state):
         write_private(path, damage(path.read_bytes()))
     with pytest.raises(IntegrityError, match="are damaged") as caught:
@@ -97,8 +97,8 @@ def test_two_damaged_slots_are_refused_not_forgotten(state, damage):
     assert "replayed" in caught.value.hint
 
 
-def test_an_upload_that_was_answered_is_known_by_its_name(state):
-    """In whichever slot it lies beside the upload itself."""
+def test_an_answered_upload_is_recognised_by_its_transfer_id(state):
+    """The slot without the bytes counts, not the other one, which still holds the upload itself."""
     for rounds in range(3):
         state.save_pending(later(rounds), transfer_id(b"sealed"), b"sealed")
         assert not state.load_pending().answered
@@ -164,8 +164,8 @@ def test_run_and_status_come_back(state):
         assert state.load_status() is None
 
 
-def test_what_a_running_program_removes_meanwhile_is_not_there(state, monkeypatch):
-    """`shoal-edge predict` beside `shoal-edge run`: a file goes between looking and reading."""
+def test_a_file_that_a_running_program_removes_is_reported_as_missing(state, monkeypatch):
+    """`shoal-edge predict` beside `shoal-edge run`: a file is removed between the check and the read."""
     state.save_epoch(b"epoch")
     monkeypatch.setattr(Path, "exists", lambda _: True)
     assert state.load_epoch() == b"epoch"
@@ -189,7 +189,7 @@ def test_a_model_above_that_goes_while_it_is_looked_for_is_passed_over(state, mo
         kept.above(state.directory, own)
 
 
-def test_a_slot_that_can_t_be_opened_is_told(state):
+def test_a_slot_that_can_t_be_opened_is_an_error(state):
     (state.directory / PENDING_FILES[0]).mkdir()
     with pytest.raises(ConfigError, match="can't write") as caught:
         state.save_pending(MARK, b"t" * 16, b"")
@@ -207,7 +207,7 @@ def test_every_file_is_private(state):
 
 
 def test_why_a_device_ended_can_be_noted_on_a_full_disk(tmp_path):
-    """The note is written over bytes that are there already."""
+    """The error is written over existing bytes."""
     error = StorageError("can't write x: No space left on device", hint="free some space")
     with small_disk(tmp_path / "disk", mib=1) as place:
         state = DeviceState(place)

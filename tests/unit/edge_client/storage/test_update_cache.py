@@ -1,4 +1,4 @@
-"""A device's cache of its own updates for later mask epochs: which ones it keeps, for how long, and how many."""
+"""A device's cache of its own updates for later mask epochs: its contents, their lifetime and their number."""
 
 import stat
 
@@ -39,7 +39,7 @@ def test_the_newest_is_at_hand_and_leaves_no_file(tmp_path):
     assert files(tmp_path) == []
 
 
-def test_what_is_kept_outlives_the_next_round_and_a_restart(tmp_path):
+def test_a_cached_update_survives_the_next_round_and_a_restart(tmp_path):
     own = UpdateCache(tmp_path, PLAN)
     own.note(3, UPDATES[0])
     own.keep(3)
@@ -51,8 +51,8 @@ def test_what_is_kept_outlives_the_next_round_and_a_restart(tmp_path):
     assert stat.S_IMODE((tmp_path / "own-000003.bin").stat().st_mode) == 0o600
 
 
-def test_only_what_is_at_hand_can_be_kept(tmp_path):
-    """The order names a round: another update must not take its place."""
+def test_only_the_newest_update_can_be_cached(tmp_path):
+    """The assignment names a round: an update of another round must not be cached for it."""
     own = UpdateCache(tmp_path, PLAN)
     own.keep(1)
     own.note(4, UPDATES[0])
@@ -61,7 +61,7 @@ def test_only_what_is_at_hand_can_be_kept(tmp_path):
     assert own.find(3) is None
 
 
-def test_what_is_kept_is_not_written_over(tmp_path):
+def test_a_cached_update_is_not_overwritten(tmp_path):
     own = UpdateCache(tmp_path, PLAN)
     own.note(3, UPDATES[0])
     own.keep(3)
@@ -92,8 +92,8 @@ def test_a_damaged_file_is_dropped_and_stops_nothing(tmp_path, caplog, cut):
     assert "is damaged" in caplog.text
 
 
-def test_an_aggregator_that_has_every_update_kept_does_not_fill_the_disk(tmp_path, caplog):
-    """Each order may name a round; a tree of clusters has far fewer levels than this."""
+def test_an_aggregator_that_asks_for_every_update_does_not_fill_the_disk(tmp_path, caplog):
+    """Each assignment may name a round; a tree of clusters has far fewer levels than this."""
     own = UpdateCache(tmp_path, PLAN)
     for round_ in range(1, MOST_KEPT + 10):
         own.note(round_, UPDATES[0])
