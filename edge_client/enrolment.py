@@ -191,7 +191,7 @@ def enrol(
             if waited_s > timeout_s:
                 raise NotEnrolledError(
                     "the owner has not approved this device yet",
-                    hint="run the same command again to go on waiting",
+                    hint="run the same command again to continue waiting",
                 )
             try:
                 event = inbox.get(timeout=POLL_S)

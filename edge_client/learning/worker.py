@@ -2,7 +2,7 @@
 
 A new job replaces the one before it, and a result is a value. The aggregator's thread for the disk
 (`aggregator.storage.fsync_worker`) finishes every job in order and raises errors on the driver's thread, so the two share no
-code. `ThreadPoolExecutor` fits neither: at exit it waits for the job under way, here a training of minutes.
+code. `ThreadPoolExecutor` fits neither: at exit it waits for the running job, and a training takes minutes.
 """
 
 from __future__ import annotations
