@@ -1,12 +1,14 @@
 """The table of channels: every message between the parties, with its topic, seal, sender, receivers and largest size.
 
-A channel is one sort of message on one topic. A topic may carry several, which the kind in the chunks' headers tells apart: a
+A channel is one kind of message on one topic. A topic may have several, distinguished by the kind in the chunks' headers: a
 device publishes uploads, declines and reminders to ``d/{device}/up``. So topic and chunk kind together name the channel
-(`channel_at`), and a receiver refuses a message whose sealed purpose is that of another one.
+(`channel_at`), and a receiver refuses a message whose sealed purpose is that of another channel.
 
 Senders take the topic, the chunk kind and the envelope's head from here, receivers their subscriptions and limits. The
 tables in docs/wire-format.md (`shoal.report.channel_tables`) and the broker's access list (`shoal.owner.broker.config`) are
-generated from it, so that a new channel is one row, and the broker lets exactly its sender and its receivers through.
+generated from it. A new channel is therefore one row, and the broker admits exactly its sender and its receivers.
+
+Example: the row DECLINE says that a device publishes a `Decline`, sealed to the aggregator, to its own ``up`` topic.
 """
 
 from __future__ import annotations
@@ -48,21 +50,21 @@ class Channel:
     """One row of the table.
 
     Attributes:
-        name: unique, for people.
-        topic: its pattern.
-        kind: in the headers of its chunks.
+        name: unique name for documentation and messages.
+        topic: pattern of its topic.
+        kind: the kind in the headers of its chunks.
         sender: the party that publishes it.
         receivers: the parties that subscribe to it.
         message: the plaintext, in the words of docs/wire-format.md.
-        seal: its envelope.
-        purpose: in the envelope's head; a name in braces stands for a part that varies.
+        seal: kind of its envelope.
+        purpose: the purpose in the envelope's head; a name in braces stands for a variable part.
         largest: most bytes of the sealed message, for any plan and roster.
-        formula: the bytes that a given plan and roster allow, which `shoal.protocol.sizes` computes; empty if ``largest`` is the
-            only limit.
-        recipients: the parties that the envelope's head may name as its recipient; none where it names EVERYONE.
-        retained: whether the broker keeps it for later subscribers.
+        formula: the limit for a given plan and roster, which `shoal.protocol.sizes` computes; empty if ``largest`` is the only
+            limit.
+        recipients: the parties that the envelope's head may name as its recipient; empty if it names EVERYONE.
+        retained: whether the broker stores it for later subscribers.
         cleared_by: a receiver that removes the retained message once it has handled it.
-        least_qos: 0 if some may go out without the broker's acknowledgement (ADR 18); all others go out at 1.
+        least_qos: 0 if some are sent without the broker's acknowledgement (ADR 18); all others are sent at 1.
     """
 
     name: str
@@ -82,14 +84,14 @@ class Channel:
 
     @property
     def stem(self) -> str:
-        """The purpose as far as it does not vary."""
+        """The constant part of the purpose."""
         return self.purpose.partition("/{")[0]
 
     def head(self, fleet: str, sender: str, recipient: str = EVERYONE, **parts: object) -> Sealed:
         """Return the head of this channel's envelope.
 
         Args:
-            fleet: its name.
+            fleet: name of the fleet.
             sender: a member's name.
             recipient: a member's name, or EVERYONE.
             parts: values of the names in braces in the purpose.
@@ -97,7 +99,7 @@ class Channel:
         return Sealed(fleet, self.purpose.format(**parts), sender, recipient)
 
     def limit(self, size: int | None = None) -> dict[ChunkKind, int]:
-        """Return the largest transfer as `Reassembler.add` takes it: ``size`` bytes, by default and at most ``largest``."""
+        """Return the argument ``allowed`` of `Reassembler.add`: transfers of at most ``size`` and ``largest`` bytes."""
         return {self.kind: self.largest if size is None else min(size, self.largest)}
 
 

@@ -1,14 +1,17 @@
-"""Cut a payload into chunks that fit a packet, and put them together again from anything that arrives.
+"""Split a payload into chunks that fit a packet, and parse and check received chunks.
 
-Every chunk begins with the same 52 bytes, little-endian, so that each chunk can be checked on its own:
+Every chunk begins with a header of 52 bytes, little-endian, by which it can be checked on its own:
 
     magic "SHL1" | version u8 | kind u8 | flags u16 = 0 | round u32 | index u32 | total u32 | offset u64 | size u64 | id 16
 
-``id`` is the first 16 bytes of the payload's SHA-256: it names the transfer and proves the reassembly. All chunks of a
-transfer but the last have one length, so offset, size and total must agree in every single header.
+``id`` is the first 16 bytes of the payload's SHA-256: it names the transfer and verifies the reassembled payload. All chunks
+of a transfer but the last have one length, so offset, size and total must agree in every header.
 
-A sealed payload ends with a signature over the digest of all before it. `Fingerprint` takes both digests, that of the whole
-and that of all but the trailer, in one pass: hashing is what a large transfer costs most.
+A sealed payload ends with a signature over the digest of the bytes before it. `Fingerprint` computes both digests, with and
+without that trailer, in one pass, since hashing takes most of the time of a large transfer.
+
+Example: ``split`` cuts 300,000 bytes into three chunks of 122,880, 122,880 and 54,240 bytes, and `shoal.protocol.reassembly`
+joins them in any order.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ TRAILER_BYTES: Final = 64
 """Length of the signature that ends a sealed payload."""
 
 MIN_CHUNK_BYTES: Final = 1024
-"""Shortest chunk of a transfer that has several: bounds the book-keeping that a header can ask for."""
+"""Shortest chunk of a transfer of several: limits the number of chunks, and so the book-keeping, of one transfer."""
 
 PACKET_ROOM_BYTES: Final = 1024
 """Room in a packet for a chunk's header, the topic and MQTT's own header."""
@@ -45,7 +48,7 @@ _ROUND_LIMIT: Final = 1 << 32
 
 
 class ChunkKind(IntEnum):
-    """What a transfer carries."""
+    """The kind of message in a transfer."""
 
     UPLOAD = 1
     MODEL = 2
@@ -69,14 +72,14 @@ class ChunkHeader:
     """A checked header: its numbers are consistent and within limits.
 
     Attributes:
-        kind: what the transfer carries.
-        round: round number, 0 where there is none.
+        kind: kind of message in the transfer.
+        round: round number, 0 if there is none.
         index: number of this chunk, below ``total``.
-        total: chunks of the transfer.
-        offset: where this chunk begins in the payload, in bytes.
+        total: number of chunks of the transfer.
+        offset: position of this chunk in the payload, in bytes.
         size: bytes of the whole payload.
         transfer_id: first 16 bytes of the payload's SHA-256.
-        chunk_bytes: length of every chunk but the last; ``size`` when there is only one.
+        chunk_bytes: length of every chunk but the last; ``size`` if there is only one.
     """
 
     kind: ChunkKind
@@ -91,11 +94,11 @@ class ChunkHeader:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Two digests of a payload, from one pass over it.
+    """Two digests of a payload, computed in one pass.
 
     Attributes:
-        transfer_id: first 16 bytes of the SHA-256 of the whole.
-        signed: SHA-256 of all but the last TRAILER_BYTES, 32 bytes; of the whole where it is not longer than that.
+        transfer_id: first 16 bytes of the SHA-256 of the payload.
+        signed: SHA-256 of all but the last TRAILER_BYTES, 32 bytes; of the whole payload if it is not longer than those.
     """
 
     transfer_id: bytes
@@ -103,7 +106,7 @@ class Fingerprint:
 
     @classmethod
     def of(cls, payload: bytes | memoryview) -> Fingerprint:
-        """Hash ``payload``."""
+        """Return the digests of ``payload``."""
         view = memoryview(payload)
         cut = max(0, len(view) - TRAILER_BYTES) or len(view)
         digest = hashlib.sha256(view[:cut])
@@ -113,12 +116,12 @@ class Fingerprint:
 
 
 def chunk_bytes_within(max_packet_bytes: int) -> int:
-    """Return the payload length of chunks for a broker that takes packets of ``max_packet_bytes``."""
+    """Return the payload length of chunks for a broker that accepts packets of at most ``max_packet_bytes``."""
     return max(MIN_CHUNK_BYTES, min(limits.CHUNK_BYTES, max_packet_bytes - PACKET_ROOM_BYTES))
 
 
 def chunk_count(size: int, chunk_bytes: int) -> int:
-    """Return how many chunks of ``chunk_bytes`` a payload of ``size`` bytes is cut into."""
+    """Return the number of chunks of ``chunk_bytes`` in a payload of ``size`` bytes."""
     return -(-size // chunk_bytes)
 
 
@@ -136,15 +139,15 @@ def split(
     indices: Iterable[int] | None = None,
     name: bytes | None = None,
 ) -> list[bytes]:
-    """Cut ``payload`` into chunks with headers, in order.
+    """Split ``payload`` into chunks with headers, in order.
 
     Args:
         payload: at least one byte, at most MAX_TRANSFER_BYTES.
-        kind: what it carries.
-        round: round number, 0 where there is none.
+        kind: kind of message in it.
+        round: round number, 0 if there is none.
         chunk_bytes: payload bytes of every chunk but the last.
-        indices: make only these chunks (a resend of what is missing); all of them by default.
-        name: the payload's transfer id, where it is known already.
+        indices: chunks to make, for a retransmission; all by default.
+        name: the payload's transfer id if it is known, which saves hashing.
 
     Raises:
         WireError: the payload, the round, the chunk length or an index is out of range.
@@ -170,7 +173,7 @@ def split(
 
 
 def parse(data: bytes | memoryview) -> tuple[ChunkHeader, memoryview]:
-    """Check one chunk on its own and return its header and a view of its payload.
+    """Check one chunk by its header and return the header and a view of its payload.
 
     Raises:
         WireError: a field is out of range or contradicts another or the chunk's length.
@@ -207,7 +210,11 @@ def parse(data: bytes | memoryview) -> tuple[ChunkHeader, memoryview]:
 
 
 def _chunk_bytes(length: int, index: int, total: int, offset: int, size: int) -> int:
-    """Return the transfer's uniform chunk length as this chunk tells it, or refuse."""
+    """Return the transfer's chunk length, derived from one chunk's header.
+
+    Raises:
+        WireError: the header contradicts itself or the chunk's length.
+    """
     if length > MAX_CHUNK_BYTES:
         raise WireError(f"a chunk of {length} bytes is above {MAX_CHUNK_BYTES}")
     if total == 1:
@@ -217,6 +224,7 @@ def _chunk_bytes(length: int, index: int, total: int, offset: int, size: int) ->
         chunk_bytes = length
         fits = offset == index * length and -(-size // length) == total
     else:
+        # The last chunk may be shorter, so the chunk length follows from its offset, not from its own length.
         chunk_bytes, rest = divmod(offset, index)
         fits = rest == 0 and length == size - offset and length <= chunk_bytes
     if not fits:

@@ -1,9 +1,11 @@
-"""Messages to bytes and back: a fixed, canonical, bounded binary form.
+"""Encoding of messages: a fixed, canonical, bounded binary format.
 
 A message is a frozen dataclass whose annotations are the field types below, registered under a kind number. Its encoding
-is ``magic "SHM1" | kind u8 | fields in order``, integers little-endian. Every length is checked against what is left
-before anything is allocated, every value has exactly one encoding, and any bytes give either a message or a WireError.
-docs/wire-format.md has the table.
+is ``magic "SHM1" | kind u8 | fields in order``, integers little-endian. Every length is checked against the
+remaining bytes before memory is allocated, every value has exactly one encoding, and any bytes give either a message or a
+WireError. docs/wire-format.md has the table.
+
+Example: `Setting("k", "2")` is ``SHM1``, kind 5, and two strings with 2-byte lengths: 11 bytes in all.
 """
 
 from __future__ import annotations
@@ -119,7 +121,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes | memoryview, expected: type[M]) -> M:
-    """Return the message of type ``expected`` that ``data`` holds and nothing else.
+    """Return the message of type ``expected`` that ``data`` encodes completely.
 
     Raises:
         WireError: the bytes are of another type, malformed, too long or too short.
@@ -131,7 +133,7 @@ def decode(data: bytes | memoryview, expected: type[M]) -> M:
 
 
 def decode_prefix(data: bytes | memoryview, expected: type[M]) -> tuple[M, memoryview]:
-    """Return the message at the head of ``data`` and the bytes behind it (a vector, uncopied)."""
+    """Return the message at the start of ``data`` and the bytes after it (a vector, not copied)."""
     reader = _Reader(memoryview(data))
     if bytes(reader.take(len(MAGIC))) != MAGIC:
         raise WireError("not a message: wrong magic")
@@ -156,6 +158,7 @@ def _record(cls: type[Any]) -> _Coder:
     coders = [(name, _coder(hint)) for name, hint in field_hints(cls).items()]
 
     def write(out: bytearray, value: Any) -> None:
+        # Not isinstance: a subclass may have other fields, and the receiver decodes those of cls.
         if type(value) is not cls:
             raise TypeError(f"{type(value).__name__} where {cls.__name__} belongs")
         for name, coder in coders:
@@ -214,7 +217,7 @@ def _array(code: str) -> _Coder:
 
 
 def _enum(kind: type[IntEnum]) -> _Coder:
-    """Code a member as u8; every other number is refused in both directions."""
+    """Return the coder of an enumeration: members as u8; encoding and decoding refuse other numbers."""
 
     def read(reader: _Reader) -> IntEnum:
         value = reader.unpack("<B")
@@ -228,6 +231,7 @@ def _enum(kind: type[IntEnum]) -> _Coder:
 
 def _count(reader: _Reader, item_bytes: int) -> int:
     count = int(reader.unpack("<I"))
+    # Checked before reading: 4 bytes could otherwise claim memory for 2^32 items.
     if count > MAX_ITEMS or count * item_bytes > reader.left:
         raise WireError(f"a list of {count} items does not fit in {reader.left} bytes")
     return count
@@ -283,6 +287,7 @@ def _write_float(out: bytearray, value: float) -> None:
 
 def _read_float(reader: _Reader) -> float:
     value = float(reader.unpack("<d"))
+    # NaN compares false with every limit, so it would pass the checks that follow.
     if not math.isfinite(value):
         raise WireError("a number is not finite")
     return value
@@ -294,6 +299,7 @@ def _write_bool(out: bytearray, value: bool) -> None:
 
 def _read_bool(reader: _Reader) -> bool:
     value = reader.unpack("<B")
+    # Other numbers would give one value several encodings, and signatures are over the encoding.
     if value > 1:
         raise WireError(f"a truth value of {value}")
     return bool(value)

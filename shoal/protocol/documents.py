@@ -1,4 +1,8 @@
-"""What the owner signs and hands out: roster, cards and grants, run plans and run packages."""
+"""Documents of membership and of runs: roster, cards, grants, run plans and run packages.
+
+The owner signs or seals all of them but cards, which a party signs itself. `RosterChange` transmits the difference of two
+rosters, so that a change of one device does not resend the whole roster.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,10 @@ from shoal.types import Segment, check_name
 
 
 def require_name(name: str, what: str) -> None:
-    """Refuse a received name that can't stand in a topic and a file name.
+    """Check a received name.
 
     Raises:
-        WireError: it can't.
+        WireError: it can't stand in a topic and a file name.
     """
     try:
         check_name(name, what)
@@ -28,7 +32,7 @@ def require_name(name: str, what: str) -> None:
 @message(1)
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One party's public identity: Ed25519 to verify, X25519 to seal to, 32 raw bytes each."""
+    """One party's name and public keys: Ed25519 for signatures, X25519 for sealing, 32 raw bytes each."""
 
     name: str
     sign_key: Fixed32
@@ -38,16 +42,17 @@ class Member:
         require_name(self.name, "member name")
 
 
+# Without slots, which cached_property can't do with: it stores its value in __dict__.
 @message(2)
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """Who belongs to the fleet, signed by the owner. A device's index is its place in ``devices``, which only grows.
+    """The members of the fleet, signed by the owner. A device's index is its position in ``devices``, which only grows.
 
     Attributes:
-        sequence: grows with every change; a lower one than seen is refused.
+        sequence: grows with every change; receivers refuse a lower one than they have accepted.
         issued_at_s, expires_at_s: unix seconds by the owner's clock.
-        keys_since: the sequence at which the owner last drew the fleet's secrets anew; plans of this roster and later
-            ones are made with those.
+        keys_since: the key version in force: the sequence at which the owner last drew new secrets. Plans of this roster
+            and later ones use them.
     """
 
     fleet: str
@@ -80,7 +85,7 @@ class Roster:
 
     @property
     def active_count(self) -> int:
-        """How many devices are not revoked."""
+        """Number of devices that are not revoked."""
         return len(self._active)
 
     def active(self) -> tuple[str, ...]:
@@ -91,16 +96,16 @@ class Roster:
 @message(23)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RosterChange:
-    """What turns one roster into the newest, and the owner's signature over that.
+    """The changes from one roster to the newest, with the owner's signature of the newest.
 
     Attributes:
-        after: sequence of the roster that this follows; that of the newest itself where it only says which is newest.
-        signature: over the newest Roster.
+        after: sequence of the roster that the change applies to; equal to ``sequence`` if it only names the newest roster.
+        signature: of the newest Roster.
         fleet, sequence, issued_at_s, expires_at_s, aggregator, keys_since: as in Roster.
-        devices: how many the newest lists.
-        places, members: what stands in it elsewhere than before: ``members[i]`` at ``places[i]``.
-        revoked_stay: so many of the names that were revoked before stand first;
-        revoked: these after them.
+        devices: number of devices in the newest.
+        places, members: new and changed entries of its ``devices``: ``members[i]`` at index ``places[i]``.
+        revoked_stay: number of names taken from the start of the old ``revoked``.
+        revoked: the names that follow them.
     """
 
     after: U32
@@ -128,7 +133,7 @@ class RosterChange:
 @message(3)
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A new party's request to join: its public identity and what it wants to be; self-signed, carried as a file."""
+    """A new party's request to join, self-signed and carried as a file: its public identity and the role it asks for."""
 
     role: str
     member: Member
@@ -137,13 +142,13 @@ class Card:
 @message(4)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGrant:
-    """What the owner gives a device: the mask secret and the content key besides what the aggregator gets.
+    """A device's credentials from the owner: those of `AggregatorGrant`, the mask secret and the content key.
 
     Attributes:
-        roster: the newest, signed; empty where the grant renews the keys of somebody who belongs to the fleet, so that new
-            keys for n parties are n short messages, not n rosters of n.
-        keys_since: roster sequence at which these secrets were drawn.
-        mask_epoch: the mask epoch that ``mask_secret`` stands at; later ones follow from it (`MaskSecret.at`).
+        roster: the newest, signed; empty if the grant renews a member's keys, so that new keys for n parties take n short
+            messages instead of n rosters with n members.
+        keys_since: the key version: the roster sequence at which these secrets were drawn.
+        mask_epoch: the mask epoch of ``mask_secret``; the secrets of later epochs are derived from it (`MaskSecret.at`).
     """
 
     fleet: str
@@ -160,7 +165,7 @@ class DeviceGrant:
 @message(18)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregatorGrant:
-    """What the owner gives the aggregator: nothing that opens a mask, a model or a task; fields as in `DeviceGrant`."""
+    """The aggregator's credentials from the owner, without a secret of a mask, model or task; fields as in `DeviceGrant`."""
 
     fleet: str
     owner_key: Fixed32
@@ -173,7 +178,7 @@ class AggregatorGrant:
 @message(19)
 @dataclass(frozen=True, slots=True)
 class GrantFile:
-    """A grant on its way: who gives it, and the sealed grant."""
+    """A sealed grant, and the owner who sealed it."""
 
     owner: Member
     sealed: bytes
@@ -182,7 +187,7 @@ class GrantFile:
 @message(5)
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One hyper-parameter of an algorithm by its name; the strategy parses and checks the value."""
+    """Name and value of one hyper-parameter; the strategy parses and checks the value."""
 
     name: str
     value: str
@@ -193,8 +198,8 @@ class Setting:
 class LocalSettings:
     """Local training in a run plan: ``epochs`` of mini-batches, or ``steps`` full-batch steps if ``batch_size`` is 0.
 
-    The order of these fields is the wire format, and the aggregator reads them, which may not import tasks. Devices train by
-    `shoal.task.manifest.LocalTraining`, which has the same fields and checks their values.
+    The order of these fields is the wire format. The aggregator reads them but may not import `shoal.task`; devices convert
+    them to `shoal.task.manifest.LocalTraining`, which has the same fields and checks their values.
     """
 
     epochs: U32
@@ -210,7 +215,7 @@ class LocalSettings:
 @message(7)
 @dataclass(frozen=True, slots=True)
 class SegmentSpec:
-    """A mask segment as it travels: ``cluster`` or ``shared`` and its coordinates."""
+    """A mask segment in a run plan: ``cluster`` or ``shared``, and its number of coordinates."""
 
     name: str
     length: U32
@@ -219,15 +224,15 @@ class SegmentSpec:
 @message(26)
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a run's algorithm needs of devices beyond training, scoring and evaluating; devices refuse the rest.
+    """Work that a run may ask of devices besides training, scoring and evaluating; devices refuse any other.
 
     Attributes:
         pretrain: train by the plan's ``pretrain`` recipe.
         margins: report the loss of each candidate less the first one's.
         scale: use models that are multiples of their origin, and report the l2 norm of the model that was trained.
-        carry: at a rollover, mask vectors again that are no models.
-        keep_updates: keep own updates in clear until the run ends, and mask them again at a rollover.
-        keep_path: keep several models at the end of the run.
+        carry: at a rollover, re-mask vectors that are not models.
+        keep_updates: store their own updates in clear until the run ends, and re-mask them at a rollover.
+        keep_path: store several models at the end of the run.
     """
 
     pretrain: bool = False
@@ -246,25 +251,25 @@ def _require_positive(name: str, value: float) -> None:
 @message(8)
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What the owner allows in a run: devices refuse every announcement and order that goes beyond it.
+    """The owner-signed limits of a run; devices refuse every announcement and assignment beyond them.
 
     Attributes:
-        run: grows with every run of the fleet; run_id is random.
+        run: number of the run, which grows with every run of the fleet; run_id: 16 random bytes.
         origins: sealed origins shipped with the run, k for each restart of IFCA, else 1.
         max_models: most models an announcement may name.
-        epoch: mask epoch in which the run begins; epoch_rounds: rounds after which the mask must be renewed.
-        key_id: names the mask key of this epoch. `in_epoch` gives the plan as it stands after a rollover.
+        epoch: mask epoch in which the run begins; epoch_rounds: rounds after which a rollover must follow.
+        key_id: names the mask key of this epoch. `in_epoch` returns the plan for a later one.
         norm_limit: largest l2 norm of one masked update.
-        quorum: share of the ordered devices that closes a round once its deadline has passed.
+        quorum: share of the assigned devices with which a round closes once its deadline has passed.
         participation: share of the available devices drawn for a round.
         evaluate_every: devices report accuracy on their test share every so many rounds; 0 means at the end only.
         local: how devices train in a round; pretrain: in a round of phase PRETRAIN (cold starts, local convergence).
-        seed: seeds participation and batch order; the aggregator reads it, so nothing secret comes from it, origins least.
-        weighting: ``samples`` or ``uniform``; under ``uniform`` devices keep their sample counts to themselves.
-        norm_noise: relative standard deviation of the factor by which devices blur an update's norm; 0 is off.
-        max_samples: largest sample count that a device may report; one with more reports this many.
-        weight_cap: a device weighs at most this many times the median weight of the devices in the same mean; 0 is off.
-        capabilities: what the algorithm may ask of devices. They go by this, never by ``algorithm`` or ``settings``.
+        seed: of participation and batch order. The aggregator reads it, so no secret and no origin may be derived from it.
+        weighting: ``samples`` or ``uniform``; under ``uniform`` devices do not report their sample counts.
+        norm_noise: relative standard deviation of the random factor on each update; 0 is off.
+        max_samples: largest sample count that a device reports, also if it has more.
+        weight_cap: largest weight of a device, in multiples of the median weight of the devices in the same mean; 0 is off.
+        capabilities: work that the run may ask of devices. They check this, never ``algorithm`` or ``settings``.
     """
 
     fleet: str
@@ -327,17 +332,19 @@ class RunPlan:
 
     @property
     def epochs(self) -> int:
-        """Mask epochs that the run takes, if nobody is revoked meanwhile."""
+        """Number of mask epochs of the run if no device is revoked during it."""
+        # Upside-down floor division rounds up, in integers.
         return -(-self.rounds // self.epoch_rounds)
 
     def in_epoch(self, epoch: int, key_id: bytes, origins: int | None = None) -> RunPlan:
-        """Return the plan in a later mask epoch; what the owner signed is the one of the first.
+        """Return the plan for a later mask epoch; the owner's signature is over the plan of the first.
 
         Args:
-            epoch: its number.
-            key_id: 16 bytes, names its key.
-            origins: how many models were folded; None leaves the number as it is.
+            epoch: number of the mask epoch.
+            key_id: 16 bytes that name its mask key.
+            origins: number of folded models; None leaves it as it is.
         """
+        # A fold may make more origins than the plan had (CFL splits), and the limit on models must not be below them.
         count = self.origins if origins is None else origins
         return dataclasses.replace(
             self, epoch=epoch, key_id=key_id, origins=count, max_models=max(self.max_models, count)
@@ -345,11 +352,11 @@ class RunPlan:
 
     @property
     def length(self) -> int:
-        """Coordinates d of every masked vector of the run."""
+        """Number of coordinates d of every masked vector of the run."""
         return sum(s.length for s in self.segments)
 
     def span(self, segment: str) -> slice:
-        """Return where ``segment`` lies in the run's vectors; all of them for the empty name.
+        """Return the coordinates of ``segment`` in the run's vectors; all coordinates for the empty name.
 
         Raises:
             WireError: the run has no such segment.
@@ -365,14 +372,14 @@ class RunPlan:
 
     @property
     def mask_segments(self) -> tuple[Segment, ...]:
-        """The segments as the mask takes them."""
+        """The segments, in the type that the mask functions take."""
         return tuple(Segment(s.name, s.length) for s in self.segments)
 
 
 @message(9)
 @dataclass(frozen=True, slots=True)
 class RunPackage:
-    """A run as the owner hands it out.
+    """A run as the owner distributes it.
 
     The aggregator can open only ``plan``; task and origins are sealed under the devices' content key.
     """

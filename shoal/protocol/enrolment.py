@@ -1,4 +1,4 @@
-"""Enrolment over the broker: the line that the owner hands out, and the request that a device makes with it."""
+"""Enrolment over the broker: the owner's one-line token, and the request that a device makes with it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _HINT: Final = "copy the whole line that `shoal-fleet token` printed"
 @message(20)
 @dataclass(frozen=True, slots=True)
 class EnrolRequest:
-    """What an unknown device publishes: who it says it is, and a group envelope under the token's key.
+    """A new device's request: the identity that it claims, and a group envelope under the token's key.
 
     Attributes:
+        member: the claimed identity.
         sealed: 32 bytes of HMAC, then an `EnrolStatement`.
     """
 
@@ -35,12 +36,12 @@ class EnrolRequest:
 @message(21)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnrolStatement:
-    """What the token's HMAC is over: one device that asks one owner, for one fleet, by one token.
+    """The bytes under the token's HMAC, which bind a request to one device, owner, fleet and token.
 
     Attributes:
         owner, aggregator: the fingerprints that the device has pinned.
-        token: the token's id; expires_at_s: unix seconds, as the line has it.
-        asked_at_s: unix seconds by the device's clock; only for people to read.
+        token: the token's id; expires_at_s: unix seconds, from the line.
+        asked_at_s: unix seconds by the device's clock; only displayed.
         card: the device's signed Card.
     """
 
@@ -59,10 +60,10 @@ class EnrolStatement:
 @message(22)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """What the owner's line holds: where to ask, whom to believe, and a secret for one device to ask with.
+    """An enrolment token: the broker's URL, the fingerprints to trust, and a secret for one device.
 
     Attributes:
-        broker: with the user and password of those who ask, where the broker wants them.
+        broker: URL, with the user and password of new devices if the broker requires them.
         owner, aggregator: fingerprints.
         expires_at_s: unix seconds by the owner's clock.
         secret: 16 random bytes.
@@ -77,22 +78,23 @@ class Token:
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")
+        # A WireError like that of any other bad field, since `decode` runs this on received bytes.
         try:
             BrokerAddress.parse(self.broker)
         except ConfigError as error:
             raise WireError(str(error)) from error
 
     def to_line(self) -> str:
-        """Return the line: one word, with a checksum against a slip of the mouse."""
+        """Return the line: one word, with a checksum against incomplete copies."""
         data = encode(self)
         return LINE_PREFIX + base64.urlsafe_b64encode(data + _check(data)).decode().rstrip("=")
 
     @classmethod
     def from_line(cls, line: str) -> Token:
-        """Read what `to_line` gave.
+        """Parse a line of `to_line`.
 
         Raises:
-            ConfigError: it is something else, or a part of it. The line is not repeated in the message: it is a secret.
+            ConfigError: it is not such a line, or incomplete. The message does not repeat the line, which is a secret.
         """
         text = line.strip()
         if not text.startswith(LINE_PREFIX) or len(text) > MAX_LINE_CHARS:

@@ -1,8 +1,12 @@
-"""What travels at a rollover: from the masked models of one mask epoch to the origins of the next.
+"""Messages of a rollover, which turns the masked models of one mask epoch into the origins of the next.
 
 One device folds every model into a new origin and seals the origins, with the task, under the devices' content key.
-The others compare them with their own and sign a `Checkpoint`, which names what was sealed. More than half of the
-roster's signatures make a `Certificate`; with the sealed bytes it is all that anybody needs to go on.
+The others compare them with their own folds and sign a `Checkpoint`, which contains the digest of the sealed bytes. The
+signatures of more than half of the roster make a `Certificate`. With it and the sealed bytes a device can enter the new
+mask epoch.
+
+Example: in a roster of three, the device that folded uploads a `Proposal`, the aggregator retains it for the other two,
+each of which uploads an `Endorsement`, and two signatures make the certificate in the retained `Epoch`.
 """
 
 from __future__ import annotations
@@ -16,20 +20,20 @@ from shoal.protocol.codec import U16, U32, ArrayU32, Fixed16, Fixed32, Fixed64, 
 from shoal.protocol.documents import require_name
 
 UNSIGNED: Final = bytes(64)
-"""Stands for the signature of a device whose own fold differs."""
+"""In place of the signature of a device whose own fold differs."""
 
 
 @message(30)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What devices sign of a new mask epoch.
+    """The statement that devices sign to begin a new mask epoch.
 
     Attributes:
-        round: the round after which it begins.
+        round: the round after which the new epoch begins.
         epoch: the mask epoch that ends; next_epoch: the one that begins.
-        generation: roster sequence at which the secrets of the next epoch were drawn.
+        generation: key version of the next epoch: the roster sequence at which its secrets were drawn.
         key_id: names the next epoch's mask key.
-        origins: models that were folded.
+        origins: number of folded models.
         digest: SHA-256 of the sealed origins.
     """
 
@@ -54,9 +58,10 @@ class Checkpoint:
 @message(31)
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Attached to the upload of the device that folded.
+    """Attachment of the upload of the device that folded.
 
-    ``carried`` vectors, (d,) float32 little-endian under the next key, and the sealed origins follow.
+    It is followed by ``carried`` vectors, (d,) float32 little-endian each under the next key, and ``sealed`` bytes of sealed
+    origins.
     """
 
     checkpoint: Checkpoint
@@ -67,11 +72,11 @@ class Proposal:
 @message(32)
 @dataclass(frozen=True, slots=True)
 class Endorsement:
-    """Attached to the upload of a device whose own fold is the same; its updates of these rounds follow, masked anew.
+    """Attachment of the upload of a device that compared: its signature and its own updates under the next key.
 
     Attributes:
-        signature: by the device's Ed25519 key over the checkpoint; all zero where the fold differs from its own.
-        renewed: rounds of its own updates, (d,) float32 little-endian each, that follow under the next key.
+        signature: by the device's Ed25519 key over the checkpoint; all zero if its own fold differs.
+        renewed: rounds of the updates that follow, (d,) float32 little-endian each.
     """
 
     signature: Fixed64
@@ -93,7 +98,7 @@ class SignedBy:
 @message(34)
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A checkpoint that more than half of the roster signed; ``roster`` is that roster as the owner signed it."""
+    """A checkpoint with the signatures of more than half of ``roster``, the roster as the owner signed it."""
 
     checkpoint: Checkpoint
     roster: bytes
@@ -103,7 +108,7 @@ class Certificate:
 @message(35)
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What is retained for the fleet as long as a mask epoch lasts: its certificate and the sealed origins."""
+    """Retained during a mask epoch: its certificate and the sealed origins."""
 
     certificate: Certificate
     sealed: bytes
@@ -112,7 +117,7 @@ class Epoch:
 @message(36)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origins:
-    """In front of what a checkpoint seals: the task's bytes and (origins, length) float32 little-endian follow."""
+    """Header of the sealed origins: ``task`` bytes of the task and (origins, length) float32 little-endian follow."""
 
     fleet: str
     run_id: Fixed16

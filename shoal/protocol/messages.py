@@ -1,4 +1,11 @@
-"""Every message that travels, and the few that are carried as files between owner, devices and aggregator."""
+"""Messages of a round: announcement, models, uploads, declines, reminders, presence, and the head of every envelope.
+
+Example: an aggregator retains an `Announcement` with round 3 and a nonce. A device finds its `Assignment` with `order_for`,
+trains, and sends an `Upload` with the same nonce; the aggregator answers with a `Control` of action ACK. Without an answer
+the device sends a `Reminder`; if it can't do its part it sends a `Decline`.
+
+Documents of membership and runs are in `shoal.protocol.documents`, messages of rollovers in `shoal.protocol.epochs`.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +21,18 @@ from shoal.protocol.documents import require_name
 NO_ASSIGNMENT: Final = 0xFFFF
 NO_TRANSFER: Final = bytes(16)
 SHARED_MODEL: Final = 0xFFFF
-"""Stands in place of a model's id where weight sharing sends what all models have in common."""
+"""In place of a model's id: under weight sharing, the segment that all models share."""
 CARRIED_FIRST: Final = 0xE000
-"""From here on a model's id stands for a masked vector that is no model."""
+"""Model ids from here on name masked vectors that are not models."""
 PROPOSAL_MODEL: Final = 0xFFFE
-"""Stands in place of a model's id where a checkpoint travels for the devices to compare with their own."""
+"""In place of a model's id: a proposed checkpoint for devices to compare with their own fold."""
 
 
 class Phase(IntEnum):
-    """What a device's work in a round is for; part of an upload's identity.
+    """The kind of work in a round; part of an upload's identity.
 
-    PRETRAIN trains by the plan's own recipe; KEEP reports on the first candidate and keeps all of them. CHECKPOINT and
-    ENDORSE end a mask epoch: one device folds all models into new origins, then all compare and sign.
+    PRETRAIN trains by the plan's ``pretrain`` recipe; KEEP reports on the first candidate and stores all of them. CHECKPOINT
+    and ENDORSE end a mask epoch: one device folds all models into new origins, then all compare and sign.
     """
 
     TRAIN = 1
@@ -38,7 +45,7 @@ class Phase(IntEnum):
 
 
 class Share(IntEnum):
-    """Which part of a device's own data is scored."""
+    """The share of a device's data on which models are scored."""
 
     TRAIN = 1
     VALIDATION = 2
@@ -46,7 +53,7 @@ class Share(IntEnum):
 
 
 class Action(IntEnum):
-    """What the aggregator answers to an upload."""
+    """The aggregator's answer to an upload: stored, chunks missing, or refused."""
 
     ACK = 1
     NACK = 2
@@ -54,11 +61,12 @@ class Action(IntEnum):
 
 
 class DeclineReason(IntEnum):
-    """Why a device can't do its part: all that the aggregator learns of it, the rest stands in the device's own log.
+    """The kind of reason why a device can't do its part. Only the device's log has the details.
 
-    DATA: its samples are missing or don't fit the task. TASK: training diverged, or its graphs can't run. REFUSED: what it was
-    sent is not what it may follow. OTHER: anything else. UPLOAD: what the aggregator itself notes where it has refused the
-    device's upload; no device says so. DISK: its disk is full or fails; the device ends.
+    DATA: samples are missing or don't fit the task. TASK: training diverged, or the task's graphs can't run. REFUSED: the
+    device refused the announcement, its assignment or a model. OTHER: anything else. UPLOAD: the aggregator refused the
+    device's upload; only the aggregator records it, and no device sends it. DISK: the disk is full or fails; the device's
+    program ends.
     """
 
     DATA = 1
@@ -72,15 +80,14 @@ class DeclineReason(IntEnum):
 @message(10)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRef:
-    """Where to find a model's masked offset, or the shared part of all of them.
+    """Topic and properties of a model's masked offset, or of the segment that all models share.
 
     Attributes:
-        model: id within the run, SHARED_MODEL for the shared part; origin: which sealed origin it is an offset from.
-        label: opaque topic label; transfer: transfer id of the sealed offset, all zero where the offset is still
-            zero.
-        contributors: fewest devices behind any mean that is in the offset.
+        model: id within the run, or SHARED_MODEL; origin: index of the sealed origin that the offset is added to.
+        label: opaque topic label; transfer: transfer id of the sealed offset, all zero if the offset is still zero.
+        contributors: fewest devices in any mean that is part of the offset.
         norm: l2 norm of the offset.
-        scale: what the origin is multiplied by; 1 but for FedGroup's inter-group aggregation.
+        scale: factor on the origin; other than 1 only for FedGroup's inter-group aggregation.
     """
 
     model: U16
@@ -95,15 +102,15 @@ class ModelRef:
 @message(11)
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What some devices do in a round: score the candidates on a share, take the best, train and evaluate it, report.
+    """Work of some devices in a round: score the candidates, choose the best, then train, evaluate and report.
 
     Attributes:
-        share: what candidates are scored on.
+        share: data on which candidates are scored.
         margins: report each candidate's loss less the first candidate's, clipped and rounded.
         train: upload a masked update; evaluate: report accuracy on the test share.
         norm: report the l2 norm of the trained model.
-        keep: round whose update of its own the device keeps, for later mask epochs; 0 is none.
-        renew: rounds whose updates of its own the device masks anew, in a round of phase ENDORSE.
+        keep: a past round, whose update the device stores in clear for later mask epochs; 0 for none.
+        renew: in a round of phase ENDORSE, rounds whose stored updates the device masks under the next key.
     """
 
     phase: Phase
@@ -124,18 +131,19 @@ class Assignment:
 @message(12)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """The open round, retained: models, orders, and each device's order by its place in the roster.
+    """The open round, retained on the broker: the models, the assignments, and the assignment of each roster index.
 
     Attributes:
         mode: the mask mode, which must be the plan's.
+        assignment_of: for each roster index, an index into ``assignments`` or NO_ASSIGNMENT.
         step: 0 in a round; 1 and more in the steps of a rollover that follows it.
         shared: with weight sharing, the ``shared`` segment of every model; ``models`` then are ``cluster`` segments.
-        carried: in a rollover, masked vectors that are no models, for the device that folds to mask anew.
-        generation: in a rollover, the roster sequence of the secrets that the next mask epoch is made with.
-        proposal: where to find the checkpoint to compare with and sign.
-        remind_after_s: earliest reminder of an upload of this round that was not answered; grows with the fleet.
-        package_bytes: of the sealed run package at the plan's topic; 0 if not given.
-        epoch_bytes: of the sealed mask epoch at the checkpoint's topic, 0 if there is none.
+        carried: in a rollover, masked vectors that are not models, for the device that folds to re-mask.
+        generation: in a rollover, the key version of the next mask epoch.
+        proposal: the checkpoint to compare with and sign.
+        remind_after_s: time to the first reminder of an unacknowledged upload of this round; grows with the fleet.
+        package_bytes: size of the sealed run package at the plan's topic; 0 if not given.
+        epoch_bytes: size of the sealed mask epoch at the checkpoint's topic; 0 if there is none.
     """
 
     fleet: str
@@ -163,11 +171,16 @@ class Announcement:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Run, round and step, which only grow."""
+        """Run, round and step; devices refuse an announcement whose place is lower than one they accepted."""
         return (self.run, self.round, self.step)
 
     def order_for(self, index: int) -> Assignment | None:
-        """Return the order of the device at ``index`` in the roster, or None where it has none this round."""
+        """Return the assignment of the device at ``index`` in the roster, or None if it has none this round.
+
+        Raises:
+            WireError: the announcement refers to an assignment that it does not contain.
+        """
+        # A device that joined after the announcement has no entry in it yet.
         if index >= len(self.assignment_of) or self.assignment_of[index] == NO_ASSIGNMENT:
             return None
         if self.assignment_of[index] >= len(self.assignments):
@@ -178,11 +191,11 @@ class Announcement:
 @message(13)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelHeader:
-    """In front of a masked offset on its way to devices; (length,) float32 little-endian follows.
+    """Header of a masked offset sent to devices; (length,) float32 little-endian follows.
 
     Attributes:
-        model: SHARED_MODEL in front of the shared part.
-        segment: the plan's segment that follows; empty where the whole vector does.
+        model: id within the run, or SHARED_MODEL.
+        segment: name of the segment that follows; empty for the whole vector.
         scale: as in ModelRef.
     """
 
@@ -201,18 +214,18 @@ class ModelHeader:
 @message(14)
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """Goes with a device's masked update, (length,) float32 little-endian, or with nothing where length is 0.
+    """Header of a device's masked update, (length,) float32 little-endian, which is empty if length is 0.
 
     Attributes:
-        nonce: the announcement's, so that an upload answers one round only.
+        nonce: the announcement's, so that an upload is valid for one round only.
         model: the chosen candidate, from which the update was trained.
-        loss: mean loss of that model on the share: as scored where there were several candidates or nothing to train,
-            else the mean over the training just done.
-        margins: each candidate's loss less the first candidate's, clipped and rounded, where the order asked for it.
-        samples: trained on; 1 where the plan's weighting is uniform.
-        correct, tested: of the test share, in percent where the plan's weighting is uniform, where the order asked for it.
-        model_norm: l2 norm of the trained model, rounded, where the order asked for it, else 0.
-        attached: bytes that follow the update: a `shoal.protocol.epochs.Proposal` or `Endorsement` and what goes with it.
+        loss: mean loss of that model on the share as scored, if there were several candidates or nothing to train; else
+            the mean over the training.
+        margins: each candidate's loss less the first candidate's, clipped and rounded; empty unless assigned.
+        samples: number of samples trained on; 1 if the plan's weighting is uniform.
+        correct, tested: counts on the test share, in percent if the plan's weighting is uniform; 0 unless assigned.
+        model_norm: l2 norm of the trained model, rounded; 0 unless assigned.
+        attached: bytes that follow the update: a `shoal.protocol.epochs.Proposal` or `Endorsement` with its vectors.
     """
 
     fleet: str
@@ -259,7 +272,7 @@ class Control:
 @message(16)
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """A device's retained state; the will is the offline form with the same birth number."""
+    """A device's retained state, online or offline; its will is the offline form with the same incarnation (``birth``)."""
 
     fleet: str
     device: str
@@ -270,11 +283,11 @@ class Presence:
 @message(17)
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """The clear head of every sealed message, bound into the seal and the signature.
+    """The readable head of every envelope, bound into its seal and its signature.
 
     Attributes:
-        purpose: what it is, e.g. ``announcement``; sender: member name; recipient: member name or ``*`` for the
-            fleet.
+        purpose: the kind of message, e.g. ``announcement``; sender: member name; recipient: member name or ``*`` for
+            the fleet.
     """
 
     fleet: str
@@ -286,7 +299,7 @@ class Sealed:
 @message(24)
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """A device tells the aggregator that no upload of its own will come for what was announced with ``nonce``."""
+    """A device's notice that it will send no upload for the announcement with ``nonce``."""
 
     fleet: str
     device: str
@@ -302,11 +315,12 @@ class Decline:
 @message(25)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reminder:
-    """A device reminds the aggregator of an upload that was not answered.
+    """A device's question about an upload that was not acknowledged.
 
     Attributes:
-        transfer: its name; digest: what its signature is over; size: its bytes; chunk_bytes: of its chunks.
-        turn: grows when the device sends what it was asked for, when it connects, and with each of its lives.
+        transfer: the upload's transfer id; digest: the digest that its signature covers; size: its bytes.
+        chunk_bytes: payload bytes of its chunks.
+        turn: retransmission counter: grows with each retransmission, connection and start of the device's program.
     """
 
     fleet: str

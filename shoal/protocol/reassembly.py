@@ -1,4 +1,8 @@
-"""Put chunks of many sources together again, within a fixed budget for each source."""
+"""Reassembly of transfers from the chunks of many sources, within a memory budget for each source.
+
+Example: the aggregator feeds `Reassembler.add` with each chunk of each device's topic. The call with the last missing chunk
+returns the `Transfer`; `stalled` names the transfers whose chunks it should request again.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +19,24 @@ from shoal.errors import WireError, text_of
 from shoal.protocol.chunking import HEADER_BYTES, MIN_CHUNK_BYTES, ChunkHeader, ChunkKind, Fingerprint, parse
 
 MAX_MISSING_LISTED: Final = 1024
-"""A stalled transfer names at most this many missing chunks; the rest follows with the next report."""
+"""Most missing chunks named of a stalled transfer; later reports name the rest."""
 
 LAZY_BYTES: Final = 4 << 20
-"""From this size on, the joined payload is a mapping of its own, into which each chunk is copied and then released.
+"""From this size on, chunks are joined in an anonymous mapping, and each is released once it is copied there.
 
-Below it, memory comes from the heap, which is 15 times as fast: a fresh mapping pays a page fault for every 4 KiB.
+Smaller payloads are joined on the heap, which is 15 times as fast: a fresh mapping costs a page fault for every 4 KiB.
 """
 
 CHUNK_OVERHEAD_BYTES: Final = 192
-"""Memory that a stored chunk takes besides its bytes: the object's header and its entry in a dictionary."""
+"""Memory of a stored chunk besides its bytes: the object's header and its entry in a dictionary."""
 
 TRANSFER_OVERHEAD_BYTES: Final = 1024
-"""Memory that an unfinished transfer takes besides its chunks: header, key and dictionaries."""
+"""Memory of an unfinished transfer besides its chunks: header, key and dictionaries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A complete payload whose digest is its transfer id; ``signed`` is `Fingerprint`'s."""
+    """A complete payload whose digest was checked against its transfer id; ``signed`` as in `Fingerprint`."""
 
     source: str
     kind: ChunkKind
@@ -44,7 +48,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """A transfer that waits for chunks; ``missing`` names the first MAX_MISSING_LISTED of them, ascending."""
+    """A transfer with missing chunks; ``missing`` holds the first MAX_MISSING_LISTED indices, ascending."""
 
     source: str
     transfer_id: bytes
@@ -54,24 +58,24 @@ class Stalled:
 
 
 class TooLargeError(WireError):
-    """A transfer announces more bytes than its source may send, or is of a kind that is not expected there."""
+    """A transfer is larger than its source may send, or of a kind that is not expected there."""
 
 
 _Key = tuple[ChunkKind, int, bytes, int, int]
-"""Kind, round, transfer id, size and chunk length: all that the chunks of one transfer have in common."""
+"""Kind, round, transfer id, size and chunk length, which all chunks of one transfer share."""
 
 
 class Spool(Protocol):
-    """Keeps chunks outside memory."""
+    """Storage of chunks outside memory, such as a file."""
 
     def put(self, data: bytes) -> int:
-        """Store ``data`` and return where."""
+        """Store ``data`` and return its position."""
 
     def take(self, at: int, size: int) -> bytes:
-        """Return ``size`` bytes that `put` stored at ``at``, and free their place."""
+        """Return ``size`` bytes that `put` stored at ``at``, and free their space."""
 
     def free(self, at: int, size: int) -> None:
-        """Free the place of ``size`` bytes that `put` stored at ``at``."""
+        """Free the space of ``size`` bytes that `put` stored at ``at``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ class _Spooled:
 
 @dataclass(slots=True)
 class _Pending:
-    """One transfer in reassembly: the chunks that arrived, by index, each with its header, in memory or in the spool."""
+    """A transfer in reassembly: the chunks received, by index, each with its header, in memory or in the spool."""
 
     total: int
     started_s: float
@@ -103,7 +107,7 @@ class _Pending:
         return tuple(found)
 
     def join(self, size: int, spool: Spool | None) -> memoryview:
-        """Return the payload in one piece, and release the chunks."""
+        """Return the payload as one buffer, and release the chunks."""
         bodies = (self._body(index, spool) for index in range(self.total))
         if size < LAZY_BYTES:
             return memoryview(b"".join(bodies))
@@ -118,51 +122,52 @@ class _Pending:
         return whole.toreadonly()
 
     def _body(self, index: int, spool: Spool | None) -> memoryview:
-        """Take a chunk out and return its payload."""
+        """Remove a chunk and return its payload."""
         chunk = self.chunks[index]
         if isinstance(chunk, _Spooled):
             assert spool is not None, "a spooled chunk without a spool"
             chunk = spool.take(chunk.at, chunk.size)
-        del self.chunks[index]  # not earlier: one that can't be taken still has a place in the spool
+        # Not before `take`: if that fails, the caller must still find the chunk here to free its space in the spool.
+        del self.chunks[index]
         return memoryview(chunk)[HEADER_BYTES:]
 
 
 def cost_bytes(size: int) -> int:
-    """Return the most memory that an unfinished transfer of ``size`` bytes can hold, in chunks of the shortest length."""
+    """Return the most memory of an unfinished transfer of ``size`` bytes, which chunks of the shortest length take."""
     chunks = size // MIN_CHUNK_BYTES + 1
     return size + chunks * (HEADER_BYTES + CHUNK_OVERHEAD_BYTES) + TRANSFER_OVERHEAD_BYTES
 
 
 class Reassembler:
-    """Puts chunks of many sources together; one owner, not thread-safe, no clock of its own.
+    """Joins the chunks of many sources into transfers. It is not thread-safe and has no clock of its own.
 
-    A transfer is known by source, kind, round, id, size and chunk length. A completed transfer is forgotten at once: a chunk
-    that arrives again later begins it again, so the owner must recognise the transfers it already has and ``drop`` them.
+    A transfer is identified by source, kind, round, id, size and chunk length. A completed transfer is forgotten at once: a
+    duplicate chunk that arrives later starts it again, so the caller must recognise transfers that it has and `drop` them.
 
-    Memory. A transfer holds the chunks that arrived, never the size that it announces. `add` gets the largest size of each
-    kind of transfer that its source may send and refuses anything larger at its first chunk. A source has a budget: the
-    cost of ``whole_transfers`` transfers of the largest size, and ``max_per_source`` unfinished transfers. When a chunk
-    would exceed it, the transfer of the same source that has waited longest for a new chunk gives way. No source ever takes
-    memory from another, so the most that n sources can hold is n budgets. The owner must therefore check before `add` that
-    the source is one it knows: a device of the roster, a topic that it subscribed to.
+    Memory. A transfer takes memory for the chunks received, not for the size that it announces. The caller passes to `add` the
+    largest size of each kind that the source may send; the first chunk of anything larger is refused. A source has a budget:
+    the cost of ``whole_transfers`` transfers of the largest size, and ``max_per_source`` unfinished transfers. If a chunk
+    would exceed it, the source's transfer whose last chunk is oldest is dropped. No source takes memory from another, so n
+    sources hold at most n budgets. The caller must therefore check before `add` that it knows the source: a device of the
+    roster, or a topic that it subscribed to.
 
-    A fleet's honest uploads may all be unfinished at one time. Chunks beyond ``memory_bytes`` therefore go to the spool, where
-    there is one, and come back when their transfer is complete.
+    All uploads of a fleet may be unfinished at one time. Chunks beyond ``memory_bytes`` are therefore moved to the spool, if
+    there is one, and read back when their transfer is complete.
 
-    Attacks. The source is the name in the topic, and only the broker's access list ties that name to a sender. On a broker
-    without one, anybody can write chunks under a device's name. They share the device's budget, and they can push out its
-    unfinished upload or spoil it with a wrong chunk of the same id, so that the digest fails and the upload is dropped. The
-    device's reminders then make the aggregator ask for the upload again. So such an attacker delays one device for as long
-    as the flood lasts, and the upload arrives afterwards; a forged payload never passes, since digest and signature are
+    Attacks. The source is the name in the topic, and only the broker's access list binds that name to a sender. On a broker
+    without one, any client can write chunks under a device's name. They share the device's budget, and they can displace its
+    unfinished upload or corrupt it with a wrong chunk of the same id, so that the digest fails and the upload is dropped. The
+    device's reminders then make the aggregator request the upload again. Such an attacker can delay one device while the
+    flood lasts, and the upload arrives afterwards. A forged payload is never accepted, since digest and signature are
     checked. With the access list of `shoal-fleet broker-config` only the device itself can do this.
 
     Args:
-        max_transfer_bytes: largest payload where `add` is not told the limits of its source.
-        whole_transfers: how many transfers of the largest size a source may have unfinished.
-        max_per_source: how many of any size.
-        deadline_s: ``expire`` drops a transfer this long after its first chunk.
-        spool: keeps chunks outside memory; without it all stay in memory.
-        memory_bytes: memory of all chunks together from which on the spool takes them.
+        max_transfer_bytes: largest payload in calls of `add` without ``allowed``.
+        whole_transfers: unfinished transfers of the largest size that a source's budget covers.
+        max_per_source: most unfinished transfers of a source, of any size.
+        deadline_s: `expire` drops a transfer this long after its first chunk.
+        spool: storage for chunks beyond ``memory_bytes``; without it all stay in memory.
+        memory_bytes: most memory of all unfinished transfers together if there is a spool.
     """
 
     def __init__(
@@ -189,7 +194,7 @@ class Reassembler:
 
     @property
     def held_bytes(self) -> int:
-        """Memory of all unfinished transfers: their chunks, but for those in the spool, and the book-keeping."""
+        """Memory of all unfinished transfers: book-keeping, and the chunks that are not in the spool."""
         return self._held_bytes - self._spooled_bytes
 
     @property
@@ -199,9 +204,9 @@ class Reassembler:
 
     @property
     def refused(self) -> Mapping[str, int]:
-        """Number of refusals and dropped transfers by reason.
+        """Number of refused chunks and dropped transfers by reason.
 
-        Keys: malformed, oversized, no-room and digest raise; duplicate, displaced and expired are silent.
+        Keys: malformed, oversized, no-room and digest, which raise; duplicate, displaced and expired, which don't.
         """
         return MappingProxyType(self._refused)
 
@@ -209,7 +214,7 @@ class Reassembler:
         return sum(len(transfers) for transfers in self._sources.values())
 
     def budget_bytes(self, most_bytes: int) -> int:
-        """Return the memory that a source may hold whose largest transfer has ``most_bytes``."""
+        """Return the memory budget of a source whose largest transfer has ``most_bytes``."""
         return self._whole_transfers * cost_bytes(most_bytes)
 
     def add(
@@ -219,14 +224,14 @@ class Reassembler:
         now_s: float,
         allowed: Mapping[ChunkKind, int] | None = None,
     ) -> Transfer | None:
-        """Take one chunk of ``source``; return the transfer when this chunk completes it.
+        """Add one chunk of ``source``; return the transfer if this chunk completes it, else None.
 
         Args:
-            source: the sender, as the broker vouches for it (the device in the topic).
+            source: the sender, which only the broker authenticates: the device in the topic.
             chunk: header and payload. The payload of a single-chunk transfer is a view of it.
-            now_s: seconds of any steady clock, the same one in every call.
-            allowed: the largest payload of each kind that ``source`` may send, other kinds being refused; without it,
-                ``max_transfer_bytes`` for every kind.
+            now_s: seconds of a monotonic clock, the same one in every call.
+            allowed: the largest payload of each kind that ``source`` may send; other kinds are refused. None allows
+                ``max_transfer_bytes`` of every kind.
 
         Raises:
             TooLargeError: the transfer is larger than ``allowed``.
@@ -240,6 +245,7 @@ class Reassembler:
         most = self._max_transfer_bytes if allowed is None else allowed.get(header.kind, 0)
         if header.size > most:
             self._refuse_size(header, most)
+        # A single chunk needs no buffer: its payload is used in place.
         if header.total == 1:
             return self._complete(source, header, body)
         key = (header.kind, header.round, header.transfer_id, header.size, header.chunk_bytes)
@@ -254,7 +260,7 @@ class Reassembler:
             return None
         else:
             del transfers[key]
-        transfers[key] = pending  # last: the first entry is the one that has waited longest for a chunk
+        transfers[key] = pending  # moved to the end: `_make_room` drops the first entry, whose last chunk is oldest
         cost = len(body) + HEADER_BYTES + CHUNK_OVERHEAD_BYTES
         self._make_room(source, cost, most if allowed is None else max(allowed.values()))
         pending.touched_s = self._fed_s = now_s
@@ -276,9 +282,9 @@ class Reassembler:
         return self._complete(source, header, payload)
 
     def stalled(self, now_s: float, quiet_s: float = limits.REASSEMBLY_QUIET_S) -> list[Stalled]:
-        """Return the transfers without a new chunk for a while, each at most once in that time.
+        """Return the transfers that received no chunk for a while, each at most once in that time.
 
-        That is ``quiet_s`` seconds; as long as others still get new chunks, `REASSEMBLY_BUSY_S`.
+        The time is ``quiet_s`` seconds, or `REASSEMBLY_BUSY_S` while other transfers still receive chunks.
         """
         busy = now_s - self._fed_s < quiet_s
         patience_s = max(quiet_s, limits.REASSEMBLY_BUSY_S) if busy else quiet_s
@@ -293,12 +299,13 @@ class Reassembler:
     def missing(
         self, source: str, round_: int, transfer_id: bytes, size: int, chunk_bytes: int, now_s: float
     ) -> tuple[int, ...] | None:
-        """Return the first MAX_MISSING_LISTED chunks that an upload lacks, None where nothing of it came.
+        """Return the first MAX_MISSING_LISTED missing chunks of an upload; None if none of its chunks arrived.
 
-        `stalled` counts it as reported. Chunks of the same id for another size or chunk length are dropped: the rest will
-        not fit them.
+        `stalled` then counts the upload as reported. Chunks of the same id with another size or chunk length are dropped,
+        since the chunks still to come will not fit them.
         """
         wanted = (ChunkKind.UPLOAD, round_, transfer_id, size, chunk_bytes)
+        # A device that reconnects to a broker with another packet limit splits the same upload into other chunks.
         for key in [k for k in self._sources.get(source, {}) if k[:3] == wanted[:3] and k != wanted]:
             self._forget(source, key)
         pending = self._sources.get(source, {}).get(wanted)
@@ -319,14 +326,14 @@ class Reassembler:
         return gone
 
     def drop(self, source: str, transfer_id: bytes | None = None) -> int:
-        """Forget the unfinished transfers of ``source``, or only those named; return how many there were."""
+        """Drop the unfinished transfers of ``source``, or only those with ``transfer_id``; return their number."""
         keys = [key for key in self._sources.get(source, {}) if transfer_id in (None, key[2])]
         for key in keys:
             self._forget(source, key)
         return len(keys)
 
     def _make_room(self, source: str, cost: int, most_bytes: int) -> None:
-        """Give up the source's other transfers until its newest chunk fits the budget."""
+        """Drop the source's transfers, oldest last chunk first, until its newest chunk fits the budget."""
         transfers, budget = self._sources[source], self.budget_bytes(most_bytes)
         while len(transfers) > 1 and (self._held[source] + cost > budget or len(transfers) > self._max_per_source):
             self._forget(source, next(iter(transfers)))
@@ -337,7 +344,7 @@ class Reassembler:
         self._held_bytes += size
 
     def _keep(self, chunk: bytes, cost: int) -> bytes | _Spooled:
-        """Return the chunk, or its place in the spool if memory would hold too much with it."""
+        """Return the chunk, or its position in the spool if it would exceed the memory limit."""
         if self._spool is None or self.held_bytes + cost <= self._memory_bytes:
             return chunk
         try:
@@ -348,19 +355,19 @@ class Reassembler:
         return _Spooled(at, len(chunk))
 
     def _forget(self, source: str, key: _Key) -> None:
-        """Give up a transfer and its chunks."""
+        """Drop a transfer and its chunks."""
         pending = self._sources[source].pop(key)
         self._release(source, pending)
         self._free_places(pending)
 
     def _free_places(self, pending: _Pending) -> None:
-        """Free the places of a transfer's chunks that are still in the spool."""
+        """Free the space of a transfer's chunks that are still in the spool."""
         for chunk in pending.chunks.values():
             if isinstance(chunk, _Spooled) and self._spool is not None:
                 self._spool.free(chunk.at, chunk.size)
 
     def _release(self, source: str, pending: _Pending) -> None:
-        """Take a transfer that was removed from its source out of the accounts."""
+        """Subtract a transfer that was removed from its source from the counts of bytes."""
         self._hold(source, -pending.held_bytes)
         self._spooled_bytes -= sum(chunk.size for chunk in pending.chunks.values() if isinstance(chunk, _Spooled))
         if not self._sources[source]:

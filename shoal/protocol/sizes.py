@@ -1,6 +1,8 @@
 """The largest size of each sealed message, from the run plan and the roster.
 
-A receiver compares the size that a transfer's first chunk announces with these before it allocates a buffer.
+A receiver checks the size in a transfer's first chunk against these before it stores the chunk.
+
+Example: a sealed model of a run with d = 7850 coordinates has at most 2048 + 4 * 7850 bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ SIGNED_BY_BYTES: Final = NAME_BYTES + 64
 MODEL_REF_BYTES: Final = 64
 """An encoded ModelRef takes 58 bytes, its label being 16 hex digits."""
 ORDER_BYTES: Final = 64
-"""Room for one Order for each device. Most devices share one."""
+"""Room for one Assignment for each device. Most devices share one."""
 FLEET_GROWTH_DEVICES: Final = 8192
 """Devices that the owner may have added since this party received its roster."""
 
@@ -30,8 +32,8 @@ def upload_bytes(plan: RunPlan, models: int = 0, attached: int = 0) -> int:
     """Return the largest sealed upload of a run.
 
     Args:
-        plan: the run's.
-        models: candidates that devices may report margins for, where there are more than the plan's ``max_models``.
+        plan: the run plan.
+        models: candidates for which devices may report margins, if more than the plan's ``max_models``.
         attached: most bytes that may follow the update.
     """
     margins = MARGIN_BYTES * max(plan.max_models, models)
@@ -57,10 +59,10 @@ def epoch_bytes(plan: RunPlan, models: int, task_bytes: int, devices: int) -> in
     """Return the largest sealed mask epoch: its certificate with roster and signatures, the task and the folded models.
 
     Args:
-        plan: the run's.
-        models: how many may be folded.
-        task_bytes: of the task bundle.
-        devices: in the receiver's roster.
+        plan: the run plan.
+        models: most models that may be folded.
+        task_bytes: size of the task bundle.
+        devices: number of devices in the receiver's roster.
     """
     listed = devices + FLEET_GROWTH_DEVICES
     certificate = roster_bytes(listed) + listed * SIGNED_BY_BYTES

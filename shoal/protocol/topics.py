@@ -1,10 +1,13 @@
-"""Every MQTT topic of a fleet, built and parsed from one list of patterns.
+"""MQTT topics of a fleet, built and parsed from one list of patterns.
 
 All topics begin with ``shoal/v1/{fleet}``. The next level names the group: ``s`` is shared by the whole fleet, ``d`` belongs to
 one device, ``e`` to one enrolment token, and ``o`` to the owner. `TopicKind` lists the patterns, and
 `shoal.protocol.channels` the messages on each.
 
-A retained transfer that needs several packets has its chunks at ``{base}/{index}``. The longest topic has six slashes.
+The chunks of a retained transfer that needs several packets are published to ``{base}/{index}``. The longest topic has six
+slashes.
+
+Example: ``Topics("reef").up("dev-01")`` is ``shoal/v1/reef/d/dev-01/up``.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from shoal.types import check_name
 
 ROOT: Final = "shoal/v1"
 MAX_TOPIC_CHARS: Final = 256
-"""Longest topic we read; AWS IoT's limit, and more than any topic of ours."""
+"""Longest topic accepted: the limit of AWS IoT, and longer than any topic of Shoal."""
 
 MAX_CHUNK_INDEX: Final = (1 << 20) - 1
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,6}")
@@ -77,8 +80,9 @@ class TopicKind(Enum):
 
 
 def _expression(kind: TopicKind) -> str:
-    """Return a group named after ``kind`` around two more: the value of its variable, and the chunk's index."""
+    """Return a named group for ``kind`` that contains two more: the value of its variable, and the chunk's index."""
     name, index = "([^/]*)", "(?:/([^/]+))?"
+    # Empty groups keep the numbering equal for all kinds, so that _read can count from the kind's group.
     base = kind.with_name(name) if kind.variable else f"{kind.base}()"
     return f"(?P<{kind.name}>{base}{index if kind.has_chunks else '()'})"
 
@@ -149,16 +153,16 @@ class Topics:
 
     @property
     def roster_change(self) -> str:
-        """Retained change that turns the roster before into the newest one, which the owner signed."""
+        """Retained change from the previous roster to the newest, with the owner's signature of the newest."""
         return self.at(TopicKind.ROSTER_CHANGE)
 
     @property
     def checkpoint(self) -> str:
-        """Retained fold of an epoch, sealed by a device for the others."""
+        """Retained mask epoch: its certificate, and the origins that a device folded and sealed for the others."""
         return self.at(TopicKind.CHECKPOINT)
 
     def model(self, label: str) -> str:
-        """Retained masked offset of the model that ``label`` stands for."""
+        """Retained masked offset of the model with the topic label ``label``."""
         return self.at(TopicKind.MODEL, label)
 
     def keys(self, party: str) -> str:
@@ -191,7 +195,7 @@ class Topics:
         return self.at(TopicKind.OWNER_ROSTER)
 
     def parse(self, topic: str) -> ParsedTopic:
-        """Read a topic of this fleet.
+        """Parse a topic of this fleet.
 
         Raises:
             WireError: it is no topic of ours, or another fleet's.
@@ -203,7 +207,7 @@ class Topics:
 
 
 def chunk_topic(base: str, index: int) -> str:
-    """Return where chunk ``index`` of the retained transfer at ``base`` lies.
+    """Return the topic of chunk ``index`` of the retained transfer at ``base``.
 
     Raises:
         WireError: the index is negative or above MAX_CHUNK_INDEX.
@@ -214,7 +218,7 @@ def chunk_topic(base: str, index: int) -> str:
 
 
 def parse(topic: str) -> ParsedTopic:
-    """Read any topic that this module can build, and nothing else.
+    """Parse a topic; any topic that this module can build is accepted, and no other.
 
     Raises:
         WireError: the topic has another form, a name that is not valid or an index out of range.
@@ -250,7 +254,8 @@ def _index(digits: str | None) -> int | None:
 
 
 def matches(topic_filter: str, topic: str) -> bool:
-    """Tell whether a subscription to ``topic_filter`` receives ``topic`` (MQTT 5.0, section 4.7)."""
+    """Return whether a subscription to ``topic_filter`` receives ``topic`` (MQTT 5.0, section 4.7)."""
+    # Topics of the broker itself, such as $SYS, are hidden from leading wildcards.
     if topic.startswith("$") and topic_filter[:1] in ("+", "#"):
         return False
     levels = topic.split("/")
