@@ -1,6 +1,6 @@
-"""The embedded broker's process: amqtt on loopback, run by shoal/transport/local_broker.py as a script of its own.
+"""The amqtt broker on loopback, as a script that shoal/transport/local_broker.py runs.
 
-It imports nothing of ours, since it is started by path with ``python -P`` and may not find our packages.
+It imports no module of Shoal, since it is started by path with ``python -P`` and may not find our packages.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ async def _serve(port: int) -> None:
 
 
 def main() -> None:
-    """Serve on the port in argv[1] until killed, or until the parent, process argv[2], dies."""
+    """Serve on the port in argv[1] until killed, or until the parent, process argv[2], ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent may have ended before prctl, in which case no signal follows.
     if os.getppid() != int(sys.argv[2]):
         sys.exit("the parent is gone already")
     logging.basicConfig(level=logging.ERROR, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

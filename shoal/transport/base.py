@@ -1,8 +1,8 @@
-"""The one seam between the protocol and the network: what a transport does, and the events it reports.
+"""The interface between the protocol and the network: `Transport`, and the events that it reports.
 
 Implementations are shoal/transport/mqtt.py (a real broker) and shoal/transport/loopback.py (in memory, virtual time). Both
-promise at-least-once delivery to the broker, or less at QoS 0, and nothing more: an acknowledged publish is not a delivered
-one, so the protocol above acknowledges on its own and removes duplicates.
+guarantee at-least-once delivery to the broker only, and less at QoS 0. An acknowledged publish may never reach its
+recipient, so the protocol has acknowledgements of its own and removes duplicates.
 """
 
 from __future__ import annotations
@@ -15,32 +15,33 @@ from shoal import limits
 from shoal.errors import WireError
 
 PACKET_OVERHEAD_BYTES: Final = 16
-"""At most this many bytes of a PUBLISH are neither topic nor payload: 5 fixed header, 2 lengths, 2 packet id, properties."""
+"""Most bytes of a PUBLISH besides topic and payload: fixed header (5), topic length (2), packet id (2), properties."""
 
 Qos = Literal[0, 1]
-"""MQTT's quality of service: 1 is sent until the broker has acknowledged it; 0 is sent once, and lost with the connection.
+"""MQTT's quality of service: 1 is resent until the broker acknowledges it; 0 is sent once, and lost with the connection.
 
-A message at 0 also passes by a subscriber that is away, and overtakes those at 1 that a broker holds back for a busy one.
+A broker does not queue a message at 0 for an offline subscriber, and may deliver it before messages at 1 that it holds back
+for a busy one.
 """
 
 Will = tuple[str, bytes]
-"""Topic and payload that the broker publishes, retained, when the connection dies without a goodbye."""
+"""Topic and payload that the broker publishes, retained, if the connection ends without DISCONNECT."""
 
 
 def _already_acknowledged() -> None:
-    """Do nothing: the transport acknowledged the message on arrival."""
+    """Do nothing; the transport acknowledged the message on arrival."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A publish arrived.
+    """A received publish.
 
     Attributes:
-        topic: where it was published.
+        topic: topic of the publish.
         payload: its bytes.
-        retained: the broker stored it before we subscribed.
-        acknowledge: tells the broker that the message was handled. Call it once, in the order of arrival; it does
-            nothing where the transport acknowledges on arrival.
+        retained: the broker had stored it before we subscribed.
+        acknowledge: acknowledges the message to the broker once it is handled. Call it once, in the order of arrival; it
+            does nothing if the transport acknowledges on arrival.
     """
 
     topic: str
@@ -51,7 +52,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The broker accepted us; ``session_present`` says that it still holds our session."""
+    """The broker accepted the connection; ``session_present`` is true if it still has our session."""
 
     session_present: bool
 
@@ -65,16 +66,16 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """Another client uses our client id: the transport stopped, since coming back would only throw the other one out."""
+    """Another client connected with our client id. The transport stopped; a reconnection would only disconnect that client."""
 
 
 TransportEvent = Message | Connected | Disconnected | TakenOver
 Sink = Callable[[TransportEvent], None]
-"""Receives every event. It may run on the network thread: put the event on a queue and return."""
+"""Receives every event, possibly on the network thread: put the event on a queue and return."""
 
 
 class Transport(Protocol):
-    """Publishes and receives messages of a broker, through disconnections."""
+    """A client of a broker that survives disconnections."""
 
     @property
     def bytes_sent(self) -> int:
@@ -86,17 +87,18 @@ class Transport(Protocol):
 
     @property
     def chunk_bytes(self) -> int:
-        """Payload bytes of a chunk (`shoal.protocol.chunking.split`) that the broker takes, as far as it has told its limit."""
+        """Payload bytes of a chunk (`shoal.protocol.chunking.split`) within the broker's packet limit, if it announced one."""
 
     def start(self, *, require: bool = False) -> None:
-        """Begin to connect and return at once; with ``require``, return when the first connection stands.
+        """Begin to connect and return at once; with ``require``, return once the first connection is accepted.
 
         Raises:
-            BrokerUnreachableError: only with ``require``: the first connection failed or took CONNECT_TIMEOUT_S.
+            BrokerUnreachableError: only with ``require``: the first connection failed or was not accepted within
+                CONNECT_TIMEOUT_S.
         """
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False, qos: Qos = 1) -> None:
-        """Queue a message for the broker; never blocks, works offline.
+        """Queue a message for the broker, also while offline; never blocks.
 
         Raises:
             WireError: the packet is above MAX_PACKET_BYTES, the topic is not publishable, the queue is full, or the
@@ -104,20 +106,20 @@ class Transport(Protocol):
         """
 
     def subscribe(self, topic_filter: str) -> None:
-        """Receive what matches ``topic_filter``, now and after every reconnection."""
+        """Subscribe to ``topic_filter``, now and after every reconnection."""
 
     def unsubscribe(self, topic_filter: str) -> None:
-        """No longer receive ``topic_filter``."""
+        """Unsubscribe from ``topic_filter``."""
 
     def pending(self) -> int:
-        """Return how many publishes the broker has not acknowledged; those at QoS 0 count until its machine has received them."""
+        """Return the number of unacknowledged publishes; one at QoS 0 counts until the broker's machine has received it."""
 
     def close(self) -> None:
-        """Flush what is queued for a bounded time, say goodbye (no will is published) and release everything."""
+        """Send the queue for a bounded time, disconnect without the will being published, and release all resources."""
 
 
 def resubscribe(transport: Transport, topic_filter: str) -> None:
-    """Have the broker send once more what it retains for ``topic_filter``."""
+    """Make the broker send its retained messages for ``topic_filter`` again."""
     transport.unsubscribe(topic_filter)
     transport.subscribe(topic_filter)
 
@@ -128,7 +130,7 @@ def packet_bytes(topic: str, payload: bytes) -> int:
 
 
 def check_publish(topic: str, payload: bytes, max_packet_bytes: int = limits.MAX_PACKET_BYTES) -> None:
-    """Refuse what a broker would refuse: an oversized publish is poison, resent and refused for ever.
+    """Check a publish before it is queued, since one that the broker refuses would be resent and refused for ever.
 
     Raises:
         WireError: the packet would be above ``max_packet_bytes``, or the topic is empty or holds a wildcard.

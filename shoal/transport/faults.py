@@ -1,4 +1,7 @@
-"""Fault injection on the loopback broker: a function decides which copies of a message arrive, and when."""
+"""Fault injection for the loopback broker: a function decides which copies of a message arrive, and when.
+
+Example: ``lambda passage: (0.0, 0.5)`` duplicates every message; the copy arrives half a second later.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from enum import Enum
 
 
 class Hop(Enum):
-    """Which half of the way a message is on."""
+    """The direction of a message: UP to the broker, DOWN from it."""
 
     UP = "up"
     DOWN = "down"
@@ -25,4 +28,4 @@ class Passage:
 
 
 Faults = Callable[[Passage], Sequence[float]]
-"""Decides a message's fate: one delay in seconds for each copy that arrives; empty loses it, (0.0,) is a clean passage."""
+"""Returns one delay in seconds for each copy of a message that arrives: () loses it, (0.0,) delivers it at once."""

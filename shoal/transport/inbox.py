@@ -2,7 +2,7 @@
 
 Rules:
 
-- Events come out in the order in which they were put, and each comes out exactly once.
+- Events are returned in the order in which they were put, each exactly once.
 - A message is acknowledged to the broker after the loop has handled it, never before. A broker sends at most
   `limits.RECEIVE_MAXIMUM` messages ahead of the acknowledgements, so the queue stays short however slow the loop is.
 - ``put`` may be called from any thread and from a signal handler.
@@ -33,8 +33,8 @@ BATCH_EVENTS: Final = 512
 """Most events between two passes of the loop's other work, such as commits and timers."""
 
 ACKNOWLEDGE_AT: Final = 8
-"""Most handled messages that wait for their acknowledgement while more are queued: each wakes the network thread. Some
-brokers send one message ahead of our acknowledgements, so none waits once the queue is empty."""
+"""Handled messages that are acknowledged together while more are queued, since each batch wakes the network thread. Some
+brokers send only one message ahead of the acknowledgements, so all are acknowledged once the queue is empty."""
 
 Item = TransportEvent | Callable[[], None] | None
 """A transport's event, a callback for the loop's own thread, or None: a request to stop."""

@@ -1,4 +1,4 @@
-"""Random numbers for jitter, without the random module: it would cost a device half a megabyte."""
+"""Random numbers for jitter without the ``random`` module, which takes half a megabyte of a device's memory."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def uniform(low: float = 0.0, high: float = 1.0) -> float:
-    """Draw from [low, high) with 32 random bits."""
+    """Return a random number from [low, high), drawn with 32 random bits."""
     return low + (high - low) * int.from_bytes(os.urandom(4), "little") / 2**32

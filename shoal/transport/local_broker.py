@@ -1,7 +1,9 @@
-"""Start a broker of our own on loopback, as its own process: mosquitto where it is installed, amqtt otherwise.
+"""Start a broker process on loopback: mosquitto if it is installed, else amqtt.
 
-For the demo, trials and tests; a fleet in earnest runs its broker with TLS and an ACL (deploy/mosquitto). The broker can't
-outlive us: the kernel signals it when the thread that started it ends, so that thread is kept for the broker's whole life.
+For the demo, trials and tests; a real fleet runs its broker with TLS and an ACL (deploy/mosquitto). The broker ends with
+this program: the kernel signals it when the thread that started it ends, and that thread runs as long as the broker.
+
+Example: ``with start_broker("auto", directory) as broker:`` serves at ``broker.url`` inside the block.
 """
 
 from __future__ import annotations
@@ -27,39 +29,40 @@ from shoal.errors import BrokerUnreachableError, ConfigError
 BrokerKind = Literal["mosquitto", "amqtt"]
 
 START_S: Final = 15.0
-"""A broker whose port does not answer by then has failed; amqtt needs 1 s, mosquitto 0.02 s."""
+"""Longest time until a started broker's port answers; amqtt needs 1 s, mosquitto 0.02 s."""
 
 STOP_S: Final = 5.0
-"""A broker that has not stopped by then is killed."""
+"""Time after which a broker that does not stop is killed."""
 
 PORT_TRIES: Final = 3
-"""A free port may be taken between finding and using it: so many are tried."""
+"""Ports to try, since another program may take a free port before the broker does."""
 
 LOG_TAIL_CHARS: Final = 2000
 
 _SYSTEM_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")
 
 _HEAP: Final = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
-"""Bytes. By default glibc hands every model that the broker has passed on back to the system and asks for it again."""
+"""Bytes. By default glibc returns the memory of every forwarded model to the system and requests it again for the next."""
 
 _LAUNCH: Final = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); "
     "os.getppid() == int(sys.argv[1]) or sys.exit('the parent is gone already'); os.execv(sys.argv[2], sys.argv[2:])"
 )
-"""Asks for SIGTERM at the parent's death, then becomes the program; no Python code runs between fork and exec."""
+"""Requests SIGTERM at the parent's death, then executes the broker; used in place of ``preexec_fn``, which is not safe with
+threads."""
 
 
 COPIES_QUEUED: Final = 2
-"""Copies of a round's upload for which a device has room in the aggregator's queue: the chunks that it sent, and once more
-those that it was asked for while the first were still queued."""
+"""Copies of each device's upload that fit the aggregator's queue: the chunks sent first, and a retransmission requested while
+those were still queued."""
 
 NOTES_QUEUED: Final = limits.REMINDERS_SOON + int(limits.SESSION_EXPIRY_AGGREGATOR_S / limits.REMIND_LATE_CAP_S) + 4
-"""Short messages of a device that may be queued for the aggregator: reminders for as long as the broker holds an absent
-aggregator's session, presences and declines."""
+"""Short messages of a device that fit the aggregator's queue: presences, declines, and the reminders sent while the broker
+stores an offline aggregator's session."""
 
 NOTE_BYTES: Final = 1024
 HEAD_BYTES: Final = 4096
-"""An upload's seal, header and the frames of its chunks take less."""
+"""Upper bound of an upload's seal, header and chunk headers."""
 
 MIN_QUEUED_MESSAGES: Final = 100_000
 MIN_QUEUED_BYTES: Final = limits.MAX_TRANSFER_BYTES
@@ -67,12 +70,12 @@ INFLIGHT_MESSAGES: Final = 100
 
 
 class QueueLimits(NamedTuple):
-    """Limits of mosquitto for the queue of each client; it drops messages without a word above them.
+    """Limits of mosquitto's queue for each client, above which it silently drops messages.
 
     Attributes:
-        messages: at QoS 1 beyond those in flight.
-        payload_bytes: of all messages at QoS 1, those in flight included.
-        inflight: messages that a client has not acknowledged yet.
+        messages: most messages at QoS 1 besides those in flight.
+        payload_bytes: most bytes of all messages at QoS 1, those in flight included.
+        inflight: most messages that a client has not acknowledged.
     """
 
     messages: int
@@ -89,13 +92,13 @@ class QueueLimits(NamedTuple):
 
 
 def queue_limits(devices: int, upload_bytes: int) -> QueueLimits:
-    """Return the limits under which mosquitto drops nothing of a fleet.
+    """Return limits under which mosquitto drops no message of a fleet.
 
-    The longest queue is the aggregator's: while it is away or busy, the whole fleet's uploads of a round wait there.
+    The longest queue is the aggregator's: while it is offline or busy, all uploads of a round are queued there.
 
     Args:
-        devices: in the fleet.
-        upload_bytes: of one upload, 4 bytes for each coordinate of the model.
+        devices: number of devices in the fleet.
+        upload_bytes: size of one upload, 4 bytes for each coordinate of the model.
     """
     size = upload_bytes + HEAD_BYTES
     chunks = -(-size // limits.CHUNK_BYTES)
@@ -122,13 +125,14 @@ def mosquitto_config(port: int, directory: Path, queue: QueueLimits = SMALL_FLEE
         "log_type warning",
         "log_dest stderr",
     ]
+    # Started by root, mosquitto would change to the user mosquitto, who can't write to our directory.
     if os.geteuid() == 0:
         lines.append("user root")
     return "\n".join(lines) + "\n"
 
 
 def find_mosquitto() -> str | None:
-    """Return the path of the mosquitto broker, looking where distributions hide it from users; None without one."""
+    """Return the path of mosquitto, from PATH or the folders of system programs; None if it is not installed."""
     path = os.pathsep.join((os.environ.get("PATH", os.defpath), *_SYSTEM_FOLDERS))
     return shutil.which("mosquitto", path=path)
 
@@ -138,7 +142,7 @@ def choose_kind(kind: str) -> BrokerKind:
 
     Raises:
         ConfigError: the kind is not known.
-        BrokerUnreachableError: that broker, or any, is not installed.
+        BrokerUnreachableError: that broker, or with ``auto`` any, is not installed.
     """
     if kind not in ("auto", "mosquitto", "amqtt"):
         raise ConfigError(f"broker {kind!r} is not known", hint="use auto, mosquitto or amqtt")
@@ -155,13 +159,13 @@ def choose_kind(kind: str) -> BrokerKind:
 
 
 class BrokerProcess:
-    """A broker that runs as our child; a context manager that stops it.
+    """A broker as a child process, and a context manager that stops it.
 
     Attributes:
-        kind: which broker it is.
+        kind: ``mosquitto`` or ``amqtt``.
         port: its TCP port on 127.0.0.1, the same after every restart.
-        url: what clients connect to.
-        log_file: what it complained about.
+        url: URL for clients.
+        log_file: file with its output.
     """
 
     def __init__(self, kind: BrokerKind, directory: Path, port: int, queue: QueueLimits = SMALL_FLEET) -> None:
@@ -184,15 +188,15 @@ class BrokerProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id; 0 when it does not run."""
+        """Its process id; 0 if it does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else 0
 
     def start(self) -> None:
-        """Start it and return when its port answers.
+        """Start it and return once its port answers.
 
         Raises:
-            BrokerUnreachableError: the port is taken, or it ended or did not answer in START_S; the message holds the
-                end of its log.
+            BrokerUnreachableError: the port is in use, or the broker ended or did not answer within START_S; the message
+                then includes the end of its log.
         """
         if self.pid:
             return
@@ -214,11 +218,11 @@ class BrokerProcess:
         )
 
     def stop(self) -> None:
-        """End it in good order, or kill it after STOP_S."""
+        """Stop it with SIGTERM, or kill it after STOP_S."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """Kill it, without a clean stop, as in a power cut."""
         self._end(signal.SIGKILL)
 
     def restart(self) -> None:
@@ -254,7 +258,7 @@ class BrokerProcess:
         return (sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), binary, "-c", str(config))
 
     def _spawn(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start ``command`` from a thread that lives as long as the broker: PR_SET_PDEATHSIG follows the thread."""
+        """Start ``command`` from a thread that runs as long as the broker, since PR_SET_PDEATHSIG is bound to that thread."""
         self._release = release = threading.Event()
         born: Future[subprocess.Popen[bytes]] = Future()
 
@@ -295,20 +299,20 @@ def _answers(port: int) -> bool:
 
 
 def free_port() -> int:
-    """Return a TCP port on 127.0.0.1 that nobody listens on at this moment."""
+    """Return a TCP port on 127.0.0.1 that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return cast("int", probe.getsockname()[1])
 
 
 def start_broker(kind: str, directory: Path, port: int = 0, *, queue: QueueLimits = SMALL_FLEET) -> BrokerProcess:
-    """Start a broker that only this machine can reach, and return when it answers.
+    """Start a broker that only this machine can reach, and return once it answers.
 
     Args:
         kind: ``mosquitto``, ``amqtt``, or ``auto`` for the first of them that is installed.
-        directory: for its configuration, log and persisted state; made if missing.
+        directory: for its configuration, log and persisted state; created if missing.
         port: TCP port on 127.0.0.1; 0 for any free one.
-        queue: what mosquitto may hold for each client, see `queue_limits`.
+        queue: limits of mosquitto's queue for each client, see `queue_limits`.
 
     Raises:
         BrokerUnreachableError: none is installed, or it did not start.

@@ -1,8 +1,8 @@
-"""A broker in memory on virtual time: the whole protocol without sockets, threads or a clock.
+"""An in-memory broker on virtual time, to run the whole protocol without sockets, threads or a clock.
 
-Nothing moves until the driver calls ``pump`` or ``advance``; two runs with the same calls and the same faults deliver the
-same messages in the same order. It keeps MQTT's rules: retained messages, wills, persistent sessions, wildcard filters,
-one connection a client id.
+Messages are delivered only in calls of ``pump`` and ``advance``; two runs with the same calls and the same faults deliver
+the same messages in the same order. It follows MQTT's rules: retained messages, wills, persistent sessions, wildcard
+filters, and one connection per client id.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from shoal.transport.base import (
 from shoal.transport.faults import Faults, Hop, Passage
 
 MAX_STEPS: Final = 10_000_000
-"""A pump that takes more steps than this has two peers that answer each other without end."""
+"""Most steps of one pump: more mean that two peers answer each other without end."""
 
 
 @dataclass(slots=True)
 class _Session:
-    """What the broker knows of one client id; it outlives the connection."""
+    """The broker's session of one client id, which outlives its connections."""
 
     transport: LoopbackTransport
     online: bool = False
@@ -47,8 +47,8 @@ class LoopbackBroker:
     """The broker and the network around it; single-threaded.
 
     Args:
-        faults: what happens to messages on the way; nothing by default. May be replaced at any time.
-        queue_offline: keep messages for a disconnected client's session (mosquitto does, anonymous amqtt does not).
+        faults: delays, losses and duplicates of messages; none by default. May be replaced at any time.
+        queue_offline: queue messages for disconnected clients, as mosquitto does and amqtt for anonymous ones does not.
 
     Attributes:
         now_s: virtual time in seconds.
@@ -68,7 +68,7 @@ class LoopbackBroker:
         self._sequence = 0
 
     def pump(self) -> int:
-        """Do everything that is due now, and what follows from it; return the number of steps.
+        """Carry out all steps that are due now, and those that they cause at once; return their number.
 
         Raises:
             UsageError: the peers answer each other without end.
@@ -84,7 +84,7 @@ class LoopbackBroker:
         return steps
 
     def advance(self, seconds: float) -> int:
-        """Let ``seconds`` of virtual time pass, doing everything at its own moment; return the number of steps."""
+        """Advance virtual time by ``seconds`` and carry out each step at its time; return the number of steps."""
         until = self.now_s + seconds
         steps = self.pump()
         while self._agenda and self._agenda[0][0] <= until:
@@ -94,7 +94,7 @@ class LoopbackBroker:
         return steps
 
     def next_due_s(self) -> float | None:
-        """Return the virtual time of the next step, None when nothing is under way."""
+        """Return the virtual time of the next step; None if none is scheduled."""
         return self._agenda[0][0] if self._agenda else None
 
     def connected(self) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ class LoopbackBroker:
         return tuple(sorted(client for client, session in self._sessions.items() if session.online))
 
     def disconnect(self, client: str, *, graceful: bool = False) -> None:
-        """End the connection of ``client``; its will is published unless ``graceful``. It stays away until ``reconnect``.
+        """End the connection of ``client`` until ``reconnect``; its will is published unless ``graceful``.
 
         Raises:
             UsageError: it is not connected.
@@ -114,17 +114,17 @@ class LoopbackBroker:
         session.transport.report(Disconnected("closed" if graceful else "connection lost"))
 
     def reconnect(self, client: str) -> None:
-        """Let a client that was disconnected come back; it is connected after the next ``pump``.
+        """Reconnect a disconnected client, at the next ``pump``.
 
         Raises:
-            UsageError: the broker never saw it.
+            UsageError: it was never connected.
         """
         if client not in self._sessions:
             raise UsageError(f"client {client!r} was never connected")
         self._sessions[client].transport.start()
 
     def restart(self, *, keep: bool = True) -> None:
-        """Throw everybody out without wills and let them come back; sessions and retained messages survive with ``keep``."""
+        """Disconnect all clients without wills and let them reconnect; ``keep`` preserves sessions and retained messages."""
         online = [session for session in self._sessions.values() if session.online]
         for session in self._sessions.values():
             session.online = False
@@ -139,12 +139,12 @@ class LoopbackBroker:
             session.transport.start()
 
     def schedule(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Do ``action`` in ``delay_s`` seconds of virtual time."""
+        """Call ``action`` in ``delay_s`` seconds of virtual time."""
         self._sequence += 1
         heapq.heappush(self._agenda, (self.now_s + delay_s, self._sequence, action))
 
     def accept(self, transport: LoopbackTransport) -> None:
-        """Connect ``transport``; whoever used its client id before is taken over."""
+        """Connect ``transport``; another transport connected with its client id is disconnected with `TakenOver`."""
         session = self._sessions.get(transport.client_id)
         present = session is not None
         fresh = session is None or session.transport is not transport
@@ -161,6 +161,7 @@ class LoopbackBroker:
         backlog, session.backlog = session.backlog, deque()
         for message in backlog:
             self._send(transport.client_id, message)
+        # Requests made offline end the old subscription first, so that the broker sends its retained messages again.
         asked, transport.asked_offline = transport.asked_offline, {}
         for topic_filter in asked:
             self.unsubscribe(transport.client_id, topic_filter)
@@ -169,7 +170,7 @@ class LoopbackBroker:
         transport.flush()
 
     def subscribe(self, client: str, topic_filter: str, *, again: bool = False) -> None:
-        """Subscribe ``client`` and send what is retained; with ``again`` only if the session did not hold the filter."""
+        """Subscribe ``client`` and send the retained messages; with ``again`` only if its session lacks the filter."""
         session = self._sessions[client]
         known = topic_filter in session.filters
         session.filters[topic_filter] = None
@@ -184,9 +185,10 @@ class LoopbackBroker:
         self._sessions[client].filters.pop(topic_filter, None)
 
     def submit(self, client: str, message: Message, settled: Callable[[], None], qos: Qos = 1) -> None:
-        """Take a publish of ``client`` (``retained`` asks to retain it) on its way through the network to the broker."""
+        """Send a publish of ``client`` through the simulated network to the broker; ``retained`` asks the broker to retain it."""
         sent_s = self.now_s
 
+        # A message at QoS 0 is lost if the connection broke after it was sent; one at QoS 1 would be resent.
         def arrive() -> None:
             if qos == 1 or not sent_s <= self._lost_s.get(client, -1.0) < self.now_s:
                 self._arrive(message, qos)
@@ -197,7 +199,7 @@ class LoopbackBroker:
         self.schedule(max(delays, default=0.0), settled)
 
     def leave(self, transport: LoopbackTransport) -> None:
-        """Say goodbye for ``transport``, without its will."""
+        """Disconnect ``transport`` without publishing its will."""
         session = self._sessions.get(transport.client_id)
         if session is not None and session.transport is transport:
             self._part(session, graceful=True)
@@ -247,7 +249,7 @@ class LoopbackTransport:
         broker: the broker to connect to.
         client_id: unique among the broker's clients.
         sink: receives every event, from inside the broker's ``pump``.
-        will: topic and payload that the broker retains when the connection is lost.
+        will: topic and payload that the broker retains if the connection is lost.
     """
 
     def __init__(self, broker: LoopbackBroker, client_id: str, sink: Sink, will: Will | None = None) -> None:
@@ -276,7 +278,7 @@ class LoopbackTransport:
 
     @property
     def chunk_bytes(self) -> int:
-        """Payload bytes of a chunk: a broker in memory takes any."""
+        """Payload bytes of a chunk; the in-memory broker has no limit of its own."""
         return limits.CHUNK_BYTES
 
     def start(self, *, require: bool = False) -> None:  # noqa: ARG002 - a broker in memory always answers
@@ -286,7 +288,7 @@ class LoopbackTransport:
         self._broker.schedule(0.0, lambda: None if self._closed else self._broker.accept(self))
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False, qos: Qos = 1) -> None:
-        """Queue a message; it moves with the next ``pump`` after the connection stands.
+        """Queue a message; the first ``pump`` after the connection is accepted delivers it.
 
         Raises:
             WireError: the packet is too large, the topic is not publishable, or the transport is closed.
@@ -299,7 +301,7 @@ class LoopbackTransport:
             self.flush()
 
     def subscribe(self, topic_filter: str) -> None:
-        """Receive what matches ``topic_filter``, now and after every reconnection."""
+        """Subscribe to ``topic_filter``, now and after every reconnection."""
         self.filters[topic_filter] = None
         if self._online:
             self._broker.subscribe(self.client_id, topic_filter)
@@ -307,7 +309,7 @@ class LoopbackTransport:
             self.asked_offline[topic_filter] = None
 
     def unsubscribe(self, topic_filter: str) -> None:
-        """No longer receive ``topic_filter``."""
+        """Unsubscribe from ``topic_filter``."""
         self.filters.pop(topic_filter, None)
         if self._online:
             self._broker.unsubscribe(self.client_id, topic_filter)
@@ -315,18 +317,18 @@ class LoopbackTransport:
             self.asked_offline[topic_filter] = None
 
     def pending(self) -> int:
-        """Return how many publishes the broker has not acknowledged; those at QoS 0 count until it has received them."""
+        """Return the number of unacknowledged publishes; one at QoS 0 counts until the broker has received it."""
         return len(self._queue) + self._unsettled
 
     def close(self) -> None:
-        """Say goodbye; what was published while connected still arrives."""
+        """Disconnect; messages published while connected are still delivered."""
         self._closed = True
         if self._online:
             self._online = False
             self._broker.leave(self)
 
     def flush(self) -> None:
-        """Hand everything queued to the broker; the broker calls this when the connection stands."""
+        """Pass all queued messages to the broker, which calls this when it accepts the connection."""
         while self._queue:
             message, qos = self._queue.popleft()
             self._unsettled += 1

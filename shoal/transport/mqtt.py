@@ -1,8 +1,13 @@
 """A transport over a real MQTT broker: paho-mqtt 2.x, MQTT 5 with a fall-back to 3.1.1, one network thread.
 
-Only the network thread touches paho. ``publish`` and ``subscribe`` queue work and wake the thread, which keeps no more than
-a window of publishes inside paho: paho copies every packet it holds, resends all of them at a reconnection, and re-slices
+Only the network thread uses paho. ``publish`` and ``subscribe`` queue work and wake the thread, which hands paho at most a
+window of publishes at a time: paho copies every packet it holds, resends all of them after a reconnection, and re-slices
 a long backlog at every send.
+
+States: connecting, online, waiting to reconnect (`backoff_s`), and ended, after ``close`` or a session take-over.
+
+Example: a broker restarts. The thread reports `Disconnected`, waits a random time below one second, reconnects, reports
+`Connected`, restores the subscriptions, and sends the publishes queued meanwhile.
 """
 
 from __future__ import annotations
@@ -42,29 +47,30 @@ from shoal.transport.mqtt_connection import Link, LinkOptions, Publish
 _log = logging.getLogger(__name__)
 
 HANDSHAKE_S: Final = 3.0
-"""An MQTT 5 greeting unanswered for so long is tried again with 3.1.1."""
+"""A CONNECT of MQTT 5 that is unanswered this long is repeated with 3.1.1."""
 
 HANDSHAKE_LOOPBACK_S: Final = 0.5
-"""The same on this machine: amqtt waits for the rest of a greeting that it misreads, without a word."""
+"""The same for a broker on this machine: amqtt misreads the CONNECT of MQTT 5 and waits for more bytes without answering."""
 
 FLUSH_S: Final = 2.0
-"""``close`` waits at most this long for what is queued."""
+"""Longest wait of ``close`` for queued publishes."""
 
 SHORT_LIFE_S: Final = 10.0
-"""A connection that ends sooner does not reset the back-off, and looks like another client with our id."""
+"""A connection that ends sooner does not reset the back-off, and may have been ended by another client with our id."""
 
 SHORT_LIVES: Final = 3
-"""So many of them in a row, each ended without a word and none by an unreachable broker, mean a session take-over.
+"""This many such connections in a row, ended without a reason code, count as a session take-over.
 
-MQTT 5 has a reason code for it, which mosquitto 2.0.11 does not send; 3.1.1 has none.
+MQTT 5 has a reason code for it, which mosquitto 2.0.11 does not send; 3.1.1 has none. A failed attempt to connect between
+them starts the count again.
 """
 
 SESSION_TAKEN_OVER: Final = 0x8E
 UNSUPPORTED_VERSIONS: Final = (None, 0x84)
-"""Reason codes that leave the version in doubt: the broker hung up without a word, or names the version itself."""
+"""Reason codes after which another MQTT version may work: none at all, or `unsupported protocol version`."""
 
 REFUSED_CREDENTIALS: Final = (0x86, 0x87, 0x8A)
-"""Bad user name or password, not authorised, banned. 3.1.1 has two codes of its own, which paho turns into the first two."""
+"""Bad user name or password, not authorised, banned. paho converts the two codes of 3.1.1 to the first two."""
 CREDENTIALS_HINT: Final = (
     "the broker refuses this client's credentials: check user, password or certificate; a device may have been revoked"
 )
@@ -74,7 +80,7 @@ _CLOSING_TICK_S: Final = 0.05
 
 
 class _Receipt(NamedTuple):
-    """A received message that waits to be acknowledged; ``connection`` counts connections, ``bytes`` its memory."""
+    """A received message to acknowledge: its connection's number, packet id, QoS, and bytes of memory."""
 
     connection: int
     packet_id: int
@@ -85,8 +91,8 @@ class _Receipt(NamedTuple):
 def backoff_s(attempt: int, minimum_s: float, maximum_s: float, uniform: Callable[[float, float], float]) -> float:
     """Return the wait before reconnection ``attempt`` (0, 1, ...): exponential with full jitter.
 
-    Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015. A fleet that lost its broker at one moment
-    must not come back at one moment.
+    Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015. Without jitter, a fleet that lost its broker
+    would reconnect all at once.
     """
     return uniform(0.0, min(maximum_s, minimum_s * 2.0 ** min(attempt, 30)))
 
@@ -96,16 +102,16 @@ class MqttTransport:
 
     Args:
         url: ``mqtt[s]://[user:password@]host[:port]``, or an address with its certificates.
-        client_id: unique among the broker's clients; the session's name.
+        client_id: unique among the broker's clients; names the session.
         sink: receives every event on the network thread: put it on a queue and return.
-        will: topic and payload that the broker retains when the connection is lost.
-        session_expiry_s: how long the broker keeps the session of a lost connection (over 3.1.1: 0 not at
-            all, else as long as it likes).
-        max_queued_bytes: payload bytes that may wait for the broker before ``publish`` refuses.
-        manual_ack: a received message is acknowledged when its ``acknowledge`` is called, not on arrival, and nothing
-            more is read while `limits.MAX_UNHANDLED_BYTES` of them wait for that. `inbox.Inbox` makes these calls.
-        reconnect_min_s: bound of the random wait before the first reconnection.
-        reconnect_max_s: bound of every later one; it doubles in between.
+        will: topic and payload that the broker retains if the connection is lost.
+        session_expiry_s: time for which the broker stores the session of a lost connection. Over 3.1.1, 0 discards it and
+            any other value leaves the time to the broker.
+        max_queued_bytes: payload bytes not acknowledged by the broker above which ``publish`` raises.
+        manual_ack: acknowledge a received message when its ``acknowledge`` is called, not on arrival, and stop reading
+            while `limits.MAX_UNHANDLED_BYTES` of messages are unacknowledged. `inbox.Inbox` makes these calls.
+        reconnect_min_s: bound of the random wait before the first reconnection; doubles with each attempt.
+        reconnect_max_s: largest bound.
     """
 
     def __init__(
@@ -177,11 +183,12 @@ class MqttTransport:
         return "5" if self._protocol == MQTTProtocolVersion.MQTTv5 else "3.1.1"
 
     def start(self, *, require: bool = False) -> None:
-        """Begin to connect and return at once; with ``require``, return when the first connection stands.
+        """Begin to connect and return at once; with ``require``, return once the first connection is accepted.
 
         Raises:
-            BrokerUnreachableError: only with ``require``: the first connection failed or took CONNECT_TIMEOUT_S. The
-                transport is closed then.
+            BrokerUnreachableError: only with ``require``: the first connection failed or was not accepted within
+                CONNECT_TIMEOUT_S. The transport is then closed.
+            UsageError: the transport was started before.
         """
         if self._started or self._closing:
             raise UsageError(f"transport {self.client_id!r} was started before", hint="make a new one")
@@ -205,15 +212,15 @@ class MqttTransport:
 
     @property
     def chunk_bytes(self) -> int:
-        """Payload bytes of a chunk that the broker takes: it tells its limit when it accepts us (MQTT 5 only)."""
+        """Payload bytes of a chunk within the broker's packet limit, which it announces in CONNACK (MQTT 5 only)."""
         return chunk_bytes_within(self._link.max_packet_bytes)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False, qos: Qos = 1) -> None:
-        """Queue a message for the broker; never blocks, works offline.
+        """Queue a message for the broker, also while offline; never blocks.
 
         Raises:
-            WireError: the packet is above MAX_PACKET_BYTES or what the broker takes, the topic is not publishable, the
-                queue is full, or the transport is closed.
+            WireError: the packet is above MAX_PACKET_BYTES or the broker's limit, the topic is not publishable, the queue
+                is full, or the transport is closed.
         """
         check_publish(topic, payload, self._link.max_packet_bytes)
         with self._lock:
@@ -228,20 +235,20 @@ class MqttTransport:
             self._wake()
 
     def subscribe(self, topic_filter: str) -> None:
-        """Receive what matches ``topic_filter``, now and after every reconnection."""
+        """Subscribe to ``topic_filter``, now and after every reconnection."""
         self._request(topic_filter, wanted=True)
 
     def unsubscribe(self, topic_filter: str) -> None:
-        """No longer receive ``topic_filter``."""
+        """Unsubscribe from ``topic_filter``."""
         self._request(topic_filter, wanted=False)
 
     def pending(self) -> int:
-        """Return how many publishes the broker has not acknowledged; those at QoS 0 count until its machine has received them."""
+        """Return the number of unacknowledged publishes; one at QoS 0 counts until the broker's machine has received it."""
         with self._lock:
             return len(self._queue) + self._link.inflight
 
     def close(self) -> None:
-        """Flush what is queued for at most FLUSH_S, say goodbye and stop; the sink is not called afterwards."""
+        """Send the queue for at most FLUSH_S, disconnect and stop; the sink is not called afterwards."""
         with self._lock:
             if not self._closing:
                 self._closing = True
@@ -252,7 +259,7 @@ class MqttTransport:
             self._silent = True
 
     def on_online(self, *, session_present: bool) -> None:
-        """Tell the owner, then restore the subscriptions: the link calls this inside a step."""
+        """Report `Connected`, then restore the subscriptions; the link calls this inside a step."""
         with self._lock:
             requests = dict(self._requests)
             known = [topic_filter for topic_filter in self._filters if topic_filter not in requests]
@@ -262,6 +269,7 @@ class MqttTransport:
             self._told_offline = False
             _log.info("connected to %s again", self.address)
         self._emit(Connected(session_present=session_present))
+        # A session that survived gets no retained messages for old filters again, but for those requested while offline.
         self._link.subscribe(known, only_new=self._ever_online)
         for topic_filter, wanted in requests.items():
             if wanted:
@@ -272,9 +280,9 @@ class MqttTransport:
         self._first_outcome.set()
 
     def on_message(self, message: MQTTMessage) -> None:
-        """Pass a publish on, unless nobody asked for it: the link calls this inside a step.
+        """Report a received publish, unless it matches no subscription; the link calls this inside a step.
 
-        amqtt sends a returning client every retained message that matches anybody's subscription, at QoS 0.
+        amqtt sends a reconnecting client the retained messages of all clients' subscriptions, at QoS 0.
         """
         try:
             topic = message.topic
@@ -295,14 +303,14 @@ class MqttTransport:
         self._emit(Message(topic, payload, message.retain, partial(self._on_handled, receipt)))
 
     def _on_handled(self, receipt: _Receipt) -> None:
-        """Queue an acknowledgement for the network thread; called on the thread that handles messages."""
+        """Queue an acknowledgement for the network thread; called from the thread that handles messages."""
         with self._lock:
             self._handled.append(receipt)
             if len(self._handled) == 1:
                 self._wake()
 
     def _acknowledge(self, link: Link) -> None:
-        """Send the queued acknowledgements, but for those of an earlier connection: the broker sends these messages again."""
+        """Send the queued acknowledgements, except those of an earlier connection, whose messages the broker sends again."""
         while self._handled:
             with self._lock:
                 receipts = tuple(self._handled)
@@ -313,7 +321,7 @@ class MqttTransport:
                     link.acknowledge(receipt.packet_id)
 
     def on_settled(self, size: int) -> None:
-        """Free the bytes of a publish that needs nothing more: the link calls this on the network thread."""
+        """Subtract a publish that is done from the queued bytes; the link calls this on the network thread."""
         with self._lock:
             self._waiting_bytes -= size
 
@@ -347,7 +355,7 @@ class MqttTransport:
         return Link(options, self, reason)
 
     def _run(self) -> None:
-        """Connect, serve and reconnect until closed or taken over."""
+        """Connect, serve and reconnect until closed or taken over; the network thread's target."""
         attempt = 0
         try:
             while not self._finished():
@@ -381,7 +389,7 @@ class MqttTransport:
                 self._wake_fd = -1
 
     def _connect_and_serve(self) -> None:
-        """Open the link and step it until the connection ends."""
+        """Open the link and step it until its connection ends."""
         link = self._link
         self._connection += 1
         if not link.open():
@@ -408,13 +416,13 @@ class MqttTransport:
                 link.abort("the broker did not answer the greeting")
 
     def _patience_s(self) -> float:
-        """Return how long to wait for the broker's answer to a greeting."""
+        """Return the longest wait for the broker's answer to CONNECT."""
         if self._protocol != MQTTProtocolVersion.MQTTv5 or self._ever_online:
             return limits.CONNECT_TIMEOUT_S
         return HANDSHAKE_LOOPBACK_S if self.address.is_loopback else HANDSHAKE_S
 
     def _feed(self, link: Link) -> None:
-        """Hand the link what is queued, as far as its window allows."""
+        """Pass queued requests to the link, and publishes as far as its window allows."""
         while self._requests:
             with self._lock:
                 topic_filter, wanted = self._requests.popleft()
@@ -438,21 +446,22 @@ class MqttTransport:
                     _log.error("dropped %d bytes for %s: queued before the broker told its limit", size, message.topic)
 
     def _finished(self) -> bool:
-        """Whether we are closing and there is nothing left to send, or no time left to send it."""
+        """Return whether the transport is closing and the queue is empty or the time for it has run out."""
         return self._closing and (self.pending() == 0 or time.monotonic() >= self._close_by_s)
 
     def _is_taken_over(self, lived_s: float) -> bool:
         if self._link.reason_code == SESSION_TAKEN_OVER:
             return True
-        # A connection that we cut says nothing of other clients: anybody may have sent what made us cut it.
+        # A connection that we cut was not ended by another client with our id: the cause was the broker's data or silence.
         silent = self._link.reason_code is None and not self._link.cut
         self._short_lives = self._short_lives + 1 if silent and lived_s < SHORT_LIFE_S else 0
         return self._short_lives >= SHORT_LIVES
 
     def _fall_back(self) -> bool:
-        """Change the MQTT version if that may be why no connection ever stood; True when it should be tried at once."""
+        """Change the MQTT version if that may be why no connection was ever accepted; return whether to retry at once."""
         if self._ever_online:
             return False
+        # 3.1.1 failed as well, so the version was not the cause: begin again with 5, after the usual wait.
         if self._protocol != MQTTProtocolVersion.MQTTv5:
             self._link = self._make_link(MQTTProtocolVersion.MQTTv5, reason=self._link.reason)
             return False
@@ -462,7 +471,7 @@ class MqttTransport:
         return in_doubt
 
     def _pause(self, seconds: float) -> None:
-        """Wait, but no longer than a close allows."""
+        """Wait ``seconds``, or less if the transport is being closed."""
         until_s = time.monotonic() + seconds
         poller = select.poll()
         poller.register(self._wake_fd, select.POLLIN)
@@ -471,5 +480,6 @@ class MqttTransport:
             left_ms = (limit_s - time.monotonic()) * 1000.0
             if left_ms <= 0.0:
                 return
+            # Reading resets the eventfd, or the next poll would return at once.
             for fd, _ in poller.poll(left_ms):
                 os.eventfd_read(fd)

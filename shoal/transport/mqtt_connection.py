@@ -1,8 +1,11 @@
-"""One paho client driven by hand: a connection that is opened, stepped and watched by shoal/transport/mqtt.py's network thread.
+"""One paho client without paho's own loop: shoal/transport/mqtt.py's network thread opens it and steps it.
 
-paho's own ``loop_start`` takes file descriptors below 1024 only, always reads, has no jitter and can't change the protocol
-version (ADR 24); its ``loop_read``, ``loop_write`` and ``loop_misc`` are meant for a loop like ours. Nothing here is
+paho's ``loop_start`` works only with file descriptors below 1024, always reads, has no jitter and can't change the protocol
+version (ADR 24); ``loop_read``, ``loop_write`` and ``loop_misc`` are its interface for other loops. Nothing here is
 thread-safe.
+
+Example: after ``link.open()``, call ``link.step(wake_fd, 1.0)`` while ``link.alive``; the callbacks of `LinkEvents` run inside
+these calls.
 """
 
 from __future__ import annotations
@@ -36,17 +39,17 @@ from shoal.transport.base import Qos, Will, packet_bytes
 _log = logging.getLogger(__name__)
 
 WINDOW: Final = 32
-"""Publishes inside paho at a time: 4 MB of 120 KiB chunks, enough for 1 Gbit/s over 30 ms of delay."""
+"""Most publishes inside paho at a time: 4 MB of 120 KiB chunks, enough for 1 Gbit/s over 30 ms of delay."""
 
 TCP_TIMEOUT_S: Final = 5.0
-"""TCP and TLS handshakes that take longer have failed."""
+"""Timeout of the TCP and TLS handshakes."""
 
 _BROKEN_STREAM: Final = (ValueError, IndexError, KeyError, struct.error)
-"""What paho raises when the bytes are no MQTT."""
+"""Exceptions of paho for bytes that are not MQTT."""
 
 
 class Publish(NamedTuple):
-    """A message on its way to the broker."""
+    """A message to send to the broker."""
 
     topic: str
     payload: bytes
@@ -55,30 +58,30 @@ class Publish(NamedTuple):
 
 
 class LinkEvents(Protocol):
-    """Who is told what happens on a link; called on the thread that steps it."""
+    """Callbacks of a link, called on the thread that steps it."""
 
     def on_online(self, *, session_present: bool) -> None:
-        """The broker accepted us: subscribe now."""
+        """Handle an accepted connection: subscriptions are possible from now on."""
 
     def on_message(self, message: MQTTMessage) -> None:
-        """A publish arrived."""
+        """Handle a received publish."""
 
     def on_settled(self, size: int) -> None:
-        """A publish of ``size`` payload bytes needs nothing more: acknowledged, or sent or lost at QoS 0."""
+        """Handle the end of a publish of ``size`` payload bytes: acknowledged, or at QoS 0 sent or lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkOptions:
-    """What a link keeps over all its connections.
+    """Options of a link, the same for all its connections.
 
     Attributes:
         address: the broker.
-        tls: context for a TLS connection, None without.
-        client_id: name of the session.
+        tls: TLS context; None for a connection without TLS.
+        client_id: names the session.
         will: topic and payload of the retained will.
-        session_expiry_s: how long the broker keeps the session of a lost connection; over 3.1.1 only whether it keeps it.
+        session_expiry_s: time for which the broker stores the session of a lost connection; over 3.1.1 only 0 or not matters.
         protocol: the MQTT version to speak.
-        manual_ack: received publishes are acknowledged by `Link.acknowledge`, not on arrival.
+        manual_ack: acknowledge received publishes by `Link.acknowledge`, not on arrival.
     """
 
     address: BrokerAddress
@@ -91,10 +94,10 @@ class LinkOptions:
 
 
 class _BoundedClient(Client):
-    """paho's client, which otherwise collects packets of up to 256 MB whatever limit we have announced.
+    """paho's client with a limit on received packets; paho itself buffers up to 256 MB, above the limit that we announced.
 
     Attributes:
-        overrun: a packet above the limit has ended the connection.
+        overrun: whether a packet above the limit ended the connection.
     """
 
     overrun = False
@@ -112,13 +115,13 @@ class Link:
     """A paho client, its connection and the publishes inside it.
 
     Attributes:
-        online: the broker accepted this connection and it has not ended.
-        was_online: the broker accepted this connection at some time.
-        greeted: the connection reached something that listens, and our greeting was sent.
-        reason: why the connection ended or was refused; empty while it stands.
-        reason_code: MQTT 5's code for that, where the broker sent one.
-        cut: we ended the connection, because of what the broker sent or did not send.
-        max_packet_bytes: largest packet the broker takes.
+        online: whether the broker accepted this connection and it has not ended.
+        was_online: whether the broker accepted this connection at some time.
+        greeted: whether the TCP or TLS connection was made and CONNECT sent.
+        reason: why the connection ended or was refused; empty while it is open.
+        reason_code: MQTT 5's code for that; None if the broker sent none.
+        cut: whether we ended the connection because of invalid, oversized or missing data from the broker.
+        max_packet_bytes: largest packet that the broker accepts.
     """
 
     def __init__(self, options: LinkOptions, events: LinkEvents, reason: str = "") -> None:
@@ -140,25 +143,25 @@ class Link:
 
     @property
     def alive(self) -> bool:
-        """Whether there is a socket."""
+        """Whether the link has a socket."""
         return self._client.socket() is not None
 
     @property
     def inflight(self) -> int:
-        """Publishes that the broker has not acknowledged; those at QoS 0 count until its machine has received them all."""
+        """Number of unacknowledged publishes; at QoS 0 one more until the broker's machine has received all that were sent."""
         on_its_way = self._sent_once and _unreceived_bytes(self._client.socket()) > 0
         return len(self._inflight) + len(self._once) + on_its_way
 
     @property
     def has_room(self) -> bool:
-        """Whether another publish may be handed over."""
+        """Whether the window allows another publish."""
         return self.online and len(self._inflight) + len(self._once) < self._window
 
     def open(self) -> bool:
-        """Connect the socket and send the greeting; what was in flight is resent once the broker accepts.
+        """Connect the socket and send CONNECT; paho resends unacknowledged publishes once the broker accepts.
 
         Returns:
-            Whether a TCP, or TLS, connection stands; ``reason`` says why not.
+            Whether the TCP or TLS connection was made; if not, ``reason`` holds the error.
         """
         self.online = self.was_online = self.greeted = self.cut = False
         self.reason, self.reason_code = "", None
@@ -166,6 +169,7 @@ class Link:
         self._sent_once = False
         while self._once:
             self._events.on_settled(self._once.popleft()[1])
+        # paho's reconnect() uses the address and properties of connect_async(), which itself only stores them.
         if not self._opened_before:
             self._opened_before = True
             address = self._options.address
@@ -188,11 +192,12 @@ class Link:
         return self.greeted
 
     def step(self, wake_fd: int, timeout_s: float, *, read: bool = True) -> None:
-        """Wait for the socket, ``wake_fd`` or the time, then read (unless ``read`` is false) and write."""
+        """Wait for the socket, ``wake_fd`` or ``timeout_s`` seconds, then read (unless ``read`` is false) and write."""
         sock: Any = self._client.socket()
         poller = select.poll()
         poller.register(wake_fd, select.POLLIN)
         poller.register(sock, (select.POLLIN if read else 0) | (select.POLLOUT if self._client.want_write() else 0))
+        # Bytes that the TLS layer has decrypted already don't make the socket readable.
         buffered = read and self._options.tls is not None and sock.pending() > 0
         try:
             for fd, happened in poller.poll(0 if buffered else timeout_s * 1000.0):
@@ -210,7 +215,7 @@ class Link:
             self.abort("the broker sent what is no MQTT")
 
     def _write(self) -> None:
-        """Write what paho has collected, acknowledgements and publishes together in as few segments as they need."""
+        """Write paho's queued packets, acknowledgements and publishes together, in as few TCP segments as possible."""
         client = self._client
         if not client.want_write():
             return
@@ -224,11 +229,11 @@ class Link:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
 
     def takes(self, message: Publish) -> bool:
-        """Whether the broker accepts a publish of this size."""
+        """Return whether the broker accepts a publish of this size."""
         return packet_bytes(message.topic, message.payload) <= self.max_packet_bytes
 
     def publish(self, message: Publish) -> bool:
-        """Hand a publish over; False when paho has no packet id free for it."""
+        """Pass a publish to paho; return False if paho has no free packet id for it."""
         info = self._client.publish(message.topic, message.payload, qos=message.qos, retain=message.retain)
         if info.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
             return False
@@ -239,7 +244,7 @@ class Link:
         return True
 
     def acknowledge(self, packet_id: int) -> None:
-        """Tell the broker that a publish at QoS 1 was handled; only with `LinkOptions.manual_ack`."""
+        """Acknowledge a handled publish of QoS 1 to the broker; only with `LinkOptions.manual_ack`."""
         self._client.ack(packet_id, 1)
 
     def subscribe(self, filters: Iterable[str], *, only_new: bool = False) -> None:
@@ -257,7 +262,7 @@ class Link:
         self._client.unsubscribe(topic_filter)
 
     def goodbye(self) -> None:
-        """Send DISCONNECT: the broker discards the will; the socket closes once it is written."""
+        """Send DISCONNECT, so that the broker discards the will; the socket closes once it is written."""
         self._client.disconnect()
 
     def abort(self, reason: str) -> None:
@@ -271,7 +276,7 @@ class Link:
             sock.shutdown(socket.SHUT_RDWR)
         except OSError as error:
             _log.debug("shutdown of a dead socket: %s", error)
-        self._client.disconnect()  # can't be written any more: paho meets the error and lets go of the socket
+        self._client.disconnect()  # the write fails, whereupon paho releases the socket
         if self.alive:
             self._client.loop_write()
 
@@ -292,7 +297,7 @@ class Link:
         client.connect_timeout = TCP_TIMEOUT_S
         client.max_inflight_messages_set(
             0
-        )  # our own window bounds it; paho scans all it holds at every acknowledgement
+        )  # no limit: WINDOW limits it already, and paho would scan its messages at every acknowledgement
         if options.address.username:
             client.username_pw_set(options.address.username, options.address.password or None)
         if options.tls is not None:
@@ -351,7 +356,7 @@ class Link:
 
 
 def _unreceived_bytes(sock: Any) -> int:
-    """Return how many bytes the system holds that the other end's system has not acknowledged; none without a connection."""
+    """Return the number of bytes in the send buffer that the peer's TCP has not acknowledged; 0 without a connection."""
     count = bytearray(4)
     try:
         fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, count)
@@ -361,9 +366,9 @@ def _unreceived_bytes(sock: Any) -> int:
 
 
 def _no_delay(_client: Client, _data: Any, sock: Any) -> None:
-    """Switch Nagle's algorithm off: it costs 92 ms on every QoS 1 round trip."""
+    """Disable Nagle's algorithm, which adds 92 ms to every QoS 1 round trip."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _later(_client: Client, _data: Any, _socket: Any) -> None:
-    """Keep paho from writing each packet at once: `Link.step` writes them together."""
+    """Do nothing: a registered callback keeps paho from writing each packet at once; `Link.step` writes them together."""

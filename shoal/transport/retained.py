@@ -1,4 +1,8 @@
-"""Payloads that stay on the broker: published in chunks under a base topic, the superseded ones cleared."""
+"""Retained payloads: publish them in chunks under a base topic, and clear superseded chunks.
+
+Example: a payload of three chunks at ``s/round`` is retained at ``s/round/0`` to ``s/round/2``. If one of a single chunk
+replaces it, that chunk is retained at ``s/round``, and the other three topics are cleared.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,10 @@ from shoal.transport.base import Transport
 
 
 class RetainedPublisher:
-    """Publishes transfers that newcomers find on the broker, and remembers them for a broker that forgot.
+    """Publishes retained transfers, and stores them to publish them again if the broker loses them.
 
     Args:
-        transport: where to publish.
+        transport: client of the broker.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -21,10 +25,10 @@ class RetainedPublisher:
     def publish(
         self, base: str, payload: bytes, *, kind: ChunkKind, round_: int = 0, name: bytes | None = None
     ) -> bytes:
-        """Publish ``payload`` in place of what ``base`` held; return its transfer id.
+        """Publish ``payload`` at ``base`` in place of the previous one; return its transfer id.
 
-        ``name`` is that id where it is known already. A payload of one chunk lies at ``base`` itself, a longer one at
-        ``base/0``, ``base/1`` and so on.
+        Pass ``name`` if that id is known. A payload of one chunk is published to ``base`` itself, a longer one to ``base/0``,
+        ``base/1`` and so on.
         """
         name = transfer_id(payload) if name is None else name
         chunks = split(payload, kind=kind, round=round_, chunk_bytes=self._transport.chunk_bytes, name=name)
@@ -38,27 +42,27 @@ class RetainedPublisher:
         return name
 
     def clear(self, base: str) -> None:
-        """Remove what ``base`` holds from the broker."""
+        """Remove the payload at ``base`` from the broker."""
         for topic in self._held.pop(base, {}):
             self._transport.publish(topic, b"", retain=True)
 
     def adopt(self, topic: str) -> None:
-        """Take over a retained topic that an earlier life of this program left on the broker, so that it can be cleared."""
+        """Add a retained topic from an earlier process of this program, so that it can be cleared."""
         head, _, last = topic.rpartition("/")
         base = head if last.isdigit() else topic
         self._held.setdefault(base, {}).setdefault(topic, b"")
 
     def bases(self) -> tuple[str, ...]:
-        """Return every base topic that holds something."""
+        """Return the base topics of all payloads."""
         return tuple(self._held)
 
     def topics(self) -> tuple[str, ...]:
-        """Return every topic that holds a chunk."""
+        """Return the topics of all chunks."""
         return tuple(t for held in self._held.values() for t in held)
 
     def republish(self) -> None:
-        """Publish everything again: after a reconnect the broker may have lost it."""
+        """Publish all payloads again; a broker that restarted may have lost them."""
         for held in self._held.values():
             for topic, chunk in held.items():
-                if chunk:  # what was adopted from an earlier life is only there to be cleared
+                if chunk:  # empty for an adopted topic, whose payload is unknown: publishing it would clear the topic
                     self._transport.publish(topic, chunk, retain=True)
