@@ -2,11 +2,11 @@
 
 `simulate` trains a torch model on one partition of data per device, in this process. It uses the strategies, masks and
 defaults of a real fleet; only devices and network are simulated. `split` makes partitions, `Strategy` is the interface
-of an aggregation algorithm (provisional), and docs/python.md explains all of it.
+of an aggregation algorithm (provisional), and docs/python.md documents all three.
 
 This package is not an API for fleets of real devices; programs run those: ``shoal-fleet`` (the owner, in this package),
-``shoal-edge`` (`edge_client`) and ``shoal-aggregator`` (`aggregator`). And the mask is not encryption:
-docs/threat-model.md lists what it hides.
+``shoal-edge`` (`edge_client`) and ``shoal-aggregator`` (`aggregator`). The mask is not encryption:
+docs/threat-model.md lists its guarantees and limits.
 
 - A device masks its update with a secret orthonormal map. Norms and dot products survive, so the aggregator can cluster
   and average, but it never holds the map.
@@ -123,7 +123,7 @@ def __dir__() -> list[str]:
 
 
 def _version() -> str:
-    """Return the installed version; ``0+source`` where the package is run from a source tree without being installed."""
+    """Return the installed version; ``0+source`` if the package runs from a source tree without being installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

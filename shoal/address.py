@@ -1,4 +1,7 @@
-"""Where a broker is and how to prove who we are to it, read from one URL."""
+"""Broker addresses: host, port, TLS and credentials, parsed from a URL.
+
+Example: ``BrokerAddress.parse("mqtts://dev-01:secret@broker.example")`` has port 8883, and ``str`` of it shows no password.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,17 @@ _FORM: Final = "use mqtt://host:port or mqtts://user:password@host:port"
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """A broker's address; what proves our identity never shows in ``repr`` or ``str``.
+    """A broker's address and this client's credentials. ``repr`` and ``str`` show no user, password or private key.
 
     Attributes:
         host: name or IP address.
         port: TCP port.
         tls: whether the connection is encrypted.
-        username: empty when the broker asks for none.
-        password: empty when the broker asks for none.
-        ca_file: certificates that may sign the broker's; the system's when None.
-        cert_file: our certificate, where the broker asks for one.
-        key_file: the certificate's private key.
+        username: empty if the broker requires none.
+        password: empty if the broker requires none.
+        ca_file: PEM file of trusted CA certificates; None for the system's.
+        cert_file: the client certificate, if the broker requires one.
+        key_file: the private key of ``cert_file``.
     """
 
     host: str
@@ -47,12 +50,13 @@ class BrokerAddress:
         cert_file: Path | None = None,
         key_file: Path | None = None,
     ) -> BrokerAddress:
-        """Read ``mqtt[s]://[user:password@]host[:port]``; user and password may be percent-encoded.
+        """Parse ``mqtt[s]://[user:password@]host[:port]``; user and password may be percent-encoded.
 
         Raises:
-            ConfigError: the URL has another form, or certificates are given without TLS. The URL is not repeated in the
-                message, because it may hold a password.
+            ConfigError: the URL has another form, certificates are given without TLS, or a client certificate is given
+                without its key or the key without it. The message does not repeat the URL, which may hold a password.
         """
+        # urlsplit checks the port only when it is read.
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -61,6 +65,7 @@ class BrokerAddress:
         if parts.scheme not in PORTS:
             raise ConfigError("the broker's URL begins neither with mqtt:// nor with mqtts://", hint=_FORM)
         host = parts.hostname or ""
+        # Lengths as in DNS: the resolver raises UnicodeError, not OSError, for longer labels.
         if not host or len(host) > 253 or not host.isascii() or any(len(label) > 63 for label in host.split(".")):
             raise ConfigError("the broker's URL names no host", hint=_FORM)
         if parts.path not in ("", "/") or parts.query or parts.fragment:
@@ -91,7 +96,7 @@ class BrokerAddress:
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Return a verifying TLS 1.2+ context, or None without TLS.
+        """Return a context that verifies the broker and requires TLS 1.2 or newer; None without TLS.
 
         Raises:
             ConfigError: a certificate or key file can't be read.

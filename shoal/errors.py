@@ -1,4 +1,4 @@
-"""The one error root of the project: every failure a person sees says what to do about it."""
+"""Exceptions of all programs: each has a message, a hint for the user and the exit status of the program it ends."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import ClassVar
 
 
 class ShoalError(Exception):
-    """Root of every expected failure.
+    """Base class of all expected failures.
 
     Attributes:
-        hint: what the person can do next; empty when the message says it all.
+        hint: the next step for the user; empty if the message is enough.
         exit_code: the exit status of a program that ends with this error.
     """
 
@@ -85,7 +85,7 @@ class DataError(TaskError):
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error's text and its cause's, unless the first says the same; neither part is ever empty."""
+    """Return the text of an error followed by that of its cause, unless it ends with that already. Neither part is empty."""
     text, cause = text_of(error), error.__cause__
     if cause is None:
         return text
@@ -94,7 +94,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an error's text; the system's for an OSError, and the name of the class for an error without a text."""
+    """Return an error's text: for an OSError the system's message, for an error without a text the name of its class."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
     return str(error).strip() or type(error).__name__

@@ -1,4 +1,4 @@
-"""Type hints of frozen dataclasses, as the codecs of messages and of states walk them."""
+"""Resolved type hints of dataclass fields, for the codecs of messages and of states."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any
 
 
 def field_hints(cls: type[Any]) -> dict[str, Any]:
-    """Return the fields of a dataclass in order: name -> resolved hint, with what `Annotated` adds."""
+    """Return the fields of a dataclass in order: name -> resolved hint, including the metadata of `Annotated`."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def optional_of(hint: Any) -> Any | None:
-    """Return X where ``hint`` is ``X | None``, else None."""
+    """Return X if ``hint`` is ``X | None``, else None."""
     if typing.get_origin(hint) not in (typing.Union, types.UnionType):
         return None
+    # Unpacking one value raises ValueError for unions of more types, which the formats don't have.
     (inner,) = (a for a in typing.get_args(hint) if a is not types.NoneType)
     return inner
 
 
 def is_enum(hint: Any) -> bool:
-    """Tell whether ``hint`` is an enumeration."""
+    """Return whether ``hint`` is an enumeration."""
     return isinstance(hint, type) and issubclass(hint, Enum)

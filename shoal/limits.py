@@ -1,11 +1,12 @@
-"""Every bound on what a peer may make us hold, wait for or send; the unit is in the name."""
+"""Limits on sizes, counts and times, above all on the memory and time that a peer can cost us; the unit is in the name."""
 
 from __future__ import annotations
 
 from typing import Final
 
 CHUNK_BYTES: Final = 120 * 1024
-"""Payload of one chunk where the broker takes it: receives of 128 KiB and more hit mmap each time, at a third of the speed."""
+"""Payload of one chunk, unless the broker's packet limit is smaller. A receive buffer of 128 KiB or more costs
+an mmap each time and takes three times as long."""
 
 MAX_PACKET_BYTES: Final = 1024 * 1024
 """Largest MQTT packet we accept or send."""
@@ -14,13 +15,13 @@ MAX_TRANSFER_BYTES: Final = 1 << 30
 """Largest reassembled transfer: a model of 268 million float32 coordinates."""
 
 MAX_HEADER_BYTES: Final = 1 << 20
-"""Largest message header in front of the vectors."""
+"""Largest encoded message that precedes the vectors of a transfer."""
 
 MAX_PENDING_BYTES: Final = 4 << 30
-"""Payload bytes that may wait at the aggregator for the broker to take them."""
+"""Most payload bytes that the aggregator queues for the broker."""
 
 MAX_TRANSFERS_PER_SOURCE: Final = 4
-"""Transfers one source may have in reassembly at a time; the one that has waited longest for a chunk gives way."""
+"""Most transfers of one source in reassembly; the one whose last chunk is oldest is dropped for a new one."""
 
 MAX_NOTE_BYTES: Final = 2048
 """Largest sealed decline, reminder or presence: names and fixed fields only, so it fits one chunk."""
@@ -29,7 +30,7 @@ MAX_CONTROL_BYTES: Final = 16 * 1024
 """Largest sealed answer to a device: a list of missing chunks (4 KiB) and a reason (at most 4 KiB)."""
 
 MAX_RENEWAL_BYTES: Final = 16 * 1024
-"""Largest grant that only renews keys: it holds no roster."""
+"""Largest grant that only renews keys; it contains no roster."""
 
 SEALED_HEAD_BYTES: Final = 2048
 """Most bytes of a sealed upload or model besides its vectors and margins: envelope (at most 1,148) and message header."""
@@ -44,19 +45,19 @@ FIRST_ANNOUNCEMENT_BYTES: Final = 1 << 20
 """Announcement bytes that a device allows besides those that grow with its roster and its plan."""
 
 REASSEMBLY_MEMORY_BYTES: Final = 32 << 20
-"""Chunks of unfinished transfers that stay in memory where there is a spool for the rest."""
+"""Chunks of unfinished transfers held in memory; a spool, if there is one, takes the rest."""
 
 REASSEMBLY_DEADLINE_S: Final = 600.0
-"""A transfer that has not completed by then is dropped."""
+"""A transfer that is not complete this long after its first chunk is dropped."""
 
 REASSEMBLY_QUIET_S: Final = 2.0
-"""A transfer without a new chunk for this long has its missing chunks asked for, once nothing new of others comes either."""
+"""After this long without a new chunk of any transfer, the missing chunks of a transfer are requested."""
 
 REASSEMBLY_BUSY_S: Final = 30.0
-"""As long as other transfers get on, missing chunks may wait behind theirs: they are asked for after this long."""
+"""The same while other transfers still receive chunks: the missing ones may be queued after theirs."""
 
 MAX_EPOCHS_AHEAD: Final = 100_000
-"""Furthest that a mask secret is ratcheted in one go: a second's work on a small device."""
+"""Most mask epochs by which a mask secret is ratcheted at once: one second of work on a small device."""
 
 MAX_COORDINATES: Final = 1 << 28
 """Largest model length d."""
@@ -71,13 +72,13 @@ MAX_NAME_CHARS: Final = 64
 """Longest fleet or device name."""
 
 MAX_ENROLMENT_BYTES: Final = 16 * 1024
-"""Largest enrolment request: it comes from somebody unknown, and fits one chunk."""
+"""Largest enrolment request. Its sender is unauthenticated; it fits one chunk."""
 
 MAX_REQUESTS: Final = 1024
-"""Most enrolment requests that the owner looks at in one sitting."""
+"""Most refused enrolment requests that the owner's program lists."""
 
 MAX_GRANT_BYTES: Final = 13 << 20
-"""Largest grant or roster on its way: a roster of MAX_DEVICES with the longest names, all of them revoked, takes 12.9 MB."""
+"""Largest sealed grant or roster: a roster of MAX_DEVICES with the longest names, all of them revoked, takes 12.9 MB."""
 
 MAX_SCALE: Final = 1e6
 """Largest multiple of an origin in a model."""
@@ -92,34 +93,34 @@ DEFAULT_WEIGHT_CAP: Final = 3.0
 """Largest weight of a device in a mean, in median weights, unless the owner's plan says otherwise."""
 
 MAX_MARGIN: Final = 5.0
-"""Largest margin reported, in units of loss: beyond it the answer is clear and the figure would only tell about the data."""
+"""Largest margin reported, in units of loss: above it the better model is certain, and the exact figure only leaks data."""
 
 REMIND_BASE_S: Final = 1.0
-"""Earliest reminder of an unanswered upload in the smallest fleet; the time to the next doubles up to a cap, with jitter."""
+"""Time to the first reminder of an unacknowledged upload in the smallest fleet; it doubles up to a cap, with jitter."""
 
 REMIND_PER_UPLOAD_S: Final = 0.004
 """Added to REMIND_BASE_S for each upload of the round: three times what an aggregator with one shared core needs."""
 
 REMIND_BYTES_PER_S: Final = 50e6
-"""An aggregator takes at least so many bytes a second: a reminder sooner than that would only add to its backlog."""
+"""Upload bytes a second that an aggregator receives at least; a reminder sent earlier would only add to its backlog."""
 
 MAX_REMIND_AFTER_S: Final = 600.0
-"""Longest first pause that a device grants an announcement."""
+"""Longest time to the first reminder that a device accepts from an announcement."""
 
 REMIND_CAP_S: Final = 10.0
 REMINDERS_SOON: Final = 12
 REMIND_LATE_CAP_S: Final = 60.0
-"""The cap after REMINDERS_SOON reminders: a broker keeps them all for an aggregator that is away."""
+"""The cap after REMINDERS_SOON reminders: the broker queues every reminder for an aggregator that is offline."""
 
 MAX_UNHANDLED_BYTES: Final = 8 << 20
-"""Received messages that wait for the loop that handles them; above this the transport stops reading its socket. It is
-more than RECEIVE_MAXIMUM chunks, so only larger packets, QoS 0 and brokers that ignore the window ever reach it."""
+"""Received messages not handled yet; above this the transport stops reading its socket. It is more than RECEIVE_MAXIMUM
+chunks, so only larger packets, QoS 0 and brokers that ignore the window reach it."""
 
 MESSAGE_OVERHEAD_BYTES: Final = 1024
-"""Memory that a received message takes besides its payload; counts towards MAX_UNHANDLED_BYTES."""
+"""Memory of a received message besides its payload; counts towards MAX_UNHANDLED_BYTES."""
 
 RECEIVE_MAXIMUM: Final = 64
-"""Publishes at QoS 1 that a broker may send us ahead of our acknowledgements (MQTT 5 only); it holds back the rest."""
+"""Most unacknowledged publishes at QoS 1 that a broker may send us (MQTT 5 only); it holds back the rest."""
 
 RECONNECT_MIN_S: Final = 1
 RECONNECT_MAX_S: Final = 60

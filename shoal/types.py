@@ -1,4 +1,4 @@
-"""Values that both sides share and that hold nothing secret."""
+"""Value types without secrets that devices and aggregator share: mask segments, masked vectors and names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Marks a type hint as an array of one dtype, for `shoal.util.state_codec`."""
+    """Annotation of a type hint: an array of one dtype, for `shoal.util.state_codec`."""
 
     dtype: str
 
@@ -34,11 +34,11 @@ NAME_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of coordinates that is masked on its own.
+    """Consecutive coordinates of a vector that are masked by themselves.
 
     Attributes:
-        name: ``cluster`` (one copy a cluster) or ``shared`` (one copy for all clusters).
-        length: coordinates, at least 1.
+        name: ``cluster`` (one copy per cluster) or ``shared`` (one copy for all clusters).
+        length: number of coordinates, at least 1.
     """
 
     name: str
@@ -53,11 +53,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class MaskedVector:
-    """A vector under the fleet's mask: what the aggregator may hold.
+    """A vector under the fleet's mask, the only form in which the aggregator holds vectors.
 
     Attributes:
         values: shape (d,), float32, little-endian, C-contiguous.
-        key_id: 16 bytes that name the mask; vectors with different ids never meet in one sum or cosine.
+        key_id: 16 bytes that name the mask; vectors with different ids must not be added or compared.
     """
 
     values: Float32Vector

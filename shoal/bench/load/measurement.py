@@ -1,4 +1,4 @@
-"""One run of `shoal bench load`: start the programs, watch them round by round, and count what they used."""
+"""One run of `shoal bench load`: start the programs, watch them round by round, and measure their use of CPU and memory."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def source_of(model: Model, task: str, seed: int) -> ModelSource:
     Args:
         model: an ``nn.Module``, a function that returns one, or ``file.py:function`` as the task compiler takes it.
         task: a name of `KINDS`; a file names its own instead.
-        seed: of torch's generator while a function makes the template; torch's own state is kept.
+        seed: of torch's generator while a function makes the template; torch's own state is restored.
 
     Raises:
         UsageError: it is none of these, or there is no such task.
@@ -117,7 +117,7 @@ def source_of(model: Model, task: str, seed: int) -> ModelSource:
 
 
 def network_of(source: ModelSource, x: NDArray[Any], y: NDArray[Any]) -> Network:
-    """Return the network that trains the model: one of the simulator's vectorised ones where the model is the same function.
+    """Return the network that trains the model: one of the simulator's vectorised ones if the model is the same function.
 
     Args:
         source: the model.
@@ -142,7 +142,7 @@ def network_of(source: ModelSource, x: NDArray[Any], y: NDArray[Any]) -> Network
 
 
 def classes_of(source: ModelSource, x: NDArray[Any]) -> int:
-    """Return how many classes the model tells apart; ``x`` is at least one sample that `network_of` accepted."""
+    """Return the number of classes of the model's outputs; ``x`` is at least one sample that `network_of` accepted."""
     with torch.no_grad():
         return int(source.template(torch.from_numpy(np.array(x))).shape[-1])
 

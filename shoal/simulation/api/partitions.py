@@ -29,7 +29,7 @@ def population_of(partitions: Sequence[Partition], kind: Kind, *, integer_inputs
 
     Raises:
         UsageError: there are no partitions, or one is not a mapping with a share ``train``.
-        DataError: a share is empty where it must not be, holds NaN, or does not fit the others.
+        DataError: a share is empty that must not be, holds NaN, or does not fit the others.
     """
     if isinstance(partitions, Mapping) or not isinstance(partitions, Sequence) or not len(partitions):
         raise UsageError(

@@ -44,7 +44,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Result:
-    """What `shoal.simulate` returns. Devices are in the order of the partitions.
+    """The result of `shoal.simulate`. Devices are in the order of the partitions.
 
     Attributes:
         accuracy: share of right labels on each device's test share, shape (devices,), float64, by the model that the

@@ -61,7 +61,7 @@ def simulate(
             needs several different starting models (``ifca``): its layers then draw theirs again.
         partitions: one mapping a device: ``train`` and optionally ``validation`` and ``test``, each (x, y) arrays.
         strategy: a name, or a class as `Strategy` describes.
-        rounds: rounds to run; those of IFCA's starts that are not kept come on top.
+        rounds: rounds to run; those of IFCA's discarded starts are not counted.
         seed: of starting models, participation, batches and the mask. Equal seeds give equal results.
         participation: share of the devices drawn for each round.
         mask: a mask mode, or ``default`` for a fleet's default.
@@ -213,7 +213,7 @@ def _note_round(rounds: int) -> Callable[[SimRound], None]:
 def _figures(
     final: Evaluation | None, population: Population, kind: Kind
 ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64]]:
-    """Return accuracy and test loss of each device, shape (devices,); NaN where a device has no test share."""
+    """Return accuracy and test loss of each device, shape (devices,); NaN if it has no test share."""
     accuracy, loss = np.full(len(population), np.nan), np.full(len(population), np.nan)
     if final is not None:
         place_of = {name: i for i, name in enumerate(population.names)}

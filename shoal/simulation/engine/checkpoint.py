@@ -61,7 +61,7 @@ class ResumePoint:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """What a checkpoint file holds besides arrays.
+    """The contents of a checkpoint file besides arrays.
 
     Attributes:
         version: `VERSION`.

@@ -74,8 +74,8 @@ class Workforce:
         device: torch's name of the device that computes.
         threads: threads of one matrix product.
         norms: also compute single updates' norms when updates are summed, though the strategy reads only means.
-        deferred: sum updates instead of storing each; None decides by what the strategy reads and the memory they would take.
-        reads: what the strategy reads of updates; None asks its settings.
+        deferred: sum updates instead of storing each; None decides by ``reads`` and the memory they would take.
+        reads: the parts of updates that the strategy reads; None asks its settings.
     """
 
     def __init__(
