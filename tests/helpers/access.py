@@ -52,10 +52,10 @@ def access_of(roles):
 
 
 def check(clients, roles):
-    """Let every client publish on every topic; assert that exactly those hear it that the table lists.
+    """Let every client publish on every topic; assert that exactly the listed receivers receive it.
 
     Args:
-        clients: name -> a client with ``transport``, connected to the broker, and the queue ``events`` of what it receives.
+        clients: name -> a client with ``transport``, connected to the broker, and the queue ``events`` of its received events.
         roles: name -> the client's roles, as `access_of` takes them.
     """
     for client in clients.values():

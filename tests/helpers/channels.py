@@ -102,7 +102,7 @@ class Scene:
         return whole([p.payload for p in sent if parse(p.payload)[0].kind is CHANNELS[channel].kind])
 
     def publish(self, channel, payload):
-        """Leave a payload where the channel's messages lie, as anybody at the broker could."""
+        """Publish a payload on the channel's topic, as any client of the broker could."""
         kind = CHANNELS[channel].kind
         self.deliver(channel, split(payload, kind=kind, round=2))
 
@@ -126,7 +126,7 @@ class Scene:
 
 @dataclasses.dataclass(frozen=True)
 class Channel:
-    """Where a kind of message travels.
+    """A kind of message with its topic and seal.
 
     Attributes:
         topic: of the scene; kind: of its chunks.
@@ -155,7 +155,7 @@ def decline(scene, signer, fleet, _):
 
 
 def reminder(scene, signer, fleet, _):
-    """The victim asks what became of its upload."""
+    """Return the victim's reminder of its upload."""
     state = scene.runtime._state
     said = Reminder(
         fleet=fleet,

@@ -1,4 +1,4 @@
-"""A fleet's keys and one run on disk, without a network: what a device's part in a rollover needs."""
+"""A fleet's keys and one run on disk, without a network, for tests of a device's part in a rollover."""
 
 import dataclasses
 
@@ -55,7 +55,7 @@ class Crew:
         self.models = {3: ORIGINS[0], 7: ORIGINS[1]}
 
     def shop(self, device, run=None):
-        """Return what a device works with."""
+        """Return a device's training context."""
         member = self.members[device]
         run = run or open_run(self.package, member)
         shares = split(Dataset(*samples(12)), b"seed")
@@ -107,7 +107,7 @@ class Crew:
         return Announcement(**fields), assignment
 
     def read(self, finished, device):
-        """Return (Upload, attached bytes) of what a device made, as the aggregator opens it."""
+        """Return (Upload, attached bytes) of a device's upload, opened with the aggregator's keys."""
         data = finished.parcel.payload
         head, at = read_head(data)
         key = self.members[device].identity.member.sign_key
@@ -117,7 +117,7 @@ class Crew:
         return upload, body
 
     def fold(self, carried=None, generation=0, round_=2, models=None):
-        """Return (Proposal, everything behind its head) as ``FOLDER`` makes them."""
+        """Return (Proposal, the bytes after its head) as ``FOLDER`` makes them."""
         shop, member = self.shop(FOLDER), self.members[FOLDER]
         announcement, assignment = self.announced(shop.plan, Phase.CHECKPOINT, round_, generation=generation)
         finished = rollover.fold(shop, announcement, assignment, models or self.models, carried or {}, member)

@@ -49,7 +49,7 @@ class Scene:
         return asking
 
     def sit(self, now_s=NOW_S, fleet=None, drain=lambda: None):
-        """Let the owner connect and read what lies there; return the registrar.
+        """Let the owner connect and read the retained messages; return the registrar.
 
         Args:
             now_s: unix seconds.
@@ -66,7 +66,7 @@ class Scene:
         return registrar
 
     def leave(self, topic, payload):
-        """Publish a retained message as anybody at the broker could."""
+        """Publish a retained message, as any client of the broker could."""
         self.broker.submit("attacker", Message(topic, payload, retained=True), lambda: None)
         self.broker.pump()
 

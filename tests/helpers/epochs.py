@@ -59,7 +59,7 @@ class Fleet(Rounds):
     Attributes:
         goals: device -> the model it would like to have, (d,); it walks the share ``pull`` of the way to it.
         asked: (round, device, order) of all orders.
-        kept: (device, round) -> the raw update, which the device keeps because an order said so before it trained again.
+        kept: (device, round) -> the raw update, which the device stores as its assignment says.
     """
 
     def __init__(self, run, devices, goals, *, origins=None, pull=0.5):
@@ -83,7 +83,7 @@ class Fleet(Rounds):
         return theta
 
     def answer(self, plan, device, assignment):
-        """Return what a device makes of its order."""
+        """Return a device's answer to its assignment."""
         self.asked.append((plan.round, device, assignment))
         if assignment.keep and self.last.get(device, (0,))[0] == assignment.keep:
             self.kept[device, assignment.keep] = self.last[device][1]
@@ -126,11 +126,11 @@ class Fleet(Rounds):
         return self
 
     def rollover(self, *, lost=(), gone=()):
-        """End the mask epoch: fold in the clear, mask anew, and see that nothing of the old key is left.
+        """End the mask epoch: fold in the clear, mask again, and assert that no vector under the old key is left.
 
         Args:
             lost: names of carried vectors that don't come through, besides those of too few devices.
-            gone: devices that mask nothing anew.
+            gone: devices that do not re-mask their updates.
         """
         old, before = self.strategy, self.state
         inherited, left = old.inherited(before), dump_state(before)

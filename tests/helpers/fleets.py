@@ -1,4 +1,4 @@
-"""Small fleets on the loopback driver, a wiretap on their network, and the means to forge what they send."""
+"""Small fleets on the loopback driver, a wiretap on their network, and functions that forge their messages."""
 
 import dataclasses
 import time
@@ -73,7 +73,7 @@ def make_fleet(root, data=None, *, bundle=None, faults=None, count=3, **options)
 
 
 def publish(fleet):
-    """Let the owner connect, see what is there, and leave what is new."""
+    """Let the owner connect, read the retained messages, and publish roster and keys."""
     transport = LoopbackTransport(fleet.broker, "owner", lambda event: registrar.on_event(event, int(time.time())))
     registrar = Registrar(fleet.stage.fleet, transport)
     registrar.start(int(time.time()))
@@ -112,7 +112,7 @@ def clear_offsets(fleet):
 class Wiretap:
     """Faults by a list of functions passage -> fate or None, tried in order; remembers every passage.
 
-    ``heard`` holds (hop, client, topic, payload) of everything that set out, also of what was lost.
+    ``heard`` holds (hop, client, topic, payload) of every message sent, also of lost ones.
     """
 
     def __init__(self):
@@ -220,7 +220,7 @@ def with_body(upload, values):
 
 
 def inject(fleet, name, sealed, *, topic_of=None):
-    """Publish a sealed upload on a device's topic, as anybody at the broker could."""
+    """Publish a sealed upload on a device's topic, as any client of the broker could."""
     topic = Topics(fleet.plan.fleet).up(topic_of or name)
     for chunk in split(sealed, kind=ChunkKind.UPLOAD, round=1):
         fleet.broker.submit("attacker", Message(topic, chunk), lambda: None)

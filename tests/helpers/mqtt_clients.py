@@ -1,4 +1,4 @@
-"""Clients of real brokers: transports with their events in a queue, and waiting for what they hear."""
+"""Clients of real brokers: transports with their events in a queue, and functions that wait for an event."""
 
 import queue
 import time

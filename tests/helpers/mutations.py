@@ -72,12 +72,12 @@ def mutate(random: Random, data: bytes, others: Sequence[bytes] = ()) -> bytes:
 
 
 def attempt(parser: Parser, data: bytes) -> Finding | None:
-    """Give ``data`` to the parser; return what escaped it, or None."""
+    """Call the parser with ``data``; return a finding for any exception but a ShoalError, else None."""
     try:
         parser.read(data)
     except ShoalError:
         return None
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+    except Exception as error:  # noqa: BLE001 - any other exception is a finding
         return Finding(parser.name, data, error)
     return None
 
@@ -97,7 +97,7 @@ def hunt(parser: Parser, random: Random, *, seconds: float = 1e9, runs: int = 1 
 
 
 def place(error: Exception) -> tuple[object, ...]:
-    """Return type and line of an error: what tells two findings apart."""
+    """Return type and line of an error, which identify a finding."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

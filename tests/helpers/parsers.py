@@ -1,7 +1,7 @@
-"""Every parser of bytes that somebody else may have written: by name, with bytes that it takes, as properties and fuzzers use it.
+"""Table of all parsers of untrusted bytes, by name, with valid inputs as seeds, for property tests and fuzzers.
 
-A parser takes what it is given or raises a ShoalError; anything else that escapes is a finding. Whoever adds a parser to the
-project adds it here, and both `tests/properties/test_parsers.py` and `tests/fuzz/fuzz_parsers.py` go over it.
+A parser accepts its input or raises a ShoalError; any other exception is a finding. New parsers of the project must be added
+here; `tests/properties/test_parsers.py` and `tests/fuzz/fuzz_parsers.py` use the table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Parser:
     read: Callable[[bytes], object]
 
     def takes(self, data: bytes) -> bool:
-        """Return whether the parser accepts ``data``; anything but a ShoalError goes through."""
+        """Return whether the parser accepts ``data``; exceptions other than ShoalError are raised."""
         try:
             self.read(data)
         except ShoalError:
@@ -36,12 +36,12 @@ class Parser:
 
 
 def parcelled(*parts: bytes) -> bytes:
-    """Return several inputs in one: each behind its length in 4 bytes."""
+    """Return several inputs joined, each after its length in 4 bytes."""
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
 def parts_of(data: bytes) -> list[bytes]:
-    """Return the inputs that `parcelled` put together; of any bytes, whatever can be read so."""
+    """Return the inputs that `parcelled` put together; of other bytes, any pieces."""
     found = []
     while len(data) >= 4:
         size = int.from_bytes(data[:4], "big")
@@ -51,7 +51,7 @@ def parts_of(data: bytes) -> list[bytes]:
 
 
 def text(data: bytes) -> str:
-    """Return the bytes as text, whatever they are."""
+    """Return any bytes as text."""
     return data.decode("utf-8", "surrogateescape")
 
 

@@ -79,7 +79,7 @@ class Disk:
         return target
 
     def replaced(self, party, file, read, *, seeds=(), name=""):
-        """Return a parser of one file of a party: ``read(directory)`` opens what is there."""
+        """Return a parser of one file of a party: ``read(directory)`` opens the directory."""
         directory = self.copy(party)
         path = directory / file
         found = (path.read_bytes(),) if path.exists() else ()

@@ -91,7 +91,7 @@ class Scene:
         self.package = (self.owner.path / "runs" / "000001.run").read_bytes()
 
     def passages(self, hop, client, *endings):
-        """Return (topic, payload) of what went one way."""
+        """Return (topic, payload) of the messages in one direction."""
         chosen = [p for p in self.tap.heard if p.hop is hop and p.client == self.fleet.client_id(client)]
         found = [(p.topic, p.payload) for p in chosen if p.payload and (not endings or p.topic.endswith(endings))]
         return list(dict.fromkeys(found))
@@ -105,7 +105,7 @@ class Scene:
         return [whole for chunks in by_base.values() for whole in fleets.whole(chunks)]
 
     def plains(self, sender=None, **where):
-        """Return what lies in group envelopes."""
+        """Return the plaintexts of group envelopes."""
         signer = self.aggregator if sender is None else fleets.device_identity(self.fleet, sender)
         found = []
         for sealed in self.payloads(sender=sender or "aggregator", **where):
@@ -196,7 +196,7 @@ def _finished():
 
 
 def _rollover(roster_bytes):
-    """Return what travels at the end of a mask epoch."""
+    """Return the messages of a rollover."""
     checkpoint = Checkpoint(
         fleet="demo",
         run_id=bytes(16),

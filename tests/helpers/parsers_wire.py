@@ -1,4 +1,4 @@
-"""Parsers of what arrives by the network: chunks, topics, envelopes, and what each party makes of the messages inside."""
+"""Parsers of network input: chunks, topics and envelopes, and each party's handling of the messages in them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ STRATEGIES = {
 
 
 def parsers(scene):
-    """Return the parsers of what the network brings."""
+    """Return the parsers of network input."""
     return [*_outer(scene), *_sealed(scene), *_owners(scene), *_devices(scene), *_aggregators(scene)]
 
 
@@ -148,7 +148,7 @@ def _request(scene):
 
 
 def _owners(scene):
-    """What reaches the owner's desk: any bytes at a token's topic, and any card in a request that its token proves."""
+    """Return the owner's parsers: any bytes at a token's topic, and any card in a request with a valid proof."""
     topics = Topics("demo")
     request = make_request(scene.newcomer, scene.token, 1000)
     name = scene.token.secret
@@ -164,7 +164,7 @@ def _owners(scene):
         registrar().on_event(Message(text(where), payload), 1000)
 
     def proven(data):
-        """The statement is anything, sealed and proven by whoever holds the token."""
+        """Parse any bytes as the statement of a request with a valid proof."""
         head = ENROLMENT.head("demo", scene.newcomer.name, OWNER_NAME)
         plain = _prove(scene.token, data or b"x") + data
         sealed = seal_to_group(scene.newcomer, _key(scene.token), head, plain)
@@ -190,7 +190,7 @@ def _owners(scene):
 
 
 def _devices(scene):
-    """What reaches a device, from outside and from an aggregator that oversteps."""
+    """Return a device's parsers, for input from outsiders and from a malicious aggregator."""
     plan = scene.fleet.plan
     run = open_run(scene.package, scene.membership)
     state, _ = agent.step(agent.AgentState(0), agent.Planned(plan))
@@ -253,7 +253,7 @@ def _changes(scene):
 
 
 def _aggregators(scene):
-    """What reaches the aggregator, from outside, from a hostile device and for each strategy."""
+    """Return the aggregator's parsers, for input from outsiders and from a hostile device, and for each strategy."""
     membership = AggregatorMembership(scene.fleet.stage.aggregator_dir)
     mail = OwnerInbox(membership)
     topics = Topics("demo")
@@ -278,7 +278,7 @@ def _aggregators(scene):
 
 
 def _uploaded(name, settings):
-    """An upload by one of three devices whose other two have answered: what is stored closes the round."""
+    """Return the parser of the last of three uploads of a round; one that is stored closes the round."""
     local = dataclasses.replace(FULL_BATCH, momentum=0.0)
     needs = {"ifca": 2}.get(name, 1)
     run = run_plan(name, settings, origins=needs, local=local, pretrain=local, rounds=5, quorum=1.0)

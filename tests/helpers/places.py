@@ -16,7 +16,7 @@ WAIT_S = 90.0
 
 
 class Place:
-    """A directory in which programs are started, and their logs; ``environment`` comes on top of ours."""
+    """A directory in which programs are started, and their logs; ``environment`` is added to ours."""
 
     def __init__(self, home, **environment):
         self.home = home
@@ -64,7 +64,7 @@ class Place:
 def start_generated(folder, root, port, user="root"):
     """Start mosquitto with the files that `shoal-fleet broker-config` wrote to ``folder``; return the process.
 
-    Its log lies in ``root``, and its saved state in ``folder``. Started by root it runs as ``user``, by default as root.
+    Its log is in ``root``, and its saved state in ``folder``. Started by root it runs as ``user``, by default as root.
     """
     extra = f"user {user}\n" if user and os.geteuid() == 0 else ""
     (root / "test.conf").write_text((folder / "shoal.conf").read_text() + extra)

@@ -89,7 +89,7 @@ def upload_of(engine, state, device, /, values=None, **changes):
 
 
 def digest_of(upload, body):
-    """Return what stands for the digest that the sender of a sealed upload signs."""
+    """Return a stand-in for the digest that the sender of a sealed upload signs."""
     return hashlib.sha256(encode(upload) + body).digest()
 
 
@@ -104,7 +104,7 @@ def contribution(device, values=None, *, model=0, samples=10, loss=1.0, **change
 
 
 def stored(upload, body):
-    """Return what the store would hand on for an upload."""
+    """Return an upload as the store returns it."""
     return contribution_of(upload, np.frombuffer(body, "<f4") if body else None)
 
 
@@ -132,7 +132,7 @@ class Rounds:
         return outcome
 
     def reload(self):
-        """Replace the state by what its dump describes."""
+        """Replace the state by the one loaded from its dump."""
         encoded = dump_state(self.state)
         seen = contributions_in(self.state)
         document = json.loads(json.dumps(encoded.document))

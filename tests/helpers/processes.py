@@ -1,4 +1,4 @@
-"""Other processes as their neighbours see them: limits, what can be read of them, and whether bytes lie in their memory."""
+"""Inspection of other processes: limits, readable files of /proc, and searches of their memory and files for bytes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def command_line(pid):
 
 
 def found_in_memory(pid, needles):
-    """Return the names of those ``needles`` (name -> bytes) that lie in a process's readable memory."""
+    """Return the names of those ``needles`` (name -> bytes) that a process's readable memory contains."""
     found = set()
     longest = max(map(len, needles.values()))
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
@@ -88,7 +88,7 @@ def regions(pid):
 
 
 def contents(path):
-    """Return what is in a file; nothing where it is none, or a program at work has just erased it."""
+    """Return the bytes of a file; none if it is not a file, or was deleted meanwhile."""
     try:
         return path.read_bytes()
     except (FileNotFoundError, IsADirectoryError):
@@ -96,7 +96,7 @@ def contents(path):
 
 
 def found_in_files(paths, needles):
-    """Return (file, name) of every needle (name -> bytes) that lies in one of the files."""
+    """Return (file, name) for every needle (name -> bytes) that one of the files contains."""
     return {
         (str(path), name)
         for path in paths

@@ -43,7 +43,7 @@ def make_roster(devices=DEVICES, *, sequence=3, revoked=(), keys_since=0, fleet=
 
 
 def make_checkpoint(run, round_=2, sealed=SEALED, **changes):
-    """Return what a device that folds one model after ``round_`` signs."""
+    """Return the checkpoint that a device signs after folding one model after ``round_``."""
     fields = {
         "fleet": run.fleet,
         "run_id": run.run_id,
@@ -59,20 +59,20 @@ def make_checkpoint(run, round_=2, sealed=SEALED, **changes):
 
 
 def folded(checkpoint, carried=(), sealed=SEALED, *, told=None):
-    """Return what the device that folds attaches; ``carried`` are vectors (d,), ``told`` how many it says they are."""
+    """Return the attachment of the device that folds: vectors (d,) ``carried``, with ``told`` as their stated number."""
     rows = b"".join(np.asarray(row, "<f4").tobytes() for row in carried)
     return encode(Proposal(checkpoint, len(carried) if told is None else told, len(sealed))) + rows + sealed
 
 
 def endorsed(signature=bytes(64), renewed=None):
-    """Return what a device that compares attaches; ``renewed`` are its own updates (d,) by round."""
+    """Return the attachment of a device that compares; ``renewed`` are its own updates (d,) by round."""
     renewed = renewed or {}
     rows = b"".join(np.asarray(row, "<f4").tobytes() for row in renewed.values())
     return encode(Endorsement(signature, tuple(renewed))) + rows
 
 
 class Scene:
-    """A run whose devices answer when told to.
+    """A run whose devices answer when the test calls them.
 
     Attributes:
         engine, state: as `aggregator.rounds.engine` has them; actions: of the last event.
@@ -128,7 +128,7 @@ class Scene:
             self.feed(KeysHeld(generation))
 
     def upload(self, device, attached=b"", **changes):
-        """Return (Upload, body) by which ``device`` answers what is open."""
+        """Return (Upload, body), the answer of ``device`` to the open round or step."""
         s = self.state
         fields = {
             "nonce": self.engine.nonce(s.round, s.plan.step),
@@ -175,7 +175,7 @@ class Scene:
         return device
 
     def sign(self, *devices, checkpoint=None):
-        """The devices sign what was folded."""
+        """Let the devices sign the proposed checkpoint."""
         for device in devices:
             signature = sign_checkpoint(IDENTITIES[device], checkpoint or self.folded)
             self.send(device, endorsed(signature))
@@ -192,12 +192,12 @@ class Scene:
         return self
 
     def events(self, kind):
-        """Return what has happened of a kind, as `noted`."""
+        """Return the recorded events of a kind, as `noted`."""
         return [e for e in self.state.news if e.kind == kind]
 
 
 def dropped(scene, **changes):
-    """Return the scene's state as after a restart: what the last `OpenRound` had made durable."""
+    """Return the scene's state as after a restart: the one that the last `OpenRound` made durable."""
     opened, metadata = scene.opened, scene.state.resume_metadata
     fields = {"roster": scene.roster, "roster_bytes": scene.roster_bytes, **changes}
     engine = engine_of(scene.engine.run)

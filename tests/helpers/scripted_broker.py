@@ -1,4 +1,4 @@
-"""A broker that does what a test's script says, on a socket."""
+"""A broker on a socket that follows a test's script."""
 
 import contextlib
 import socket
@@ -47,7 +47,7 @@ class ScriptedBroker:
 
 
 def hold(connection: socket.socket) -> None:
-    """Read until the client goes, in good order or not."""
+    """Read until the client disconnects or the connection breaks."""
     with contextlib.suppress(ConnectionResetError):
         while connection.recv(65536):
             pass

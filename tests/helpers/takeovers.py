@@ -47,12 +47,12 @@ def stop_at(fleet, reached):
 
 
 def open_round(fleet, round_):
-    """Let a fleet come to where ``round_`` is open and nobody has heard of it."""
+    """Run a fleet until ``round_`` is open but not yet announced."""
     stop_at(fleet, lambda: fleet.service.state.round == round_ and not fleet.service.state.step)
 
 
 def open_step(fleet, phase):
-    """Let a fleet come to where a step of its next rollover is open and nobody has heard of it."""
+    """Run a fleet until a step of its next rollover is open but not yet announced."""
 
     def there():
         plan = fleet.service.state.plan
@@ -62,7 +62,7 @@ def open_step(fleet, phase):
 
 
 class Takeover:
-    """A fleet of one model whose aggregator is somebody else; devices have sent their uploads of the last round.
+    """A fleet of one model whose aggregator is an attacker; devices have sent their uploads of the last round.
 
     Attributes:
         fleet, tap: as in `tests.helpers.fleets`; last: the newest announcement, which everything here follows.
@@ -140,7 +140,7 @@ class Takeover:
         return Certificate(checkpoint, roster, tuple(SignedBy(d, s) for d, s in pairs))
 
     def signature(self, device, checkpoint):
-        """Return what a device that colludes gives."""
+        """Return the signature of a colluding device."""
         return sign_checkpoint(device_identity(self.fleet, device), checkpoint)
 
     def publish(self, certificate, sealed):

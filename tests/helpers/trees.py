@@ -1,4 +1,4 @@
-"""The source tree as tests look at it: where it is, what its packages are, and what an image of it holds."""
+"""The source tree: its path, its packages and modules, and the files that a container image of it contains."""
 
 from __future__ import annotations
 
