@@ -58,7 +58,7 @@ def copy_of_the_tree(target):
 
 
 def test_import_contracts_hold():
-    """lint-imports finds every contract kept."""
+    """lint-imports finds no broken contract."""
     done = python(LINT)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -158,7 +158,7 @@ def test_the_aggregators_configuration_refuses_unknown_keys(tmp_path, name):
 
 
 def test_the_aggregators_grant_has_no_field_for_a_device_secret():
-    """What the owner hands to the aggregator is pinned by name."""
+    """The fields of the aggregator's grant are pinned by name."""
     names = {f.name for f in dataclasses.fields(AggregatorGrant)}
     assert names == {"fleet", "owner_key", "broker", "roster", "keys_since", "broadcast_key"}
 

@@ -1,4 +1,4 @@
-"""What deploy/ ships works: the broker's configuration with TLS and ACL, and the units."""
+"""The files in deploy/ work: the broker's configuration with TLS and ACL, and the systemd units."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def broker(tmp_path):
 
 
 class Client:
-    """A connected transport and what it receives."""
+    """A connected transport and the messages that it receives."""
 
     def __init__(self, broker, name, client_id=""):
         port, folder = broker
@@ -124,7 +124,7 @@ class Client:
 
 @pytest.mark.broker
 def test_the_broker_confines_every_device_to_its_own_topics(broker):
-    """A device reaches the aggregator only under its own name, and never hears what is told to another."""
+    """A device reaches the aggregator only under its own name, and receives no message to another device."""
     aggregator, first, second = (Client(broker, n) for n in ("aggregator", "dev-1", "dev-2"))
     try:
         aggregator.transport.subscribe(TOPICS.filter(TopicKind.UP))

@@ -1,4 +1,4 @@
-"""The pages say what exists: every command with its options, every link, every file and every measured claim's place."""
+"""The pages match the code: every command with its options, every link, every file and every measured claim's place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The docstring of each package: what the package is, its rules and an example. Examples that are doctests run here."""
+"""Docstring of each package: description, rules and an example. Examples that are doctests run here."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def test_there_are_four_programs():
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_help_of_each_program(name):
-    """--help goes to stdout, names the program, and ends with status 0."""
+    """--help prints to stdout, names the program, and ends with status 0."""
     module, function = SCRIPTS[name].split(":")
     script = f"import sys; sys.argv = [{name!r}, '--help']; from {module} import {function}; {function}()"
     done = python(script)

@@ -1,4 +1,4 @@
-"""The page of results says what the kept files say, and they say enough to run each again."""
+"""The page of results agrees with the files in results/, which hold all that is needed to run each again."""
 
 import json
 

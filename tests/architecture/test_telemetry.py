@@ -1,4 +1,4 @@
-"""ONNX Runtime's telemetry is off before anything imports it, whatever the environment says."""
+"""ONNX Runtime's telemetry is switched off before its import, whichever value the environment has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for the whole tree: sizes, forbidden words, packaging and names."""
+"""Rules for the whole tree: sizes, forbidden words, packaging and names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def name_of(node):
 
 
 def unsafe(tree):
-    """Return what in a parsed module would run or rebuild objects from data."""
+    """Return the calls in a parsed module that would execute data or rebuild objects from it."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -160,7 +160,7 @@ def test_imports_are_declared(parts, extras):
 
 
 def test_unit_tests_follow_the_folders_of_the_source():
-    """Where a module's tests are can be told from where the module is."""
+    """The path of a module's tests follows from the path of the module."""
     folders = {p.parent.relative_to(ROOT / "tests/unit") for p in (ROOT / "tests/unit").rglob("test_*.py")}
     assert len(folders) > len(PACKAGES)
     assert {str(folder) for folder in folders if not list((ROOT / folder).glob("*.py"))} == set()

@@ -1,4 +1,4 @@
-"""docs/wire-format.md says what the code does: every message, its kind and its fields, the frame, the envelopes' magics."""
+"""docs/wire-format.md agrees with the code: every message, its kind and its fields, the frame, the envelopes' magics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One lab for the whole folder: attacks run against the real masks on scikit-learn's digits, and each result is kept."""
+"""One lab for the whole folder: attacks run against the real masks on scikit-learn's digits, and each result is cached."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every attack works where it is said to work and fails where it is said to fail: what docs/threat-model.md refers to."""
+"""Attacks succeed or fail under each mask mode as docs/threat-model.md says."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ RECOVERY_DB = 12.0
 
 
 def test_every_result_is_a_finite_figure_in_range(attacked):
-    """Shares, accuracies and AUCs lie in [0, 1], cosines in [-1, 1]; names don't repeat; the attacker is named."""
+    """Shares, accuracies and AUCs are in [0, 1], cosines in [-1, 1]; names don't repeat; the attacker is named."""
     names = []
     for attack in ATTACKS:
         for result in attacked.results(attack.name, "permutation").values():
@@ -61,7 +61,7 @@ def test_gradient_matching_finds_the_image_without_a_mask(attacked):
 
 @pytest.mark.parametrize("mode", MASKS)
 def test_gradient_matching_finds_no_more_than_the_label_tells_under_a_mask(attacked, mode):
-    """Nor do its variants that match what the mask keeps: sorted values, absolute values, the norm."""
+    """Nor do its variants that match what the mask preserves: sorted values, absolute values, the norm."""
     found = attacked.results("gradient matching", mode)
     assert len(found) == 4
     assert not any(r.works for r in found.values())
@@ -70,7 +70,7 @@ def test_gradient_matching_finds_no_more_than_the_label_tells_under_a_mask(attac
 
 @pytest.mark.parametrize("mode", MODES)
 def test_grey_levels_of_an_image_survive_permutations(attacked, mode):
-    """The set of values of a one-image update holds its histogram, in whatever order and under whatever signs."""
+    """The set of values of a one-image update holds its histogram, in any order and with any signs."""
     result = attacked.result("value multiset", mode, "grey levels of an image")
     if mode in MIXING:
         assert result.success < result.chance

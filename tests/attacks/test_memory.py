@@ -1,6 +1,6 @@
-"""What another process of the user, or a core file, gets of a program that holds secrets: nothing.
+"""Neither other processes of the user nor core files can read the memory of a program that holds secrets.
 
-The same on the serving programs, from outside: tests/integration/test_secrets_process.py.
+The same for the serving programs: tests/integration/test_secrets_process.py.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""The programs as a person calls them: in a process of their own, with their output kept."""
+"""Run the programs as a user does: each in a process of its own, with its output captured."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BROKER = "mqtt://127.0.0.1:1"
 
 @dataclass(frozen=True)
 class Transcript:
-    """What a call printed, and its status."""
+    """Output and exit status of a call."""
 
     status: int
     out: str

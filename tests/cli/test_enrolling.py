@@ -45,7 +45,7 @@ def test_a_span_that_is_none_is_a_usage_error(call, fleet, span):
 
 
 def test_a_device_takes_the_line_from_a_file_and_says_who_it_is(call, line):
-    """Nobody listens at the broker's port: keys and fingerprint are there all the same, and the line is nowhere."""
+    """No program listens at the broker's port: keys and fingerprint are there all the same, and the line is nowhere."""
     (call.home / "line").write_text(line + "\n")
     asked = call("shoal-edge", "enrol", "dev-9", "line", status=5)
     assert re.search(r"^fingerprint [a-z2-7-]{29}$", asked.err, re.MULTILINE)
@@ -92,7 +92,7 @@ def test_without_a_broker_the_owner_is_told(call, fleet, command):
 
 
 def test_a_revocation_holds_also_when_the_broker_is_away(call, fleet):
-    """It is signed first; publishing comes after."""
+    """It is signed first and published after."""
     made = call("shoal-fleet", "revoke", "owner", "dev-1", status=5)
     assert made.out.startswith("dev-1 revoked by roster ")
     assert "it is signed and stored: shoal-fleet publish owner when the broker is back" in made.err
@@ -149,7 +149,7 @@ def test_broker_config_says_what_it_made_and_no_password(call, fleet):
 
 
 def test_who_comes_and_who_goes_is_for_the_broker_to_learn(call, fleet):
-    """Once it has users, it lets in whom its files name, and nobody else."""
+    """Once it has users, it admits only those in its files."""
     call("shoal-edge", "init", "dev-2", "--name", "dev-2")
     added = ("shoal-fleet", "add-device", "owner", "dev-2/dev-2.card")
     assert "broker-config" not in call(*added).err
@@ -202,7 +202,7 @@ def test_a_short_passphrase_is_refused(call):
 
 
 def test_a_passphrase_is_asked_for_at_the_terminal_and_not_shown(call):
-    """Twice when it is made; what is typed is not echoed."""
+    """Twice when it is made; the input is not echoed."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(call.home)

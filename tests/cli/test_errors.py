@@ -130,7 +130,7 @@ def test_config_a_secret_that_others_can_read(call, fleet):
 
 @pytest.mark.parametrize("program", ["shoal-edge", "shoal-aggregator"])
 def test_not_enrolled(call, program):
-    """Status 4 where nobody joined."""
+    """Status 4 in a directory that has not joined a fleet."""
     complaint(call(program, "status", "nowhere", status=4), "nowhere belongs to no fleet", "run init there")
 
 
@@ -148,7 +148,7 @@ def test_no_fleet(call):
 
 
 def test_no_broker_for_the_aggregator(call, fleet):
-    """Status 5 when nobody answers at the address."""
+    """Status 5 if no broker answers at the address."""
     assert BROKER in call("shoal-aggregator", "serve", "server", "--once", status=5).err
 
 
@@ -236,7 +236,7 @@ def test_task_a_directory_without_one(call, fleet):
     ],
 )
 def test_data_that_no_task_could_use(call, fleet, source, error):
-    """Status 8 at once, and not 5: nobody is asked for a run that could not be trained in."""
+    """Status 8 at once, and not 5: the device does not connect for a run in which it can't train."""
     (call.home / "notes.txt").write_text("1,2\n")
     (call.home / "empty").mkdir()
     complaint(call("shoal-edge", "run", "dev-1", "--data", source, status=8), error, "give an .npz with x and y")
@@ -264,7 +264,7 @@ def test_debug_shows_the_traceback(call):
     [("owner", "--out owner lies in the owner's directory"), (".", "--out . holds other things, such as dev-1")],
 )
 def test_config_an_output_among_other_files(call, fleet, command, out, error):
-    """Status 3: what is written is copied to others, as a folder."""
+    """Status 3: the folder is copied to other machines as a whole."""
     before = sorted(p.name for p in (call.home / "owner").iterdir())
     complaint(call("shoal-fleet", *command, "--out", out, status=3), error, "give a separate folder")
     assert sorted(p.name for p in (call.home / "owner").iterdir()) == before

@@ -21,7 +21,7 @@ FINGERPRINT = r"[a-z2-7]{4}(-[a-z2-7]{4}){5}"
 
 
 def test_the_owner_makes_a_fleet(call):
-    """Stdout has the fingerprint and nothing else; what to do next is on stderr."""
+    """Stdout has the fingerprint only; the next steps are on stderr."""
     made = call("shoal-fleet", "init", "owner", "--name", "reef", "--broker", BROKER)
     assert re.fullmatch(rf"owner {FINGERPRINT}\n", made.out)
     assert made.err.startswith("next: ")
@@ -35,7 +35,7 @@ def test_a_device_makes_a_card(call):
 
 
 def test_everybody_joins_and_no_secret_shows(call):
-    """The whole way of cards and grants; what is printed or passed on the way holds no secret in any usual spelling."""
+    """Enrolment by cards and grants; no output and no file that is passed on holds a secret in a usual encoding."""
     owner = call("shoal-fleet", "init", "owner", "--name", "reef", "--broker", BROKER).last.removeprefix("owner ")
     assert call("shoal-aggregator", "init", "server").out == "server/aggregator.card\n"
     added = call("shoal-fleet", "add-aggregator", "owner", "server/aggregator.card")
@@ -73,7 +73,7 @@ def test_show_lists_who_belongs(call, fleet):
 
 
 def test_show_lists_runs_with_their_masks(call, fleet, task):
-    """What the owner has signed, in both forms; a file that is no run is told of and passed over."""
+    """The signed runs, in both formats; a file that is not a run is reported and skipped."""
     owner = FleetDirectory(call.home / "owner")
     bundle, _ = read_signed(call.home / task, owner.owner)
     for rounds, mode, more in ((7, "rotation", {"norm_noise": 0.01}), (1, "none", {"weighting": "uniform"})):
@@ -131,7 +131,7 @@ def test_the_aggregators_status_goes_past_a_record_that_is_none(call, fleet, tas
 
 
 def test_a_devices_status_before_its_first_round(call, fleet):
-    """Who it is and where it belongs."""
+    """Its name and its fleet."""
     data = call("shoal-edge", "status", "dev-1", "--json").data
     assert (data["device"], data["fleet"]) == ("dev-1", "reef")
     assert re.fullmatch(FINGERPRINT, data["fingerprint"])
@@ -184,7 +184,7 @@ def test_a_devices_config_shows_what_is_not_set_and_the_grants_broker(call, flee
 
 @pytest.mark.parametrize("program", ["shoal-aggregator", "shoal-edge"])
 def test_config_shows_no_password(call, fleet, program):
-    """Of an address only where the broker is."""
+    """Of the broker's URL only scheme, host and port."""
     address = "mqtts://dev-1:hush-hush@broker.example:8883"
     names = {"SHOAL_AGGREGATOR_BROKER": address, "SHOAL_EDGE_BROKER": address, "SHOAL_EDGE_DATA": "x.npz"}
     made = call(program, "config", "dev-1", **names)
@@ -248,7 +248,7 @@ def test_a_revoked_device_says_so(call, fleet):
 
 
 def test_a_device_whose_roster_has_expired_connects_and_says_what_it_waits_for(call, fleet):
-    """Else the newer one could not reach it; status and predict do not ask anybody at all."""
+    """Otherwise the newer one could not reach it; status and predict connect to no broker at all."""
     owner = FleetDirectory(call.home / "owner")
     old = dataclasses.replace(owner.roster, sequence=owner.roster.sequence + 1, expires_at_s=10**9)
     write_private(call.home / "dev-1/roster.signed", sign_document(owner.owner, old))

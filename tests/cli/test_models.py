@@ -1,4 +1,4 @@
-"""`shoal-edge models` and `rollback`, with the commands that answer: what they print, and their statuses."""
+"""`shoal-edge models` and `rollback`, with the commands that answer: output and exit statuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shoal-fleet run`: what it offers, and what it signs."""
+"""`shoal-fleet run`: its options, and the plan that it signs."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_run_that_could_change_no_model_is_refused(call, fleet, task, extra, e
 
 
 def test_no_run_is_signed_under_a_roster_that_has_expired(call, fleet, task):
-    """Nobody would follow it; `show` says so beforehand."""
+    """No device would follow it; `show` says so beforehand."""
     owner = FleetDirectory(call.home / "owner")
     past = dataclasses.replace(owner.roster, sequence=9, issued_at_s=1_600_000_000, expires_at_s=1_700_000_000)
     write_private(owner.path / ROSTER_FILE, sign_document(owner.owner, past))

@@ -1,4 +1,4 @@
-"""The serving programs called wrongly, or in the wrong place, and what a device says of its runs."""
+"""The serving programs with wrong arguments or in a wrong directory, and a device's reports on its runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def data(call):
 
 @pytest.mark.parametrize("program", SERVING)
 def test_a_directory_that_is_nobody_s_is_left_alone(call, data, program):
-    """Status 4. Whatever looks like something of ours stays, also further down, and no lock is made."""
+    """Status 4. Files that look like ours stay, also in subfolders, and no lock is made."""
     (call.home / "mine/below").mkdir(parents=True)
     for name in (".thesis.tex.new", ".secret.12.new"):
         (call.home / "mine/below" / name).write_text("a draft")
@@ -85,7 +85,7 @@ def test_the_aggregators_status_names_what_stands_in_the_way(call, fleet):
 
 
 def test_the_aggregators_status_names_the_devices_that_a_limit_held_back(call, fleet, task):
-    """In how many rounds of the run, and what to do."""
+    """Also the number of rounds, and a hint."""
     owner = FleetDirectory(call.home / "owner")
     bundle, _ = read_signed(call.home / "task", owner.owner)
     plan = make_plan(owner, bundle, RunOptions("fedavg", min_contributors=1))

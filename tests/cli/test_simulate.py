@@ -203,7 +203,7 @@ def test_absent_data_is_status_8(tmp_path, no_data):
 
 
 def test_an_interrupt_ends_with_130(tmp_path):
-    """Ctrl-C in the middle of a run; what --save has from the algorithms before stays."""
+    """Ctrl-C in the middle of a run; the --save file keeps the results of earlier algorithms."""
     arguments = ["simulate", "toy", "--algorithm", "all", "--rounds", "60", "--set", "pause_s=0.02"]
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, *arguments, "--save", str(tmp_path / "kept.json")],
@@ -225,7 +225,7 @@ def test_an_interrupt_ends_with_130(tmp_path):
 
 
 def test_progress_is_for_terminals():
-    """On one, a line that keeps up and leaves nothing behind; the result alone is on stdout."""
+    """On one, a progress line that is erased at the end; only the result is on stdout."""
     controller, terminal = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, "simulate", "toy", "--rounds", "5", "--json"],

@@ -1,4 +1,4 @@
-"""`shoal bench round` on a real broker with real processes: what it reports is what it measured."""
+"""`shoal bench round` on a real broker with real processes: its report matches its measurements."""
 
 from __future__ import annotations
 

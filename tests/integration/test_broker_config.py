@@ -1,4 +1,4 @@
-"""`shoal-fleet broker-config` on a real mosquitto: nobody reaches more than its own topics, and nobody unknown gets in."""
+"""`shoal-fleet broker-config` on a real mosquitto: each user reaches only its own topics, and unknown users are refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Reef:
 
 
 class Client:
-    """A connected transport and what it receives."""
+    """A connected transport and the messages that it receives."""
 
     def __init__(self, url, ca, client_id):
         self.events = queue.SimpleQueue()
@@ -95,7 +95,7 @@ COMMON = [TOPICS.round, TOPICS.plan, TOPICS.roster, TOPICS.owner_roster, TOPICS.
 
 
 def test_a_device_neither_reads_nor_writes_what_is_anothers(reef):
-    """It hears only what is for all and for it, and whatever it writes elsewhere reaches nobody."""
+    """It receives only messages to all and to itself, and its publishes to other topics reach no client."""
     owner, aggregator = reef.client("owner"), reef.client("aggregator")
     first, second = reef.client("dev-1"), reef.client("dev-2")
     clients = (owner, aggregator, first, second)
@@ -118,7 +118,7 @@ def test_a_device_neither_reads_nor_writes_what_is_anothers(reef):
             aggregator.transport.publish(topic, topic.encode(), retain=topic == TOPICS.round)
         heard = first.until(TOPICS.round.encode())
         assert sorted(heard) == sorted([TOPICS.keys("dev-1"), TOPICS.ctl("dev-1"), TOPICS.model("4f"), TOPICS.round])
-        # Its subscriptions overlap: what it may hear comes more than once.
+        # Its subscriptions overlap, so it receives messages more than once.
         assert set(second.until(TOPICS.round.encode())) == {TOPICS.model("4f"), TOPICS.ctl("dev-2"), TOPICS.round}
         late = reef.client("dev-2", client_id="late").start("#")
         assert late.until(TOPICS.round.encode()) == [TOPICS.round]
@@ -192,7 +192,7 @@ def test_a_device_enrols_through_the_guarded_broker(reef):
 
 
 def test_the_owners_program_connects_as_its_own_user_with_the_fleets_ca(reef):
-    """What `devices`, `approve`, `revoke` and `publish` do, and the aggregator and a device get it."""
+    """`devices`, `approve`, `revoke` and `publish` reach the aggregator and a device."""
     aggregator, device = reef.client("aggregator"), reef.client("dev-1")
     try:
         aggregator.start(f"{TOPICS.owner_roster}/#", f"{TOPICS.keys('aggregator')}/#")

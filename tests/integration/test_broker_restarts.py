@@ -1,4 +1,4 @@
-"""What happens where a broker ends, comes back, comes late or never: both kinds, as processes of our own."""
+"""Brokers of both kinds that are stopped, restarted, started late or not at all, as child processes."""
 
 import signal
 import subprocess
@@ -35,7 +35,7 @@ def test_subscriptions_survive_a_broker_restart(own: BrokerProcess, client: Call
 def test_a_publish_while_the_broker_is_down_arrives_when_it_is_back(
     own: BrokerProcess, client: Callable[..., Client]
 ) -> None:
-    """A broker killed and started again gets what was published meanwhile."""
+    """A broker that was killed and restarted receives the messages published meanwhile."""
     writer = client(own.url, "down-writer")
     own.kill()
     writer.until(Disconnected)
@@ -57,7 +57,7 @@ def test_a_broker_that_comes_later_is_found(tmp_path: Path, client: Callable[...
 
 
 def test_mosquitto_keeps_retained_messages_over_a_restart(tmp_path: Path, client: Callable[..., Client]) -> None:
-    """Persistence lies in the broker's directory."""
+    """They are stored in the broker's directory."""
     if find_mosquitto() is None:
         pytest.skip("mosquitto is not installed")
     with start_broker("mosquitto", tmp_path) as broker:
@@ -122,7 +122,7 @@ def test_a_taken_port_is_said_at_once(shared: BrokerProcess, tmp_path: Path) -> 
 
 
 def test_a_broker_that_can_not_start_shows_the_end_of_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error carries what the broker complained about."""
+    """The error includes the broker's log output."""
     monkeypatch.setattr(sys, "executable", "/bin/ls")
     with pytest.raises(BrokerUnreachableError, match=r"amqtt ended with status 2 .*ls") as failed:
         start_broker("amqtt", tmp_path)

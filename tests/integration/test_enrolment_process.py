@@ -119,7 +119,7 @@ def test_enrol_train_revoke_train_on(place, tmp_path):
 
 
 def test_a_line_that_expires_ends_the_wait(tmp_path, monkeypatch):
-    """Nobody will answer it any more; one that was answered before would have been by now."""
+    """It can't be answered any more, and an earlier answer would have arrived by now."""
     if find_mosquitto() is None:
         pytest.skip("mosquitto is not installed")
     monkeypatch.setattr(joining, "LATE_S", 0.5)

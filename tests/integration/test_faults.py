@@ -1,4 +1,4 @@
-"""Real processes, real signals: whoever is killed, the round completes and each update counts once.
+"""Real processes and signals: after any program is killed, the round completes and each update counts once.
 
 Tests compare the final model with that of an undisturbed run of the same seed, bit for bit: a lost, doubled or changed
 update would show.
@@ -199,7 +199,7 @@ def test_aggregator_killed_after_it_stored_some_updates(fleet: Fleet, undisturbe
 
 @pytest.mark.parametrize("broker", [MOSQUITTO, "amqtt"], indirect=True)
 def test_broker_killed_in_mid_upload(fleet: Fleet, undisturbed: np.ndarray) -> None:
-    """What the broker had acknowledged and lost is sent again."""
+    """Messages that the broker acknowledged and lost are sent again."""
     plan = fleet.add_run()
     freeze_the_aggregator_in_mid_upload(fleet, plan)
     fleet.broker.kill()
@@ -210,7 +210,7 @@ def test_broker_killed_in_mid_upload(fleet: Fleet, undisturbed: np.ndarray) -> N
 
 
 def test_device_killed_before_its_update_was_acknowledged(fleet: Fleet, undisturbed: np.ndarray) -> None:
-    """A device that comes back sends the bytes that it had sealed."""
+    """A restarted device sends the bytes that it had sealed."""
     plan = fleet.add_run()
     freeze_in_a_round(fleet, plan, "aggregator")
     fleet.kill("dev-2")
@@ -223,7 +223,7 @@ def test_device_killed_before_its_update_was_acknowledged(fleet: Fleet, undistur
 def test_a_dead_device_does_not_stall_the_round(
     tmp_path: Path, broker: BrokerProcess, logistic: Callable[..., TaskBundle]
 ) -> None:
-    """With a quorum below 1 the round goes on without a device that is gone, and says so."""
+    """With a quorum below 1 the round closes without a device that is offline, and records it."""
     fleet = Fleet(tmp_path, broker, logistic(INPUTS, CLASSES))
     with fleet.stage:
         fleet.start()
@@ -239,7 +239,7 @@ def test_a_dead_device_does_not_stall_the_round(
 
 
 def test_everything_is_stopped_and_started_again(fleet: Fleet, undisturbed: np.ndarray) -> None:
-    """SIGTERM is a clean stop for every program; the run goes on where it was."""
+    """SIGTERM is a clean stop for every program; the run resumes."""
     plan = fleet.add_run()
     until(lambda: fleet.open_round(plan.run) >= FROZEN_ROUND, "a round to disturb")
     codes = {name: fleet.stage.stop(name) for name in ("dev-0", "aggregator", "dev-1", "dev-2")}

@@ -1,4 +1,4 @@
-"""The daemon behind a run's end: whoever was not answered before is answered then, also by one that was started again."""
+"""The daemon after a run's end answers the uploads not answered before, also after a restart."""
 
 from __future__ import annotations
 

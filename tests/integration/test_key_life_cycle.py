@@ -1,4 +1,4 @@
-"""The whole life of a fleet's keys in one run, with real programs on mosquitto: also what is killed while they change.
+"""The whole life of a fleet's keys in one run, with real programs on mosquitto, some of which are killed while the keys change.
 
 init, token, enrol five, train, a newcomer, a scheduled mask epoch, rotate, revoke, train on.
 """
@@ -181,7 +181,7 @@ def test_the_whole_life_of_keys(fleet):
 
 
 def opens(fleet, membership):
-    """Whether a device's keys open the announcement that lies on the broker now."""
+    """Return whether a device's keys open the announcement that the broker retains."""
     import paho.mqtt.client as mqtt
 
     from shoal.address import BrokerAddress

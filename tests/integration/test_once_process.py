@@ -50,7 +50,7 @@ def until(condition, what):
 
 
 def test_every_run_of_a_fleet_gets_its_devices(stage, tmp_path):
-    """A device that comes before the second run's plan finds the first run's on the broker, and waits."""
+    """A device that starts before the second run's plan finds the first run's on the broker, and waits."""
     stage.start_aggregator()
     for number in (1, 2):
         programs = [stage.start_device(name, tmp_path / f"{name}.npz", "--once") for name in NAMES]

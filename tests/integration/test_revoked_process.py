@@ -1,4 +1,4 @@
-"""A device that was revoked while it was off, as real programs: it is told when it comes back, and ends with status 6."""
+"""A device that was revoked while it was off, as real programs: it learns so at its next start, and ends with status 6."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAIT_S = 60.0
 
 
 def forget_session(port, client_id):
-    """Take what the broker has queued for a device, as it does by itself when the session expires after 10 minutes."""
+    """Discard the messages that the broker has queued for a device, as it does when the session expires, after 10 minutes."""
     client = paho.mqtt.client.Client(paho.mqtt.enums.CallbackAPIVersion.VERSION2, client_id, clean_session=True)
     client.connect("127.0.0.1", port)
     client.loop_start()

@@ -1,4 +1,4 @@
-"""A run is given up by taking its file away while devices upload, and goes on when the file is put back."""
+"""A run is given up by taking its file away while devices upload, and resumed when the file is put back."""
 
 import signal
 import time

@@ -1,4 +1,4 @@
-"""After a full run with real programs on a guarded mosquitto: no secret where it does not belong, and nobody can look.
+"""After a full run with real programs on a guarded mosquitto: each secret is only with its holders, and other processes can't read it.
 
 The aggregator's directory and memory, every log, command line and environment, and the broker's own files are searched for
 the bytes of keys, origins and models, raw and as text would spell them.
@@ -82,7 +82,7 @@ class Aftermath:
         enrolment.join(self.home / name, grant.read_bytes(), owner.fingerprint)
 
     def enrol(self, name):
-        """Let a device join by the broker; the roster that comes of it reaches the aggregator."""
+        """Let a device join by the broker; the new roster reaches the aggregator."""
         told = self.place.call(f"token-{name}", "shoal-fleet", "token", "owner")
         line = next(x for x in told.splitlines() if x.startswith("shoal1-"))
         (self.home / f"token-{name}.log").write_text(told.replace(line, "-"))  # that is where the line belongs
@@ -129,7 +129,7 @@ class Aftermath:
         return {name: p.pid for name, p in self.place.running.items() if p.poll() is None}
 
     def secrets_of_all(self):
-        """Return what nobody but its holders may ever see: name -> bytes."""
+        """Return the secrets that only their holders may have: name -> bytes."""
         owner = self.owner()
         found = {
             "mask secret": owner.secret_at(self.plan.epoch).reveal(),
@@ -183,7 +183,7 @@ class Aftermath:
 
 
 def windows(what, vector):
-    """Return pieces of a vector (d,) as its bytes would lie in memory: finding one finds a part of it."""
+    """Return pieces of a vector (d,) as bytes in memory; finding one means finding a part of the vector."""
     raw = vector.astype("<f4").tobytes()
     return {f"{what} from byte {at}": raw[at : at + WINDOW] for at in range(0, len(raw) - WINDOW + 1, WINDOW)}
 
@@ -231,7 +231,7 @@ def test_the_run_was_a_run(after):
 
 
 def test_the_aggregators_disk_holds_no_secret(after, forbidden):
-    """Nor does what it was given hold any; its own keys, and the broadcast key, do lie there."""
+    """Nor do the files given to it; its own keys and the broadcast key are there."""
     files = sorted((after.home / "server").rglob("*"))
     assert len(files) > 8
     assert found_in_files(files, forbidden) == set()
@@ -243,7 +243,7 @@ def test_the_aggregators_disk_holds_no_secret(after, forbidden):
 
 
 def test_the_aggregators_memory_holds_no_secret(after, forbidden):
-    """The search finds what is there: the broadcast key, and the run's id."""
+    """The search works: it finds the broadcast key and the run's id, which are there."""
     broadcast = after.owner().secrets.broadcast_key
     known = {"broadcast key": broadcast, "run id": after.plan.run_id}
     assert found_in_memory(after.pids()["server"], {**forbidden, **known}) == set(known)
@@ -276,7 +276,7 @@ def test_no_program_leaves_a_core_file(after, name):
 
 
 def test_no_output_and_no_command_line_shows_a_secret(after, forbidden):
-    """All logs are at debug level; the broadcast key, too, is nobody else's business."""
+    """All logs are at debug level; the broadcast key must not be shown either."""
     text = forbidden | spelled({"broadcast key": after.owner().secrets.broadcast_key})
     logs = sorted(after.home.glob("*.log"))
     assert {"server.log", "dev-1.log", "watch.log", "enrol-dev-1.log", "init.log"} <= {p.name for p in logs}
@@ -307,7 +307,7 @@ def test_what_the_broker_keeps_holds_no_secret(after, forbidden):
 
 @pytest.mark.parametrize("party", ["owner", "server", *DEVICES, "broker"])
 def test_every_file_is_private(after, party):
-    """0700 and 0600, also what was written during the run; a card alone is there to be carried away."""
+    """0700 and 0600, also of files written during the run; a card alone is there to be carried away."""
     root = after.home / party
     paths = [root, *root.rglob("*")]
     assert len(paths) > 5

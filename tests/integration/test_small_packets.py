@@ -1,4 +1,4 @@
-"""A broker that caps packets at 64 KiB: chunks shrink to what it takes, and long transfers arrive."""
+"""A broker that caps packets at 64 KiB: chunks shrink to its limit, and long transfers arrive."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def subscribed(reader, inbox, topic):
 
 
 def test_long_transfers_pass_a_broker_of_small_packets(connect):
-    """An upload, and a model that is retained for whoever comes later."""
+    """An upload, and a model that is retained for later subscribers."""
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     reader = connect("reader", inbox.put)
     subscribed(reader, inbox, "up")

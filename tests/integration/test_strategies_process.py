@@ -32,7 +32,7 @@ RUNS = {
 def test_the_daemons_find_the_hidden_groups(
     tmp_path: Path, logistic: Callable[..., TaskBundle], algorithm: str
 ) -> None:
-    """Six device programs train what they are ordered to; nobody is missed in any round, and the groups are the hidden ones."""
+    """Six device programs train; no device misses a round, and the hidden groups are found."""
     bundle, data = logistic(INPUTS, CLASSES), grouped_data(DEVICES, 2)
     options = RunOptions(
         algorithm, **{"min_contributors": 1, "quorum": 1.0, "deadline_s": 30.0, "seed": 1, **RUNS[algorithm]}

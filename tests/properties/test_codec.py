@@ -1,4 +1,4 @@
-"""Whatever arrives, the codec gives the one message that these bytes mean, or a WireError; nothing else ever escapes."""
+"""For any bytes, the codec returns the one message that they encode or raises WireError, and no other exception."""
 
 import dataclasses
 import types
@@ -154,7 +154,7 @@ def test_round_trip_truncation_and_flips(kind, data):
 @few
 @given(tail=st.binary(max_size=300))
 def test_any_bytes_are_read_or_refused(kind, tail):
-    """Behind the right magic and kind, anything: a canonical message or a WireError."""
+    """Any bytes after the right magic and kind give a canonical message or a WireError."""
     raw = encode_head(kind) + tail
     try:
         value, rest = decode_prefix(raw, kind)

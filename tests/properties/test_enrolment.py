@@ -1,4 +1,4 @@
-"""Whatever a stranger pastes or publishes, enrolment answers with one of our errors, and only a true proof opens."""
+"""Enrolment raises a ShoalError for any invalid line or request, and accepts only a valid proof."""
 
 import dataclasses
 

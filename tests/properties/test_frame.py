@@ -1,4 +1,4 @@
-"""Whatever arrives, framing gives a value or a WireError, and never a wrong payload."""
+"""For any bytes, framing returns a value or raises WireError, and never returns a wrong payload."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,7 +96,7 @@ def test_any_interleaving_of_sources_gives_each_its_payload(sizes, junk, random)
     random=st.randoms(use_true_random=False),
 )
 def test_any_order_and_duplication_gives_the_payload_back(payload: bytes, chunk_bytes: int, random) -> None:  # type: ignore[no-untyped-def]
-    """Each chunk arrives at least once, some twice, in any order: the payload comes out, and only it."""
+    """Each chunk arrives at least once, some twice, in any order: the result is the payload, and only it."""
     chunks = split(payload, kind=ChunkKind.MODEL, round=1, chunk_bytes=chunk_bytes)
     stream = chunks + random.choices(chunks, k=random.randrange(4))
     random.shuffle(stream)

@@ -1,4 +1,4 @@
-"""Well-formed messages with any values in them: the rules judge them, and neither side stumbles over what they let pass."""
+"""Well-formed messages with any values in them: the rules refuse some, and neither side fails on those that they accept."""
 
 import dataclasses
 
@@ -82,7 +82,7 @@ def stored_with(upload, body):
 
 
 def test_the_rules_refuse_some_of_it():
-    """The control: of what is chosen so, some passes and some does not."""
+    """The control: some of the drawn values are accepted and some refused."""
     from random import Random
 
     engine, random = engine_of(plan_of("ifca")), Random(1)
@@ -141,7 +141,7 @@ controls = st.builds(
 @settings(suppress_health_check=list(HealthCheck))
 @given(stream=st.lists(announcements | controls, max_size=6))
 def test_whatever_an_aggregator_says_a_device_refuses_it_or_goes_on(stream):
-    """Any sequence of announcements and answers, the aggregator's own: the mark never goes back, and refusals change nothing."""
+    """Any sequence of an aggregator's announcements and answers: the watermark never decreases, and refusals change nothing."""
     state, _ = agent.step(agent.AgentState(0), agent.Planned(PLAN))
     for said in stream:
         before = state

@@ -1,4 +1,4 @@
-"""What a mask must keep and must change, for any vectors, segments and contexts."""
+"""Properties that a mask preserves and that it changes, for any vectors, segments and contexts."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_segments_never_mix(key: MaskKey, data: st.DataObject) -> None:
 
 @given(keys(), st.data())
 def test_the_mean_of_masked_vectors_is_the_masked_mean(key: MaskKey, data: st.DataObject) -> None:
-    """Bit for bit where the mode is exact, up to the sign of zeros; else to 1e-6 of the vectors' size."""
+    """Bit for bit if the mode is exact, up to the sign of zeros; else to 1e-6 of the vectors' size."""
     count = data.draw(st.integers(1, 6))
     rows = data.draw(hnp.arrays(np.float32, (count, key.length), elements=MODERATE))
     weights = np.array(data.draw(st.lists(st.integers(1, 1000), min_size=count, max_size=count)), dtype=np.float64)
@@ -115,7 +115,7 @@ def test_cosines_survive_what_the_aggregator_computes(key: MaskKey, seed: int) -
 @settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 1 << 20), st.sampled_from(sorted(MODES)))
 def test_the_split_of_masked_updates_is_the_split_of_the_clear_ones(seed: int, epoch: int, mode: str) -> None:
-    """Cfl Alg. 1 finds the same halves behind the mask, on two noisy groups of updates."""
+    """Cfl Alg. 1 finds the same halves under the mask, on two noisy groups of updates."""
     rng = np.random.default_rng(seed)
     group = rng.permutation(np.arange(12) % 2)
     centres = rng.standard_normal((2, 500))

@@ -126,7 +126,7 @@ def test_edc_with_all_directions_keeps_every_cosine(rows: np.ndarray, data: st.D
 
 @given(st.integers(3, 10), st.integers(2, 60), st.integers(0, 2**32 - 1))
 def test_edc_equals_the_exact_decomposition(size: int, length: int, seed: int) -> None:
-    """Up to signs, wherever the singular values lie apart; random rows do."""
+    """Up to signs, if the singular values are distinct, as those of random rows are."""
     rng = np.random.default_rng(seed)
     rows = (rng.standard_normal((size, length)) * np.geomspace(1, 30, size)[:, None]).astype(np.float32)
     wide = rows.astype(np.float64)
@@ -159,7 +159,7 @@ def edc_distances(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 @LOADS_PACKAGES
 @given(st.integers(4, 12), st.integers(0, 2**32 - 1))
 def test_a_shared_permutation_of_coordinates_changes_nothing(size: int, seed: int) -> None:
-    """What the aggregator sees are permuted updates: every measure and every label stay, means permute along."""
+    """The aggregator sees permuted updates: every measure and label is the same, and means are permuted."""
     rng = np.random.default_rng(seed)
     centres = 2 * rng.standard_normal((2, 300))
     rows = (centres[np.arange(size) % 2] + rng.standard_normal((size, 300))).astype(np.float32)
@@ -194,7 +194,7 @@ def test_labels_are_few_enough_and_numbered_by_first_appearance(rows: np.ndarray
 
 @given(hnp.arrays(np.float32, st.tuples(st.integers(2, 6), st.integers(1, 12)), elements=SMALL), st.data())
 def test_a_stream_with_replaced_rows_equals_the_gram_matrix(rows: np.ndarray, data: st.DataObject) -> None:
-    """Whatever is replaced, and whether products were asked for before."""
+    """For any replaced rows, and products requested before or not."""
     stream = StreamingGram(rows.shape[1], len(rows))
     for row in rows:
         stream.add(row)

@@ -1,6 +1,6 @@
-"""Every parser of bytes that somebody else may have written takes them or raises a ShoalError: nothing else ever escapes.
+"""Every parser of untrusted bytes accepts them or raises a ShoalError, and no other exception.
 
-The table is `tests/helpers/parsers.py`; `make fuzz` goes over the same one for longer.
+The table is `tests/helpers/parsers.py`; `make fuzz` runs the same one for longer.
 """
 
 import logging
@@ -114,13 +114,13 @@ def parsers(tmp_path_factory):
 
 
 def test_the_table_is_whole(parsers):
-    """Every message, every parser named above, and no other: whoever adds one adds its name here."""
+    """Every message, every parser named above, and no other: a new parser's name must be added here."""
     messages = {f"message {t.__name__}" for t in codec._BY_KIND.values() if not t.__module__.startswith("tests.")}
     assert set(parsers) == messages | set(NAMES_OF)
 
 
 def test_each_parser_takes_its_seeds(parsers):
-    """Damage is only worth trying on what is taken undamaged."""
+    """Damaged inputs test little unless the undamaged ones are accepted."""
     assert {name: p.name for name, p in parsers.items() if not all(p.takes(s) for s in p.seeds)} == {}
     assert all(p.seeds for p in parsers.values())
 

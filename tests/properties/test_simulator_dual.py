@@ -1,4 +1,4 @@
-"""Whatever the sizes and the recipe, the dual form and batched products give what autograd gives device by device."""
+"""For any sizes and recipe, the dual form and batched products equal autograd's results, device by device."""
 
 import numpy as np
 import pytest
@@ -65,7 +65,7 @@ def test_all_trainers_agree(recipe, sizes, hidden, inputs, seed):
     samples=st.integers(1, 2000),
 )
 def test_blocks_are_a_partition(sizes, devices, samples):
-    """Every device is in one block, and a block keeps its limits unless a single device breaks them."""
+    """Every device is in one block, and a block is within its limits unless a single device breaks them."""
     shelf = Shelf([Shard(np.zeros((n, 1), np.float32), np.zeros(n, np.int64)) for n in sizes])
     parts = shelf.parts(np.arange(len(sizes)), devices, samples)
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(sizes)))

@@ -1,4 +1,4 @@
-"""Every state that is stored comes back as it was, and a damaged document gives an IntegrityError and nothing else."""
+"""Every stored state is restored as it was, and a damaged document raises IntegrityError, and no other exception."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What an undisturbed run of the standard small fleet ends with, made once."""
+"""Final models of an undisturbed run of the standard small fleet, computed once."""
 
 import pytest
 

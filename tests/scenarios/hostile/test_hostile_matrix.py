@@ -3,7 +3,7 @@
 Messages to the aggregator (upload, decline, reminder, presence, the owner's letter) and to devices (announcement, model, run,
 roster and its change, control, keys), each of them forged, truncated, oversized, replayed, reordered, for another fleet,
 self-signed, and under another mode.
-What reaches the owner's desk: test_hostile_requests.py. Finer variants: test_hostile_uploads.py, test_rogue_aggregator.py,
+Messages to the owner: test_hostile_requests.py. Finer variants: test_hostile_uploads.py, test_rogue_aggregator.py,
 test_revocation.py.
 """
 
@@ -55,7 +55,7 @@ def wrong_fleet(scene, channel):
 
 
 def self_signed(scene, channel):
-    """By somebody of the right name, with keys of his own."""
+    """Sign with new keys under the sender's name."""
     names = dict.fromkeys(("upload", "decline", "reminder", "presence"), VICTIM) | {"letter": "owner", "keys": "owner"}
     stranger = Identity.generate(names.get(channel, "aggregator"))
     scene.publish(channel, CHANNELS[channel].seal(scene, stranger, "demo", False))
@@ -152,7 +152,7 @@ def test_nothing_hostile_on_a_channel_is_believed(tmp_path, caplog, undisturbed,
 
 @pytest.mark.parametrize("channel", CHANNELS)
 def test_what_is_true_on_a_channel_is_believed(tmp_path, caplog, channel):
-    """The control: the same message by its rightful sender, for this fleet and in its mode, moves somebody."""
+    """The control: the same message by its rightful sender, for this fleet and in its mode, has an effect."""
     scene = Scene(tmp_path / "fleet")
     with scene.fleet:
         later = scene.fleet.now_s + 1  # the victim has reminded us a moment ago

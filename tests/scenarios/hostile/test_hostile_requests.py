@@ -23,7 +23,7 @@ TOPICS = Topics("demo")
 
 
 class Desk:
-    """An owner who looks at what lies on the enrolment topics, and one device that asks rightfully."""
+    """An owner who reads the enrolment topics, and one device with a valid request."""
 
     def __init__(self, root):
         self.owner = FleetDirectory.create(root / "owner", "demo", "mqtt://loopback")
@@ -71,7 +71,7 @@ ON_THE_DESK = {
 
 @pytest.mark.parametrize("kind", ON_THE_DESK)
 def test_nothing_hostile_on_the_owners_desk_waits_for_approval(tmp_path, kind):
-    """Listed with its reason, and the rightful request that comes after it still waits for the owner."""
+    """Listed with its reason, and a valid request after it still waits for the owner."""
     desk = Desk(tmp_path)
     act, expected = ON_THE_DESK[kind]
     registrar = act(desk)
@@ -97,7 +97,7 @@ def test_a_request_that_is_replayed_after_the_answer_adds_nobody(tmp_path):
 
 
 def test_requests_that_overtake_each_other_are_one(tmp_path):
-    """A device asked twice, and the older request comes last: the owner sees one, and lets one device in."""
+    """A device asked twice, and the older request arrives last: the owner sees one, and lets one device in."""
     desk = Desk(tmp_path)
     again = make_request(desk.device, desk.token, 1005)
     registrar = desk.look(again, desk.request)

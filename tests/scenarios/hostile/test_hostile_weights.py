@@ -48,7 +48,7 @@ def scaled(body, factor):
 
 
 def reversed_with(samples):
-    """Return a lie: the update points the wrong way, and is said to come from so many samples."""
+    """Return a false upload: the negated update, with this sample count."""
     return lambda upload, body: with_body(dataclasses.replace(upload, samples=samples), scaled(body, -1))
 
 
@@ -57,7 +57,7 @@ def times(factor):
 
 
 class Hostile:
-    """A fleet in which some devices' uploads are replaced on their way by what ``lies`` make of them."""
+    """A fleet in which some devices' uploads are replaced on their way by those of ``lies``."""
 
     def __init__(self, root, lies, algorithm="fedavg", **changes):
         self.tap, self.lies, self.sent = Wiretap(), lies, dict.fromkeys(lies, 0)

@@ -28,7 +28,7 @@ ROUND_2 = {"round": 2, "nonce": b"\2" * 16}
 
 @dataclasses.dataclass
 class Rogue:
-    """A fleet that has served round 1 of two and whose aggregator is now somebody else."""
+    """A fleet that has served round 1 of two and whose aggregator is now an attacker."""
 
     fleet: object
     tap: Wiretap
@@ -36,7 +36,7 @@ class Rogue:
 
     @property
     def round_2(self):
-        """What would be the next round: train from the origin."""
+        """Return an announcement of the next round: train from the origin."""
         return dataclasses.replace(self.first, **ROUND_2)
 
     def sent(self):
@@ -109,7 +109,7 @@ OVERSTEPS = {
 
 
 def test_the_same_announcement_without_a_fault_is_followed(rogue):
-    """The control: whatever is refused below is refused for its one change."""
+    """The control: each announcement refused below differs from this one in one place."""
     announce(rogue.fleet, rogue.round_2)
     assert rogue.sent() == [1, 1]
 
@@ -128,7 +128,7 @@ def test_an_announcement_beyond_the_plan_is_refused(rogue, caplog, case):
 
 
 def test_an_announcement_of_a_later_mask_epoch_waits_for_its_certificate(rogue):
-    """Nothing is trained under a key that nobody has certified; the true announcement is followed all the same."""
+    """No device trains under a key that is not certified; the true announcement is followed all the same."""
     announce(rogue.fleet, dataclasses.replace(rogue.round_2, epoch=9))
     assert rogue.sent() == [0, 0]
     announce(rogue.fleet, rogue.round_2)

@@ -41,7 +41,7 @@ def test_a_run_s_package_does_not_fit(scene):
 
 
 def test_it_fills_up_during_the_run(scene):
-    """What is written over in place still fits; the model of the final round does not."""
+    """Files overwritten in place still fit; the model of the final round does not."""
     fleet, place = scene
     fleet.run_until(lambda: len(fleet.records()) >= 2, 60)
     fill(place)

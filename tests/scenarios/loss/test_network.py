@@ -1,4 +1,4 @@
-"""An unkind network: whatever is doubled, late, out of order or lost, the run ends with the same bits."""
+"""Duplicated, late, reordered and lost messages: the run ends with the same bits."""
 
 import numpy as np
 import pytest
@@ -58,7 +58,7 @@ def upload_chunks(tap, client):
 
 
 def test_a_missing_chunk_is_asked_for_alone(tmp_path, wide, wide_result):
-    """The aggregator names what it lacks, and the device sends that and nothing else."""
+    """The aggregator names the missing chunk, and the device sends only that."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
         tap.lose(client=fleet.client_id("dev-00"), ending="/up", chunk=1, times=2)
@@ -87,7 +87,7 @@ def test_what_is_asked_for_and_still_on_its_way_is_not_sent_again(tmp_path, wide
 
 
 def test_an_aggregator_that_is_away_during_the_first_sending_asks_for_it(tmp_path, wide, wide_result):
-    """The broker keeps the reminders for it, and not an upload: it asks for all of it, once."""
+    """The broker queues the reminders for it but not the upload: it requests the whole upload, once."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
         fleet.broker.pump()
@@ -126,7 +126,7 @@ def test_what_a_breaking_connection_takes_with_it_is_sent_again(tmp_path, wide, 
 
 
 def test_a_device_that_is_back_reminds_before_it_says_anything_else(tmp_path, wide):
-    """What it would have to say waits for the broker, and no reminder is made while something does."""
+    """A reminder is held back while publishes are unacknowledged, so it must be the first of them."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
         client = fleet.client_id("dev-01")
@@ -161,7 +161,7 @@ def test_chunks_out_of_order_and_doubled_are_put_together(tmp_path, wide, wide_r
 
 
 def test_a_lost_model_is_fetched_again(tmp_path, undisturbed):
-    """The retained offset got lost on its way to one device; it subscribes anew and gets it."""
+    """The retained offset got lost on its way to one device; it subscribes again and receives it."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         client, lost = fleet.client_id("dev-01"), []
@@ -208,7 +208,7 @@ def test_a_late_upload_is_refused_and_the_device_moves_on(tmp_path):
 
 
 def test_a_device_that_falls_silent_mid_upload_is_left_behind_at_the_deadline(tmp_path, wide):
-    """Its connection seems to stand, only two of its three chunks came: the quorum closes the round, and it waits again."""
+    """Its connection seems open, but only two of three chunks arrived: the round closes with a quorum, and it waits again."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, **{**wide, "quorum": 0.5, "deadline_s": 15.0}) as fleet:
         tap.lose(client=fleet.client_id("dev-01"), ending="/up", chunk=2)
@@ -265,7 +265,7 @@ def test_the_will_of_an_earlier_life_is_ignored(tmp_path, undisturbed):
 @pytest.mark.parametrize("keep", [True, False], ids=["sessions kept", "everything forgotten"])
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 6])
 def test_a_broker_restart_changes_no_bit(tmp_path, undisturbed, keep, steps):
-    """At any step, with and without its memory: what is retained is published again, what was in flight is resent."""
+    """At any step, with and without persistence: retained messages are published again, those in flight are resent."""
     with make_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
         for _ in range(steps):
             fleet.step()
@@ -275,7 +275,7 @@ def test_a_broker_restart_changes_no_bit(tmp_path, undisturbed, keep, steps):
 
 
 def test_a_short_partition_is_survived(tmp_path, undisturbed):
-    """The connection of one device breaks and comes back: it is the same life, and nothing is lost."""
+    """The connection of one device breaks and is restored: the incarnation is the same, and nothing is lost."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         tap.lose(client=fleet.client_id("dev-01"), ending="/up", times=1)
@@ -298,7 +298,7 @@ def test_a_presence_that_a_broker_loses_is_said_again(tmp_path):
 
 @pytest.mark.parametrize("what", ["/s/round", "/s/plan"])
 def test_what_a_broker_does_not_hand_out_at_first_is_looked_for_once_more(tmp_path, undisturbed, what):
-    """The retained round, or plan, misses a device that has just connected; nobody says it again before the deadline."""
+    """The retained round, or plan, does not reach a device that has just connected, and is published again only at the deadline."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0, deadline_s=600.0) as fleet:
         client, until_s = fleet.client_id("dev-01"), 1.5

@@ -44,7 +44,7 @@ def algorithm(request, tmp_path_factory):
 
 @pytest.mark.parametrize("at_round", [1, 4, 5])
 def test_an_aggregator_that_dies_with_some_uploads_stored_counts_each_once(tmp_path, algorithm, at_round):
-    """It takes the round up where it was: stored updates are not asked for again, and not a bit of the result differs."""
+    """It resumes the round: stored updates are not requested again, and the result is bit for bit the same."""
     options, clusters, norms, models = algorithm
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", grouped_data(6, 2), faults=tap, **options) as fleet:
@@ -127,7 +127,7 @@ def test_all_of_them_may_die_together(tmp_path, undisturbed):
 
 @pytest.mark.parametrize("lost", ["upload", "answer"])
 def test_a_device_that_dies_after_sealing_stands_by_the_same_bytes(tmp_path, undisturbed, lost):
-    """If its upload got lost the kept bytes go out again; if the answer did it is given again. They count once."""
+    """If its upload was lost, the stored bytes are sent again; if the answer was, it is repeated. The upload counts once."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         client = fleet.client_id("dev-01")
@@ -168,7 +168,7 @@ def test_a_device_that_dies_before_sealing_computes_the_same_update_again(tmp_pa
 
 
 def test_an_answered_device_that_restarts_does_not_train_again(tmp_path, undisturbed):
-    """Its round still waits for another one: it asks what became of the kept upload, and is told again."""
+    """Its round still waits for another one: it sends a reminder of the stored upload, and is answered again."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         hold = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
@@ -210,7 +210,7 @@ def test_nobody_is_revived_twice(tmp_path):
 
 
 def test_a_model_that_comes_while_a_device_works_does_not_disturb_it(tmp_path):
-    """A restarted aggregator seals the same model anew: the device keeps the one that it has worked from."""
+    """A restarted aggregator seals the same model again; the device continues with the one that it has."""
     with make_fleet(tmp_path / "fleet", rounds=6) as fleet:
         device = next(iter(fleet.devices.values()))
         runtime, worker = device.runtime, device.worker

@@ -1,4 +1,4 @@
-"""Links that take longer than anybody waits: nothing travels twice that may still be on its way."""
+"""Links slower than every timeout: no message is sent again while it may still be in flight."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_nothing_is_sent_twice_however_long_the_queue(tmp_path, logistic, count)
 
 @pytest.mark.parametrize("seconds", [4, 40, 400], ids=lambda s: f"{s} s a round")
 def test_no_model_is_sent_twice_to_a_device_on_a_slow_link(tmp_path, logistic, seconds):
-    """Nor the run's package, which is longer: the device looks for what is lost, and finds that nothing is."""
+    """Nor the run's package, which is longer: the device checks for lost messages, and finds none."""
     data = grouped_data(2, n=10, inputs=INPUTS)
     tap = Wiretap()
     options = {"algorithm": "ifca", "settings": {"k": "2"}, "rounds": 2, "quorum": 1.0, "deadline_s": 1e6}

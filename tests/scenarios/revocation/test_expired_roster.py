@@ -24,7 +24,7 @@ def clock(monkeypatch):
 
 
 def test_devices_wait_for_a_newer_roster_and_go_on_with_it(tmp_path, clock, caplog):
-    """One is started again in between; nobody uploads, follows or says anything before the owner has signed anew."""
+    """One is started again in between; no device follows an announcement or sends anything before the owner signs a new one."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, rounds=5, quorum=1.0, deadline_s=2000.0) as fleet:
         fleet.run_until(lambda: len(fleet.records()) >= 2, 20)

@@ -1,4 +1,4 @@
-"""A device is revoked in the middle of a run: the others go on without it, and nobody listens to it any more."""
+"""A device is revoked in the middle of a run: the others continue without it, and all its messages are refused."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def readable(fleet, name, sealed):
 @pytest.mark.parametrize("restart", [False, True], ids=["at once", "while the aggregator is away"])
 @pytest.mark.parametrize("change", ["revoke", "rotate"])
 def test_a_run_rolls_over_to_fresh_secrets(tmp_path, restart, change, caplog):
-    """The open round closes, the fleet folds and goes on under new keys; whoever was revoked reads and says nothing more."""
+    """The open round closes, the fleet folds and continues under new keys; the revoked device can neither read nor send."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=5, quorum=1.0) as fleet:
         fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
@@ -121,7 +121,7 @@ def test_nobody_works_on_while_the_aggregator_does_not_hear_of_a_revocation(tmp_
 
 
 def test_nothing_that_a_revoked_device_could_have_unmasked_is_masked_anew(tmp_path):
-    """FedGroup's directions are dropped: under the new mask they would be a known pair for whoever holds the old one."""
+    """FedGroup's directions are dropped: under the new mask they would be known pairs for holders of the old one."""
     options = {"algorithm": "fedgroup", "settings": {"groups": "2", "alpha": "4"}, "rounds": 6}
     data = grouped_data(6, groups=2)
     with make_fleet(tmp_path / "fleet", data, quorum=0.6, **options) as fleet:
@@ -166,7 +166,7 @@ def test_a_device_that_was_away_while_another_was_revoked_catches_up(tmp_path):
 
 
 def test_a_recorded_roster_and_recorded_keys_bring_nobody_back(tmp_path, caplog):
-    """The broker plays back what lay there before the revocation."""
+    """The broker replays the retained messages from before the revocation."""
     with make_fleet(tmp_path / "fleet", count=3, rounds=2) as fleet:
         fleet.stage.fleet.renew()
         publish(fleet)

@@ -1,4 +1,4 @@
-"""A device that is revoked while it is off hears of it when it comes back, from the owner's signature alone."""
+"""A device that is revoked while it is off learns so at its next start, by the owner's signature alone."""
 
 import dataclasses
 import logging
@@ -25,7 +25,7 @@ OFF = "dev-03"
 
 @pytest.fixture
 def scene(tmp_path):
-    """A run that went over to new secrets while dev-03 was off; yields (fleet, what it sends and hears)."""
+    """A run that went over to new secrets while dev-03 was off; yields (fleet, its wiretap)."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=400, quorum=0.5) as fleet:
         fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
@@ -39,7 +39,7 @@ def scene(tmp_path):
 
 
 def sent_rosters(fleet, tap):
-    """Return what was sent to the device on its own topic since it was switched off."""
+    """Return the messages on the device's own topic since it was switched off."""
     return tap.sent(client=fleet.client_id("aggregator"), ending=f"{OFF}/ctl")
 
 
@@ -117,7 +117,7 @@ def roster_for(fleet, signed, sender):
 
 
 def test_an_aggregator_can_t_make_a_device_leave(tmp_path):
-    """A roster without the owner's signature changes nothing, whoever sealed it."""
+    """A roster without the owner's signature changes nothing, with a valid seal too."""
     with make_fleet(tmp_path / "fleet", count=4, rounds=400) as fleet:
         fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
         device = fleet.devices[OFF].runtime

@@ -92,7 +92,7 @@ def test_a_mask_for_every_round(tmp_path, undivided):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_strategy_ends_with_the_same_models_and_clusters(tmp_path, name):
-    """Whatever else a strategy remembers of the epochs before: it went through the rollover or was not needed."""
+    """A strategy's other state from earlier epochs was carried through the rollover or was not needed."""
     data, options = grouped_data(6, groups=2), EVERY[name]
     ends = []
     for i, epoch_rounds in enumerate((0, 3)):
@@ -107,7 +107,7 @@ def test_every_strategy_ends_with_the_same_models_and_clusters(tmp_path, name):
 
 
 def test_a_device_that_was_away_catches_up(tmp_path, undivided):
-    """It comes back two epochs later, with a secret that is still the first one's."""
+    """It returns two epochs later, with the secret of the first epoch."""
     with make_fleet(tmp_path / "fleet", rounds=ROUNDS, epoch_rounds=EACH, quorum=0.6, deadline_s=5.0) as fleet:
         fleet.run_until(lambda: len(fleet.records()) >= 1, 20)
         fleet.kill_device("dev-02")
@@ -227,7 +227,7 @@ def test_a_wrong_fold_is_signed_by_nobody_and_another_device_folds(tmp_path, mon
 
 
 def test_without_half_of_the_roster_the_old_epoch_stays(tmp_path):
-    """Two of three are gone: nothing happens, not even in ten deadlines; when one is back the run goes on."""
+    """Two of three are offline: nothing happens in ten deadlines; the run continues once one is back."""
     with make_fleet(tmp_path / "fleet", rounds=4, epoch_rounds=2, quorum=0.3, deadline_s=2.0) as fleet:
         fleet.run_until(lambda: len(fleet.records()) >= 1, 20)
         for device in ("dev-01", "dev-02"):

@@ -23,7 +23,7 @@ def undivided(tmp_path_factory):
 
 
 def test_a_device_that_always_folds_wrongly_is_outvoted_in_every_epoch(tmp_path, monkeypatch, undivided):
-    """It costs one failed try where its turn comes, no deadline, and no bit of the models."""
+    """It costs one failed attempt when it is asked to fold, no deadline, and no bit of the models."""
     honest = rollover.folded
     turns = []
 
@@ -49,7 +49,7 @@ def test_a_device_that_always_folds_wrongly_is_outvoted_in_every_epoch(tmp_path,
 
 
 def forged_answer(fleet, tap, name, attached, *, phase=None):
-    """Send as ``name``, who is dead by now, an answer to the open step with ``attached`` behind it."""
+    """Send as ``name``, who is dead by now, an answer to the open step with ``attached`` after it."""
     state = fleet.service.state
     sample, _ = open_upload(fleet, name, uploads_of(fleet, tap, name)[-1])
     assignment = state.plan.assignments[name]
@@ -115,7 +115,7 @@ def test_a_device_without_an_order_has_no_say(tmp_path, caplog):
 
 
 def test_whoever_was_revoked_in_the_middle_of_a_rollover_has_no_part_in_it(tmp_path):
-    """It has signed already, for secrets that nobody wants any more; under the fresh ones it is not asked."""
+    """It has signed already, for secrets that were replaced; under the new ones it is not asked."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=5, rounds=2, epoch_rounds=1, quorum=0.6) as fleet:
         open_step(fleet, Phase.ENDORSE)
@@ -134,7 +134,7 @@ def test_whoever_was_revoked_in_the_middle_of_a_rollover_has_no_part_in_it(tmp_p
 
 
 def test_a_revoked_device_that_folds_is_not_heard(tmp_path, caplog):
-    """Its upload was on its way when the owner's letter came."""
+    """Its upload was in flight when the owner's roster arrived."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=5, rounds=2, epoch_rounds=1, quorum=0.6) as fleet:
         open_step(fleet, Phase.CHECKPOINT)

@@ -51,7 +51,7 @@ def rogue(tmp_path, caplog):
 
 
 def test_an_aggregator_that_keeps_to_the_rules_is_followed(rogue):
-    """The control: whatever is refused below is refused for its one change."""
+    """The control: each message refused below differs from a true one in one place."""
     proposal, sealed = rogue.folded()
     given = rogue.endorsements(proposal.checkpoint, sealed)
     assert len(given) == 3
@@ -214,7 +214,7 @@ def test_signed_origins_can_t_be_swapped(rogue, caplog):
 
 @pytest.mark.parametrize("keys", [True, False], ids=["with the newer keys", "with the roster only"])
 def test_nobody_trains_on_under_secrets_that_the_owner_has_replaced(tmp_path, keys):
-    """An aggregator that ignores a revocation gets no more updates, whatever it announces."""
+    """An aggregator that ignores a revocation gets no more updates, for any announcement."""
     rogue = taken_over(tmp_path, 1, count=4)
     with rogue.fleet as fleet:
         fleet.stage.fleet.revoke("dev-03")
@@ -305,7 +305,7 @@ def replayed(fleet, tap, part):
 
 @pytest.mark.parametrize("part", ["/s/checkpoint", "/s/round", "/s/model/", "/up"])
 def test_what_belongs_to_an_earlier_epoch_comes_too_late(recorded, part):
-    """Certificates, announcements, models and uploads of three epochs, again and in order: nobody moves."""
+    """Certificates, announcements, models and uploads of three epochs, replayed in order: no party reacts."""
     fleet, tap = recorded
     state = fleet.service.state
     before = (state.run, state.received, [d.runtime._state.mark for d in fleet.devices.values()])
@@ -317,7 +317,7 @@ def test_what_belongs_to_an_earlier_epoch_comes_too_late(recorded, part):
 
 
 def test_a_device_that_restarts_does_not_take_an_earlier_epoch_for_its_own(recorded):
-    """The broker keeps the newest certificate from it and shows the one before."""
+    """The broker withholds the newest certificate and delivers the previous one."""
     fleet, tap = recorded
     first = next(p for p in tap.sent(hop=Hop.UP) if p.topic.endswith("/s/checkpoint"))
     newest = fleet.broker.retained[first.topic]

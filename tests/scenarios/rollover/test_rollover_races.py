@@ -22,7 +22,7 @@ class Crash(BaseException):
 
 
 class SlowDisk:
-    """A syncer whose disk takes until `done`: what arrives meanwhile waits for the next batch."""
+    """A syncer whose disk takes until `done`: uploads that arrive meanwhile wait for the next batch."""
 
     def __init__(self):
         self.waiting = []
@@ -41,7 +41,7 @@ class SlowDisk:
 
 
 def work(fleet, *devices):
-    """Let devices do what they were told, and their answers arrive."""
+    """Let devices do their assignments, and deliver their answers."""
     fleet.broker.pump()
     for device in devices:
         fleet.devices[device].worker.work()
@@ -53,7 +53,7 @@ def work(fleet, *devices):
 
 @pytest.mark.parametrize("when", ["round", "fold", "signing"])
 def test_an_upload_and_the_will_of_its_device_arrive_together(tmp_path, when):
-    """The upload came first and counts; it must not be on its way to a file that the end of the round has closed."""
+    """The upload arrived first and counts; it must not be on its way to a file that the end of the round has closed."""
     with make_fleet(tmp_path / "fleet", rounds=4, epoch_rounds=2, quorum=0.6, deadline_s=5.0) as fleet:
         open_round(fleet, 1) if when == "round" else open_step(
             fleet, Phase.CHECKPOINT if when == "fold" else Phase.ENDORSE
@@ -118,7 +118,7 @@ def test_an_upload_that_is_not_durable_when_its_round_closes_is_refused(tmp_path
 
 
 def test_newer_keys_that_overtake_the_certificate_stop_nobody(tmp_path):
-    """The epoch was certified, and before anybody hears of it the owner rotates: devices enter it all the same, to leave it."""
+    """The epoch was certified, and the owner rotates before any device knows: devices enter the epoch and then leave it."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, rounds=4, epoch_rounds=2, deadline_s=5.0) as fleet:
         hold = tap.lose(client=fleet.client_id("aggregator"), ending="/s/checkpoint")
@@ -235,7 +235,7 @@ def test_a_newcomer_in_the_middle_of_a_rotation_costs_one_deadline_at_most(tmp_p
 
 
 def test_a_device_that_dies_after_a_revocation_is_not_waited_for(tmp_path):
-    """Its will was sealed when it connected, under the secrets of before: what cannot be read is not there."""
+    """Its will was sealed when it connected, under the replaced secrets: a device whose presence can't be opened counts as offline."""
     with make_fleet(tmp_path / "fleet", count=4, rounds=6, quorum=0.6, deadline_s=30.0) as fleet:
         open_round(fleet, 2)
         fleet.stage.fleet.revoke("dev-03")
@@ -288,7 +288,7 @@ CUTS = {
     [(c, change) for c, (_, name, _) in CUTS.items() for change in ("scheduled", "rotated")[name == "promote" :]],
 )
 def test_the_aggregator_dies_at_the_turn(tmp_path, monkeypatch, case, change, undivided):
-    """Wherever the power is cut, the fleet goes on in the old epoch or the new one, and ends with the same models."""
+    """After a power cut at any step, the fleet continues in the old epoch or the new one, and ends with the same models."""
     owner, name, side = CUTS[case]
     with make_fleet(
         tmp_path / "fleet", rounds=4, epoch_rounds=2 if change == "scheduled" else 0, deadline_s=5.0

@@ -47,7 +47,7 @@ def test_weight_sharing_goes_through_a_rollover(tmp_path):
 
 
 def test_partial_participation_draws_the_same_devices(tmp_path):
-    """All of the roster signs, whoever was drawn; the rounds after a rollover are those that there would have been."""
+    """The whole roster signs, not only the devices drawn; the rounds after a rollover are as without it."""
     found = []
     for i, epoch_rounds in enumerate((0, 2)):
         with make_fleet(tmp_path / str(i), count=6, participation=0.5, rounds=5, epoch_rounds=epoch_rounds) as fleet:
@@ -66,7 +66,7 @@ def features(tmp_path, name="dev-00", count=8):
 
 @pytest.mark.parametrize("validate", ["on", "off"])
 def test_a_newcomer_is_placed_by_updates_that_were_masked_anew(tmp_path, validate):
-    """CFL's edges hold updates of an earlier epoch under the newest key: Alg. 4 compares, nobody scores; paths are kept."""
+    """CFL's edges hold updates of an earlier epoch under the newest key: Alg. 4 compares, no device scores; paths stay."""
     data = grouped_data(8, groups=2)
     late = data.pop("dev-07")
     settings = {"validate": validate, "eps1": "0.9", "path": "on"}
@@ -108,7 +108,7 @@ def test_a_newcomer_takes_the_group_of_the_nearest_renewed_direction(tmp_path):
 
 
 def test_a_device_answers_in_every_epoch_and_after_a_revocation(tmp_path):
-    """`shoal-edge predict` opens the task from what the epoch began with: also when the owner has replaced its keys since."""
+    """`shoal-edge predict` opens the task that came with the epoch, also if the owner has replaced its keys since."""
     source = features(tmp_path)
     with make_fleet(tmp_path / "fleet", rounds=4, epoch_rounds=2) as fleet:
         fleet.run(60)
@@ -127,7 +127,7 @@ def test_a_device_answers_in_every_epoch_and_after_a_revocation(tmp_path):
 
 
 def test_a_device_answers_after_the_fleet_has_rolled_over_to_fresh_secrets(tmp_path):
-    """The old content key is gone; the task came along in the checkpoint."""
+    """The old content key is erased; the task was sealed with the checkpoint."""
     source = features(tmp_path)
     with make_fleet(tmp_path / "fleet", rounds=4, quorum=0.6) as fleet:
         open_round(fleet, 2)
@@ -180,7 +180,7 @@ def test_the_owners_next_run_is_followed(tmp_path, change):
 
 @pytest.mark.parametrize("name", ["fedavg", *EVERY])
 def test_somebody_is_revoked_before_the_first_round(tmp_path, name):
-    """The rollover follows round 0: whatever the algorithm starts from goes through it."""
+    """The rollover follows round 0 and carries the algorithm's starting models over."""
     data, options = grouped_data(6, groups=2), EVERY.get(name, {"rounds": 2})
     options = {**options, "rounds": min(options["rounds"], 7 if name == "ifca" else 3)}
     with make_fleet(tmp_path / "fleet", data, quorum=0.6, deadline_s=5.0, **options) as fleet:
@@ -196,7 +196,7 @@ def test_somebody_is_revoked_before_the_first_round(tmp_path, name):
 
 
 def test_a_revocation_in_the_final_round_changes_nothing_any_more(tmp_path):
-    """Nobody trains; the secrets come in force with the next run."""
+    """No device trains; the new secrets are in force from the next run on."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, rounds=2, quorum=0.6, deadline_s=5.0) as fleet:
         stop_at(fleet, lambda: fleet.service.state.plan is not None and fleet.service.state.plan.final)
@@ -209,7 +209,7 @@ def test_a_revocation_in_the_final_round_changes_nothing_any_more(tmp_path):
 
 
 def test_a_revocation_after_the_last_round_comes_before_the_final_one(tmp_path):
-    """The models that devices end with are told under the fresh keys."""
+    """The final models are announced under the new keys."""
     with make_fleet(tmp_path / "fleet", rounds=2, quorum=0.6, deadline_s=5.0) as fleet:
         open_round(fleet, 2)
         fleet.stage.fleet.revoke("dev-02")
@@ -260,7 +260,7 @@ def masks_of(objects):
 
 
 def secrets_of(device):
-    """Return what must be gone: the epoch's mask secret, and the arrays that make its masks."""
+    """Return the secrets that must be erased: the epoch's mask secret, and the arrays that make its masks."""
     run = device.runtime._run
     tables = [a for a in reachable(run.key) if isinstance(a, np.ndarray) and a.nbytes >= 16]
     assert tables

@@ -37,7 +37,7 @@ def runs(tmp_path_factory):
 
 
 def narrow_rounds(announced):
-    """Return the rounds in which somebody was sent one model only."""
+    """Return the rounds in which a device was sent one model only."""
     return [a.round for a in announced if any(len(assignment.candidates) == 1 for assignment in a.assignments)]
 
 
@@ -61,7 +61,7 @@ def test_saving_changes_no_model(runs):
 
 
 def test_a_device_that_sits_out_receives_no_model(tmp_path):
-    """With half of the devices drawn a round, the other half fetch nothing; they choose anew when they are drawn."""
+    """With half of the devices drawn a round, the other half fetch nothing; they choose again when they are drawn."""
     everybody = play(tmp_path / "all", {"k": "2"}, rounds=10)
     half = play(tmp_path / "half", {"k": "2"}, rounds=10, participation=0.5)
     assert [r["ordered"] for r in half[0]] == [3] * 10 + [6]

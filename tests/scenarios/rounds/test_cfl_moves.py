@@ -16,7 +16,7 @@ OPTIONS = {
 
 
 def drift(fleet):
-    """Let a device come back with data of the other group; return what it measures now."""
+    """Restart a device with data of the other group; return what it measures now."""
     fleet.kill_device("dev-02")
     fleet.revive_device("dev-02", grouped_data(COUNT, 2)["dev-03"])
     return {**truth_of(COUNT, 2), "dev-02": 1}

@@ -1,4 +1,4 @@
-"""Every model from a device's leaf to the root (cfl section V-C): asked for, kept, and used to predict."""
+"""Every model from a device's leaf to the root (cfl section V-C): requested, stored, and used to predict."""
 
 import json
 
@@ -42,7 +42,7 @@ def outputs(theta, x):
 
 
 def test_the_final_round_reports_on_the_leaf_and_keeps_the_rest(ended):
-    """Clusters and accuracy are the leaves', as without `path`; beside it lies the root's model, the same for everybody."""
+    """Clusters and accuracy are the leaves', as without `path`; the root's model is stored as well, the same for all devices."""
     fleet, records = ended
     assert same_partition(records[-1]["clusters"], truth_of(8, 2))
     assert 0 not in records[-1]["clusters"].values()

@@ -53,7 +53,7 @@ def fleet_of(tmp_path, change, *, tap=None, **options):
 
 
 def declines_of(fleet, tap, name=ODD):
-    """Return what a device has sent instead of uploads, as the aggregator reads it."""
+    """Return a device's declines, as the aggregator decodes them."""
     found = []
     chunks = [p.payload for p in tap.sent(client=fleet.client_id(name), ending="/up")]
     for sealed in whole([c for c in chunks if parse(c)[0].kind is ChunkKind.DECLINE]):
@@ -81,7 +81,7 @@ def test_nobody_waits_for_a_device_that_can_not(tmp_path, change, reason, caplog
 
 
 def test_only_a_word_leaves_the_device(tmp_path):
-    """An error's text may name files and values: what is sent has no room for it."""
+    """An error's text may name files and values; a decline has no field for it."""
     tap = Wiretap()
     with fleet_of(tmp_path, unfit, tap=tap, rounds=1) as fleet:
         fleet.run(DEADLINE_S)
@@ -119,7 +119,7 @@ def test_a_round_that_all_decline_says_so_and_goes_on_with_whoever_is_mended(tmp
 
 
 def test_an_aggregator_that_was_started_again_is_told_again(tmp_path):
-    """It comes back in the middle of the round, with one device still to answer."""
+    """It restarts in the middle of the round, with one device still to answer."""
     tap = Wiretap()
     with fleet_of(tmp_path, exploding, tap=tap, rounds=1) as fleet:
         late = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
@@ -137,7 +137,7 @@ def test_an_aggregator_that_was_started_again_is_told_again(tmp_path):
 
 @pytest.fixture
 def waiting(tmp_path, caplog):
-    """A fleet in round 2 that waits for one upload; what is said on its behalf must change nothing."""
+    """A fleet in round 2 that waits for one upload; forged declines must change nothing."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", grouped_data(3), faults=tap, rounds=2, quorum=0.5) as fleet:
         fleet.run_until(lambda: len(fleet.records()) == 1, 30)
@@ -149,7 +149,7 @@ def waiting(tmp_path, caplog):
 
 
 def say(fleet, decline, *, signer=ODD, sender=ODD, topic_of=ODD, purpose=DECLINE.purpose):
-    """Publish a decline as anybody at the broker could, and let it arrive."""
+    """Publish a decline, as any client of the broker could, and deliver it."""
     head = Sealed("demo", purpose, sender, "aggregator")
     sealed = seal_to_member(
         device_identity(fleet, signer), aggregator_identity(fleet).member.seal_key, head, encode(decline)
@@ -223,7 +223,7 @@ def test_a_run_that_is_refused_is_declined_once_however_often_it_is_looked_at(tm
 
 
 def test_data_that_are_mended_while_the_device_lives_are_taken_up(tmp_path):
-    """And what stood in the way before is not said again."""
+    """And the earlier reason is not reported again."""
     tap = Wiretap()
     with fleet_of(tmp_path, unfit, tap=tap, rounds=4) as fleet:
         slow = tap.lose(client=fleet.client_id("dev-00"), ending="/up")

@@ -1,4 +1,4 @@
-"""The end of a run: every device keeps the model it ends with, and is answered, whoever dies on the way."""
+"""The end of a run: every device stores its final model and is answered, also if programs are killed meanwhile."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def stage_of(fleet, name):
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_an_upload_whose_answer_got_lost_is_answered_after_the_end(tmp_path, undisturbed, dies):
-    """Also by an aggregator that died behind the record of the final round, and has begun again."""
+    """Also by an aggregator that was killed after it recorded the final round, and restarted."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         fleet.run_until(lambda: len(fleet.records()) == FINAL - 1, 100)
@@ -65,7 +65,7 @@ def test_a_straggler_of_the_final_round_is_told_that_the_run_is_over(tmp_path, u
 
 
 def test_an_answered_device_that_restarts_after_the_end_sends_nothing(tmp_path):
-    """Nobody may be there to answer it again. Its figures are still those of the run that ended."""
+    """There may be no aggregator to answer it again. Its figures are still those of the run that ended."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap) as fleet:
         fleet.run(100)
@@ -128,7 +128,7 @@ def cut(fleet, name, method, when):
 
 @pytest.mark.parametrize("method", ["save_model", "save_pending"])
 def test_a_power_cut_in_the_final_round_costs_no_device_its_model(tmp_path, undisturbed, method):
-    """Wherever it falls: what the round needs is still on the broker, and the device does its work again."""
+    """At any step: the round's models are still on the broker, and the device repeats its work."""
     with make_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
         cut(fleet, "dev-01", method, lambda runtime: runtime._state.mark.round == FINAL)
         fleet.run(100)
@@ -138,7 +138,7 @@ def test_a_power_cut_in_the_final_round_costs_no_device_its_model(tmp_path, undi
 
 
 def test_a_final_upload_without_its_model_is_not_enough(tmp_path, undisturbed):
-    """As a version that wrote the upload first could leave it: the device fetches and keeps the model again."""
+    """As a version that wrote the upload first could leave it: the device fetches and stores the model again."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         fleet.run_until(lambda: len(fleet.records()) == FINAL - 1, 100)

@@ -1,4 +1,4 @@
-"""What owners may have their devices keep back: sample counts under uniform weighting, exact norms under norm_noise."""
+"""Figures that devices withhold if the owner says so: sample counts (uniform weighting) and exact norms (norm_noise)."""
 
 import numpy as np
 import pytest

@@ -54,7 +54,7 @@ RUNS = {
 
 @pytest.mark.parametrize("options", [pytest.param(options, id=name) for name, options in RUNS.items()])
 def test_every_mode_gives_the_same_clusters_and_models(tmp_path, options):
-    """The hidden groups, where there are any to be found, and every device's model to 1e-5 of what it is in the clear."""
+    """The hidden groups, if there are any, and every device's model to 1e-5 of the clear one."""
     ends = {}
     for mode in MODES:
         with make_fleet(tmp_path / mode, grouped_data(6, 2), mode=mode, **options) as fleet:

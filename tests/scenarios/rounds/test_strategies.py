@@ -79,7 +79,7 @@ def test_local_training_gives_everybody_a_model_of_its_own(tmp_path):
 
 
 def test_the_proximal_term_holds_devices_back(tmp_path):
-    """The same fleet with and without it: the updates are shorter, and nothing but the algorithm's name tells them apart."""
+    """The same fleet with and without it: the updates are shorter, and only the algorithm's name differs."""
     norms = []
     for options in (FEDPROX, {"algorithm": "fedavg", "local": QUICK}):
         with make_fleet(tmp_path / options["algorithm"], **options) as fleet:
@@ -112,7 +112,7 @@ def test_fedgroup_puts_newcomers_through_a_cold_start_of_their_own(tmp_path):
 
 
 def test_inter_group_aggregation_adds_whole_models_over_the_wire(tmp_path):
-    """Alg. 2, line 18: what devices end with is their group's scaled origin and offset, and the mask changes it by rounding."""
+    """Alg. 2, line 18: devices end with their group's scaled origin and offset, and the mask changes it by rounding."""
     settings = {**FEDGROUP["settings"], "eta_g": "0.05"}
     ends = []
     for mode in ("permutation", "none"):

@@ -1,4 +1,4 @@
-"""What `shoal-aggregator status` tells of the round that is open."""
+"""`shoal-aggregator status` reports on the open round."""
 
 import json
 import logging
@@ -80,7 +80,7 @@ def test_a_run_in_the_queue_hides_nothing(fleet, tap):
 
 
 def test_what_cannot_be_written_is_no_reason_to_end(fleet, tap, caplog):
-    """A directory where the file belongs stands for whatever is in the way."""
+    """A directory in place of the file stands for any error."""
     (path,) = fleet.stage.aggregator_dir.glob("run-*")
     (path / WAITING_FILE).mkdir()
     hold = tap.lose(client=fleet.client_id("dev-02"), ending="/up")
@@ -92,7 +92,7 @@ def test_what_cannot_be_written_is_no_reason_to_end(fleet, tap, caplog):
 
 
 def test_what_a_killed_aggregator_left_can_be_removed(fleet, tap):
-    """Also in runs that nobody will serve again."""
+    """Also in runs that will not be served again."""
     tap.lose(client=fleet.client_id("dev-02"), ending="/up")
     fleet.run_until(lambda: waiting(fleet), 10)
     forget_waiting(fleet.stage.aggregator_dir)

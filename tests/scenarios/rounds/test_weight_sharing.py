@@ -99,7 +99,7 @@ def fleet_origins(fleet):
 
 
 def model_bytes(tap, hop):
-    """Return the bytes of model transfers that went one hop."""
+    """Return the bytes of model transfers over one hop."""
     return sum(len(p.payload) for p in tap.heard if p.hop is hop and "/s/model/" in p.topic)
 
 
@@ -127,7 +127,7 @@ def moved_models(fleet, tap):
 
 @pytest.mark.parametrize("victim", ["aggregator", "fetching device", "sending device"])
 def test_a_power_cut_changes_no_bit(tmp_path, calm, victim):
-    """Whoever dies comes back from its directory with the shared part and its own ones."""
+    """A killed program restores the shared segment and its own from its directory."""
     tap = Wiretap()
     with sharing_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         if victim == "aggregator":
@@ -169,7 +169,7 @@ def test_fedavg_takes_a_task_with_a_shared_segment(tmp_path):
 
 @dataclasses.dataclass
 class Rogue:
-    """A weight-sharing fleet that has served round 1 and whose aggregator is now somebody else."""
+    """A weight-sharing fleet that has served round 1 and whose aggregator is now an attacker."""
 
     fleet: object
     tap: Wiretap
@@ -259,7 +259,7 @@ def test_an_announced_shared_part_is_held_to_the_plan(rogue, caplog, alter, expe
 
 
 def test_a_whole_model_does_not_pass_for_a_cluster_part(rogue, caplog):
-    """It is a model of this run; only it is not what was announced, so the device sits the round out and goes on after."""
+    """It is a model of this run; but not the one announced, so the device refuses it and waits for the next round."""
     whole = rogue.part(0, "", np.full(SHARED + OWN, 0.01))
     rogue.announce(rogue.first.shared, whole, rogue.first.models[1])
     assert rogue.sent() == [0, 0]
@@ -268,7 +268,7 @@ def test_a_whole_model_does_not_pass_for_a_cluster_part(rogue, caplog):
 
 
 def test_a_part_is_unmasked_inside_its_segment(rogue):
-    """What a device trains from is origin and clear offset of each segment: the upload says so."""
+    """A device trains from the origin plus the clear offset of each segment, as its upload shows."""
     fleet = rogue.fleet
     clear = np.arange(SHARED + OWN, dtype=np.float32) / 100
     masked = mask(clear, mask_key(fleet)).values
