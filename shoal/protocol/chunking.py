@@ -189,6 +189,7 @@ def parse(data: bytes | memoryview) -> tuple[ChunkHeader, memoryview]:
         raise WireError(f"chunk format {version} is not known", hint=f"this side speaks format {VERSION}: update it")
     if kind not in _KINDS:
         raise WireError(f"chunk kind {kind} is not known")
+    # Refused rather than ignored, so that a later version may give them a meaning.
     if flags:
         raise WireError(f"chunk flags {flags:#06x} are not known")
     if not 1 <= size <= limits.MAX_TRANSFER_BYTES:

@@ -176,6 +176,7 @@ def _coder(hint: Any) -> _Coder:
         return _annotated(args[1])
     if origin is tuple:
         return _sequence(_coder(args[0]))
+    # Before the table at the end, which has no entries for unions.
     inner = optional_of(hint)
     if inner is not None:
         return _optional(_coder(inner))

@@ -71,6 +71,7 @@ class Roster:
             raise WireError("a roster lists a device twice")
         if len(names) > limits.MAX_DEVICES:
             raise WireError(f"a roster of {len(names)} devices is over {limits.MAX_DEVICES}")
+        # Secrets of a later roster than this one can't exist when the owner signs it.
         if self.keys_since > self.sequence:
             raise WireError(f"a roster of sequence {self.sequence} with keys of {self.keys_since}")
 

@@ -308,6 +308,7 @@ class Decline:
     reason: DeclineReason
 
     def __post_init__(self) -> None:
+        # Only the aggregator records this reason.
         if self.reason == DeclineReason.UPLOAD:
             raise WireError("no device says that its upload was refused")
 

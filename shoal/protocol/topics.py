@@ -223,6 +223,7 @@ def parse(topic: str) -> ParsedTopic:
     Raises:
         WireError: the topic has another form, a name that is not valid or an index out of range.
     """
+    # Before the regular expression, whose time grows with the length; the error does not repeat the topic.
     if len(topic) > MAX_TOPIC_CHARS:
         raise WireError(f"a topic of {len(topic)} characters is too long")
     try:
