@@ -61,7 +61,7 @@ def test_gradient_matching_finds_the_image_without_a_mask(attacked):
 
 @pytest.mark.parametrize("mode", MASKS)
 def test_gradient_matching_finds_no_more_than_the_label_tells_under_a_mask(attacked, mode):
-    """Nor do its variants that match what the mask preserves: sorted values, absolute values, the norm."""
+    """Nor do its variants that match invariants of the mask: sorted values, absolute values, the norm."""
     found = attacked.results("gradient matching", mode)
     assert len(found) == 4
     assert not any(r.works for r in found.values())

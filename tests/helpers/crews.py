@@ -30,8 +30,8 @@ class Crew:
     """An owner, an aggregator and three devices that have joined; a run of two models that all devices have opened.
 
     Attributes:
-        owner, server, members: as they hold their directories; plan, package: the run.
-        models: what devices fold, (d,) float32 by id.
+        owner, server, members: their open directories; plan, package: the run.
+        models: the models to fold, (d,) float32 by id.
     """
 
     def __init__(self, root, devices=("dev-1", "dev-2", "dev-3"), **options):

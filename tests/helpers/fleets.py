@@ -159,7 +159,7 @@ def concerns(passage, client, ending, hop):
 
 
 def slow_link(fleet, client, bytes_per_s, ending=""):
-    """Return a wiretap's rule for what goes from the broker to a client: one by one at this rate, if its topic ends so."""
+    """Return a wiretap's rule that delivers messages of matching topics from the broker to a client one by one at this rate."""
     free_s = [0.0]
 
     def rule(passage):

@@ -25,7 +25,7 @@ def sources(*packages):
 
 
 def lay_out_image(dockerfile, target):
-    """Copy into ``target`` what the COPY lines of a Dockerfile copy, and return it."""
+    """Copy into ``target`` the files of a Dockerfile's COPY lines, and return it."""
     for line in (ROOT / dockerfile).read_text().splitlines():
         if not line.startswith("COPY "):
             continue

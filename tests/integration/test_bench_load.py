@@ -62,7 +62,7 @@ def test_every_upload_of_every_device_is_counted_once(options):
     assert data["uploads_counted"] == data["uploads_expected"]
     assert data["nacks"] == 0
     assert data["seconds_per_round_median"] > 0
-    assert data["aggregator_cpu_ms_per_upload"] >= 0  # the system counts in steps of 10 ms: 0 where the round took less
+    assert data["aggregator_cpu_ms_per_upload"] >= 0  # the system counts in steps of 10 ms: 0 if the round took less
     assert data["aggregator_rss_mb_max"] > 10
     assert 5 < data["open_files_max"] < 100
 

@@ -47,7 +47,7 @@ def test_a_publish_while_the_broker_is_down_arrives_when_it_is_back(
 
 
 def test_a_broker_that_comes_later_is_found(tmp_path: Path, client: Callable[..., Client]) -> None:
-    """Without ``require`` the transport keeps trying from the start."""
+    """Without ``require`` the transport retries from the start."""
     port = free_port()
     early = client(f"mqtt://127.0.0.1:{port}", "early-bird", start=False)
     early.transport.start()

@@ -18,7 +18,7 @@ TRIES = 3
 
 
 def test_a_busy_run_is_given_up_and_taken_up(tmp_path):
-    """The aggregator goes on each time, and every round gets its three uploads."""
+    """The aggregator resumes each time, and every round gets its three uploads."""
     with place(tmp_path) as made:
         made.sign()
         made.stage.start_aggregator()

@@ -1,4 +1,4 @@
-"""After a full run with real programs on a guarded mosquitto: each secret is only with its holders, and other processes can't read it.
+"""After a full run with real programs on a guarded mosquitto, only its holders have a secret, and other processes can't read it.
 
 The aggregator's directory and memory, every log, command line and environment, and the broker's own files are searched for
 the bytes of keys, origins and models, raw and as text would spell them.
@@ -153,7 +153,7 @@ class Aftermath:
         return found
 
     def of_the_mask(self, owner):
-        """Return every key that the run's mask is made from, and the permutation itself as the device keeps it."""
+        """Return every key that the run's mask is made from, and the permutation in the device's representation."""
         plan, keys = self.plan, {}
         context = MaskContext(
             fleet=plan.fleet,

@@ -188,7 +188,7 @@ def test_a_killed_process_leaves_its_will_retained(shared: BrokerProcess, client
 
 
 def test_a_client_id_used_twice_ends_in_one_takeover(shared: BrokerProcess, client: Callable[..., Client]) -> None:
-    """One of two clients with the same id stops and says so; the other one keeps working."""
+    """One of two clients with the same id stops and reports it; the other stays connected."""
     if shared.kind == "amqtt":
         pytest.skip("amqtt 0.12.1 leaves both connections open: there is nothing to detect")
     first = client(shared.url, "twin", "twin/a")

@@ -1,4 +1,4 @@
-"""Any interleaving of uploads, copies, forgeries, replays, lost chunks, deadlines and disk errors keeps the upload's rules."""
+"""Any interleaving of uploads, copies, forgeries, replays, lost chunks, deadlines and disk errors obeys the upload's rules."""
 
 import shutil
 import tempfile

@@ -132,7 +132,7 @@ def test_nothing_hostile_on_a_channel_is_believed(tmp_path, caplog, undisturbed,
             before = scene.standing()
             caplog.clear()
             for party in (scene.fleet.service, *(d.runtime for d in scene.fleet.devices.values())):
-                party._refusals._known.clear()  # else a reason that another kind has had is told later
+                party._refusals._known.clear()  # or a reason that another kind has used is logged later
             # Otherwise a reminder so soon after the last one is dropped unopened.
             scene.fleet.service.uploads._retransmission._reminded_s.clear()
             KINDS[kind](scene, channel)
@@ -158,7 +158,7 @@ def test_what_is_true_on_a_channel_is_believed(tmp_path, caplog, channel):
         later = scene.fleet.now_s + 1  # the victim has reminded us a moment ago
         scene.fleet.run_until(lambda: scene.fleet.now_s > later, 5)
         before = scene.standing()
-        if channel in ("roster", "change"):  # the aggregator hands on what the owner has signed
+        if channel in ("roster", "change"):  # the aggregator forwards signed documents of the owner
             payload = CHANNELS[channel].seal(scene, scene.owner.owner, "demo", False)
         else:
             payload = CHANNELS[channel].seal(scene, None, "demo", False)

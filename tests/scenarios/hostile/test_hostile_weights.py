@@ -57,7 +57,7 @@ def times(factor):
 
 
 class Hostile:
-    """A fleet in which some devices' uploads are replaced on their way by those of ``lies``."""
+    """A fleet in which some devices' uploads are replaced in flight by those of ``lies``."""
 
     def __init__(self, root, lies, algorithm="fedavg", **changes):
         self.tap, self.lies, self.sent = Wiretap(), lies, dict.fromkeys(lies, 0)

@@ -58,7 +58,7 @@ def answered(scene, tap):
     device = fleet.devices[FULL].runtime
     fleet.run_until(lambda: fleet.service.status().endswith("3 of 4, waiting for dev-01"), 60)
     fill(place)
-    with device._declining_on_disk_errors():  # in the place of whatever writes next
+    with device._declining_on_disk_errors():  # in place of the next write
         device._files.save_status({"stage": "idle"})
     return fleet, lambda: tap.forgive(hold)
 

@@ -298,7 +298,7 @@ def test_a_presence_that_a_broker_loses_is_said_again(tmp_path):
 
 @pytest.mark.parametrize("what", ["/s/round", "/s/plan"])
 def test_what_a_broker_does_not_hand_out_at_first_is_looked_for_once_more(tmp_path, undisturbed, what):
-    """The retained round, or plan, does not reach a device that has just connected, and is published again only at the deadline."""
+    """The retained round, or plan, is lost on its way to a device that has just connected; the deadline is 600 s away."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0, deadline_s=600.0) as fleet:
         client, until_s = fleet.client_id("dev-01"), 1.5

@@ -25,7 +25,7 @@ OFF = "dev-03"
 
 @pytest.fixture
 def scene(tmp_path):
-    """A run that went over to new secrets while dev-03 was off; yields (fleet, its wiretap)."""
+    """A run that rolled over to new secrets while dev-03 was off; yields (fleet, its wiretap)."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=400, quorum=0.5) as fleet:
         fleet.run_until(lambda: len(fleet.records()) >= 1, 10)

@@ -24,7 +24,7 @@ class Scene:
         self.registrar.start(int(time.time()))
         transport.start()
         self.fleet.settle()
-        self.tap.heard.clear()  # whoever joined early has fetched the whole by now
+        self.tap.heard.clear()  # devices that joined early have fetched the whole roster by now
 
     def renew(self):
         self.owner.renew()
@@ -106,7 +106,7 @@ def test_an_aggregator_that_starts_again_makes_nobody_fetch_what_he_has(scene):
 
 
 def test_a_lost_note_of_what_was_told_costs_the_whole(scene, monkeypatch):
-    """An aggregator restored from a backup: it can't tell what the fleet knows, and names the newest."""
+    """An aggregator restored from a backup: it does not know which roster the fleet has, and names the newest."""
     scene.renew()
     scene.fleet.kill_aggregator()
     (scene.fleet.stage.aggregator_dir / "roster.told").write_bytes(b"junk")

@@ -262,7 +262,7 @@ def test_nothing_is_masked_anew_for_an_aggregator_that_helps_who_was_revoked(tmp
 
 
 def test_a_device_says_where_it_is_under_the_key_that_came_in_force(tmp_path):
-    """Its new epoch was told under the old broadcast key: the aggregator may not have that any more."""
+    """The new epoch was announced under the old broadcast key, which the aggregator may have erased."""
     rogue = taken_over(tmp_path)
     with rogue.fleet as fleet:
         owner = fleet.stage.fleet

@@ -235,7 +235,7 @@ def test_a_newcomer_in_the_middle_of_a_rotation_costs_one_deadline_at_most(tmp_p
 
 
 def test_a_device_that_dies_after_a_revocation_is_not_waited_for(tmp_path):
-    """Its will was sealed when it connected, under the replaced secrets: a device whose presence can't be opened counts as offline."""
+    """Its will is sealed under the replaced secrets: a device whose presence can't be opened counts as offline."""
     with make_fleet(tmp_path / "fleet", count=4, rounds=6, quorum=0.6, deadline_s=30.0) as fleet:
         open_round(fleet, 2)
         fleet.stage.fleet.revoke("dev-03")
@@ -336,7 +336,7 @@ def opens(fleet, secret, sealed):
 
 
 def test_an_aggregator_that_comes_back_speaks_under_the_newer_key_only(tmp_path, monkeypatch):
-    """The epoch is durable and its keys were not in force yet: whoever was revoked hears nothing after the restart either."""
+    """The epoch is durable, its keys not yet in force: a revoked device can read no message after the restart either."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, rounds=4, quorum=0.6, deadline_s=5.0) as fleet:
         open_round(fleet, 2)

@@ -224,7 +224,7 @@ def test_a_revocation_after_the_last_round_comes_before_the_final_one(tmp_path):
 
 
 def reachable(*roots):
-    """Return every object that long-lived objects hold, but for the network, classes, modules and what functions see globally."""
+    """Return every object that long-lived objects hold, but for the network, classes, modules and the globals of functions."""
     skipped = (type, types.ModuleType, LoopbackBroker, LoopbackTransport, types.FrameType)
     seen, todo = {}, list(roots)
     while todo:
@@ -317,7 +317,7 @@ def test_the_aggregator_holds_on_to_no_vector_of_the_epoch_before(tmp_path, algo
 
 
 def test_the_broker_holds_on_to_no_model_of_the_epoch_before(tmp_path):
-    """Also where no round follows yet: somebody is missing, and the plan wants all."""
+    """Also before the next round opens: one device is offline, and the plan requires all."""
     with make_fleet(tmp_path / "fleet", rounds=4, epoch_rounds=2, quorum=1.0) as fleet:
         open_step(fleet, Phase.ENDORSE)
         fleet.broker.pump()

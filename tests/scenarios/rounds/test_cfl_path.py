@@ -25,7 +25,7 @@ CFL = {
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
-    """Return (fleet, records) of a run that was cut into two groups and kept all models."""
+    """Return (fleet, records) of a run that was split into two groups and stored all models."""
     with make_fleet(tmp_path_factory.mktemp("path") / "fleet", grouped_data(8, 2), **CFL) as fleet:
         yield fleet, fleet.run(10)
 

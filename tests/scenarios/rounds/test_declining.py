@@ -290,7 +290,7 @@ def test_nobody_waits_for_a_device_whose_upload_was_refused(tmp_path):
 
 
 def test_a_fault_of_all_that_are_asked_does_not_use_up_the_run(tmp_path):
-    """A few are drawn each round, and no sample fits: a round at most goes by in every deadline."""
+    """A few are drawn each round, and no sample fits: at most one round is used up per deadline."""
     data = {name: unfit(batch) for name, batch in grouped_data(6).items()}
     with make_fleet(tmp_path / "fleet", data, rounds=20, quorum=0.5, participation=0.3, deadline_s=DEADLINE_S) as fleet:
         fleet.run_until(lambda: fleet.now_s > 4 * DEADLINE_S, 5 * DEADLINE_S)

@@ -81,7 +81,7 @@ def test_under_sample_weighting_they_do(tmp_path):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_blurred_norms_lead_to_the_same_groups(tmp_path, name):
-    """One per cent on every norm: the hidden groups as before, and no recorded norm is what it would have been."""
+    """One per cent on every norm: the hidden groups as before, and every recorded norm differs."""
     norms = []
     for blur in (0.0, 0.01):
         options = {**RUNS[name], "norm_noise": blur}

@@ -101,7 +101,7 @@ def test_an_announcement_under_another_mode_is_refused(tmp_path):
 
 
 def test_what_is_uploaded_under_a_rotation_shares_no_value_with_what_is_uploaded_in_the_clear(tmp_path):
-    """The same fleet, the same round: a permutation keeps every value, a rotation none, and both keep the norm."""
+    """The same fleet, the same round: a permutation preserves every value, a rotation none, and both preserve the norm."""
     bodies = {}
     for mode in MODES:
         tap = Wiretap()

@@ -117,7 +117,7 @@ def test_cfl_splits_into_the_groups(tmp_path):
 
 
 def test_cfl_does_not_split_devices_without_groups(tmp_path):
-    """The norm test is made to fire as early and as often as it can; the trials refuse what it suggests."""
+    """The norm test is made to fire as early and as often as it can; split validation rejects every split."""
     settings = {"eps1": "5", "refused_cool_down": "0", "trial_rounds": "1"}
     options = {**CFL, "rounds": 10, "settings": settings}
     with make_fleet(tmp_path / "fleet", grouped_data(6, 1, n=100), **options) as fleet:
