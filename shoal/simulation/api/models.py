@@ -192,7 +192,15 @@ def _known(model: nn.Module, kind: Kind, x_shape: tuple[int, ...], y_shape: tupl
     filters, units = tuple(m.out_channels for m in convolutions), tuple(m.out_features for m in dense)
     kernel, same = convolutions[0].kernel_size[0], convolutions[0].padding != (0, 0)
     try:
-        network = Cnn(x_shape[0], x_shape[1], units[-1], filters, units[:-1], kernel, same)
+        network = Cnn(
+            channels=x_shape[0],
+            side=x_shape[1],
+            classes=units[-1],
+            filters=filters,
+            dense=units[:-1],
+            kernel=kernel,
+            same=same,
+        )
         return network if network.flat else None
     except TaskError:  # the model's paddings differ, so these layers would leave nothing
         return None

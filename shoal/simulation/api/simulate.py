@@ -124,13 +124,15 @@ def simulate(
         )
     finally:
         torch.set_num_threads(threads)
+    accuracy, loss = _figures(result.final, population, source.kind)
     return Result(
-        *_figures(result.final, population, source.kind),
-        _clusters(result),
-        [_round(record, source.kind) for record in result.history],
-        [event for _, event in result.events],
-        source.template,
-        result.thetas,
+        accuracy=accuracy,
+        loss=loss,
+        clusters=_clusters(result),
+        history=[_round(record, source.kind) for record in result.history],
+        events=[event for _, event in result.events],
+        _template=source.template,
+        _thetas=result.thetas,
     )
 
 
