@@ -27,7 +27,7 @@ class UsageError(ShoalError):
 
 
 class ConfigError(ShoalError):
-    """A configuration file or a state directory does not say what it must."""
+    """A configuration file or a state directory has missing or invalid contents."""
 
     exit_code = 3
 
@@ -51,7 +51,7 @@ class BrokerUnreachableError(ShoalError):
 
 
 class UntrustedError(ShoalError):
-    """A signature, a seal or a policy check refused what a peer sent."""
+    """A peer's message failed the check of its signature, its seal or the policy."""
 
     exit_code = 6
 
