@@ -102,12 +102,24 @@ sixteen = st.sampled_from([bytes(16), PLAN.run_id, PLAN.key_id, b"x" * 16])
 labels = st.sampled_from(["", "a" * 16, "../x", "\x00", "label"])
 assignments = st.builds(
     Assignment,
-    st.sampled_from([int(p) for p in Phase]),
-    st.lists(numbers, min_size=1, max_size=3).map(tuple),
-    st.sampled_from([int(s) for s in Share]),
-    *[st.booleans()] * 4,
+    phase=st.sampled_from([int(p) for p in Phase]),
+    candidates=st.lists(numbers, min_size=1, max_size=3).map(tuple),
+    share=st.sampled_from([int(s) for s in Share]),
+    train=st.booleans(),
+    evaluate=st.booleans(),
+    margins=st.booleans(),
+    norm=st.booleans(),
 )
-refs = st.builds(ModelRef, numbers, numbers, labels, sixteen, wide, reals, reals | st.just(1.0))
+refs = st.builds(
+    ModelRef,
+    model=numbers,
+    origin=numbers,
+    label=labels,
+    transfer=sixteen,
+    contributors=wide,
+    norm=reals,
+    scale=reals | st.just(1.0),
+)
 announcements = st.builds(
     Announcement,
     fleet=st.sampled_from(["demo", "other"]),
@@ -127,14 +139,14 @@ announcements = st.builds(
 )
 controls = st.builds(
     Control,
-    st.just("demo"),
-    st.just("dev-0"),
-    st.sampled_from([int(a) for a in Action]),
-    wide,
-    wide,
-    st.sampled_from([b"t" * 16, bytes(16)]),
-    st.lists(wide, max_size=3).map(tuple),
-    st.text(max_size=9),
+    fleet=st.just("demo"),
+    device=st.just("dev-0"),
+    action=st.sampled_from([int(a) for a in Action]),
+    run=wide,
+    round=wide,
+    transfer=st.sampled_from([b"t" * 16, bytes(16)]),
+    missing=st.lists(wide, max_size=3).map(tuple),
+    reason=st.text(max_size=9),
 )
 
 

@@ -232,7 +232,7 @@ def announced(run=2, round_=3, nonce=b"n" * 16, roster=5):
         deadline_s=1.0,
         finished=False,
         models=(),
-        orders=(),
+        assignments=(),
         assignment_of=(),
         mode="permutation",
     )

@@ -1,6 +1,6 @@
 """Random numbers for jitter."""
 
-from shoal.util import jitter
+from shoal.transport import jitter
 
 
 def test_draws_are_spread_over_the_interval(monkeypatch):
