@@ -1,0 +1,43 @@
+"""Unit tests mirror the source: a module with logic has a test file of its name in the same place, or is listed as without.
+
+The list, modules_without_unit_tests.txt, names modules that other tests cover: scenarios, the command line, attacks. It may
+only shrink: a listed module that has a unit file fails here, and so does a new module that has none.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.trees import ROOT, sources
+
+WITHOUT = set((Path(__file__).parent / "modules_without_unit_tests.txt").read_text().split())
+BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.Match, ast.IfExp, ast.comprehension)
+
+
+def has_logic(source):
+    """Return whether any function of a module branches or loops."""
+    functions = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    return any(isinstance(node, BRANCHES) for function in functions for node in ast.walk(function))
+
+
+def has_unit_file(module):
+    """Return whether tests/unit has a file for a module, given as its path in the repository."""
+    folder = ROOT / "tests" / "unit" / module.parent
+    return any((*folder.glob(f"test_{module.stem}.py"), *folder.glob(f"test_{module.stem}_*.py")))
+
+
+def test_modules_with_logic_have_a_unit_file_or_are_listed():
+    modules = [path.relative_to(ROOT) for path in sources() if has_logic(path.read_text())]
+    assert {m.as_posix() for m in modules if not has_unit_file(m)} == WITHOUT
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [("X = 1", False), ("def f():\n    return 1", False), ("def f(x):\n    return 1 if x else 2", True)],
+)
+def test_the_search_for_logic_finds_it(source, expected):
+    """The test above can fail."""
+    assert has_logic(source) is expected
