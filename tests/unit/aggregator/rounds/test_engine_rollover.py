@@ -68,7 +68,7 @@ def test_a_roster_that_tells_of_newer_secrets_stops_rounds_until_they_come():
     scene.feed(Left("dev-4"))
     scene.train("dev-1", "dev-2", "dev-3")
     assert scene.kinds == ["RoundClosed", "Gather"]
-    assert "newer ones have not come" in waiting_for(scene.state)
+    assert "newer ones have not arrived" in waiting_for(scene.state)
     assert scene.deadline() == []
     scene.draw(4, devices=DEVICES, revoked=("dev-4",))
     assert scene.place == (1, 1)
@@ -79,7 +79,7 @@ def test_newer_secrets_wait_for_the_roster_that_goes_with_them():
     scene = Scene(epoch_rounds=6)
     scene.feed(KeysHeld(4))
     assert scene.kinds == ["RoundClosed", "Gather"]
-    assert "the roster that goes with them has not come" in waiting_for(scene.state)
+    assert "the roster that belongs to them has not arrived" in waiting_for(scene.state)
     assert scene.deadline() == []
     scene.draw(4, devices=DEVICES, revoked=("dev-4",))
     assert scene.place == (1, 1)
