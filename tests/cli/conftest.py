@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import pytest
@@ -16,8 +14,9 @@ from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import ROSTER_FILE
 from shoal.owner.task_compiler.signed import Source, write_signed
 from shoal.util.files import write_private
+from tests.helpers import calls
 from tests.helpers.tasks import logistic_bundle
-from tests.helpers.trees import ONE_THREAD, PROGRAMS, ROOT
+from tests.helpers.trees import ONE_THREAD
 
 BROKER = "mqtt://127.0.0.1:1"
 """Nobody listens on port 1."""
@@ -62,20 +61,11 @@ class Person:
 
     def __call__(self, program, *arguments, status=0, **environment):
         arguments = [str(a) for a in arguments]
-        done = subprocess.run(
-            [sys.executable, "-c", f"from {PROGRAMS[program]} import main; main()", *arguments],
-            cwd=self.home,
-            env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), **environment},
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-        self.seen += [*arguments, done.stdout, done.stderr]
-        assert done.returncode == status, done.stderr
-        assert "Traceback" not in done.stderr
-        return Transcript(done.returncode, done.stdout, done.stderr)
+        done = calls.call(program, arguments, self.home, {**os.environ, **ONE_THREAD, **environment})
+        self.seen += [*arguments, done.out, done.err]
+        assert done.status == status, done.err
+        assert "Traceback" not in done.err
+        return Transcript(done.status, done.out, done.err)
 
 
 @pytest.fixture

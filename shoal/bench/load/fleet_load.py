@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import json
 import os
 import resource
@@ -55,6 +56,8 @@ MODELS: Final[dict[str, dict[str, int]]] = {
 }
 SETTINGS: Final[dict[str, dict[str, str]]] = {"ifca": {"k": "4", "restarts": "1"}}
 """Settings of the algorithms that need any."""
+LOCAL: Final = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.5)
+"""Local training of a device: one step on all samples."""
 DEVICES_PER_DRIVER: Final = 250
 STALLED_S: Final = 300.0
 """The bench gives up if no round has closed and no upload has been stored for this long."""
@@ -126,16 +129,12 @@ class LoadFleet:
 
     def _set_up(self, model: Model) -> None:
         self.root = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-load-")))
-        made = build(model, **MODELS[model])
-        local = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.5)
-        self.bundle: TaskBundle = compile_task(
-            made.model, made.loss, made.example, name=model, kind=made.kind, hyper=local
-        )
+        self.bundle = _compiled(model)
         options = RunOptions(
             self.algorithm,
             SETTINGS.get(self.algorithm, {}),
             rounds=self.rounds,
-            local=local,
+            local=LOCAL,
             min_contributors=1,
             quorum=1.0,
             deadline_s=DEADLINE_S,
@@ -338,6 +337,13 @@ def _check_open_files(devices: int) -> None:
             f"{devices} devices need {needed} open files, and the hard limit here is {hard}",
             hint="raise it for this shell (ulimit -Hn), or use fewer devices",
         )
+
+
+@functools.cache
+def _compiled(model: Model) -> TaskBundle:
+    """Return the compiled task of a model. Compiling takes seconds, so the fleets of a process share it."""
+    made = build(model, **MODELS[model])
+    return compile_task(made.model, made.loss, made.example, name=model, kind=made.kind, hyper=LOCAL)
 
 
 def _memory_directory(needed_bytes: int) -> Path | None:

@@ -1,6 +1,7 @@
 """Descriptors, mappings and resident pages of the files that hold a round's updates."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,15 @@ def files(tmp_path):
     made.release()
 
 
+@pytest.fixture
+def files_on_disk():
+    """Files on a disk: the kernel counts pages of files in /dev/shm, where tmp_path may be, as shared memory."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        made = UpdateFiles(Path(folder), lambda _: 0)
+        yield made
+        made.release()
+
+
 def store(files, count, round_=1):
     return [
         files.view(round_, files.append(round_, memoryview(row(number).tobytes()).cast("B")), D)
@@ -57,7 +67,8 @@ def test_an_old_round_is_mapped_once(files, tmp_path):
 
 
 @pytest.mark.parametrize("work", ["mean", "gram"])
-def test_reading_a_round_keeps_few_of_its_pages_in_memory(files, work):
+def test_reading_a_round_keeps_few_of_its_pages_in_memory(files_on_disk, work):
+    files = files_on_disk
     views = store(files, MANY)
     files.syncer()()
     before, peak = memory_bytes("RssFile"), 0

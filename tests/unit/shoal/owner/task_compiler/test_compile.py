@@ -45,9 +45,15 @@ def eager(source, bundle, x, y):
     return loss.item(), torch.cat([named[p.name].grad.reshape(-1) for p in bundle.manifest.parameters]).numpy()
 
 
-@pytest.mark.parametrize("name", ["linear", "logistic", "mlp", "cnn", "lstm"])
-def test_builtins_match_plain_autograd(compiled, name, tmp_path):
-    source, bundle = compiled(name)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in ("linear", "logistic", "mlp", "cnn", "lstm")),
+        pytest.param("lstm", {"layers": 2}, marks=pytest.mark.long),
+    ],
+)
+def test_builtins_match_plain_autograd(compiled, name, options, tmp_path):
+    source, bundle = compiled(name, **options)
     theta = flatten(source.model, bundle.manifest.parameters).numpy()
     model = OrtModel(bundle)
     torch.manual_seed(1)

@@ -1,0 +1,56 @@
+"""Calls of the programs, each in a process of its own, forked from one that has done the slow imports."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.helpers.trees import PROGRAMS
+
+LIMIT_S = 90.0
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload([*PROGRAMS.values(), "numpy", "onnxruntime", "shoal.owner.keys.directory", __name__])
+
+
+@dataclass(frozen=True)
+class Done:
+    """Exit status and output of a call that has ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+def call(program, arguments, cwd, environment):
+    """Run a program with an empty stdin and return its `Done`.
+
+    Raises:
+        TimeoutError: it took more than LIMIT_S, and was killed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        process = FORKED.Process(target=_run, args=(PROGRAMS[program], arguments, cwd, environment, out, err))
+        process.start()
+        process.join(LIMIT_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            raise TimeoutError(f"{program} {arguments}: more than {LIMIT_S:g} s")
+        return Done(process.exitcode, out.read_text(), err.read_text())
+
+
+def _run(module, arguments, cwd, environment, out, err):
+    for path, number in ((Path(os.devnull), 0), (out, 1), (err, 2)):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        os.dup2(handle, number)
+        os.close(handle)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[1:] = arguments
+    importlib.import_module(module).main()
