@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
-import io
 import re
-import tokenize
 from pathlib import Path
 
 import pytest
@@ -24,20 +22,28 @@ FILE_NAME = re.compile(
 MODULE = re.compile(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)}|tests)(?!\.(?:conf|acl|card|grant)\b)(?:\.\w+)+")
 NAME = re.compile(r"(?<!`)`(\w+(?:\.\w+)*)(?:\(\))?`(?!`)")
 HEADING = re.compile(r'([\w-]+\.md)`?(?:\]\([^)]*\))?, "([^"]+)"')
+COMMENT = re.compile(r"(?:^|  )# .*$", re.MULTILINE)
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 DECISION = re.compile(r"\bADRs?\s(\d+)(?:(?:,| and) (\d+))*")
 
 
-def prose(path):
-    """Return the docstrings and comments of a module, or a page's text, as one text."""
+@functools.cache
+def facts(path):
+    """Return a module's docstrings and comments as one text, and every name that it defines, imports or assigns."""
     text = path.read_text()
-    if path.suffix == ".md":
-        return text
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, documented)]
-    found = [ast.get_docstring(n) or "" for n in nodes]
-    found += [s.value.value for n in nodes for s in n.body[1:] if _is_text(s)]  # below attributes and constants
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    return "\n".join([*found, *(t.string for t in tokens if t.type == tokenize.COMMENT)])
+    found, names = COMMENT.findall(text), set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, DOCUMENTED):
+            found += [s.value.value for s in node.body if _is_text(s)]  # its own, and those below its attributes
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {(a.asname or a.name).split(".")[0] for a in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+    return "\n".join(found), names
 
 
 def _is_text(statement):
@@ -48,20 +54,14 @@ def _is_text(statement):
     )
 
 
-@functools.cache
+def prose(path):
+    """Return the docstrings and comments of a module, or a page's text."""
+    return path.read_text() if path.suffix == ".md" else facts(path)[0]
+
+
 def names_in(path):
-    """Return every name that a module defines, imports or assigns: functions, classes, methods and attributes."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            found.add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            found |= {(a.asname or a.name).split(".")[0] for a in node.names}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, ast.Attribute):
-            found.add(node.attr)
-    return found
+    """Return the functions, classes, methods and attributes of a module."""
+    return facts(path)[1]
 
 
 @functools.cache
