@@ -39,14 +39,16 @@ UploadKey = tuple[int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class ClusterModel:
-    """One model as the aggregator knows it: theta = scale * origin + unmask(offset).
+    """One model as the aggregator knows it: theta = scale * origin + sum of weight * other origin + unmask(offset).
 
     Attributes:
-        origin: which of the run's sealed origins.
+        origin: number of the vector that it starts from: one of the run's sealed origins or, under round keys, a state that
+            devices hold (`aggregator.rounds.relay`).
         offset: shape (d,), float32, masked; None while it is zero.
         contributors: fewest devices in any mean that was added to the offset; 0 while it is zero.
         version: round whose close last changed the slot.
         scale: 1 but for FedGroup's inter-group aggregation, which adds up whole models.
+        others: (weight, number) of further vectors in the sum; none unless models of several states are added up.
     """
 
     origin: int = 0
@@ -54,6 +56,7 @@ class ClusterModel:
     contributors: int = 0
     version: int = 0
     scale: float = 1.0
+    others: tuple[tuple[float, int], ...] = ()
 
     @property
     def norm(self) -> float:
@@ -65,6 +68,19 @@ class ClusterModel:
         offset = delta if self.offset is None else self.offset + delta
         fewest = contributors if self.offset is None else min(self.contributors, contributors)
         return dataclasses.replace(self, offset=offset, contributors=fewest, version=version)
+
+
+def starts_of(parts: Iterable[tuple[float, ClusterModel]]) -> dict[int, float]:
+    """Return what a weighted sum of models starts from: number of the origin or state -> its weight, in order of appearance.
+
+    Args:
+        parts: (weight, model) of each model in the sum; their offsets are not looked at.
+    """
+    found: dict[int, float] = {}
+    for weight, model in parts:
+        for share, number in ((model.scale, model.origin), *model.others):
+            found[number] = found.get(number, 0.0) + weight * share
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,10 +301,13 @@ def gather(gathered: Gathered, contribution: ClientUpdate, run: RunPlan) -> Gath
     """Return ``gathered`` with one more contribution.
 
     Raises:
-        KeyMismatchError: it is masked under another key than the run's.
+        KeyMismatchError: it is masked under another key than the run's or, with round keys, than the round's other updates.
         IntegrityError: the same device contributed to this phase before.
     """
-    if contribution.key_id != run.key_id:
+    key_id = run.key_id
+    if run.keys == "round":
+        key_id = next((c.key_id for c in gathered.values()), contribution.key_id)
+    if contribution.key_id != key_id:
         raise KeyMismatchError(f"{contribution.device} masked its update under another key")
     if contribution.key in gathered:
         raise IntegrityError(f"{contribution.device} contributed to round {contribution.round} before")

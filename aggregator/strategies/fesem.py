@@ -101,6 +101,7 @@ class Fesem:
         self.settings: FesemSettings = parse_settings(FesemSettings, run)
         require(1 <= self.settings.k <= limits.MAX_MODELS, f"k is from 1 to {limits.MAX_MODELS}")
         require_one_origin(run)
+        require(run.keys == "run", "fesem compares offsets of all rounds, and round keys leave the aggregator none")
         require(
             run.epoch_rounds >= run.rounds,
             f"fesem compares offsets of all {run.rounds} rounds, but the mask changes after {run.epoch_rounds}",

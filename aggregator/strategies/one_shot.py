@@ -197,11 +197,13 @@ class OneShot:
             slots.append(advanced(state.origin, members if begins else [], self.run, self.average, round_))
         clusters = {c.device: int(label) for c, label in zip(models, labels, strict=True)}
         sizes = np.bincount(labels).tolist()
+        # With round keys no later model can be compared with these centroids: latecomers choose by loss.
+        remembers = self.run.keys == "run"
         events = (Event(round_, "clustered", {"sizes": sizes}),)
         state = OneShotState(
             slots=tuple(slots),
-            centroids=tuple(centroids),
-            behind=tuple(sizes),
+            centroids=tuple(centroids) if remembers else (),
+            behind=tuple(sizes) if remembers else (),
             origin=state.origin,
             since=round_,
             clusters=clusters,

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 SECRET_BYTES: Final = 32
-SALT: Final = b"shoal-mask/v2"
+SALT: Final = b"shoal-mask/v3"
 """Separates the mask's keys from any other use of HKDF and names the version of the derivation."""
 
 

@@ -14,7 +14,7 @@ def mask(vector: Float32Vector, key: MaskKey) -> MaskedVector:
 
     Args:
         vector: shape (d,), float32, finite; d is ``key.length``.
-        key: the epoch's mask.
+        key: the mask of the vector's round.
 
     Raises:
         UsageError: another shape or dtype.
@@ -35,7 +35,7 @@ def unmask(masked: MaskedVector, key: MaskKey, *, out: Float32Vector | None = No
 
     Args:
         masked: a vector masked under ``key``, or a sum of such vectors; may be from the network.
-        key: the epoch's mask.
+        key: the mask of the vector's round.
         out: shape (d,), float32, C-contiguous, not overlapping ``masked.values``; allocated if None.
 
     Returns:
@@ -49,7 +49,7 @@ def unmask(masked: MaskedVector, key: MaskKey, *, out: Float32Vector | None = No
     if masked.key_id != key.key_id:
         raise KeyMismatchError(
             f"the vector is under mask {masked.key_id[:16].hex()}, the key at hand is {key.key_id.hex()}",
-            hint="it belongs to another epoch, run, task or mode; wait for the next announcement or rejoin the run",
+            hint="it belongs to another round, run, task or mode; wait for the next announcement or rejoin the run",
         )
     values = masked.values
     if values.dtype != np.float32 or values.shape != (key.length,):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 _CHUNK_BYTES: Final = 1 << 20
-_INDEX_STEP: Final = 1 << 20
+_STEP: Final = 1 << 17
 
 
 def keystream(key: bytes, count: int) -> NDArray[np.uint8]:
@@ -62,9 +62,9 @@ def signs(key: bytes, length: int) -> NDArray[np.int8]:
 def permutation(key: bytes, length: int) -> NDArray[np.int64]:
     """Return a permutation of ``range(length)`` derived from ``key``.
 
-    Word i of the keystream gets i in its low bits, the words are sorted, and the low bits read in that order are the
-    permutation. The words are distinct, so any correct sort gives the same answer. Random bits that tie leave the
-    two indices in ascending order: with 64 - 20 random bits at a million coordinates, 0.03 such pairs are expected.
+    The keystream gives every coordinate a low and a high digit of 16 bits: first the low digits of all, then the high ones.
+    The permutation lists the coordinates in the order of their 32-bit numbers; equal numbers stay in ascending order. Of a
+    million coordinates 116 pairs are expected to have equal numbers.
 
     Args:
         key: 32 bytes.
@@ -73,12 +73,18 @@ def permutation(key: bytes, length: int) -> NDArray[np.int64]:
     Returns:
         shape (length,), int64.
     """
-    packed = words(key, length)
-    low_bits = np.uint64((1 << (length - 1).bit_length()) - 1)
-    packed &= ~low_bits
-    for start in range(0, length, _INDEX_STEP):
-        stop = min(start + _INDEX_STEP, length)
-        packed[start:stop] |= np.arange(start, stop, dtype=np.uint64)
-    packed.sort()
-    packed &= low_bits
-    return packed.view(np.int64)
+    digits = keystream(key, 4 * length).view("<u2").reshape(2, length)
+    # numpy sorts 16-bit integers by radix: two such passes take half the time of one sort of 64-bit words. Orders are stored
+    # in 32 bits between them, and gathered in steps, so that the peak stays at 18 bytes a coordinate, and 8 that numpy takes.
+    by_low = np.argsort(digits[0], kind="stable").astype(np.int32)
+    high = _gathered(digits[1], by_low)
+    del digits
+    return _gathered(by_low, np.argsort(high, kind="stable")).astype(np.int64)
+
+
+def _gathered(source: NDArray[Any], index: NDArray[Any]) -> NDArray[Any]:
+    """Return ``source[index]``, both (n,); numpy would widen a whole index of 32 bits at once."""
+    out = np.empty_like(source, shape=index.shape)
+    for start in range(0, index.size, _STEP):
+        out[start : start + _STEP] = source[index[start : start + _STEP]]
+    return out

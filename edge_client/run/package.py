@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from crypto.mask.keys import MaskContext, MaskKey, derive
+from crypto.mask.keys import MaskContext, MaskKey, derive, segment_keys
 from crypto.mask.modes.registry import MODES
 from crypto.seal.envelope import open_from_group, read_head, seal_to_group
 from crypto.seal.signed import open_document
@@ -258,13 +258,6 @@ def _task(data: memoryview, plan: RunPlan) -> TaskBundle:
     if bundle.digest != plan.task_digest or bundle.segments != plan.mask_segments:
         raise IntegrityError("the task is not the one that the run plan names")
     return bundle
-
-
-def segment_keys(key: MaskKey) -> dict[str, MaskKey]:
-    """Return the mask of each segment by its name, and the whole mask under the empty name; all have the same key id."""
-    names = (segment.name for segment in key.context.segments)
-    parts = {n: MaskKey(key.context, key.key_id, t.length, (t,)) for n, t in zip(names, key.transforms, strict=True)}
-    return {"": key, **parts}
 
 
 def _plan(parts: RunPackage, membership: DeviceMembership) -> RunPlan:

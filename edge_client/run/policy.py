@@ -30,13 +30,17 @@ def check_plan(plan: RunPlan, *, fleet: str, modes: tuple[str, ...]) -> None:
     """Check that this device can follow the plan.
 
     Raises:
-        UntrustedError: the plan is of another fleet, or has a mask mode that this version does not know.
+        UntrustedError: the plan is of another fleet, or has a mask mode or a kind of keys that this version does not know.
     """
     if plan.fleet != fleet:
         raise UntrustedError(f"a run plan of fleet {plan.fleet!r}")
     if plan.mode not in modes:
         raise UntrustedError(
             f"a run plan with mask mode {plan.mode!r}", hint=f"this device has {', '.join(modes)}: update it"
+        )
+    if plan.keys != "run":
+        raise UntrustedError(
+            f"a run plan with a key for each {plan.keys}", hint="this device has keys for a run: update it"
         )
 
 

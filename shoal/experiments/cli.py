@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 DEVICES: Final = ("cpu", "cuda")
 GRIDS: Final = ("default", "paper")
+KEYS: Final = ("run", "round")
 ALL: Final = "all"
 
 
@@ -34,6 +35,9 @@ def simulate(
             help="Mask mode of the updates that strategies receive (permutation, rotation, ...), or none for clear updates."
         ),
     ] = "permutation",
+    keys: Annotated[
+        str, typer.Option(help="One mask key for the run, or a fresh one for each round: run or round.")
+    ] = "run",
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder that is searched first for data sets.", file_okay=False)
     ] = None,
@@ -67,6 +71,7 @@ def simulate(
     if experiment is None:
         raise UsageError("which experiment?", hint="shoal simulate --list names them")
     _one_of("mask", mask, tuple(MODES))
+    _one_of("keys", keys, KEYS)
     _one_of("device", device, DEVICES)
     _one_of("grid", grid, GRIDS)
     chosen = registry.find(experiment)
@@ -81,6 +86,7 @@ def simulate(
         rounds=rounds,
         seed=seed,
         mask=mask,
+        keys=keys,
         data_dir=data_dir,
         settings=_settings(settings or []),
         grid=grid,
@@ -93,7 +99,7 @@ def simulate(
     else:
         from shoal.experiments.report import report
 
-        report(f"{chosen.id}: {chosen.title} ({chosen.paper}); seed {seed}, mask {mask}", results)
+        report(f"{chosen.id}: {chosen.title} ({chosen.paper}); seed {seed}, mask {mask}, a key a {keys}", results)
     if plot is not None:
         kept = _drawn(results, plot, chosen.figure) and kept
     if not kept:

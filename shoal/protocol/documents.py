@@ -271,6 +271,8 @@ class RunPlan:
         max_samples: largest sample count that a device reports, also if it has more.
         weight_cap: largest weight of a device, in multiples of the median weight of the devices in the same mean; 0 is off.
         capabilities: work that the run may ask of devices. They check this, never ``algorithm`` or ``settings``.
+        keys: ``run`` if one mask key lasts a mask epoch and the aggregator adds up masked means; ``round`` if each round has
+            its own key and devices add up clear ones.
     """
 
     fleet: str
@@ -302,6 +304,7 @@ class RunPlan:
     max_samples: U32 = limits.DEFAULT_MAX_SAMPLES
     weight_cap: float = limits.DEFAULT_WEIGHT_CAP
     capabilities: Capabilities = Capabilities()
+    keys: str = "run"
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")
@@ -324,6 +327,8 @@ class RunPlan:
             raise WireError("a mask epoch has at least one round")
         if self.weighting not in ("samples", "uniform"):
             raise WireError(f"weighting {self.weighting!r} is neither samples nor uniform")
+        if self.keys not in ("run", "round"):
+            raise WireError(f"keys {self.keys!r} is neither run nor round")
         if not 0 <= self.norm_noise <= limits.MAX_NORM_NOISE:
             raise WireError(f"a norm noise of {self.norm_noise:g} is not between 0 and {limits.MAX_NORM_NOISE}")
         if not 1 <= self.max_samples < 1 << 32:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-SALT = b"shoal-mask/v2"
+SALT = b"shoal-mask/v3"
 SECRET = bytes(range(32))
 DIGEST = hashlib.sha256(b"task").digest()
 
@@ -36,10 +36,8 @@ def keystream(key: bytes, blocks: int) -> bytes:
 
 
 def permutation(key: bytes, length: int) -> list[int]:
-    stream = keystream(key, length // 2 + 1)
-    low = (1 << (length - 1).bit_length()) - 1
-    words = [(struct.unpack_from("<Q", stream, 8 * i)[0] & ~low) | i for i in range(length)]
-    return [word & low for word in sorted(words)]
+    digits = struct.unpack_from(f"<{2 * length}H", keystream(key, length // 4 + 1))
+    return sorted(range(length), key=lambda i: (digits[length + i] << 16 | digits[i], i))
 
 
 def signs(key: bytes, length: int) -> list[int]:
@@ -71,14 +69,16 @@ def gather(values: list[float], index: list[int]) -> list[float]:
     return [values[i] for i in index]
 
 
-def times(values: list[float], by: list[int]) -> list[float]:
+def signed(values: list[float], by: list[int]) -> list[float]:
     return [value * sign for value, sign in zip(values, by, strict=True)]
 
 
-def ramp_case(fleet: str, run: bytes, epoch: int, mode: str, segments: list[tuple[str, int]]) -> dict[str, object]:
+def ramp_case(
+    fleet: str, run: bytes, times: tuple[int, int, int], mode: str, segments: list[tuple[str, int]]
+) -> dict[str, object]:
     """The modes that change values: what becomes of 1, 2, 3, ..."""
     fields = [f"{name}:{length}".encode() for name, length in segments]
-    when = struct.pack(">Q", epoch)
+    when = struct.pack(">QQQ", *times)
     masked: list[float] = []
     for field, (_, length) in zip(fields, segments, strict=True):
 
@@ -88,33 +88,35 @@ def ramp_case(fleet: str, run: bytes, epoch: int, mode: str, segments: list[tupl
         values = [float(len(masked) + i + 1) for i in range(length)]
         index = permutation(key("index"), length)
         if mode == "signed-permutation":
-            masked += times(gather(values, index), signs(key("signs"), length))
+            masked += signed(gather(values, index), signs(key("signs"), length))
         else:
             first, middle, last = (signs(key(f"signs-{i}"), length) for i in range(3))
-            inner = times(blocks(times(values, first)), middle)
-            masked += times(blocks(gather(inner, index)), last)
+            inner = signed(blocks(signed(values, first)), middle)
+            masked += signed(blocks(gather(inner, index)), last)
     step = 1 if len(masked) <= 64 else len(masked) // 40
     return {
         "fleet": fleet,
         "run_id": run.hex(),
-        "epoch": epoch,
+        "times": list(times),
         "task_digest": DIGEST.hex(),
         "mode": mode,
         "segments": [list(segment) for segment in segments],
-        "key_id": key_id(fleet, run, epoch, mode, fields),
+        "key_id": key_id(fleet, run, times, mode, fields),
         "step": step,
         "masked_ramp": masked[::step],
     }
 
 
-def key_id(fleet: str, run: bytes, epoch: int, mode: str, fields: list[bytes]) -> str:
-    context = (fleet.encode(), run, struct.pack(">Q", epoch), DIGEST, mode.encode(), b",".join(fields))
+def key_id(fleet: str, run: bytes, times: tuple[int, int, int], mode: str, fields: list[bytes]) -> str:
+    context = (fleet.encode(), run, struct.pack(">QQQ", *times), DIGEST, mode.encode(), b",".join(fields))
     return hkdf(SECRET, 16, b"key-id", *context).hex()
 
 
-def case(fleet: str, run: bytes, epoch: int, mode: str, segments: list[tuple[str, int]]) -> dict[str, object]:
+def case(
+    fleet: str, run: bytes, times: tuple[int, int, int], mode: str, segments: list[tuple[str, int]]
+) -> dict[str, object]:
     fields = [f"{name}:{length}".encode() for name, length in segments]
-    when = struct.pack(">Q", epoch)
+    when = struct.pack(">QQQ", *times)
     gathered, start = [], 0
     for field, (_, length) in zip(fields, segments, strict=True):
         key = hkdf(SECRET, 32, fleet.encode(), run, when, DIGEST, field, b"permutation")
@@ -124,11 +126,11 @@ def case(fleet: str, run: bytes, epoch: int, mode: str, segments: list[tuple[str
     answer: dict[str, object] = {
         "fleet": fleet,
         "run_id": run.hex(),
-        "epoch": epoch,
+        "times": list(times),
         "task_digest": DIGEST.hex(),
         "mode": mode,
         "segments": [list(segment) for segment in segments],
-        "key_id": key_id(fleet, run, epoch, mode, fields),
+        "key_id": key_id(fleet, run, times, mode, fields),
     }
     if start <= 64:
         answer["masked_range"] = gathered
@@ -136,21 +138,55 @@ def case(fleet: str, run: bytes, epoch: int, mode: str, segments: list[tuple[str
     return answer
 
 
+def state_digest(key: bytes, run: bytes, model: int, round_: int) -> bytes:
+    """The digest of the model 0, 1, 2, 3."""
+    body = struct.pack(">I", len(run)) + run + struct.pack(">QQ", model, round_) + struct.pack("<4f", 0, 1, 2, 3)
+    return hmac.new(key, body, hashlib.sha256).digest()
+
+
+def schedule() -> dict[str, object]:
+    """The keys of two runs under one key version: three rounds of each, the second from round 4 on."""
+    secret, runs = SECRET, []
+    for number, first in ((1, 1), (2, 4)):
+        run = bytes([number]) * 16
+        place = (b"fleet-a", run)
+        key = hkdf(hkdf(secret, 32, b"run", *place), 32, b"first-round", struct.pack(">Q", first))
+        secret = hkdf(secret, 32, b"next-run")
+        rounds = []
+        for round_ in range(first, first + 3):
+            at = (*place, struct.pack(">Q", round_))
+            content = hkdf(key, 32, b"content", *at)
+            rounds.append(
+                {
+                    "round": round_,
+                    "mask": hkdf(key, 32, b"mask", *at).hex(),
+                    "content": content.hex(),
+                    "state_digest": state_digest(hkdf(content, 32, b"digest"), run, 5, round_).hex(),
+                }
+            )
+            key = hkdf(key, 32, b"next-round")
+        runs.append({"run_id": run.hex(), "rounds": rounds})
+    return {"fleet": "fleet-a", "version": 9, "runs": runs}
+
+
 def main() -> None:
     run = bytes(range(16))
     cases = [
-        case("fleet-a", run, 0, "permutation", [("cluster", 1)]),
-        case("fleet-a", run, 0, "permutation", [("cluster", 16)]),
-        case("fleet-a", run, 1, "permutation", [("cluster", 16)]),
-        case("fleet-b", run, 0, "permutation", [("cluster", 17)]),
-        case("fleet-a", bytes(range(16, 32)), 0, "permutation", [("cluster", 16)]),
-        case("fleet-a", run, 7, "permutation", [("shared", 24), ("cluster", 9)]),
-        case("fleet-a", run, 0, "permutation", [("cluster", 159_010)]),
-        case("fleet-a", run, 0, "permutation", [("cluster", 3_000_001)]),
-        case("fleet-a", run, 0, "none", [("cluster", 16)]),
+        case("fleet-a", run, (0, 0, 0), "permutation", [("cluster", 1)]),
+        case("fleet-a", run, (0, 0, 0), "permutation", [("cluster", 16)]),
+        case("fleet-a", run, (1, 0, 0), "permutation", [("cluster", 16)]),
+        case("fleet-b", run, (0, 0, 0), "permutation", [("cluster", 17)]),
+        case("fleet-a", bytes(range(16, 32)), (0, 0, 0), "permutation", [("cluster", 16)]),
+        case("fleet-a", run, (7, 0, 0), "permutation", [("shared", 24), ("cluster", 9)]),
+        case("fleet-a", run, (0, 0, 0), "permutation", [("cluster", 159_010)]),
+        case("fleet-a", run, (0, 0, 0), "permutation", [("cluster", 3_000_001)]),
+        case("fleet-a", run, (0, 0, 0), "none", [("cluster", 16)]),
+        case("fleet-a", run, (0, 5, 0), "permutation", [("cluster", 16)]),
+        case("fleet-a", run, (0, 5, 1), "permutation", [("cluster", 16)]),
+        case("fleet-a", run, (0, 0, 5), "permutation", [("cluster", 16)]),
     ]
     ramps = [
-        ramp_case("fleet-a", run, 3, mode, segments)
+        ramp_case("fleet-a", run, (3, 0, 7), mode, segments)
         for mode in ("signed-permutation", "rotation")
         for segments in (
             [("cluster", 1)],
@@ -166,6 +202,7 @@ def main() -> None:
         "made_by": "tests/vectors/make_mask.py, without Shoal's code",
         "secret": SECRET.hex(),
         "next_secret": hkdf(SECRET, 32, b"next").hex(),
+        "schedule": schedule(),
         "cases": cases,
         "about_ramps": "masked_ramp is every step-th value of 1, 2, 3, ... under the mask; rotation in double precision",
         "ramps": ramps,

@@ -58,6 +58,17 @@ def renewed(state: CflState, renewal: Renewal, key_id: bytes) -> CflState:
     return dataclasses.replace(state, clusters=clusters, tree=tree, trials=trials, newest={}, gathered={})
 
 
+def without_updates(state: CflState) -> CflState:
+    """Return the state without any client update, as round keys need it: no later update can be compared with them.
+
+    It still records when each device sent its newest one. Newcomers are placed by loss.
+    """
+    newest = {d: dataclasses.replace(c, vector=None) for d, c in state.newest.items()}
+    tree = {k: dataclasses.replace(n, edges=((), ())) for k, n in state.tree.items()}
+    trials = {k: dataclasses.replace(t, evidence=()) for k, t in state.trials.items()}
+    return dataclasses.replace(state, newest=newest, tree=tree, trials=trials)
+
+
 def retain(state: CflState, active: frozenset[str]) -> CflState:
     """Return the state without devices that are not ``active``; `renewed` has dropped their updates."""
 

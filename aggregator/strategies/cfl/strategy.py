@@ -164,6 +164,8 @@ class Cfl:
             events.extend(news)
         state, news = cfl_newcomers.place(state, given, plan.round)
         events.extend(news)
+        if self.run.keys == "round":
+            state = cfl_renewal.without_updates(state)
         capped = capped_devices(means, self.run.weighting, self.run.weight_cap)
         return state, Outcome({d: c.id for c in state.clusters.values() for d in c.members}, tuple(events), capped)
 
@@ -183,7 +185,9 @@ class Cfl:
         if quiet or not settled(self.settings, norms, state.early_norm):
             return state, trace
         # Updates from another model, as a cluster's members bring them from before a split, are not compared.
+        # Nor are updates under other keys than this round's, of which round keys leave no vector.
         rows = [newest[d] for d in sorted(cluster.members) if d in newest and newest[d].model == cluster.id]
+        rows = [c for c in rows if c.vector is not None]
         cut = find_cut(self.settings, rows, self.least_side, norms, self.backend)
         if cut is None:
             return state, trace

@@ -22,7 +22,7 @@ import math
 
 import numpy as np
 
-from aggregator.strategies.base import ClientUpdate, ClusterModel, norm_of, weights_of
+from aggregator.strategies.base import ClientUpdate, ClusterModel, norm_of, starts_of, weights_of
 from shoal.errors import IntegrityError
 from shoal.limits import MAX_SCALE
 from shoal.types import Float32Vector
@@ -68,8 +68,8 @@ def aggregate(
 
 
 def fits(slot: ClusterModel, longest: float) -> bool:
-    """Whether devices take such a model: its scale in bounds, its offset finite and not longer than ``longest``."""
-    return slot.scale <= MAX_SCALE and slot.norm <= longest
+    """Whether devices take such a model: its weights in bounds, its offset finite and not longer than ``longest``."""
+    return slot.scale + sum(weight for weight, _ in slot.others) <= MAX_SCALE and slot.norm <= longest
 
 
 def _plus_others(
@@ -79,8 +79,11 @@ def _plus_others(
     others = [(s, eta / length) for i, (s, length) in enumerate(zip(slots, lengths, strict=True)) if i != j and length]
     if not others:
         return own
-    scale = own.scale + sum(share * s.scale for s, share in others)
-    moved = dataclasses.replace(own, scale=scale, version=round_)
+    starts = starts_of([(1.0, own), *((share, s) for s, share in others)])
+    scale = starts.pop(own.origin)
+    moved = dataclasses.replace(
+        own, scale=scale, others=tuple((weight, number) for number, weight in starts.items()), version=round_
+    )
     extra: Float32Vector | None = None
     for s, share in others:
         if s.offset is not None:

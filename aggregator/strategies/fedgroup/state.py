@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from aggregator.strategies.base import ClusterModel, Event, Gathered, require
+from aggregator.strategies.base import ClusterModel, Event, Gathered, require, starts_of
 from aggregator.strategies.renewal import (
     Carried,
     Inherited,
@@ -104,16 +104,21 @@ class FedGroupState:
         """The auxiliary global model: the mean of the groups' models (fedgroup Alg. 2), the origin while there are none."""
         if not self.slots:
             return self.origin
-        scale = sum(s.scale for s in self.slots) / len(self.slots)
+        count = len(self.slots)
         moved = [s for s in self.slots if s.offset is not None]
+        common, scale = self.common, sum(s.scale for s in self.slots) / count
+        if not self.apart:
+            (first, total_scale), *others = starts_of((1.0, s) for s in self.slots).items()
+            common = ClusterModel(first, others=tuple((weight / count, number) for number, weight in others))
+            scale = total_scale / count
         if not moved:
-            return dataclasses.replace(self.common, scale=scale)
+            return dataclasses.replace(common, scale=scale)
         total = np.zeros_like(moved[0].offset)
         for slot in moved:
             total += slot.offset
         total /= np.float32(len(self.slots))
         fewest, newest = min(s.contributors for s in moved), max(s.version for s in moved)
-        return ClusterModel(self.common.origin, total, fewest, newest, scale)
+        return dataclasses.replace(common, offset=total, contributors=fewest, version=newest, scale=scale)
 
 
 def inherited(state: FedGroupState, groups: int, *, directions: bool) -> Inherited:

@@ -174,11 +174,13 @@ class FedGroup:
             slots.append(begin.moved(self.average(members, "uniform"), len(members), round_) if enough else begin)
         clusters = {c.device: label for c, label in zip(given, labels, strict=True)}
         sizes = [labels.count(j) for j in range(len(slots))]
+        # With round keys no later update can be compared with these directions: newcomers choose by loss.
+        remembers = self.run.keys == "run"
         state = dataclasses.replace(
             state,
             slots=tuple(slots),
-            directions=tuple(directions),
-            behind=(1,) * len(slots) if centres else tuple(sizes),
+            directions=tuple(directions) if remembers else (),
+            behind=((1,) * len(slots) if centres else tuple(sizes)) if remembers else (),
             since=round_,
             clusters=clusters,
             lengths=(0.0,) * len(slots),

@@ -26,7 +26,8 @@ def inherited(state: IfcaState, starts: int) -> Inherited:
         starts: number of models of all starts together.
     """
     state = _one_start(state)
-    models = {s.origin: s for s in (*state.best, *state.slots)}
+    first_best = state.best_start * len(state.best)
+    models = dict(enumerate(state.best, first_best)) | dict(enumerate(state.slots, state.first))
     if not state.settled:
         models = {i: ClusterModel(origin=i) for i in range(starts)} | models
     return Inherited(models, shared=state.shared)
@@ -35,15 +36,16 @@ def inherited(state: IfcaState, starts: int) -> Inherited:
 def renewed(state: IfcaState, renewal: Renewal) -> IfcaState:
     """Return the state in the next mask epoch; cluster identities and the state of the broadcast stay."""
     kept = _one_start(state)
-    slots = tuple(fresh_slot(renewal, s.origin) for s in kept.slots)
+    slots = tuple(fresh_slot(renewal, model) for model, _ in enumerate(kept.slots, kept.first))
     news = state.news
     if kept.settled and not state.settled:
         news += (Event(renewal.round, "restarts-ended", {"start": kept.start, "finished": bool(state.best)}),)
     return dataclasses.replace(
         kept,
         slots=slots,
+        first=slots[0].origin,
         shared=None if kept.shared is None else slots[0],
-        best=tuple(fresh_slot(renewal, s.origin) for s in kept.best),
+        best=tuple(fresh_slot(renewal, model) for model, _ in enumerate(kept.best, kept.best_start * len(kept.best))),
         news=news,
         gathered={},
     )

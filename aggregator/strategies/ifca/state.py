@@ -60,6 +60,7 @@ class IfcaState:
 
     Attributes:
         slots: k slots; shared: the segment that they have in common, None without weight sharing.
+        first: model id of the first of the k models; the others follow it.
         start: which random start they belong to; started: rounds it has had.
         best, best_shared, best_start, best_loss, best_choice: the finished start of least training loss; the loss is None
             if no device reported one.
@@ -72,6 +73,7 @@ class IfcaState:
     devices: tuple[str, ...]
     slots: tuple[ClusterModel, ...]
     shared: ClusterModel | None = None
+    first: int = 0
     start: int = 0
     started: int = 0
     best: tuple[ClusterModel, ...] = ()
@@ -91,6 +93,7 @@ class IfcaState:
             self,
             slots=self.best,
             shared=self.best_shared,
+            first=self.best_start * len(self.best),
             start=self.best_start,
             settled=True,
             choice=self.best_choice,

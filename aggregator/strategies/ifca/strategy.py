@@ -95,14 +95,10 @@ class Ifca:
         return slots, slots[0] if self.sharing else None
 
     def _ids(self, state: IfcaState) -> tuple[int, ...]:
-        first = state.slots[0].origin
-        return tuple(range(first, first + self.settings.k))
+        return tuple(range(state.first, state.first + self.settings.k))
 
     def plan(self, state: IfcaState, round_: int, available: tuple[str, ...]) -> tuple[IfcaState, RoundPlan]:
-        """Return the plan in which drawn devices score all k models, or get only their own if identities are stable.
-
-        Model ids are origin numbers.
-        """
+        """Return the plan in which drawn devices score all k models, or get only their own if identities are stable."""
         ids, s = self._ids(state), self.settings
         evaluate = evaluates(self.run, round_)
         assignments = dict.fromkeys(drawn(self.run, round_, available), train_assignment(ids, evaluate=evaluate))
@@ -122,7 +118,7 @@ class Ifca:
     def close(self, state: IfcaState, plan: RoundPlan) -> tuple[IfcaState, Outcome]:
         """Average within each cluster (an empty one does not change), then end a start after its last round."""
         given = in_order(state.gathered.values())
-        first = state.slots[0].origin
+        first = state.first
         news = state.news
         broadcast, events = self._observed(state, plan, {c.device: c.model - first for c in given})
         slots, shared = self._averaged(state, given, plan.round)
@@ -221,7 +217,10 @@ class Ifca:
         if state.start + 1 < self.settings.restarts:
             following = state.start + 1
             slots, shared = self._origins(following)
-            state = dataclasses.replace(state, slots=slots, shared=shared, start=following, started=0, choice={})
+            first = following * self.settings.k
+            state = dataclasses.replace(
+                state, slots=slots, shared=shared, first=first, start=following, started=0, choice={}
+            )
         else:
             events.append(Event(round_, "start-kept", {"start": state.best_start, "loss": state.best_loss}))
             state = state.settle()

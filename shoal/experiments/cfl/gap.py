@@ -166,6 +166,7 @@ class _Runs:
                 local=local_of(options),
                 seed=seed,
                 mask=options.mask,
+                keys=options.keys,
                 evaluate_every=0,
                 device=options.device,
                 deferred=False,

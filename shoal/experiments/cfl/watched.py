@@ -51,6 +51,7 @@ def watched(
         local=local,
         seed=options.seed,
         mask=options.mask,
+        keys=options.keys,
         evaluate_every=0,
         count="all",
         trainer=options.knob("trainer", "auto"),

@@ -26,7 +26,7 @@ class Options:
         algorithm: one of the experiment's algorithms; never "all", which the command runs one by one.
         devices: m; samples: n, a device's training samples; rounds: R.
         seed: seed of data split, origins, batches and mask.
-        mask: a mask mode of `crypto.mask.modes.registry`, or "none".
+        mask: a mask mode of `crypto.mask.modes.registry`, or "none"; keys: a mask key for the "run", or for each "round".
         data_dir: folder that is searched first for data sets.
         settings: NAME -> VALUE of --set, for the experiment's own knobs and for the strategy's settings.
         grid: points of a sweep: "default", or "paper" for all of the paper's.
@@ -40,6 +40,7 @@ class Options:
     rounds: int | None = None
     seed: int = 0
     mask: str = "none"
+    keys: str = "run"
     data_dir: Path | None = None
     settings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     grid: str = "default"

@@ -251,6 +251,7 @@ def run(options: Options, progress: Progress) -> Result:
         pretrain=pretrain,
         seed=options.seed,
         mask=options.mask,
+        keys=options.keys,
         evaluate_every=options.knob("evaluate_every", 0),
         count="all",
         trainer=options.knob("trainer", "auto"),

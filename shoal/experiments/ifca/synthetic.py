@@ -258,6 +258,8 @@ def run(options: Options, progress: Progress) -> Result:
     unknown = options.strategy_settings(*KNOBS)
     if unknown:
         raise UsageError(f"ifca-synthetic has no setting {sorted(unknown)[0]!r}", hint=f"it has {', '.join(KNOBS)}")
+    if options.keys != "run":
+        raise UsageError("ifca-synthetic has one mask key a run", hint="leave out --keys")
     if options.grid not in ("default", "paper"):
         raise UsageError(f"there is no grid {options.grid!r}", hint="there are default and paper")
     names = options.knob("curves", "".join(CURVES))

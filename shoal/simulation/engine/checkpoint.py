@@ -23,16 +23,18 @@ from shoal.errors import DocumentError, IntegrityError
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import RunPlan
 from shoal.simulation.data import Population
+from shoal.simulation.engine.models import HeldStates
 from shoal.simulation.engine.records import SimRound
 from shoal.util.files import write_atomic
 from shoal.util.state_codec import decode_state, encode_state
 
 S = TypeVar("S")
-VERSION: Final = 3
+VERSION: Final = 4
 SAVE_EVERY_S: Final = 60.0
 """Least seconds between two checkpoints."""
 _DOCUMENT: Final = "document"
 _ARRAY: Final = "array/"
+_MODEL: Final = "model/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,7 @@ class _File:
         version: `VERSION`.
         run: the run's `fingerprint`; data: its devices' `data_digest`.
         point: the run between two rounds.
-        strategy: the strategy's state, encoded.
+        strategy: the strategy's state, encoded; models: with round keys, the states that devices hold.
     """
 
     version: int
@@ -75,6 +77,7 @@ class _File:
     data: str
     point: ResumePoint
     strategy: Any
+    models: Any
 
 
 def fingerprint(run: RunPlan, start: NDArray[np.float32], arrivals: Mapping[str, int] | None = None) -> str:
@@ -96,7 +99,7 @@ def data_digest(population: Population) -> str:
     return digest.hexdigest()
 
 
-def save(path: Path, name: str, data: str, point: ResumePoint, state: Any) -> None:
+def save(path: Path, name: str, data: str, point: ResumePoint, state: Any, models: HeldStates) -> None:
     """Write a checkpoint atomically.
 
     Args:
@@ -105,19 +108,21 @@ def save(path: Path, name: str, data: str, point: ResumePoint, state: Any) -> No
         data: the devices' `data_digest`.
         point: the simulator's state.
         state: the strategy's state.
+        models: with round keys, the states that devices hold.
     """
-    strategy = encode_state(state)
-    file = encode_state(_File(VERSION, name, data, point, strategy.document))
+    strategy, held = encode_state(state), encode_state(models)
+    file = encode_state(_File(VERSION, name, data, point, strategy.document, held.document))
     # The document is JSON in an array of bytes: the file then needs no pickle, and loads with allow_pickle=False.
     document = np.frombuffer(json.dumps(file.document).encode(), np.uint8)
     buffer = io.BytesIO()
-    np.savez(buffer, **{_DOCUMENT: document, **{_ARRAY + k: v for k, v in strategy.arrays.items()}})  # type: ignore[arg-type]  # numpy's stub takes the second argument for a flag
+    arrays = {_ARRAY + k: v for k, v in strategy.arrays.items()} | {_MODEL + k: v for k, v in held.arrays.items()}
+    np.savez(buffer, **{_DOCUMENT: document, **arrays})  # type: ignore[arg-type]  # numpy's stub takes the second argument for a flag
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, buffer.getvalue())
 
 
-def load(path: Path, name: str, data: str, state_type: type[S]) -> tuple[ResumePoint, S] | None:
-    """Return the simulator's and the strategy's state, or None if there is no checkpoint at ``path``.
+def load(path: Path, name: str, data: str, state_type: type[S]) -> tuple[ResumePoint, S, HeldStates] | None:
+    """Return the simulator's, the strategy's and the models' state, or None if there is no checkpoint at ``path``.
 
     Args:
         path: see `save`.
@@ -148,7 +153,11 @@ def load(path: Path, name: str, data: str, state_type: type[S]) -> tuple[ResumeP
             raise IntegrityError(
                 f"{path} is of another run", hint="give the options of the run that it is from, or another file"
             )
-        vectors = {key.removeprefix(_ARRAY): array for key, array in arrays.items()}
-        return kept.point, decode_state(state_type, kept.strategy, vectors)
+        vectors, held = (
+            {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
+            for prefix in (_ARRAY, _MODEL)
+        )
+        models = decode_state(HeldStates, kept.models, held)
+        return kept.point, decode_state(state_type, kept.strategy, vectors), models
     except DocumentError as error:
         raise damaged from error

@@ -149,6 +149,7 @@ def sim_plan(
         pretrain=local_settings(options.pretrain or options.local),
         weight_cap=options.weight_cap,
         capabilities=parsed.capabilities,
+        keys=options.keys,
     )
     key = mask_of(plan)
     plan = plan if key is None else dataclasses.replace(plan, key_id=key.key_id)
@@ -158,8 +159,8 @@ def sim_plan(
 
 
 def mask_of(run: RunPlan) -> MaskKey | None:
-    """Return the run's mask, derived from its seed; None for mode ``none``."""
-    if run.mode == "none":
+    """Return the run's mask, derived from its seed; None for mode ``none`` and with round keys."""
+    if run.mode == "none" or run.keys == "round":
         return None
     # No secret at all: in a simulation the mask only shows that strategies work on masked vectors.
     secret = MaskSecret.from_bytes(int(run.seed).to_bytes(32, "little"))
@@ -268,7 +269,8 @@ class _Simulation:
         if options.checkpoint is not None:
             kept = checkpoint.load(options.checkpoint, self.name, self.data, self.strategy.state_type)
             if kept is not None:
-                point, state = kept
+                point, state, models = kept
+                self.workforce.models.restore(models)
                 round_, spent, outcome = self._go_on(point)
         saved_s = time.monotonic()
         # IFCA's starts set their histories aside; the loop must not end before one of them is chosen.
@@ -286,6 +288,8 @@ class _Simulation:
             for contribution in screened.accepted:
                 state = self.strategy.absorb(state, contribution)
             state, outcome = self.strategy.close(state, plan)
+            if run.keys == "round":
+                state = self.workforce.relay(self.strategy, state, round_)
             seconds = time.process_time() - begin
             counts = options.count == "all" or any(
                 o.train and o.phase == Phase.TRAIN for o in plan.assignments.values()
@@ -311,7 +315,7 @@ class _Simulation:
             spent += self._restarts(state, round_, outcome)
             if options.checkpoint is not None and time.monotonic() - saved_s >= checkpoint.SAVE_EVERY_S:
                 point = self._resume_point(round_, spent, outcome)
-                checkpoint.save(options.checkpoint, self.name, self.data, point, state)
+                checkpoint.save(options.checkpoint, self.name, self.data, point, state, self.workforce.models.held)
                 saved_s = time.monotonic()
         if self.last is None:
             self.last = self._evaluate(state, round_)

@@ -11,29 +11,30 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aggregator.strategies.base import ClientUpdate, RoundPlan, mean_update, norm_of, weights_of, whole_offset
+from aggregator.strategies.base import ClientUpdate, RoundPlan, Strategy, mean_update, norm_of, weights_of
 from aggregator.strategies.registry import plan_settings
 from aggregator.strategies.settings import Reads
 from crypto.mask.keys import MaskKey
-from crypto.mask.masking import mask, unmask
+from crypto.mask.masking import mask
 from edge_client.learning.update import LOSS_DECIMALS, NORM_DECIMALS, BatchOrder, reported_margins
 from shoal.errors import DataError, IntegrityError
 from shoal.protocol.documents import LocalSettings, RunPlan
 from shoal.protocol.messages import Assignment, Phase, Share
 from shoal.simulation.data import Population
+from shoal.simulation.engine.models import Models
 from shoal.simulation.trainers import scoring
 from shoal.simulation.trainers.blocks import Block, Shelf, Trained, Trainer
 from shoal.simulation.trainers.dual import Dual, Scored
 from shoal.simulation.trainers.networks import Network
 from shoal.simulation.trainers.registry import make_trainer
-from shoal.types import Float32Vector, MaskedVector
+from shoal.types import Float32Vector
 
 ROWS_BYTES: Final = 64 << 20
 """Most memory of a round's single updates; a round with larger ones is summed if the strategy allows it."""
@@ -70,7 +71,8 @@ class Workforce:
         run: the run plan, with recipes, seed, algorithm and segments.
         origins: shape (run.origins, d), float32.
         trainer: "loop", "batched", "dual", or "auto" for the fastest that can train the network.
-        mask: mask of all vectors that a strategy receives; None leaves updates and offsets clear.
+        mask: mask of all vectors that a strategy receives in a run with one key; None leaves them clear. With round keys the
+            masks follow from the run's seed.
         device: torch's name of the device that computes.
         threads: threads of one matrix product.
         norms: also compute single updates' norms when updates are summed, though the strategy reads only means.
@@ -98,8 +100,8 @@ class Workforce:
                 f"origins of shape {origins.shape} for {run.origins} models of {network.length} coordinates"
             )
         torch.set_num_threads(threads)
-        self.population, self.network, self.run, self.mask = population, network, run, mask
-        self.origins = np.ascontiguousarray(origins, np.float32)
+        self.population, self.network, self.run = population, network, run
+        self.models = Models(run, np.ascontiguousarray(origins, np.float32), mask)
         self.device = torch.device(device)
         self.deferred = deferred
         self.reads = plan_settings(run).reads if reads is None else reads
@@ -132,22 +134,16 @@ class Workforce:
         return self._probes
 
     def theta(self, plan: RoundPlan, model: int) -> Float32Vector:
-        """Return a clear model of the plan, (d,) float32: its scaled origin plus its unmasked offset."""
-        slot = plan.models[model]
-        theta: Float32Vector = self.origins[slot.origin] * np.float32(slot.scale)
-        if plan.shared is not None:
-            span = self.run.span("shared")
-            theta[span] = self.origins[plan.shared.origin, span]
-        offset = whole_offset(self.run, plan, model)
-        if offset is None:
-            return theta
-        if self.mask is not None:
-            offset = unmask(MaskedVector(offset, self.mask.key_id), self.mask)
-        theta += offset
-        return theta
+        """Return a clear model of the plan, (d,) float32."""
+        return self.models.theta(plan, model)
+
+    def relay(self, strategy: Strategy, state: Any, round_: int) -> Any:
+        """Take over the models of round ``round_`` from the strategy, and return its state without them: see `Models.relay`."""
+        return self.models.relay(strategy, state, round_)
 
     def carry_out(self, plan: RoundPlan) -> list[ClientUpdate]:
         """Carry out every order of ``plan``; return the devices' uploads, in order of their names."""
+        self.models.open_round(plan.round)
         ids = sorted(plan.models)
         thetas = np.stack([self.theta(plan, model) for model in ids])
         models = torch.from_numpy(thetas).to(self.device)
@@ -189,7 +185,7 @@ class Workforce:
         return self._masked(mean)
 
     def _masked(self, clear: Float32Vector) -> Float32Vector:
-        return clear if self.mask is None else mask(clear, self.mask).values
+        return clear if self.models.mask is None else mask(clear, self.models.mask).values
 
     def _defers(self, plan: RoundPlan) -> bool:
         if self.deferred is not None:
@@ -282,7 +278,7 @@ class Workforce:
                 model=ids[int(start[i])],
                 samples=int(self.samples[place]),
                 loss=round(float(reported[i]), LOSS_DECIMALS),
-                key_id=self.run.key_id,
+                key_id=self.models.key_id,
                 margins=margins[i],
                 correct=int(correct[i]),
                 tested=int(tested[i]),

@@ -19,7 +19,7 @@ VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[3] / "vectors" / "m
 
 
 @pytest.mark.parametrize(
-    "case", VECTORS["cases"], ids=lambda case: f"{case['mode']}-{case['segments']}-{case['epoch']}"
+    "case", VECTORS["cases"], ids=lambda case: f"{case['mode']}-{case['segments']}-{case['times']}"
 )
 def test_derivation_matches_the_known_answer(case: dict[str, Any]) -> None:
     """The key id and the permutation of every segment are those of the vector file."""
@@ -47,10 +47,12 @@ def key_of(case: dict[str, Any]) -> MaskKey:
     context = MaskContext(
         fleet=case["fleet"],
         run_id=bytes.fromhex(case["run_id"]),
-        epoch=case["epoch"],
+        epoch=case["times"][0],
         task_digest=bytes.fromhex(case["task_digest"]),
         mode=case["mode"],
         segments=tuple(Segment(name, length) for name, length in case["segments"]),
+        key_version=case["times"][1],
+        round=case["times"][2],
     )
     key = derive(MaskSecret.from_bytes(bytes.fromhex(VECTORS["secret"])), context)
     assert key.key_id.hex() == case["key_id"]

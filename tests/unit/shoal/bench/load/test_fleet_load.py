@@ -136,6 +136,13 @@ def test_a_soak_tells_a_database_that_grows_from_one_that_does_not():
     assert (flat["rounds"], flat["minutes"]) == (1100, 11.0)
 
 
+def test_the_record_of_each_round_may_grow_the_database():
+    """35 bytes a round are the run's record; 1,000 would be client updates that nothing deletes."""
+    record, updates = (soak_of(lambda n, size=size: 2_000_000 + 100 * n * size)["flat"] for size in (35, 10_000))
+    assert record["database_bytes"]
+    assert not updates["database_bytes"]
+
+
 def test_a_figure_may_rise_by_a_tenth_and_its_slack():
     assert is_flat("rss_mb", 60.0, 67.9)
     assert not is_flat("rss_mb", 60.0, 68.1)

@@ -38,10 +38,10 @@ def population(devices=10, groups=2, uneven=True, seed=0):
     return Population(*map(tuple, shares), groups=tuple(i % groups for i in range(devices)))
 
 
-def run(algorithm="ifca", settings=None, data=None, **options):
+def run(algorithm="ifca", settings=None, data=None, watch=None, **options):
     settings = {"k": "2"} if settings is None and algorithm == "ifca" else settings or {}
     fields = {"rounds": 4, "local": FULL, "seed": 3, **options}
-    return simulate(algorithm, settings, data or population(), NETWORK, SimOptions(**fields))
+    return simulate(algorithm, settings, data or population(), NETWORK, SimOptions(**fields), watch=watch)
 
 
 def figures(result):

@@ -1,0 +1,245 @@
+"""The key schedule: from the secret of a key version to the keys of each run and of each round.
+
+    owner draws a key version ──run──▶ chain of a run ──take──▶ keys of round 1
+            │ next run                      │ next round
+            ▼                               ▼
+       the same version, one run later   the chain, one round later ──take──▶ keys of round 2 ...
+
+- The owner draws a *key version* at init, at every rotation, revocation and admission. A newcomer gets the newest version
+  only, so it holds nothing of the rounds before.
+- Every arrow is HKDF-SHA256 and can't be reversed. A step replaces the secret that it started from: a device that is stolen
+  after a round gives away no key of that round or of an earlier one.
+- Fleet and run id are part of every derivation. A restored backup may use a key version a second time, but never a mask.
+- A chain hands out each round once, and no round before it: see `RunChain.take`.
+
+The aggregator holds none of these secrets and can't import this package.
+
+Example: two devices derive the same keys, one of them after it was away for rounds 1 to 3.
+
+    >>> from crypto.mask.schedule import VersionKey
+    >>> device, other = (VersionKey("reef", 7, bytes(32)) for _ in range(2))
+    >>> chain, late = (key.begin_run(b"run-1", first_round=1) for key in (device, other))
+    >>> rounds = [chain.take() for _ in range(4)]
+    >>> late.skip_to(4)
+    >>> late.take().content == rounds[3].content, late.next_round
+    (True, 5)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from crypto.mask.kdf import SECRET_BYTES, expand
+from crypto.mask.keys import MAX_RUN_ID_BYTES, MaskContext
+from crypto.mask.secret import MaskSecret
+from shoal.errors import IntegrityError, UsageError
+from shoal.types import check_name
+
+if TYPE_CHECKING:
+    from shoal.types import Float32Vector, Segment
+
+MAX_SKIPPED_ROUNDS: Final = 100_000
+"""Most rounds that a chain skips at once; a skipped round costs some 5 microseconds."""
+STATE_DIGEST_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class RoundKeys:
+    """The keys of one round. A device erases them when it has applied the round's means.
+
+    Attributes:
+        fleet, run_id, key_version, round: the round that they belong to.
+        mask: the secret of the round's mask.
+        content: 32 bytes, the key that devices and the owner share in this round.
+    """
+
+    fleet: str
+    run_id: bytes
+    key_version: int
+    round: int
+    mask: MaskSecret
+    content: bytes
+
+    def context(self, task_digest: bytes, mode: str, segments: tuple[Segment, ...]) -> MaskContext:
+        """Return the context from which `crypto.mask.keys.derive` makes the round's mask with the secret ``mask``.
+
+        Args:
+            task_digest: 32 bytes.
+            mode: the mask mode.
+            segments: layout of the vectors.
+        """
+        return MaskContext(
+            fleet=self.fleet,
+            run_id=self.run_id,
+            epoch=0,
+            task_digest=task_digest,
+            mode=mode,
+            segments=segments,
+            key_version=self.key_version,
+            round=self.round,
+        )
+
+    def state_digest(self, model: int, theta: Float32Vector) -> bytes:
+        """Return the digest of a model's state after this round: HMAC-SHA-256 over run, model, round and vector.
+
+        It is keyed. From a plain hash the aggregator could tell whether a guess of the model is right.
+
+        Args:
+            model: id within the run.
+            theta: (d,), float32, C-contiguous, in clear. Equal vectors with other bits (-0.0 and 0.0) have other digests.
+
+        Returns:
+            32 bytes.
+        """
+        key = expand(self.content, SECRET_BYTES, b"digest")
+        head = len(self.run_id).to_bytes(4, "big") + self.run_id + _number(model) + _number(self.round)
+        mac = hmac.new(key, head, hashlib.sha256)
+        mac.update(theta.astype("<f4", copy=False).data.cast("B"))  # no copy on little-endian machines
+        return mac.digest()
+
+    def __repr__(self) -> str:
+        return f"RoundKeys({self.fleet!r}, version {self.key_version}, round {self.round}, <redacted>)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("keys can't be pickled")
+
+
+class RunChain:
+    """The chain of one run under one key version. It holds one secret: that of its next round.
+
+    Attributes:
+        fleet, run_id, key_version: the run, and the version that its keys come from.
+        next_round: the round whose keys `take` returns.
+    """
+
+    __slots__ = ("_secret", "fleet", "key_version", "next_round", "run_id")
+
+    def __init__(self, fleet: str, run_id: bytes, key_version: int, next_round: int, secret: bytes) -> None:
+        """Restore a chain from storage; `VersionKey.begin_run` makes a new one.
+
+        Raises:
+            IntegrityError: the secret is not 32 bytes long.
+        """
+        self.fleet, self.run_id, self.key_version = fleet, run_id, key_version
+        self.next_round = next_round
+        self._secret = MaskSecret.from_bytes(secret)
+
+    def take(self) -> RoundKeys:
+        """Return the keys of ``next_round``, and step on to the round after it.
+
+        The chain has moved on when this returns, so no second call gives the same round. Store the chain and the keys
+        durably before anything that is masked with them leaves the device.
+        """
+        secret, at = self._secret.reveal(), (self.fleet.encode(), self.run_id, _number(self.next_round))
+        keys = RoundKeys(
+            self.fleet,
+            self.run_id,
+            self.key_version,
+            self.next_round,
+            MaskSecret.from_bytes(expand(secret, SECRET_BYTES, b"mask", *at)),
+            expand(secret, SECRET_BYTES, b"content", *at),
+        )
+        self._step()
+        return keys
+
+    def skip_to(self, round_: int) -> None:
+        """Step on to ``round_`` without using the rounds in between.
+
+        Raises:
+            IntegrityError: the round is before ``next_round``, or more than MAX_SKIPPED_ROUNDS after it.
+        """
+        if not 0 <= round_ - self.next_round <= MAX_SKIPPED_ROUNDS:
+            raise IntegrityError(
+                f"the keys of round {round_} can't be derived from those of round {self.next_round}",
+                hint="keys are derived forwards only: have the owner admit this device again",
+            )
+        while self.next_round < round_:
+            self._step()
+
+    def _step(self) -> None:
+        self._secret = MaskSecret.from_bytes(expand(self._secret.reveal(), SECRET_BYTES, b"next-round"))
+        self.next_round += 1
+
+    def reveal(self) -> bytes:
+        """Return the chain's secret, for a file of mode 0600."""
+        return self._secret.reveal()
+
+    def __repr__(self) -> str:
+        return f"RunChain({self.fleet!r}, version {self.key_version}, next round {self.next_round}, <redacted>)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("keys can't be pickled")
+
+
+class VersionKey:
+    """The secret of a key version, as one party holds it after the runs that have begun under it.
+
+    Attributes:
+        fleet: the fleet's name.
+        number: the key version: sequence of the roster with which the owner drew it.
+        runs: number of runs that have begun under it; the secret has been replaced as often.
+    """
+
+    __slots__ = ("_secret", "fleet", "number", "runs")
+
+    def __init__(self, fleet: str, number: int, secret: bytes, runs: int = 0) -> None:
+        """Create the key from the 32 bytes that the owner drew, or restore it from storage.
+
+        Raises:
+            IntegrityError: the secret is not 32 bytes long.
+        """
+        self.fleet, self.number, self.runs = check_name(fleet, "fleet"), number, runs
+        self._secret = MaskSecret.from_bytes(secret)
+
+    @classmethod
+    def draw(cls, fleet: str, number: int) -> VersionKey:
+        """Return a new key version from the operating system's random source."""
+        return cls(fleet, number, MaskSecret.generate().reveal())
+
+    def begin_run(self, run_id: bytes, first_round: int) -> RunChain:
+        """Return the chain of the next run under this version, and erase the secret that it comes from.
+
+        Args:
+            run_id: 1 to 64 bytes, random for each run.
+            first_round: first round of the run under this version: 1, or a later one if the version was drawn meanwhile.
+        """
+        if not 1 <= len(run_id) <= MAX_RUN_ID_BYTES:
+            raise UsageError(f"the run id has {len(run_id)} bytes, not 1 to {MAX_RUN_ID_BYTES}")
+        secret = self._secret.reveal()
+        run = expand(secret, SECRET_BYTES, b"run", self.fleet.encode(), run_id)
+        self._secret = MaskSecret.from_bytes(expand(secret, SECRET_BYTES, b"next-run"))
+        self.runs += 1
+        first = expand(run, SECRET_BYTES, b"first-round", _number(first_round))
+        return RunChain(self.fleet, run_id, self.number, first_round, first)
+
+    def skip_to_run(self, runs: int) -> None:
+        """Step over runs that this party missed, until ``runs`` runs have begun under this version.
+
+        Raises:
+            IntegrityError: more runs than that have begun, or MAX_SKIPPED_ROUNDS fewer.
+        """
+        if not 0 <= runs - self.runs <= MAX_SKIPPED_ROUNDS:
+            raise IntegrityError(
+                f"the keys of run {runs} of key version {self.number} can't be derived after run {self.runs}",
+                hint="keys are derived forwards only: have the owner admit this device again",
+            )
+        while self.runs < runs:
+            self._secret = MaskSecret.from_bytes(expand(self._secret.reveal(), SECRET_BYTES, b"next-run"))
+            self.runs += 1
+
+    def reveal(self) -> bytes:
+        """Return the secret, for sealing to a device or for a file of mode 0600."""
+        return self._secret.reveal()
+
+    def __repr__(self) -> str:
+        return f"VersionKey({self.fleet!r}, version {self.number}, {self.runs} runs, <redacted>)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("keys can't be pickled")
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(8, "big")

@@ -1,0 +1,144 @@
+"""The clear models of a simulated run, held in the place of all devices.
+
+With one key a run, the aggregator's strategy holds masked offsets, and a model is its origin plus its unmasked offset. With
+round keys the strategy holds no vector between rounds (`aggregator.rounds.relay`): `relay` evaluates the recipes of a round
+here, as every device would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from aggregator.rounds.relay import RelayedStep, StateRef, States, settle
+from aggregator.strategies.base import starts_of, whole_offset
+from crypto.mask.keys import derive, segment_keys
+from crypto.mask.masking import unmask
+from crypto.mask.schedule import VersionKey
+from shoal.protocol.messages import SHARED_MODEL
+from shoal.types import Float32Vector, MaskedVector
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from aggregator.strategies.base import ClusterModel, RoundPlan, Strategy
+    from crypto.mask.keys import MaskKey
+    from shoal.protocol.documents import RunPlan
+
+KEY_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class HeldStates:
+    """The states that devices hold between two rounds, besides the origins: names, numbers and vectors, for a checkpoint."""
+
+    names: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    next: int = 0
+    vectors: Mapping[int, Float32Vector] = field(default_factory=dict)
+
+
+class Models:
+    """The models of a run in the clear, and the mask of the current round.
+
+    Attributes:
+        mask: the mask of the vectors that the strategy receives; None if they are clear.
+        key_id: names it.
+    """
+
+    def __init__(self, run: RunPlan, origins: NDArray[np.float32], mask: MaskKey | None) -> None:
+        """Hold the origins (run.origins, d), float32; ``mask`` is the mask of a run with one key."""
+        self._run = run
+        self._origins = origins
+        self.mask = mask
+        self.key_id = run.key_id
+        self._states = States.of_origins(run.origins)
+        self._vectors: dict[StateRef, Float32Vector] = {StateRef(i, 0): row for i, row in enumerate(origins)}
+        self._chain = None
+        if run.keys == "round" and run.mode != "none":
+            # No secret at all: in a simulation masks only show that strategies work on masked vectors.
+            secret = int(run.seed).to_bytes(32, "little")
+            self._chain = VersionKey(run.fleet, KEY_VERSION, secret).begin_run(run.run_id, 1)
+
+    def open_round(self, round_: int) -> None:
+        """Derive the mask of round ``round_``, which is later than the last one, if each round has its own."""
+        if self._chain is None:
+            return
+        self._chain.skip_to(round_)
+        keys = self._chain.take()
+        run = self._run
+        self.mask = derive(keys.mask, keys.context(run.task_digest, run.mode, run.mask_segments))
+        self.key_id = self.mask.key_id
+
+    def theta(self, plan: RoundPlan, model: int) -> Float32Vector:
+        """Return a clear model of the plan, (d,) float32."""
+        if plan.shared is None:
+            theta = self._start(plan.models[model], "")
+        else:
+            theta = np.empty(self._run.length, np.float32)
+            theta[self._run.span("shared")] = self._start(plan.shared, "shared")
+            theta[self._run.span("cluster")] = self._start(plan.models[model], "cluster")
+        offset = whole_offset(self._run, plan, model)
+        if offset is None:
+            return theta
+        if self.mask is not None:
+            offset = unmask(MaskedVector(offset, self.mask.key_id), self.mask)
+        theta += offset
+        return theta
+
+    def _start(self, value: ClusterModel, segment: str) -> Float32Vector:
+        """Return the sum that a model starts from, without its offset, in new memory."""
+        (first, weight), *others = starts_of([(1.0, value)]).items()
+        total: Float32Vector = self._state(self._states[first], segment) * np.float32(weight)
+        for number, weight in others:
+            total += self._state(self._states[number], segment) * np.float32(weight)
+        return total
+
+    def _state(self, ref: StateRef, segment: str) -> Float32Vector:
+        vector = self._vectors[ref]
+        # Origins are whole vectors; later states of models that share weights have one segment each.
+        return vector[self._run.span(segment)] if ref.round == 0 else vector
+
+    def relay(self, strategy: Strategy, state: Any, round_: int) -> Any:
+        """Return the strategy's state after round ``round_`` without vectors; the states that follow from it are held here."""
+        inherited = strategy.inherited(state)
+        models = dict(inherited.models)
+        if inherited.shared is not None:
+            models[SHARED_MODEL] = inherited.shared
+        state, self._states, steps = settle(state, models, self._states, round_)
+        segments = {} if self.mask is None else segment_keys(self.mask)
+        for step in steps:
+            segment = ""
+            if inherited.shared is not None:
+                segment = "shared" if step.state.model == SHARED_MODEL else "cluster"
+            self._vectors[step.state] = self._evaluate(step, segment, segments.get(segment))
+        named = set(self._states.names.values())
+        self._vectors = {ref: vector for ref, vector in self._vectors.items() if ref in named}
+        return state
+
+    def _evaluate(self, step: RelayedStep, segment: str, mask: MaskKey | None) -> Float32Vector:
+        (weight, first), *others = step.terms
+        total: Float32Vector = self._state(first, segment) * np.float32(weight)
+        for weight, ref in others:
+            total += self._state(ref, segment) * np.float32(weight)
+        if step.mean is not None:
+            total += step.mean if mask is None else unmask(MaskedVector(step.mean, mask.key_id), mask)
+        return total
+
+    @property
+    def held(self) -> HeldStates:
+        """The states besides the origins."""
+        later = {number: ref for number, ref in self._states.names.items() if ref.round}
+        vectors = {number: self._vectors[ref] for number, ref in later.items()}
+        return HeldStates({number: (ref.model, ref.round) for number, ref in later.items()}, self._states.next, vectors)
+
+    def restore(self, held: HeldStates) -> None:
+        """Continue from states that `held` returned."""
+        if not held.next:
+            return
+        origins = States.of_origins(self._run.origins)
+        later = {number: StateRef(*name) for number, name in held.names.items()}
+        self._states = States({**origins.names, **later}, held.next)
+        self._vectors |= {later[number]: vector for number, vector in held.vectors.items()}

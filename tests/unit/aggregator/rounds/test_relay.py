@@ -1,0 +1,208 @@
+"""Recipes under round keys: strategies reach the same clusters and models as on offsets, and hold no vector between rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from aggregator.rounds.relay import StateRef, States, replace_models, settle
+from aggregator.strategies.base import ClusterModel, dump_state
+from aggregator.strategies.registry import make_strategy
+from shoal.errors import IntegrityError
+from shoal.protocol.documents import SegmentSpec
+from shoal.protocol.messages import SHARED_MODEL, Phase
+from tests.helpers.plans import contribution, run_plan
+
+D = 12
+DEVICES = tuple(f"dev-{i}" for i in range(8))
+GOALS = {
+    d: (6.0 if i % 2 else -6.0) * np.eye(D)[i % 2] + np.random.default_rng(i).normal(0, 0.05, D)
+    for i, d in enumerate(DEVICES)
+}
+ORIGINS = np.random.default_rng(99).normal(0, 0.5, (4, D)).astype(np.float32)
+CASES = {
+    "fedavg": ("fedavg", {}, {}),
+    "sampled": ("fedavg", {}, {"participation": 0.5}),
+    "local": ("local", {}, {}),
+    "ifca": ("ifca", {"k": 2}, {"origins": 2}),
+    "restarts": ("ifca", {"k": 2, "restarts": 2, "restart_rounds": 2}, {"origins": 4}),
+    "sharing": (
+        "ifca",
+        {"k": 2},
+        {"origins": 2, "segments": (SegmentSpec("shared", 4), SegmentSpec("cluster", D - 4))},
+    ),
+    "one-shot": ("one-shot", {"k": 2}, {}),
+    "alg-5": ("cfl", {"form": "absolute", "eps1": 1.0, "eps2": 2.0, "validate": "off", "cool_down": 0}, {}),
+    "trials": ("cfl", {"warm_up": 1, "cool_down": 0, "margin": 0.01}, {}),
+    "refused": ("cfl", {"warm_up": 1, "cool_down": 0, "margin": 1e6, "refused_cool_down": 2}, {}),
+    "fedgroup": ("fedgroup", {"groups": 2, "alpha": 4}, {}),
+    "inter-group": ("fedgroup", {"groups": 2, "alpha": 4, "eta_g": 0.3}, {}),
+    "merged": ("cfl", {"warm_up": 1, "merge_every": 2, "patience": 1}, {}),
+}
+
+
+class Fleet:
+    """Eight devices in two groups, each of which would like to be at its own goal: a step of length .5 leads half-way.
+
+    The models are at the aggregator (``relayed=False``: origin plus offset) or at the devices (``relayed=True``: states).
+    """
+
+    def __init__(self, case, *, relayed):
+        algorithm, settings, changes = CASES[case]
+        keys = "round" if relayed else "run"
+        self.run = run_plan(algorithm, settings, **{"segments": (SegmentSpec("cluster", D),), "keys": keys, **changes})
+        self.strategy = make_strategy(self.run)
+        self.state = self.strategy.init(DEVICES)
+        self.relayed = relayed
+        self.states = States.of_origins(self.run.origins)
+        self.held = {StateRef(i, 0): ORIGINS[i] for i in range(self.run.origins)}
+        self.round = 0
+        self.events = []
+        self.prefer_parent = case == "merged"
+
+    def part(self, value, segment):
+        if self.relayed:
+            return self.state_of(self.states[value.origin], segment)
+        origin = ORIGINS[value.origin, self.run.span(segment)] * np.float32(value.scale)
+        return origin if value.offset is None else origin + value.offset
+
+    def state_of(self, ref, segment):
+        return self.held[ref][self.run.span(segment)] if ref.round == 0 else self.held[ref]
+
+    def theta(self, plan, model):
+        if plan.shared is None:
+            return self.part(plan.models[model], "")
+        return np.concatenate([self.part(plan.shared, "shared"), self.part(plan.models[model], "cluster")])
+
+    def answer(self, plan, device, assignment):
+        thetas = {m: self.theta(plan, m) for m in assignment.candidates}
+        losses = {m: float(np.linalg.norm(GOALS[device] - theta)) for m, theta in thetas.items()}
+        if self.prefer_parent and assignment.margins and self.round > 8:
+            losses = {m: -loss for m, loss in losses.items()}
+        model = min(losses, key=losses.get) if assignment.train else assignment.candidates[0]
+        vector = (GOALS[device] - thetas[model]) * 0.5 if assignment.train else None
+        margins = tuple(losses[m] - losses[model] for m in assignment.candidates) if assignment.margins else ()
+        return contribution(
+            device,
+            vector,
+            round=self.round,
+            model=model,
+            phase=Phase(assignment.phase),
+            margins=margins,
+            loss=losses[model],
+            model_norm=float(np.linalg.norm(thetas[model] + vector)) if assignment.norm else 0.0,
+        )
+
+    def step(self):
+        self.round += 1
+        self.state, plan = self.strategy.plan(self.state, self.round, DEVICES)
+        thetas = {model: self.theta(plan, model) for model in plan.models}
+        for device, assignment in plan.assignments.items():
+            self.state = self.strategy.absorb(self.state, self.answer(plan, device, assignment))
+        self.state, outcome = self.strategy.close(self.state, plan)
+        self.events += outcome.events
+        if self.relayed:
+            inherited = self.strategy.inherited(self.state)
+            models = dict(inherited.models) | ({} if inherited.shared is None else {SHARED_MODEL: inherited.shared})
+            self.state, self.states, steps = settle(self.state, models, self.states, self.round)
+            for step in steps:
+                segment = "" if plan.shared is None else "shared" if step.state.model == SHARED_MODEL else "cluster"
+                total = sum(np.float32(weight) * self.state_of(ref, segment) for weight, ref in step.terms)
+                self.held[step.state] = total if step.mean is None else total + step.mean
+        return thetas, outcome
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_models_and_clusters_are_those_of_offsets(case):
+    offsets, relayed = Fleet(case, relayed=False), Fleet(case, relayed=True)
+    for _ in range(14):
+        (thetas, one), (found, other) = offsets.step(), relayed.step()
+        assert one.clusters == other.clusters
+        assert thetas.keys() == found.keys()
+        for model, theta in thetas.items():
+            np.testing.assert_allclose(found[model], theta, rtol=0, atol=1e-4)
+    assert [(e.round, e.kind) for e in offsets.events] == [(e.round, e.kind) for e in relayed.events]
+
+
+def test_the_cases_cover_splits_refusals_merges_and_restarts():
+    kinds = {}
+    for case in CASES:
+        fleet = Fleet(case, relayed=True)
+        for _ in range(14):
+            fleet.step()
+        kinds[case] = {e.kind for e in fleet.events}
+    assert "split" in kinds["alg-5"] & kinds["trials"]
+    assert "split-refused" in kinds["refused"]
+    assert "merge" in kinds["merged"]
+    assert "start-kept" in kinds["restarts"]
+    assert "clustered" in kinds["one-shot"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_masked_outlives_a_round(case):
+    fleet = Fleet(case, relayed=True)
+    for _ in range(14):
+        fleet.step()
+        assert not dump_state(fleet.state).arrays
+
+
+def test_only_states_that_a_model_starts_from_are_known():
+    fleet = Fleet("restarts", relayed=True)
+    for _ in range(10):
+        fleet.step()
+    used = {m.origin for m in fleet.state.slots}
+    assert set(fleet.states.names) == used | set(range(4))
+    assert {fleet.states[n].round for n in used} == {10}
+
+
+def test_a_fork_of_a_moved_model_is_one_state():
+    """A trial's halves begin at the model that their cluster has just reached: one mean, one state, three models."""
+    moved = ClusterModel().moved(np.ones(3, np.float32), 4, 5)
+    state, states, steps = settle((moved, (moved, moved)), {2: moved, 7: moved, 8: moved}, States.of_origins(1), 5)
+    assert [s.state for s in steps] == [StateRef(2, 5)]
+    assert {m.origin for m in (state[0], *state[1])} == {1}
+    assert states[1] == StateRef(2, 5)
+    assert steps[0].contributors == 4
+
+
+def test_a_model_that_did_not_move_keeps_its_state():
+    still, moved = ClusterModel(origin=1), ClusterModel().moved(np.ones(3, np.float32), 4, 5)
+    state, _, steps = settle({"a": still, "b": moved}, {0: moved, 1: still}, States.of_origins(2), 5)
+    assert state["a"] is still
+    assert [s.terms for s in steps] == [((1.0, StateRef(0, 0)),)]
+
+
+def test_a_sum_of_models_becomes_a_state_of_its_own():
+    """The mean of two groups' models, one of which has moved this round: two terms and half of its mean."""
+    one, other = ClusterModel(origin=1), ClusterModel(others=((0.5, 1),), scale=0.5).moved(np.ones(3, np.float32), 4, 5)
+    _, _, steps = settle((one, other), {0: one, 4: other, 5: ClusterModel(scale=0.5)}, States.of_origins(2), 5)
+    assert [s.state for s in steps] == [StateRef(4, 5)]
+    assert steps[0].terms == ((0.5, StateRef(0, 0)), (0.5, StateRef(1, 0)))
+
+
+def test_a_moved_model_that_has_no_name_is_refused():
+    moved = ClusterModel().moved(np.ones(3, np.float32), 4, 5)
+    with pytest.raises(IntegrityError, match="does not name"):
+        settle((moved,), {}, States.of_origins(1), 5)
+
+
+def test_a_state_that_was_given_up_is_refused():
+    with pytest.raises(IntegrityError, match="state 4"):
+        States.of_origins(4)[4]
+
+
+def test_models_are_found_at_every_depth_and_the_rest_is_untouched():
+    @dataclasses.dataclass(frozen=True)
+    class Node:
+        model: ClusterModel
+        name: str
+
+    rest = ("x", {"y": 1})
+    state = {"nodes": (Node(ClusterModel(origin=3), "n"), rest), "plain": rest}
+    found = replace_models(state, lambda model: dataclasses.replace(model, origin=model.origin + 1))
+    assert found["nodes"][0] == Node(ClusterModel(origin=4), "n")
+    assert found["nodes"][1] is rest
+    assert found["plain"] is rest
+    assert replace_models(rest, lambda model: model) is rest

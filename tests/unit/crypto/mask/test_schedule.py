@@ -1,0 +1,206 @@
+"""The key schedule: known answers, equal keys on all devices, and no way back to an earlier round or run."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crypto.mask.keys import derive
+from crypto.mask.schedule import MAX_SKIPPED_ROUNDS, RoundKeys, RunChain, VersionKey
+from shoal.errors import ConfigError, IntegrityError, UsageError
+from shoal.types import Segment
+
+VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[3] / "vectors" / "mask.json").read_text(encoding="ascii"))
+SECRET = bytes(range(32))
+RUN = b"run-1"
+
+
+def version(number: int = 3, secret: bytes = SECRET) -> VersionKey:
+    return VersionKey("reef", number, secret)
+
+
+def chain(run_id: bytes = RUN, first_round: int = 1) -> RunChain:
+    return version().begin_run(run_id, first_round)
+
+
+def secrets_of(keys: RoundKeys) -> set[bytes]:
+    return {keys.mask.reveal(), keys.content}
+
+
+def test_keys_match_the_known_answers() -> None:
+    """Secrets, content keys and digest keys of two runs are those that an independent implementation computed."""
+    known = VECTORS["schedule"]
+    key = VersionKey(known["fleet"], known["version"], bytes.fromhex(VECTORS["secret"]))
+    for run in known["runs"]:
+        steps = key.begin_run(bytes.fromhex(run["run_id"]), run["rounds"][0]["round"])
+        for answer in run["rounds"]:
+            keys = steps.take()
+            assert keys.round == answer["round"]
+            assert keys.mask.reveal().hex() == answer["mask"]
+            assert keys.content.hex() == answer["content"]
+            assert keys.state_digest(5, np.arange(4, dtype=np.float32)).hex() == answer["state_digest"]
+
+
+def test_all_devices_derive_the_same_keys_whatever_rounds_they_missed() -> None:
+    whole, late = chain(), chain()
+    rounds = [whole.take() for _ in range(6)]
+    late.take()
+    late.skip_to(5)
+    assert secrets_of(late.take()) == secrets_of(rounds[4])
+    assert late.take().mask == rounds[5].mask
+
+
+def test_a_device_that_missed_runs_derives_the_keys_of_the_next() -> None:
+    there, away = version(), version()
+    for number in range(3):
+        there.begin_run(bytes([number + 1]), 1)
+    away.skip_to_run(3)
+    assert away.runs == there.runs == 3
+    assert secrets_of(away.begin_run(RUN, 1).take()) == secrets_of(there.begin_run(RUN, 1).take())
+
+
+def test_a_chain_hands_out_each_round_once() -> None:
+    steps = chain()
+    assert [steps.take().round for _ in range(5)] == [1, 2, 3, 4, 5]
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=6))
+def test_no_two_rounds_share_a_key(gaps: list[int]) -> None:
+    """Whichever rounds a device takes part in, all its secrets differ, and equal those of a device that missed none."""
+    steps, whole = chain(), chain()
+    every = [whole.take() for _ in range(200)]
+    taken = []
+    for gap in gaps:
+        steps.skip_to(steps.next_round + gap)
+        taken.append(steps.take())
+    found = [secret for keys in taken for secret in (keys.mask.reveal(), keys.content)]
+    assert len(set(found)) == len(found)
+    assert [secrets_of(keys) for keys in taken] == [secrets_of(every[keys.round - 1]) for keys in taken]
+
+
+def test_a_stolen_chain_opens_no_earlier_round() -> None:
+    """From the secret of round 8 every later key follows, and none of the rounds before."""
+    steps = chain()
+    before = set().union(*(secrets_of(steps.take()) for _ in range(7)))
+    stolen = RunChain("reef", RUN, 3, steps.next_round, steps.reveal())
+    later = set().union(*(secrets_of(stolen.take()) for _ in range(20)))
+    assert not before & later
+    assert secrets_of(steps.take()) <= later
+    with pytest.raises(IntegrityError, match="can't be derived"):
+        stolen.skip_to(3)
+
+
+def test_a_stolen_version_opens_no_earlier_run() -> None:
+    key = version()
+    earlier = secrets_of(key.begin_run(b"a", 1).take())
+    thief = VersionKey("reef", 3, key.reveal(), key.runs)
+    assert not earlier & secrets_of(thief.begin_run(b"a", 1).take())
+    with pytest.raises(IntegrityError, match="can't be derived"):
+        thief.skip_to_run(0)
+
+
+def test_a_restored_version_gives_another_run_other_masks() -> None:
+    """A backup brings the same secret back; the run id, drawn again, still makes every mask another one."""
+    first, again = version().begin_run(b"a", 1).take(), version().begin_run(b"b", 1).take()
+    assert not secrets_of(first) & secrets_of(again)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        VersionKey("cove", 3, SECRET).begin_run(RUN, 1),
+        VersionKey("reef", 3, SECRET[::-1]).begin_run(RUN, 1),
+        chain(first_round=2),
+    ],
+    ids=["fleet", "secret", "first round"],
+)
+def test_fleet_secret_and_first_round_change_every_key(other: RunChain) -> None:
+    other.skip_to(4)
+    steps = chain()
+    steps.skip_to(4)
+    assert not secrets_of(steps.take()) & secrets_of(other.take())
+
+
+def test_a_chain_goes_on_after_a_restart() -> None:
+    steps = chain()
+    steps.take()
+    again = RunChain(steps.fleet, steps.run_id, steps.key_version, steps.next_round, steps.reveal())
+    assert secrets_of(again.take()) == secrets_of(steps.take())
+
+
+@pytest.mark.parametrize("round_", [0, 1, 3 + MAX_SKIPPED_ROUNDS])
+def test_rounds_that_are_past_or_too_far_ahead_are_refused(round_: int) -> None:
+    steps = chain(first_round=2)
+    before = steps.reveal()
+    with pytest.raises(IntegrityError) as refused:
+        steps.skip_to(round_)
+    assert "admit" in refused.value.hint
+    assert (steps.next_round, steps.reveal()) == (2, before)
+
+
+@pytest.mark.parametrize("run_id", [b"", bytes(65)])
+def test_a_run_id_of_a_wrong_length_is_refused(run_id: bytes) -> None:
+    key = version()
+    with pytest.raises(UsageError):
+        key.begin_run(run_id, 1)
+    assert (key.runs, key.reveal()) == (0, SECRET)
+
+
+def test_a_damaged_secret_or_name_is_refused() -> None:
+    with pytest.raises(IntegrityError):
+        version(secret=bytes(31))
+    with pytest.raises(IntegrityError):
+        RunChain("reef", RUN, 3, 1, bytes(33))
+    with pytest.raises(ConfigError):
+        VersionKey("no/name", 3, SECRET)
+
+
+def test_two_drawn_versions_differ() -> None:
+    assert VersionKey.draw("reef", 1).reveal() != VersionKey.draw("reef", 1).reveal()
+
+
+def test_the_mask_names_version_and_round() -> None:
+    """Masks of two rounds have different key ids and different permutations."""
+    steps = chain()
+    segments = (Segment("cluster", 50),)
+    keys = [derive(k.mask, k.context(bytes(32), "permutation", segments)) for k in (steps.take(), steps.take())]
+    assert [(k.context.key_version, k.context.round) for k in keys] == [(3, 1), (3, 2)]
+    assert keys[0].key_id != keys[1].key_id
+
+
+def test_digests_tell_states_apart() -> None:
+    """Model, round and single bits count, also the sign of a zero; the memory layout does not."""
+    steps = chain()
+    keys, later = steps.take(), steps.take()
+    theta = np.array([0.0, 1.5, -2.0], np.float32)
+    digests = {
+        keys.state_digest(0, theta),
+        keys.state_digest(1, theta),
+        later.state_digest(0, theta),
+        keys.state_digest(0, theta * np.float32(1.0000001)),
+        keys.state_digest(0, np.array([-0.0, 1.5, -2.0], np.float32)),
+    }
+    assert len(digests) == 5
+    assert keys.state_digest(0, theta.copy()) == keys.state_digest(0, theta)
+
+
+def test_nothing_shows_a_secret() -> None:
+    key = version()
+    steps = key.begin_run(RUN, 1)
+    keys = steps.take()
+    for secret, thing in ((key.reveal(), key), (steps.reveal(), steps), (keys.content, keys)):
+        for text in (repr(thing), str(thing)):
+            assert secret.hex() not in text
+            assert repr(secret) not in text
+        with pytest.raises(TypeError):
+            pickle.dumps(thing)
+        with pytest.raises(TypeError):
+            copy.copy(thing)

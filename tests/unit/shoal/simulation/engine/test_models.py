@@ -1,0 +1,102 @@
+"""Round keys in the simulator: the clusters and models of a run with one key, under a fresh mask each round."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from shoal.errors import ConfigError
+from shoal.simulation.engine.models import HeldStates
+from shoal.simulation.engine.simulate import SimOptions, simulate
+from tests.unit.shoal.simulation.engine.test_simulate import MINI, NETWORK, assert_same_models, figures, population, run
+
+pytestmark = pytest.mark.torch
+CASES = {
+    "fedavg": ("fedavg", {}, {}),
+    "ifca": ("ifca", {"k": "2", "restarts": "2", "restart_rounds": "2"}, {}),
+    "sharing": ("ifca", {"k": "2"}, {"segments": (("shared", 54), ("cluster", 28))}),
+    "cfl": ("cfl", {"warm_up": "1", "eps1": "0.9", "margin": "0.01"}, {}),
+    "alg-5": ("cfl", {"validate": "off", "eps1": "0.9", "cool_down": "1"}, {}),
+    "fedgroup": ("fedgroup", {"groups": "2", "alpha": "5", "eta_g": "0.05"}, {}),
+    "one-shot": ("one-shot", {"k": "2"}, {}),
+    "local": ("local", {}, {}),
+}
+
+
+@pytest.mark.parametrize("mask", ["permutation", "rotation"])
+@pytest.mark.parametrize("case", CASES)
+def test_fresh_keys_change_nothing(case, mask):
+    algorithm, settings, options = CASES[case]
+    one, fresh = (
+        run(algorithm, settings, local=MINI, rounds=6, mask=mask, keys=keys, **options) for keys in ("run", "round")
+    )
+    assert fresh.clusters == one.clusters
+    assert [(r, e.kind) for r, e in fresh.events] == [(r, e.kind) for r, e in one.events]
+    for a, b in zip(figures(one), figures(fresh), strict=True):
+        assert (a.sizes, a.ari, a.accuracy) == (b.sizes, b.ari, b.accuracy)
+    assert_same_models(one, fresh, 2e-5)
+
+
+def test_no_two_rounds_have_one_mask():
+    seen = []
+    run("fedavg", mask="rotation", keys="round", watch=lambda o: seen.append({c.key_id for c in o.contributions}))
+    assert all(len(ids) == 1 for ids in seen)
+    assert len(set().union(*seen)) == len(seen) == 4
+
+
+def test_deferred_means_are_masked_under_the_rounds_key():
+    """Sums that are masked once give the same models as single updates."""
+    one, other = (run("ifca", mask="rotation", keys="round", deferred=deferred) for deferred in (False, True))
+    assert_same_models(one, other, 2e-5)
+
+
+def test_devices_hold_only_states_that_the_strategy_names():
+    result = run("ifca", {"k": "2", "restarts": "3", "restart_rounds": "2"}, keys="round", mask="permutation")
+    held = result.workforce.models.held
+    assert len(held.vectors) == 2
+    assert {round_ for _, round_ in held.names.values()} == {result.all_rounds}
+    assert held.vectors.keys() == held.names.keys()
+
+
+def test_a_run_with_one_key_holds_no_states():
+    assert run("fedavg").workforce.models.held == HeldStates(next=1)
+
+
+def test_fesem_is_refused():
+    with pytest.raises(ConfigError, match="round keys"):
+        simulate("fesem", {"k": "2"}, population(), NETWORK, SimOptions(rounds=3, local=MINI, keys="round"))
+
+
+def test_newcomers_are_placed_by_loss():
+    """A device that arrives after the cold start finds its group without a direction to compare with."""
+    data = population()
+    late = data.names[3]
+    result = run(
+        "fedgroup", {"groups": "2", "alpha": "5"}, data, rounds=6, keys="round", arrivals={late: 4}, mask="rotation"
+    )
+    groups = dict(zip(data.names, data.groups, strict=True))
+    mates = {result.clusters[d] for d in data.names if groups[d] == groups[late] and d != late}
+    assert mates == {result.clusters[late]}
+
+
+def test_seeds_change_the_masks():
+    ids = []
+    for seed in (3, 4):
+        run(
+            "fedavg",
+            rounds=1,
+            seed=seed,
+            mask="permutation",
+            keys="round",
+            watch=lambda o: ids.append(o.contributions[0].key_id),
+        )
+    assert len(set(ids)) == 2
+
+
+def test_clear_updates_have_no_mask():
+    result = run("cfl", {"validate": "off", "eps1": "0.9"}, keys="round", rounds=5)
+    assert result.workforce.models.mask is None
+    assert dataclasses.asdict(result.run)["keys"] == "round"
+    assert np.isfinite(next(iter(result.thetas.values()))).all()
