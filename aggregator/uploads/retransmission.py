@@ -102,7 +102,9 @@ class Retransmission:
             self._answers.answer(ref, reminder.round, UploadEvent.FOUND_STORED)
             return True
         reason = ""
-        if state.finished or reminder.round < state.round + (state.plan is None):
+        # Between two rounds, the next one is the earliest to which an upload can still belong.
+        earliest_round = state.round if state.plan is not None else state.round + 1
+        if state.finished or reminder.round < earliest_round:
             reason = too_late(state)
         elif reminder.size > most_bytes:
             reason = f"an upload of {reminder.size} bytes is above {most_bytes}"
@@ -127,8 +129,8 @@ class Retransmission:
         """Refuse an upload of another run; the table has no entry for it, because it holds this run's uploads only."""
         member = self._membership.roster.device(reminder.device)
         if member is not None:
-            refused = (reminder.round, reminder.transfer, Action.REFUSED, "of another run")
-            self._publisher.answer(member, self._run, *refused)
+            round_, transfer = reminder.round, reminder.transfer
+            self._publisher.answer(member, self._run, round_, transfer, Action.REFUSED, "of another run")
 
     def on_disconnect(self) -> None:
         """Forget the requests made so far: the broker may have lost them."""

@@ -65,6 +65,7 @@ TRANSITIONS: Final[Mapping[tuple[UploadState, UploadEvent], UploadState]] = Mapp
     }
 )
 ANSWERED: Final = frozenset({UploadState.ACKNOWLEDGED, UploadState.REFUSED})
+"""States in which the device was answered; a reminder gets the same answer again."""
 
 
 class UploadTable:
@@ -110,6 +111,7 @@ class UploadTable:
             self._in_progress.pop(ref, None)
             self._answered[ref] = after, reason
             if len(self._answered) > self._answers_remembered:
+                # One forgotten answer makes room; that move deletes the entry and forgets no other.
                 self.move(next(iter(self._answered)), UploadEvent.FORGOTTEN)
         elif after is UploadState.RECEIVING:
             del self._answered[ref]

@@ -158,6 +158,7 @@ class Uploads:
             raise UntrustedError(f"upload of {device} for round {upload.header.round}: {reason}")
         elif queued is None:
             self._answers.answer(ref, upload.header.round, UploadEvent.FOUND_STORED)
+        # else: a copy of a queued upload, under another transfer id. The commit of the first copy is the answer.
 
     def _refuse(self, ref: UploadRef, header: Upload, reason: str) -> None:
         """Refuse an upload, and let the open round go on without waiting for its device."""

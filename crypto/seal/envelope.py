@@ -1,8 +1,17 @@
 """Signed envelopes for messages: HPKE to one member, or AES-256-GCM under a key that a group shares.
 
 Both begin with ``magic (4) | u32 head length | head``, where head is an encoded `Sealed` message in clear;
-docs/wire-format.md has the exact bytes. Every failure to open one is the same `SealError`, so that a sender learns nothing;
-the reason is in ``__cause__`` for the local log.
+docs/wire-format.md has the exact bytes.
+
+A receiver opens an envelope in three steps, of which the second is the caller's:
+
+1. `read_head` parses the head. Nothing is authentic yet.
+2. The caller compares fleet, purpose and sender with those that belong on the topic, and looks up the sender's key.
+3. `open_from_member` or `open_from_group` verifies the signature, which covers the head, and only then decrypts.
+
+Step 3 proves who sealed the envelope, not that it belongs here: without step 2, a valid message for another purpose would be
+accepted. Every failure of step 3 is the same `SealError`, so that a sender learns nothing; the reason is in ``__cause__`` for
+the local log.
 """
 
 from __future__ import annotations
@@ -27,9 +36,16 @@ from shoal.protocol.messages import Sealed
 
 SUITE: Final = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_256_GCM)
 MEMBER_MAGIC: Final = b"SHE1"
+"""First bytes of an envelope to one member."""
+
 GROUP_MAGIC: Final = b"SHG1"
-NONCE_BYTES: Final = 12
+"""First bytes of an envelope to a group."""
+
+PREFIX_BYTES: Final = 8
+"""Magic and length of the head, which precede it."""
+
 MAX_HEAD_BYTES: Final = 1024
+NONCE_BYTES: Final = 12
 KEY_BYTES: Final = 32
 NOT_AUTHENTIC: Final = "it was sealed under another key, or altered"
 
@@ -43,9 +59,11 @@ class SealError(UntrustedError):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GroupKey:
-    """A key that a group shares: ``broadcast`` (devices and aggregator) or ``content`` (devices and owner).
+    """A key that a group shares, such as the broadcast key (devices and aggregator) or the content key (devices and owner).
 
     Attributes:
+        fleet: name of the fleet.
+        label: the use of the key: ``broadcast``, ``content`` or ``enrolment``.
         secret: 32 bytes; the AEAD key is derived from it for one fleet and label.
     """
 
@@ -59,7 +77,7 @@ class GroupKey:
 
     def aead(self) -> AESGCM:
         """Return the cipher: HKDF-SHA256(secret; length-prefixed fleet and label)."""
-        info = b"shoal/v1/group-key" + b"".join(struct.pack("<I", len(p)) + p for p in _parts(self.fleet, self.label))
+        info = b"shoal/v1/group-key" + _length_prefixed(self.fleet, self.label)
         return AESGCM(HKDF(hashes.SHA256(), KEY_BYTES, None, info).derive(self.secret))
 
     def topic_label(self, run_id: bytes, model: int) -> str:
@@ -74,8 +92,10 @@ class GroupKey:
         raise TypeError("keys can't be pickled")
 
 
-def _parts(*texts: str) -> list[bytes]:
-    return [t.encode() for t in texts]
+def _length_prefixed(*texts: str) -> bytes:
+    """Join texts unambiguously: without the lengths, ("ab", "c") and ("a", "bc") would give the same bytes."""
+    encoded = [text.encode() for text in texts]
+    return b"".join(struct.pack("<I", len(part)) + part for part in encoded)
 
 
 def _framed(magic: bytes, head: Sealed) -> bytes:
@@ -90,12 +110,15 @@ def read_head(data: bytes | memoryview) -> tuple[Sealed, int]:
         WireError: the bytes are not a sealed message.
     """
     view = memoryview(data)
-    if len(view) < 8 or bytes(view[:4]) not in (MEMBER_MAGIC, GROUP_MAGIC):
+    if len(view) < PREFIX_BYTES or bytes(view[:4]) not in (MEMBER_MAGIC, GROUP_MAGIC):
         raise WireError("not a sealed message")
-    (length,) = struct.unpack("<I", view[4:8])
-    if length > MAX_HEAD_BYTES or 8 + length > len(view):
-        raise WireError(f"a sealed message with a head of {length} bytes")
-    return decode(view[8 : 8 + length], Sealed), 8 + length
+    (length,) = struct.unpack("<I", view[4:PREFIX_BYTES])
+    head_end = PREFIX_BYTES + length
+    if length > MAX_HEAD_BYTES or head_end > len(view):
+        raise WireError(
+            f"a head of {length} bytes in a sealed message of {len(view)}: at most {MAX_HEAD_BYTES} are allowed"
+        )
+    return decode(view[PREFIX_BYTES:head_end], Sealed), head_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,19 +175,20 @@ def open_from_member(
     view = memoryview(data)
     try:
         if bytes(view[:4]) != MEMBER_MAGIC:
-            raise WireError("sealed to a group")
+            raise WireError("it is sealed to a group, not to a member")
         # The signature comes first, so that only bytes of a known sender are ever decrypted.
         _check_signature(view, head.purpose, sender_sign_key, digest)
         plain = memoryview(SUITE.decrypt(view[at:-SIGNATURE_BYTES], identity.seal_private, info=view[:at]))
         (length,) = struct.unpack("<I", plain[-4:])
-        if length > len(plain) - 4:
-            raise WireError("the message is longer than what holds it")
+        message_end = len(plain) - 4
+        if length > message_end:
+            raise WireError(f"a message of {length} bytes in a plaintext of {len(plain)}")
     except InvalidTag:
         raise SealError from WireError(NOT_AUTHENTIC)
     except (ValueError, struct.error, ShoalError) as error:
         raise SealError from error
-    end = len(plain) - 4
-    return plain[end - length : end], plain[: end - length]
+    message_begin = message_end - length
+    return plain[message_begin:message_end], plain[:message_begin]
 
 
 def seal_message_to_group(identity: Identity, key: GroupKey, head: Sealed, plain: bytes) -> SealedMessage:
@@ -192,7 +216,7 @@ def open_from_group(
     view = memoryview(data)
     try:
         if bytes(view[:4]) != GROUP_MAGIC:
-            raise WireError("sealed to a member")
+            raise WireError("it is sealed to a member, not to a group")
         _check_signature(view, head.purpose, sender_sign_key, digest)
         nonce, sealed = view[at : at + NONCE_BYTES], view[at + NONCE_BYTES : -SIGNATURE_BYTES]
         return memoryview(key.aead().decrypt(bytes(nonce), sealed, view[:at]))
@@ -223,6 +247,6 @@ def _signed(identity: Identity, purpose: str, *parts: bytes) -> SealedMessage:
 
 def _check_signature(view: memoryview, purpose: str, sender_sign_key: bytes, digest: bytes | None) -> None:
     if len(view) <= SIGNATURE_BYTES:
-        raise WireError("too short for a signature")
+        raise WireError(f"{len(view)} bytes are too short for a signature")
     known = Fingerprint.of(view).signed if digest is None else digest
     verify_digest(sender_sign_key, purpose, known, view[-SIGNATURE_BYTES:])

@@ -4,7 +4,8 @@ An MLP 784-200-10 (636 KB), 600 MNIST-shaped training samples a device, batch 50
 updates are masked, signed, sealed, and durable before the acknowledgement.
 
 All processes share this machine, so a round is bounded by its cores. The same run therefore measures the CPU time of the
-gradient steps alone, and reports the round as a multiple of it, which can be compared between machines.
+gradient steps alone, and reports the round as a multiple of it, which can be compared between machines. Measured figures are in
+docs/adr/0015-what-bounds-a-round.md.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from shoal.task.manifest import LocalTraining
 from shoal.transport.local_broker import start_broker
 from shoal.types import Float32Vector
 
+MODEL_SIZES: Final = {"inputs": 784, "hidden": 200, "classes": 10}
 SAMPLES: Final = 1000
 """Samples per device, of which it trains on 60%: 600."""
 WARM_UP_ROUNDS: Final = 4
@@ -49,6 +51,12 @@ class RoundFigures:
         seconds: the aggregator's time of each round, from opening it to opening the next.
         training_s: CPU seconds of one device's gradient steps in one round, alone on one thread.
         cores: cores that this run may use.
+        devices: number of device processes.
+        model_bytes: size of the model's vector.
+        broker: kind of the broker.
+        mode: mask mode of the run.
+        device_rss_mb_max: peak memory of the largest device process, in MB of 2^20 bytes.
+        aggregator_rss_mb_max: peak memory of the aggregator, in the same unit.
     """
 
     seconds: tuple[float, ...]
@@ -63,7 +71,7 @@ class RoundFigures:
 
     @property
     def bound_s(self) -> float:
-        """Seconds below which no round can be here: every device's gradient steps, spread evenly over the cores."""
+        """Lower bound of a round on this machine: every device's gradient steps, spread evenly over the cores."""
         return self.training_s * max(1.0, self.devices / self.cores)
 
     def data(self) -> dict[str, Any]:
@@ -87,15 +95,21 @@ class RoundFigures:
 
 
 def measure(devices: int, broker_kind: str = "auto", rounds: int = MEASURED_ROUNDS) -> RoundFigures:
-    """Run the benchmark once."""
-    made = build("mlp", inputs=784, hidden=200, classes=10)
-    bundle = compile_task(made.model, made.loss, made.example, name="mlp", kind=made.kind, hyper=made.hyper)
+    """Run the benchmark once.
+
+    Args:
+        devices: number of device processes.
+        broker_kind: the broker to start, as `start_broker` knows it.
+        rounds: number of measured rounds, after WARM_UP_ROUNDS others.
+    """
+    task = build("mlp", **MODEL_SIZES)
+    bundle = compile_task(task.model, task.loss, task.example, name="mlp", kind=task.kind, hyper=task.hyper)
     names = tuple(f"dev-{i:02d}" for i in range(devices))
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         root = Path(folder)
         (root / "broker").mkdir()
         data = [_write_data(root / f"data-{i}.npz", i) for i in range(devices)]
-        origins = make_origins("mlp", 1, None, manifest=bundle.manifest, **_SIZES)
+        origins = make_origins("mlp", 1, None, manifest=bundle.manifest, **MODEL_SIZES)
         training_s = training_seconds(bundle, origins[0], data[0])
         with (
             start_broker(broker_kind, root / "broker") as broker,
@@ -135,20 +149,18 @@ def training_seconds(bundle: TaskBundle, theta: Float32Vector, source: Path) -> 
     """
     batch = device_data.split(device_data.load(source, bundle.manifest), b"bound").train
     backend, rng = OrtModel(bundle), np.random.default_rng(0)
-    took = []
+    durations_s = []
     for number in range(TRAININGS + 1):
-        began = time.thread_time()
+        began_s = time.thread_time()
         train(theta, batch, LOCAL, backend, rng, number, lambda: False)
-        took.append(time.thread_time() - began)
-    return median(took[1:])
-
-
-_SIZES: Final = {"inputs": 784, "hidden": 200, "classes": 10}
+        durations_s.append(time.thread_time() - began_s)
+    # The first training also fills the caches and the runtime's buffers.
+    return median(durations_s[1:])
 
 
 def _write_data(path: Path, seed: int) -> Path:
     """Write samples shaped like MNIST's: 784 numbers in [0, 1], one of 10 labels."""
     rng = np.random.default_rng(seed)
-    x = rng.random((SAMPLES, 784), np.float32)
-    np.savez(path, x=x, y=rng.integers(0, 10, SAMPLES))
+    x = rng.random((SAMPLES, MODEL_SIZES["inputs"]), np.float32)
+    np.savez(path, x=x, y=rng.integers(0, MODEL_SIZES["classes"], SAMPLES))
     return path

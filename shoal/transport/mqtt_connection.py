@@ -114,6 +114,15 @@ class _BoundedClient(Client):
 class Link:
     """A paho client, its connection and the publishes inside it.
 
+    A link has one connection after the other, each of which passes through these stages:
+
+        `open` succeeds              ``alive`` and ``greeted``: the socket is connected, CONNECT is sent
+        the broker accepts           ``online`` and ``was_online``: publishes and subscriptions are possible
+        the connection has ended     neither ``alive`` nor ``online``; ``reason`` says why
+
+    Publishes at QoS 1 outlast a connection: paho resends them over the next. Those at QoS 0 that paho has not written are given
+    up, and count as settled, when the link is opened again.
+
     Attributes:
         online: whether the broker accepted this connection and it has not ended.
         was_online: whether the broker accepted this connection at some time.
@@ -135,9 +144,12 @@ class Link:
         self._options = options
         self._events = events
         self._window = WINDOW
-        self._inflight: dict[int, int] = {}
-        self._once: deque[tuple[int, int]] = deque()
-        self._sent_once = False
+        # At QoS 1: packet id -> payload bytes, until the broker acknowledges the publish.
+        self._unacknowledged: dict[int, int] = {}
+        # At QoS 0: (packet id, payload bytes), oldest first, until paho has written the publish.
+        self._unwritten: deque[tuple[int, int]] = deque()
+        # Whether this connection's send buffer may hold bytes of a publish at QoS 0.
+        self._wrote_qos_0 = False
         self._opened_before = False
         self._client = self._make_client()
 
@@ -149,13 +161,18 @@ class Link:
     @property
     def inflight(self) -> int:
         """Number of unacknowledged publishes; at QoS 0 one more until the broker's machine has received all that were sent."""
-        on_its_way = self._sent_once and _unreceived_bytes(self._client.socket()) > 0
-        return len(self._inflight) + len(self._once) + on_its_way
+        in_send_buffer = self._wrote_qos_0 and _unreceived_bytes(self._client.socket()) > 0
+        return self._in_paho + in_send_buffer
 
     @property
     def has_room(self) -> bool:
         """Whether the window allows another publish."""
-        return self.online and len(self._inflight) + len(self._once) < self._window
+        return self.online and self._in_paho < self._window
+
+    @property
+    def _in_paho(self) -> int:
+        """Number of publishes inside paho."""
+        return len(self._unacknowledged) + len(self._unwritten)
 
     def open(self) -> bool:
         """Connect the socket and send CONNECT; paho resends unacknowledged publishes once the broker accepts.
@@ -166,23 +183,12 @@ class Link:
         self.online = self.was_online = self.greeted = self.cut = False
         self.reason, self.reason_code = "", None
         self._client.overrun = False
-        self._sent_once = False
-        while self._once:
-            self._events.on_settled(self._once.popleft()[1])
-        # paho's reconnect() uses the address and properties of connect_async(), which itself only stores them.
+        self._wrote_qos_0 = False
+        while self._unwritten:
+            self._events.on_settled(self._unwritten.popleft()[1])
         if not self._opened_before:
             self._opened_before = True
-            address = self._options.address
-            if self._is_v5:
-                greeting = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-                greeting.SessionExpiryInterval = self._options.session_expiry_s
-                greeting.ReceiveMaximum = limits.RECEIVE_MAXIMUM
-                greeting.MaximumPacketSize = limits.MAX_PACKET_BYTES
-                self._client.connect_async(
-                    address.host, address.port, limits.KEEPALIVE_S, clean_start=False, properties=greeting
-                )
-            else:
-                self._client.connect_async(address.host, address.port, limits.KEEPALIVE_S)
+            self._store_greeting()
         try:
             self._client.reconnect()
         except OSError as error:
@@ -190,6 +196,20 @@ class Link:
         else:
             self.greeted = True
         return self.greeted
+
+    def _store_greeting(self) -> None:
+        """Give paho the address and CONNECT's properties: connect_async() only stores them, and reconnect() uses them."""
+        address = self._options.address
+        if not self._is_v5:
+            self._client.connect_async(address.host, address.port, limits.KEEPALIVE_S)
+            return
+        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        properties.SessionExpiryInterval = self._options.session_expiry_s
+        properties.ReceiveMaximum = limits.RECEIVE_MAXIMUM
+        properties.MaximumPacketSize = limits.MAX_PACKET_BYTES
+        self._client.connect_async(
+            address.host, address.port, limits.KEEPALIVE_S, clean_start=False, properties=properties
+        )
 
     def step(self, wake_fd: int, timeout_s: float, *, read: bool = True) -> None:
         """Wait for the socket, ``wake_fd`` or ``timeout_s`` seconds, then read (unless ``read`` is false) and write."""
@@ -200,11 +220,12 @@ class Link:
         # Bytes that the TLS layer has decrypted already don't make the socket readable.
         buffered = read and self._options.tls is not None and sock.pending() > 0
         try:
-            for fd, happened in poller.poll(0 if buffered else timeout_s * 1000.0):
+            for fd, conditions in poller.poll(0 if buffered else timeout_s * 1000.0):
                 if fd == wake_fd:
                     os.eventfd_read(wake_fd)
                     continue
-                if happened & ~select.POLLOUT:
+                # An error or a hang-up, which poll reports unasked, is read as well: paho then ends the connection.
+                if conditions & ~select.POLLOUT:
                     self._client.loop_read()
             if buffered:
                 self._client.loop_read()
@@ -220,12 +241,12 @@ class Link:
         if not client.want_write():
             return
         sock: Any = client.socket()
-        corks = sock is not None and self._options.tls is None
-        if corks:
+        corked = sock is not None and self._options.tls is None
+        if corked:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
         client.loop_write()
-        still: Any = client.socket()
-        if corks and still is sock:
+        sock_after: Any = client.socket()  # None if the write failed, whereupon paho closed the socket
+        if corked and sock_after is sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
 
     def takes(self, message: Publish) -> bool:
@@ -238,9 +259,9 @@ class Link:
         if info.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
             return False
         if message.qos == 0:
-            self._once.append((info.mid, len(message.payload)))
+            self._unwritten.append((info.mid, len(message.payload)))
         else:
-            self._inflight[info.mid] = len(message.payload)
+            self._unacknowledged[info.mid] = len(message.payload)
         return True
 
     def acknowledge(self, packet_id: int) -> None:
@@ -276,7 +297,9 @@ class Link:
             sock.shutdown(socket.SHUT_RDWR)
         except OSError as error:
             _log.debug("shutdown of a dead socket: %s", error)
-        self._client.disconnect()  # the write fails, whereupon paho releases the socket
+        # paho notices the shutdown and releases the socket when it fails to write DISCONNECT. It leaves that write to us, since
+        # we have registered `_defer_write`.
+        self._client.disconnect()
         if self.alive:
             self._client.loop_write()
 
@@ -295,9 +318,8 @@ class Link:
             manual_ack=options.manual_ack,
         )
         client.connect_timeout = TCP_TIMEOUT_S
-        client.max_inflight_messages_set(
-            0
-        )  # no limit: WINDOW limits it already, and paho would scan its messages at every acknowledgement
+        # No limit: WINDOW is one already, and with one of its own paho scans all its messages at every acknowledgement.
+        client.max_inflight_messages_set(0)
         if options.address.username:
             client.username_pw_set(options.address.username, options.address.password or None)
         if options.tls is not None:
@@ -305,7 +327,7 @@ class Link:
         if options.will is not None:
             client.will_set(options.will[0], options.will[1], qos=1, retain=True)
         client.on_socket_open = _no_delay
-        client.on_socket_register_write = _later
+        client.on_socket_register_write = _defer_write
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_message = self._on_message
@@ -319,8 +341,10 @@ class Link:
         if code.is_failure:
             self.reason, self.reason_code = f"the broker refused: {code}", code.value
             return
+        # A broker without such limits leaves the property out, and over 3.1.1 there are no properties.
         self._window = min(WINDOW, getattr(properties, "ReceiveMaximum", WINDOW))
-        self.max_packet_bytes = min(limits.MAX_PACKET_BYTES, getattr(properties, "MaximumPacketSize", 1 << 28))
+        brokers_limit = getattr(properties, "MaximumPacketSize", limits.MAX_PACKET_BYTES)
+        self.max_packet_bytes = min(limits.MAX_PACKET_BYTES, brokers_limit)
         self.online = self.was_online = True
         self._events.on_online(session_present=flags.session_present)
 
@@ -341,11 +365,11 @@ class Link:
     def _on_publish(self, _client: Client, _data: Any, mid: int, code: ReasonCode, _properties: Properties) -> None:
         if code.is_failure:
             _log.error("the broker refused a publish: %s", code)
-        if self._once and self._once[0][0] == mid:
-            self._sent_once = True
-            self._events.on_settled(self._once.popleft()[1])
-        elif mid in self._inflight:
-            self._events.on_settled(self._inflight.pop(mid))
+        if self._unwritten and self._unwritten[0][0] == mid:
+            self._wrote_qos_0 = True
+            self._events.on_settled(self._unwritten.popleft()[1])
+        elif mid in self._unacknowledged:
+            self._events.on_settled(self._unacknowledged.pop(mid))
 
     def _on_subscribe(
         self, _client: Client, _data: Any, _mid: int, codes: list[ReasonCode], _properties: Properties | None
@@ -370,5 +394,5 @@ def _no_delay(_client: Client, _data: Any, sock: Any) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _later(_client: Client, _data: Any, _socket: Any) -> None:
+def _defer_write(_client: Client, _data: Any, _socket: Any) -> None:
     """Do nothing: a registered callback keeps paho from writing each packet at once; `Link.step` writes them together."""

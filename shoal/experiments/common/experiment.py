@@ -1,4 +1,8 @@
-"""The interface of an experiment: `Options` in, a `Result` beside the published figure out."""
+"""The interface of an experiment: `Options` in, a `Result` beside the published figure out.
+
+To add an experiment, write a function from `Options` and `Progress` to `Result`, make a `Study` of it, and list that in the
+module's ``EXPERIMENTS``; `shoal.experiments.registry` names the modules.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,9 @@ class Options:
 
     Attributes:
         algorithm: one of the experiment's algorithms; never "all", which the command runs one by one.
-        devices: m; samples: n, a device's training samples; rounds: R.
+        devices: number of devices (m in the papers).
+        samples: training samples of each device (n).
+        rounds: number of rounds (R).
         seed: seed of data split, origins, batches and mask.
         mask: a mask mode of `crypto.mask.modes.registry`, or "none"; keys: a mask key for the "run", or for each "round".
         data_dir: folder that is searched first for data sets.
@@ -59,7 +65,7 @@ class Options:
         kind = type(default)
         try:
             # bool("off") would be True, so switches have a parser of their own.
-            value: bool | int | float | str = _switch(text) if isinstance(default, bool) else kind(text)
+            value: bool | int | float | str = _parse_switch(text) if isinstance(default, bool) else kind(text)
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError
         except ValueError:
@@ -71,7 +77,7 @@ class Options:
         return {name: value for name, value in self.settings.items() if name not in knobs}
 
 
-def _switch(text: str) -> bool:
+def _parse_switch(text: str) -> bool:
     if text.lower() in _TRUE:
         return True
     if text.lower() in _FALSE:
@@ -83,10 +89,18 @@ class Progress(Protocol):
     """Receives the progress of a run."""
 
     def stage(self, text: str) -> None:
-        """A step that takes a moment begins; ``text`` names it."""
+        """Report the start of a step that takes a moment; ``text`` names it."""
 
     def round(self, algorithm: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
-        """``done`` of ``total`` rounds (or points of a sweep) are over; ``record`` may have accuracy, loss, purity, clusters."""
+        """Report that some rounds, or points of a sweep, are over.
+
+        Args:
+            algorithm: the algorithm's name.
+            done: number of finished rounds or points.
+            total: number of all of them.
+            record: measurements of the latest round or point by name, such as accuracy, loss, purity and clusters; None if there
+                are none.
+        """
 
 
 class Quiet:
@@ -104,14 +118,18 @@ class Result:
     """The result of one algorithm in one experiment.
 
     Attributes:
-        experiment: the experiment's id; algorithm: the algorithm's name.
+        experiment: the experiment's id.
+        algorithm: the algorithm's name.
         accuracy: percent, by the paper's protocol; None if the paper measures something else.
-        clusters: clusters at the end; rounds: rounds with training; cpu_seconds_per_round: of this process.
+        clusters: number of clusters at the end.
+        rounds: number of rounds with training.
+        cpu_seconds_per_round: CPU time of this process.
         published: the paper's figure for this algorithm, or a mapping of several; None if there is none.
         history: a mapping for each round or point, with round, accuracy, loss and purity if they were measured.
         parameters: every parameter that affects the result, so that it can be reproduced.
         accuracy_last: percent after the last round, if the protocol takes the maximum.
-        purity, ari: of the clusters against the hidden groups, if the truth is known; the ARI is in [-1, 1].
+        purity: of the clusters against the hidden groups, in [0, 1]; None if the groups are unknown.
+        ari: adjusted Rand index of the clusters against the hidden groups, in [-1, 1]; None if the groups are unknown.
         extra: further data: gap, success, perplexity, discrepancy, splits, population.
     """
 
@@ -131,12 +149,12 @@ class Result:
 
     def data(self) -> dict[str, Any]:
         """Return the JSON object of ``shoal simulate --json``; values that aren't finite become null."""
-        last = {} if self.accuracy_last is None else {"accuracy_last": self.accuracy_last}
+        accuracy_last = {} if self.accuracy_last is None else {"accuracy_last": self.accuracy_last}
         fixed = {
             "experiment": self.experiment,
             "algorithm": self.algorithm,
             "accuracy": self.accuracy,
-            **last,
+            **accuracy_last,
             "purity": self.purity,
             "ari": self.ari,
             "clusters": self.clusters,
@@ -147,9 +165,9 @@ class Result:
         clash = fixed.keys() & self.extra.keys()
         if clash:
             raise ValueError(f"extra values would hide {sorted(clash)}")
-        tail = {**self.extra, "parameters": self.parameters, "history": self.history}
-        plain: dict[str, Any] = as_json({**fixed, **tail})
-        return plain
+        # In this order, the long values come last.
+        data: dict[str, Any] = as_json({**fixed, **self.extra, "parameters": self.parameters, "history": self.history})
+        return data
 
 
 def as_json(value: Any) -> Any:
@@ -169,7 +187,9 @@ class Experiment(Protocol):
     """One table or figure of a paper.
 
     Attributes:
-        id: its name on the command line; paper: cfl, ifca or fedgroup, with the section; title: one line.
+        id: its name on the command line.
+        paper: cfl, ifca or fedgroup, with the section.
+        title: a description in one line.
         algorithms: the algorithms that it can run, the default first.
         published: the paper's figures by algorithm.
         needs: names of data sets, as `shoal.experiments.data.datasets.load` knows them.

@@ -5,6 +5,8 @@ product a block of devices, and the block is read once for scoring and for the g
 `aggregator.strategies.ifca.strategy` with ``option = gradient``: each device takes the model of least loss on its own samples
 (the lowest index on ties), its update is one full-batch step of the mean squared error, and the server adds to each
 model's masked offset the mean of those who chose it times their share of all m machines (Alg. 1, line 14).
+
+Letters in shapes: r starts, k models, m devices, n samples a device, d coordinates, and c devices of a block.
 """
 
 from __future__ import annotations
@@ -135,7 +137,7 @@ def permutation_of(key: MaskKey | None, d: int) -> tuple[NDArray[np.int64], NDAr
     key.apply(np.arange(d, dtype=np.float32), masked)
     order = masked.astype(np.int64)
     if not np.array_equal(np.sort(order), np.arange(d)):
-        raise ValueError("the batched linear experiment knows masks that permute coordinates only")
+        raise ValueError("the batched linear experiment supports only masks that permute coordinates")
     return order, np.argsort(order)
 
 
@@ -194,21 +196,22 @@ class Batch:
         x, y = self.mixture.x, self.mixture.y
         m, n, d = x.shape
         r, k, _ = self.offsets.shape
-        columns = self.thetas().view(r * k, d).T
+        models = self.thetas().view(r * k, d).T  # (d, r k): one column for each model
         sums = torch.zeros((r * k, d), device=x.device)
         first_model = torch.arange(r, device=x.device) * k
         for begin in range(0, m, self.block):
             xb = x[begin : begin + self.block]
             c = len(xb)
             # One product for the models of all starts: they share the data.
-            residuals = torch.mm(xb.reshape(c * n, d), columns).view(c, n, r * k)
+            residuals = torch.mm(xb.reshape(c * n, d), models).view(c, n, r * k)
             residuals.sub_(y[begin : begin + c, :, None])
-            choice = residuals.square().mean(1).view(c, r, k).argmin(2)
-            picked = choice[:, None, :, None].expand(c, n, r, 1)
-            own = residuals.view(c, n, r, k).gather(3, picked).squeeze(3)
-            gradients = torch.bmm(own.transpose(1, 2), xb)
+            choice = residuals.square().mean(1).view(c, r, k).argmin(2)  # (c, r): the model of least loss
+            index = choice[:, None, :, None].expand(c, n, r, 1)
+            chosen_residuals = residuals.view(c, n, r, k).gather(3, index).squeeze(3)  # (c, n, r)
+            gradients = torch.bmm(chosen_residuals.transpose(1, 2), xb)  # (c, r, d), without the factor 2/n
             sums.index_add_(0, (first_model + choice).view(-1), gradients.view(c * r, d))
             self.choices[:, begin : begin + c] = choice.T
+        # 2/n is the gradient's factor; 1/m is the server's: the mean of those who chose, times their share of all devices.
         moves = sums.view(r, k, d) * (self.rates * (-2.0 / (n * m)))[:, None, None]
         self.offsets += moves[..., self.mask]  # the server's part: it adds masked moves to masked offsets
         moved: Tensor = torch.linalg.vector_norm(moves, dim=2).mean(1)
@@ -241,30 +244,30 @@ def run_starts(
         first_success: stop all starts as soon as one has settled as a success.
     """
     batch = Batch(mixture, starts, rates, key)
-    live = torch.arange(len(starts), device=starts.device)
+    live = torch.arange(len(starts), device=starts.device)  # indices of the starts that still run
     thetas, choices = starts.clone(), batch.choices.clone()
     distances = torch.full((len(starts),), torch.inf, device=starts.device)
     counts = torch.zeros(len(starts), dtype=torch.int64, device=starts.device)
-    at_first = matched_distance(starts, mixture.truth)
-    pace = torch.zeros(len(starts), device=starts.device)
+    first_distances = matched_distance(starts, mixture.truth)
+    pace = torch.zeros(len(starts), device=starts.device)  # each live start's largest step in this window
     for done in range(1, iterations + 1):
         pace = torch.maximum(pace, batch.step())
         if done % WINDOW and done < iterations:
             continue
-        now = batch.thetas()
-        distance = matched_distance(now, mixture.truth)
-        sane = torch.isfinite(distance)
-        thetas[live], choices[live], counts[live] = now, batch.choices, done
-        distances[live] = torch.where(sane, distance, torch.inf)
-        going = sane
+        current = batch.thetas()
+        distance = matched_distance(current, mixture.truth)
+        finite = torch.isfinite(distance)
+        thetas[live], choices[live], counts[live] = current, batch.choices, done
+        distances[live] = torch.where(finite, distance, torch.inf)
+        continuing = finite
         if settle:
             # A start is decided if it can't cross the threshold any more, in either direction.
             undecided = (distance - threshold).abs() <= pace * (iterations - done)
-            going = sane & undecided & (distance <= DIVERGED * at_first[live])
-            if first_success and bool((distances[live][~undecided & sane] <= threshold).any()):
+            continuing = finite & undecided & (distance <= DIVERGED * first_distances[live])
+            if first_success and bool((distances[live][~undecided & finite] <= threshold).any()):
                 break
-        if not bool(going.any()):
+        if not bool(continuing.any()):
             break
-        batch.keep(going)
-        live, pace = live[going], torch.zeros(int(going.sum()), device=starts.device)
+        batch.keep(continuing)
+        live, pace = live[continuing], torch.zeros(int(continuing.sum()), device=starts.device)
     return Endings(thetas, choices, distances, counts)

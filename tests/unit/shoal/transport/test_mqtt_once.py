@@ -53,7 +53,7 @@ def test_at_qos_0_a_publish_counts_until_the_brokers_machine_has_it(
     transport.start()
     assert isinstance(events.get(timeout=5), Connected)
     transport.publish("t", bytes(150_000), qos=0)
-    wait_for(lambda: not transport._link._once)
+    wait_for(lambda: not transport._link._unwritten)
     time.sleep(0.1)
     assert transport.pending() == 1
     read.set()
