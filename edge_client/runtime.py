@@ -96,14 +96,14 @@ class DeviceRuntime:
         self._topics = Topics(membership.fleet)
         self._files = DeviceState(membership.directory)
         self._chunks = Reassembler(whole_transfers=1)
-        pending = self._files.load_pending()
+        pending = self._files.pending.load()
         at, answered = pending.mark, pending.answered
         sent = (at.run, at.round, at.nonce) if pending.sealed or answered else None
         self._state = AgentState(membership.index, at, transfer=pending.transfer, sent=sent, answered=answered)
         up = self._topics.up(membership.name)
         notes = ControlMessages(membership, transport, up)
         self._outbox = Uplink(
-            files=self._files, transport=transport, notes=notes, topic=up, sealed=pending.sealed, birth=birth
+            files=self._files.pending, transport=transport, notes=notes, topic=up, sealed=pending.sealed, birth=birth
         )
         self._declining = Decliner(membership, notes)
         self._run: Run | None = None

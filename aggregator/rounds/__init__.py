@@ -5,8 +5,9 @@
 - A round closes when every ordered device has answered, or with a quorum once the others are offline or late.
 - Only opening and closing a round may take time that grows with the fleet.
 
-`events` are the engine's inputs and outputs, `state` its state, `screening` the limit on an update's norm relative to the
-others, `rollover` and `turnover` the change to the next mask epoch.
+`events` are the engine's inputs and outputs, `state` its state, `quorum_and_deadline` the rules by which a round opens and
+closes, `screening` the limit on an update's norm relative to the others, `rollover` and `turnover` the change to the next
+mask epoch.
 
 Example: ``CameOnline`` events until enough devices are there; an `OpenRound` action; a ``Stored`` event for each durable
 upload; after the last of them, `RoundClosed` with the round's figures, and `OpenRound` for the next.

@@ -10,7 +10,7 @@ collections (state.py) and compares counts.
 Where to look:
 
 - a second upload of a device in a round: `Engine._duplicate`
-- quorum and deadline of an open round: `Engine._may_close`; of the gathering before a round: `Engine._maybe_open`
+- quorum and deadline, of an open round and of the gathering before one: quorum_and_deadline.py
 - updates with too large a norm: screening.py
 """
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final
@@ -40,13 +39,13 @@ from aggregator.rounds.events import (
     WentOffline,
 )
 from aggregator.rounds.phases import check_transition
+from aggregator.rounds.quorum_and_deadline import may_close, may_open
 from aggregator.rounds.resume import ResumeMetadata
 from aggregator.rounds.rollover import Rollover
 from aggregator.rounds.screening import screen
 from aggregator.rounds.state import (
     EngineState,
     Transition,
-    is_abandoned,
     on_declined,
     on_offline,
     on_online,
@@ -357,34 +356,13 @@ class Engine:
             return self._maybe_open(state)
         if state.plan.step:
             return self._turnover.advance(state)
-        return self._close(state) if self._may_close(state) else (state, ())
-
-    def _may_close(self, state: EngineState) -> bool:
-        """Return whether the open round closes now.
-
-        It closes when every available device with an order has uploaded, or when its deadline has passed, in both cases
-        only with the quorum. Without the quorum it closes if it is abandoned.
-        """
-        assert state.plan is not None
-        if state.newest > state.generation and not state.plan.final:
-            return True  # a revoked device can still read this round, so the run changes to the newer keys at once
-        needed = max(1, math.ceil(self.run.quorum * state.asked))
-        if len(state.received) < needed:
-            return is_abandoned(state)
-        return not state.awaited or state.deadline_passed
+        return self._close(state) if may_close(state) else (state, ())
 
     def _maybe_open(self, state: EngineState) -> Transition:
-        """Open a round with the online devices as soon as they are enough, or end the mask epoch if that is due.
-
-        The first round waits for all devices, later ones for the quorum; after the deadline ``min_contributors`` are enough.
-        """
+        """Open a round with the online devices as soon as they are enough, or end the mask epoch if that is due."""
         if self._is_due(state):
             return self._turnover.fold(state, None)
-        there = len(state.online)
-        if there < max(1, min(self.run.min_contributors, len(state.devices))):
-            return state, ()
-        share = 1.0 if state.round == 0 else self.run.quorum
-        if there < math.ceil(share * len(state.devices)) and not state.deadline_passed:
+        if not may_open(state):
             return state, ()
         return self._open(state, state.round + 1, state.present)
 

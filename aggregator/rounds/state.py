@@ -210,17 +210,6 @@ def _owes(state: EngineState, device: str) -> bool:
     return _asked(state, device) and device not in state.received
 
 
-def is_abandoned(state: EngineState) -> bool:
-    """Return whether the open round should close empty: after its deadline, with no device available, while others are online.
-
-    A round may ask very few devices, such as one newcomer for its cold start. The fleet does not wait for their return.
-    """
-    plan = state.plan
-    if plan is None or plan.final or state.received or not state.deadline_passed:
-        return False
-    return not state.awaited and state.unasked > 0
-
-
 def record_of(
     state: EngineState, plan: RoundPlan, outcome: Outcome, refused_norm: Mapping[str, float] | None = None
 ) -> RoundRecord:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class UploadFile(Protocol):
-    """Stores the upload of the current round; `edge_client.storage.state.DeviceState` is one."""
+    """Stores the upload of the current round; `edge_client.storage.pending_upload.PendingUploadFiles` is one."""
 
-    def save_pending(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes) -> None:
+    def save(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes) -> None:
         """Store an upload durably; once it was answered, ``sealed`` is empty."""
 
 
@@ -53,7 +53,7 @@ class Uplink:
 
     def keep(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes) -> None:
         """Store an upload, durably."""
-        self._files.save_pending(mark, transfer, sealed)
+        self._files.save(mark, transfer, sealed)
         self._sealed, self._digest = sealed, b""
 
     def forget(self, mark: ReplayWatermark, transfer: bytes) -> None:

@@ -1,8 +1,6 @@
 """A device's state on disk, in its private directory, across restarts and power cuts.
 
-- ``pending.0.bin`` and ``pending.1.bin``: written in turn; each holds a replay watermark and the sealed upload of its round.
-  They are durable before the first byte is sent, so that a restart sends the same bytes. Once a final round's upload was
-  answered, only its transfer id is stored.
+- ``pending.0.bin`` and ``pending.1.bin``: the replay watermark and the sealed upload of its round, see `pending_upload`.
 - ``run.package``: the run that the device follows. ``run.epoch``: the start of its mask epoch, unless that is the first.
 - ``own-*.bin``: the device's own updates, cached for later epochs.
 - ``model.bin``: the newest model of its cluster. ``above-*.bin``: the models above it in cfl's tree.
@@ -13,28 +11,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
 import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from crypto.seal.replay import ReplayWatermark
-from shoal.errors import ConfigError, IntegrityError, ShoalError, WireError, reason_of
-from shoal.protocol.chunking import Fingerprint
+from edge_client.storage.pending_upload import PendingUploadFiles
+from shoal.errors import ConfigError, IntegrityError, ShoalError, reason_of
 from shoal.protocol.codec import U16, U32, Fixed16, decode_prefix, encode, message
-from shoal.types import DIGEST_BYTES
-from shoal.util.files import open_own, read_private, sync_directory, write_atomic, write_failed
+from shoal.util.files import read_private, write_atomic
 
 if TYPE_CHECKING:
+    from crypto.seal.replay import ReplayWatermark
     from shoal.protocol.documents import RunPlan
     from shoal.types import Float32Vector
 
-LOG = logging.getLogger("shoal.edge")
-PENDING_FILES: Final = ("pending.0.bin", "pending.1.bin")
 RUN_FILE: Final = "run.package"
 EPOCH_FILE: Final = "run.epoch"
 MODEL_FILE: Final = "model.bin"
@@ -50,23 +43,6 @@ LOW_DISK_BYTES: Final = 1 << 20
 """With less free space than this, a device's disk is reported as full."""
 
 
-@message(64)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """The head of a pending slot; its SHA-256 and the sealed upload follow.
-
-    ``transfer`` is all zero if there is no upload. If only ``length`` is zero, the upload was answered and its bytes dropped.
-    """
-
-    roster: U32
-    run: U32
-    round: U32
-    nonce: Fixed16
-    transfer: Fixed16
-    length: U32
-    step: U32 = 0
-
-
 @message(65)
 @dataclass(frozen=True, slots=True)
 class ModelFile:
@@ -77,20 +53,6 @@ class ModelFile:
     round: U32
     cluster: U16
     length: U32
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """The contents of a pending slot: a replay watermark, and the transfer id and bytes of the upload of its round."""
-
-    mark: ReplayWatermark
-    transfer: bytes
-    sealed: bytes
-
-    @property
-    def answered(self) -> bool:
-        """Whether the upload was answered, so that no reminder is due."""
-        return any(self.transfer) and not self.sealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,97 +112,11 @@ def _read_if_there(path: Path) -> bytes | None:
 
 
 class DeviceState:
-    """The files of one device."""
+    """The files of one device; ``pending`` are those of its upload."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._slots = tuple(str(directory / name) for name in PENDING_FILES)
-        self._next_slot = 0
-
-    def save_pending(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes) -> None:
-        """Store the watermark and the upload of its round, durably.
-
-        The two slots are overwritten in turn. That takes a quarter of the time of creating and syncing a new file, and wears
-        flash less. A power cut during the write leaves the other slot intact, and no newer upload has been sent by then.
-        """
-        nonce, name = mark.nonce.ljust(16, b"\0"), transfer.ljust(16, b"\0")
-        head = encode(
-            Mark(
-                roster=mark.roster,
-                run=mark.run,
-                round=mark.round,
-                nonce=nonce,
-                transfer=name,
-                length=len(sealed),
-                step=mark.step,
-            )
-        )
-        path = self._slots[self._next_slot]
-        try:
-            new = self._write_slot(path, head, sealed)
-        except OSError as error:
-            raise write_failed(Path(path), error) from error
-        if new:
-            sync_directory(self.directory)
-        self._next_slot = 1 - self._next_slot
-
-    @staticmethod
-    def _write_slot(path: str, head: bytes, sealed: bytes) -> bool:
-        """Overwrite a slot, durably; return whether its file is new."""
-        handle = open_own(path)
-        try:
-            new = os.fstat(handle).st_size == 0
-            at = 0
-            for piece in (head, hashlib.sha256(head).digest(), sealed):
-                view = memoryview(piece)
-                while view:  # pwrite may write less than it was given
-                    written = os.pwrite(handle, view, at)
-                    view, at = view[written:], at + written
-            os.fdatasync(handle)
-        finally:
-            os.close(handle)
-        return new
-
-    def load_pending(self) -> Pending:
-        """Return the newest pending slot; it is empty for a device that has not taken part in a round yet.
-
-        Raises:
-            IntegrityError: both slots are damaged.
-        """
-        if not any((self.directory / name).exists() for name in PENDING_FILES):
-            # Create both slots now: later saves overwrite them and need no sync of the directory.
-            for _ in PENDING_FILES:
-                self.save_pending(ReplayWatermark(), b"", b"")
-        found = [self._load_slot(name) for name in PENDING_FILES]
-        whole = [(i, p) for i, p in enumerate(found) if p is not None]
-        if not whole:
-            raise IntegrityError(
-                f"{self.directory}: both of {' and '.join(PENDING_FILES)} are damaged",
-                hint="remove them only if the fleet is trusted: they guard against replayed announcements",
-            )
-        # Two slots of one round hold the same upload with and without its bytes: the answered one was written later.
-        slot, newest = max(whole, key=lambda item: (item[1].mark.place, item[1].answered))
-        self._next_slot = 1 - slot
-        return newest
-
-    def _load_slot(self, name: str) -> Pending | None:
-        path = self.directory / name
-        if not path.exists():
-            return None
-        try:
-            mark, rest = decode_prefix(read_private(path), Mark)
-        except WireError as error:
-            LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": error}})
-            return None
-        digest, sealed = bytes(rest[:DIGEST_BYTES]), rest[DIGEST_BYTES : DIGEST_BYTES + mark.length]
-        # The digest covers the head alone; the transfer id is a digest of the upload.
-        torn = len(sealed) and Fingerprint.of(sealed).transfer_id != mark.transfer
-        if digest != hashlib.sha256(encode(mark)).digest() or len(sealed) != mark.length or torn:
-            LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": "cut short or torn"}})
-            return None
-        return Pending(
-            ReplayWatermark(mark.roster, mark.run, mark.round, mark.nonce, mark.step), mark.transfer, bytes(sealed)
-        )
+        self.pending = PendingUploadFiles(directory)
 
     def save_run(self, package: bytes) -> None:
         """Store the run package and remove the mask epoch of an earlier run."""

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from crypto.seal import envelope
 from crypto.seal.identity import Identity
 from edge_client.storage import finished_models as finished
-from edge_client.storage import state
+from edge_client.storage import pending_upload, state
 from shoal import limits
 from shoal.membership import tokens as seal_tokens
 from shoal.owner.enrolment import tokens
@@ -62,7 +62,9 @@ def registered(*modules):
 def test_the_page_lists_every_message_with_its_fields_in_order():
     """A field added, renamed or moved changes the format and must change the page."""
     described = {int(kind): (name, fields) for kind, name, fields in ROW.findall(PAGE)}
-    assert described == registered(documents, messages, enrolment, epochs, state, finished, tokens, vault)
+    assert described == registered(
+        documents, messages, enrolment, epochs, pending_upload, state, finished, tokens, vault
+    )
 
 
 def test_the_page_gives_the_frame_header_in_full():

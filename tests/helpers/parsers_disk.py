@@ -220,7 +220,7 @@ def _devices(disk):
             "device", "membership.next", joined, seeds=((disk.places["device"] / "membership.bin").read_bytes(),)
         ),
         disk.replaced("device", "roster.signed", joined),
-        disk.replaced("device", "pending.0.bin", lambda d: DeviceState(d).load_pending()),
+        disk.replaced("device", "pending.0.bin", lambda d: DeviceState(d).pending.load()),
         disk.replaced("device", "run.package", followed),
         disk.replaced("device", "model.bin", lambda d: DeviceState(d).load_model()),
         disk.replaced(

@@ -10,7 +10,8 @@ from crypto.seal.envelope import open_from_group, read_head
 from crypto.seal.identity import Identity
 from edge_client.membership import DeviceMembership
 from edge_client.storage.finished_models import FinishedList, FinishedModel, FinishedNode, RollbackChoice, Validation
-from edge_client.storage.state import Mark, ModelFile
+from edge_client.storage.pending_upload import Mark
+from edge_client.storage.state import ModelFile
 from shoal.membership.grants import make_card
 from shoal.membership.roster_delta import roster_change
 from shoal.membership.tokens import make_request

@@ -177,7 +177,7 @@ def freeze_the_aggregator_in_mid_upload(fleet: Fleet, plan: RunPlan) -> None:
         round_ = freeze_in_a_round(fleet, plan, "aggregator")
         end = time.monotonic() + SEALED_WITHIN_S
         while time.monotonic() < end:
-            sealed = [DeviceState(fleet.stage.device_dir(d)).load_pending().mark.round for d in DEVICES]
+            sealed = [DeviceState(fleet.stage.device_dir(d)).pending.load().mark.round for d in DEVICES]
             if min(sealed) >= round_ or fleet.stored(plan.run, round_):
                 return
             time.sleep(0.005)

@@ -109,28 +109,33 @@ def test_an_end_that_was_told_counts_in_no_later_life(tmp_path, caplog):
         assert caplog.text.count("waiting for the next run") == 2
 
 
-def cut(fleet, name, method, when):
-    """Let a device die at ``method`` of its files where ``when(runtime)`` holds, and come back."""
+def cut(fleet, name, files_of, method, when):
+    """Let a device die at ``method`` of ``files_of(its state)`` where ``when(runtime)`` holds, and come back."""
     runtime = fleet.devices[name].runtime
-    real = getattr(runtime._files, method)
+    files = files_of(runtime._files)
+    real = getattr(files, method)
 
     def dying(*arguments, **options):
         if when(runtime):
             raise PowerCut
         real(*arguments, **options)
 
-    setattr(runtime._files, method, dying)
+    setattr(files, method, dying)
     with pytest.raises(PowerCut):
         fleet.run(100)
     fleet.kill_device(name)
     fleet.revive_device(name)
 
 
-@pytest.mark.parametrize("method", ["save_model", "save_pending"])
-def test_a_power_cut_in_the_final_round_costs_no_device_its_model(tmp_path, undisturbed, method):
+@pytest.mark.parametrize(
+    ("files_of", "method"),
+    [(lambda state: state, "save_model"), (lambda state: state.pending, "save")],
+    ids=["model", "upload"],
+)
+def test_a_power_cut_in_the_final_round_costs_no_device_its_model(tmp_path, undisturbed, files_of, method):
     """At any step: the round's models are still on the broker, and the device repeats its work."""
     with make_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
-        cut(fleet, "dev-01", method, lambda runtime: runtime._state.mark.round == FINAL)
+        cut(fleet, "dev-01", files_of, method, lambda runtime: runtime._state.mark.round == FINAL)
         fleet.run(100)
         until_done(fleet, "dev-01")
         assert fleet.model("dev-01").round == FINAL

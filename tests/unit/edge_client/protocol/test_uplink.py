@@ -35,9 +35,9 @@ class Recorder:
 
 
 class Files:
-    """A state directory that takes everything."""
+    """Upload files that take everything."""
 
-    def save_pending(self, mark, transfer, sealed):
+    def save(self, mark, transfer, sealed):
         pass
 
 

@@ -9,16 +9,8 @@ import pytest
 
 from crypto.seal.replay import ReplayWatermark
 from edge_client.storage import path_models as kept
-from edge_client.storage.state import (
-    PENDING_FILES,
-    TROUBLE_BYTES,
-    TROUBLE_FILE,
-    DeviceState,
-    OwnModel,
-    Pending,
-)
+from edge_client.storage.state import TROUBLE_BYTES, TROUBLE_FILE, DeviceState, OwnModel
 from shoal.errors import ConfigError, IntegrityError, StorageError
-from shoal.protocol.chunking import transfer_id
 from shoal.util.files import private_directory, write_private
 from tests.helpers.disks import fill, small_disk
 from tests.helpers.plans import run_plan
@@ -32,81 +24,9 @@ def state(tmp_path):
     return DeviceState(private_directory(tmp_path / "device"))
 
 
-def test_a_device_that_never_took_part_has_an_empty_mark(state):
-    assert state.load_pending() == Pending(ReplayWatermark(0, 0, 0, bytes(16)), bytes(16), b"")
+def test_a_device_that_never_took_part_has_no_run(state):
     assert state.load_run() is None
     assert state.load_status() is None
-
-
-def later(rounds=1):
-    """Return the mark ``rounds`` rounds on."""
-    return dataclasses.replace(MARK, round=MARK.round + rounds)
-
-
-def test_the_newest_pending_upload_is_loaded(state):
-    """Two slots are overwritten in turn, also by a shorter upload; a restart continues with the right one."""
-    assert state.load_pending() == Pending(ReplayWatermark(0, 0, 0, bytes(16)), bytes(16), b"")
-    for rounds, sealed in enumerate((b"sealed bytes", bytes(100), b"short", bytes(range(200)))):
-        state.save_pending(later(rounds), transfer_id(sealed), sealed)
-        expected = Pending(later(rounds), transfer_id(sealed), sealed)
-        assert state.load_pending() == expected
-        assert DeviceState(state.directory).load_pending() == expected
-
-
-DAMAGES = [
-    lambda d: d[:0],
-    lambda d: d[:20],
-    lambda d: d[:-1],
-    lambda d: b"X" + d[1:],
-    lambda d: d[:4] + b"\x01" + d[5:],
-    lambda d: d[:9] + bytes([d[9] ^ 1]) + d[10:],
-    lambda d: d[:-1] + bytes([d[-1] ^ 1]),
-    lambda d: d[:-9] + b"X" + d[-8:],
-]
-
-
-def two_rounds(state):
-    """Store an upload for each of two rounds and return their bytes and slots, oldest first."""
-    state.load_pending()
-    kept = []
-    for rounds in (0, 1):
-        sealed = bytes(range(100 + rounds))
-        state.save_pending(later(rounds), transfer_id(sealed), sealed)
-        kept.append((sealed, state.directory / PENDING_FILES[1 - rounds]))
-    return kept
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_slot_torn_by_a_power_cut_leaves_the_other(state, damage):
-    """The torn upload had never been sent: the round before is the newest valid one, and is not overwritten."""
-    (older, _), (_, path) = two_rounds(state)
-    write_private(path, damage(path.read_bytes()))
-    again = DeviceState(state.directory)
-    assert again.load_pending() == Pending(MARK, transfer_id(older), older)
-    again.save_pending(later(2), transfer_id(b"new"), b"new")
-    assert DeviceState(state.directory).load_pending() == Pending(later(2), transfer_id(b"new"), b"new")
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_two_damaged_slots_are_refused_not_forgotten(state, damage):
-    """An empty watermark would let an old announcement be replayed."""
-    for _, path in two_rounds(state):
-        write_private(path, damage(path.read_bytes()))
-    with pytest.raises(IntegrityError, match="are damaged") as caught:
-        DeviceState(state.directory).load_pending()
-    assert "replayed" in caught.value.hint
-
-
-def test_an_answered_upload_is_recognised_by_its_transfer_id(state):
-    """The slot without the bytes counts, not the other one, which still holds the upload itself."""
-    for rounds in range(3):
-        state.save_pending(later(rounds), transfer_id(b"sealed"), b"sealed")
-        assert not state.load_pending().answered
-        state.save_pending(later(rounds), transfer_id(b"sealed"), b"")
-        again = DeviceState(state.directory).load_pending()
-        assert again == Pending(later(rounds), transfer_id(b"sealed"), b"")
-        assert again.answered
-    assert not Pending(ReplayWatermark(0, 0, 0, bytes(16)), bytes(16), b"").answered
 
 
 def test_the_final_model_is_of_the_run_and_round(state):
@@ -120,13 +40,6 @@ def test_the_final_model_is_of_the_run_and_round(state):
     assert not state.lacks_final_model(MARK, plan)
     write_private(state.directory / "model.bin", b"junk")
     assert state.lacks_final_model(MARK, plan)
-
-
-def test_a_mark_that_others_could_read_is_refused(state):
-    state.save_pending(MARK, transfer_id(b"sealed"), b"sealed")
-    (state.directory / PENDING_FILES[0]).chmod(0o644)
-    with pytest.raises((IntegrityError, ConfigError), match="readable by others"):
-        state.load_pending()
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -189,15 +102,8 @@ def test_a_model_above_that_goes_while_it_is_looked_for_is_passed_over(state, mo
         kept.above(state.directory, own)
 
 
-def test_a_slot_that_can_t_be_opened_is_an_error(state):
-    (state.directory / PENDING_FILES[0]).mkdir()
-    with pytest.raises(ConfigError, match="can't write") as caught:
-        state.save_pending(MARK, b"t" * 16, b"")
-    assert "permissions" in caught.value.hint
-
-
 def test_every_file_is_private(state):
-    state.save_pending(MARK, b"t" * 16, b"")
+    state.pending.save(MARK, b"t" * 16, b"")
     state.save_model(OwnModel(1, b"r" * 16, 7, 2, THETA), durable=False)
     state.save_run(b"package")
     state.save_status({})

@@ -15,7 +15,7 @@ from aggregator.storage.vector_log import UpdateFiles
 from crypto.seal.identity import Identity
 from crypto.seal.replay import ReplayWatermark
 from edge_client import membership as enrolment
-from edge_client.storage.state import PENDING_FILES, DeviceState
+from edge_client.storage.pending_upload import PENDING_FILES, PendingUploadFiles
 from shoal.errors import ConfigError
 from shoal.membership.directory import KEY_FILE
 from shoal.owner.keys.directory import FleetDirectory
@@ -92,7 +92,7 @@ def test_files_that_are_written_in_place_are_not_opened_where_others_planted_the
     plant(state / "updates/000001.f32", bait)
     opens = {
         "lock": lambda: exclusive(state, wait_s=0, hint="-").__enter__(),
-        "slot": lambda: DeviceState(state).save_pending(ReplayWatermark(), b"", b"sealed"),
+        "slot": lambda: PendingUploadFiles(state).save(ReplayWatermark(), b"", b"sealed"),
         "updates": lambda: UpdateFiles(state / "updates", lambda _: 0).append(1, memoryview(b"masked..")),
     }
     for action in opens.values():

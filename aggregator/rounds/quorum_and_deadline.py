@@ -1,0 +1,51 @@
+"""Decisions of a run that depend on its quorum and its deadlines: when a round may open, and when it closes.
+
+The driver measures time and reports that a deadline has passed; these functions read only the engine's state.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aggregator.rounds.state import EngineState
+
+
+def may_open(state: EngineState) -> bool:
+    """Return whether enough devices are online to open the next round.
+
+    The first round waits for all devices, later ones for the quorum; after the deadline ``min_contributors`` are enough.
+    """
+    there, total = len(state.online), len(state.devices)
+    if there < max(1, min(state.run.min_contributors, total)):
+        return False
+    share = 1.0 if state.round == 0 else state.run.quorum
+    return there >= math.ceil(share * total) or state.deadline_passed
+
+
+def may_close(state: EngineState) -> bool:
+    """Return whether the open round closes now.
+
+    It closes when every available device with an order has uploaded, or when its deadline has passed, in both cases only
+    with the quorum. Without the quorum it closes if it is abandoned.
+    """
+    assert state.plan is not None
+    if state.newest > state.generation and not state.plan.final:
+        return True  # a revoked device can still read this round, so the run changes to the newer keys at once
+    needed = max(1, math.ceil(state.run.quorum * state.asked))
+    if len(state.received) < needed:
+        return is_abandoned(state)
+    return not state.awaited or state.deadline_passed
+
+
+def is_abandoned(state: EngineState) -> bool:
+    """Return whether the open round should close empty: after its deadline, with no device available, while others are online.
+
+    A round may ask very few devices, such as one newcomer for its cold start. The fleet does not wait for their return.
+    """
+    plan = state.plan
+    # A final round stays open: its figures are the result of the run, and no later round could collect them.
+    if plan is None or plan.final or state.received or not state.deadline_passed:
+        return False
+    return not state.awaited and state.unasked > 0

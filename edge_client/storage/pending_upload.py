@@ -1,0 +1,149 @@
+"""A device's stored upload: the sealed bytes that it sends in a round, with the replay watermark of that round.
+
+``pending.0.bin`` and ``pending.1.bin`` are written in turn. A slot is durable before the first byte of its upload is sent, so
+that a restart sends the same bytes. Once a final round's upload was answered, only its transfer id is stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from crypto.seal.replay import ReplayWatermark
+from shoal.errors import IntegrityError, WireError
+from shoal.protocol.chunking import Fingerprint
+from shoal.protocol.codec import U32, Fixed16, decode_prefix, encode, message
+from shoal.types import DIGEST_BYTES
+from shoal.util.files import open_own, read_private, sync_directory, write_failed
+
+LOG = logging.getLogger("shoal.edge")
+PENDING_FILES: Final = ("pending.0.bin", "pending.1.bin")
+
+
+@message(64)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """The head of a pending slot; its SHA-256 and the sealed upload follow.
+
+    ``transfer`` is all zero if there is no upload. If only ``length`` is zero, the upload was answered and its bytes dropped.
+    """
+
+    roster: U32
+    run: U32
+    round: U32
+    nonce: Fixed16
+    transfer: Fixed16
+    length: U32
+    step: U32 = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PendingUpload:
+    """The contents of a pending slot: a replay watermark, and the transfer id and bytes of the upload of its round."""
+
+    mark: ReplayWatermark
+    transfer: bytes
+    sealed: bytes
+
+    @property
+    def answered(self) -> bool:
+        """Whether the upload was answered, so that no reminder is due."""
+        return any(self.transfer) and not self.sealed
+
+
+class PendingUploadFiles:
+    """The two slots in a device's private directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._slots = tuple(str(directory / name) for name in PENDING_FILES)
+        self._next_slot = 0
+
+    def save(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes) -> None:
+        """Store the watermark and the upload of its round, durably.
+
+        The two slots are overwritten in turn. That takes a quarter of the time of creating and syncing a new file, and wears
+        flash less. A power cut during the write leaves the other slot intact, and no newer upload has been sent by then.
+        """
+        nonce, name = mark.nonce.ljust(16, b"\0"), transfer.ljust(16, b"\0")
+        head = encode(
+            Mark(
+                roster=mark.roster,
+                run=mark.run,
+                round=mark.round,
+                nonce=nonce,
+                transfer=name,
+                length=len(sealed),
+                step=mark.step,
+            )
+        )
+        path = self._slots[self._next_slot]
+        try:
+            new = self._write_slot(path, head, sealed)
+        except OSError as error:
+            raise write_failed(Path(path), error) from error
+        if new:
+            sync_directory(self._directory)
+        self._next_slot = 1 - self._next_slot
+
+    @staticmethod
+    def _write_slot(path: str, head: bytes, sealed: bytes) -> bool:
+        """Overwrite a slot, durably; return whether its file is new."""
+        handle = open_own(path)
+        try:
+            new = os.fstat(handle).st_size == 0
+            at = 0
+            for piece in (head, hashlib.sha256(head).digest(), sealed):
+                view = memoryview(piece)
+                while view:  # pwrite may write less than it was given
+                    written = os.pwrite(handle, view, at)
+                    view, at = view[written:], at + written
+            os.fdatasync(handle)
+        finally:
+            os.close(handle)
+        return new
+
+    def load(self) -> PendingUpload:
+        """Return the newest pending slot; it is empty for a device that has not taken part in a round yet.
+
+        Raises:
+            IntegrityError: both slots are damaged.
+        """
+        if not any((self._directory / name).exists() for name in PENDING_FILES):
+            # Create both slots now: later saves overwrite them and need no sync of the directory.
+            for _ in PENDING_FILES:
+                self.save(ReplayWatermark(), b"", b"")
+        found = [self._load_slot(name) for name in PENDING_FILES]
+        whole = [(i, p) for i, p in enumerate(found) if p is not None]
+        if not whole:
+            raise IntegrityError(
+                f"{self._directory}: both of {' and '.join(PENDING_FILES)} are damaged",
+                hint="remove them only if the fleet is trusted: they guard against replayed announcements",
+            )
+        # Two slots of one round hold the same upload with and without its bytes: the answered one was written later.
+        slot, newest = max(whole, key=lambda item: (item[1].mark.place, item[1].answered))
+        self._next_slot = 1 - slot
+        return newest
+
+    def _load_slot(self, name: str) -> PendingUpload | None:
+        path = self._directory / name
+        if not path.exists():
+            return None
+        try:
+            mark, rest = decode_prefix(read_private(path), Mark)
+        except WireError as error:
+            LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": error}})
+            return None
+        digest, sealed = bytes(rest[:DIGEST_BYTES]), rest[DIGEST_BYTES : DIGEST_BYTES + mark.length]
+        # The digest covers the head alone; the transfer id is a digest of the upload.
+        torn = len(sealed) and Fingerprint.of(sealed).transfer_id != mark.transfer
+        if digest != hashlib.sha256(encode(mark)).digest() or len(sealed) != mark.length or torn:
+            LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": "cut short or torn"}})
+            return None
+        return PendingUpload(
+            ReplayWatermark(mark.roster, mark.run, mark.round, mark.nonce, mark.step), mark.transfer, bytes(sealed)
+        )

@@ -1,0 +1,87 @@
+"""A round opens and closes with the quorum, or at its deadline; an abandoned round closes empty."""
+
+import dataclasses
+
+import pytest
+
+from aggregator.persistent import PersistentMap, PersistentSet
+from aggregator.rounds.quorum_and_deadline import is_abandoned, may_close, may_open
+from aggregator.rounds.state import EngineState
+from aggregator.rounds.state import opened as with_plan
+from aggregator.strategies.base import RoundPlan
+from shoal.protocol.messages import Assignment, Phase, Share
+from tests.helpers.plans import run_plan
+
+DEVICES = tuple(f"dev-{i}" for i in range(10))
+TRAIN = Assignment(int(Phase.TRAIN), (0,), int(Share.TRAIN), train=True, evaluate=False, margins=False)
+
+
+def gathering(online, *, round_=1, late=False, **plan):
+    """Return the state of a fleet of ten between two rounds, with the first ``online`` devices there."""
+    run = run_plan(**{"quorum": 0.7, "min_contributors": 2, **plan})
+    return EngineState(
+        PersistentSet(DEVICES), None, run, PersistentSet(DEVICES[:online]), round=round_, deadline_passed=late
+    )
+
+
+def open_round(received=0, *, online=10, asked=10, late=False, final=False):
+    """Return the state with a round open for the first ``asked`` devices, of which the first ``received`` have uploaded."""
+    plan = RoundPlan(2, {}, dict.fromkeys(DEVICES[:asked], TRAIN), final=final)
+    state = with_plan(gathering(online), plan)
+    answers = dict.fromkeys(DEVICES[:received], (Phase.TRAIN, b"digest"))
+    return dataclasses.replace(state, received=PersistentMap(answers), deadline_passed=late)
+
+
+@pytest.mark.parametrize(
+    ("online", "round_", "late", "opens"),
+    [
+        (9, 0, False, False),
+        (10, 0, False, True),
+        (6, 1, False, False),
+        (7, 1, False, True),
+        (2, 0, True, True),
+        (2, 1, True, True),
+        (1, 1, True, False),
+    ],
+)
+def test_a_round_opens_with_the_quorum_or_after_the_deadline_with_the_least_number(online, round_, late, opens):
+    """The first round waits for all ten devices."""
+    assert may_open(gathering(online, round_=round_, late=late)) is opens
+
+
+def test_an_empty_fleet_opens_no_round():
+    state = dataclasses.replace(gathering(0, late=True), devices=PersistentSet())
+    assert not may_open(state)
+
+
+@pytest.mark.parametrize(
+    ("received", "online", "late", "closes"),
+    [
+        (10, 10, False, True),
+        (9, 10, False, False),
+        (7, 10, False, False),
+        (7, 10, True, True),
+        (6, 10, True, False),
+        (7, 7, False, True),
+        (6, 6, False, False),
+    ],
+)
+def test_a_round_closes_with_the_quorum_when_the_others_are_offline_or_late(received, online, late, closes):
+    assert may_close(open_round(received, online=online, late=late)) is closes
+
+
+def test_a_newer_key_version_closes_a_round_but_not_the_final_one():
+    newer = {"generation": 3, "newest": 4}
+    assert may_close(dataclasses.replace(open_round(), **newer))
+    assert not may_close(dataclasses.replace(open_round(final=True), **newer))
+
+
+def test_a_round_is_abandoned_once_its_devices_are_gone_and_others_wait():
+    """One device of ten has an order and is offline."""
+    state = dataclasses.replace(open_round(asked=1, late=True), unavailable=PersistentSet(DEVICES[:1]))
+    assert is_abandoned(state)
+    assert may_close(state)
+    assert not is_abandoned(dataclasses.replace(state, deadline_passed=False))
+    assert not is_abandoned(dataclasses.replace(state, unasked=0))
+    assert not is_abandoned(dataclasses.replace(state, unavailable=PersistentSet()))
+    assert not is_abandoned(dataclasses.replace(state, plan=dataclasses.replace(state.plan, final=True)))

@@ -1,0 +1,114 @@
+"""A device's stored upload: durable in one of two slots, private, and refused if damaged."""
+
+import dataclasses
+
+import pytest
+
+from crypto.seal.replay import ReplayWatermark
+from edge_client.storage.pending_upload import PENDING_FILES, PendingUpload, PendingUploadFiles
+from shoal.errors import ConfigError, IntegrityError
+from shoal.protocol.chunking import transfer_id
+from shoal.util.files import private_directory, write_private
+
+MARK = ReplayWatermark(3, 1, 7, b"n" * 16)
+EMPTY = PendingUpload(ReplayWatermark(0, 0, 0, bytes(16)), bytes(16), b"")
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return private_directory(tmp_path / "device")
+
+
+@pytest.fixture
+def files(directory):
+    return PendingUploadFiles(directory)
+
+
+def test_a_device_that_never_took_part_has_an_empty_mark(files):
+    assert files.load() == EMPTY
+
+
+def later(rounds=1):
+    """Return the mark ``rounds`` rounds on."""
+    return dataclasses.replace(MARK, round=MARK.round + rounds)
+
+
+def test_the_newest_pending_upload_is_loaded(directory, files):
+    """Two slots are overwritten in turn, also by a shorter upload; a restart continues with the right one."""
+    assert files.load() == EMPTY
+    for rounds, sealed in enumerate((b"sealed bytes", bytes(100), b"short", bytes(range(200)))):
+        files.save(later(rounds), transfer_id(sealed), sealed)
+        expected = PendingUpload(later(rounds), transfer_id(sealed), sealed)
+        assert files.load() == expected
+        assert PendingUploadFiles(directory).load() == expected
+
+
+DAMAGES = [
+    lambda d: d[:0],
+    lambda d: d[:20],
+    lambda d: d[:-1],
+    lambda d: b"X" + d[1:],
+    lambda d: d[:4] + b"\x01" + d[5:],
+    lambda d: d[:9] + bytes([d[9] ^ 1]) + d[10:],
+    lambda d: d[:-1] + bytes([d[-1] ^ 1]),
+    lambda d: d[:-9] + b"X" + d[-8:],
+]
+
+
+def two_rounds(directory):
+    """Store an upload for each of two rounds and return their bytes and slots, oldest first."""
+    files = PendingUploadFiles(directory)
+    files.load()
+    kept = []
+    for rounds in (0, 1):
+        sealed = bytes(range(100 + rounds))
+        files.save(later(rounds), transfer_id(sealed), sealed)
+        kept.append((sealed, directory / PENDING_FILES[1 - rounds]))
+    return kept
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_slot_torn_by_a_power_cut_leaves_the_other(directory, damage):
+    """The torn upload had never been sent: the round before is the newest valid one, and is not overwritten."""
+    (older, _), (_, path) = two_rounds(directory)
+    write_private(path, damage(path.read_bytes()))
+    again = PendingUploadFiles(directory)
+    assert again.load() == PendingUpload(MARK, transfer_id(older), older)
+    again.save(later(2), transfer_id(b"new"), b"new")
+    assert PendingUploadFiles(directory).load() == PendingUpload(later(2), transfer_id(b"new"), b"new")
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_two_damaged_slots_are_refused_not_forgotten(directory, damage):
+    """An empty watermark would let an old announcement be replayed."""
+    for _, path in two_rounds(directory):
+        write_private(path, damage(path.read_bytes()))
+    with pytest.raises(IntegrityError, match="are damaged") as caught:
+        PendingUploadFiles(directory).load()
+    assert "replayed" in caught.value.hint
+
+
+def test_an_answered_upload_is_recognised_by_its_transfer_id(directory, files):
+    """The slot without the bytes counts, not the other one, which still holds the upload itself."""
+    for rounds in range(3):
+        files.save(later(rounds), transfer_id(b"sealed"), b"sealed")
+        assert not files.load().answered
+        files.save(later(rounds), transfer_id(b"sealed"), b"")
+        again = PendingUploadFiles(directory).load()
+        assert again == PendingUpload(later(rounds), transfer_id(b"sealed"), b"")
+        assert again.answered
+    assert not EMPTY.answered
+
+
+def test_a_mark_that_others_could_read_is_refused(directory, files):
+    files.save(MARK, transfer_id(b"sealed"), b"sealed")
+    (directory / PENDING_FILES[0]).chmod(0o644)
+    with pytest.raises((IntegrityError, ConfigError), match="readable by others"):
+        files.load()
+
+
+def test_a_slot_that_can_t_be_opened_is_an_error(directory, files):
+    (directory / PENDING_FILES[0]).mkdir()
+    with pytest.raises(ConfigError, match="can't write") as caught:
+        files.save(MARK, b"t" * 16, b"")
+    assert "permissions" in caught.value.hint
