@@ -1,7 +1,7 @@
 """The device's state machine for a round: it reacts to announcements, models, finished jobs and answers, without I/O.
 
 `step` is a pure transition ``(state, event) -> (state, actions)``: it uses no clock, socket, disk or random source. All events
-have been decrypted and verified before; the runtime carries out the actions.
+have been decrypted and verified before; the runtime carries out the actions. `TRANSITIONS` lists the changes of stage.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
+from typing import Final
 
 from crypto.seal.replay import ReplayWatermark
 from edge_client.run.policy import check_announcement, check_assignment
@@ -185,6 +187,27 @@ class RunDone:
 Do = Follow | Work | CancelWork | Send | Remind | SetTimer | ClearTimer | RunDone
 Transition = tuple[AgentState, tuple[Do, ...]]
 
+_DROPPED: Final[Mapping[type[Event], str]] = {Announced: "next round without an assignment", Planned: "newer plan"}
+TRANSITIONS: Final[Mapping[tuple[Stage, Stage], Mapping[type[Event], str]]] = MappingProxyType(
+    {
+        (Stage.IDLE, Stage.FETCHING): {Announced: "round with an assignment"},
+        (Stage.IDLE, Stage.WORKING): {Announced: "round with an assignment, no model missing"},
+        (Stage.IDLE, Stage.SENDING): {Announced: "round of the stored or refused upload"},
+        (Stage.FETCHING, Stage.WORKING): {
+            ModelArrived: "last model arrives",
+            Announced: "next round, no model missing",
+        },
+        (Stage.FETCHING, Stage.IDLE): _DROPPED,
+        (Stage.WORKING, Stage.SENDING): {WorkDone: "upload stored"},
+        (Stage.WORKING, Stage.FETCHING): {Announced: "next round"},
+        (Stage.WORKING, Stage.IDLE): {WorkFailed: "work failed", **_DROPPED},
+        (Stage.SENDING, Stage.IDLE): {Answered: "upload answered", **_DROPPED},
+        (Stage.SENDING, Stage.FETCHING): {Announced: "next round"},
+        (Stage.SENDING, Stage.WORKING): {Announced: "next round, no model missing"},
+    }
+)
+"""The changes of stage, and the events that cause each of them. Events that change no stage are not listed."""
+
 
 def step(state: AgentState, event: Event) -> Transition:
     """Return the state after ``event`` and the actions to carry out.
@@ -339,3 +362,11 @@ def _timer(state: AgentState) -> SetTimer:
     base_s = min(max(announced_s, limits.REMIND_BASE_S), limits.MAX_REMIND_AFTER_S)
     cap_s = limits.REMIND_CAP_S if state.attempt < limits.REMINDERS_SOON else limits.REMIND_LATE_CAP_S
     return SetTimer(min(max(cap_s, 2.0 * base_s), base_s * 2.0 ** min(state.attempt + 1, 10)))
+
+
+def diagram() -> str:
+    """Return the table as a Mermaid state diagram."""
+    lines = ["stateDiagram-v2", f"    [*] --> {Stage.IDLE.name.lower()}"]
+    for (before, after), causes in TRANSITIONS.items():
+        lines.append(f"    {before.name.lower()} --> {after.name.lower()}: {' / '.join(causes.values())}")
+    return "\n".join(lines)

@@ -9,7 +9,7 @@ from tests.helpers.trees import ROOT
 
 PAGE = ROOT / "docs" / "architecture.md"
 BLOCK = re.compile(r"<!-- diagram: (\S+) -->\n```mermaid\n(.*?)\n```\n<!-- end of diagram -->", re.DOTALL)
-MODULES = ("aggregator.uploads.states", "aggregator.rounds.phases")
+MODULES = ("aggregator.uploads.states", "aggregator.rounds.phases", "edge_client.protocol.round_state")
 
 
 def diagrams():

@@ -6,6 +6,7 @@ import pytest
 
 from crypto.seal.replay import ReplayWatermark
 from edge_client.protocol.round_state import (
+    TRANSITIONS,
     AgentState,
     Announced,
     Answered,
@@ -24,6 +25,7 @@ from edge_client.protocol.round_state import (
     Work,
     WorkDone,
     WorkFailed,
+    diagram,
     step,
 )
 from shoal import limits
@@ -366,3 +368,61 @@ def test_a_final_upload_whose_model_is_lost_is_worked_for_again():
         state, actions = step(state, WorkDone(1, 6, b"\6" * 16, ID))
         assert actions[0] == Send(ID)
         assert not state.answered
+
+
+OTHER = ModelRef(model=2, origin=1, label="cc", transfer=b"\2" * 16, contributors=3, norm=1.0)
+SITS_OUT = (NO_ASSIGNMENT, NO_ASSIGNMENT)
+ROUNDS = (
+    announcement(),
+    announcement(assignment_of=SITS_OUT),
+    announcement(2),
+    announcement(2, assignment_of=SITS_OUT),
+    announcement(3, models=(OFFSET, OTHER), assignments=(dataclasses.replace(TRAIN, candidates=(1, 2)),)),
+    FINAL,
+)
+
+
+def events_in(state):
+    """Return every event of a small run that the state may get next; work and answers are those of its own round."""
+    mark = state.mark
+    own = mark.nonce.ljust(16, b"\0")
+    answers = [control(action, transfer=own, round_=mark.round) for action in (Action.ACK, Action.REFUSED, Action.NACK)]
+    work = [WorkDone(mark.run, mark.round, own, own), WorkFailed(own)]
+    models = [ModelArrived(ref.label, ref.transfer) for ref in (OFFSET, OTHER)]
+    plans = [Planned(PLAN), Planned(dataclasses.replace(PLAN, run=2))]
+    return [*map(Announced, ROUNDS), *models, *work, *answers, *plans, TimerFired(), Reconnected()]
+
+
+def changes_of_stage():
+    """Return every (before, after, event type) with another stage after the event, over all states that can be reached."""
+    found, seen = set(), set()
+    waiting = [step(AgentState(0), Planned(PLAN))[0]]
+    while waiting:
+        state = waiting.pop()
+        # The count of reminders only sets the timer; without a bound the search would have no end.
+        state = dataclasses.replace(state, attempt=min(state.attempt, 1))
+        if repr(state) in seen:
+            continue
+        seen.add(repr(state))
+        restarted = AgentState(0, state.mark, transfer=state.transfer, sent=state.sent, answered=state.answered)
+        waiting.append(step(restarted, Planned(PLAN))[0])
+        for event in events_in(state):
+            try:
+                after, _ = step(state, event)
+            except UntrustedError:
+                continue
+            waiting.append(after)
+            if after.stage is not state.stage:
+                found.add((state.stage, after.stage, type(event)))
+    return found
+
+
+def test_exactly_the_listed_changes_of_stage_happen():
+    """The search covers every order of the events, with restarts between them."""
+    assert changes_of_stage() == {(*change, event) for change, causes in TRANSITIONS.items() for event in causes}
+
+
+def test_the_diagram_shows_every_change_of_stage():
+    lines = diagram().splitlines()
+    assert len(lines) == 2 + len(TRANSITIONS)
+    assert "    working --> sending: upload stored" in lines
