@@ -99,9 +99,11 @@ class Daemon:
         )
         self._transport = MqttTransport(
             address,
+            # One client id for a fleet, so that a second aggregator takes over the session and this one notices.
             f"shoal-{self._membership.fleet}-aggregator",
             self._inbox.put,
             session_expiry_s=limits.SESSION_EXPIRY_AGGREGATOR_S,
+            # After a crash the broker sends again whatever was not handled yet.
             manual_ack=True,
             max_queued_bytes=limits.MAX_PENDING_BYTES,
         )
@@ -117,6 +119,7 @@ class Daemon:
             IntegrityError: with ``once``, a run was skipped because its directory is damaged.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
+            # The handler only queues the request: an exception raised in it could cut a commit short.
             signal.signal(number, lambda *_: self._inbox.put(None))
         forget_waiting(self._membership.directory)
         self._mail.subscribe(self._transport)
@@ -266,6 +269,7 @@ class Daemon:
         LOG.info("run", extra={"kv": {"run": plan.run, **facts}})
         work = 2.0 * len(self._membership.roster.active()) ** 2 * plan.length
         service = self._begin(run, package, select(self._config.device, work_flops=work))
+        # Only now do the run's long-lived objects exist, which garbage collection then skips.
         settle()
         looked_s = time.monotonic()
         while not service.finished:
@@ -281,6 +285,7 @@ class Daemon:
                     self._let_go()
                     return
         last = read_records(directory_of(self._membership, plan.run))[-1]
+        # A device that declined the final round sends no upload, so it waits for no answer.
         service.uploads.end(last["round"], set(last["missing"]) - set(last.get("declined", ())))
         LOG.info("run finished", extra={"kv": {"run": plan.run}})
 

@@ -101,6 +101,7 @@ class Publisher:
         before = _read_told(self._told_file)
         self._roster = signed, roster_change(before, roster, signed)
         self._tell_roster()
+        # Written last, so that after a crash the change is made again from the same earlier roster.
         write_atomic(self._told_file, encode(roster))
 
     def _tell_roster(self) -> None:
@@ -153,6 +154,7 @@ class Publisher:
         proposal = self._proposal(run, opened) if opened.proposal else None
         travel = [ref for ref in (*refs, shared, *carried, proposal) if ref is not None]
         keep = {self._topics.model(ref.label) for ref in travel if ref.transfer != NO_TRANSFER}
+        # Most devices have equal assignments: each is listed once, and a device gets its place in the list.
         assignments: dict[Assignment, int] = {}
         place_of = {
             device: assignments.setdefault(assignment, len(assignments))
@@ -189,6 +191,7 @@ class Publisher:
     def clear_models(self, keep: Collection[str] = ()) -> None:
         """Remove the retained models from the broker, except those at the topics ``keep``."""
         for base in self._retained.bases():
+            # The label is the last level of a model's topic, so this is the prefix of all models.
             if base.startswith(self._topics.model("x")[:-1]) and base not in keep:
                 self._retained.clear(base)
                 # Published again if a later round names the model, as CFL's tree nodes may be.

@@ -68,6 +68,7 @@ class Revocations:
 
     def _is_signed(self, member: Member, payload: bytes, now_s: float) -> bool:
         with suppress(WireError):
+            # A reassembler for this message alone: an unverified sender must take no room from the fleet's transfers.
             transfer: Transfer | None = Reassembler(MAX_NOTE_BYTES, whole_transfers=1, max_per_source=1).add(
                 member.name, payload, now_s
             )

@@ -139,6 +139,7 @@ class RunService:
         member = self._membership
         devices, known = member.roster.active(), (member.roster, member.roster_bytes)
         snapshot = self._store.restore()
+        # Before anything is published, since it is sealed under the keys in force.
         if snapshot is not None:
             self._take_up(snapshot.metadata)
         self._publisher.roster(self._roster_sent, member.roster)
@@ -318,6 +319,7 @@ class RunService:
                 case RoundClosed(record):
                     seconds = now_s - self._opened_at_s
                     figures = {**dataclasses.asdict(record), "seconds": seconds, "bytes_up": self._bytes_up}
+                    # Not stored yet: if a round opens next, one transaction stores this record and that snapshot.
                     closed = (record.round, figures)
                     self._lines.closed(record, seconds, self._bytes_up)
                 case OpenRound():

@@ -45,6 +45,7 @@ def weighted_mean(updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.
     mean = np.zeros(length, dtype=np.float32)
     product = np.empty(min(length, BLOCK_COLUMNS), dtype=np.float32)
     finite = True
+    # Overflow shows in the mean, which is checked; a warning by numpy would only repeat it.
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, length, BLOCK_COLUMNS):
             piece = mean[start : start + BLOCK_COLUMNS]
@@ -100,6 +101,7 @@ def check_weights(weights: NDArray[np.float64], count: int) -> NDArray[np.float6
     values = np.asarray(weights, dtype=np.float64)
     if values.shape != (count,):
         raise NumericsError(f"weights have shape {values.shape}, not ({count},)")
+    # Negated, since NaN fails every comparison and must be refused too.
     for position in np.flatnonzero(~((values == 0) | ((values >= MIN_WEIGHT) & (values <= MAX_WEIGHT)))):
         raise NumericsError(_weight_message(float(values[position]), f"weight {position}"))
     if not values.any():
@@ -207,6 +209,7 @@ def _is_finite(vector: NDArray[np.float32]) -> bool:
 def _add_product(
     total: NDArray[np.float32], piece: NDArray[np.float32], weight: float, product: NDArray[np.float32]
 ) -> None:
+    # A product with 1 changes no bit and costs a pass over the memory.
     if weight != 1.0:
         piece = np.multiply(piece, np.float32(weight), out=product[: total.size])
     np.add(total, piece, out=total)

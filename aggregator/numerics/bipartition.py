@@ -127,6 +127,7 @@ def _complete(matrix: NDArray[np.float64]) -> _Labels:
         while True:
             tip = chain[-1]
             nearest = int(work[tip].argmax())
+            # On a tie the predecessor counts: the chain could otherwise run in a circle of equal pairs.
             if len(chain) > 1 and work[tip, chain[-2]] >= work[tip, nearest]:
                 break
             chain.append(nearest)

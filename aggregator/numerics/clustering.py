@@ -56,7 +56,12 @@ def kmeans(rows: NDArray[np.float64], k: int, seed: int) -> NDArray[np.intp]:
         # `_equal_rows` may separate equal rows at a rounding step. sklearn then warns of fewer labels, which are allowed.
         warnings.simplefilter("ignore", exceptions.ConvergenceWarning)
         fitted = cluster.KMeans(
-            n_clusters=k, init="k-means++", n_init=STARTS, random_state=seed % 2**32, algorithm="lloyd"
+            n_clusters=k,
+            init="k-means++",
+            n_init=STARTS,
+            # scikit-learn takes seeds of at most 32 bits.
+            random_state=seed % 2**32,
+            algorithm="lloyd",
         ).fit(values)
     return by_first_appearance(fitted.labels_)
 
@@ -145,6 +150,7 @@ def _equal_rows(values: NDArray[np.float64]) -> NDArray[np.intp]:
     if extent <= SAME_ROW * float(np.abs(values).max()):
         return np.zeros(len(values), dtype=np.intp)
     _, same_as = np.unique(np.round(centred / (extent * SAME_ROW)), axis=0, return_inverse=True)
+    # NumPy 2.0 alone returns the inverse of rows with a second axis.
     return by_first_appearance(same_as.reshape(-1))
 
 

@@ -101,6 +101,7 @@ def top_directions(gram: NDArray[np.float64], directions: int) -> Directions:
     if scale == 0:
         return Directions(np.zeros((size, directions)), np.zeros(directions))
     values, vectors = np.linalg.eigh(matrix / scale)
+    # eigh sorts the eigenvalues in ascending order.
     top = values[::-1][:directions]
     vectors = vectors[:, ::-1][:, :directions]
     # Smaller eigenvalues are rounding errors: the updates do not span these directions.

@@ -62,6 +62,7 @@ def _pages_of(row: NDArray[np.float32]) -> FilePages | None:
     base: object = row
     while isinstance(base, np.ndarray):
         base = base.base
+    # `np.frombuffer` holds the mapping through a memoryview.
     if isinstance(base, memoryview):
         base = base.obj
     return base if isinstance(base, FilePages) else None
@@ -159,5 +160,6 @@ def bad_rows(updates: Updates) -> list[int]:
 
 
 def _usable_in_place(updates: NDArray[np.float32]) -> bool:
+    # The layouts that BLAS takes: contiguous rows which do not overlap, as those of a broadcast array do.
     row_stride, column_stride = updates.strides
     return updates.flags.aligned and column_stride == updates.itemsize and row_stride >= updates.shape[1] * 4

@@ -54,6 +54,7 @@ class TorchBackend:
         for chunk in column_chunks(updates, copy=True):
             piece = self._load(chunk)
             total += piece @ piece.T
+        # A GPU's product may round differently on the two sides of the diagonal.
         return self._fetch((total + total.T) / 2)
 
     def products(self, updates: Updates, others: Updates) -> NDArray[np.float64]:

@@ -286,6 +286,7 @@ class Engine:
     def _may_attach(self, plan: RoundPlan, upload: Upload) -> bool:
         """Return whether the size of the attachment fits the order: the aggregator passes a fold on to the whole fleet."""
         most = self._most_attached(plan, upload.device)
+        # An attachment that was ordered must be there, so at least one byte of it.
         return min(1, most) <= upload.attached <= most
 
     def most_attached(self, state: EngineState, device: str) -> int:
@@ -330,6 +331,7 @@ class Engine:
             case Stored(contribution, digest):
                 state = self._receive(state, contribution, digest)
             case DeadlinePassed(round_, step):
+                # The driver holds events back during a commit, in which the round may have closed.
                 if (round_, step) == (state.round, state.step):
                     state = dataclasses.replace(state, deadline_passed=True)
             case Rostered(roster, data):

@@ -17,6 +17,7 @@ from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 from shoal.errors import DocumentError, IntegrityError, ShoalError, StorageError
 from shoal.util.files import read_failed, write_failed
 
+# Decoders of JSON and of our own formats raise any of these on altered bytes.
 _DAMAGE: Final = (
     DocumentError,
     sqlite3.DatabaseError,
@@ -111,4 +112,5 @@ def _unreadable(directory: Path, error: Exception) -> ShoalError:
 
 def is_system_failure(error: sqlite3.OperationalError) -> bool:
     """Return whether SQLite failed because of the operating system or the disk, by the low byte of its extended result code."""
+    # Errors that the sqlite3 module raises by itself, without a call of SQLite, have no code.
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _SYSTEM_CODES

@@ -106,6 +106,7 @@ def _read(directory: Path, query: Callable[[sqlite3.Connection], R]) -> R | None
         return None
     with (
         readable(directory),
+        # mode=ro needs the form of a URI; as_uri escapes the characters that have a meaning in one.
         closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as reader,
     ):
         try:

@@ -129,6 +129,7 @@ class RunFiles:
             return is_finished(self._membership, plan)
         if self._over.get(plan.run_id) == stamp:
             return True
+        # Only True is cached: a final record in the write-ahead log does not change the stamp of the database.
         if not is_finished(self._membership, plan):
             return False
         self._over[plan.run_id] = stamp

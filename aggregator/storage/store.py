@@ -125,6 +125,7 @@ class Store:
         make_own(directory / DATABASE)
         for suffix in ("-wal", "-shm", "-journal"):
             check_own(directory / f"{DATABASE}{suffix}")
+        # Autocommit mode: sqlite3 begins no transaction by itself, and each write below begins its own.
         self._db = sqlite3.connect(directory / DATABASE, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
         # An acknowledged upload must survive a power cut; with NORMAL the last commits could be lost.
@@ -154,6 +155,7 @@ class Store:
         """Use the folders of a mask epoch, and erase those of all others."""
         for kind in (UPDATES, VECTORS):
             for other in private_directory(self.directory / kind).iterdir():
+                # Another epoch's folder is of the epoch before, or of a change of epoch that a crash cut short.
                 if other.name != _folder(epoch):
                     shutil.rmtree(other)
         self._updates = UpdateFiles(private_directory(self.directory / UPDATES / _folder(epoch)), self._end_of)
@@ -291,6 +293,7 @@ class Store:
 
     def _forget_uploads(self, before: int, needed: frozenset[UploadKey]) -> None:
         """Delete the rows of uploads of rounds before ``before`` that are not ``needed``."""
+        # Most strategies need no upload of an earlier round: one statement then deletes all, and no row is read.
         if not any(key[0] < before for key in needed):
             self._db.execute("DELETE FROM uploads WHERE round < ?", (before,))
             return
@@ -307,7 +310,9 @@ class Store:
             data = np.ascontiguousarray(vector, "<f4").data.cast("B")
             digests[name] = _digest(data)
             path = folder / f"{digests[name]}.f32"
+            # The name is the digest of the bytes, and only a complete file gets it: an existing one is right.
             if not path.exists():
+                # Without its name: one sync of the folder below makes the names of all vectors durable.
                 write_atomic(path, data, sync_name=False)
         sync_directory(folder)
         return SnapshotHead(tuple(available), metadata or ResumeMetadata(self.run.epoch, self.run.key_id), digests)
@@ -340,6 +345,7 @@ class Store:
         rows = [self._rewritten(files, metadata.epoch, own[key]) for key in sorted(own)]
         files.syncer()()
         files.release()
+        # The folders' names must be durable before the transaction below makes them the ones in use.
         for folder in (updates, updates.parent, vectors.parent):
             sync_directory(folder)
         head = self._write_vectors(vectors, (), state, metadata)

@@ -35,6 +35,7 @@ def checksum(data: bytes | memoryview) -> int:
     """
     whole = len(data) - len(data) % FLOAT_BYTES
     total = int(np.frombuffer(data[:whole], "<u4").sum(dtype=np.uint64)) + sum(data[whole:])
+    # SQLite's integers have 64 bits with a sign.
     return total & 0x7FFFFFFFFFFFFFFF
 
 
@@ -89,6 +90,7 @@ class UpdateFiles:
                 if spare is not None:
                     spare.rename(path)
             self._files[round_] = open_own(path)
+            # `syncer` makes a file's bytes durable, but not its name in the folder.
             sync_directory(path.parent)
             # Bytes after the last committed row are a spare's old ones, or the torn tail of a crash: write over them.
             self._ends[round_] = self._end_of(round_)
@@ -148,6 +150,7 @@ class UpdateFiles:
                     os.close(handle)
                     self._dirty.discard(old)
                 # Writing over allocated blocks takes a third of the time of making new ones durable.
+                # Not synced: if a power cut undoes the renaming, the next sweep finds the file under its old name.
                 path.rename(self._directory / f"spare-{old:06d}.f32")
         for path in sorted(self._directory.glob(SPARES))[:-SPARES_KEPT]:
             path.unlink()

@@ -179,6 +179,7 @@ class Fesem:
                 continue
             rows = [c.row for c in mine]
             # |O_own + delta_i - O_j|: the update against the other centres as seen from its own.
+            # The sum makes a vector of the scalar 0 that `_apart` may return.
             centres = [np.zeros_like(rows[0]) + _apart(other, slot) for other in slots]
             distances = squared_distances(rows, centres, backend=self.backend)
             for c, row in zip(mine, distances, strict=True):

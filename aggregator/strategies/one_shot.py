@@ -219,6 +219,7 @@ class OneShot:
             detail: dict[str, Any] = {"device": c.device, "cluster": c.model, "by": "loss"}
             if c.phase is Phase.PRETRAIN:
                 nearest = int(np.argmin([norm_of(c.row - centroid) for centroid in state.centroids]))
+                # One latecomer's update in memory at a time, however many there are.
                 drop_pages([c.row])
                 detail = {"device": c.device, "cluster": nearest}
             placed[c.device] = detail["cluster"]

@@ -120,6 +120,7 @@ class Retransmission:
             return
         self._requested[device] = _Request(transfer, reminder.turn, now_s)
         missing = self._chunks.missing(device, reminder.round, transfer, reminder.size, reminder.chunk_bytes, now_s)
+        # No chunk of it has arrived, so the reassembler does not know it: request as many as it would list.
         if missing is None:
             count = chunk_count(reminder.size, reminder.chunk_bytes)
             missing = tuple(range(min(count, MAX_MISSING_LISTED)))

@@ -139,6 +139,7 @@ def seal_message_to_member(
     that another party can't sign the ciphertext as its own.
     """
     framed = _framed(MEMBER_MAGIC, head)
+    # The body first: a vector at offset 0 is aligned, so that the receiver can use it without a copy.
     plain = b"".join((body, message, struct.pack("<I", len(message))))
     recipient = X25519PublicKey.from_public_bytes(recipient_seal_key)
     return _signed(identity, head.purpose, framed, SUITE.encrypt(plain, recipient, info=framed))
@@ -184,6 +185,7 @@ def open_from_member(
         if length > message_end:
             raise WireError(f"a message of {length} bytes in a plaintext of {len(plain)}")
     except InvalidTag:
+        # InvalidTag has no text, and the log shows the text of the cause.
         raise SealError from WireError(NOT_AUTHENTIC)
     except (ValueError, struct.error, ShoalError) as error:
         raise SealError from error
@@ -194,6 +196,7 @@ def open_from_member(
 def seal_message_to_group(identity: Identity, key: GroupKey, head: Sealed, plain: bytes) -> SealedMessage:
     """Seal ``plain`` under the group's key, and sign head and ciphertext as ``identity``."""
     framed = _framed(GROUP_MAGIC, head)
+    # Random nonces are safe for 2^32 messages under one key (NIST SP 800-38D), far more than a fleet sends.
     nonce = os.urandom(NONCE_BYTES)
     return _signed(identity, head.purpose, framed, nonce, key.aead().encrypt(nonce, plain, framed))
 

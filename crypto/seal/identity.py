@@ -132,5 +132,6 @@ def check_seal_key(key: bytes) -> None:
 def fingerprint(member: Member) -> str:
     """Return 24 characters in groups of four, for people to compare: a truncated SHA-256 of both public keys."""
     digest = hashlib.sha256(member.sign_key + member.seal_key).digest()
+    # 120 bits: 24 characters of base32 without padding, and out of reach for a second key with the same fingerprint.
     text = base64.b32encode(digest[:15]).decode().lower()
     return "-".join(text[i : i + 4] for i in range(0, 24, 4))

@@ -62,6 +62,7 @@ class Lock:
             IntegrityError: the bytes are not an encrypted file.
         """
         head, nonce = data[: _HEAD.size], data[_HEAD.size : _HEAD.size + NONCE_BYTES]
+        # 16 bytes is the tag of AES-GCM, which an empty plaintext has too.
         if not is_locked(data) or len(data) < _HEAD.size + NONCE_BYTES + 16:
             raise IntegrityError("not a file under a passphrase")
         _, *asked, salt = _HEAD.unpack(head)

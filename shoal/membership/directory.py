@@ -117,6 +117,7 @@ def store_grant(directory: Path, grant: AggregatorGrant | DeviceGrant) -> None:
         _check_follows(directory, grant, roster)
         write_private(directory / ROSTER_FILE, grant.roster)
         _raise_least(directory, roster.sequence, grant.roster)
+        # Written last: it makes the directory a member's, and a crash before it is repaired by joining again.
         write_private(directory / GRANT_FILE, _kept(grant))
         for since, path in _waiting(directory):
             if since <= grant.keys_since:

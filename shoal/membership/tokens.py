@@ -89,6 +89,7 @@ def open_request(data: bytes | memoryview, token: Token) -> Asked:
     except ShoalError as error:
         raise UntrustedError("the request does not prove the token that it names") from error
     proof, raw = plain[:PROOF_BYTES], plain[PROOF_BYTES:]
+    # In constant time, or the duration would tell a forger how many of the first bytes are right.
     if not hmac.compare_digest(proof, _prove(token, raw)):
         raise UntrustedError("the request does not prove the token that it names")
     statement = decode(raw, EnrolStatement)

@@ -244,6 +244,7 @@ def _sequence(item: _Coder) -> _Coder:
         for value in values:
             item.write(out, value)
 
+    # Every item takes at least one byte, which bounds the count by the bytes that are left.
     return _Coder(write, lambda r: tuple(item.read(r) for _ in range(_count(r, 1))))
 
 

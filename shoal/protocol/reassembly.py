@@ -335,6 +335,7 @@ class Reassembler:
     def _make_room(self, source: str, cost: int, most_bytes: int) -> None:
         """Drop the source's transfers, oldest last chunk first, until its newest chunk fits the budget."""
         transfers, budget = self._sources[source], self.budget_bytes(most_bytes)
+        # The last transfer stays: the chunk belongs to it, and the budget covers one of the largest size.
         while len(transfers) > 1 and (self._held[source] + cost > budget or len(transfers) > self._max_per_source):
             self._forget(source, next(iter(transfers)))
             self._refused["displaced"] += 1

@@ -119,6 +119,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
+            # Ten groups of 7 bits hold 70, and protobuf ignores those above 64.
             return value & 0xFFFF_FFFF_FFFF_FFFF, at
     raise TaskError("graph is not valid protobuf: a varint has more than 10 bytes")
 

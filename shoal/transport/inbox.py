@@ -67,6 +67,7 @@ class Inbox:
                 except queue.Empty:
                     return
                 yield item
+                # The caller has handled the item once it asks for the next one.
                 if isinstance(item, Message):
                     handled.append(item)
         finally:

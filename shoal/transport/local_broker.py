@@ -115,11 +115,13 @@ def mosquitto_config(port: int, directory: Path, queue: QueueLimits = SMALL_FLEE
     lines = [
         f"listener {port} 127.0.0.1",
         "allow_anonymous true",
+        # Nagle's algorithm would delay every small message.
         "set_tcp_nodelay true",
         *queue.lines(),
         f"max_packet_size {limits.MAX_PACKET_BYTES}",
         "persistence true",
         f"persistence_location {directory}/",
+        # A killed mosquitto loses what it has not saved; its default is every 30 minutes.
         "autosave_interval 5",
         "log_type error",
         "log_type warning",
@@ -255,6 +257,7 @@ class BrokerProcess:
             raise BrokerUnreachableError("mosquitto is no longer installed")
         config = self._directory / "mosquitto.conf"
         config.write_text(mosquitto_config(self.port, self._directory, self._queue))
+        # Without site-packages the launcher starts faster, and it needs the standard library only.
         return (sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), binary, "-c", str(config))
 
     def _spawn(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -270,6 +273,7 @@ class BrokerProcess:
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,
+                        # Ctrl-C reaches the terminal's whole process group, and the broker must outlive its clients.
                         start_new_session=True,
                         env={**_HEAP, **os.environ},
                     )

@@ -141,6 +141,7 @@ class LoopbackBroker:
     def schedule(self, delay_s: float, action: Callable[[], None]) -> None:
         """Call ``action`` in ``delay_s`` seconds of virtual time."""
         self._sequence += 1
+        # The sequence keeps actions of one time in order, and heapq from comparing functions.
         heapq.heappush(self._agenda, (self.now_s + delay_s, self._sequence, action))
 
     def accept(self, transport: LoopbackTransport) -> None:

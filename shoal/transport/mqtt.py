@@ -94,6 +94,7 @@ def backoff_s(attempt: int, minimum_s: float, maximum_s: float, uniform: Callabl
     Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015. Without jitter, a fleet that lost its broker
     would reconnect all at once.
     """
+    # The exponent is bounded, since 2.0 ** 1024 overflows.
     return uniform(0.0, min(maximum_s, minimum_s * 2.0 ** min(attempt, 30)))
 
 
@@ -200,6 +201,7 @@ class MqttTransport:
         in_time = self._first_outcome.wait(limits.CONNECT_TIMEOUT_S)
         failure = self._failure if in_time else f"no answer in {limits.CONNECT_TIMEOUT_S:g} s"
         if failure:
+            # With an empty queue `close` has nothing to wait for.
             with self._lock:
                 self._queue.clear()
             self.close()
@@ -306,6 +308,7 @@ class MqttTransport:
         """Queue an acknowledgement for the network thread; called from the thread that handles messages."""
         with self._lock:
             self._handled.append(receipt)
+            # One wake-up is enough: the network thread then takes all that are queued.
             if len(self._handled) == 1:
                 self._wake()
 
@@ -383,6 +386,7 @@ class MqttTransport:
                 self._pause(backoff_s(attempt, *self._reconnect_s, uniform))
                 attempt += 1
         finally:
+            # Under the lock, so that `_wake` never writes to a descriptor that was closed and given to another file.
             with self._lock:
                 self._closing = True
                 os.close(self._wake_fd)

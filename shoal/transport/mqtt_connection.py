@@ -184,6 +184,7 @@ class Link:
         self.reason, self.reason_code = "", None
         self._client.overrun = False
         self._wrote_qos_0 = False
+        # paho drops publishes at QoS 0 when it reconnects, so those not written yet are lost.
         while self._unwritten:
             self._events.on_settled(self._unwritten.popleft()[1])
         if not self._opened_before:
@@ -312,6 +313,7 @@ class Link:
         client = _BoundedClient(
             CallbackAPIVersion.VERSION2,
             client_id=options.client_id,
+            # paho refuses this argument with MQTT 5, where clean_start takes its place.
             clean_session=None if self._is_v5 else options.session_expiry_s == 0,
             protocol=options.protocol,
             reconnect_on_failure=False,

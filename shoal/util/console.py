@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DISTRIBUTION: Final = "shoal"
 SCHEMA: Final = 1
+# 128 plus the number of SIGINT or SIGPIPE, as shells report a program that the signal has ended.
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 LEVELS: Final = ("debug", "info", "warning", "error")
@@ -74,6 +75,7 @@ def counted(number: int, thing: str) -> str:
 
 def say_json(data: Any) -> None:
     """Print the one JSON object of a ``--json`` call: {"schema", "ok", "data"}."""
+    # JSON has no NaN, so an error here is better than output that other programs can't parse.
     say(json.dumps({"schema": SCHEMA, "ok": True, "data": data}, allow_nan=False))
 
 

@@ -64,6 +64,7 @@ def write_atomic(
                 while view:  # os.write may write only a part
                     view = view[os.write(handle, view) :]
             if durable:
+                # Before the renaming: a power cut could otherwise leave an empty file under the new name.
                 os.fdatasync(handle)
         finally:
             os.close(handle)
@@ -163,6 +164,7 @@ def read_private(path: Path, *, follow: bool = False) -> bytes:
         # O_NONBLOCK: a named pipe that another user planted must not block us here, before the check below.
         handle = os.open(path, os.O_RDONLY | (0 if follow else os.O_NOFOLLOW | os.O_NONBLOCK))
         with os.fdopen(handle, "rb") as file:
+            # The open file is checked, and not the path, at which another user may put another file meanwhile.
             _check_private(path, os.fstat(handle), pipe=follow)
             return file.read()
     except OSError as error:
@@ -240,6 +242,7 @@ def _check_private(path: Path, found: os.stat_result, *, pipe: bool = False) -> 
     mode = stat.S_IMODE(found.st_mode)
     if not (stat.S_ISREG(found.st_mode) or (pipe and stat.S_ISFIFO(found.st_mode))):
         raise ConfigError(f"{path} is not a file", hint="remove it, and find out who put it there")
+    # Root may own it, since root can read every file anyway.
     if found.st_uid not in (os.geteuid(), 0):
         raise ConfigError(
             f"{path} belongs to another user (uid {found.st_uid})",

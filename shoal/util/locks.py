@@ -40,6 +40,7 @@ def exclusive(directory: Path, *, wait_s: float, hint: str) -> Iterator[None]:
         _take(handle, directory, time.monotonic() + wait_s, hint)
         yield
     finally:
+        # Closing releases the lock, and so does any end of the process: no stale lock is left to remove.
         os.close(handle)
 
 
@@ -62,6 +63,7 @@ def in_use(directory: Path) -> bool:
     except OSError:
         return False
     try:
+        # Held for a moment only; a program that starts just then tries again after POLL_S.
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

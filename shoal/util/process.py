@@ -29,6 +29,7 @@ class _Deferred(ModuleType):
     """
 
     def __getattr__(self, attribute: str) -> Any:
+        # Removed first, or import_module would return this placeholder.
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
         return getattr(importlib.import_module(self.__name__), attribute)
@@ -49,6 +50,7 @@ def put_off(name: str) -> bool:
     module.__spec__ = spec
     sys.modules[name] = module
     parent, _, leaf = name.rpartition(".")
+    # `import a.b` sets the attribute of `a` only if it loads `b` itself, and here `b` is in sys.modules already.
     if parent:
         setattr(importlib.import_module(parent), leaf, module)
     return True
@@ -56,6 +58,7 @@ def put_off(name: str) -> bool:
 
 def settle() -> None:
     """Exempt all current objects from garbage collection, and collect newer ones less often (YOUNG_OBJECTS)."""
+    # Dead cycles would otherwise be frozen too, and never be freed.
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)

@@ -208,6 +208,7 @@ def _read_bytes(walk: _Walk, value: Any) -> bytes:
         data = bytes.fromhex(value)
     except (TypeError, ValueError):
         data = None
+    # fromhex also accepts upper case and spaces, and one value must have one encoding.
     if data is None or data.hex() != value:
         raise walk.wrong("lower-case hex", value)
     return data
@@ -344,6 +345,7 @@ def _items(kind: type[Any], item: _Coder, make: Callable[[Any], Any]) -> _Coder:
         if not isinstance(value, kind) or isinstance(value, str | bytes):
             raise walk.wrong(f"a {kind.__name__}", value)
         encoded = [_within(walk, i, item.write, v) for i, v in enumerate(value)]
+        # A set has no order: sorted, equal sets have equal documents.
         return encoded if ordered else sorted(encoded)
 
     def read(walk: _Walk, value: Any) -> Any:

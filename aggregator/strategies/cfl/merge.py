@@ -51,6 +51,7 @@ def close_check(
     answers = []
     for child in node.children:
         members = set(state.clusters[child].members)
+        # Negated, so that `judge` tests whether the model above is the better one.
         answers.append([-c.margins[1] for c in given if c.device in members and c.phase is Phase.SCORE])
     heard = [a for a in answers if len(a) >= least_side]
     verdicts = [judge(a) for a in heard]

@@ -111,6 +111,7 @@ def _granted(wishes: Mapping[str, Wish], living: Mapping[int, int], least_side: 
                 continue
             if living.get(leaf, 0) >= least_side:
                 leaving = sorted(d for d, w in granted.items() if w.before == leaf)
+                # Every change shifts the counts of two leaves, so the search starts again after each.
                 del granted[leaving[turn % len(leaving)]]
                 break
             if into[leaf]:

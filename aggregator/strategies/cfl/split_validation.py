@@ -86,8 +86,10 @@ def paired_t_p_value(differences: np.ndarray) -> float:
     if n < 2:
         return 1.0
     mean, spread = float(differences.mean()), float(differences.std(ddof=1))
+    # Equal differences have no t value: the mean divided by 0.
     if spread == 0.0:
         return 0.0 if mean > 0 else 1.0
     from scipy.special import stdtr  # only splits pay for loading scipy
 
+    # P(T >= t) as P(T <= -t): 1 - P(T <= t) would lose the digits of a small p-value.
     return float(stdtr(n - 1, -mean / (spread / math.sqrt(n))))

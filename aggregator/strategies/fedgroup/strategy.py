@@ -116,6 +116,7 @@ class FedGroup:
         return state, RoundPlan(round_, {j: state.slots[j] for j in used}, assignments)
 
     def _random(self, round_: int) -> np.random.Generator:
+        # The 1 makes this another stream than that of `drawn`, which uses the same seed and round.
         return np.random.default_rng([self.run.seed, round_, 1])
 
     def _training(self, state: FedGroupState, device: str, *, evaluate: bool) -> Assignment:

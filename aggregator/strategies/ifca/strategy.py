@@ -154,6 +154,7 @@ class Ifca:
         slots = dict(zip(self._ids(state), state.slots, strict=True))
         for j, mean in means.items():
             if mean.count >= least:
+                # A copy, since a view of the segment would hold the whole mean in memory.
                 own = mean.update[span].copy() if self.sharing else mean.update
                 slots[j] = slots[j].moved(_scaled(own, mean.count, among), mean.count, round_)
         shared = state.shared

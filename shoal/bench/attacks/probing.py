@@ -37,6 +37,7 @@ def signs(delta: NDArray[np.float32], loss: float, at: int) -> list[float]:
     """Return features of an upload, masked or not, that depend on the changed coordinate but not on its position."""
     size = np.abs(delta).astype(np.float64)
     norm = float(np.sqrt((size**2).sum())) + 1e-12
+    # The small terms keep the logarithms of zeros finite.
     return [loss, np.log(norm), np.log(size.max() + 1e-12), float((delta == 0).mean()), np.log(size[at] / norm + 1e-9)]
 
 

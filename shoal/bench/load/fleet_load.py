@@ -124,6 +124,7 @@ class LoadFleet:
         try:
             self._set_up(model)
         except BaseException:
+            # Also after Ctrl-C: `__exit__` is not called for an object whose constructor has failed.
             self._stack.close()
             raise
 

@@ -171,6 +171,7 @@ def figures(
         algorithm=fleet.algorithm,
         rounds=fleet.rounds,
         seconds=tuple(r["seconds"] for r in measured),
+        # A process that was killed and started again counts its CPU time from 0.
         aggregator_cpu_s=max(0.0, end.aggregator_cpu_s - begin.aggregator_cpu_s),
         broker_cpu_s=max(0.0, end.broker_cpu_s - begin.broker_cpu_s),
         uploads_measured=sum(r["contributed"] for r in measured),

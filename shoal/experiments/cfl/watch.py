@@ -65,9 +65,8 @@ class CflWatch:
             "gap": None,
         }
         row["gap"] = min(row["gaps"].values(), default=None)
-        due = (
-            self.evaluate_every and (seen.round - 1) % self.evaluate_every == 0
-        )  # so that a split in round 2 has a before
+        # Counted from round 1, so that a split in round 2 has an accuracy to be compared with.
+        due = self.evaluate_every and (seen.round - 1) % self.evaluate_every == 0
         if due or any(e.kind in ("split", "trial-opened", "merge") for e in seen.outcome.events):
             found = self._tested(seen)
             if found is not None:

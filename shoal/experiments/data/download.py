@@ -155,6 +155,7 @@ def _from_mirror(
         say(f"asking {address}")
         try:
             with urllib.request.urlopen(address, timeout=MIRROR_TIMEOUT_S) as answer:  # noqa: S310 - https only, see above
+                # One byte above the limit, by which `_unpacked` recognises a larger file.
                 packed = answer.read(MAX_PACKED_BYTES + 1)
             _keep(target, name, _checked(address, _unpacked(packed), checksums[name]))
         except (OSError, ValueError, zlib.error, EOFError, IntegrityError) as error:

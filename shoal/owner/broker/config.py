@@ -259,6 +259,7 @@ def _write_certificates(fleet: FleetDirectory, folder: Path, host: str) -> None:
         _make_ca(fleet)
     ca, ca_key = _read_ca(fleet.path)
     key = ec.generate_private_key(ec.SECP256R1())
+    # A common name has at most 64 characters; clients check the alternative name, which has the whole host.
     builder = _builder(_name(host[:64]), ca.subject, key.public_key(), SERVER_LIFE)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(signs=False), critical=True)

@@ -174,9 +174,11 @@ class Registrar:
                 if request.answered:
                     self._answer(request.fingerprint, token)
         except BrokerUnreachableError:
+            # Not the request's fault: the command ends with this error.
             raise
         except ShoalError as error:
             self._chunks.drop(token)
+            # Bounded, since anyone who can publish requests can send any number of bad ones.
             if len(self.refused) < limits.MAX_REQUESTS:
                 self.refused[token] = Refused(name, token, str(error))
             return

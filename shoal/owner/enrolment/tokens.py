@@ -81,6 +81,7 @@ class TokenStore:
             ConfigError, IntegrityError: its file can't be read, or is damaged.
         """
         path = self._path(name)
+        # The name may be a stranger's: with other characters the path could lead out of the folder.
         if not _ID.fullmatch(name) or not path.exists():
             raise UntrustedError("a token that this owner did not issue, or that expired long ago")
         try:

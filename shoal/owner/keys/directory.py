@@ -117,6 +117,7 @@ class FleetDirectory:
             return
         key, fleet = self.owner.member.sign_key, self.secrets.fleet
         try:
+            # now_s=0: the owner must be able to open an expired roster, to sign it again.
             self.roster = open_roster(signed, owner_key=key, fleet=fleet, least_sequence=0, now_s=0)
         except ShoalError as error:
             raise IntegrityError(f"{self.path / ROSTER_FILE} is damaged: {error}", hint=BACKUP_HINT) from error
@@ -359,6 +360,7 @@ class FleetDirectory:
         """Allocate a run number and ``epochs`` mask epochs; return the number and the first epoch. Durable on return."""
         with self.changing():
             s = self.secrets
+            # Secrets restored from a backup may count from a number that a later run file already has.
             run = max(s.next_run, highest_run(self.path) + 1)
             taken = dataclasses.replace(
                 s, next_epoch=s.next_epoch + epochs, next_run=run + 1, run_epochs=s.run_epochs + epochs

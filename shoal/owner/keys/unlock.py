@@ -29,6 +29,7 @@ def ask(*, twice: bool = False) -> Lock:
     named = os.environ.get(FILE_VARIABLE)
     if named:
         try:
+            # Editors end a file with a newline, which is no part of the passphrase.
             return Lock(read_private(Path(named), follow=True).rstrip(b"\r\n"))
         except ConfigError as error:
             raise ConfigError(f"{FILE_VARIABLE}: {error}", hint=error.hint) from error

@@ -111,6 +111,7 @@ class Vault:
                 return self._secrets(self._unlocked(SECRETS_FILE, change.secrets)), change.roster
             roster = read_private(self._path / ROSTER_FILE)
             secrets = self._secrets(self.read(SECRETS_FILE))
+            # A change that began and ended between the two reads would have mixed an old file with a new one.
             if not self.is_changing and read_private(self._path / ROSTER_FILE) == roster:
                 return secrets, roster
 

@@ -100,6 +100,7 @@ def _draw(
 ) -> NDArray[np.float32]:
     fallback = int(seed.generate_state(1, np.uint64)[0])
     with torch.random.fork_rng(devices=[]):
+        # For random functions that `_Draws` does not answer, such as permutations.
         torch.manual_seed(fallback)
         with _Draws(np.random.default_rng(seed)):
             model = make()

@@ -56,6 +56,7 @@ def _compare(model: OrtModel, bundle: TaskBundle, flat: FlatModel, theta: Tensor
     ort_loss, ort_gradient = model.grad(vector, samples, labels)
     score = model.score(vector, samples, labels)
     distance = _relative(ort_gradient, gradient)
+    # Negated, so that NaN counts as a difference.
     if not distance <= TOLERANCE:
         worst = _worst_layer(bundle, ort_gradient - gradient)
         return f"gradient differs by {distance:.1e} (at most {TOLERANCE:.0e}), most in layer {worst!r}"

@@ -277,6 +277,7 @@ class Workforce:
                 device=self.population.names[int(place)],
                 model=ids[int(start[i])],
                 samples=int(self.samples[place]),
+                # Rounded as a device rounds it, or strategies would see finer figures here than in a fleet.
                 loss=round(float(reported[i]), LOSS_DECIMALS),
                 key_id=self.models.key_id,
                 margins=margins[i],

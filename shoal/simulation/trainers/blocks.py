@@ -132,6 +132,7 @@ def _stacked(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
     if any(a.shape != first.shape or a.dtype != first.dtype for a in arrays):
         raise DataError("devices' samples differ in shape or dtype")
     start, step = first.__array_interface__["data"][0], first.nbytes
+    # Arrays that follow each other in memory, as the slices of one data set do, are stacked without a copy.
     follows = all(
         a.flags.c_contiguous and a.__array_interface__["data"][0] == start + i * step for i, a in enumerate(arrays)
     )

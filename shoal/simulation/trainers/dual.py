@@ -151,6 +151,7 @@ class DualTrained:
         squares = (self.coefficients * torch.bmm(self.kernel, self.coefficients)).sum((1, 2), dtype=torch.float64)
         for part in self.tail:
             squares += part.square().sum(1, dtype=torch.float64)
+        # Rounding can make <U, K U> slightly negative.
         norms: NDArray[np.float64] = squares.clamp_(min=0.0).sqrt().cpu().numpy()
         return norms
 

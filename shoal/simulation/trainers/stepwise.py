@@ -140,6 +140,7 @@ class _Output:
     def errors(self, at: int, to: int, outputs: Array) -> Array:
         """Return the outputs' errors (b, classes), each sample's weighted 1 / b, in the place of ``outputs``; note the losses."""
         seen, until = self._seen, self._seen + to - at
+        # The largest output becomes 0, so that exp can't overflow.
         outputs -= np.maximum.reduce(outputs, 1, keepdims=True)
         self._own[seen:until] = outputs.take(self._index[at:to])
         np.exp(outputs, outputs)
@@ -247,6 +248,7 @@ class _Hidden:
         outputs: Array = np.dot(hidden, self._weight.T)
         outputs += self._bias
         top = output.errors(at, to, outputs)
+        # Before this layer's step: the error goes back through the weights that caused it.
         below: Array = np.dot(top, self._weight)
         below *= hidden > 0
         if self._shrink:
