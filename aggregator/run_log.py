@@ -8,7 +8,6 @@ dev-2, dev-7``.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aggregator.rounds.events import RoundRecord
+from aggregator.rounds.quorum_and_deadline import devices_needed, uploads_needed
 from aggregator.rounds.rollover import HASTY_TRIES, Rollover
 from aggregator.rounds.state import EngineState
 from shoal.protocol.documents import RunPlan
@@ -106,11 +106,11 @@ def shortage(state: EngineState) -> Shortage | None:
     devices, least = set(state.devices), state.run.min_contributors
     if state.plan is None:
         missing = tuple(sorted(devices - state.online))
-        here, needed, quorum = len(devices) - len(missing), max(1, min(least, len(devices))), 0.0
+        here, needed, quorum = len(devices) - len(missing), devices_needed(state), 0.0
     else:
         missing = tuple(d for d in state.waiting if d in devices)
         quorum = state.run.quorum
-        here, needed = len(state.received), max(1, math.ceil(quorum * state.asked))
+        here, needed = len(state.received), uploads_needed(state)
     if here >= needed or not missing:
         return None
     unable = tuple(d for d in missing if d in state.online and state.unable.get(d) not in (None, _DISK))

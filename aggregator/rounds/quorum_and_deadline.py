@@ -12,16 +12,26 @@ if TYPE_CHECKING:
     from aggregator.rounds.state import EngineState
 
 
+def devices_needed(state: EngineState) -> int:
+    """Return the least number of online devices with which a round opens after the deadline."""
+    return max(1, min(state.run.min_contributors, len(state.devices)))
+
+
+def uploads_needed(state: EngineState) -> int:
+    """Return the least number of uploads with which the open round closes."""
+    return max(1, math.ceil(state.run.quorum * state.asked))
+
+
 def may_open(state: EngineState) -> bool:
     """Return whether enough devices are online to open the next round.
 
     The first round waits for all devices, later ones for the quorum; after the deadline ``min_contributors`` are enough.
     """
-    there, total = len(state.online), len(state.devices)
-    if there < max(1, min(state.run.min_contributors, total)):
+    there = len(state.online)
+    if there < devices_needed(state):
         return False
     share = 1.0 if state.round == 0 else state.run.quorum
-    return there >= math.ceil(share * total) or state.deadline_passed
+    return there >= math.ceil(share * len(state.devices)) or state.deadline_passed
 
 
 def may_close(state: EngineState) -> bool:
@@ -33,8 +43,7 @@ def may_close(state: EngineState) -> bool:
     assert state.plan is not None
     if state.newest > state.generation and not state.plan.final:
         return True  # a revoked device can still read this round, so the run changes to the newer keys at once
-    needed = max(1, math.ceil(state.run.quorum * state.asked))
-    if len(state.received) < needed:
+    if len(state.received) < uploads_needed(state):
         return is_abandoned(state)
     return not state.awaited or state.deadline_passed
 
