@@ -23,8 +23,11 @@ test: lint
 check: $(READY)
 	$(MAKE) --output-sync --jobs 2 lint quick
 
+# Importing torch in every test process takes longer than the tests of these folders that need none.
+TRAINING := $(addprefix --ignore=tests/unit/shoal/, experiments simulation bench owner/task_compiler)
+
 quick: $(READY)
-	$(BIN)/python -m pytest $(PROCESSES) -m "not (broker or process or torch or slow or long)" tests/unit
+	$(BIN)/python -m pytest $(PROCESSES) -m "not (broker or process or torch or slow or long)" $(TRAINING) tests/unit
 
 # About an hour on two cores; each test has a limit. One after the other, since they measure. Results go to results.
 long: $(READY)

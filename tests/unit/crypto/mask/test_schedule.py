@@ -72,18 +72,21 @@ def test_a_chain_hands_out_each_round_once() -> None:
     assert [steps.take().round for _ in range(5)] == [1, 2, 3, 4, 5]
 
 
+WHOLE = chain()
+EVERY = [secrets_of(WHOLE.take()) for _ in range(200)]
+"""The secrets of rounds 1 to 200, taken one after the other."""
+
+
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=6))
 def test_no_two_rounds_share_a_key(gaps: list[int]) -> None:
     """Whichever rounds a device takes part in, all its secrets differ, and equal those of a device that missed none."""
-    steps, whole = chain(), chain()
-    every = [whole.take() for _ in range(200)]
-    taken = []
+    steps, taken = chain(), []
     for gap in gaps:
         steps.skip_to(steps.next_round + gap)
         taken.append(steps.take())
     found = [secret for keys in taken for secret in (keys.mask.reveal(), keys.content)]
     assert len(set(found)) == len(found)
-    assert [secrets_of(keys) for keys in taken] == [secrets_of(every[keys.round - 1]) for keys in taken]
+    assert [secrets_of(keys) for keys in taken] == [EVERY[keys.round - 1] for keys in taken]
 
 
 def test_a_stolen_chain_opens_no_earlier_round() -> None:
