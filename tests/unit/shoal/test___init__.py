@@ -1,4 +1,4 @@
-"""`import shoal`: light, lazy, and clear about what an installation lacks; and the page that explains it, executed."""
+"""`import shoal`: fast, lazy, with an error for a missing part; the examples of its page and docstring are run."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""Signed documents, rosters, grants and the high-water mark."""
+"""Signed documents, cards and grants."""
 
 import dataclasses
 
@@ -6,14 +6,20 @@ import pytest
 
 from crypto.seal.envelope import seal_to_member
 from crypto.seal.identity import Identity, fingerprint
-from crypto.seal.replay import ReplayWatermark
 from crypto.seal.signed import open_document, sign_document
 from shoal.errors import UntrustedError, WireError
-from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card, open_card, open_grant, seal_grant
-from shoal.membership.roster import aggregator_of, open_roster
-from shoal.protocol.codec import encode
+from shoal.membership.grants import (
+    AGGREGATOR_ROLE,
+    DEVICE_ROLE,
+    make_card,
+    open_card,
+    open_grant,
+    open_renewal,
+    seal_grant,
+)
+from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import AggregatorGrant, Card, DeviceGrant, GrantFile, Roster, RunPlan
-from shoal.protocol.messages import Announcement, Sealed
+from shoal.protocol.messages import Sealed
 from tests.helpers.plans import run_plan
 
 OWNER, DEVICE, EVE = (Identity.generate(n) for n in ("owner", "dev-1", "eve"))
@@ -61,46 +67,6 @@ def test_a_document_is_longer_than_its_signature(length):
         open_document(bytes(length), Roster, OWNER.member.sign_key)
 
 
-# ---------------------------------------------------------------------------------------------------- rosters
-
-
-def read(roster=ROSTER, signer=OWNER, **changes):
-    arguments = {"owner_key": OWNER.member.sign_key, "fleet": "demo", "least_sequence": 5, "now_s": 150, **changes}
-    return open_roster(sign_document(signer, roster), **arguments)
-
-
-def test_the_owners_roster_is_read():
-    assert read() == ROSTER
-    assert read(now_s=200) == ROSTER, "the last second counts"
-    assert read(least_sequence=4) == ROSTER
-
-
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"signer": EVE}, "not its sender's"),
-        ({"fleet": "other"}, "a roster of fleet 'demo', not 'other'"),
-        ({"least_sequence": 6}, "refused as a rollback"),
-        ({"now_s": 201}, "expired"),
-    ],
-)
-def test_other_rosters_are_refused(arguments, match):
-    with pytest.raises(UntrustedError, match=match):
-        read(**arguments)
-
-
-def test_an_expired_roster_says_what_to_do():
-    with pytest.raises(UntrustedError) as caught:
-        read(now_s=10**10)
-    assert "shoal-fleet renew" in caught.value.hint
-
-
-def test_a_fleet_without_an_aggregator_says_so():
-    with pytest.raises(UntrustedError, match="no aggregator"):
-        aggregator_of(ROSTER)
-    assert aggregator_of(dataclasses.replace(ROSTER, aggregator=EVE.member)) == EVE.member
-
-
 # ---------------------------------------------------------------------------------------------------- cards, grants
 
 
@@ -108,7 +74,7 @@ def test_a_card_proves_the_possession_of_its_key():
     assert open_card(make_card(DEVICE, DEVICE_ROLE)) == Card(DEVICE_ROLE, DEVICE.member)
 
 
-def test_a_card_with_anothers_keys_is_refused():
+def test_a_card_with_the_keys_of_another_party_is_refused():
     stolen = Card(DEVICE_ROLE, dataclasses.replace(DEVICE.member, name="dev-1"))
     with pytest.raises(UntrustedError):
         open_card(sign_document(EVE, stolen))
@@ -158,14 +124,15 @@ def test_a_grant_of_another_owner_is_refused_with_both_fingerprints():
     assert "shoal-fleet show" in caught.value.hint
 
 
-def test_a_grant_for_somebody_else_is_refused():
+def test_a_grant_for_another_device_is_refused_with_its_name():
     data = seal_grant(OWNER, CARD, device_grant())
-    with pytest.raises(UntrustedError):
+    with pytest.raises(UntrustedError, match="not for the keys of 'eve' here") as caught:
         open_grant(EVE, data, DeviceGrant, PRINT)
+    assert "it is for 'dev-1'" in caught.value.hint
 
 
 def test_a_grant_under_another_name_is_refused():
-    """The keys fit, the name does not: a renamed key file does not become another device."""
+    """A renamed key file does not make another device of its party."""
     renamed = Identity("dev-2", DEVICE.sign_private, DEVICE.seal_private)
     with pytest.raises(UntrustedError, match="for 'dev-1' as device"):
         open_grant(renamed, seal_grant(OWNER, CARD, device_grant()), DeviceGrant, PRINT)
@@ -188,8 +155,8 @@ def test_a_grant_for_another_role_is_refused():
         open_grant(DEVICE, seal_grant(OWNER, CARD, device_grant()), AggregatorGrant, PRINT)
 
 
-def test_an_altered_grant_gives_the_true_one_or_none():
-    """Only the giver's display name is not covered, and nothing is done with it."""
+def test_an_altered_grant_is_refused_or_gives_the_true_one():
+    """No signature covers the owner's display name, which nothing uses."""
     data = seal_grant(OWNER, CARD, device_grant())
     taken = 0
     for at in range(len(data)):
@@ -216,63 +183,28 @@ def test_a_grant_sealed_for_another_purpose_is_refused():
         open_grant(DEVICE, encode(GrantFile(OWNER.member, sealed)), DeviceGrant, PRINT)
 
 
-# ---------------------------------------------------------------------------------------------------- high water
+def test_a_card_with_a_key_that_nothing_can_be_sealed_to_is_refused():
+    card = Card(DEVICE_ROLE, dataclasses.replace(DEVICE.member, seal_key=bytes(32)))
+    with pytest.raises(WireError, match="nothing can be sealed to it"):
+        open_card(sign_document(DEVICE, card))
 
 
-def announced(run=2, round_=3, nonce=b"n" * 16, roster=5):
-    return Announcement(
-        fleet="demo",
-        run=run,
-        run_id=bytes(16),
-        epoch=1,
-        key_id=bytes(16),
-        roster_sequence=roster,
-        round=round_,
-        nonce=nonce,
-        deadline_s=1.0,
-        finished=False,
-        models=(),
-        assignments=(),
-        assignment_of=(),
-        mode="permutation",
-    )
+def test_new_keys_come_from_the_pinned_owner_only():
+    """A member pins the owner's signing key when it joins; the display name and the fingerprint no longer count."""
+    data = seal_grant(OWNER, CARD, device_grant(roster=b""))
+    assert open_renewal(DEVICE, data, DeviceGrant, OWNER.member.sign_key) == device_grant(roster=b"")
+    forged = seal_grant(EVE, CARD, device_grant(owner_key=EVE.member.sign_key))
+    with pytest.raises(UntrustedError, match=f"keys from owner {fingerprint(EVE.member)}, who is not this fleet's"):
+        open_renewal(DEVICE, forged, DeviceGrant, OWNER.member.sign_key)
 
 
-MARK = ReplayWatermark(5, 2, 3, b"n" * 16)
+def test_new_keys_under_a_borrowed_name_of_the_owner_are_refused():
+    """Eve names the owner's public keys in the file, but can't sign as the owner."""
+    file = decode(seal_grant(EVE, CARD, device_grant()), GrantFile)
+    with pytest.raises(UntrustedError):
+        open_renewal(DEVICE, encode(GrantFile(OWNER.member, file.sealed)), DeviceGrant, OWNER.member.sign_key)
 
 
-@pytest.mark.parametrize(
-    "later",
-    [
-        announced(),
-        announced(round_=4, nonce=b"m" * 16),
-        announced(run=3, round_=1, nonce=b"m" * 16),
-        announced(roster=9),
-    ],
-)
-def test_the_mark_moves_on(later):
-    mark = MARK.accept(later)
-    assert (mark.roster, mark.run, mark.round, mark.nonce) == (
-        later.roster_sequence,
-        later.run,
-        later.round,
-        later.nonce,
-    )
-
-
-@pytest.mark.parametrize(
-    ("earlier", "match"),
-    [
-        (announced(round_=2), "after run 2 round 3"),
-        (announced(run=1, round_=99), "after run 2 round 3"),
-        (announced(nonce=b"m" * 16), "announced twice, differently"),
-        (announced(round_=4, roster=4), "under roster 4 after 5"),
-    ],
-)
-def test_the_mark_never_goes_back(earlier, match):
-    with pytest.raises(UntrustedError, match=match):
-        MARK.accept(earlier)
-
-
-def test_the_first_announcement_is_always_news():
-    assert ReplayWatermark().accept(announced()).round == 3
+def test_new_keys_for_another_device_are_refused():
+    with pytest.raises(UntrustedError):
+        open_renewal(EVE, seal_grant(OWNER, CARD, device_grant()), DeviceGrant, OWNER.member.sign_key)

@@ -1,0 +1,127 @@
+"""Enrolment requests: only the holder of a token makes a valid one, for its own keys and under the token's own terms."""
+
+import dataclasses
+
+import pytest
+
+from crypto.seal.envelope import seal_to_group
+from crypto.seal.identity import Identity
+from shoal.errors import UntrustedError, WireError
+from shoal.membership import tokens
+from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card
+from shoal.membership.tokens import make_request, open_request, peek_request, token_id
+from shoal.protocol.channels import ENROLMENT
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.documents import Card
+from shoal.protocol.enrolment import EnrolRequest, EnrolStatement, Token
+
+DEVICE, THIEF = Identity.generate("dev-1"), Identity.generate("dev-1")
+TOKEN = Token(
+    fleet="reef",
+    broker="mqtt://broker.example",
+    owner="owner-print",
+    aggregator="aggregator-print",
+    expires_at_s=2_000,
+    secret=bytes(range(16)),
+)
+UNPROVEN = "the request does not prove the token that it names"
+
+
+def forge(token=TOKEN, signer=DEVICE, *, card=None, proof=None, raw=None):
+    """Return a request by a holder of the line, who may seal any statement."""
+    statement = encode(
+        EnrolStatement(
+            fleet=token.fleet,
+            owner=token.owner,
+            aggregator=token.aggregator,
+            token=token_id(token.secret),
+            expires_at_s=token.expires_at_s,
+            asked_at_s=1_000,
+            card=card or make_card(signer, DEVICE_ROLE),
+        )
+    )
+    raw = statement if raw is None else raw
+    proof = tokens._prove(token, raw or b"-") if proof is None else proof
+    head = ENROLMENT.head(token.fleet, signer.name, "owner")
+    return encode(EnrolRequest(signer.member, seal_to_group(signer, tokens._key(token), head, proof + raw)))
+
+
+def test_a_request_gives_the_card_and_the_time_of_its_device():
+    asked = open_request(make_request(DEVICE, TOKEN, 1_234), TOKEN)
+    assert asked.card == Card(DEVICE_ROLE, DEVICE.member)
+    assert asked.asked_at_s == 1_234
+    assert decode(asked.card_bytes[64:], Card) == asked.card
+
+
+def test_the_token_stays_secret():
+    """The topic names the token, and anyone on an open broker reads the request."""
+    request = make_request(DEVICE, TOKEN, 1_234)
+    assert TOKEN.secret not in request
+    assert TOKEN.secret.hex() not in token_id(TOKEN.secret)
+    assert b"owner-print" not in request
+
+
+def test_a_tokens_id_is_sixteen_digits_that_follow_from_its_secret():
+    """A known answer: devices and owner compute the topic independently of each other."""
+    assert token_id(bytes(range(16))) == "de9b2d7495fab7ba"
+    assert token_id(bytes(16)) != token_id(bytes(15) + b"\1")
+
+
+@pytest.mark.parametrize("change", [{"secret": bytes(16)}, {"fleet": "rock"}], ids=["another secret", "another fleet"])
+def test_a_request_under_another_token_is_refused(change):
+    with pytest.raises(UntrustedError):
+        open_request(make_request(DEVICE, dataclasses.replace(TOKEN, **change), 1_234), TOKEN)
+
+
+@pytest.mark.parametrize("change", [{"owner": "eve-print"}, {"aggregator": "eve-print"}, {"expires_at_s": 9_999}])
+def test_a_request_with_other_terms_than_the_line_is_refused(change):
+    """The device pinned other fingerprints, or its line was given another expiry: the same secret does not help."""
+    with pytest.raises(UntrustedError, match="another fleet, owner, aggregator or token than the enrolment line"):
+        open_request(make_request(DEVICE, dataclasses.replace(TOKEN, **change), 1_234), TOKEN)
+
+
+def test_a_forged_request_with_the_right_proof_is_accepted():
+    """The tests below can fail: their request differs from this one in one point each."""
+    assert open_request(forge(), TOKEN).card.member == DEVICE.member
+
+
+def test_a_wrong_proof_is_refused_under_the_right_seal():
+    with pytest.raises(UntrustedError, match=UNPROVEN):
+        open_request(forge(proof=bytes(32)), TOKEN)
+
+
+@pytest.mark.parametrize("proof", [b"", bytes(31)])
+def test_a_request_without_a_statement_is_refused(proof):
+    with pytest.raises(WireError, match="an empty enrolment statement"):
+        open_request(forge(proof=proof, raw=b""), TOKEN)
+
+
+def test_the_card_of_another_device_is_refused():
+    with pytest.raises(UntrustedError, match="card does not belong to the keys that sign the request"):
+        open_request(forge(signer=THIEF, card=make_card(DEVICE, DEVICE_ROLE)), TOKEN)
+
+
+def test_a_card_for_the_aggregators_role_is_refused():
+    with pytest.raises(UntrustedError, match="card does not belong"):
+        open_request(forge(card=make_card(DEVICE, AGGREGATOR_ROLE)), TOKEN)
+
+
+def test_other_keys_around_a_request_are_refused():
+    """A broker could replace the claimed identity, which is not encrypted."""
+    request = decode(make_request(DEVICE, TOKEN, 1_234), EnrolRequest)
+    with pytest.raises(UntrustedError, match=UNPROVEN):
+        open_request(encode(dataclasses.replace(request, member=THIEF.member)), TOKEN)
+
+
+def test_another_name_around_a_request_is_refused():
+    request = decode(make_request(DEVICE, TOKEN, 1_234), EnrolRequest)
+    renamed = dataclasses.replace(request, member=dataclasses.replace(DEVICE.member, name="dev-2"))
+    with pytest.raises(UntrustedError, match="a request of 'dev-1' to 'owner' of fleet 'reef'"):
+        open_request(encode(renamed), TOKEN)
+
+
+def test_a_peek_names_the_sender_of_a_request_under_any_token():
+    request = make_request(DEVICE, dataclasses.replace(TOKEN, secret=bytes(16)), 1_234)
+    assert peek_request(request).member == DEVICE.member
+    with pytest.raises(WireError):
+        peek_request(b"noise")

@@ -1,0 +1,216 @@
+"""Rosters, grants and run plans: they refuse invalid values, also when decoded, and answer questions about themselves."""
+
+import dataclasses
+import struct
+
+import pytest
+
+from shoal import limits
+from shoal.errors import WireError
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.documents import (
+    AggregatorGrant,
+    DeviceGrant,
+    Member,
+    Roster,
+    RosterChange,
+    SegmentSpec,
+    require_name,
+)
+from shoal.types import Segment
+from tests.helpers.plans import run_plan
+
+KEYS = (bytes(32), bytes(32))
+
+
+def members(*names):
+    return tuple(Member(n, *KEYS) for n in names)
+
+
+def roster(devices=("a", "b", "c"), revoked=()):
+    return Roster(
+        fleet="demo",
+        sequence=4,
+        issued_at_s=1,
+        expires_at_s=2,
+        aggregator=None,
+        devices=members(*devices),
+        revoked=revoked,
+    )
+
+
+def change(**changes):
+    fields = {
+        "after": 3,
+        "signature": bytes(64),
+        "fleet": "demo",
+        "sequence": 4,
+        "issued_at_s": 1,
+        "expires_at_s": 2,
+        "aggregator": None,
+        "devices": 3,
+        "places": (2,),
+        "members": members("c"),
+        "revoked_stay": 0,
+        "revoked": (),
+        "keys_since": 0,
+    }
+    return RosterChange(**{**fields, **changes})
+
+
+@pytest.mark.parametrize("name", ["UPPER", "", "a/b", "-a", "ä", "a\n", "a" * (limits.MAX_NAME_CHARS + 1)])
+def test_a_received_name_that_is_not_valid_is_a_wire_error(name):
+    """A decoder raises it on bytes from the network, so it must not be the ConfigError of a local file."""
+    with pytest.raises(WireError, match=r"member name .* is not a valid name"):
+        Member(name, *KEYS)
+    with pytest.raises(WireError, match=r"fleet name .* is not a valid name"):
+        require_name(name, "fleet name")
+
+
+def test_the_longest_name_is_valid():
+    assert len(Member("a" * limits.MAX_NAME_CHARS, *KEYS).name) == limits.MAX_NAME_CHARS
+
+
+def test_a_roster_finds_a_device_unless_it_is_revoked():
+    r = roster(revoked=("b",))
+    assert r.device("a").name == "a"
+    assert r.device("b") is None
+    assert r.device("x") is None
+    assert r.active() == ("a", "c")
+    assert r.active_count == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: roster(devices=("a", "a")), "lists a device twice"),
+        (lambda: dataclasses.replace(roster(), fleet="Demo"), "fleet name 'Demo' is not a valid name"),
+        (lambda: dataclasses.replace(roster(), keys_since=5), "sequence 4 with keys of 5"),
+        (lambda: change(fleet="Demo"), "fleet name 'Demo' is not a valid name"),
+        (lambda: change(after=5), "a change from roster 5 to 4"),
+        (lambda: change(devices=limits.MAX_DEVICES + 1), f"{limits.MAX_DEVICES + 1} devices is over"),
+    ],
+)
+def test_an_impossible_roster_or_change_is_refused(make, message):
+    with pytest.raises(WireError, match=message):
+        make()
+
+
+def test_a_roster_may_have_its_newest_keys_and_a_change_may_only_name_it():
+    assert dataclasses.replace(roster(), keys_since=4).keys_since == 4
+    assert change(after=4, places=(), members=()).sequence == 4
+
+
+def test_a_roster_lists_at_most_the_devices_that_places_can_number(monkeypatch):
+    monkeypatch.setattr(limits, "MAX_DEVICES", 2)
+    assert roster(devices=("a", "b")).active_count == 2
+    with pytest.raises(WireError, match="a roster of 3 devices is over 2"):
+        roster(devices=("a", "b", "c"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fleet": "no name"},
+        {"segments": ()},
+        {"segments": (run_plan().segments[0],) * 3},
+        {"origins": 0},
+        {"origins": 3, "max_models": 2},
+        {"max_models": limits.MAX_MODELS + 1},
+        {"quorum": 0.0},
+        {"quorum": 1.1},
+        {"participation": 0.0},
+        {"participation": 2.0},
+        {"deadline_s": 0.0},
+        {"norm_limit": 0.0},
+        {"norm_limit": -1.0},
+        {"rounds": 0},
+        {"min_contributors": 0},
+        {"epoch_rounds": 0},
+        {"weighting": "median"},
+        {"keys": "day"},
+        {"norm_noise": -0.001},
+        {"norm_noise": limits.MAX_NORM_NOISE * 1.001},
+        {"max_samples": 0},
+        {"max_samples": 2**32},
+        {"weight_cap": 0.5},
+        {"weight_cap": -1.0},
+        {"weight_cap": float("nan")},
+        {"weight_cap": float("inf")},
+        {"quorum": float("nan")},
+        {"participation": float("nan")},
+        {"deadline_s": float("inf")},
+        {"deadline_s": float("nan")},
+        {"norm_limit": float("inf")},
+        {"norm_noise": float("nan")},
+        {"segments": (SegmentSpec("cluster", 0),)},
+        {"segments": (SegmentSpec("layer", 6),)},
+        {"segments": (SegmentSpec("shared", 1), SegmentSpec("cluster", limits.MAX_COORDINATES))},
+    ],
+)
+def test_a_run_plan_with_a_value_out_of_range_is_refused(changes):
+    with pytest.raises(WireError):
+        run_plan(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"quorum": 1.0, "participation": 1.0},
+        {"norm_noise": limits.MAX_NORM_NOISE},
+        {"weight_cap": 0.0},
+        {"weight_cap": 1.0},
+        {"max_samples": 2**32 - 1},
+        {"origins": 3, "max_models": 3},
+        {"rounds": 1, "min_contributors": 1, "epoch_rounds": 1},
+        {"weighting": "uniform"},
+        {"keys": "round"},
+    ],
+)
+def test_a_run_plan_takes_the_ends_of_its_ranges(changes):
+    plan = run_plan(**changes)
+    assert {name: getattr(plan, name) for name in changes} == changes
+    assert decode(encode(plan), type(plan)) == plan
+
+
+def test_a_plan_that_breaks_its_rules_is_refused_on_decoding():
+    """As the bytes of a plan whose quorum was set to zero."""
+    plan = run_plan(quorum=0.123456789)
+    data = encode(plan).replace(struct.pack("<d", 0.123456789), struct.pack("<d", 0.0))
+    with pytest.raises(WireError, match="quorum"):
+        decode(data, type(plan))
+
+
+def test_the_aggregators_grant_has_no_field_for_a_mask_secret():
+    only_devices = {f.name for f in dataclasses.fields(DeviceGrant)} - {
+        f.name for f in dataclasses.fields(AggregatorGrant)
+    }
+    assert only_devices == {"mask_secret", "mask_epoch", "content_key"}
+
+
+def test_grants_do_not_show_their_secrets():
+    grant = DeviceGrant(
+        fleet="demo",
+        owner_key=bytes(32),
+        broker="mqtt://x",
+        roster=b"",
+        keys_since=0,
+        broadcast_key=b"B" * 32,
+        mask_secret=b"M" * 32,
+        content_key=b"C" * 32,
+    )
+    for secret in ("BBBB", "MMMM", "CCCC", "secret=", "content_key=", "broadcast_key="):
+        assert secret not in repr(grant)
+
+
+def test_a_plan_finds_the_coordinates_of_its_segments():
+    plan = run_plan(segments=(SegmentSpec("shared", 4), SegmentSpec("cluster", 2)))
+    assert [plan.span(name) for name in ("", "shared", "cluster")] == [slice(0, 6), slice(0, 4), slice(4, 6)]
+    assert (plan.length, plan.mask_segments) == (6, (Segment("shared", 4), Segment("cluster", 2)))
+    with pytest.raises(WireError, match="no segment 'shared'"):
+        run_plan().span("shared")
+
+
+@pytest.mark.parametrize(("rounds", "epoch_rounds", "epochs"), [(20, 20, 1), (20, 19, 2), (20, 7, 3), (1, 50, 1)])
+def test_a_run_has_as_many_mask_epochs_as_its_rounds_take(rounds, epoch_rounds, epochs):
+    assert run_plan(rounds=rounds, epoch_rounds=epoch_rounds).epochs == epochs

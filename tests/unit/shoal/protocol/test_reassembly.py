@@ -1,0 +1,283 @@
+"""Reassembly of transfers: complete payloads, wrong digests, duplicates, memory budgets, and reports of missing chunks."""
+
+import tracemalloc
+
+import pytest
+
+from shoal import limits
+from shoal.errors import WireError
+from shoal.protocol.chunking import ChunkKind, split, transfer_id
+from shoal.protocol.reassembly import (
+    LAZY_BYTES,
+    MAX_MISSING_LISTED,
+    Reassembler,
+    Stalled,
+    TooLargeError,
+    Transfer,
+    cost_bytes,
+)
+from tests.helpers.chunks import PAYLOAD, SMALL, chunks, forge
+from tests.helpers.floods import claim
+
+
+def test_a_transfer_is_complete_with_its_last_chunk_in_any_order() -> None:
+    one = Reassembler()
+    first, second, third = chunks()
+    assert one.add("a", third, 0.0) is None
+    assert one.add("a", first, 0.0) is None
+    transfer = one.add("a", second, 0.0)
+    assert isinstance(transfer, Transfer)
+    assert (transfer.source, transfer.kind, transfer.round) == ("a", ChunkKind.UPLOAD, 7)
+    assert transfer.payload == PAYLOAD
+    assert transfer.transfer_id == transfer_id(PAYLOAD)
+    assert len(one) == one.held_bytes == 0
+
+
+def test_a_large_transfer_comes_out_of_lazily_mapped_memory() -> None:
+    payload = bytes(range(256)) * (LAZY_BYTES // 256) + b"tail"
+    one = Reassembler()
+    found = [one.add("a", chunk, 0.0) for chunk in split(payload, kind=ChunkKind.MODEL, round=1)]
+    assert found[:-1] == [None] * (len(found) - 1)
+    assert found[-1] is not None
+    assert found[-1].payload == payload
+    assert found[-1].payload.readonly
+
+
+def test_a_single_chunk_is_complete_at_once_and_not_copied() -> None:
+    chunk = split(b"small", kind=ChunkKind.STATE, round=0)[0]
+    transfer = Reassembler().add("a", chunk, 0.0)
+    assert transfer is not None
+    assert transfer.payload == b"small"
+    assert transfer.payload.obj is chunk
+
+
+def test_a_duplicate_is_ignored_and_counted() -> None:
+    one = Reassembler()
+    first, second, third = chunks()
+    for chunk in (first, first, second, first):
+        assert one.add("a", chunk, 0.0) is None
+    assert one.refused["duplicate"] == 2
+    assert one.add("a", third, 0.0) is not None
+
+
+def test_sources_and_rounds_do_not_mix() -> None:
+    one = Reassembler()
+    first, second, third = chunks()
+    other = chunks(number=8)
+    one.add("a", first, 0.0)
+    one.add("b", second, 0.0)
+    one.add("a", other[1], 0.0)
+    assert one.add("a", third, 0.0) is None
+    assert len(one) == 3
+    assert one.add("a", second, 0.0) is not None
+
+
+def test_a_wrong_digest_is_refused_and_forgotten() -> None:
+    one = Reassembler()
+    first, second, third = chunks()
+    one.add("a", first, 0.0)
+    one.add("a", forge(second, body=bytes(1024)), 0.0)
+    with pytest.raises(WireError, match="transfer id"):
+        one.add("a", third, 0.0)
+    with pytest.raises(WireError, match="transfer id"):
+        one.add("a", forge(split(b"abc", kind=ChunkKind.ROUND, round=0)[0], body=b"abd"), 0.0)
+    assert one.refused["digest"] == 2
+    assert len(one) == one.held_bytes == 0
+
+
+def test_a_chunk_of_another_size_or_length_does_not_block_the_true_transfer() -> None:
+    """Size and chunk length are part of a transfer's identity."""
+    one = Reassembler()
+    first, second, third = chunks()
+    one.add("a", forge(second, size=4096, total=4), 0.0)
+    one.add("a", forge(second, size=2600, total=3), 0.0)
+    one.add("a", first, 0.0)
+    one.add("a", forge(first, total=2, body=bytes(1280)), 0.0)
+    one.add("a", second, 0.0)
+    transfer = one.add("a", third, 0.0)
+    assert transfer is not None
+    assert transfer.payload == PAYLOAD
+
+
+def test_malformed_and_oversized_chunks_are_counted() -> None:
+    one = Reassembler(max_transfer_bytes=2559)
+    with pytest.raises(WireError):
+        one.add("a", b"noise", 0.0)
+    with pytest.raises(WireError, match="above 2559"):
+        one.add("a", chunks()[0], 0.0)
+    assert dict(one.refused) == {"malformed": 1, "oversized": 1}
+    assert len(one) == 0
+
+
+def test_a_fifth_transfer_of_a_source_displaces_its_oldest() -> None:
+    one = Reassembler(max_per_source=4)
+    for number in range(5):
+        one.add("a", chunks(bytes([number]) * 2560)[0], float(number))
+    assert len(one) == 4
+    assert one.refused["displaced"] == 1
+    gone = chunks(bytes([0]) * 2560)
+    one.drop("a")
+    assert one.add("a", gone[1], 9.0) is None
+
+
+def test_the_transfer_with_the_oldest_last_chunk_is_displaced() -> None:
+    """The transfer that began first stays if it still receives chunks."""
+    one = Reassembler(max_per_source=2)
+    first, second, third = chunks()
+    one.add("a", first, 0.0)
+    one.add("a", chunks(bytes(2560))[0], 1.0)
+    one.add("a", second, 2.0)
+    one.add("a", chunks(bytes([1]) * 2560)[0], 3.0)
+    assert one.add("a", third, 4.0) is not None
+
+
+@pytest.mark.parametrize("largest", [3_000, 50_000, 600_000])
+def test_a_flood_of_one_source_displaces_no_transfer_of_another(largest: int) -> None:
+    """A flood stays within its own source's budget."""
+    allowed = {ChunkKind.UPLOAD: largest}
+    one = Reassembler()
+    one.add("modest", chunks()[0], 0.0, allowed)
+    for number in range(40):
+        whole = split(bytes([number]) * largest, kind=ChunkKind.UPLOAD, round=7, chunk_bytes=SMALL)
+        for chunk in whole[:-1]:
+            one.add("greedy", chunk, 1.0, allowed)
+            assert one.held_bytes <= one.budget_bytes(largest) + 4 * SMALL
+    assert one.refused["displaced"] >= 36
+    one.add("modest", chunks()[1], 2.0, allowed)
+    assert one.add("modest", chunks()[2], 2.0, allowed) is not None
+
+
+def test_a_transfer_of_the_largest_size_fits_its_budget_in_the_shortest_chunks() -> None:
+    size = 200 * SMALL + 1
+    one = Reassembler(whole_transfers=1)
+    payload = bytes(size)
+    whole = split(payload, kind=ChunkKind.UPLOAD, round=7, chunk_bytes=SMALL)
+    one.add("a", chunks()[0], 0.0, {ChunkKind.UPLOAD: size})
+    found = [one.add("a", chunk, 0.0, {ChunkKind.UPLOAD: size}) for chunk in whole]
+    assert found[-1] is not None
+    assert one.held_bytes <= cost_bytes(2560)
+
+
+def test_a_transfer_that_is_not_allowed_is_refused_at_its_first_chunk() -> None:
+    one = Reassembler()
+    allowed = {ChunkKind.UPLOAD: 2559, ChunkKind.REMINDER: 2560}
+    with pytest.raises(TooLargeError, match="2560 bytes is above 2559"):
+        one.add("a", chunks()[2], 0.0, allowed)
+    with pytest.raises(TooLargeError, match="kind model is not expected"):
+        one.add("a", chunks(kind=ChunkKind.MODEL)[0], 0.0, allowed)
+    with pytest.raises(TooLargeError):
+        one.add("a", split(b"x", kind=ChunkKind.MODEL, round=0)[0], 0.0, allowed)
+    assert one.refused["oversized"] == 3
+    assert one.held_bytes == len(one) == 0
+
+
+@pytest.mark.parametrize("size", [LAZY_BYTES - 1, limits.MAX_TRANSFER_BYTES])
+def test_memory_grows_with_the_chunks_received_not_with_the_size_announced(size: int) -> None:
+    one = Reassembler()
+    claims = [claim(ChunkKind.UPLOAD, size, number) for number in range(200)]
+    tracemalloc.start()
+    try:
+        for number, chunk in enumerate(claims):
+            assert one.add(f"source-{number}", bytes(bytearray(chunk)), 0.0) is None
+        grown, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(one) == 200
+    assert 200 * len(claims[0]) <= grown <= most <= 1.25 * one.held_bytes
+    assert one.held_bytes <= 200 * (len(claims[0]) + 2048)
+
+
+def test_a_quiet_transfer_is_reported_once_a_period_with_its_missing_chunks() -> None:
+    one = Reassembler()
+    first, second, third = chunks()
+    one.add("a", second, 10.0)
+    expected = [Stalled("a", transfer_id(PAYLOAD), ChunkKind.UPLOAD, 7, (0, 2))]
+    assert one.stalled(11.9, 2.0) == []
+    assert one.stalled(12.0, 2.0) == expected
+    assert one.stalled(13.9, 2.0) == []
+    assert one.stalled(14.0, 2.0) == expected
+    one.add("a", first, 14.5)
+    assert one.stalled(16.0, 2.0) == []
+    assert one.stalled(16.5, 2.0)[0].missing == (2,)
+    one.add("a", third, 17.0)
+    assert one.stalled(99.0, 2.0) == []
+
+
+def test_duplicates_do_not_hide_that_a_transfer_is_stalled() -> None:
+    """A duplicate does not restart the quiet period."""
+    one = Reassembler()
+    _, second, _ = chunks()
+    one.add("a", second, 10.0)
+    assert one.add("a", second, 11.5) is None
+    assert one.stalled(11.9, 2.0) == []
+    (report,) = one.stalled(12.0, 2.0)
+    assert report.missing == (0, 2)
+
+
+def test_a_transfer_is_not_reported_early_while_others_receive_chunks() -> None:
+    """On a slow link the chunks of a fleet arrive one by one."""
+    one = Reassembler()
+    one.add("a", chunks()[0], 0.0)
+    others = chunks(bytes(SMALL * 100))
+    for second in range(31):
+        assert one.stalled(second, 2.0) == ([] if second < 30 else [Stalled("a", transfer_id(PAYLOAD), 1, 7, (1, 2))])
+        one.add("b", others[second], float(second))
+    assert one.stalled(31.9, 2.0) == []
+    assert [s.source for s in one.stalled(32.0, 2.0)] == ["a", "b"]
+
+
+def test_the_missing_chunks_of_one_upload_are_named() -> None:
+    one = Reassembler()
+    wanted = (7, transfer_id(PAYLOAD), len(PAYLOAD), SMALL)
+    assert one.missing("a", *wanted, 0.0) is None
+    one.add("a", chunks()[1], 0.0)
+    one.add("a", chunks(number=8)[0], 0.0)
+    one.add("a", chunks(kind=ChunkKind.MODEL)[0], 0.0)
+    assert one.missing("a", *wanted, 1.0) == (0, 2)
+    assert one.missing("b", *wanted, 1.0) is None
+    assert one.missing("a", 7, bytes(16), len(PAYLOAD), SMALL, 1.0) is None
+    one.drop("a", None)
+    one.add("a", chunks()[1], 0.0)
+    assert one.missing("a", *wanted, 1.0) == (0, 2)
+    assert one.stalled(2.9, 2.0) == [], "`missing` counts as a report"
+    assert [s.missing for s in one.stalled(3.0, 2.0)] == [(0, 2)]
+
+
+def test_chunks_of_another_length_are_dropped() -> None:
+    """After a reconnection to a broker with another packet limit, new chunks do not fit the old ones."""
+    one = Reassembler()
+    one.add("a", chunks()[1], 0.0)
+    assert one.missing("a", 7, transfer_id(PAYLOAD), len(PAYLOAD), SMALL - 1, 1.0) is None
+    assert len(one) == 0
+
+
+def test_a_long_list_of_missing_chunks_is_cut() -> None:
+    one = Reassembler()
+    one.add("a", chunks(bytes(SMALL * (MAX_MISSING_LISTED + 10)))[5], 0.0)
+    (report,) = one.stalled(9.0, 2.0)
+    assert len(report.missing) == MAX_MISSING_LISTED
+    assert report.missing[:6] == (0, 1, 2, 3, 4, 6)
+
+
+def test_a_transfer_past_its_deadline_is_dropped_even_if_it_trickles() -> None:
+    one = Reassembler(deadline_s=10.0)
+    first, second, _ = chunks()
+    one.add("a", first, 0.0)
+    one.add("a", second, 9.0)
+    assert one.expire(9.9) == []
+    assert one.expire(10.0) == [Stalled("a", transfer_id(PAYLOAD), ChunkKind.UPLOAD, 7, (2,))]
+    assert len(one) == one.held_bytes == 0
+    assert one.refused["expired"] == 1
+
+
+def test_drop_forgets_one_transfer_or_all_of_a_source() -> None:
+    one = Reassembler()
+    other = bytes(2560)
+    one.add("a", chunks()[0], 0.0)
+    one.add("a", chunks(other)[0], 0.0)
+    one.add("b", chunks()[0], 0.0)
+    assert one.drop("a", transfer_id(other)) == 1
+    assert one.drop("a") == 1
+    assert one.drop("a") == one.drop("unknown") == 0
+    assert len(one) == 1
+    assert SMALL < one.held_bytes <= cost_bytes(SMALL)

@@ -1,0 +1,119 @@
+"""Errors: exit codes, texts that are never empty, and causes that are named once."""
+
+import errno
+import os
+
+import pytest
+from cryptography.exceptions import InvalidTag
+
+from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head, seal_to_group
+from crypto.seal.identity import Identity
+from shoal import errors
+from shoal.errors import ShoalError, reason_of, text_of
+from shoal.protocol.messages import Sealed
+
+
+def all_kinds(kind=ShoalError):
+    return [kind, *(k for sub in kind.__subclasses__() for k in all_kinds(sub))]
+
+
+@pytest.mark.parametrize("kind", [k for k in all_kinds() if k.__module__ == errors.__name__])
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_error_raised_without_a_text_has_its_class_description(kind, text):
+    error = kind(text)
+    assert len(str(error)) > 10
+    assert reason_of(error) == str(error)
+
+
+@pytest.mark.parametrize(
+    ("cause", "shown"),
+    [
+        (InvalidTag(), "InvalidTag"),
+        (TimeoutError(), "TimeoutError"),
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE), "f"), "Too many open files: f"),
+        (ValueError("bad"), "bad"),
+    ],
+)
+def test_a_cause_without_a_text_is_named_by_its_class(cause, shown):
+    error = ShoalError("refused")
+    error.__cause__ = cause
+    assert reason_of(error) == f"refused: {shown}"
+
+
+def test_a_message_under_another_key_is_refused_with_a_reason():
+    """A revoked device logged `a sealed message was refused: ` with nothing after the colon."""
+    identity = Identity.generate("aggregator")
+    ours, other = (GroupKey("reef", "broadcast", bytes([i]) * 32) for i in (1, 2))
+    sealed = seal_to_group(identity, ours, Sealed("reef", "announcement", "aggregator", "*"), b"plain")
+    with pytest.raises(SealError) as refused:
+        open_from_group(other, sealed, *read_head(sealed), identity.member.sign_key)
+    assert reason_of(refused.value) == "a sealed message was refused: it was sealed under another key, or altered"
+
+
+def test_a_cause_that_the_error_has_named_is_not_repeated():
+    error = ShoalError("can't write birth: No space left on device")
+    error.__cause__ = OSError(errno.ENOSPC, "No space left on device", "birth")
+    assert reason_of(error) == "can't write birth: No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (errors.ShoalError, 1),
+        (errors.UsageError, 2),
+        (errors.ConfigError, 3),
+        (errors.NotEnrolledError, 4),
+        (errors.BrokerUnreachableError, 5),
+        (errors.UntrustedError, 6),
+        (errors.IntegrityError, 7),
+        (errors.WireError, 7),
+        (errors.DocumentError, 7),
+        (errors.KeyMismatchError, 7),
+        (errors.TaskError, 8),
+        (errors.DataError, 8),
+        (errors.StorageError, 9),
+    ],
+)
+def test_each_error_has_its_exit_status(kind, code):
+    """Scripts and the services' units read these numbers."""
+    assert kind("x").exit_code == code
+
+
+def test_every_error_of_the_module_is_in_the_table_above():
+    mark = next(m for m in test_each_error_has_its_exit_status.pytestmark if m.name == "parametrize")
+    assert {kind for kind, _ in mark.args[1]} == {k for k in all_kinds() if k.__module__ == errors.__name__}
+
+
+def test_a_full_disk_is_handled_wherever_a_configuration_error_is():
+    """Callers catch ConfigError for any file that can't be written, and only some tell the two apart."""
+    assert issubclass(errors.StorageError, errors.ConfigError)
+    assert not issubclass(errors.ConfigError, errors.StorageError)
+
+
+def test_the_hint_is_no_part_of_the_message():
+    error = errors.ConfigError("  it is off\n", hint="turn it on")
+    assert (str(error), error.hint) == ("it is off", "turn it on")
+    assert ShoalError("x").hint == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("  bad \n"), "bad"),
+        (ValueError(), "ValueError"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (OSError(errno.ENOENT, "No such file or directory", "a.toml"), "No such file or directory: a.toml"),
+        (OSError("timed out"), "timed out"),
+    ],
+)
+def test_the_text_of_any_exception_is_never_empty(error, text):
+    assert text_of(error) == text
+
+
+def test_a_cause_of_a_system_error_that_the_text_ends_with_is_not_repeated():
+    """The text may end with the system's message alone, without the file that the cause also names."""
+    error = ShoalError("can't read x: Permission denied")
+    error.__cause__ = OSError(errno.EACCES, "Permission denied", "/srv/x")
+    assert reason_of(error) == "can't read x: Permission denied"
+    error.__cause__ = OSError(errno.EROFS, "Read-only file system", "/srv/x")
+    assert reason_of(error) == "can't read x: Permission denied: Read-only file system: /srv/x"

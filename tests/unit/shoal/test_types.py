@@ -1,0 +1,74 @@
+"""Names, mask segments and masked vectors."""
+
+import dataclasses
+
+import pytest
+
+from shoal import limits
+from shoal.errors import ConfigError
+from shoal.types import MaskedVector, Segment, check_name
+
+
+@pytest.mark.parametrize("name", ["a", "0", "dev-01", "a-", "9" * limits.MAX_NAME_CHARS])
+def test_a_valid_name_is_returned(name):
+    assert check_name(name, "device") == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "-a",
+        "A",
+        "dev_1",
+        "dev.1",
+        "a/b",
+        "a#",
+        "+",
+        "dev 1",
+        "a\n",
+        "\u0661",
+        "ä",
+        "a" * (limits.MAX_NAME_CHARS + 1),
+    ],
+)
+def test_a_name_that_could_leave_its_topic_or_its_folder_is_refused(name):
+    with pytest.raises(ConfigError) as caught:
+        check_name(name, "device")
+    assert str(caught.value) == f"device {name!r} is not a valid name"
+    assert caught.value.hint == f"use 1 to {limits.MAX_NAME_CHARS} of a-z, 0-9 and '-', not beginning with '-'"
+
+
+def test_the_error_for_a_long_name_is_short():
+    """A hostile name must not fill the log."""
+    with pytest.raises(ConfigError) as caught:
+        check_name("x" * 10**6, "device")
+    assert len(str(caught.value)) < 120
+
+
+@pytest.mark.parametrize("name", ["cluster", "shared"])
+@pytest.mark.parametrize("length", [1, limits.MAX_COORDINATES])
+def test_a_segment_takes_the_ends_of_its_range(name, length):
+    assert Segment(name, length).length == length
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "message"),
+    [
+        ("cluster", 0, "segment 'cluster' has length 0"),
+        ("shared", -1, "segment 'shared' has length -1"),
+        ("cluster", limits.MAX_COORDINATES + 1, f"has length {limits.MAX_COORDINATES + 1}"),
+        ("", 3, "segment name '' is not known"),
+        ("Cluster", 3, "segment name 'Cluster' is not known"),
+    ],
+)
+def test_any_other_segment_is_refused(name, length, message):
+    with pytest.raises(ConfigError, match=message):
+        Segment(name, length)
+
+
+def test_a_masked_vector_can_not_change_its_key():
+    """Vectors of two keys must not be added, so the key's id stays with the values."""
+    vector = MaskedVector(None, b"k" * 16)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        vector.key_id = b"j" * 16
