@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-import typer
 
-from shoal.cli import _deliver
-from shoal.util.console import say
 from tests.cli.test_simulate import MAIN, SCRIPT, data_of, shoal
 from tests.helpers.trees import python
 
@@ -32,16 +27,6 @@ def test_a_folder_that_can_not_be_written_is_refused_before_the_work():
     assert (
         "error: can't write --save /proc/x.json" in shoal("simulate", "toy", "--save", "/proc/x.json", status=2).stderr
     )
-
-
-@pytest.mark.parametrize("as_json", [False, True])
-def test_figures_that_can_not_be_saved_are_printed_all_the_same(tmp_path, capsys, as_json):
-    with pytest.raises(typer.Exit) as caught:
-        _deliver({"a": 1}, as_json, lambda: say("figures"), tmp_path / "none" / "x.json")
-    out, err = capsys.readouterr()
-    assert caught.value.exit_code == 3
-    assert (json.loads(out)["data"] == {"a": 1}) if as_json else (out == "figures\n")
-    assert "error: can't write" in err
 
 
 def test_a_simulation_whose_folder_goes_away_is_printed_all_the_same(tmp_path):

@@ -1,0 +1,67 @@
+"""Checks of a publish before it is queued, and the defaults of a received message."""
+
+import pytest
+
+from shoal import limits
+from shoal.errors import WireError
+from shoal.transport.base import PACKET_OVERHEAD_BYTES, Message, check_publish, packet_bytes, resubscribe
+from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
+
+
+def test_a_packets_size_counts_the_bytes_of_its_topic():
+    assert packet_bytes("ä", b"123") == 2 + 3 + PACKET_OVERHEAD_BYTES
+
+
+def test_the_largest_publish_is_accepted_and_one_byte_more_is_not():
+    room = limits.MAX_PACKET_BYTES - PACKET_OVERHEAD_BYTES - 1
+    check_publish("t", bytes(room))
+    with pytest.raises(
+        WireError, match=f"a publish of {limits.MAX_PACKET_BYTES + 1} bytes is above the limit"
+    ) as caught:
+        check_publish("t", bytes(room + 1))
+    assert "in chunks" in caught.value.hint
+
+
+def test_a_smaller_limit_of_the_broker_counts():
+    check_publish("t", bytes(83), 100)
+    with pytest.raises(WireError, match="a publish of 101 bytes is above the limit of 100"):
+        check_publish("t", bytes(84), 100)
+
+
+@pytest.mark.parametrize("topic", ["", "#", "a/#", "+", "a/+/b", "a\0b"])
+def test_a_topic_that_the_broker_would_refuse_is_refused(topic):
+    """A broker ends the connection for such a publish, and it would be resent for ever."""
+    with pytest.raises(WireError) as caught:
+        check_publish(topic, b"x")
+    assert str(caught.value) == f"{topic!r} is not a topic to publish on"
+
+
+def test_an_empty_payload_may_be_published():
+    """It clears a retained message."""
+    check_publish("t", b"")
+
+
+def test_messages_are_compared_without_their_acknowledgement_and_print_no_payload():
+    one, other = Message("t", b"secret", acknowledge=list), Message("t", b"secret")
+    assert one == other
+    assert one != Message("t", b"secret", retained=True)
+    assert "secret" not in repr(one)
+
+
+def test_a_message_of_a_transport_that_acknowledges_on_arrival_can_be_acknowledged():
+    """The receiver calls it for every message, whatever the transport."""
+    assert Message("t", b"").acknowledge() is None
+
+
+def test_a_new_subscription_brings_the_retained_messages_again():
+    broker, events = LoopbackBroker(), []
+    transport = LoopbackTransport(broker, "a", events.append)
+    transport.subscribe("t/#")
+    transport.start()
+    transport.publish("t/1", b"x", retain=True)
+    broker.pump()
+    events.clear()
+    resubscribe(transport, "t/#")
+    broker.pump()
+    assert events == [Message("t/1", b"x", retained=True)]
+    assert "t/#" in transport.filters

@@ -1,0 +1,383 @@
+"""One MQTT connection, stepped by hand against a broker whose every byte the test writes; no thread, no time."""
+
+import logging
+import os
+import socket
+
+import pytest
+from paho.mqtt.enums import MQTTProtocolVersion
+
+from shoal import limits
+from shoal.address import BrokerAddress
+from shoal.transport.mqtt_connection import WINDOW, Link, LinkOptions, Publish
+from tests.helpers.scripted_broker import ACCEPT_V3, ACCEPT_V5, NOT_AUTHORIZED_V5
+
+DISCONNECT = bytes([0xE0])
+LEVEL, FLAGS = 8, 9
+"""Positions in CONNECT of the protocol's level and of the flags."""
+CLEAN, WILL, WILL_QOS_1, WILL_RETAIN = 0x02, 0x04, 0x08, 0x20
+STEPS = 50
+
+
+class Events:
+    """Records the callbacks of a link."""
+
+    def __init__(self):
+        self.online = []
+        self.messages = []
+        self.settled = []
+
+    def on_online(self, *, session_present):
+        self.online.append(session_present)
+
+    def on_message(self, message):
+        self.messages.append((message.mid, message.payload))
+
+    def on_settled(self, size):
+        self.settled.append(size)
+
+
+class Peers:
+    """A link, and the broker's side of its connections."""
+
+    def __init__(self, **options):
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.events = Events()
+        self.wake_fd = os.eventfd(0)
+        self.broker = None
+        fields = {
+            "address": BrokerAddress.parse(f"mqtt://127.0.0.1:{self.server.getsockname()[1]}"),
+            "tls": None,
+            "client_id": "client-1",
+            "will": None,
+            "session_expiry_s": 60,
+            "protocol": MQTTProtocolVersion.MQTTv5,
+            **options,
+        }
+        self.link = Link(LinkOptions(**fields), self.events)
+
+    def connect(self, answer=ACCEPT_V5):
+        """Open the link, answer its CONNECT, and return that."""
+        assert self.link.open()
+        if self.broker is not None:
+            self.broker.close()
+        self.broker, _ = self.server.accept()
+        self.link.step(self.wake_fd, 0.0)
+        greeting = self.broker.recv(65536)
+        if answer:
+            self.broker.sendall(answer)
+            self.until(lambda: self.link.online or self.link.reason)
+        return greeting
+
+    def until(self, reached, **options):
+        for _ in range(STEPS):
+            if reached():
+                return
+            if self.link.alive:
+                self.link.step(self.wake_fd, 0.1, **options)
+        pytest.fail("not reached")
+
+    def received(self):
+        """Return the bytes that the broker has received and not read yet."""
+        self.broker.setblocking(False)
+        try:
+            return self.broker.recv(1 << 20)
+        except BlockingIOError:
+            return b""
+        finally:
+            self.broker.setblocking(True)
+
+    def publish(self, payload, qos=1):
+        assert self.link.publish(Publish("t", payload, False, qos))
+
+    def close(self):
+        self.link.abort("the test ends")
+        for one in (self.broker, self.server):
+            if one is not None:
+                one.close()
+        os.close(self.wake_fd)
+
+
+@pytest.fixture
+def peers():
+    made = []
+
+    def make(**options):
+        made.append(Peers(**options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def accept(*, receive_maximum=65535, packet_bytes=1 << 20, session_present=False):
+    """Return a CONNACK with the broker's limits."""
+    properties = b"\x21" + receive_maximum.to_bytes(2, "big") + b"\x27" + packet_bytes.to_bytes(4, "big")
+    return bytes([0x20, 3 + len(properties), session_present, 0, len(properties)]) + properties
+
+
+def message(payload, packet_id):
+    """Return a PUBLISH to topic ``t`` at QoS 1."""
+    body = b"\0\1t" + packet_id.to_bytes(2, "big") + b"\0" + payload
+    return bytes([0x32, len(body)]) + body
+
+
+def puback(packet_id, *code):
+    return bytes([0x40, 2 + len(code)]) + packet_id.to_bytes(2, "big") + bytes(code)
+
+
+def test_a_port_without_a_broker_is_a_reason_and_no_exception(peers):
+    one = peers()
+    one.server.close()
+    assert not one.link.open()
+    assert "Connection refused" in one.link.reason
+    assert (one.link.greeted, one.link.alive, one.link.was_online) == (False, False, False)
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_an_accepted_connection_is_online_with_or_without_a_session(peers, present):
+    one = peers()
+    one.connect(accept(session_present=present))
+    assert (one.link.online, one.link.was_online, one.link.greeted) == (True, True, True)
+    assert one.events.online == [present]
+    assert one.link.reason == ""
+
+
+def test_a_refusal_is_named_with_its_code(peers):
+    one = peers()
+    one.connect(NOT_AUTHORIZED_V5)
+    assert (one.link.online, one.link.was_online) == (False, False)
+    assert one.link.reason == "the broker refused: Not authorized"
+    assert one.link.reason_code == 0x87
+    assert one.events.online == []
+
+
+def test_the_greeting_has_the_session_the_will_and_our_own_limits(peers):
+    one = peers(will=("d/x/state", b"offline"), session_expiry_s=77)
+    greeting = one.connect()
+    assert (greeting[LEVEL], greeting[FLAGS]) == (5, WILL | WILL_QOS_1 | WILL_RETAIN)
+    assert b"\x11" + (77).to_bytes(4, "big") in greeting
+    assert b"\x21" + limits.RECEIVE_MAXIMUM.to_bytes(2, "big") in greeting
+    assert b"\x27" + limits.MAX_PACKET_BYTES.to_bytes(4, "big") in greeting
+    assert b"offline" in greeting
+
+
+@pytest.mark.parametrize(("expiry_s", "clean"), [(0, CLEAN), (60, 0)])
+def test_over_3_1_1_a_session_is_clean_or_not(peers, expiry_s, clean):
+    greeting = peers(protocol=MQTTProtocolVersion.MQTTv311, session_expiry_s=expiry_s).connect(ACCEPT_V3)
+    assert (greeting[LEVEL], greeting[FLAGS]) == (4, clean)
+
+
+def test_the_window_is_the_smaller_of_the_brokers_and_ours(peers):
+    one, other = peers(), peers()
+    one.connect(accept(receive_maximum=2))
+    other.connect(accept())
+    assert not peers().link.has_room, "offline"
+    for link, room in ((one, 2), (other, WINDOW)):
+        for _ in range(room):
+            assert link.link.has_room
+            link.publish(b"x")
+        assert not link.link.has_room
+        assert link.link.inflight == room
+
+
+def test_an_acknowledgement_settles_one_publish_and_makes_room(peers):
+    one = peers()
+    one.connect(accept(receive_maximum=2))
+    one.publish(b"first")
+    one.publish(b"the second")
+    one.broker.sendall(puback(2))
+    one.until(lambda: one.events.settled)
+    assert one.events.settled == [len(b"the second")]
+    assert one.link.has_room
+    one.broker.sendall(puback(2) + puback(9))
+    one.link.step(one.wake_fd, 0.1)
+    assert one.events.settled == [len(b"the second")], "an unknown or repeated acknowledgement settles nothing"
+
+
+def test_a_refused_publish_is_logged_and_settled(peers, caplog):
+    """The broker answers for good: a resend would be refused again."""
+    one = peers()
+    one.connect()
+    one.publish(b"x")
+    one.broker.sendall(puback(1, 0x87, 0))
+    with caplog.at_level(logging.ERROR, "shoal.transport.mqtt_connection"):
+        one.until(lambda: one.events.settled)
+    assert [r.getMessage() for r in caplog.records] == ["the broker refused a publish: Not authorized"]
+    assert one.link.inflight == 0
+
+
+def test_the_brokers_packet_limit_counts_if_it_is_below_ours(peers):
+    one, other = peers(), peers()
+    one.connect(accept(packet_bytes=100))
+    other.connect(accept(packet_bytes=1 << 27))
+    assert one.link.takes(Publish("t", bytes(83), False, 1))
+    assert not one.link.takes(Publish("t", bytes(84), False, 1))
+    assert other.link.max_packet_bytes == limits.MAX_PACKET_BYTES
+
+
+def test_publishes_are_written_by_the_next_step_in_one_go(peers):
+    """One TCP segment for a round's small messages, in place of one each."""
+    one = peers()
+    one.connect()
+    for number in range(5):
+        one.publish(b"payload-%d" % number)
+    assert one.received() == b""
+    one.link.step(one.wake_fd, 0.0)
+    assert one.received().count(b"payload-") == 5
+
+
+def test_at_qos_0_a_publish_is_settled_once_sent(peers):
+    one = peers()
+    one.connect()
+    one.publish(b"once", qos=0)
+    assert one.link.inflight == 1
+    one.until(lambda: one.events.settled)
+    assert one.events.settled == [4]
+    assert b"once" in one.received()
+    one.until(lambda: one.link.inflight == 0)
+
+
+def test_after_a_lost_connection_qos_1_is_sent_again_and_qos_0_is_given_up(peers):
+    one = peers()
+    one.connect()
+    one.publish(b"assured")
+    one.link.step(one.wake_fd, 0.0)
+    one.broker.close()
+    one.until(lambda: not one.link.alive)
+    assert (one.link.online, one.link.was_online, one.link.cut) == (False, True, False)
+    assert one.link.reason
+    one.publish(b"once", qos=0)
+    one.connect(answer=b"")
+    assert one.events.settled == [len(b"once")]
+    assert (one.link.was_online, one.link.reason) == (False, "")
+    one.broker.sendall(ACCEPT_V5)
+    one.until(lambda: one.link.online)
+    one.link.step(one.wake_fd, 0.0)
+    assert one.received() == bytes([0x3A, 13, 0, 1]) + b"t" + bytes([0, 1, 0]) + b"assured", (
+        "with the mark of a duplicate"
+    )
+    assert one.link.inflight == 1
+
+
+def test_a_message_is_acknowledged_by_hand_if_that_was_asked_for(peers):
+    """Otherwise the broker would forget a message that the program has not handled yet."""
+    one = peers(manual_ack=True)
+    one.connect()
+    one.broker.sendall(message(b"x", 7))
+    one.until(lambda: one.events.messages)
+    one.link.step(one.wake_fd, 0.0)
+    assert one.received() == b""
+    one.link.acknowledge(7)
+    one.link.step(one.wake_fd, 0.0)
+    sent = one.received()
+    assert (sent[0], sent[2:4]) == (0x40, bytes([0, 7]))
+
+
+def test_without_reading_a_step_still_writes(peers):
+    """Back pressure: the program takes no more messages, but its own publishes go on."""
+    one = peers()
+    one.connect()
+    one.broker.sendall(message(b"x", 7))
+    one.publish(b"ours")
+    for _ in range(3):
+        one.link.step(one.wake_fd, 0.0, read=False)
+    assert one.events.messages == []
+    assert b"ours" in one.received()
+    one.until(lambda: one.events.messages == [(7, b"x")])
+
+
+def test_a_wake_up_ends_the_wait_and_is_used_up(peers):
+    one = peers()
+    one.connect()
+    os.eventfd_write(one.wake_fd, 3)
+    one.link.step(one.wake_fd, 60.0)
+    os.set_blocking(one.wake_fd, False)
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(one.wake_fd)
+
+
+def test_a_packet_above_the_limit_ends_the_connection_before_it_is_read(peers, caplog):
+    """Paho itself would buffer up to 256 MB of it."""
+    one = peers()
+    one.connect()
+    one.broker.sendall(bytes([0x30, 0xFF, 0xFF, 0xFF, 0x7F]) + bytes(1000))
+    with caplog.at_level(logging.CRITICAL):
+        one.until(lambda: not one.link.alive)
+    assert one.link.cut
+    assert one.link.reason == "the broker sent a packet above the limit"
+    assert one.events.messages == []
+    one.connect()
+    assert (one.link.online, one.link.cut) == (True, False), "the next connection begins anew"
+
+
+def test_a_message_that_can_not_be_read_ends_the_connection(peers, caplog, monkeypatch):
+    """The client library passes on a topic that is not UTF-8, and fails when it is read."""
+    one = peers()
+    one.connect()
+    monkeypatch.setattr(one.events, "on_message", lambda message: message.topic)
+    one.broker.sendall(bytes([0x30, 5, 0, 1, 0xFF, 0, 0]))
+    with caplog.at_level(logging.CRITICAL):
+        one.until(lambda: not one.link.alive)
+    assert one.link.cut
+    assert one.link.reason == "the broker sent what is no MQTT"
+
+
+def test_the_brokers_own_reason_for_the_end_is_given(peers):
+    one = peers()
+    one.connect()
+    one.broker.sendall(bytes([0xE0, 2, 0x8B, 0]))
+    one.until(lambda: not one.link.alive)
+    assert one.link.reason == "the broker said: Server shutting down"
+    assert one.link.reason_code == 0x8B
+    assert not one.link.cut
+
+
+def test_a_goodbye_discards_the_will_and_an_abort_does_not(peers):
+    """The broker publishes the will unless it received DISCONNECT."""
+    one, other = (peers(will=("s", b"offline")) for _ in range(2))
+    one.connect()
+    other.connect()
+    one.link.goodbye()
+    one.until(lambda: not one.link.alive)
+    other.link.abort("no word for long")
+    assert one.received()[:1] == DISCONNECT
+    assert other.received() == b""
+    assert (one.link.cut, other.link.cut) == (False, True)
+    assert (other.link.reason, other.link.alive) == ("no word for long", False)
+
+
+def test_an_abort_without_a_connection_is_harmless(peers):
+    link = peers().link
+    link.abort("x")
+    assert not link.alive
+
+
+@pytest.mark.parametrize(("only_new", "option"), [(False, 0x01), (True, 0x11)])
+def test_a_subscription_asks_for_retained_messages_always_or_only_if_it_is_new(peers, only_new, option):
+    one = peers()
+    one.connect()
+    one.link.subscribe(["a/+", "b"], only_new=only_new)
+    one.link.step(one.wake_fd, 0.0)
+    sent = one.received()
+    assert b"\0\3a/+" + bytes([option]) in sent
+    assert b"\0\1b" + bytes([option]) in sent
+
+
+def test_a_refused_subscription_is_logged(peers, caplog):
+    one = peers()
+    one.connect()
+    one.link.subscribe(["a"])
+    one.link.step(one.wake_fd, 0.0)
+    one.broker.sendall(bytes([0x90, 4, 0, 1, 0, 0x87]))
+    with caplog.at_level(logging.ERROR, "shoal.transport.mqtt_connection"):
+        one.until(lambda: caplog.records)
+    assert [r.getMessage() for r in caplog.records] == ["the broker refused a subscription: Not authorized"]
+
+
+def test_small_packets_are_not_held_back(peers):
+    """Nagle's algorithm would add tens of milliseconds to every round trip."""
+    one = peers()
+    one.connect()
+    assert one.link._client.socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
