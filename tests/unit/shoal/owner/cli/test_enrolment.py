@@ -1,0 +1,174 @@
+"""The owner's commands at the broker: their lines, and the next step if the broker is away."""
+
+import json
+import time
+import types
+
+import pytest
+import typer
+
+from crypto.seal.identity import Identity, fingerprint
+from shoal.errors import BrokerUnreachableError, ConfigError, UsageError
+from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card
+from shoal.membership.tokens import token_id
+from shoal.owner.cli import enrolment
+from shoal.owner.enrolment.admission import Refused, Request
+from shoal.owner.enrolment.tokens import TokenStore
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.enrolment import Token
+
+AGGREGATOR, DEVICE = Identity.generate("aggregator"), Identity.generate("dev-1")
+NOBODY = "mqtt://127.0.0.1:1"
+"""No broker listens on port 1."""
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    made = FleetDirectory.create(tmp_path / "owner", "reef", NOBODY)
+    made.add_aggregator(make_card(AGGREGATOR, AGGREGATOR_ROLE))
+    made.add_device(make_card(DEVICE, DEVICE_ROLE))
+    return made
+
+
+def request(name, *, token="0" * 16, asked_at_s=0):
+    return Request(
+        name=name, fingerprint=f"print-of-{name}", token=token, asked_at_s=asked_at_s, card=b"", answered=False
+    )
+
+
+def registrar(*pending, refused=()):
+    return types.SimpleNamespace(pending={r.fingerprint: r for r in pending}, refused={r.token: r for r in refused})
+
+
+def test_a_token_is_one_line_on_stdout_and_its_terms_are_on_stderr(fleet, capsys):
+    began = int(time.time())
+    enrolment.token(fleet.path, "12h")
+    out, err = capsys.readouterr()
+    token = Token.from_line(out)
+    assert out.count("\n") == 1
+    assert began + 43_200 <= token.expires_at_s <= time.time() + 43_200
+    assert TokenStore(fleet).find(token_id(token.secret)).token == token
+    assert f"owner {fleet.fingerprint}, aggregator {fingerprint(AGGREGATOR.member)}, broker {NOBODY}" in err
+    assert "holds for 12h, for one device" in err
+    assert out.strip() not in err
+
+
+def test_a_duration_that_is_none_issues_no_token(fleet):
+    with pytest.raises(UsageError, match="'soon' is not a duration"):
+        enrolment.token(fleet.path, "soon")
+    assert not (fleet.path / "tokens").exists()
+
+
+def test_watching_as_json_is_refused_before_the_fleet_is_opened(tmp_path):
+    with pytest.raises(UsageError, match="--watch prints lines, --json one object"):
+        enrolment.devices(tmp_path / "none", watch=True, json=True)
+
+
+def test_the_listing_has_pending_refused_and_enrolled_devices(fleet, monkeypatch):
+    fleet.add_device(make_card(Identity.generate("dev-0"), DEVICE_ROLE))
+    fleet.revoke("dev-0")
+    monkeypatch.setattr(time, "time", lambda: 1_000.0)
+    found = enrolment._listing(
+        fleet,
+        registrar(
+            request("dev-9", asked_at_s=400),
+            request("dev-3", token="1" * 16, asked_at_s=5_000),
+            refused=(Refused("dev-5", "b" * 16, "the token has expired"), Refused("?", "a" * 16, "junk")),
+        ),
+    )
+    assert json.loads(json.dumps(found)) == found
+    assert (found["fleet"], found["roster"]) == ("reef", fleet.roster.sequence)
+    assert [(r["name"], r["age_s"]) for r in found["pending"]] == [("dev-3", 0), ("dev-9", 600)], (
+        "a fast clock: 0 s ago"
+    )
+    assert [r["token"] for r in found["refused"]] == ["a" * 16, "b" * 16]
+    assert [(d["name"], d["revoked"]) for d in found["devices"]] == [("dev-1", False), ("dev-0", True)]
+    assert enrolment._lines(found) == [
+        f"pending dev-3 print-of-dev-3 token {'1' * 16} asked 0 s ago",
+        f"pending dev-9 print-of-dev-9 token {'0' * 16} asked 600 s ago",
+        f"refused ? token {'a' * 16}: junk",
+        f"refused dev-5 token {'b' * 16}: the token has expired",
+        f"enrolled dev-1 {fingerprint(DEVICE.member)}",
+        f"revoked dev-0 {found['devices'][1]['fingerprint']}",
+    ]
+
+
+def test_requests_are_told_apart_by_token_and_fingerprint():
+    """A second device may ask with the same line, and a device with two lines."""
+    asked = [enrolment._asked({"token": t, "fingerprint": f, "name": "n", "age_s": 1}) for t in "ab" for f in "xy"]
+    assert len(set(asked)) == 4
+    assert asked[0] == enrolment._asked({"token": "a", "fingerprint": "x", "name": "n", "age_s": 99})
+
+
+def test_a_hint_is_added_to_the_errors_own():
+    error = ConfigError("x", hint="first")
+    enrolment._add_hint(error, "then")
+    assert error.hint == "first; then"
+    bare = ConfigError("x")
+    enrolment._add_hint(bare, "then")
+    assert bare.hint == "then"
+
+
+def test_a_revocation_offline_is_signed_and_says_how_it_is_published(fleet, capsys):
+    enrolment.revoke(fleet.path, "dev-1", offline=True)
+    out, err = capsys.readouterr()
+    after = FleetDirectory(fleet.path)
+    assert out == f"dev-1 revoked by roster {after.roster.sequence}\n"
+    assert after.roster.revoked == ("dev-1",)
+    assert f"next: shoal-fleet publish {fleet.path}, or carry roster.signed and grants/" in err
+
+
+def test_a_rotation_offline_draws_new_secrets(fleet, capsys):
+    enrolment.rotate(fleet.path, offline=True)
+    after = FleetDirectory(fleet.path)
+    assert after.secrets.content_key != fleet.secrets.content_key
+    assert capsys.readouterr().out == f"new secrets since roster {after.roster.keys_since}\n"
+
+
+def test_with_users_at_the_broker_a_revocation_says_how_they_are_updated(fleet, capsys):
+    fleet.users.make()
+    enrolment.revoke(fleet.path, "dev-1", offline=True)
+    assert "only then the broker shuts dev-1 out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [lambda path: enrolment.revoke(path, "dev-1"), enrolment.rotate],
+    ids=["revoke", "rotate"],
+)
+def test_without_a_broker_a_change_is_signed_and_the_hint_says_how_to_publish_it(fleet, capsys, command):
+    """The person must not take the error for a change that did not happen."""
+    with pytest.raises(BrokerUnreachableError) as caught:
+        command(fleet.path)
+    assert caught.value.hint.endswith(
+        f"it is signed and stored: shoal-fleet publish {fleet.path} when the broker is back"
+    )
+    assert FleetDirectory(fleet.path).roster.sequence == fleet.roster.sequence + 1
+    assert "roster" in capsys.readouterr().out
+
+
+def test_broker_config_prints_its_file_and_warns_about_passwords_in_the_clear(fleet, tmp_path, capsys):
+    enrolment.broker_config(fleet.path, tmp_path / "broker", device=["dev-2"])
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / 'broker' / 'shoal.conf'}\n"
+    assert (tmp_path / "broker" / "shoal.conf").exists()
+    assert "users: " in err
+    assert "dev-2" in err
+    assert "warning: the fleet's broker address begins with mqtt://" in err
+    users = FleetDirectory(fleet.path).users
+    assert users.password("dev-1") not in out + err
+
+
+def test_with_tls_there_is_no_warning(tmp_path, capsys):
+    fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtts://localhost")
+    fleet.add_aggregator(make_card(AGGREGATOR, AGGREGATOR_ROLE))
+    enrolment.broker_config(fleet.path, tmp_path / "broker")
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_every_command_is_registered():
+    app = typer.Typer()
+    enrolment.register(app)
+    assert set(typer.main.get_command(app).commands) == {
+        *("token", "devices", "approve", "revoke", "rotate", "publish", "broker-config")
+    }

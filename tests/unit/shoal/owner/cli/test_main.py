@@ -1,0 +1,302 @@
+"""`shoal-fleet`: data on stdout, next steps on stderr, and refusals before anything is signed."""
+
+import json
+import sys
+import time
+
+import numpy as np
+import pytest
+import typer
+
+from crypto.seal.identity import Identity, fingerprint
+from crypto.seal.signed import sign_document
+from shoal.errors import ConfigError, NotEnrolledError, UntrustedError, UsageError
+from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card
+from shoal.owner.cli import main
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.keys.run_files import run_file
+from shoal.owner.keys.vault import ROSTER_FILE
+from shoal.owner.task_compiler.signed import Source, write_signed
+from shoal.protocol.codec import encode
+from shoal.protocol.documents import RunPackage
+from shoal.util.files import write_private
+from shoal.util.locks import exclusive
+from tests.helpers.plans import run_plan
+from tests.helpers.tasks import logistic_bundle
+
+AGGREGATOR, DEVICE = Identity.generate("aggregator"), Identity.generate("dev-1")
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://user:pass-word@h")
+    made.add_aggregator(make_card(AGGREGATOR, AGGREGATOR_ROLE))
+    made.add_device(make_card(DEVICE, DEVICE_ROLE))
+    return made
+
+
+def card_file(tmp_path, identity, role=DEVICE_ROLE):
+    path = tmp_path / f"{identity.name}.card"
+    path.write_bytes(make_card(identity, role))
+    return path
+
+
+def add_run(fleet, **changes):
+    """Write a signed run of the fleet, without task and origins."""
+    plan = run_plan(fleet="reef", **changes)
+    write_private(run_file(fleet.path, plan.run), encode(RunPackage(sign_document(fleet.owner, plan), b"t", b"o")))
+
+
+def test_init_prints_the_fingerprint_that_others_compare(tmp_path, capsys):
+    main.init(tmp_path / "owner", "reef", "mqtt://h")
+    out, err = capsys.readouterr()
+    assert out == f"owner {FleetDirectory(tmp_path / 'owner').fingerprint}\n"
+    assert err.startswith("next: shoal-aggregator init")
+
+
+def test_show_lists_members_and_runs(fleet, capsys):
+    fleet.add_device(make_card(Identity.generate("dev-2"), DEVICE_ROLE))
+    fleet.revoke("dev-2")
+    add_run(fleet, run=1, rounds=1, weight_cap=0.0)
+    add_run(fleet, run=2, mode="rotation", weighting="uniform", norm_noise=0.05)
+    main.show(fleet.path)
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert err == ""
+    assert lines[0].startswith(f"fleet reef, roster {fleet.roster.sequence}, expires 20")
+    assert lines[1:3] == [f"owner {fleet.fingerprint}", f"aggregator {fingerprint(AGGREGATOR.member)}"]
+    assert lines[3] == f"dev-1 {fingerprint(DEVICE.member)}"
+    assert lines[4].startswith("dev-2 ")
+    assert lines[4].endswith(" revoked")
+    assert lines[5:] == [
+        "run 1: fedavg, mask permutation, 1 round, weighting samples, no weight cap",
+        "run 2: fedavg, mask rotation, 20 rounds, weighting uniform, norm noise of 0.05",
+    ]
+
+
+def test_show_as_json_has_no_password_and_no_secret(fleet, capsys):
+    add_run(fleet, run=3)
+    main.show(fleet.path, json=True)
+    out = capsys.readouterr().out
+    data = json.loads(out)["data"]
+    assert "pass-word" not in out
+    assert (data["fleet"], data["broker"], data["passphrase"]) == ("reef", "mqtt://h:1883", False)
+    assert data["devices"] == [{"name": "dev-1", "fingerprint": fingerprint(DEVICE.member), "revoked": False}]
+    assert [(r["run"], r["algorithm"]) for r in data["runs"]] == [(3, "fedavg")]
+    assert data["expires_at_s"] == fleet.roster.expires_at_s
+
+
+def test_show_says_that_a_roster_has_expired_and_that_an_aggregator_is_missing(tmp_path, capsys, monkeypatch):
+    fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://h")
+    monkeypatch.setattr(time, "time", lambda: fleet.roster.expires_at_s + 1.0)
+    main.show(fleet.path)
+    lines = capsys.readouterr().out.splitlines()
+    assert ", expired 20" in lines[0]
+    assert lines[2] == "aggregator -"
+
+
+def test_show_names_a_file_that_is_no_run(fleet, capsys):
+    write_private(fleet.path / "runs" / "junk.run", b"junk")
+    main.show(fleet.path)
+    out, err = capsys.readouterr()
+    assert "junk.run is no run of this fleet" in err
+    assert "run " not in out
+
+
+def test_a_device_is_added_and_its_grant_printed_alone(fleet, tmp_path, capsys):
+    newcomer = Identity.generate("dev-2")
+    main.add_device(fleet.path, card_file(tmp_path, newcomer), fingerprint(newcomer.member))
+    out, err = capsys.readouterr()
+    assert out == f"{fleet.path / 'grants' / 'dev-2.grant'}\n"
+    assert f"shoal-edge join DIR GRANT --owner {fleet.fingerprint}" in err
+    assert "SIGHUP" not in err, "this broker has no users"
+    assert FleetDirectory(fleet.path).listed(newcomer.member)
+
+
+def test_a_card_with_another_fingerprint_adds_no_device(fleet, tmp_path, capsys):
+    with pytest.raises(UntrustedError, match="not aaaa"):
+        main.add_device(fleet.path, card_file(tmp_path, Identity.generate("dev-2")), "aaaa")
+    assert capsys.readouterr() == ("", "")
+    assert FleetDirectory(fleet.path).roster == fleet.roster
+
+
+def test_the_aggregator_is_named(tmp_path, capsys):
+    fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://h")
+    main.add_aggregator(fleet.path, card_file(tmp_path, AGGREGATOR, AGGREGATOR_ROLE))
+    out, err = capsys.readouterr()
+    assert out == f"{fleet.path / 'grants' / 'aggregator.grant'}\n"
+    assert f"shoal-aggregator join DIR GRANT --owner {fleet.fingerprint}" in err
+
+
+def test_renew_signs_the_roster_and_prints_its_file(fleet, capsys):
+    main.renew(fleet.path)
+    out, err = capsys.readouterr()
+    assert out == f"{fleet.path / ROSTER_FILE}\n"
+    assert f"shoal-fleet publish {fleet.path}" in err
+    assert FleetDirectory(fleet.path).roster.sequence == fleet.roster.sequence + 1
+
+
+def test_a_directory_without_a_fleet_is_refused(tmp_path):
+    with pytest.raises(NotEnrolledError, match="holds no fleet"):
+        main.show(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("items", "pairs"),
+    [([], {}), (["k=3"], {"k": "3"}), (["a=b=c", "x=-1"], {"a": "b=c", "x": "-1"}), (["k=1", "k=2"], {"k": "2"})],
+)
+def test_pairs_are_split_at_their_first_equals_sign(items, pairs):
+    assert main._pairs(items) == pairs
+
+
+@pytest.mark.parametrize(
+    ("item", "hint"),
+    [("k", "write k=VALUE"), ("k=", "write k=VALUE"), ("=3", "write NAME=VALUE"), ("", "write NAME=VALUE")],
+)
+def test_a_pair_without_name_or_value_is_a_mistake_of_usage(item, hint):
+    with pytest.raises(UsageError) as caught:
+        main._pairs(["a=1", item])
+    assert (str(caught.value), caught.value.hint) == (f"{item!r} is not NAME=VALUE", hint)
+
+
+@pytest.mark.parametrize("text", ["", "1.5", "ten", "0x10"])
+def test_a_size_that_is_no_whole_number_is_a_mistake_of_usage(text):
+    assert main._whole("-3", "hidden") == -3
+    with pytest.raises(UsageError) as caught:
+        main._whole(text, "hidden")
+    assert str(caught.value) == f"hidden is a whole number, not {text!r}"
+
+
+@pytest.fixture
+def task(fleet, tmp_path):
+    write_signed(logistic_bundle(), Source("logistic", {"inputs": 4, "classes": 3}), fleet.owner, tmp_path / "task")
+    return tmp_path / "task"
+
+
+@pytest.fixture
+def sign(fleet, task):
+    """Call `run` for the fleet's task; nothing may be signed or allocated."""
+    before = fleet.secrets
+
+    def call(algorithm="fedavg", **options):
+        try:
+            main.run(fleet.path, task, algorithm, **options)
+        finally:
+            assert list((fleet.path / "runs").iterdir()) == []
+            assert FleetDirectory(fleet.path).secrets == before
+
+    return call
+
+
+@pytest.mark.parametrize("cap", [0.5, -1.0, float("nan"), float("inf")])
+def test_a_weight_cap_below_one_is_refused_before_the_fleet_is_opened(tmp_path, cap):
+    with pytest.raises(UsageError, match="is neither 0 nor at least 1") as caught:
+        main.run(tmp_path / "none", tmp_path, "fedavg", weight_cap=cap)
+    assert "0 turns it off" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"algorithm": "fedsum"}, ConfigError, "no algorithm 'fedsum'"),
+        ({"setting": ["k"]}, UsageError, "'k' is not NAME=VALUE"),
+        ({"local": ["lr=fast"]}, UsageError, "lr is a number, not 'fast'"),
+        ({"pretrain": ["epochs=0"]}, UsageError, "epochs=0 and steps=0 trains nothing"),
+        ({"min_contributors": 3}, ConfigError, "--min-contributors 3 wants 3 devices"),
+        ({"min_contributors": 1, "quorum": 2.0}, ConfigError, "quorum 2 and participation 1"),
+        ({"min_contributors": 1, "mode": "rot13"}, ConfigError, "'rot13'"),
+    ],
+)
+def test_a_run_that_can_not_work_is_refused_before_anything_is_signed(sign, options, error, message):
+    with pytest.raises(error, match=message):
+        sign(**options)
+
+
+def test_a_run_under_an_expired_roster_is_refused(sign, fleet, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: fleet.roster.expires_at_s + 1.0)
+    with pytest.raises(ConfigError, match="no device would follow the run"):
+        sign(min_contributors=1)
+
+
+def test_a_task_of_another_owner_is_refused(fleet, tmp_path):
+    folder = tmp_path / "foreign"
+    write_signed(logistic_bundle(), Source("logistic", {}), Identity.generate("owner"), folder)
+    with pytest.raises(UntrustedError, match="not the one that this owner signed"):
+        main.run(fleet.path, folder, "fedavg", min_contributors=1)
+
+
+class DrawnError(Exception):
+    """Ends `run` where it would import torch."""
+
+
+def test_a_run_draws_its_origins_outside_the_lock_and_without_the_seed(fleet, task, monkeypatch, capsys):
+    """The aggregator reads the seed in the plan, and origins must not follow from it."""
+    fleet.add_device(make_card(Identity.generate("dev-2"), DEVICE_ROLE))
+    drawn = []
+
+    class Origins:
+        @staticmethod
+        def make_origins(spec, count, seed, *, manifest, **options):
+            with exclusive(fleet.path, wait_s=0, hint="-"):
+                pass
+            drawn.append((spec, count, seed, manifest.name, options))
+            raise DrawnError
+
+    monkeypatch.setitem(sys.modules, "shoal.owner.task_compiler.origin", Origins)
+    with pytest.raises(DrawnError):
+        main.run(fleet.path, task, "ifca", setting=["k=2"], min_contributors=2, seed=7)
+    assert drawn == [("logistic", 2, None, "logistic", {"inputs": 4, "classes": 3})]
+    assert "warning: 2 devices for 2 clusters are fewer than" in capsys.readouterr().err
+
+
+def test_a_signed_run_has_the_options_of_the_command_line(fleet, task, monkeypatch, capsys):
+    class Origins:
+        @staticmethod
+        def make_origins(_spec, count, _seed, *, manifest, **_options):
+            return np.zeros((count, manifest.length), np.float32)
+
+    monkeypatch.setitem(sys.modules, "shoal.owner.task_compiler.origin", Origins)
+    main.run(
+        fleet.path, task, "fedavg", local=["lr=0.25"], pretrain=["epochs=4"], rounds=9, mode="rotation",
+        norm_limit=5.0, max_samples=11, weight_cap=2.0, min_contributors=1, quorum=0.5, participation=0.75,
+        deadline_s=3.0, weighting="uniform", norm_noise=0.1, evaluate_every=2, seed=5, epoch_rounds=4,
+    )  # fmt: skip
+    out, err = capsys.readouterr()
+    assert out == f"{run_file(fleet.path, 1)}\n"
+    assert "next: put this file into the aggregator's runs directory" in err
+    from shoal.owner.keys.run_list import signed_plans
+
+    (plan,) = signed_plans(FleetDirectory(fleet.path), pytest.fail)
+    assert (plan.rounds, plan.mode, plan.norm_limit, plan.max_samples, plan.weight_cap) == (9, "rotation", 5.0, 11, 2.0)
+    assert (plan.min_contributors, plan.quorum, plan.participation, plan.deadline_s) == (1, 0.5, 0.75, 3.0)
+    assert (plan.weighting, plan.norm_noise, plan.evaluate_every) == ("uniform", 0.1, 2)
+    assert (plan.seed, plan.epoch_rounds) == (5, 4)
+    assert (plan.local.lr, plan.local.epochs) == (0.25, 1)
+    assert (plan.pretrain.lr, plan.pretrain.epochs) == (0.25, 4), "as local training, unless an option says otherwise"
+
+
+def test_the_help_of_run_lists_algorithms_with_their_settings(capsys):
+    with pytest.raises(SystemExit) as caught:
+        typer.main.get_command(main.app)(["run", "--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    listed = shown.partition("what --set takes for each:")[2]
+    for name in ("fedavg", "ifca", "cfl", "fedgroup"):
+        assert f"\n  {name}" in listed
+    assert "restarts" in listed
+
+
+def test_every_command_is_there():
+    names = set(typer.main.get_command(main.app).commands)
+    assert names == {
+        *("init", "show", "add-device", "add-aggregator", "renew", "task", "run"),
+        *("token", "devices", "approve", "revoke", "rotate", "publish", "broker-config"),
+    }
+
+
+def test_the_program_hides_its_memory_and_has_its_name(monkeypatch):
+    """It holds the owner's key and the mask secret."""
+    seen = []
+    monkeypatch.setattr(main, "run_program", lambda app, *, prog, secret: seen.append((app, prog, secret)))
+    main.main()
+    assert seen == [(main.app, "shoal-fleet", True)]

@@ -1,0 +1,152 @@
+"""The owner's tokens: one device each, found by id, forgotten a week after they expire."""
+
+import dataclasses
+
+import pytest
+
+from crypto.seal.identity import Identity, fingerprint
+from shoal.errors import ConfigError, IntegrityError, UntrustedError, UsageError
+from shoal.membership.grants import AGGREGATOR_ROLE, make_card
+from shoal.membership.tokens import token_id
+from shoal.owner.enrolment.tokens import FORGOTTEN_AFTER_S, MAX_LIFE_S, TOKENS, TokenStore, seconds
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol.enrolment import Token
+
+NOW_S = 1_700_000_000
+AGGREGATOR = Identity.generate("aggregator")
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtts://broker.example")
+    made.add_aggregator(make_card(AGGREGATOR, AGGREGATOR_ROLE))
+    return made
+
+
+@pytest.fixture
+def tokens(fleet):
+    return TokenStore(fleet)
+
+
+def id_of(token):
+    return token_id(token.secret)
+
+
+def file_of(fleet, token):
+    return fleet.path / TOKENS / f"{id_of(token)}.token"
+
+
+def test_a_token_names_the_fleet_and_the_fingerprints_to_pin(fleet, tokens):
+    token = tokens.issue(600, NOW_S)
+    assert (token.fleet, token.broker) == ("reef", "mqtts://broker.example")
+    assert (token.owner, token.aggregator) == (fleet.fingerprint, fingerprint(AGGREGATOR.member))
+    assert token.expires_at_s == NOW_S + 600
+    assert Token.from_line(token.to_line()) == token
+
+
+def test_a_token_is_stored_privately_and_found_by_its_id(fleet, tokens):
+    token = tokens.issue(600, NOW_S)
+    assert file_of(fleet, token).stat().st_mode & 0o777 == 0o600
+    found = TokenStore(FleetDirectory(fleet.path)).find(id_of(token))
+    assert (found.token, found.made_at_s, found.used_by) == (token, NOW_S, "")
+
+
+def test_no_two_tokens_have_one_secret(tokens):
+    assert tokens.issue(600, NOW_S).secret != tokens.issue(600, NOW_S).secret
+
+
+def test_with_users_at_the_broker_a_token_has_those_of_enrolment(fleet, tokens):
+    fleet.users.make()
+    assert tokens.issue(600, NOW_S).broker == f"mqtts://enrol:{fleet.users.password('enrol')}@broker.example"
+
+
+def test_without_an_aggregator_there_is_no_token(tmp_path):
+    """Devices pin the aggregator's fingerprint when they join."""
+    empty = FleetDirectory.create(tmp_path / "empty", "reef", "mqtt://h")
+    with pytest.raises(ConfigError, match="no aggregator yet") as caught:
+        TokenStore(empty).issue(600, NOW_S)
+    assert caught.value.hint == "shoal-fleet add-aggregator first"
+    assert not (empty.path / TOKENS).exists()
+
+
+@pytest.mark.parametrize("name", ["0" * 16, "", "0" * 15, "A" * 16, "../owner.key", "../tokens/{}", "{}.token"])
+def test_an_unknown_id_is_refused(tokens, name):
+    """The id comes from a topic that strangers choose, and must not lead out of the folder."""
+    token = tokens.issue(600, NOW_S)
+    with pytest.raises(UntrustedError, match="did not issue, or that expired long ago"):
+        tokens.find(name.format(id_of(token)))
+
+
+def test_a_token_admits_one_device_however_often_it_asks(tokens):
+    token = tokens.issue(600, NOW_S)
+    tokens.use(id_of(token), "print-1")
+    tokens.use(id_of(token), "print-1")
+    with pytest.raises(UntrustedError, match="the token was used before, by print-1"):
+        tokens.use(id_of(token), "print-2")
+    assert tokens.find(id_of(token)).used_by == "print-1"
+    assert tokens.find(id_of(token)).token == token
+
+
+def test_the_token_of_a_device_is_found_by_its_fingerprint(tokens):
+    first, second = (tokens.issue(600, NOW_S) for _ in range(2))
+    tokens.use(id_of(second), "print-2")
+    assert tokens.used_by("print-2") == id_of(second)
+    assert tokens.used_by("print-1") == ""
+    tokens.use(id_of(first), "print-1")
+    assert tokens.used_by("print-1") == id_of(first)
+
+
+def test_tokens_are_old_a_week_after_they_expire(tokens):
+    """Until then a device that joined with one can still be answered."""
+    short, long = tokens.issue(600, NOW_S), tokens.issue(6_000, NOW_S)
+    end_s = NOW_S + 600 + FORGOTTEN_AFTER_S
+    assert tokens.old(end_s, pytest.fail) == []
+    assert tokens.old(end_s + 1, pytest.fail) == [id_of(short)]
+    assert set(tokens.old(end_s + 10_000, pytest.fail)) == {id_of(short), id_of(long)}
+
+
+def test_forgotten_tokens_are_unknown_and_the_others_stay(tokens):
+    gone, stays = (tokens.issue(600, NOW_S) for _ in range(2))
+    tokens.forget([id_of(gone)])
+    tokens.forget([id_of(gone)])
+    with pytest.raises(UntrustedError):
+        tokens.find(id_of(gone))
+    assert tokens.find(id_of(stays)).token == stays
+
+
+def test_a_damaged_token_is_named_and_hides_no_other(fleet, tokens):
+    broken, whole = (tokens.issue(600, NOW_S) for _ in range(2))
+    file_of(fleet, broken).write_bytes(b"junk")
+    with pytest.raises(IntegrityError, match=r"\.token is damaged") as caught:
+        tokens.find(id_of(broken))
+    assert caught.value.hint == "remove it, and give the device a new line: shoal-fleet token"
+    complaints = []
+    assert tokens.old(NOW_S + 10**7, complaints.append) == [id_of(whole)]
+    (complaint,) = complaints
+    assert complaint.startswith(f"skipped {id_of(broken)}.token: ")
+    assert complaint.endswith("shoal-fleet token")
+    tokens.use(id_of(whole), "print-1")
+    assert tokens.used_by("print-1") == id_of(whole)
+
+
+def test_a_token_shows_no_secret(tokens):
+    token = dataclasses.replace(tokens.issue(600, NOW_S), secret=b"S" * 16)
+    assert "SSSS" not in repr(token)
+
+
+@pytest.mark.parametrize(
+    ("text", "span_s"),
+    [("1s", 1), ("90s", 90), ("30m", 1_800), ("12h", 43_200), ("2d", 172_800), (" 30m\n", 1_800), ("30d", MAX_LIFE_S)],
+)
+def test_a_duration_is_read(text, span_s):
+    assert seconds(text) == span_s
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0s", "030m", "-1m", "1.5h", "30", "m", "2w", "1h30m", "3 m", "31d", "721h", "9" * 40 + "s", "\u0661s"]
+)
+def test_any_other_duration_is_a_mistake_of_usage(text):
+    with pytest.raises(UsageError) as caught:
+        seconds(text)
+    assert str(caught.value) == f"{text!r} is not a duration"
+    assert "at most 30d" in caught.value.hint

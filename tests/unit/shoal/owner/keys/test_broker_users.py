@@ -1,0 +1,98 @@
+"""Users of the broker: passwords that follow from one stored secret, addresses with them, and mosquitto's password lines."""
+
+import base64
+import hashlib
+
+import pytest
+
+from shoal.address import BrokerAddress
+from shoal.errors import ConfigError, IntegrityError
+from shoal.owner.keys.broker_users import SECRET_BYTES, USERS_FILE, USERS_HINT, BrokerUsers
+from shoal.util.files import write_private
+
+URL = "mqtts://broker.example:8884"
+
+
+@pytest.fixture
+def users(tmp_path):
+    write_private(tmp_path / USERS_FILE, bytes(range(SECRET_BYTES)))
+    return BrokerUsers(tmp_path)
+
+
+def test_before_they_are_made_there_are_none(tmp_path):
+    users = BrokerUsers(tmp_path)
+    assert not users
+    assert users.address(URL, "dev-1") == URL
+    assert not (tmp_path / USERS_FILE).exists()
+
+
+def test_making_them_stores_a_private_secret_once(tmp_path):
+    """A second draw would lock out every party that has joined."""
+    one, other = BrokerUsers(tmp_path), BrokerUsers(tmp_path)
+    one.make()
+    secret = (tmp_path / USERS_FILE).read_bytes()
+    assert one
+    assert (tmp_path / USERS_FILE).stat().st_mode & 0o777 == 0o600
+    other.make()
+    one.make()
+    assert (tmp_path / USERS_FILE).read_bytes() == secret
+    assert other.password("dev-1") == one.password("dev-1") == BrokerUsers(tmp_path).password("dev-1")
+
+
+def test_the_secrets_of_two_fleets_differ(tmp_path):
+    made = [BrokerUsers(tmp_path / name) for name in "ab"]
+    for users in made:
+        users.make()
+    assert made[0].password("dev-1") != made[1].password("dev-1")
+
+
+def test_each_user_has_a_password_of_its_own(users):
+    passwords = {users.password(name) for name in ("dev-1", "dev-2", "owner", "enrol")}
+    assert len(passwords) == 4
+    assert {len(password) for password in passwords} == {24}
+
+
+def test_a_password_is_the_same_in_every_version(users):
+    """A known answer: another derivation would lock out every party that has joined."""
+    assert users.password("dev-1") == "iTtZNtl9GTcooE-S8Jm7xiQZ"
+
+
+def test_an_address_has_user_and_password_in_place_of_earlier_ones(users):
+    for url in (URL, "mqtts://old:word@broker.example:8884"):
+        found = BrokerAddress.parse(users.address(url, "dev-1"))
+        assert (found.username, found.password) == ("dev-1", users.password("dev-1"))
+        assert (found.host, found.port, found.tls) == ("broker.example", 8884, True)
+
+
+def test_a_password_line_verifies_as_mosquitto_does(users):
+    lines = [users.hashed("dev-1") for _ in range(2)]
+    assert lines[0] != lines[1], "the salt is drawn for each line"
+    for line in lines:
+        name, _, rest = line.partition(":")
+        _, kind, iterations, salt, digest = rest.split("$")
+        assert (name, kind) == ("dev-1", "7")
+        expected = hashlib.pbkdf2_hmac(
+            "sha512", users.password("dev-1").encode(), base64.b64decode(salt, validate=True), int(iterations)
+        )
+        assert base64.b64decode(digest, validate=True) == expected
+        assert users.password("dev-1") not in line
+
+
+@pytest.mark.parametrize("size", [0, SECRET_BYTES - 1, SECRET_BYTES + 1])
+def test_a_secret_of_another_length_is_damage_and_not_replaced(tmp_path, size):
+    write_private(tmp_path / USERS_FILE, bytes(size))
+    with pytest.raises(IntegrityError, match=f"{USERS_FILE} is damaged: it has {size} bytes, not 32") as caught:
+        BrokerUsers(tmp_path)
+    assert caught.value.hint == USERS_HINT
+    assert (tmp_path / USERS_FILE).read_bytes() == bytes(size)
+
+
+def test_a_secret_that_others_can_read_is_refused(users, tmp_path):
+    (tmp_path / USERS_FILE).chmod(0o644)
+    with pytest.raises(ConfigError, match=USERS_FILE):
+        BrokerUsers(tmp_path)
+
+
+def test_the_secret_is_not_printed(users):
+    assert repr(users).endswith("<secret>)")
+    assert "\\x01" not in repr(users)

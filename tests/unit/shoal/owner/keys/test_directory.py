@@ -1,0 +1,343 @@
+"""The owner's directory: members, grants and secrets, several programs at once, and crashes between their steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crypto.seal.identity import Identity, fingerprint
+from crypto.seal.passphrase import Lock
+from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, UntrustedError
+from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card, open_grant
+from shoal.owner.keys.directory import GRANTS, FleetDirectory
+from shoal.owner.keys.run_files import RUNS
+from shoal.owner.keys.vault import CHANGE_FILE, ROSTER_FILE, SECRETS_FILE
+from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.protocol.documents import AggregatorGrant, DeviceGrant
+from shoal.util.files import write_private
+from shoal.util.locks import exclusive
+from tests.helpers.fleets import FULL_BATCH
+from tests.helpers.tasks import logistic_bundle
+
+BUNDLE = logistic_bundle()
+SPAWN = multiprocessing.get_context("spawn")
+PROGRAMS = 3
+
+
+@pytest.fixture
+def devices():
+    return {name: Identity.generate(name) for name in ("dev-1", "dev-2")}
+
+
+@pytest.fixture
+def fleet(tmp_path, devices):
+    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtts://broker.example")
+    made.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
+    for identity in devices.values():
+        made.add_device(make_card(identity, DEVICE_ROLE))
+    return made
+
+
+def opened(fleet, identity):
+    """Open the grant file of a device in the owner's directory."""
+    data = (fleet.path / GRANTS / f"{identity.name}.grant").read_bytes()
+    return open_grant(identity, data, DeviceGrant, fleet.fingerprint)
+
+
+class PowerCutError(BaseException):
+    """Ends a change in the middle; no handler of the program catches it."""
+
+
+def cut(*_):
+    raise PowerCutError
+
+
+OPTIONS = RunOptions("fedavg", rounds=4, epoch_rounds=2, local=FULL_BATCH, min_contributors=1)
+
+
+def sign(fleet):
+    plan = make_plan(fleet, BUNDLE, OPTIONS)
+    return plan, write_run(fleet, plan, BUNDLE, np.zeros((plan.origins, BUNDLE.length), np.float32))
+
+
+def create(path, start):
+    start.wait(60)
+    try:
+        print_ = FleetDirectory.create(path, "reef", "mqtt://x").fingerprint
+    except ConfigError as error:
+        print_ = str(error)
+    (path.parent / f"said-{os.getpid()}").write_text(print_)
+
+
+@pytest.mark.slow
+def test_one_of_several_inits_at_once_makes_the_fleet(tmp_path):
+    path, start = tmp_path / "owner", SPAWN.Barrier(PROGRAMS)
+    programs = [SPAWN.Process(target=create, args=(path, start)) for _ in range(PROGRAMS)]
+    for program in programs:
+        program.start()
+    for program in programs:
+        program.join(60)
+    said = [p.read_text() for p in tmp_path.glob("said-*")]
+    assert said.count(FleetDirectory(path).fingerprint) == 1
+    assert sum("holds a fleet already" in text for text in said) == PROGRAMS - 1
+
+
+def test_an_init_writes_nothing_while_another_holds_the_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr("shoal.owner.keys.directory.CHANGE_WAIT_S", 0.1)
+    path = tmp_path / "owner"
+    path.mkdir()
+    with exclusive(path, wait_s=0, hint="-"), pytest.raises(ConfigError, match="in use by another program"):
+        FleetDirectory.create(path, "reef", "mqtt://x")
+    assert {p.name for p in path.iterdir()} == {".lock"}
+
+
+def test_opening_the_directory_completes_a_change_that_a_crash_interrupted(fleet, devices, monkeypatch):
+    """All remaining grant files have the new secrets, and the revoked device's file is removed."""
+    with monkeypatch.context() as patched:
+        patched.setattr(fleet, "_finish_change", cut)
+        with pytest.raises(PowerCutError):
+            fleet.revoke("dev-1")
+    again = FleetDirectory(fleet.path)
+    assert again.roster.revoked == ("dev-1",)
+    assert opened(again, devices["dev-2"]).content_key == again.secrets.content_key
+    assert not (fleet.path / GRANTS / "dev-1.grant").exists()
+    assert not (fleet.path / CHANGE_FILE).exists()
+
+
+def test_reading_sees_a_journaled_change_without_waiting_for_the_lock(fleet, monkeypatch):
+    """Its program may still be writing grants."""
+    before = fleet.secrets
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            "shoal.owner.keys.vault.write_private",
+            lambda f, data: write_private(f, data) if f.name == CHANGE_FILE else cut(),
+        )
+        with pytest.raises(PowerCutError):
+            fleet.rotate()
+    with exclusive(fleet.path, wait_s=0, hint="-"):
+        began = time.monotonic()
+        seen = FleetDirectory(fleet.path)
+        assert time.monotonic() - began < 5
+        assert seen.secrets.broadcast_key != before.broadcast_key
+        assert seen.roster.keys_since == seen.roster.sequence
+        assert (fleet.path / CHANGE_FILE).exists()
+    assert FleetDirectory(fleet.path).secrets == seen.secrets
+    assert not (fleet.path / CHANGE_FILE).exists()
+
+
+def test_reading_writes_nothing(fleet):
+    """So `show` works on a read-only disk; the next change removes the leftovers of a killed program."""
+    leftover = fleet.path / f".{SECRETS_FILE}.4194000.new"
+    leftover.write_bytes(b"half")
+    FleetDirectory(fleet.path)
+    assert leftover.exists()
+    fleet.renew()
+    assert not leftover.exists()
+
+
+def test_a_run_number_is_never_allocated_twice(fleet):
+    """Also if its file was moved to the aggregator, or never written."""
+    first, path = sign(fleet)
+    path.unlink()
+    make_plan(fleet, BUNDLE, OPTIONS)
+    third, _ = sign(FleetDirectory(fleet.path))
+    assert (first.run, third.run) == (1, 3)
+    assert third.epoch >= first.epoch + 2 * first.epochs
+
+
+def test_the_number_of_a_run_file_is_not_allocated_again(fleet):
+    """The file may come from a backup that is newer than the secrets."""
+    (fleet.path / RUNS / "000007.run").write_bytes(b"x")
+    assert sign(fleet)[0].run == 8
+
+
+@pytest.mark.parametrize("name", ["backup.run", "1.run", "000001.run.old", "-00001.run"])
+def test_a_stray_file_among_the_runs_takes_no_number(fleet, name):
+    (fleet.path / RUNS / name).write_bytes(b"x")
+    assert sign(fleet)[0].run == 1
+    fleet.rotate()
+    fleet.revoke("dev-1")
+
+
+def test_epochs_are_reserved_for_runs_whose_files_were_moved(fleet):
+    """A run in progress may use as many epochs of fresh secrets as it was signed for, even if its file is elsewhere."""
+    plan, path = sign(fleet)
+    path.unlink()
+    fleet.rotate()
+    assert fleet.secrets.next_epoch > fleet.secrets.mask_epoch + plan.epochs
+
+
+def test_a_file_under_a_passphrase_that_was_cut_off_is_named(tmp_path):
+    path, lock = tmp_path / "owner", Lock(b"correct horse battery")
+    FleetDirectory.create(path, "reef", "mqtt://x", lock)
+    write_private(path / SECRETS_FILE, (path / SECRETS_FILE).read_bytes()[:40])
+    with pytest.raises(IntegrityError, match=f"{SECRETS_FILE} is damaged"):
+        FleetDirectory(path, lock)
+
+
+@pytest.mark.parametrize("file", [SECRETS_FILE, ROSTER_FILE, CHANGE_FILE])
+@pytest.mark.parametrize("cut_to", [0, 60])
+def test_a_damaged_file_is_named_with_what_to_do(fleet, file, cut_to):
+    path: Path = fleet.path / file
+    data = path.read_bytes() if path.exists() else b"junk" * 40
+    write_private(path, data[:cut_to])
+    with pytest.raises(IntegrityError, match=f"{file} is damaged") as caught:
+        FleetDirectory(fleet.path)
+    assert "backup" in caught.value.hint
+
+
+def reopened(fleet):
+    return FleetDirectory(fleet.path)
+
+
+def test_a_new_fleet_has_an_empty_roster_of_a_year_and_secrets_of_its_own(tmp_path):
+    began = int(time.time())
+    one, other = (FleetDirectory.create(tmp_path / name, "reef", "mqtt://user:word@h:1884") for name in "ab")
+    assert (one.name, one.broker) == ("reef", "mqtt://h:1884")
+    assert (one.roster.sequence, one.roster.devices, one.roster.aggregator) == (1, (), None)
+    assert began <= one.roster.issued_at_s == one.roster.expires_at_s - 365 * 24 * 3600
+    for name in ("mask_secret", "content_key", "broadcast_key"):
+        assert getattr(one.secrets, name) != getattr(other.secrets, name)
+    assert len({one.secrets.mask_secret, one.secrets.content_key, one.secrets.broadcast_key}) == 3
+    assert one.fingerprint != other.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("name", "broker", "message"),
+    [
+        ("Reef", "mqtt://h", "fleet 'Reef' is not a valid name"),
+        ("reef", "http://h", "the broker's URL begins neither"),
+    ],
+)
+def test_a_fleet_with_an_invalid_name_or_address_leaves_no_directory(tmp_path, name, broker, message):
+    with pytest.raises(ConfigError, match=message):
+        FleetDirectory.create(tmp_path / "owner", name, broker)
+    assert not (tmp_path / "owner").exists()
+
+
+def test_a_directory_without_a_fleet_says_how_to_make_one(tmp_path):
+    with pytest.raises(NotEnrolledError, match="holds no fleet") as caught:
+        FleetDirectory(tmp_path)
+    assert caught.value.hint == "shoal-fleet init DIR --name NAME --broker URL"
+
+
+def test_a_device_that_is_added_again_gets_its_grant_again_and_no_new_roster(fleet, devices):
+    before, card = fleet.roster, make_card(devices["dev-1"], DEVICE_ROLE)
+    path = fleet.add_device(card, fingerprint(devices["dev-1"].member).upper() + " ")
+    assert path == fleet.path / GRANTS / "dev-1.grant"
+    assert fleet.roster == reopened(fleet).roster == before
+    grant = opened(fleet, devices["dev-1"])
+    assert grant.roster == fleet.roster_bytes
+    assert (grant.mask_secret, grant.content_key) == (fleet.secrets.mask_secret, fleet.secrets.content_key)
+
+
+def newcomer(name, role=DEVICE_ROLE):
+    return make_card(Identity.generate(name), role)
+
+
+@pytest.mark.parametrize(
+    ("card", "error", "message", "hint"),
+    [
+        (newcomer("dev-1"), ConfigError, "has had another device called 'dev-1'", "another name"),
+        (newcomer("owner"), ConfigError, "can't be called 'owner'", "another name"),
+        (newcomer("enrol"), ConfigError, "can't be called 'enrol'", "another name"),
+        (newcomer("aggregator"), ConfigError, "can't be called 'aggregator'", "another name"),
+        (newcomer("dev-3", AGGREGATOR_ROLE), UntrustedError, "asks to be 'aggregator', not 'device'", "add-aggregator"),
+    ],
+)
+def test_a_card_that_can_not_become_a_device_changes_nothing(fleet, card, error, message, hint):
+    before = fleet.roster
+    with pytest.raises(error, match=message) as caught:
+        fleet.add_device(card)
+    assert hint in caught.value.hint
+    assert reopened(fleet).roster == before
+    assert {p.stem for p in (fleet.path / GRANTS).iterdir()} == {"aggregator", "dev-1", "dev-2"}
+
+
+def test_a_card_with_another_fingerprint_than_expected_is_refused(fleet, devices):
+    """The person at the device read theirs aloud."""
+    with pytest.raises(UntrustedError, match=r"this card has fingerprint .*, not aaaa-bbbb"):
+        fleet.add_device(newcomer("dev-3"), "aaaa-bbbb")
+    assert reopened(fleet).roster.device("dev-3") is None
+
+
+def test_devices_come_after_the_aggregator_whose_keys_they_pin(tmp_path):
+    empty = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://h")
+    with pytest.raises(ConfigError, match="no aggregator yet") as caught:
+        empty.add_device(newcomer("dev-1"))
+    assert caught.value.hint == "shoal-fleet add-aggregator first"
+
+
+def test_a_fleet_has_one_aggregator_for_good(fleet):
+    named = fleet.roster.aggregator
+    with pytest.raises(ConfigError, match=f"has an aggregator already .{fingerprint(named)}.") as caught:
+        fleet.add_aggregator(newcomer("aggregator", AGGREGATOR_ROLE))
+    assert "make a new fleet" in caught.value.hint
+    with pytest.raises(ConfigError, match="an aggregator can't be called 'owner'"):
+        fleet.add_aggregator(newcomer("owner", AGGREGATOR_ROLE))
+    assert reopened(fleet).roster.aggregator == named
+
+
+def test_the_aggregators_grant_has_no_secret_of_devices(tmp_path):
+    aggregator = Identity.generate("aggregator")
+    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://h")
+    path = made.add_aggregator(make_card(aggregator, AGGREGATOR_ROLE))
+    grant = open_grant(aggregator, path.read_bytes(), AggregatorGrant, made.fingerprint)
+    assert grant.broadcast_key == made.secrets.broadcast_key
+    assert not {made.secrets.mask_secret, made.secrets.content_key} & set(dataclasses.astuple(grant))
+
+
+def test_a_revocation_draws_all_secrets_and_is_for_good(fleet, devices):
+    before = fleet.secrets
+    fleet.revoke("dev-1")
+    after = reopened(fleet)
+    for name in ("mask_secret", "content_key", "broadcast_key"):
+        assert getattr(after.secrets, name) != getattr(before, name)
+    assert after.roster.keys_since == after.roster.sequence
+    assert not (fleet.path / GRANTS / "dev-1.grant").exists()
+    assert opened(after, devices["dev-2"]).content_key == after.secrets.content_key
+    assert [card.member.name for card in after.cards()] == ["aggregator", "dev-2"]
+    assert not after.listed(devices["dev-1"].member)
+    with pytest.raises(ConfigError, match="another device called 'dev-1'"):
+        fleet.add_device(make_card(devices["dev-1"], DEVICE_ROLE))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("dev-9", "'dev-9' is not in the roster"), ("dev-1", "'dev-1' is revoked already")]
+)
+def test_a_revocation_that_can_not_be_draws_no_secrets(fleet, name, message):
+    fleet.revoke("dev-1")
+    before = fleet.secrets
+    with pytest.raises(ConfigError, match=message) as caught:
+        fleet.revoke(name)
+    assert caught.value.hint == "shoal-fleet show lists the devices"
+    assert reopened(fleet).secrets == before
+
+
+def test_renewing_changes_the_dates_and_the_sequence_alone(fleet):
+    before, secrets = fleet.roster, fleet.secrets
+    fleet.renew()
+    after = reopened(fleet)
+    changed = {"sequence": before.sequence, "issued_at_s": before.issued_at_s, "expires_at_s": before.expires_at_s}
+    assert after.roster.sequence == before.sequence + 1
+    assert dataclasses.replace(after.roster, **changed) == before
+    assert after.secrets == secrets
+
+
+def test_the_keys_name_what_they_open_and_their_secrets_differ(fleet):
+    assert (fleet.content.fleet, fleet.broadcast.fleet) == ("reef", "reef")
+    assert (fleet.content.label, fleet.broadcast.label) == ("content", "broadcast")
+    assert fleet.content.secret != fleet.broadcast.secret
+
+
+def test_a_roster_of_another_owner_in_the_directory_is_damage(fleet, tmp_path):
+    other = FleetDirectory.create(tmp_path / "other", "reef", "mqtt://h")
+    write_private(fleet.path / ROSTER_FILE, other.roster_bytes)
+    with pytest.raises(IntegrityError, match=f"{ROSTER_FILE} is damaged"):
+        reopened(fleet)

@@ -1,0 +1,84 @@
+"""The signed runs of an owner's directory: in order of their numbers, and only those that this owner signed."""
+
+import pytest
+
+from crypto.seal.identity import Identity
+from crypto.seal.signed import sign_document
+from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.keys.run_files import run_file
+from shoal.owner.keys.run_list import largest_epoch_bytes, signed_plans, summary
+from shoal.protocol.codec import encode
+from shoal.protocol.documents import RunPackage, SegmentSpec
+from shoal.protocol.sizes import epoch_bytes
+from shoal.util.files import write_private
+from tests.helpers.plans import run_plan
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    made = FleetDirectory.create(tmp_path / "owner", "demo", "mqtt://h")
+    made.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
+    made.add_device(make_card(Identity.generate("dev-1"), DEVICE_ROLE))
+    return made
+
+
+def add(fleet, plan, *, signer=None, task=b"task", name=""):
+    """Write a run file, by default under the plan's own number."""
+    package = RunPackage(sign_document(signer or fleet.owner, plan), task, b"origins")
+    path = run_file(fleet.path, plan.run)
+    write_private(path.with_name(name) if name else path, encode(package))
+
+
+def test_a_fleet_without_runs_has_none(fleet):
+    assert signed_plans(fleet, pytest.fail) == []
+    assert largest_epoch_bytes(fleet, pytest.fail) == 0
+
+
+def test_runs_are_listed_by_number_and_not_by_file_name(fleet):
+    for run, name in ((12, "a.run"), (3, "c.run"), (7, "b.run")):
+        add(fleet, run_plan(run=run), name=name)
+    (fleet.path / "runs" / "notes.txt").write_text("not a run")
+    assert [plan.run for plan in signed_plans(fleet, pytest.fail)] == [3, 7, 12]
+
+
+def test_a_file_that_is_no_run_of_the_fleet_is_reported_and_skipped(fleet):
+    """Junk, another owner's run, and a file that others can read."""
+    add(fleet, run_plan(run=1))
+    add(fleet, run_plan(run=2), signer=Identity.generate("owner"))
+    write_private(fleet.path / "runs" / "junk.run", b"junk")
+    add(fleet, run_plan(run=4))
+    run_file(fleet.path, 4).chmod(0o644)
+    complaints = []
+    assert [plan.run for plan in signed_plans(fleet, complaints.append)] == [1]
+    assert [c.partition(" is no run of this fleet: ")[0] for c in complaints] == [
+        "000002.run",
+        "000004.run",
+        "junk.run",
+    ]
+    assert "signature" in complaints[0]
+
+
+def test_the_largest_run_decides_on_the_size(fleet):
+    small, large = run_plan(run=1), run_plan(run=2, segments=(SegmentSpec("cluster", 10_000),), max_models=8)
+    add(fleet, small, task=b"t" * 500_000)
+    add(fleet, large)
+    sizes = [epoch_bytes(small, small.max_models, 500_000, 1), epoch_bytes(large, 8, len(b"task"), 1)]
+    assert largest_epoch_bytes(fleet, pytest.fail) == max(sizes)
+    run_file(fleet.path, sizes.index(max(sizes)) + 1).unlink()
+    assert largest_epoch_bytes(fleet, pytest.fail) == min(sizes)
+
+
+def test_a_summary_has_the_values_that_protect_devices():
+    plan = run_plan(run=5, rounds=7, min_contributors=3, weighting="uniform", norm_noise=0.1, mode="rotation")
+    assert summary(plan) == {
+        "run": 5,
+        "algorithm": "fedavg",
+        "mode": "rotation",
+        "rounds": 7,
+        "min_contributors": 3,
+        "weighting": "uniform",
+        "norm_noise": 0.1,
+        "max_samples": plan.max_samples,
+        "weight_cap": plan.weight_cap,
+    }

@@ -1,0 +1,114 @@
+"""The owner's passphrase: from a private file or the terminal, and asked for only if the key is under one."""
+
+import getpass
+import sys
+import types
+
+import pytest
+
+from crypto.seal import passphrase
+from crypto.seal.passphrase import Lock
+from shoal.errors import ConfigError, UntrustedError
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.keys.unlock import FILE_VARIABLE, ask, open_fleet
+from shoal.util.files import write_private
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch):
+    """No file and no terminal, and keys derived with little memory."""
+    monkeypatch.delenv(FILE_VARIABLE, raising=False)
+    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(isatty=lambda: False))
+    monkeypatch.setattr(passphrase, "MEMORY_KIB", 64)
+    monkeypatch.setattr(passphrase, "PASSES", 1)
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """Sit a person at the terminal: ``typed("first", "second")``; returns the prompts that they saw."""
+
+    def sit(*answers):
+        prompts, left = [], list(answers)
+        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(isatty=lambda: True))
+        monkeypatch.setattr(getpass, "getpass", lambda prompt: (prompts.append(prompt), left.pop(0))[1])
+        return prompts
+
+    return sit
+
+
+def opens(lock, text):
+    """Return whether ``lock`` holds the passphrase ``text``."""
+    return lock.open("x", Lock(text).close("x", b"plain")) == b"plain"
+
+
+def test_a_passphrase_is_typed_once_to_open_and_twice_to_make(typed):
+    prompts = typed("correct horse")
+    assert opens(ask(), b"correct horse")
+    assert len(prompts) == 1
+    prompts = typed("correct horse", "correct horse")
+    assert opens(ask(twice=True), b"correct horse")
+    assert len(prompts) == 2
+
+
+def test_two_entries_that_differ_are_refused(typed):
+    typed("correct horse", "correct house")
+    with pytest.raises(ConfigError, match="the two passphrases differ"):
+        ask(twice=True)
+
+
+def test_a_short_passphrase_is_refused(typed):
+    typed("short")
+    with pytest.raises(ConfigError, match="at least 8 characters"):
+        ask()
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+def test_a_file_comes_before_the_terminal_and_its_line_end_does_not_count(tmp_path, monkeypatch, typed, end):
+    write_private(tmp_path / "word", b" correct horse " + end)
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "word"))
+    prompts = typed()
+    assert opens(ask(twice=True), b" correct horse ")
+    assert prompts == []
+
+
+def test_a_link_to_the_file_is_followed(tmp_path, monkeypatch):
+    """A person named it, as a secret that a service manager links into a directory."""
+    write_private(tmp_path / "word", b"correct horse")
+    (tmp_path / "link").symlink_to("word")
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "link"))
+    assert opens(ask(), b"correct horse")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda _path: None, "can't read"),
+        (lambda path: write_private(path, b"short\n"), "at least 8 characters"),
+        (lambda path: (write_private(path, b"correct horse"), path.chmod(0o644)), "word"),
+    ],
+    ids=["missing", "too short", "others can read it"],
+)
+def test_a_file_that_does_not_serve_is_named_with_its_variable(tmp_path, monkeypatch, make, message):
+    make(tmp_path / "word")
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "word"))
+    with pytest.raises(ConfigError, match=f"^{FILE_VARIABLE}: .*{message}") as caught:
+        ask()
+    assert caught.value.hint
+    assert "correct horse" not in str(caught.value)
+
+
+def test_without_a_file_and_a_terminal_the_hint_names_the_variable():
+    with pytest.raises(ConfigError, match="there is no terminal to ask at") as caught:
+        ask()
+    assert FILE_VARIABLE in caught.value.hint
+
+
+def test_a_fleet_is_opened_without_asking_unless_its_key_is_under_a_passphrase(tmp_path, typed):
+    plain = FleetDirectory.create(tmp_path / "plain", "reef", "mqtt://h")
+    locked = FleetDirectory.create(tmp_path / "locked", "reef", "mqtt://h", Lock(b"correct horse"))
+    prompts = typed("correct horse", "another one")
+    assert open_fleet(plain.path).fingerprint == plain.fingerprint
+    assert prompts == []
+    assert open_fleet(locked.path).fingerprint == locked.fingerprint
+    with pytest.raises(UntrustedError, match="passphrase is wrong"):
+        open_fleet(locked.path)

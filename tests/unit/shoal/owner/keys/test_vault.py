@@ -1,0 +1,212 @@
+"""The owner's files: encryption under a passphrase, and changes of secrets and roster that take effect together."""
+
+import dataclasses
+
+import pytest
+
+from crypto.seal import passphrase
+from crypto.seal.passphrase import Lock
+from shoal.errors import ConfigError, IntegrityError, UntrustedError
+from shoal.owner.keys.vault import (
+    BACKUP_HINT,
+    CHANGE_FILE,
+    OWNER_FILE,
+    ROSTER_FILE,
+    SECRETS_FILE,
+    WRONG_LOCK_HINT,
+    Change,
+    FleetSecrets,
+    Vault,
+    is_under_passphrase,
+)
+from shoal.protocol.codec import decode, encode
+from shoal.util.files import write_private
+
+OLD = FleetSecrets("reef", "mqtt://h", b"M" * 32, b"C" * 32, b"B" * 32)
+NEW = dataclasses.replace(OLD, mask_secret=b"N" * 32, mask_epoch=4, next_epoch=9)
+
+
+@pytest.fixture(autouse=True)
+def cheap_passphrases(monkeypatch):
+    """Derive keys with little memory: a real derivation takes a tenth of a second."""
+    monkeypatch.setattr(passphrase, "MEMORY_KIB", 64)
+    monkeypatch.setattr(passphrase, "PASSES", 1)
+
+
+def vault_in(folder, lock=None):
+    """Return a vault with the old secrets and the old roster."""
+    vault = Vault(folder, lock)
+    vault.write(SECRETS_FILE, encode(OLD))
+    write_private(folder / ROSTER_FILE, b"old roster")
+    return vault
+
+
+@pytest.fixture(params=[None, b"correct horse"], ids=["plain", "under a passphrase"])
+def vault(tmp_path, request):
+    return vault_in(tmp_path / "owner", Lock(request.param) if request.param else None)
+
+
+def test_a_file_is_read_back_and_private(vault, tmp_path):
+    vault.write(OWNER_FILE, b"the owner's keys")
+    assert vault.read(OWNER_FILE) == b"the owner's keys"
+    assert (tmp_path / "owner" / OWNER_FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_under_a_passphrase_no_secret_is_in_the_files(tmp_path):
+    vault = vault_in(tmp_path, Lock(b"correct horse"))
+    vault.change(NEW, b"new roster")
+    contents = b"".join(p.read_bytes() for p in tmp_path.iterdir())
+    for secret in (b"MMMM", b"NNNN", b"CCCC", b"BBBB"):
+        assert secret not in contents
+    assert vault.state() == (NEW, b"new roster")
+
+
+def test_a_wrong_passphrase_names_the_file_and_the_next_step(tmp_path):
+    vault_in(tmp_path, Lock(b"correct horse"))
+    with pytest.raises(UntrustedError, match=f"{SECRETS_FILE}: the passphrase is wrong") as caught:
+        Vault(tmp_path, Lock(b"another one")).state()
+    assert caught.value.hint == WRONG_LOCK_HINT
+
+
+def test_a_missing_passphrase_names_the_variable_to_set(tmp_path):
+    vault_in(tmp_path, Lock(b"correct horse"))
+    with pytest.raises(ConfigError, match=f"{SECRETS_FILE} is under a passphrase") as caught:
+        Vault(tmp_path, None).read(SECRETS_FILE)
+    assert "SHOAL_PASSPHRASE_FILE" in caught.value.hint
+
+
+def test_one_file_under_a_passphrase_does_not_stand_in_for_another(tmp_path):
+    """The purpose is authenticated: a copy of the owner's key is not taken for the secrets."""
+    vault = vault_in(tmp_path, Lock(b"correct horse"))
+    vault.write(OWNER_FILE, encode(NEW))
+    write_private(tmp_path / SECRETS_FILE, (tmp_path / OWNER_FILE).read_bytes())
+    with pytest.raises(UntrustedError):
+        vault.state()
+
+
+def test_a_file_without_a_passphrase_is_read_with_one(tmp_path):
+    """The roster is never encrypted."""
+    vault_in(tmp_path)
+    assert Vault(tmp_path, Lock(b"correct horse")).state() == (OLD, b"old roster")
+
+
+def test_only_the_owners_key_decides_whether_there_is_a_passphrase(tmp_path):
+    assert not is_under_passphrase(tmp_path)
+    Vault(tmp_path, None).write(OWNER_FILE, b"plain")
+    assert not is_under_passphrase(tmp_path)
+    Vault(tmp_path, Lock(b"correct horse")).write(OWNER_FILE, b"plain")
+    assert is_under_passphrase(tmp_path)
+
+
+def test_a_change_is_in_force_at_once_and_its_journal_remains_until_the_end(vault, tmp_path):
+    assert not vault.is_changing
+    vault.change(NEW, b"new roster")
+    assert vault.is_changing
+    assert vault.state() == (NEW, b"new roster")
+    vault.end_change()
+    assert not vault.is_changing
+    assert not (tmp_path / "owner" / CHANGE_FILE).exists()
+    assert vault.state() == (NEW, b"new roster")
+
+
+class PowerCutError(BaseException):
+    """Ends a change in the middle."""
+
+
+@pytest.mark.parametrize("written", [1, 2, 3])
+def test_a_change_is_whole_wherever_it_is_interrupted(vault, tmp_path, monkeypatch, written):
+    """After the journal, after the secrets, after the roster; carrying it out again is harmless."""
+    count = [0]
+
+    def write(path, data):
+        if count[0] == written:
+            raise PowerCutError
+        count[0] += 1
+        write_private(path, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shoal.owner.keys.vault.write_private", write)
+        if written < 3:
+            with pytest.raises(PowerCutError):
+                vault.change(NEW, b"new roster")
+        else:
+            vault.change(NEW, b"new roster")
+    assert vault.state() == (NEW, b"new roster")
+    assert vault.carry_out()
+    assert vault.carry_out()
+    vault.end_change()
+    assert vault.state() == (NEW, b"new roster")
+    assert (tmp_path / "owner" / ROSTER_FILE).read_bytes() == b"new roster"
+
+
+def test_a_change_that_does_not_reach_the_journal_leaves_everything_as_it_was(vault, monkeypatch):
+    def write(_path, _data):
+        raise PowerCutError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shoal.owner.keys.vault.write_private", write)
+        with pytest.raises(PowerCutError):
+            vault.change(NEW, b"new roster")
+    assert not vault.is_changing
+    assert vault.state() == (OLD, b"old roster")
+
+
+def test_without_a_journal_there_is_nothing_to_carry_out(vault):
+    assert not vault.carry_out()
+    vault.end_change()
+    assert vault.state() == (OLD, b"old roster")
+
+
+def test_secrets_and_roster_match_while_another_program_changes_them(vault, tmp_path, monkeypatch):
+    """The other program replaces both between our two reads."""
+    other = Vault(tmp_path / "owner", vault._lock)
+    real, calls = Vault.read, []
+
+    def read(self, file):
+        if not calls:
+            calls.append(file)
+            other.change(NEW, b"new roster")
+            other.end_change()
+        return real(self, file)
+
+    monkeypatch.setattr(Vault, "read", read)
+    assert vault.state() == (NEW, b"new roster")
+
+
+@pytest.mark.parametrize("junk", [b"", b"junk", encode(OLD)])
+def test_a_damaged_journal_is_named(tmp_path, junk):
+    vault = vault_in(tmp_path)
+    write_private(tmp_path / CHANGE_FILE, junk)
+    for use in (vault.state, vault.carry_out):
+        with pytest.raises(IntegrityError, match=f"{CHANGE_FILE} is damaged") as caught:
+            use()
+        assert caught.value.hint == BACKUP_HINT
+
+
+def test_damaged_secrets_are_named(tmp_path):
+    vault = vault_in(tmp_path)
+    write_private(tmp_path / SECRETS_FILE, encode(OLD)[:-1])
+    with pytest.raises(IntegrityError, match=f"{SECRETS_FILE} is damaged") as caught:
+        vault.state()
+    assert caught.value.hint == BACKUP_HINT
+
+
+def test_a_journal_that_can_not_be_read_is_an_error(tmp_path):
+    """To go on with the old secrets would undo a revocation."""
+    vault = vault_in(tmp_path)
+    vault.change(NEW, b"new roster")
+    (tmp_path / CHANGE_FILE).chmod(0o644)
+    with pytest.raises(ConfigError, match=CHANGE_FILE):
+        vault.state()
+
+
+def test_fresh_secrets_are_drawn_and_never_shown():
+    one, other = (FleetSecrets.fresh("reef", "mqtt://user:word@h") for _ in range(2))
+    drawn = {s for f in (one, other) for s in (f.mask_secret, f.content_key, f.broadcast_key)}
+    assert len(drawn) == 6
+    assert {len(s) for s in drawn} == {32}
+    assert (one.mask_epoch, one.next_epoch, one.next_run, one.run_epochs) == (0, 1, 1, 0)
+    for shown in (repr(OLD), repr(Change(encode(OLD), b"r")), repr(one)):
+        assert "MMMM" not in shown
+        assert "word" not in shown
+    assert decode(encode(one), FleetSecrets) == one

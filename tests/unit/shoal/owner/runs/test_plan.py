@@ -1,0 +1,211 @@
+"""Run plans: values that follow from fleet, task and options, refusals before anything is allocated, and the sealed run file."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from aggregator.strategies.fedavg import FedAvg
+from crypto.mask.keys import MaskContext, key_id
+from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
+from crypto.seal.identity import Identity
+from crypto.seal.signed import open_document
+from edge_client.run.package import origins_purpose, task_purpose
+from shoal.errors import ConfigError
+from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.keys.run_files import run_file
+from shoal.owner.runs.plan import RANGES_HINT, RunOptions, draft_plan, make_plan, origins_needed, write_run
+from shoal.protocol.codec import decode
+from shoal.protocol.documents import RunPackage, RunPlan
+from shoal.task.bundle import TaskBundle
+from shoal.task.manifest import LocalTraining
+from tests.helpers.fleets import FULL_BATCH
+from tests.helpers.tasks import logistic_bundle
+
+BUNDLE = logistic_bundle()
+OPTIONS = RunOptions("fedavg", rounds=4, epoch_rounds=2, local=FULL_BATCH, min_contributors=1)
+ORIGINS = np.arange(BUNDLE.length, dtype=np.float32)[None]
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtts://broker.example")
+    made.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
+    made.add_device(make_card(Identity.generate("dev-1"), DEVICE_ROLE))
+    return made
+
+
+def test_neither_a_draft_nor_an_unknown_setting_allocates_anything(fleet):
+    before = FleetDirectory(fleet.path).secrets
+    assert draft_plan(fleet, BUNDLE, OPTIONS).origins == 1
+    with pytest.raises(ConfigError):
+        make_plan(fleet, BUNDLE, RunOptions("fedavg", settings={"nonsense": "1"}))
+    assert FleetDirectory(fleet.path).secrets == before
+
+
+def test_a_mask_mode_that_the_strategy_does_not_support_is_refused(fleet, monkeypatch):
+    monkeypatch.setattr(FedAvg, "modes", frozenset({"none"}))
+    with pytest.raises(ConfigError, match="fedavg does not work in mask mode permutation"):
+        draft_plan(fleet, BUNDLE, OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weight_cap": 0.5},
+        {"weight_cap": -3.0},
+        {"max_samples": 0},
+        {"max_samples": 2**32},
+        {"quorum": 0.0},
+        {"participation": 1.5},
+        {"weighting": "median"},
+    ],
+)
+def test_limits_out_of_range_are_refused_before_anything_is_allocated(fleet, changes):
+    before = FleetDirectory(fleet.path).secrets
+    (name,) = changes
+    with pytest.raises(ConfigError, match=name) as caught:
+        make_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, **changes))
+    assert caught.value.hint == RANGES_HINT
+    assert FleetDirectory(fleet.path).secrets == before
+
+
+def test_the_plan_has_the_limits_of_the_options(fleet):
+    plan = make_plan(fleet, BUNDLE, OPTIONS)
+    assert (plan.max_samples, plan.weight_cap) == (100_000, 3.0)
+    plan = make_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, max_samples=7, weight_cap=0.0))
+    assert (plan.max_samples, plan.weight_cap) == (7, 0.0)
+
+
+def test_a_plan_has_the_fleet_the_task_and_the_sorted_settings(fleet):
+    settings = {"restarts": "2", "k": "3", "restart_rounds": "1"}
+    plan = make_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, algorithm="ifca", settings=settings))
+    assert (plan.fleet, plan.run, plan.roster_sequence) == ("reef", 1, fleet.roster.sequence)
+    assert plan.task_digest == BUNDLE.digest
+    assert [(s.name, s.value) for s in plan.settings] == [("k", "3"), ("restart_rounds", "1"), ("restarts", "2")]
+    assert plan.origins == origins_needed(dataclasses.replace(OPTIONS, algorithm="ifca", settings=settings)) == 6
+    assert plan.max_models >= plan.origins
+    assert [(s.name, s.length) for s in plan.segments] == [("cluster", BUNDLE.length)]
+
+
+def test_the_mask_key_is_that_of_the_allocated_epoch(fleet):
+    """A draft names the epoch in force; by the time the plan is made the run has an epoch of its own."""
+    fleet.take_run(5)
+    plan = make_plan(fleet, BUNDLE, OPTIONS)
+    context = MaskContext(
+        fleet="reef",
+        run_id=plan.run_id,
+        epoch=plan.epoch,
+        task_digest=BUNDLE.digest,
+        mode="permutation",
+        segments=BUNDLE.segments,
+    )
+    assert plan.key_id == key_id(fleet.secret_at(plan.epoch), context)
+    assert plan.run == 2
+
+
+def test_without_epoch_rounds_the_run_has_one_mask(fleet):
+    plan = draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, epoch_rounds=0))
+    assert (plan.epoch_rounds, plan.epochs) == (4, 1)
+
+
+def test_local_training_defaults_to_the_tasks_and_pretraining_to_local(fleet):
+    own = LocalTraining(epochs=3, lr=0.5)
+    of_task = BUNDLE.manifest.hyper.settings()
+    plan = draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, local=None))
+    assert (plan.local, plan.pretrain) == (of_task, of_task)
+    plan = draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, local=own))
+    assert (plan.local, plan.pretrain) == (own.settings(), own.settings())
+    plan = draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, local=None, pretrain=own))
+    assert (plan.local, plan.pretrain) == (of_task, own.settings())
+
+
+def test_a_seed_is_used_as_it_is_and_drawn_if_there_is_none(fleet):
+    """Zero is a seed. The id of the run is drawn in any case."""
+    fixed = [draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, seed=0)) for _ in range(2)]
+    drawn = [draft_plan(fleet, BUNDLE, OPTIONS) for _ in range(4)]
+    assert [plan.seed for plan in fixed] == [0, 0]
+    assert len({plan.seed for plan in drawn}) > 1
+    assert len({plan.run_id for plan in fixed + drawn}) == 6
+
+
+def test_a_run_needs_an_aggregator_and_a_device(tmp_path):
+    empty = FleetDirectory.create(tmp_path / "empty", "reef", "mqtt://broker.example")
+    for add in (
+        lambda: empty.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE)),
+        lambda: empty.add_device(make_card(Identity.generate("dev-1"), DEVICE_ROLE)),
+        lambda: empty.revoke("dev-1"),
+    ):
+        if empty.roster.active():
+            draft_plan(empty, BUNDLE, OPTIONS)
+        else:
+            with pytest.raises(ConfigError, match="needs an aggregator and at least one device") as caught:
+                draft_plan(empty, BUNDLE, OPTIONS)
+            assert caught.value.hint == "shoal-fleet add-aggregator, shoal-fleet add-device"
+        add()
+    with pytest.raises(ConfigError, match="at least one device"):
+        draft_plan(empty, BUNDLE, OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "hint"),
+    [
+        (
+            {"algorithm": "fedgroup", "settings": {"groups": "1", "eta_g": "0.5"}, "norm_noise": 0.1},
+            "norm_noise hides nothing",
+            "leave out norm_noise, or eta_g",
+        ),
+        (
+            {"algorithm": "ifca", "settings": {"k": "2", "normalise": "samples"}, "weighting": "uniform"},
+            "report no sample counts under weighting uniform",
+            "choose weighting samples, or another normalise",
+        ),
+    ],
+)
+def test_a_setting_that_reveals_a_hidden_value_is_refused(fleet, changes, message, hint):
+    with pytest.raises(ConfigError, match=message) as caught:
+        draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, **changes))
+    assert caught.value.hint == hint
+
+
+def test_the_number_of_origins_is_refused_for_an_unknown_algorithm():
+    with pytest.raises(ConfigError, match="no algorithm 'fedsum'"):
+        origins_needed(RunOptions("fedsum"))
+
+
+def open_sealed(fleet, key, sealed):
+    head, at = read_head(sealed)
+    return head.purpose, bytes(open_from_group(key, sealed, head, at, fleet.owner.member.sign_key))
+
+
+def test_the_run_file_has_the_signed_plan_and_seals_task_and_origins_to_devices(fleet):
+    plan = make_plan(fleet, BUNDLE, OPTIONS)
+    path = write_run(fleet, plan, BUNDLE, ORIGINS)
+    assert path == run_file(fleet.path, plan.run)
+    assert path.stat().st_mode & 0o777 == 0o600
+    package = decode(path.read_bytes(), RunPackage)
+    assert open_document(package.plan, RunPlan, fleet.owner.member.sign_key) == plan
+    purpose, task = open_sealed(fleet, fleet.content, package.task)
+    assert (purpose, TaskBundle.from_bytes(task)) == (task_purpose(BUNDLE.digest), BUNDLE)
+    purpose, origins = open_sealed(fleet, fleet.content, package.origins)
+    assert (purpose, origins) == (origins_purpose(plan.run_id), ORIGINS.astype("<f4").tobytes())
+
+
+def test_the_aggregators_key_opens_neither_task_nor_origins(fleet):
+    """It forwards the file and has the broadcast key; the content key is the devices' own."""
+    package = decode(write_run(fleet, make_plan(fleet, BUNDLE, OPTIONS), BUNDLE, ORIGINS).read_bytes(), RunPackage)
+    for key in (fleet.broadcast, GroupKey("reef", "content", fleet.secrets.broadcast_key)):
+        for sealed in (package.task, package.origins):
+            with pytest.raises(SealError):
+                open_sealed(fleet, key, sealed)
+
+
+@pytest.mark.parametrize("shape", [(2, BUNDLE.length), (1, BUNDLE.length - 1), (BUNDLE.length,)])
+def test_origins_of_another_shape_are_refused_and_no_file_is_written(fleet, shape):
+    plan = make_plan(fleet, BUNDLE, OPTIONS)
+    with pytest.raises(ConfigError, match=f"for 1 models of {BUNDLE.length} coordinates"):
+        write_run(fleet, plan, BUNDLE, np.zeros(shape, np.float32))
+    assert not run_file(fleet.path, plan.run).exists()
