@@ -1,0 +1,146 @@
+"""Backward formulas against torch's own gradients, and the layers that have none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from shoal.errors import TaskError
+from shoal.owner.task_compiler.decompositions import (
+    adaptive_avg_pool_backward,
+    aten,
+    avg_pool_backward,
+    convolution_backward,
+    embedding_backward,
+    max_pool2d_backward,
+    table,
+)
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "ceil", "include", "divisor"),
+    [
+        (2, 2, 0, False, True, None),
+        (3, 2, 1, True, True, None),
+        (3, 2, 1, True, False, None),
+        (3, 1, 1, False, True, 5),
+    ],
+)
+def test_average_pool_formula_matches_autograd(kernel, stride, padding, ceil, include, divisor):
+    x = torch.randn(2, 3, 8, 7, requires_grad=True)
+    out = functional.avg_pool2d(x, kernel, stride, padding, ceil, include, divisor)
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    found = avg_pool_backward(grad, x, [kernel] * 2, [stride] * 2, [padding] * 2, ceil, include, divisor)
+    torch.testing.assert_close(found, x.grad)
+
+
+@pytest.mark.parametrize(
+    ("rank", "stride", "padding", "dilation"), [(1, 1, 0, 1), (2, 2, 1, 1), (2, 3, 2, 2), (2, 1, 2, 2), (3, 2, 1, 1)]
+)
+def test_convolution_formula_matches_autograd(rank, stride, padding, dilation):
+    conv = getattr(functional, f"conv{rank}d")
+    x = torch.randn(2, 3, *[9, 8, 7][:rank], requires_grad=True)
+    w = torch.randn(4, 3, *[3, 2, 3][:rank], requires_grad=True)
+    b = torch.randn(4, requires_grad=True)
+    out = conv(x, w, b, stride, padding, dilation)
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    three = [[value] * rank for value in (stride, padding, dilation)]
+    found = convolution_backward(grad, x, w, [4], *three, False, [0] * rank, 1, [True] * 3)
+    for ours, theirs in zip(found, (x.grad, w.grad, b.grad), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_embedding_formula_skips_the_padding_row():
+    table = nn.Embedding(5, 3, padding_idx=2)
+    indices = torch.tensor([[0, 2, 2], [4, 4, 1]])
+    out = table(indices)
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    torch.testing.assert_close(embedding_backward(grad, indices, 5, 2, False), table.weight.grad)
+
+
+def test_gradients_that_are_not_wanted_are_not_computed():
+    """The first layer needs no gradient of its input."""
+    x, w = torch.randn(2, 3, 5), torch.randn(4, 3, 3)
+    grad = torch.randn_like(functional.conv1d(x, w))
+    rest = (None, [1], [0], [1], False, [0], 1)
+    assert [g is None for g in convolution_backward(grad, x, w, *rest, [False, True, False])] == [True, False, True]
+    assert [g is None for g in convolution_backward(grad, x, w, *rest, [True, False, True])] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("transposed", "groups", "message"), [(True, 1, "a transposed convolution"), (False, 2, "a grouped convolution")]
+)
+def test_other_convolutions_are_refused(transposed, groups, message):
+    x, w = torch.randn(2, 4, 5), torch.randn(4, 2, 3)
+    with pytest.raises(TaskError, match=f"{message} can't be compiled") as caught:
+        convolution_backward(x, x, w, None, [1], [0], [1], transposed, [0], groups, [True] * 3)
+    assert caught.value.hint == "use Conv1d, Conv2d or Conv3d with groups=1"
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 1, 1), (3, 2, 1)])
+def test_max_pool_formula_matches_autograd(kernel, stride, padding):
+    """Where windows overlap an input may be the maximum of several."""
+    x = torch.randn(2, 3, 7, 6, requires_grad=True)
+    out, indices = functional.max_pool2d(x, kernel, stride, padding, return_indices=True)
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    sizes = [kernel] * 2, [stride] * 2, [padding] * 2, [1, 1]
+    torch.testing.assert_close(max_pool2d_backward(grad, x, *sizes, False, indices), x.grad)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [((6, 6), (3, 2)), ((7, 5), (3, 4)), ((4, 3), (4, 1)), ((2, 3), (5, 3))]
+)
+def test_adaptive_pool_formula_matches_autograd(inputs, outputs):
+    """Sizes that do not divide each other give windows of different lengths that overlap."""
+    x = torch.randn(2, 3, *inputs, requires_grad=True)
+    out = functional.adaptive_avg_pool2d(x, outputs)
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    torch.testing.assert_close(adaptive_avg_pool_backward(grad, x), x.grad)
+
+
+def test_average_pool_formula_matches_autograd_in_three_dimensions():
+    x = torch.randn(2, 2, 5, 4, 6, requires_grad=True)
+    out = functional.avg_pool3d(x, (2, 3, 2), (1, 2, 2), (1, 1, 0), count_include_pad=False)
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    found = avg_pool_backward(grad, x, [2, 3, 2], [1, 2, 2], [1, 1, 0], False, False, None)
+    torch.testing.assert_close(found, x.grad)
+
+
+def test_without_a_stride_windows_of_an_average_pool_stand_side_by_side():
+    """Torch passes an empty list for the default."""
+    x = torch.randn(1, 1, 6, 4, requires_grad=True)
+    out = functional.avg_pool2d(x, 2)
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    torch.testing.assert_close(avg_pool_backward(grad, x, [2, 2], [], [0, 0], False, True, None), x.grad)
+
+
+def test_rows_that_are_looked_up_often_add_their_gradients():
+    grad = torch.ones(4, 2)
+    found = embedding_backward(grad, torch.tensor([1, 1, 0, 1]), 3, -1, False)
+    assert found.tolist() == [[1.0, 1.0], [3.0, 3.0], [0.0, 0.0]]
+
+
+def test_gradients_scaled_by_frequency_are_refused():
+    with pytest.raises(TaskError, match=r"scale_grad_by_freq=True.* can't be compiled"):
+        embedding_backward(torch.ones(1, 2), torch.tensor([0]), 3, -1, True)
+
+
+def test_the_table_has_these_formulas_beside_torchs_own():
+    found = table()
+    assert found[aten.convolution_backward.default] is convolution_backward
+    assert found[aten.max_pool2d_with_indices_backward.default] is max_pool2d_backward
+    assert found[aten.avg_pool3d_backward.default] is found[aten.avg_pool2d_backward.default] is avg_pool_backward
+    assert found[aten._adaptive_avg_pool2d_backward.default] is adaptive_avg_pool_backward
+    assert found[aten.embedding_dense_backward.default] is embedding_backward
+    assert aten.native_layer_norm_backward.default in found

@@ -1,0 +1,90 @@
+"""A module as a function of one vector: outputs, loss, gradient and correct labels at any parameters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from shoal.owner.task_compiler.builtin import cross_entropy
+from shoal.owner.task_compiler.flat import FlatModel, flatten
+from shoal.task.manifest import Parameter
+
+pytestmark = pytest.mark.torch
+LAYOUT = (
+    Parameter("scale", (), "shared"),
+    Parameter("fc.bias", (3,), "cluster"),
+    Parameter("fc.weight", (3, 4), "cluster"),
+)
+"""Another order than the module's own."""
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.scale = nn.Linear(4, 3), nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        return self.scale * self.fc(x)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Scaled()
+
+
+@pytest.fixture
+def batch():
+    torch.manual_seed(1)
+    return torch.randn(5, 4), torch.tensor([0, 1, 2, 1, 0])
+
+
+def test_a_vector_has_the_parameters_in_the_order_of_the_layout(model):
+    theta = flatten(model, LAYOUT)
+    assert theta.dtype == torch.float32
+    assert theta.tolist() == [2.0, *model.fc.bias.tolist(), *model.fc.weight.flatten().tolist()]
+    assert not theta.requires_grad
+
+
+def test_the_vector_is_a_copy(model):
+    theta = flatten(model, LAYOUT)
+    theta += 1.0
+    assert model.scale.item() == 2.0
+
+
+def test_the_flat_model_computes_what_the_module_does(model, batch):
+    flat = FlatModel(model, cross_entropy, LAYOUT, counts=True)
+    x, y = batch
+    loss, correct, gradient, outputs = flat.everything(flatten(model, LAYOUT), x, y)
+    expected = model(x)
+    cross_entropy(expected, y).backward()
+    torch.testing.assert_close(outputs, expected)
+    torch.testing.assert_close(loss, cross_entropy(expected, y))
+    torch.testing.assert_close(
+        gradient, torch.cat([model.scale.grad.reshape(1), model.fc.bias.grad, model.fc.weight.grad.flatten()])
+    )
+    assert correct.dtype == torch.int64
+    assert int(correct) == int((expected.argmax(-1) == y).sum())
+
+
+def test_the_modules_own_values_play_no_part_and_do_not_change(model, batch):
+    flat = FlatModel(model, cross_entropy, LAYOUT, counts=True)
+    theta = torch.zeros(16)
+    assert flat.outputs(theta, batch[0]).tolist() == [[0.0] * 3] * 5
+    assert model.scale.item() == 2.0
+    assert model.scale.grad is None
+
+
+def test_without_counting_no_label_is_correct(model, batch):
+    """A regression has no labels that a class could equal."""
+    flat = FlatModel(model, cross_entropy, LAYOUT, counts=False)
+    _, correct, _, _ = flat.everything(flatten(model, LAYOUT), *batch)
+    assert (int(correct), correct.dtype) == (0, torch.int64)
+
+
+@pytest.mark.parametrize("length", [15, 17])
+def test_a_vector_of_another_length_is_refused(model, batch, length):
+    flat = FlatModel(model, cross_entropy, LAYOUT, counts=True)
+    with pytest.raises(RuntimeError, match="split"):
+        flat.outputs(torch.zeros(length), batch[0])

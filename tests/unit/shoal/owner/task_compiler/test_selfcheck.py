@@ -1,0 +1,141 @@
+"""The check of a compiled task against torch: every difference is found, and one bad draw in three is forgiven."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from shoal.errors import TaskError
+from shoal.owner.task_compiler.builtin import cross_entropy
+from shoal.owner.task_compiler.flat import FlatModel
+from shoal.owner.task_compiler.selfcheck import PARTIAL_BATCH, check
+from shoal.task.bundle import TaskBundle
+from tests.helpers.tasks import CLASSES, INPUTS, constant, logistic_bundle, logistic_models, manifest
+
+pytestmark = pytest.mark.torch
+BUNDLE = logistic_bundle()
+LAYOUT = BUNDLE.manifest.parameters
+FULL_BATCH = 16
+
+
+class Logistic(nn.Module):
+    """The model that the bundle's hand-made graphs compute."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.zeros(INPUTS, CLASSES)), nn.Parameter(torch.zeros(CLASSES))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+class OtherGradient(Logistic):
+    def forward(self, x):
+        return x @ self.weight + self.bias + (self.bias - self.bias.detach()) * 0.01
+
+
+class OtherOutputs(Logistic):
+    """All logits shifted by one: the same probabilities, loss, gradient and labels."""
+
+    def forward(self, x):
+        return super().forward(x) + 1.0
+
+
+def shifted_loss(outputs, y):
+    return cross_entropy(outputs, y) + 0.01
+
+
+def endless_loss(outputs, y):
+    return cross_entropy(outputs, y) * float("nan")
+
+
+def example(n):
+    return torch.randn(n, INPUTS), torch.randint(0, CLASSES, (n,))
+
+
+@pytest.fixture(autouse=True)
+def theta():
+    torch.manual_seed(0)
+    return torch.randn(BUNDLE.length)
+
+
+def flat(model=None, loss=cross_entropy, *, counts=True):
+    return FlatModel(model or Logistic(), loss, LAYOUT, counts=counts)
+
+
+def test_a_right_task_passes_at_every_batch_size(theta):
+    sizes = []
+
+    def noted(n):
+        sizes.append(n)
+        return example(n)
+
+    check(BUNDLE, flat(), theta, noted, FULL_BATCH)
+    assert set(sizes) == {1, PARTIAL_BATCH, FULL_BATCH, 2 * PARTIAL_BATCH + 1}
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (flat(OtherGradient()), r"batch of 1: gradient differs by .* \(at most 1e-05\), most in layer 'bias'"),
+        (flat(OtherOutputs()), "outputs of predict.onnx differ"),
+        (flat(loss=shifted_loss), r"loss of grad.onnx is .*, torch has"),
+        (flat(loss=endless_loss), "gradient differs by nan"),
+        (flat(counts=False), "correct labels, torch counts 0"),
+    ],
+    ids=["gradient", "outputs", "loss", "not a number", "labels"],
+)
+def test_each_difference_is_named(theta, model, message):
+    with pytest.raises(TaskError, match=message) as caught:
+        check(BUNDLE, model, theta, example, FULL_BATCH)
+    assert str(caught.value).startswith("compiled task is not the torch model, batch of ")
+
+
+class Unlucky(FlatModel):
+    """Gives another gradient in the calls with these numbers."""
+
+    def __init__(self, bad):
+        super().__init__(Logistic(), cross_entropy, LAYOUT, counts=True)
+        self.bad, self.calls = bad, 0
+
+    def everything(self, theta, x, y):
+        loss, correct, gradient, outputs = super().everything(theta, x, y)
+        self.calls += 1
+        return loss, correct, gradient * (2.0 if self.calls - 1 in self.bad else 1.0), outputs
+
+
+@pytest.mark.parametrize("bad", [{0}, {1}, {0, 3, 6}])
+def test_one_bad_draw_in_three_is_forgiven_at_each_batch_size(theta, bad):
+    """The input of a ReLU or of a pool may be within round-off of its kink."""
+    model = Unlucky(bad)
+    check(BUNDLE, model, theta, example, FULL_BATCH)
+    assert model.calls == 6 + len(bad)
+
+
+@pytest.mark.parametrize("bad", [{0, 1}, {0, 2}, {1, 2}, {2, 3}])
+def test_two_bad_draws_in_three_are_not(theta, bad):
+    with pytest.raises(TaskError, match="gradient differs"):
+        check(BUNDLE, Unlucky(bad), theta, example, FULL_BATCH)
+
+
+def test_a_loss_that_is_a_sum_is_refused_although_both_sides_agree(theta):
+    """Devices score large batches in chunks, and weigh the chunks by their samples."""
+    score, grad, predict = logistic_models()
+    for model in (score, grad):
+        for node in model.graph.node:
+            if node.op_type == "ReduceMean":
+                node.op_type = "ReduceSum"
+            if node.op_type == "Div":
+                node.input[1] = "one"
+                model.graph.initializer.append(constant("one", torch.ones(()).numpy()))
+    graphs = (model.SerializeToString() for model in (score, grad, predict))
+    bundle = TaskBundle.seal_digests(manifest(), *graphs)
+
+    def total(outputs, y):
+        return functional.cross_entropy(outputs, y, reduction="sum")
+
+    with pytest.raises(TaskError, match="the loss is not a mean over samples") as caught:
+        check(bundle, flat(loss=total), theta, example, FULL_BATCH)
+    assert "reduction='mean'" in caught.value.hint
