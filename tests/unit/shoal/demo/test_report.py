@@ -1,94 +1,15 @@
-"""Output of the demo: the fixed JSON object, and a report with every figure."""
+"""The demo's report on the terminal, with every figure and three images."""
 
 from __future__ import annotations
 
-import json
-
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
-from shoal.bench.rounds import RoundFigures
 from shoal.demo.report import ConsoleProgress, report
-from shoal.demo.runner import DemoResult, RunResult
-from shoal.demo.seen import Reading, Seen
+from tests.helpers.demos import made
 
 pytestmark = pytest.mark.torch
-INTERFACE = {
-    "broker": None,
-    "devices": None,
-    "groups": None,
-    "runs": [
-        dict.fromkeys(
-            (
-                "algorithm",
-                "accuracy",
-                "ari",
-                "clusters",
-                "rounds",
-                "seconds_per_round",
-                "bytes_up_per_device_round",
-                "bytes_down_per_device_round",
-                "mode",
-            )
-        )
-    ],
-    "device": {"rss_mb_max": None, "torch_loaded": None},
-    "aggregator": {"rss_mb_max": None},
-    "seen": dict.fromkeys(("cosine", "share_in_place", "reading_psnr_db_masked", "reading_psnr_db_none")),
-}
-RUNS = (
-    RunResult("fedavg", 31.25, 0.0, 1, 30, 0.1234, 19876.0, 21543.0, "rotation"),
-    RunResult("cfl", 92.5, 1.0, 4, 60, 0.2345, 20123.0, 22321.0, "rotation"),
-    RunResult("ifca", 91.75, 0.875, 5, 64, 0.3456, 20456.0, 123987.0, "rotation"),
-)
-
-
-def made(side):
-    """Return a result whose true image is white, whose masked reading is black, and whose clear one is half grey."""
-    white = np.ones(side * side, np.float32)
-    seen = Seen(0.0312, 0.0145, Reading(0 * white, 7.25), Reading(white / 2, 120.0), white)
-    return DemoResult("mosquitto", 20, 4, RUNS, 71.6, False, 301.4, seen, side)
-
-
-def shape(value):
-    """Return the keys of a document, with None in place of every figure."""
-    if isinstance(value, dict):
-        return {k: shape(v) for k, v in value.items()}
-    return [shape(value[0])] if isinstance(value, list) else None
-
-
-def test_the_json_object_is_the_fixed_interface():
-    """Programs read it: not a key more or less, in every run."""
-    data = made(8).data()
-    assert shape(data) == INTERFACE
-    assert [shape(r) for r in data["runs"]] == INTERFACE["runs"] * 3
-    assert json.loads(json.dumps(data, allow_nan=False)) == data
-
-
-def test_the_json_object_holds_the_figures():
-    data = made(8).data()
-    assert (data["broker"], data["devices"], data["groups"]) == ("mosquitto", 20, 4)
-    assert data["runs"][1] == {
-        "algorithm": "cfl",
-        "accuracy": 92.5,
-        "ari": 1.0,
-        "clusters": 4,
-        "rounds": 60,
-        "seconds_per_round": 0.2345,
-        "bytes_up_per_device_round": 20123.0,
-        "bytes_down_per_device_round": 22321.0,
-        "mode": "rotation",
-    }
-    assert data["device"] == {"rss_mb_max": 71.6, "torch_loaded": False}
-    assert data["aggregator"] == {"rss_mb_max": 301.4}
-    assert data["seen"] == {
-        "cosine": 0.0312,
-        "share_in_place": 0.0145,
-        "reading_psnr_db_masked": 7.25,
-        "reading_psnr_db_none": 120.0,
-    }
 
 
 def test_the_report_holds_the_figures(capsys):
@@ -140,37 +61,3 @@ def test_without_a_terminal_progress_is_lines_on_stderr(capsys):
         "cfl: round 0 of 4, waiting for the devices",
         "cfl: round 4 of 4, clusters 2+1, loss 0.50",
     ]
-
-
-def test_the_round_benchmark_says_its_mode():
-    """As every report does."""
-    figures = RoundFigures(
-        seconds=(0.1, 0.2, 0.3),
-        training_s=0.01,
-        cores=2,
-        devices=10,
-        model_bytes=636_040,
-        broker="mosquitto",
-        mode="permutation",
-        device_rss_mb_max=80.0,
-        aggregator_rss_mb_max=300.0,
-    )
-    assert figures.data()["mode"] == "permutation"
-    assert figures.data()["seconds_per_round_median"] == 0.2
-    assert figures.data()["seconds_bound_by_training"] == pytest.approx(0.05)
-    assert figures.data()["bound_ratio"] == pytest.approx(4.0)
-
-
-def test_more_cores_than_devices_do_not_shorten_a_training() -> None:
-    figures = RoundFigures(
-        seconds=(0.1,),
-        training_s=0.01,
-        cores=64,
-        devices=10,
-        model_bytes=636_040,
-        broker="mosquitto",
-        mode="permutation",
-        device_rss_mb_max=80.0,
-        aggregator_rss_mb_max=300.0,
-    )
-    assert figures.bound_s == pytest.approx(0.01)

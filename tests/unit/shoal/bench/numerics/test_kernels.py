@@ -11,9 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.numerics.embedding import edc, madc
 from shoal.bench.numerics.kernels import Bench
-from shoal.bench.numerics.naive import cubic_madc, randomised_edc, union_find
 
 ROOT = Path(__file__).parents[5]
 NAMES = ["gram", "streaming_gram", "edc", "madc", "madc_torch", "mean", "bipartition", "mask", "unmask", "derive"]
@@ -37,17 +35,6 @@ def test_quick_measurement_covers_every_kernel() -> None:
         for value in (kernel["seconds"], kernel["ceiling_ratio"], kernel["naive_ratio"]):
             assert math.isfinite(value)
             assert value > 0
-
-
-def test_the_naive_forms_compute_the_same() -> None:
-    """A ratio against something that does less would flatter."""
-    bench = Bench(quick=True)
-    similarity = bench.similarity(40)
-    np.testing.assert_allclose(cubic_madc(similarity, 5, 9), madc(similarity)[5:9], atol=1e-12)
-    assert union_find(similarity) == 2
-    centres = bench.normal(3, 500)
-    rows = centres[np.arange(20) % 3] + np.float32(0.1) * bench.normal(20, 500)
-    np.testing.assert_allclose(np.abs(randomised_edc(rows, 3)), np.abs(edc(rows, 3)), atol=1e-3)
 
 
 def test_a_race_gives_each_function_its_own_time() -> None:
