@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shoal.errors import TaskError
+from shoal.errors import TaskError, text_of
 
 _RANDOM: Final = re.compile(r"rand|bernoulli|dropout|multinomial|normal_functional|uniform|exponential")
 _OPERATOR: Final = re.compile(r"aten[.:]+(\w+)")
@@ -108,7 +108,7 @@ def blame(model: nn.Module, x: Tensor, error: BaseException) -> TaskError:
         if layers:
             named = ", ".join(repr(layer) for layer in layers[:3])
             return TaskError(f"layer {named} can't be compiled: no ONNX form of {operator}", hint=_ESCAPE_HINT)
-    reason = f"no ONNX form of {operators[0]}" if operators else str(error).strip().splitlines()[0][:300]
+    reason = f"no ONNX form of {operators[0]}" if operators else text_of(error).splitlines()[0][:300]
     return TaskError(f"the model can't be compiled: {reason}", hint=_ESCAPE_HINT)
 
 

@@ -159,3 +159,8 @@ def test_without_an_operator_the_first_line_of_the_message_is_given():
     assert str(error).startswith("the model can't be compiled: too deep too deep")
     assert "second line" not in str(error)
     assert len(str(error)) < 350
+
+
+def test_an_error_without_a_text_is_named_by_its_class():
+    """As an assertion inside torch's exporter raises it."""
+    assert str(blame(POOL, IMAGE, AssertionError())) == "the model can't be compiled: AssertionError"
