@@ -249,6 +249,11 @@ def _require_positive(name: str, value: float) -> None:
         raise WireError(f"the {name} is a number above 0, not {value:g}")
 
 
+def _require_range(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise WireError(f"{name} is from {least} to {most}, not {value}")
+
+
 @message(8)
 @dataclass(frozen=True, slots=True)
 class RunPlan:
@@ -331,8 +336,8 @@ class RunPlan:
             raise WireError(f"keys {self.keys!r} is neither run nor round")
         if not 0 <= self.norm_noise <= limits.MAX_NORM_NOISE:
             raise WireError(f"a norm noise of {self.norm_noise:g} is not between 0 and {limits.MAX_NORM_NOISE}")
-        if not 1 <= self.max_samples < 1 << 32:
-            raise WireError(f"max_samples is from 1 to {(1 << 32) - 1}, not {self.max_samples}")
+        _require_range("max_samples", self.max_samples, 1, (1 << 32) - 1)
+        _require_range("the seed", self.seed, 0, (1 << 64) - 1)
         if not (self.weight_cap == 0 or 1 <= self.weight_cap < math.inf):
             raise WireError(f"weight_cap is 0 (off) or at least 1, not {self.weight_cap:g}")
 

@@ -188,9 +188,11 @@ def test_a_weight_cap_below_one_is_a_mistake_of_usage(call, fleet, task, cap):
     assert "hint: 0 turns it off" in told.err
 
 
-def test_max_samples_of_zero_is_a_mistake_of_usage(call, fleet, task):
-    told = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", "--max-samples", "0", status=2)
-    assert "max-samples" in told.err
+@pytest.mark.parametrize(("option", "value"), [("--max-samples", "0"), ("--seed", "18446744073709551616")])
+def test_a_number_that_a_plan_does_not_hold_is_a_mistake_of_usage(call, fleet, task, option, value):
+    """It is refused before a run number is allocated."""
+    told = call("shoal-fleet", "run", "owner", "--task", task, "--algorithm", "fedavg", option, value, status=2)
+    assert option in told.err
 
 
 @pytest.mark.parametrize(

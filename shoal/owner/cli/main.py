@@ -260,6 +260,7 @@ def run(
         typer.Option(
             help="Seed of participation and batch order, which the aggregator knows; not of origins; default: random.",
             min=0,
+            max=2**64 - 1,
         ),
     ] = None,
     epoch_rounds: Annotated[

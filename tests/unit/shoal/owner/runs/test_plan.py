@@ -59,6 +59,7 @@ def test_a_mask_mode_that_the_strategy_does_not_support_is_refused(fleet, monkey
         {"weight_cap": -3.0},
         {"max_samples": 0},
         {"max_samples": 2**32},
+        {"seed": 2**64},
         {"quorum": 0.0},
         {"participation": 1.5},
         {"weighting": "median"},
