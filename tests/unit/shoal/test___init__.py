@@ -51,8 +51,15 @@ def test_the_version_is_the_installed_one(tmp_path):
     assert python(script, cwd=tmp_path).stdout.strip() == "0+source"
 
 
-@pytest.mark.parametrize(("image", "name"), [("edge", "simulate"), ("edge", "Result"), ("aggregator", "split")])
-def test_an_image_says_what_it_lacks(tmp_path, image, name):
+@pytest.mark.parametrize(
+    ("image", "name", "missing"),
+    [
+        ("edge", "simulate", "shoal.simulation"),
+        ("edge", "Result", "shoal.simulation"),
+        ("aggregator", "split", "shoal.experiments"),
+    ],
+)
+def test_an_image_says_what_it_lacks(tmp_path, image, name, missing):
     """A party's image holds `shoal` without the simulator: the import works, and using the name says what is missing."""
     lay_out_image(f"deploy/docker/{image}.Dockerfile", tmp_path)
     script = (
@@ -61,7 +68,7 @@ def test_an_image_says_what_it_lacks(tmp_path, image, name):
         "except shoal.errors.ConfigError as error: print(error, '/', error.hint)"
     )
     done = python(script, name, cwd=tmp_path)
-    assert f"shoal.{name} needs " in done.stdout, done.stderr
+    assert f"shoal.{name} needs {missing}, which is not installed here / " in done.stdout, done.stderr
     assert "pip install 'shoal[all]'" in done.stdout
 
 

@@ -194,6 +194,7 @@ def test_an_acknowledgement_settles_one_publish_and_makes_room(peers):
     one.broker.sendall(puback(2) + puback(9))
     one.link.step(one.wake_fd, 0.1)
     assert one.events.settled == [len(b"the second")], "an unknown or repeated acknowledgement settles nothing"
+    assert one.link.alive
 
 
 def test_a_refused_publish_is_logged_and_settled(peers, caplog):

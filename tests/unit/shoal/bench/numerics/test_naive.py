@@ -28,13 +28,6 @@ def test_merging_ends_with_two_sets(size):
         assert union_find((values + values.T) / 2) == 2
 
 
-def test_pairs_of_one_set_are_passed_over():
-    """Three of four devices are alike: their third pair merges nothing and must not count."""
-    similarity = np.full((4, 4), -1.0)
-    similarity[:3, :3] = [[1.0, 0.9, 0.8], [0.9, 1.0, 0.7], [0.8, 0.7, 1.0]]
-    assert union_find(similarity) == 2
-
-
 def test_madc_is_the_mean_difference_over_all_other_devices():
     """FedGroup's equation 7, written as two loops."""
     rng = np.random.default_rng(0)
