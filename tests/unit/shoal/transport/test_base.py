@@ -49,7 +49,7 @@ def test_messages_are_compared_without_their_acknowledgement_and_print_no_payloa
 
 
 def test_a_message_of_a_transport_that_acknowledges_on_arrival_can_be_acknowledged():
-    """The receiver calls it for every message, whatever the transport."""
+    """Receivers call it for every message of every transport."""
     assert Message("t", b"").acknowledge() is None
 
 

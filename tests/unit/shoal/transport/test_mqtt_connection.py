@@ -310,7 +310,7 @@ def test_a_packet_above_the_limit_ends_the_connection_before_it_is_read(peers, c
     assert one.link.reason == "the broker sent a packet above the limit"
     assert one.events.messages == []
     one.connect()
-    assert (one.link.online, one.link.cut) == (True, False), "the next connection begins anew"
+    assert (one.link.online, one.link.cut) == (True, False), "the next connection is not cut"
 
 
 def test_a_message_that_can_not_be_read_ends_the_connection(peers, caplog, monkeypatch):

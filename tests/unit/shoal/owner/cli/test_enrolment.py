@@ -18,13 +18,13 @@ from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.enrolment import Token
 
 AGGREGATOR, DEVICE = Identity.generate("aggregator"), Identity.generate("dev-1")
-NOBODY = "mqtt://127.0.0.1:1"
+NO_BROKER = "mqtt://127.0.0.1:1"
 """No broker listens on port 1."""
 
 
 @pytest.fixture
 def fleet(tmp_path):
-    made = FleetDirectory.create(tmp_path / "owner", "reef", NOBODY)
+    made = FleetDirectory.create(tmp_path / "owner", "reef", NO_BROKER)
     made.add_aggregator(make_card(AGGREGATOR, AGGREGATOR_ROLE))
     made.add_device(make_card(DEVICE, DEVICE_ROLE))
     return made
@@ -48,7 +48,7 @@ def test_a_token_is_one_line_on_stdout_and_its_terms_are_on_stderr(fleet, capsys
     assert out.count("\n") == 1
     assert began + 43_200 <= token.expires_at_s <= time.time() + 43_200
     assert TokenStore(fleet).find(token_id(token.secret)).token == token
-    assert f"owner {fleet.fingerprint}, aggregator {fingerprint(AGGREGATOR.member)}, broker {NOBODY}" in err
+    assert f"owner {fleet.fingerprint}, aggregator {fingerprint(AGGREGATOR.member)}, broker {NO_BROKER}" in err
     assert "holds for 12h, for one device" in err
     assert out.strip() not in err
 

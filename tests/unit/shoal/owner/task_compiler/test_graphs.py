@@ -129,6 +129,7 @@ def test_a_newer_format_is_written_as_one_that_devices_read():
     assert cut("predict", whole(ir_version=9)).ir_version == 9
 
 
+@pytest.mark.slow
 def test_a_traced_graph_computes_the_same_at_every_batch_size():
     """Among them one, which torch would otherwise take for a constant."""
     torch.manual_seed(0)
