@@ -7,7 +7,6 @@ import pytest
 
 from edge_client.learning import model as model_module
 from edge_client.learning.model import GRAD_ROWS, SCORE_ROWS, OrtModel
-from edge_client.learning.scoring import choose, score
 from shoal.errors import TaskError
 from shoal.task.bundle import TaskBundle
 from tests.helpers.tasks import logistic_bundle, logistic_models, manifest, samples
@@ -92,28 +91,6 @@ def test_sessions_are_made_on_first_use(theta):
     assert model._sessions == {}
     model.score(theta, *samples(3))
     assert list(model._sessions) == ["score"]
-
-
-def test_scoring_picks_the_model_that_fits(ort_model):
-    from edge_client.learning.data import Dataset
-
-    rng = np.random.default_rng(9)
-    models = [rng.standard_normal(15).astype(np.float32) for _ in range(4)]
-    x, _ = samples(60)
-    batch = Dataset(x, ort_model.predict(models[2], x).argmax(1))
-    losses = score(models, batch, ort_model)
-    assert losses.dtype == np.float64
-    assert losses.shape == (4,)
-    assert choose(losses) == 2
-
-
-def test_choose_takes_the_lowest_index_on_ties_and_never_nan():
-    assert choose(np.array([2.0, 1.0, 1.0])) == 1
-    assert choose(np.array([np.nan, 3.0, np.nan])) == 1
-    assert choose(np.array([np.inf, np.nan])) == 0
-    for hopeless in ([np.nan, np.nan], []):
-        with pytest.raises(TaskError, match="no model has a usable loss"):
-            choose(np.array(hopeless, dtype=np.float64))
 
 
 def test_threads_default_to_one():

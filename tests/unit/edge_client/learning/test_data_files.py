@@ -1,0 +1,261 @@
+"""The readers of data formats: what is in a file, and files that are damaged, hostile or of another kind."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import zipfile
+
+import numpy as np
+import pytest
+
+from edge_client.learning import data_files
+from edge_client.learning.data_files import read_csv, read_idx, read_npz
+from shoal.errors import DataError
+
+IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+
+
+def idx_bytes(array):
+    head = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return head + array.tobytes()
+
+
+def write_idx(folder, n=6, suffix="", labels_suffix=None):
+    rng = np.random.default_rng(2)
+    x, y = rng.integers(0, 256, (n, 2, 2)).astype(np.uint8), rng.integers(0, 10, n).astype(np.uint8)
+    for name, array, end in ((IMAGES, x, suffix), (LABELS, y, suffix if labels_suffix is None else labels_suffix)):
+        data = idx_bytes(array)
+        (folder / f"{name}{end}").write_bytes(gzip.compress(data) if end else data)
+    return x, y
+
+
+# ------------------------------------------------------------------------------------------------------------ npz
+
+
+def test_the_arrays_of_an_archive_are_returned_as_they_are(tmp_path):
+    x, y = np.arange(6, dtype=np.int16).reshape(3, 2), np.array([1.5, 2, 3])
+    np.savez(tmp_path / "d.npz", x=x, y=y, other=np.zeros(9))
+    raw = read_npz(tmp_path / "d.npz")
+    assert (raw.x.dtype, raw.y.dtype, raw.origin) == (np.int16, np.float64, tmp_path / "d.npz")
+    np.testing.assert_array_equal(raw.x, x)
+    np.testing.assert_array_equal(raw.y, y)
+    assert raw.row_name(2) == "row 2"
+
+
+def test_samples_may_come_without_labels_only_where_none_are_needed(tmp_path):
+    np.savez(tmp_path / "d.npz", x=np.zeros((3, 2)))
+    assert len(read_npz(tmp_path / "d.npz", labelled=False).y) == 0
+    with pytest.raises(DataError, match=r"d\.npz has no array 'y'$") as caught:
+        read_npz(tmp_path / "d.npz")
+    assert caught.value.hint == "save it with numpy.savez(path, x=..., y=...)"
+    np.savez(tmp_path / "d.npz", y=np.zeros(3))
+    with pytest.raises(DataError, match=r"no array 'x'$"):
+        read_npz(tmp_path / "d.npz", labelled=False)
+
+
+@pytest.mark.parametrize("arrays", [{"x": np.zeros(()), "y": np.zeros(2)}, {"x": np.zeros(2), "y": np.zeros(())}])
+def test_arrays_without_a_dimension_of_samples_are_refused(tmp_path, arrays):
+    np.savez(tmp_path / "d.npz", **arrays)
+    with pytest.raises(DataError, match=r"d\.npz: x and y must have a first dimension of samples$"):
+        read_npz(tmp_path / "d.npz")
+
+
+def test_a_pickled_object_is_refused_and_never_run(tmp_path):
+    ran = tmp_path / "ran"
+
+    class Attack:
+        def __reduce__(self):
+            return os.mkdir, (str(ran),)
+
+    objects = np.empty(1, dtype=object)
+    objects[0] = Attack()
+    np.savez(tmp_path / "d.npz", allow_pickle=True, x=objects, y=np.zeros(1))
+    with pytest.raises(DataError, match=r"d\.npz can't be read as an \.npz archive"):
+        read_npz(tmp_path / "d.npz")
+    assert not ran.exists()
+
+
+def test_a_missing_file_is_a_data_error(tmp_path):
+    for read in (read_npz, read_csv):
+        with pytest.raises(DataError, match="none"):
+            read(tmp_path / "none")
+
+
+# ------------------------------------------------------------------------------------------------------------ csv
+
+
+def table(folder, text):
+    path = folder / "d.csv"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return read_csv(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "x", "y"),
+    [
+        ("1,2,0\n3,4,1\n", [[1, 2], [3, 4]], [0, 1]),
+        ("a,b,c\n1,2,0\n3,4,1\n", [[1, 2], [3, 4]], [0, 1]),
+        ("a, LABEL ,b\n1,0,2\n3,1,4\n", [[1, 2], [3, 4]], [0, 1]),
+        ("label,a,b\r\n0,1,2\r\n1,3,4\r\n", [[1, 2], [3, 4]], [0, 1]),
+        ("\ufeff1,2,0\n\n  \n3,4,1", [[1, 2], [3, 4]], [0, 1]),
+        ('"1","2",0\n3e0,+4,1\n', [[1, 2], [3, 4]], [0, 1]),
+    ],
+    ids=["bare", "header", "label column", "label first", "empty lines and a mark", "quotes"],
+)
+def test_a_table_has_features_and_a_label(tmp_path, text, x, y):
+    raw = table(tmp_path, text)
+    assert (raw.x.tolist(), raw.y.tolist()) == (x, y)
+    assert raw.x.dtype == np.float64
+
+
+def test_rows_are_named_by_their_lines_in_the_file(tmp_path):
+    raw = table(tmp_path, 'a,b\n\n1,0\n"2\n",1\n3,0\n')
+    assert [raw.row_name(i) for i in range(3)] == ["line 3", "line 5", "line 6"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1,2,0\n1,2\n", "d.csv, line 2: 2 columns instead of 3"),
+        ("a,b\n1,0\nx,0\n", "d.csv, line 3, column 1: 'x' is not a number"),
+        ("1,0\n1," + "y" * 50 + "\n", f"d.csv, line 2, column 2: '{'y' * 40}' is not a number"),
+        ("a,b\n", "d.csv holds no sample"),
+        ("", "d.csv holds no sample"),
+        ("1\n2\n", "d.csv has one column; it needs features and a label"),
+    ],
+)
+def test_a_table_that_is_none_is_refused_with_its_line(tmp_path, text, message):
+    with pytest.raises(DataError) as caught:
+        table(tmp_path, text)
+    assert str(caught.value) == f"{tmp_path}/{message}"
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe\x00", b'"' + b"1" * 200_000 + b'"'], ids=["no UTF-8", "a huge field"])
+def test_a_file_that_is_no_text_table_is_refused(tmp_path, data):
+    with pytest.raises(DataError, match=r"d\.csv can't be read as CSV: "):
+        table(tmp_path, data)
+
+
+# ------------------------------------------------------------------------------------------------------------ idx
+
+
+@pytest.mark.parametrize(("suffix", "labels_suffix"), [("", ""), (".gz", ".gz"), ("", ".gz"), (".gz", "")])
+def test_images_are_scaled_to_one_and_their_labels_found_packed_or_not(tmp_path, suffix, labels_suffix):
+    x, y = write_idx(tmp_path, suffix=suffix, labels_suffix=labels_suffix)
+    raw = read_idx(tmp_path / f"{IMAGES}{suffix}")
+    assert raw.x.dtype == np.float32
+    np.testing.assert_array_equal(raw.x, x.astype(np.float32) / np.float32(255))
+    np.testing.assert_array_equal(raw.y, y)
+
+
+def test_a_label_file_given_as_images_and_images_without_labels_are_refused_with_a_hint(tmp_path):
+    write_idx(tmp_path)
+    with pytest.raises(DataError, match=r"is not an image file$") as caught:
+        read_idx(tmp_path / LABELS)
+    assert "-images-idx3-ubyte" in caught.value.hint
+    (tmp_path / LABELS).unlink()
+    with pytest.raises(DataError, match=f"the labels of .*{IMAGES} are missing$") as caught:
+        read_idx(tmp_path / IMAGES)
+    assert caught.value.hint == f"put {LABELS} (or {LABELS}.gz) beside it"
+
+
+def test_labels_with_more_than_one_dimension_are_refused(tmp_path):
+    write_idx(tmp_path)
+    (tmp_path / LABELS).write_bytes(idx_bytes(np.zeros((6, 1), np.uint8)))
+    with pytest.raises(DataError, match=f"{LABELS} is not a label file$"):
+        read_idx(tmp_path / IMAGES)
+
+
+@pytest.mark.parametrize("head", [b"\1\0\x08\x03", b"\0\1\x08\x03", b"\0\0\x09\x03", b"\0\0\x08\0", b"\0\0\x08\5"])
+def test_another_magic_type_or_rank_is_refused(tmp_path, head):
+    write_idx(tmp_path)
+    path = tmp_path / IMAGES
+    path.write_bytes(head + path.read_bytes()[4:])
+    with pytest.raises(DataError, match=f"{IMAGES} is not an IDX file of unsigned bytes$"):
+        read_idx(path)
+
+
+def test_a_header_may_not_promise_more_than_the_largest_file(tmp_path, monkeypatch):
+    """One byte too many is refused before it is read."""
+    write_idx(tmp_path)
+    monkeypatch.setattr(data_files, "MAX_IDX_BYTES", 24)
+    read_idx(tmp_path / IMAGES)
+    monkeypatch.setattr(data_files, "MAX_IDX_BYTES", 23)
+    with pytest.raises(DataError, match=f"{IMAGES} promises 24 bytes, more than 23$"):
+        read_idx(tmp_path / IMAGES)
+
+
+def test_a_packed_file_is_not_unpacked_beyond_its_header(tmp_path):
+    write_idx(tmp_path, suffix=".gz")
+    whole = idx_bytes(np.zeros((6, 2, 2), np.uint8))
+    (tmp_path / f"{IMAGES}.gz").write_bytes(gzip.compress(whole + bytes(10_000_000)))
+    with pytest.raises(DataError, match=r"does not hold the 24 bytes that its header promises$"):
+        read_idx(tmp_path / f"{IMAGES}.gz")
+
+
+@pytest.mark.parametrize("keep", [2, 9, 20, -1])
+def test_truncated_idx_is_refused(tmp_path, keep):
+    write_idx(tmp_path)
+    path = tmp_path / IMAGES
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match="train-images"):
+        read_idx(tmp_path / IMAGES)
+
+
+def test_idx_with_a_surplus_byte_or_cut_gzip_is_refused(tmp_path):
+    write_idx(tmp_path)
+    path = tmp_path / IMAGES
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(DataError, match="does not hold"):
+        read_idx(path)
+    write_idx(tmp_path, suffix=".gz")
+    packed = tmp_path / f"{IMAGES}.gz"
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(DataError, match="can't be read"):
+        read_idx(packed)
+
+
+def npy(shape, data=b""):
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return head.getvalue() + data
+
+
+@pytest.mark.parametrize(
+    "member",
+    [npy((1 << 40, 4)), npy((1 << 62, 4)), b"garbage", b"", b"\x93NUMPY\x01\x00\x10\x00" + b"(" * 15 + b"\n"],
+    ids=["too big", "overflow", "no array", "empty", "header no literal"],
+)
+def test_hostile_npz_members_raise_only_data_errors(tmp_path, member):
+    path = tmp_path / "d.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", member)
+        archive.writestr("y.npy", member)
+    with pytest.raises(DataError, match=r"d\.npz"):
+        read_npz(path)
+
+
+@pytest.mark.parametrize(("local", "central", "value"), [(8, 10, 99), (6, 8, 1)], ids=["compression", "encrypted"])
+def test_unreadable_zip_members_and_a_bare_npy_are_data_errors(tmp_path, local, central, value):
+    path = tmp_path / "d.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", npy((1,), b"0000"))
+        archive.writestr("y.npy", npy((1,), b"0000"))
+    raw = bytearray(path.read_bytes())
+    raw[local] = raw[raw.find(b"PK\x01\x02") + central] = value
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match=r"can't be read as an \.npz"):
+        read_npz(path)
+    path.write_bytes(npy((1,), b"0000"))
+    with pytest.raises(DataError, match=r"can't be read as an \.npz"):
+        read_npz(path)
+
+
+@pytest.mark.parametrize("sizes", [b"\xff" * 12, b"\0\0\xff\xff" * 3])
+def test_idx_headers_that_promise_too_much_are_refused(tmp_path, sizes):
+    write_idx(tmp_path)
+    (tmp_path / IMAGES).write_bytes(b"\0\0\x08\x03" + sizes)
+    with pytest.raises(DataError, match="promises"):
+        read_idx(tmp_path / IMAGES)
