@@ -37,8 +37,10 @@ def choose(losses: NDArray[np.float64]) -> int:
     Raises:
         TaskError: there is no loss, or all of them are NaN.
     """
-    if losses.size == 0 or np.isnan(losses).all():
+    usable = np.flatnonzero(~np.isnan(losses))
+    if not len(usable):
         raise TaskError(
             "no model has a usable loss on this device's data", hint="check the data, lower the learning rate"
         )
-    return int(np.nanargmin(losses))
+    # Not nanargmin: it takes NaN for infinity, and would return a NaN's index if all other losses are infinite.
+    return int(usable[np.argmin(losses[usable])])

@@ -51,6 +51,11 @@ def test_choose_takes_the_lowest_index_on_ties_and_never_nan():
             choose(np.array(hopeless, dtype=np.float64))
 
 
+def test_an_infinite_loss_is_worse_than_a_finite_one_and_better_than_none():
+    assert choose(np.array([np.inf, 1e300])) == 1
+    assert choose(np.array([np.nan, np.inf, np.inf])) == 1
+
+
 def test_the_error_of_a_device_whose_losses_are_all_nan_says_what_to_check():
     with pytest.raises(TaskError) as caught:
         choose(np.array([np.nan]))
