@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aggregator.numerics.averaging import BLOCK_COLUMNS, StreamingMean, weighted_mean
+from aggregator.numerics.averaging import BLOCK_COLUMNS, StreamingMean, capped_weights, weighted_mean
 from aggregator.numerics.errors import NumericsError
 
 RNG = np.random.default_rng(11)
@@ -146,3 +146,19 @@ def test_streaming_refuses_what_does_not_fit() -> None:
     assert mean.count == 0
     with pytest.raises(NumericsError, match="0 coordinates"):
         StreamingMean(0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "cap", "expected"),
+    [
+        ([10, 20, 30], 3.0, [10, 20, 30]),
+        ([10, 10, 10, 2**32 - 1], 3.0, [10, 10, 10, 30]),
+        ([10, 10, 10, 2**32 - 1], 0.0, [10, 10, 10, 2**32 - 1]),
+        ([1, 2, 3, 1000], 1.0, [1, 2, 2.5, 2.5]),
+        ([0, 0, 5], 3.0, [0, 0, 5]),
+        ([7], 3.0, [7]),
+        ([1, 1000], 3.0, [1, 1000]),
+    ],
+)
+def test_no_weight_is_above_the_cap(weights: list[float], cap: float, expected: list[float]) -> None:
+    assert capped_weights(np.array(weights, np.float64), cap).tolist() == expected

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.numerics import rows as rows_module
 from aggregator.numerics.errors import NumericsError
-from aggregator.numerics.rows import CHUNK_COLUMNS, column_chunks
+from aggregator.numerics.rows import CHUNK_COLUMNS
 from aggregator.numerics.similarity import cosine_from_gram, cosine_matrix, gram
 
 WIDE = np.random.default_rng(5).standard_normal((7, 2 * CHUNK_COLUMNS + 333), dtype=np.float32)
@@ -37,7 +36,7 @@ def test_cosine_equals_float64_arithmetic() -> None:
 
 
 def test_a_list_a_memory_map_and_a_strided_array_give_the_same(tmp_path: Path) -> None:
-    """Where the rows lie does not matter."""
+    """The layout of the rows in memory does not matter."""
     expected = cosine_matrix(WIDE)
     path = tmp_path / "rows.f32"
     WIDE.tofile(path)
@@ -46,18 +45,6 @@ def test_a_list_a_memory_map_and_a_strided_array_give_the_same(tmp_path: Path) -
     for updates in (list(WIDE), list(mapped), mapped, np.asfortranarray(WIDE), np.repeat(WIDE, 2, axis=1)[:, ::2]):
         np.testing.assert_allclose(cosine_matrix(updates), expected, atol=1e-7)
     np.testing.assert_allclose(cosine_matrix(unaligned), expected, atol=1e-7)
-
-
-def test_the_buffer_for_scattered_rows_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list of many rows is read in narrower pieces, and all of it is read."""
-    monkeypatch.setattr(rows_module, "BUFFER_BYTES", 4 * 7 * 1000)
-    pieces = [piece.copy() for piece in column_chunks(list(WIDE))]
-    assert max(piece.shape[1] for piece in pieces) == 1000
-    np.testing.assert_array_equal(np.concatenate(pieces, axis=1), WIDE)
-
-
-def test_an_array_is_read_as_views() -> None:
-    assert all(np.may_share_memory(piece, WIDE) for piece in column_chunks(WIDE))
 
 
 def test_a_zero_update_has_cosine_zero_with_all_and_itself() -> None:
@@ -71,7 +58,7 @@ def test_a_zero_update_has_cosine_zero_with_all_and_itself() -> None:
 
 @pytest.mark.parametrize("scale", [1e-44, 1e-38, 1e-30, 1e-20, 1e15, 1e20, 1e37])
 def test_rows_whose_squares_leave_float32_keep_their_cosine(scale: float) -> None:
-    """Cosines don't depend on a row's length, not even where its square vanishes or overflows."""
+    """Cosines don't depend on a row's length, even if its square vanishes or overflows."""
     updates = WIDE[:, :400].copy()
     updates[3] = np.where(np.arange(400) % 3 == 0, np.float32(scale), np.float32(0))
     updates[4] = -updates[3]
@@ -113,7 +100,7 @@ def test_not_finite_updates_are_refused_by_row(bad: float, function: object) -> 
     ],
     ids=["one row", "list of one", "empty", "no columns", "vector", "float64", "ragged", "mixed", "3-d"],
 )
-def test_what_are_not_updates_is_refused(updates: np.ndarray) -> None:
+def test_other_shapes_and_dtypes_are_refused(updates: np.ndarray) -> None:
     with pytest.raises(NumericsError):
         cosine_matrix(updates)
 
@@ -122,7 +109,7 @@ def test_what_are_not_updates_is_refused(updates: np.ndarray) -> None:
     "products",
     [np.zeros((2, 3)), np.zeros(4), np.array([[1.0, np.nan], [np.nan, 1.0]]), np.array([[-1.0, 0.0], [0.0, 1.0]])],
 )
-def test_what_is_not_a_gram_matrix_is_refused(products: np.ndarray) -> None:
+def test_a_matrix_that_is_no_gram_matrix_is_refused(products: np.ndarray) -> None:
     with pytest.raises(NumericsError):
         cosine_from_gram(products)
 

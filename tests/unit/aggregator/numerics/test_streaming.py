@@ -1,4 +1,4 @@
-"""The streaming Gram matrix and the distances to centres, on every backend."""
+"""The streaming Gram matrix and the running mean, on every backend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from aggregator.numerics.averaging import StreamingMean
 from aggregator.numerics.backend import Backend, NumpyBackend
-from aggregator.numerics.distances import squared_distances
 from aggregator.numerics.errors import NumericsError
 from aggregator.numerics.rows import CHUNK_COLUMNS
 from aggregator.numerics.similarity import gram
@@ -111,7 +110,7 @@ def test_bad_rows_are_named_and_can_be_replaced() -> None:
     np.testing.assert_allclose(stream.result(), gram(ROWS), atol=TOLERANCE)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_rows_that_do_not_fit_are_refused() -> None:
     stream = StreamingGram(4, 1)
     with pytest.raises(NumericsError, match="no rows"):
         stream.result()
@@ -148,42 +147,3 @@ def test_the_running_mean_has_the_same_bits_on_every_backend(name: str) -> None:
         make(name).running_mean(3).result()
     with pytest.raises(NumericsError, match="0 coordinates"):
         make(name).running_mean(0)
-
-
-@pytest.mark.parametrize("name", BACKENDS)
-def test_squared_distances_equal_float64_arithmetic(name: str) -> None:
-    centres = ROWS[:3] * np.float32(0.5)
-    expected = ((ROWS[:, None].astype(np.float64) - centres[None]) ** 2).sum(axis=2)
-    found = squared_distances(ROWS, centres, backend=make(name))
-    assert found.dtype == np.float64
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    np.testing.assert_array_equal(squared_distances(list(ROWS), list(centres), backend=make(name)), found)
-
-
-def test_distances_between_long_close_vectors_do_not_cancel() -> None:
-    """Whole models: length 1000, distances about 0.01; |a|^2 - 2 a.c + |c|^2 would be rounding alone."""
-    rng = np.random.default_rng(8)
-    model = 100 * rng.standard_normal(500)
-    centres = (model + 1e-3 * rng.standard_normal((3, 500))).astype(np.float32)
-    rows = (centres[[0, 1, 2, 2, 0]] + 3e-4 * rng.standard_normal((5, 500))).astype(np.float32)
-    expected = ((rows[:, None].astype(np.float64) - centres[None]) ** 2).sum(axis=2)
-    np.testing.assert_allclose(squared_distances(rows, centres), expected, rtol=1e-2)
-    np.testing.assert_array_equal(squared_distances(rows, centres).argmin(axis=1), [0, 1, 2, 2, 0])
-
-
-def test_one_centre_and_one_update() -> None:
-    """|(3, 4) - (0, 0)|^2 = 25."""
-    update, centre = np.array([[3.0, 4.0]], np.float32), np.zeros((1, 2), np.float32)
-    np.testing.assert_array_equal(squared_distances(update, centre), [[25.0]])
-    np.testing.assert_array_equal(squared_distances(update, update), [[0.0]])
-
-
-def test_distances_refuse_what_has_no_answer() -> None:
-    bad = ROWS[:3].copy()
-    bad[1, 0] = np.inf
-    with pytest.raises(NumericsError, match=r"updates \[1\]"):
-        squared_distances(bad, ROWS[:2])
-    with pytest.raises(NumericsError, match=r"centres \[1\]"):
-        squared_distances(ROWS[:2], bad)
-    with pytest.raises(NumericsError, match="coordinates"):
-        squared_distances(ROWS[:2], ROWS[:2, :5])

@@ -1,27 +1,123 @@
-"""The weight cap by examples, and that each strategy's mean uses it."""
+"""The parts that strategies share: cluster models, client updates, weights, draws, whole offsets and settings."""
+
+import dataclasses
 
 import numpy as np
 import pytest
 
-from aggregator.numerics.averaging import capped_weights
-from aggregator.strategies.base import capped_devices, mean_loss, mean_update, weights_of
-from tests.helpers.plans import contribution, run_plan
-
-
-@pytest.mark.parametrize(
-    ("weights", "cap", "expected"),
-    [
-        ([10, 20, 30], 3.0, [10, 20, 30]),
-        ([10, 10, 10, 2**32 - 1], 3.0, [10, 10, 10, 30]),
-        ([10, 10, 10, 2**32 - 1], 0.0, [10, 10, 10, 2**32 - 1]),
-        ([1, 2, 3, 1000], 1.0, [1, 2, 2.5, 2.5]),
-        ([0, 0, 5], 3.0, [0, 0, 5]),
-        ([7], 3.0, [7]),
-        ([1, 1000], 3.0, [1, 1000]),
-    ],
+from aggregator.numerics.averaging import weighted_mean
+from aggregator.strategies.base import (
+    ClusterModel,
+    RoundPlan,
+    advanced,
+    capped_devices,
+    contribution_of,
+    drawn,
+    dump_state,
+    evaluates,
+    final_assignment,
+    gather,
+    in_order,
+    load_state,
+    mean_loss,
+    mean_update,
+    norm_of,
+    read_settings,
+    require,
+    require_one_origin,
+    train_assignment,
+    weights_of,
+    whole_offset,
 )
-def test_no_weight_is_above_the_cap(weights, cap, expected):
-    assert capped_weights(np.array(weights, np.float64), cap).tolist() == expected
+from aggregator.strategies.cfl.state import CflSettings, CflState
+from aggregator.strategies.ifca.state import IfcaSettings
+from shoal.errors import ConfigError, DocumentError, IntegrityError, KeyMismatchError
+from shoal.protocol.documents import SegmentSpec
+from shoal.protocol.messages import Phase, Share
+from tests.helpers.plans import D, contribution, engine_of, run_plan, upload_of
+
+PARTS = (SegmentSpec("shared", 4), SegmentSpec("cluster", 2))
+
+
+# --------------------------------------------------------------------------------------------------------- models
+
+
+def test_a_model_that_moves_adds_its_offsets_and_remembers_its_smallest_mean():
+    delta = np.arange(D, dtype=np.float32)
+    first = ClusterModel(origin=3, scale=0.5).moved(delta, 4, 7)
+    assert first == ClusterModel(3, first.offset, 4, 7, 0.5)
+    np.testing.assert_array_equal(first.offset, delta)
+    for contributors, fewest in ((9, 4), (2, 2)):
+        second = first.moved(delta, contributors, 8)
+        assert (second.contributors, second.version, second.origin, second.scale) == (fewest, 8, 3, 0.5)
+        np.testing.assert_array_equal(second.offset, 2 * delta)
+    np.testing.assert_array_equal(first.offset, delta, "the earlier model keeps its offset")
+
+
+def test_the_norm_of_a_model_that_has_not_moved_is_zero():
+    assert ClusterModel().norm == 0.0
+    assert ClusterModel(offset=np.array([3, 4], np.float32)).norm == 5.0
+
+
+def test_a_norm_is_summed_in_float64_and_over_all_blocks():
+    """A float32 sum of so many squares would stop to grow; the last coordinate is in a block of its own."""
+    vector = np.ones((1 << 17) + 1, np.float32)
+    vector[-1] = 1000.0
+    assert norm_of(vector) == pytest.approx(np.sqrt((1 << 17) + 1e6), rel=1e-7)
+    assert norm_of(np.zeros(0, np.float32)) == 0.0
+
+
+def test_a_norm_beyond_float32_is_infinite_and_raises_no_warning():
+    assert norm_of(np.full(3, 3e38, np.float32)) == np.inf
+
+
+# -------------------------------------------------------------------------------------------------------- updates
+
+
+def test_every_figure_of_an_upload_is_in_its_client_update():
+    engine = engine_of(run_plan())
+    state, _ = engine.begin(("dev-1",))
+    state = dataclasses.replace(
+        state, round=4, plan=RoundPlan(4, {2: ClusterModel()}, {"dev-1": train_assignment((2,), evaluate=True)})
+    )
+    upload, _ = upload_of(engine, state, "dev-1", margins=(0.0, 0.5), model_norm=1.5, samples=11, loss=0.25)
+    update = contribution_of(upload, None, attached=b"more")
+    assert update.key == (4, int(Phase.TRAIN), "dev-1")
+    for name in ("model", "samples", "loss", "key_id", "margins", "correct", "tested", "model_norm"):
+        assert getattr(update, name) == getattr(upload, name), name
+    assert (update.attached, update.norm, update.vector) == (b"more", 0.0, None)
+    vector = np.array([3, 4, 0, 0, 0, 0], np.float32)
+    assert contribution_of(upload, vector).norm == 5.0
+    assert contribution_of(upload, vector, norm=7.0).norm == 7.0
+
+
+def test_the_row_of_an_update_without_a_vector_is_refused_by_device_and_round():
+    update = contribution("dev-1", round=3)
+    with pytest.raises(IntegrityError, match=r"^dev-1 uploaded no update in round 3$"):
+        _ = update.row
+
+
+def test_an_update_is_gathered_once_and_only_under_the_runs_key():
+    run = run_plan()
+    first = contribution("dev-1", np.ones(D))
+    before = gather({}, first, run)
+    after = gather(before, contribution("dev-2", np.ones(D)), run)
+    again = gather(after, dataclasses.replace(first, phase=Phase.SCORE), run)
+    assert [len(g) for g in (before, after, again)] == [1, 2, 3], "earlier collections do not change"
+    with pytest.raises(IntegrityError, match=r"^dev-1 contributed to round 1 before$"):
+        gather(after, first, run)
+    with pytest.raises(KeyMismatchError, match=r"^dev-3 masked its update under another key$"):
+        gather(after, contribution("dev-3", np.ones(D), key_id=b"o" * 16), run)
+
+
+def test_updates_are_summed_in_order_of_their_devices():
+    """Their order of arrival would change the last bits of a mean."""
+    updates = [contribution(d, np.full(D, v)) for d, v in (("c", 1e8), ("a", 1.0), ("b", -1e8))]
+    assert [c.device for c in in_order(updates)] == ["a", "b", "c"]
+    assert [c.device for c in in_order(reversed(updates))] == ["a", "b", "c"]
+
+
+# -------------------------------------------------------------------------------------------------------- weights
 
 
 def given():
@@ -48,3 +144,165 @@ def test_the_reported_loss_is_a_capped_mean_too():
     assert mean_loss(given(), run_plan()) == pytest.approx(4 / 7)
     assert mean_loss(given(), run_plan(weight_cap=0.0)) < 0.001
     assert mean_loss([], run_plan()) is None
+
+
+def test_uniform_losses_and_losses_without_weight():
+    even = [contribution("a", loss=1.0, samples=1), contribution("b", loss=3.0, samples=1)]
+    assert mean_loss(even, run_plan()) == 2.0
+    assert mean_loss([contribution("a", loss=1.0, samples=0)], run_plan()) is None
+
+
+def test_a_model_moves_only_by_the_mean_of_enough_devices():
+    run, slot = run_plan(min_contributors=3, weight_cap=0.0), ClusterModel()
+    updates = [contribution(f"dev-{i}", np.full(D, i), samples=10 * i) for i in range(1, 4)]
+    assert advanced(slot, updates[:2], run, mean_update, 5) is slot
+    moved = advanced(slot, updates, run, mean_update, 5)
+    assert (moved.contributors, moved.version) == (3, 5)
+    np.testing.assert_array_equal(moved.offset, weighted_mean([c.row for c in updates], np.array([10.0, 20, 30])))
+
+
+def test_no_mean_is_made_of_no_updates():
+    slot = ClusterModel()
+
+    def mean(*_):
+        raise AssertionError("a mean of nothing")
+
+    assert advanced(slot, [], run_plan(min_contributors=1), mean, 5) is slot
+
+
+# ---------------------------------------------------------------------------------------------------------- draws
+
+DEVICES = tuple(f"dev-{i}" for i in range(10))
+
+
+def test_all_take_part_in_full_participation():
+    assert drawn(run_plan(), 1, DEVICES) == DEVICES
+
+
+@pytest.mark.parametrize(("participation", "count"), [(0.5, 5), (0.25, 2), (0.01, 1), (0.99, 10)])
+def test_the_draw_has_its_share_at_least_one_and_keeps_the_order(participation, count):
+    chosen = drawn(run_plan(participation=participation), 3, DEVICES)
+    assert len(chosen) == len(set(chosen)) == count
+    assert list(chosen) == [d for d in DEVICES if d in chosen]
+
+
+def test_the_draw_depends_on_seed_and_round_alone():
+    run = run_plan(participation=0.5)
+    first = drawn(run, 3, DEVICES)
+    assert drawn(dataclasses.replace(run, run=9, run_id=b"x" * 16), 3, DEVICES) == first
+    assert len({drawn(run, r, DEVICES) for r in range(1, 9)}) > 4
+    assert len({drawn(dataclasses.replace(run, seed=s), 3, DEVICES) for s in range(8)}) > 4
+
+
+# ---------------------------------------------------------------------------------------------------- assignments
+
+
+def test_a_training_assignment_trains_and_reports_no_margins():
+    made = train_assignment((4, 7), evaluate=True, phase=Phase.PRETRAIN)
+    assert (made.candidates, made.phase, made.share) == ((4, 7), Phase.PRETRAIN, Share.TRAIN)
+    assert (made.train, made.evaluate, made.margins) == (True, True, False)
+    assert train_assignment((4,), evaluate=False).phase == Phase.TRAIN
+
+
+def test_a_final_assignment_reports_and_trains_nothing():
+    made = final_assignment((4, 7))
+    assert (made.candidates, made.phase, made.share) == ((4, 7), Phase.SCORE, Share.TRAIN)
+    assert (made.train, made.evaluate, made.margins) == (False, True, False)
+
+
+@pytest.mark.parametrize(("every", "rounds"), [(0, []), (1, [1, 2, 3, 4, 5, 6]), (3, [3, 6])])
+def test_rounds_in_which_devices_report_accuracy(every, rounds):
+    assert [r for r in range(1, 7) if evaluates(run_plan(evaluate_every=every), r)] == rounds
+
+
+# -------------------------------------------------------------------------------------------------- whole offsets
+
+
+def plan_of(own, shared=None):
+    return RoundPlan(1, {0: ClusterModel(offset=own)}, {}, shared=shared)
+
+
+def test_without_weight_sharing_the_whole_offset_is_the_models_own():
+    own = np.ones(D, np.float32)
+    assert whole_offset(run_plan(), plan_of(own), 0) is own
+    assert whole_offset(run_plan(), plan_of(None), 0) is None
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_segments_are_put_together_in_the_order_of_the_plan(order):
+    run = run_plan(segments=PARTS[::order])
+    own, shared = np.array([7, 8], np.float32), ClusterModel(offset=np.array([1, 2, 3, 4], np.float32))
+    parts = [shared.offset, own][::order]
+    assert whole_offset(run, plan_of(own, shared), 0).tolist() == np.concatenate(parts).tolist()
+
+
+def test_a_segment_that_has_not_moved_is_zero_and_nothing_is_none():
+    run, own = run_plan(segments=PARTS), np.array([7, 8], np.float32)
+    moved = ClusterModel(offset=np.ones(4, np.float32))
+    assert whole_offset(run, plan_of(own, ClusterModel()), 0).tolist() == [0, 0, 0, 0, 7, 8]
+    assert whole_offset(run, plan_of(None, moved), 0).tolist() == [1, 1, 1, 1, 0, 0]
+    assert whole_offset(run, plan_of(None, ClusterModel()), 0) is None
+
+
+# ------------------------------------------------------------------------------------------------ states, settings
+
+
+def test_a_dumped_state_names_the_uploads_it_refers_to_and_holds_none_of_their_vectors():
+    update = contribution("dev-1", np.ones(D))
+    state = CflState(clusters={}, newest={"dev-1": update})
+    encoded = dump_state(state)
+    assert encoded.keys == {update.key}
+    assert not encoded.arrays
+    asked = []
+
+    def fetch(key):
+        asked.append(key)
+        return update
+
+    assert load_state(CflState, encoded.document, encoded.arrays, fetch) == state
+    assert asked == [update.key]
+    with pytest.raises(DocumentError):
+        load_state(CflState, {**encoded.document, "surplus": 1}, encoded.arrays, fetch)
+
+
+def test_settings_are_read_by_their_types_and_the_rest_are_defaults():
+    given = {"eps1": "0.25", "min_side": "4", "path": "ON", "validate": "false", "linkage": "complete"}
+    found = read_settings(CflSettings, "cfl", given)
+    expected = CflSettings(eps1=0.25, min_side=4, path=True, validate=False, linkage="complete")
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message", "hint"),
+    [
+        ({"speed": "3"}, "ifca has no setting 'speed'", "it has k, normalise, option, probe_every, "),
+        ({"k": "2.5"}, "setting k is a whole number, not '2.5'", "`shoal-fleet run --help` says what each takes"),
+        ({"k": "0"}, "k, restarts and restart_rounds are at least 1", "leave out --set to take the defaults"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_by_name(given, message, hint):
+    with pytest.raises(ConfigError) as caught:
+        read_settings(IfcaSettings, "ifca", given)
+    assert str(caught.value) == message
+    assert caught.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize("text", ["yes", "1", ""])
+def test_a_switch_is_on_or_off(text):
+    with pytest.raises(ConfigError, match=f"^setting path is on or off, not '{text}'$"):
+        read_settings(CflSettings, "cfl", {"path": text})
+
+
+def test_a_condition_that_does_not_hold_is_an_error_with_its_hint():
+    require(True, "never")
+    with pytest.raises(ConfigError, match=r"^too few$") as caught:
+        require(False, "too few", "take more")
+    assert caught.value.hint == "take more"
+
+
+def test_a_strategy_of_one_origin_refuses_several_and_a_shared_segment():
+    require_one_origin(run_plan())
+    with pytest.raises(ConfigError, match=r"^fedavg starts from one origin, the run ships 2$"):
+        require_one_origin(run_plan(origins=2))
+    with pytest.raises(ConfigError, match=r"^fedavg has no shared segment$"):
+        require_one_origin(run_plan(segments=PARTS))

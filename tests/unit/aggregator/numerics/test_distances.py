@@ -1,0 +1,103 @@
+"""Squared distances of updates to centres, on every backend."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from aggregator.numerics import distances
+from aggregator.numerics.backend import Backend, NumpyBackend
+from aggregator.numerics.distances import squared_distances
+from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.rows import CHUNK_COLUMNS
+from aggregator.numerics.torch_backend import TorchBackend
+
+ROWS = np.random.default_rng(5).standard_normal((23, CHUNK_COLUMNS + 99), dtype=np.float32)
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+BACKENDS = [
+    "numpy",
+    pytest.param("cpu", marks=[pytest.mark.torch, needs_torch]),
+    pytest.param("cuda", marks=[pytest.mark.torch, needs_torch]),
+]
+
+
+def make(name: str) -> Backend:
+    """Return the backend; skip the test if there is no such device."""
+    if name == "numpy":
+        return NumpyBackend()
+    import torch
+
+    if name == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device on this machine")
+    return TorchBackend(name)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_squared_distances_equal_float64_arithmetic(name: str) -> None:
+    centres = ROWS[:3] * np.float32(0.5)
+    expected = ((ROWS[:, None].astype(np.float64) - centres[None]) ** 2).sum(axis=2)
+    found = squared_distances(ROWS, centres, backend=make(name))
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_array_equal(squared_distances(list(ROWS), list(centres), backend=make(name)), found)
+
+
+def test_distances_between_long_close_vectors_do_not_cancel() -> None:
+    """Whole models: length 1000, distances about 0.01; |a|^2 - 2 a.c + |c|^2 would be rounding alone."""
+    rng = np.random.default_rng(8)
+    model = 100 * rng.standard_normal(500)
+    centres = (model + 1e-3 * rng.standard_normal((3, 500))).astype(np.float32)
+    rows = (centres[[0, 1, 2, 2, 0]] + 3e-4 * rng.standard_normal((5, 500))).astype(np.float32)
+    expected = ((rows[:, None].astype(np.float64) - centres[None]) ** 2).sum(axis=2)
+    np.testing.assert_allclose(squared_distances(rows, centres), expected, rtol=1e-2)
+    np.testing.assert_array_equal(squared_distances(rows, centres).argmin(axis=1), [0, 1, 2, 2, 0])
+
+
+def test_one_centre_and_one_update() -> None:
+    """|(3, 4) - (0, 0)|^2 = 25."""
+    update, centre = np.array([[3.0, 4.0]], np.float32), np.zeros((1, 2), np.float32)
+    np.testing.assert_array_equal(squared_distances(update, centre), [[25.0]])
+    np.testing.assert_array_equal(squared_distances(update, update), [[0.0]])
+
+
+def test_distances_refuse_what_has_no_answer() -> None:
+    bad = ROWS[:3].copy()
+    bad[1, 0] = np.inf
+    with pytest.raises(NumericsError, match=r"updates \[1\]"):
+        squared_distances(bad, ROWS[:2])
+    with pytest.raises(NumericsError, match=r"centres \[1\]"):
+        squared_distances(ROWS[:2], bad)
+    with pytest.raises(NumericsError, match="coordinates"):
+        squared_distances(ROWS[:2], ROWS[:2, :5])
+
+
+def test_distances_that_leave_float32_are_refused_and_no_row_is_blamed() -> None:
+    far = np.full((1, 4), 3e38, np.float32)
+    with pytest.raises(NumericsError, match=r"^distances are not finite; .*updates \[\], centres \[\]$"):
+        squared_distances(far, np.concatenate([-far, -far]))
+
+
+def test_the_distance_of_equal_vectors_is_never_negative() -> None:
+    """Rounding would leave a few of them below zero."""
+    found = squared_distances(ROWS[:5, :300], ROWS[:5, :300])
+    assert found.min() == 0.0
+    np.testing.assert_allclose(np.diagonal(found), 0.0, atol=1e-3)
+
+
+def test_many_updates_are_moved_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be on disk, and a copy of all of them may not fit in memory."""
+    rows, centres = ROWS[:, :100], ROWS[:3, :100]
+    expected = squared_distances(rows, centres)
+    heights = []
+
+    class Watched(NumpyBackend):
+        def products(self, updates: np.ndarray, others: np.ndarray) -> np.ndarray:
+            heights.append(len(updates))
+            return super().products(updates, others)
+
+    monkeypatch.setattr(distances, "BUFFER_BYTES", 4 * 100 * 10)
+    np.testing.assert_allclose(squared_distances(rows, centres, backend=Watched()), expected, rtol=1e-6)
+    assert heights == [10, 10, 3]

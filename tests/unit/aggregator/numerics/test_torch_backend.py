@@ -1,0 +1,92 @@
+"""Sums in torch on the CPU: the bits of means, the accuracy of products, and a machine without torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import numpy as np
+import pytest
+
+from aggregator.numerics.averaging import StreamingMean
+from aggregator.numerics.backend import NumpyBackend
+from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.torch_backend import TorchBackend
+from shoal.errors import ConfigError
+
+needs_torch = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+]
+ROWS = np.random.default_rng(2).standard_normal((5, 1000), dtype=np.float32)
+
+
+def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match=r"^torch is not installed$") as caught:
+        TorchBackend("cpu")
+    assert caught.value.hint == "install the aggregator extra: pip install 'shoal[aggregator]', or set device to cpu"
+
+
+@pytest.fixture
+def backend() -> TorchBackend:
+    """Return the backend on the CPU."""
+    return TorchBackend("cpu")
+
+
+class TestWithTorch:
+    """Tests that run torch."""
+
+    pytestmark = needs_torch
+
+    def test_the_name_has_the_device(self, backend: TorchBackend) -> None:
+        assert backend.name == "torch:cpu"
+
+    def test_products_are_summed_in_float64(self, backend: TorchBackend) -> None:
+        """In float32 the ones would vanish beside 2^24, and the result be 0."""
+        long, short = np.float32(2**12), np.float32(1.0)
+        rows = np.array([[long, short, long], [long, short, -long]], np.float32)
+        expected = [[2.0**25 + 1, 1.0], [1.0, 2.0**25 + 1]]
+        np.testing.assert_array_equal(backend.gram(rows), expected)
+        np.testing.assert_array_equal(backend.products(rows, rows), expected)
+
+    def test_updates_and_centres_keep_their_sides(self, backend: TorchBackend) -> None:
+        rows, others = np.array([[1, 0], [0, 1], [2, 2]], np.float32), np.array([[3, 5]], np.float32)
+        np.testing.assert_array_equal(backend.products(rows, others), [[3], [5], [16]])
+
+    @pytest.mark.parametrize("weight", [1.0, 3.0, 0.1, 2.0**24 + 1])
+    def test_a_mean_has_numpys_bits(self, backend: TorchBackend, weight: float) -> None:
+        """Product and sum are rounded separately, and the weight is rounded to float32 first."""
+        here, there = StreamingMean(1000), backend.running_mean(1000)
+        for row in ROWS:
+            for mean in (here, there):
+                mean.add(row, weight)
+        assert there.result().tobytes() == here.result().tobytes()
+        assert (there.count, there.total_weight) == (here.count, here.total_weight) == (5, 5 * weight)
+
+    def test_an_update_and_an_earlier_result_are_not_changed_by_later_sums(self, backend: TorchBackend) -> None:
+        mean, row = backend.running_mean(1000), ROWS[0].copy()
+        mean.add(row, 3.0)
+        first = mean.result()
+        before = first.copy()
+        mean.add(ROWS[1], 5.0)
+        np.testing.assert_array_equal(row, ROWS[0])
+        np.testing.assert_array_equal(first, before)
+
+    def test_city_block_distances_are_symmetric_and_zero_on_the_diagonal(self, backend: TorchBackend) -> None:
+        rows = np.array([[0.0, 0.0], [1.0, -2.0], [4.0, 0.5]])
+        found = backend.city_block(rows)
+        assert found.dtype == np.float64
+        np.testing.assert_allclose(found, [[0, 3, 4.5], [3, 0, 5.5], [4.5, 5.5, 0]], rtol=1e-6)
+        np.testing.assert_allclose(found, NumpyBackend().city_block(rows), rtol=1e-6)
+
+    def test_sums_that_have_no_answer_are_refused(self, backend: TorchBackend) -> None:
+        with pytest.raises(NumericsError, match=r"^a mean of 0 coordinates$"):
+            backend.running_mean(0)
+        with pytest.raises(NumericsError, match="positive weight"):
+            backend.running_mean(3).result()
+        mean = backend.running_mean(1000)
+        for row, weight in ((ROWS[0, :9], 1.0), (ROWS[0].astype(np.float64), 1.0), (ROWS[0], -1.0)):
+            with pytest.raises(NumericsError):
+                mean.add(row, weight)
+        assert mean.count == 0
