@@ -75,6 +75,11 @@ def partition(rounds):
     return {frozenset(c.members) for c in rounds.state.clusters.values()}
 
 
+def everybody(state):
+    """Return every device in a cluster or on its way to one, in order; twice if it is in two."""
+    return sorted([d for c in state.clusters.values() for d in c.members] + list(state.unplaced))
+
+
 TRUTH = {frozenset(members) for members in GROUPS.values()}
 
 

@@ -1,13 +1,16 @@
-"""CFL while devices come late, take part in turn, stay away or leave: nobody is orphaned, everybody finds its group."""
+"""Devices that join later, or whose update was missing when their cluster was split."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 
-from aggregator.strategies.base import dump_state
+from aggregator.strategies.base import ClusterModel, train_assignment
 from aggregator.strategies.cfl import tree as cfl_tree
-from shoal.errors import KeyMismatchError
+from aggregator.strategies.cfl.newcomers import assignments, join, place, welcome
+from aggregator.strategies.cfl.split_validation import Half, Trial
+from aggregator.strategies.cfl.state import ROOT, CflState, Cluster
+from aggregator.strategies.cfl.tree import Node
 from shoal.protocol.messages import Phase
 from tests.helpers.plans import contribution
 from tests.helpers.quadratics import (
@@ -16,11 +19,13 @@ from tests.helpers.quadratics import (
     GOAL,
     GROUP_OF,
     GROUPS,
+    NOISE,
     TRIED,
     TRUTH,
     D,
     Quadratic,
     cfl,
+    everybody,
     partition,
     run_until_quiet,
     settled_tree,
@@ -34,10 +39,6 @@ def goals_with(groups, noise=0.05, seed=3):
     rng = np.random.default_rng(seed)
     late = {d: GOAL[g] + noise * rng.standard_normal(D) for d, g in groups.items()}
     return {**{d: GOAL[g] for d, g in GROUP_OF.items()}, **late}
-
-
-def everybody(state):
-    return sorted([d for c in state.clusters.values() for d in c.members] + list(state.unplaced))
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.2])
@@ -61,49 +62,8 @@ def test_twenty_newcomers_of_twenty_join_their_groups(participation):
     assert everybody(rounds.state) == sorted((*DEVICES, *NEWCOMERS))
 
 
-def test_the_way_down_is_by_the_highest_cosine_not_by_the_mean():
-    """Alg. 4, lines 6 and 7: the one most similar cached update decides, however its neighbours point."""
-    node = next(iter(settled_tree().state.tree.values()))
-    close, far, middling = (np.zeros(D) for _ in range(3))
-    close[0], far[1], middling[:2] = 1.0, 1.0, (0.8, 0.6)
-    edges = (
-        (contribution("dev-01", close), contribution("dev-02", -close), contribution("dev-03", far)),
-        (contribution("dev-04", middling), contribution("dev-05", middling)),
-    )
-    node = dataclasses.replace(node, edges=edges, children=(8, 9))
-    assert cfl_tree.follow(node, contribution("new", 5 * close)) == 8
-    assert cfl_tree.follow(node, contribution("new", -3 * middling)) == 8
-    assert cfl_tree.follow(node, contribution("new", middling)) == 9
-    assert cfl_tree.follow(node, contribution("new", np.zeros(D))) == 9, "a tie goes to the second, as in Alg. 4"
-
-
-def test_cosines_between_long_updates_are_summed_by_blocks():
-    rng = np.random.default_rng(0)
-    a, b = rng.standard_normal((2, 200_001)).astype(np.float32)
-    node = next(iter(settled_tree().state.tree.values()))
-    node = dataclasses.replace(node, edges=((contribution("x", b),), (contribution("y", -b),)), children=(1, 2))
-    expected = np.dot(a.astype(np.float64), b) / np.linalg.norm(a.astype(np.float64)) / np.linalg.norm(b)
-    assert cfl_tree.follow(node, contribution("new", a)) == (1 if expected > 0 else 2)
-
-
-@pytest.mark.parametrize("edge", [0, 1])
-def test_one_cached_update_under_another_key_stops_the_comparison(edge):
-    node = settled_tree().state.tree[0]
-    edges = list(node.edges)
-    edges[edge] = (*edges[edge][:-1], dataclasses.replace(edges[edge][-1], key_id=b"o" * 16))
-    node = dataclasses.replace(node, edges=tuple(edges))
-    with pytest.raises(KeyMismatchError, match="another mask key"):
-        cfl_tree.follow(node, contribution("dev-99", np.ones(D)))
-
-
-def test_an_upload_under_another_key_is_not_even_gathered():
-    rounds = settled_tree()
-    with pytest.raises(KeyMismatchError):
-        rounds.strategy.absorb(rounds.state, contribution("dev-99", np.ones(D), key_id=b"o" * 16))
-
-
 def test_a_newcomer_waits_while_its_leaf_is_on_trial():
-    """It trains its node's model again until the trial is over, and then goes on to where its group has gone."""
+    """It trains its node's model again until the trial is over, then moves on to the cluster of its group."""
     rounds = cfl(**TRIED)
     goals = goals_with({"dev-99": "b"})
     answer = Quadratic(rounds, goals)
@@ -137,26 +97,8 @@ def test_a_newcomer_during_the_first_trial_joins_when_it_is_over():
     assert set(own.members) == {*GROUPS["a"], "dev-99"}
 
 
-# ---------------------------------------------------------------------------------------------- coming and going
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("settings", [{**ALG_5, "eps1": 0.3}, TRIED], ids=["unvalidated", "validated"])
-def test_three_nested_splits_under_partial_participation_leave_no_orphan(settings, seed):
-    """Six of twelve a round, drawn by the plan: after every round each device is in one cluster or on its way."""
-    rounds = cfl(changes={"participation": 0.5, "seed": seed}, **settings)
-    answer = Quadratic(rounds)
-    for _ in range(150):
-        rounds.step(answer)
-        assert everybody(rounds.state) == sorted(DEVICES)
-        assert set(rounds.state.unplaced.values()) <= set(rounds.state.tree)
-    assert len(rounds.state.tree) >= 3
-    if settings is TRIED:  # Alg. 5 alone may take a chance draw for a stationary point and cut a group
-        assert partition(rounds) == TRUTH
-
-
-def test_a_member_that_was_never_seen_is_placed_when_it_comes():
-    """Its cluster is cut without it: it has no update to be compared. When it comes it goes down the tree."""
+def test_a_member_that_was_never_seen_is_placed_once_it_is_online():
+    """It has no update to compare, so its cluster is cut without it. Once online, it descends the tree."""
     silent = "dev-71"
     rounds = cfl(**ALG_5)
     answer = Quadratic(rounds)
@@ -167,90 +109,163 @@ def test_a_member_that_was_never_seen_is_placed_when_it_comes():
     assert partition(rounds) == TRUTH
 
 
-def test_an_update_from_before_the_last_split_is_not_compared():
-    """A member that stays away after a split is not cut by what it once sent from another model."""
-    away = "dev-11"
-    rounds = cfl(**ALG_5)
-    answer = Quadratic(rounds)
-    while not rounds.state.tree:
-        rounds.step(answer)
-    home = next(c for c in rounds.state.clusters.values() if away in c.members)
-    assert len(home.members) > 3
-    while home.id not in rounds.state.tree:
-        rounds.step(answer, present=[d for d in DEVICES if d != away])
-    assert rounds.state.unplaced == {away: home.id}
-    assert all(c.model == home.id for e in rounds.state.tree[home.id].edges for c in e)
-    run_until_quiet(rounds, answer, most=12)
-    assert partition(rounds) == TRUTH
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_newcomer_descends_to_its_group(group):
+    """Alg. 4: at every node it trains that node's model and follows the more similar edge."""
+    rounds = settled_tree()
+    NOISE["dev-99"] = 0.02 * np.ones(D)
+    answer = Quadratic(rounds, {**{d: GOAL[g] for d, g in GROUP_OF.items()}, "dev-99": GOAL[group]})
+    for _ in range(4):
+        rounds.step(answer, present=(*DEVICES, "dev-99"))
+    (cluster,) = [c for c in rounds.state.clusters.values() if "dev-99" in c.members]
+    assert set(cluster.members) == {*GROUPS[group], "dev-99"}
+    assert not rounds.state.unplaced
+    (event,) = [e for e in rounds.events if e.kind == "newcomer"]
+    assert event.detail == {"device": "dev-99", "cluster": cluster.id}
+    trained = [o.candidates[0] for _, d, o in answer.assignments if d == "dev-99"]
+    steps = list(cfl_tree.path(rounds.state.tree, cluster.id))
+    assert trained[: len(steps)] == steps
 
 
-def test_a_group_that_has_left_does_not_hold_up_the_rest():
-    """Its old updates are soon too old to suggest a cut, so no trial waits for it for ever."""
-    rounds = cfl(**TRIED, max_age=6)
-    answer = Quadratic(rounds, {d: GOAL["c"] if g == "c" else GOAL["a"] for d, g in GROUP_OF.items()})
-    rounds.step(answer)
-    stay = [d for d in DEVICES if GROUP_OF[d] != "c"]
-    run_until_quiet(rounds, answer, most=60, present=stay)
-    given_up = [e.round for e in rounds.events if e.detail.get("reason") == "devices absent"]
-    assert len(given_up) <= 1
-    assert set(rounds.state.newest) <= set(stay)
-    slot = next(c.slot for c in rounds.state.clusters.values() if stay[0] in c.members)
-    np.testing.assert_allclose(slot.offset, GOAL["a"], atol=0.1)
+def test_a_newcomer_before_any_split_joins_the_one_cluster():
+    rounds = cfl(**{**ALG_5, "eps1": 1e-9})
+    rounds.step(Quadratic(rounds))
+    NOISE["dev-99"] = np.zeros(D)
+    answer = Quadratic(rounds, {**{d: GOAL[g] for d, g in GROUP_OF.items()}, "dev-99": GOAL["b"]})
+    outcome = rounds.step(answer, present=(*DEVICES, "dev-99"))
+    assert outcome.clusters["dev-99"] == 0
 
 
-def test_updates_that_are_too_old_are_forgotten():
-    """They are neither compared nor kept: the store may drop the rounds that they came in."""
-    rounds = cfl(**{**ALG_5, "eps1": 1e-9}, max_age=3)
-    answer = Quadratic(rounds)
-    rounds.step(answer)
-    half = DEVICES[:6]
-    for age in range(1, 5):
-        rounds.step(answer, present=half)
-        assert (len(rounds.state.newest) == 12) == (age <= 3)
-    assert {key[0] for key in dump_state(rounds.state).keys} == {5}
+def test_a_newcomers_update_never_moves_a_model():
+    rounds = settled_tree()
+    root = rounds.state.tree[0].slot
+    NOISE["dev-99"] = np.full(D, 5.0)
+    answer = Quadratic(rounds, {**{d: GOAL[g] for d, g in GROUP_OF.items()}, "dev-99": GOAL["b"]})
+    before = {c.id: c.slot.offset.copy() for c in rounds.state.clusters.values()}
+    rounds.step(lambda d, o, r: answer(d, o, r) if d == "dev-99" else None, present=(*DEVICES, "dev-99"))
+    assert rounds.state.tree[0].slot is root
+    for cluster in rounds.state.clusters.values():
+        assert np.array_equal(cluster.slot.offset, before[cluster.id])
 
 
-def test_a_trial_asks_more_devices_where_the_drawn_are_too_few():
-    """A tenth of twelve is one device: a half of three could never be averaged, so all of it that is there trains."""
-    rounds = cfl(**TRIED)
-    answer = Quadratic(rounds)
-    run_until_quiet(rounds, answer, most=2)
-    (trial,) = rounds.state.trials.values()
-    run = dataclasses.replace(rounds.strategy.run, participation=0.1)
-    strategy = type(rounds.strategy)(run)
-    present = tuple(sorted(d for d in DEVICES if d != "dev-90"))
-    _, plan = strategy.plan(rounds.state, 3, present)
-    assert {o.phase for o in plan.assignments.values()} == {Phase.TRIAL}
-    for half in (trial.left, trial.right):
-        assert {d for d in half.members if d in plan.assignments} == set(half.members) - {"dev-90"}
+# ------------------------------------------------------------------------------------------- single steps, by hand
 
 
-# ---------------------------------------------------------------------------------------------- models on the path
+def towards(axis, device="", **changes):
+    """Return an update of length one along an axis."""
+    return contribution(device or f"dev-{axis}", np.eye(D)[axis], **changes)
 
 
-def test_with_path_the_final_order_names_every_model_from_the_leaf_to_the_root():
-    rounds = settled_tree(path="on")
-    present = (*DEVICES, "dev-99")
-    state, _ = rounds.strategy.plan(rounds.state, 50, present)
-    plan = rounds.strategy.final(state, 51, present)
-    assert plan.assignments["dev-99"].candidates == (0,)
-    for cluster in state.clusters.values():
-        way = cfl_tree.path(state.tree, cluster.id)
-        assert all(plan.assignments[d].candidates == way[::-1] for d in cluster.members)
-    assert set(plan.models) == {*state.clusters, *state.tree}
-    assert all(plan.models[n] is node.slot for n, node in state.tree.items())
+def leaf(id_, *members):
+    return Cluster(id_, members, ClusterModel(id_))
 
 
-def test_a_trial_whose_devices_are_all_away_does_not_leave_the_others_idle():
-    """A member without an update is in neither half: where it is alone, it trains the cluster's model and the trial ends."""
-    rounds = cfl(**TRIED)
-    late, *early = DEVICES
-    run_until_quiet(rounds, Quadratic(rounds), most=2, present=tuple(early))
-    (trial,) = rounds.state.trials.values()
-    assert late in rounds.state.clusters[trial.cluster].members
-    state, plan = rounds.strategy.plan(rounds.state, 3, (late,))
-    assert {d: (o.phase, o.candidates) for d, o in plan.assignments.items()} == {late: (Phase.TRAIN, (trial.cluster,))}
-    assert not state.trials
-    _, plan = rounds.strategy.plan(rounds.state, 3, DEVICES)
-    assert {o.phase for o in plan.assignments.values()} == {Phase.TRIAL}
-    assert late not in plan.assignments
+def trial(cluster):
+    halves = (Half(50, ("x",), ClusterModel()), Half(51, ("y",), ClusterModel()))
+    return Trial(cluster, *halves, evidence=(), figures={})
+
+
+LEAVES = {2: leaf(2, "dev-2"), 3: leaf(3, "dev-3"), 4: leaf(4, "dev-4")}
+TREE = {
+    0: Node(0, ClusterModel(), (1, 4), ((towards(2), towards(3)), (towards(4),))),
+    1: Node(1, ClusterModel(), (2, 3), ((towards(2),), (towards(3),))),
+}
+STATE = CflState(clusters=LEAVES, tree=TREE)
+FLAT = CflState(clusters={ROOT: leaf(ROOT, "dev-1")})
+
+
+def test_new_devices_join_the_only_cluster_in_name_order():
+    after = welcome(FLAT, {"new-2", "dev-1", "new-1"})
+    assert after.clusters[ROOT].members == ("dev-1", "new-1", "new-2")
+    assert not after.unplaced
+    assert FLAT.clusters[ROOT].members == ("dev-1",), "the earlier state does not change"
+
+
+def test_new_devices_wait_while_the_only_cluster_is_on_trial():
+    tried = dataclasses.replace(FLAT, trials={ROOT: trial(ROOT)})
+    assert welcome(tried, {"new-1"}) is tried
+
+
+def test_after_a_split_new_devices_start_at_the_root_and_those_on_their_way_go_on():
+    state = dataclasses.replace(STATE, unplaced={"new-1": 1})
+    after = welcome(state, {"dev-2", "new-1", "new-2"})
+    assert after.unplaced == {"new-1": 1, "new-2": ROOT}
+    assert after.clusters == LEAVES
+    assert welcome(state, {"dev-2", "new-1"}) is state
+
+
+def test_an_unplaced_device_that_is_there_trains_its_nodes_model():
+    state = dataclasses.replace(STATE, unplaced={"new-1": 1, "new-2": 0, "away": 0})
+    expected = {d: train_assignment((at,), evaluate=False) for d, at in (("new-1", 1), ("new-2", 0))}
+    assert assignments(state, {"new-1", "new-2", "dev-2"}) == expected
+
+
+def emptied(node):
+    """Return the tree without the updates of a node's first edge."""
+    return {**TREE, node: dataclasses.replace(TREE[node], edges=((), TREE[node].edges[1]))}
+
+
+def test_at_a_node_with_an_empty_edge_the_leaves_below_that_are_not_on_trial_are_scored():
+    state = dataclasses.replace(STATE, tree=emptied(0), unplaced={"new-1": 0})
+    assert assignments(state, {"new-1"})["new-1"].candidates == (2, 3, 4)
+    state = dataclasses.replace(state, trials={3: trial(3)})
+    assert assignments(state, {"new-1"})["new-1"].candidates == (2, 4)
+    state = dataclasses.replace(state, trials={n: trial(n) for n in (2, 3, 4)})
+    assert assignments(state, {"new-1"}) == {}, "it waits"
+
+
+def test_a_device_that_chose_a_leaf_by_loss_becomes_its_member():
+    state = dataclasses.replace(STATE, unplaced={"new-1": 0, "new-2": 0, "new-3": 0})
+    given = [towards(0, "new-1", model=3), towards(0, "new-2", model=3), towards(0, "dev-2", model=2)]
+    after, events = join(state, given, 9)
+    assert after.clusters[3].members == ("dev-3", "new-1", "new-2")
+    assert after.unplaced == {"new-3": 0}
+    assert {n: c.members for n, c in after.clusters.items() if n != 3} == {2: ("dev-2",), 4: ("dev-4",)}
+    details = [{"device": d, "cluster": 3, "by": "loss"} for d in ("new-1", "new-2")]
+    assert [(e.round, e.kind, e.detail) for e in events] == [(9, "newcomer", d) for d in details]
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        towards(0, "dev-2", model=3),
+        towards(0, "new-1", model=1),
+        towards(0, "new-1", model=3, phase=Phase.TRIAL),
+        towards(0, "new-1", model=3, phase=Phase.SCORE),
+    ],
+    ids=["a member", "a node", "a trial", "only scored"],
+)
+def test_no_other_update_makes_a_member_by_loss(update):
+    state = dataclasses.replace(STATE, unplaced={"new-1": 0})
+    assert join(state, [update], 9) == (state, ())
+
+
+def test_a_newcomer_moves_one_edge_a_round_and_joins_at_a_leaf():
+    state = dataclasses.replace(STATE, unplaced={"new-1": 0, "new-2": 0})
+    after, events = place(state, [towards(3, "new-1", model=0), towards(4, "new-2", model=0)], 9)
+    assert after.unplaced == {"new-1": 1}
+    assert after.clusters[4].members == ("dev-4", "new-2")
+    assert [e.detail for e in events] == [{"device": "new-2", "cluster": 4}]
+    after, events = place(after, [towards(3, "new-1", model=1)], 10)
+    assert not after.unplaced
+    assert after.clusters[3].members == ("dev-3", "new-1")
+    assert [(e.round, e.detail) for e in events] == [(10, {"device": "new-1", "cluster": 3})]
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        towards(4, "dev-2", model=0),
+        towards(4, "new-1", model=1),
+        contribution("new-1", model=0),
+    ],
+    ids=["a member", "of another node's model", "without a vector"],
+)
+def test_no_other_update_moves_a_newcomer(update):
+    state = dataclasses.replace(STATE, unplaced={"new-1": 0})
+    assert place(state, [update], 9) == (state, ())
+
+
+def test_a_newcomer_stays_at_its_node_while_the_leaf_is_on_trial():
+    state = dataclasses.replace(STATE, unplaced={"new-1": 0}, trials={4: trial(4)})
+    assert place(state, [towards(4, "new-1", model=0)], 9) == (state, ())

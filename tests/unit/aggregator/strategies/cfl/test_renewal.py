@@ -8,7 +8,7 @@ import pytest
 from aggregator.strategies.base import dump_state
 from aggregator.strategies.cfl import tree as cfl_tree
 from aggregator.strategies.renewal import Renewal
-from shoal.errors import IntegrityError, KeyMismatchError
+from shoal.errors import KeyMismatchError
 from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.messages import Phase
 from tests.helpers.epochs import Fleet, samples_of
@@ -215,20 +215,3 @@ def test_an_update_under_a_third_key_is_refused():
     renewal = Renewal(4, {m: i for i, m in enumerate(sorted(inherited.models))}, own={key: stranger})
     with pytest.raises(KeyMismatchError, match=f"{key[2]} masked its update of round {key[0]}"):
         rounds.strategy.renewed(rounds.state, renewal)
-
-
-def test_an_empty_edge_is_never_followed():
-    rounds = cfl(60, **ALG_5).run_to(4)
-    rounds.rollover(gone=DEVICES)
-    update = contribution("new-1", np.ones(D), key_id=rounds.strategy.run.key_id)
-    with pytest.raises(IntegrityError, match="no update to compare with"):
-        cfl_tree.follow(rounds.state.tree[0], update)
-
-
-def test_the_leaves_below_a_node():
-    rounds = cfl(**ALG_5).run_to(8)
-    tree = rounds.state.tree
-    assert cfl_tree.leaves(tree, 0) == tuple(sorted(rounds.state.clusters))
-    for node in tree.values():
-        below = [leaf for leaf in rounds.state.clusters if node.id in cfl_tree.path(tree, leaf)]
-        assert cfl_tree.leaves(tree, node.id) == tuple(sorted(below))

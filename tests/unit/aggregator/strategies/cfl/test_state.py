@@ -1,0 +1,109 @@
+"""CFL's settings: their ranges, their defaults with and without validation, and the verdicts that convince."""
+
+import pytest
+
+from aggregator.strategies.cfl.split_validation import Verdict
+from aggregator.strategies.cfl.state import CflSettings
+from shoal.errors import ConfigError
+from shoal.protocol.documents import Capabilities
+from tests.helpers.quadratics import cfl
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"linkage": "average"}, "linkage 'average' is neither single nor complete"),
+        ({"form": "other"}, "form 'other' is neither relative nor absolute"),
+        ({"eps1": 0.0}, "eps1 is positive and eps2 not negative"),
+        ({"eps2": -1.0}, "eps1 is positive and eps2 not negative"),
+        ({"gamma_max": 1.0}, "gamma_max lies in [0, 1)"),
+        ({"gamma_max": -0.1}, "gamma_max lies in [0, 1)"),
+        ({"trial_rounds": 0}, "trial_rounds and min_side are at least 1"),
+        ({"min_side": 0}, "trial_rounds and min_side are at least 1"),
+        ({"prefer": 1.0}, "prefer and p_value are shares"),
+        ({"p_value": 0.0}, "prefer and p_value are shares"),
+        ({"p_value": 1.1}, "prefer and p_value are shares"),
+        ({"max_age": 0}, "max_age and patience are at least 1"),
+        ({"patience": 0}, "max_age and patience are at least 1"),
+        ({"merge_every": -2}, "merge_every is -1 for the default, 0 for never, or at least 2"),
+        ({"merge_every": 1}, "merge_every is -1 for the default, 0 for never, or at least 2"),
+        ({"look_every": 1}, "look_every is -1 for the default, 0 for never, or at least 2"),
+        ({"merge_p_value": 0.0}, "merge_p_value is a share"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(settings, message):
+    with pytest.raises(ConfigError) as caught:
+        CflSettings(**settings).check()
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"gamma_max": 0.99}, {"prefer": 0.0, "p_value": 1.0}, {"merge_every": 2, "look_every": 0}, {"eps2": 0.0}],
+)
+def test_values_at_the_edge_of_their_range_are_allowed(settings):
+    CflSettings(**settings).check()
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"eps1": 0}, "eps1"),
+        ({"validate": "maybe"}, "^setting validate is on or off, not 'maybe'$"),
+        ({"speed": 3}, "no setting 'speed'"),
+    ],
+)
+def test_a_run_with_settings_that_make_no_sense_is_refused(settings, match):
+    with pytest.raises(ConfigError, match=match):
+        cfl(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "check_every", "look_rounds"),
+    [
+        ({}, 20, 20),
+        ({"validate": False}, 0, 0),
+        ({"merge_every": 0, "look_every": 0}, 0, 0),
+        ({"merge_every": 7, "look_every": 9}, 7, 9),
+        ({"validate": False, "merge_every": 7, "look_every": 9}, 7, 9),
+    ],
+)
+def test_splits_are_checked_and_moves_offered_every_twenty_rounds_unless_alg_5_stands_alone(
+    settings, check_every, look_rounds
+):
+    made = CflSettings(**settings)
+    assert (made.check_every, made.look_rounds) == (check_every, look_rounds)
+
+
+@pytest.mark.parametrize(
+    ("settings", "uses"),
+    [
+        ({}, True),
+        ({"validate": False}, False),
+        ({"validate": False, "merge_every": 5}, True),
+        ({"merge_every": 0}, True),
+    ],
+)
+def test_devices_need_a_validation_share_for_trials_and_for_checks(settings, uses):
+    made = CflSettings(**settings)
+    assert made.uses_validation is uses
+    assert made.capabilities == Capabilities(margins=uses, keep_updates=True)
+
+
+def test_only_a_run_with_paths_asks_devices_to_keep_them():
+    assert CflSettings(path=True).capabilities.keep_path
+    assert not CflSettings().capabilities.keep_path
+
+
+@pytest.mark.parametrize(
+    ("verdict", "convinces"),
+    [
+        (Verdict(8, 0.76, 0.1, 0.09), True),
+        (Verdict(8, 0.75, 0.1, 0.09), False),
+        (Verdict(8, 0.76, 0.099, 0.09), False),
+        (Verdict(8, 0.76, 0.1, 0.1), False),
+    ],
+    ids=["all three limits", "as many as the limit", "too small a margin", "as likely as the limit"],
+)
+def test_a_side_convinces_only_beyond_all_three_limits(verdict, convinces):
+    assert CflSettings(prefer=0.75, margin=0.1, p_value=0.1).convinces(verdict) is convinces
