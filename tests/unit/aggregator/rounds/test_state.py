@@ -1,0 +1,245 @@
+"""The state of a run: devices that come, go, decline and are revoked, and the record of a round."""
+
+import dataclasses
+
+import pytest
+
+from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
+from aggregator.rounds.resume import RolloverProgress
+from aggregator.rounds.rollover import Rollover
+from aggregator.rounds.state import (
+    NEWS_KEPT,
+    EngineState,
+    noted,
+    on_declined,
+    on_offline,
+    on_online,
+    on_revoked,
+    opened,
+    record_of,
+    too_late,
+)
+from aggregator.strategies.base import ClusterModel, Event, Outcome, RoundPlan, train_assignment
+from shoal.protocol.messages import DeclineReason, Phase
+from tests.helpers.plans import contribution, run_plan
+
+FLEET = ("a", "b", "c", "d")
+DATA, UPLOAD = DeclineReason.DATA, DeclineReason.UPLOAD
+OUTCOME = Outcome(clusters={"a": 0, "b": 0})
+
+
+def fleet(online=FLEET, **changes):
+    return EngineState(PersistentSet(FLEET), None, run_plan(), PersistentSet(online), **changes)
+
+
+def plan_for(*devices, **changes):
+    order = train_assignment((0,), evaluate=False)
+    return RoundPlan(7, {0: ClusterModel()}, dict.fromkeys(devices, order), **changes)
+
+
+def asking(*devices, online=FLEET, **changes):
+    """Return the state in which round 7 is open for ``devices``."""
+    return dataclasses.replace(opened(fleet(online), plan_for(*devices)), **changes)
+
+
+def received(state, device):
+    return dataclasses.replace(state, received=state.received.adding(device, (Phase.TRAIN, bytes(32))))
+
+
+def counts(state):
+    """Return the figures that are updated in constant time, and the same counted from the sets."""
+    orders = state.plan.assignments
+    plain = (
+        sum(d in state.online and d not in state.received and d not in state.declined for d in orders),
+        sum(d not in orders for d in state.online),
+    )
+    return (state.awaited, state.unasked), plain
+
+
+# --------------------------------------------------------------------------------------------------- a round opens
+
+
+def test_an_opened_round_forgets_the_answers_of_the_one_before():
+    before = fleet(
+        received=PersistentMap({"a": (Phase.TRAIN, b"")}),
+        contributions=PersistentList([contribution("a")]),
+        declined=PersistentMap({"b": DATA}),
+        refused=PersistentSet("c"),
+        deadline_passed=True,
+    )
+    state = opened(before, plan_for("a", "b"))
+    assert (state.round, state.step) == (7, 0)
+    assert not any((state.received, state.contributions, state.declined, state.refused, state.deadline_passed))
+    assert state.waiting == ("a", "b")
+    assert (state.awaited, state.asked, state.unasked) == (2, 2, 2)
+
+
+def test_devices_that_are_offline_or_revoked_when_a_round_opens_are_not_waited_for():
+    state = opened(fleet(online=("a", "c")), plan_for("a", "b", "x"))
+    assert set(state.unavailable) == {"b", "x"}
+    assert set(state.removed) == {"x"}
+    assert (state.awaited, state.asked, state.unasked) == (1, 2, 1)
+    assert state.waiting == ("a", "b", "x")
+
+
+def test_while_no_round_is_open_nothing_is_asked_or_awaited():
+    state = fleet()
+    assert (state.waiting, state.awaited, state.asked) == ((), 0, 0)
+    assert state.present == FLEET
+
+
+@pytest.mark.parametrize(("finished", "reason"), [(True, "the run is over"), (False, "the round is not open")])
+def test_the_reason_of_a_late_upload(finished, reason):
+    assert too_late(fleet(finished=finished)) == reason
+
+
+# ------------------------------------------------------------------------------------------------- devices move
+
+
+def test_a_device_that_goes_offline_is_not_waited_for_until_it_is_back():
+    state = asking("a", "b")
+    off = on_offline(state, "a")
+    assert (off.awaited, off.asked, off.present) == (1, 2, ("b", "c", "d"))
+    assert on_offline(off, "a").awaited == 1, "twice is once"
+    back = on_online(off, "a")
+    assert (back.awaited, back.present) == (2, FLEET)
+    assert on_online(back, "a").unasked == back.unasked == 2
+
+
+def test_a_device_that_has_uploaded_may_leave():
+    state = received(asking("a", "b"), "a")
+    off = on_offline(state, "a")
+    assert (off.awaited, off.asked, set(off.unavailable)) == (1, 2, set())
+
+
+def test_devices_without_an_order_are_counted_as_they_come_and_go():
+    state = asking("a")
+    for move, device, unasked in (
+        (on_offline, "b", 2),
+        (on_offline, "b", 2),
+        (on_offline, "a", 2),
+        (on_online, "b", 3),
+        (on_online, "new", 4),
+        (on_online, "new", 4),
+    ):
+        state = move(state, device)
+        assert state.unasked == unasked
+    assert "new" in state.devices, "a device that joins during the run belongs to the fleet"
+
+
+def test_a_device_that_declined_is_not_waited_for_though_it_is_online():
+    state = on_declined(asking("a", "b"), "a", DATA)
+    assert (state.awaited, state.asked, state.unable) == (1, 2, {"a": "data"})
+    again = on_online(on_offline(state, "a"), "a")
+    assert again.awaited == 1
+
+
+@pytest.mark.parametrize("device", ["c", "stranger"])
+def test_a_decline_of_a_device_that_owes_nothing_changes_nothing(device):
+    state = asking("a", "b")
+    assert on_declined(state, device, DATA) is state
+    done = received(state, "a")
+    assert on_declined(done, "a", DATA) is done
+
+
+def test_devices_whose_upload_was_refused_count_towards_the_quorum_until_the_deadline():
+    """One device that sends false figures must not stop the run; before the deadline it may still send true ones."""
+    state = on_declined(asking("a", "b", "c"), "a", UPLOAD)
+    assert (state.asked, state.unable) == (3, {"a": "upload"})
+    assert dataclasses.replace(state, deadline_passed=True).asked == 2
+    other = on_declined(state, "a", DATA)
+    assert dataclasses.replace(other, deadline_passed=True).asked == 3, "its newest word is a decline of its own"
+
+
+def test_a_revoked_device_no_longer_counts_at_all():
+    state = on_declined(asking("a", "b", "c"), "a", UPLOAD)
+    gone = on_revoked(state, "a")
+    assert "a" not in gone.devices
+    assert (gone.asked, gone.awaited, gone.present) == (2, 2, ("b", "c", "d"))
+    assert dataclasses.replace(gone, deadline_passed=True).asked == 2, "it is taken off once, not twice"
+    late = on_declined(gone, "a", UPLOAD)
+    assert dataclasses.replace(late, deadline_passed=True).asked == 2
+
+
+def test_the_upload_of_a_device_that_is_revoked_afterwards_still_counts():
+    gone = on_revoked(received(asking("a", "b"), "a"), "a")
+    assert (gone.asked, set(gone.removed)) == (2, set())
+
+
+def test_a_device_that_is_let_in_again_counts_again():
+    state = on_online(on_revoked(asking("a", "b"), "a"), "a")
+    assert (state.asked, state.awaited) == (2, 2)
+    assert "a" in state.devices
+
+
+def test_the_counts_are_those_of_the_sets_whatever_happens():
+    state = asking("a", "b")
+    for move, device in (
+        (on_offline, "a"),
+        (on_online, "x"),
+        (on_offline, "c"),
+        (lambda s, d: on_declined(s, d, DATA), "b"),
+        (on_online, "a"),
+        (received, "a"),
+        (on_offline, "a"),
+        (on_online, "c"),
+        (on_offline, "x"),
+    ):
+        state = move(state, device)
+        found, plain = counts(state)
+        assert found == plain, (move, device)
+
+
+# ------------------------------------------------------------------------------------------------------ the end
+
+
+def test_only_the_latest_events_are_kept_for_the_next_record():
+    state = fleet(round=3)
+    for number in range(NEWS_KEPT + 5):
+        state = noted(state, "failed", {"try": number})
+    assert [e.detail["try"] for e in state.news] == list(range(5, NEWS_KEPT + 5))
+    assert state.news[0] == Event(3, "failed", {"try": 5})
+
+
+def test_the_record_of_a_round():
+    updates = [
+        contribution("b", [3, 4, 0, 0, 0, 0], samples=30, loss=2.0, correct=3, tested=4),
+        contribution("a", [1, 0, 0, 0, 0, 0], samples=10, loss=1.0),
+    ]
+    state = on_declined(asking("a", "b", "c"), "c", DATA)
+    state = received(received(state, "a"), "b")
+    state = noted(dataclasses.replace(state, contributions=PersistentList(updates)), "rollover", {"epoch": 2})
+    outcome = Outcome({"a": 0, "b": 1}, (Event(7, "split", {"cluster": 0}),), {"b": 20.0, "a": 5.0})
+    record = record_of(state, state.plan, outcome)
+    assert (record.round, record.final, record.ordered, record.contributed) == (7, False, 3, 2)
+    assert (record.missing, record.declined) == (("c",), {"c": "data"})
+    assert record.loss == pytest.approx((1.0 * 10 + 2.0 * 30) / 40)
+    assert (record.correct, record.tested, record.device_accuracy) == (3, 4, {"b": (3, 4)})
+    assert list(record.norms.items()) == [("a", 1.0), ("b", 5.0)]
+    assert list(record.capped) == ["a", "b"]
+    assert record.clusters == {"a": 0, "b": 1}
+    assert record.events == ({"round": 7, "kind": "rollover", "epoch": 2}, {"round": 7, "kind": "split", "cluster": 0})
+
+
+def test_updates_left_out_because_of_their_norm_have_no_part_in_the_loss():
+    updates = [contribution("a", loss=1.0), contribution("b", loss=1e9, norm=99.0)]
+    state = asking("a", "b", contributions=PersistentList(updates))
+    record = record_of(state, state.plan, OUTCOME, {"b": 99.0})
+    assert (record.loss, record.refused_norm, record.contributed) == (1.0, {"b": 99.0}, 2)
+
+
+def test_a_round_without_uploads_has_a_loss_of_zero():
+    state = asking("a")
+    record = record_of(state, state.plan, Outcome({}))
+    assert (record.loss, record.contributed, record.missing) == (0.0, 0, ("a",))
+
+
+def test_the_metadata_of_a_restart_name_the_epoch_and_the_rollover_under_way():
+    plain = fleet(since=4, generation=3, levels={"0": 1.5}, news=(Event(1, "x", {}),)).resume_metadata
+    assert (plain.epoch, plain.key_id, plain.since, plain.generation) == (1, run_plan().key_id, 4, 3)
+    assert (plain.open, plain.step, plain.rollover, plain.levels) == (False, 0, None, {"0": 1.5})
+    assert plain.news == (Event(1, "x", {}),)
+    rolling = asking("a", step=1, rollover=Rollover(generation=9, tries=2, folder="a"))
+    assert rolling.resume_metadata.open
+    assert rolling.resume_metadata.step == 1
+    assert rolling.resume_metadata.rollover == RolloverProgress(9, 2, "a", False)

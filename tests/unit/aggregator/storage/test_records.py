@@ -1,0 +1,119 @@
+"""The records of closed rounds in a database: packed in blocks, read back in order, and damaged."""
+
+import json
+import sqlite3
+import zlib
+from contextlib import closing
+
+import pytest
+
+from aggregator.storage import records
+from aggregator.storage.records import BLOCK_ROUNDS, read, read_last, write
+
+
+@pytest.fixture
+def database():
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
+        made.executescript(records.TABLES)
+        yield made
+
+
+def record(round_):
+    return {"round": round_, "loss": round_ / 7, "norms": {"dev-1": 1.5}, "device_accuracy": {"dev-1": [3, 4]}}
+
+
+def without_figures(round_):
+    return {**record(round_), "norms": {}, "device_accuracy": {}}
+
+
+def fill(database, count):
+    for round_ in range(1, count + 1):
+        write(database, round_, record(round_))
+
+
+def blocks(database):
+    return database.execute("SELECT first FROM past ORDER BY first").fetchall()
+
+
+def test_before_the_first_round_there_is_nothing(database):
+    assert read(database) == []
+    assert read_last(database) is None
+
+
+def test_rounds_are_stored_in_full_until_there_are_two_blocks_of_them(database):
+    fill(database, 2 * BLOCK_ROUNDS - 1)
+    assert blocks(database) == []
+    assert read(database) == [record(r) for r in range(1, 2 * BLOCK_ROUNDS)]
+
+
+def test_then_the_earlier_half_is_packed_without_the_figures_of_single_devices(database):
+    fill(database, 2 * BLOCK_ROUNDS)
+    assert blocks(database) == [(1,)]
+    first = [without_figures(r) for r in range(1, BLOCK_ROUNDS + 1)]
+    rest = [record(r) for r in range(BLOCK_ROUNDS + 1, 2 * BLOCK_ROUNDS + 1)]
+    assert read(database) == first + rest
+    assert read_last(database) == record(2 * BLOCK_ROUNDS)
+
+
+def test_several_blocks_are_read_in_the_order_of_their_rounds(database):
+    fill(database, 5 * BLOCK_ROUNDS)
+    assert [first for (first,) in blocks(database)] == [1 + BLOCK_ROUNDS * i for i in range(4)]
+    assert [r["round"] for r in read(database)] == list(range(1, 5 * BLOCK_ROUNDS + 1))
+
+
+def test_a_round_that_is_written_again_replaces_its_record(database):
+    """An aggregator that is killed between the snapshot and the record closes the round a second time."""
+    fill(database, 3)
+    write(database, 3, {**record(3), "loss": 9.0})
+    assert [r["loss"] for r in read(database)] == [1 / 7, 2 / 7, 9.0]
+
+
+def test_a_record_without_figures_of_devices_is_stored_as_it_is(database):
+    write(database, 1, {"round": 1, "final": True})
+    assert read(database) == [{"round": 1, "final": True}]
+    assert read_last(database) == {"round": 1, "final": True}
+
+
+def test_a_record_and_the_block_it_fills_are_one_transaction(database):
+    fill(database, 2 * BLOCK_ROUNDS - 1)
+    before = read(database)
+    database.execute("BEGIN")
+    write(database, 2 * BLOCK_ROUNDS, record(2 * BLOCK_ROUNDS))
+    database.execute("ROLLBACK")
+    assert read(database) == before
+    assert blocks(database) == []
+
+
+def damage(database, change):
+    (block,) = database.execute("SELECT records FROM past").fetchone()
+    database.execute("UPDATE past SET records = ?", (change(block),))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda _: b"", "^a block of records is cut short or too large$"),
+        (lambda block: block[: len(block) // 2], "^a block of records is cut short or too large$"),
+        (lambda _: b"junk", "^a block of records is damaged: "),
+        (lambda block: block[:-1] + bytes([block[-1] ^ 1]), "^a block of records is damaged: "),
+        (lambda _: zlib.compress(b"{"), "Expecting"),
+    ],
+    ids=["empty", "half", "junk", "wrong checksum", "no JSON"],
+)
+def test_a_damaged_block_is_an_error_and_the_last_round_is_still_read(database, change, message):
+    fill(database, 2 * BLOCK_ROUNDS)
+    damage(database, change)
+    with pytest.raises(ValueError, match=message):
+        read(database)
+    assert read_last(database) == record(2 * BLOCK_ROUNDS)
+
+
+def test_a_block_is_not_unpacked_beyond_its_largest_size(database, monkeypatch):
+    """A few damaged bytes could otherwise fill the memory."""
+    fill(database, 2 * BLOCK_ROUNDS)
+    size = len("\n".join(json.dumps({"round": r, "loss": r / 7}) for r in range(1, BLOCK_ROUNDS + 1)))
+    monkeypatch.setattr(records, "MAX_BLOCK_BYTES", size)
+    assert len(read(database)) == 2 * BLOCK_ROUNDS
+    monkeypatch.setattr(records, "MAX_BLOCK_BYTES", size - 1)
+    with pytest.raises(ValueError, match=r"^a block of records is cut short or too large$"):
+        read(database)
