@@ -1,0 +1,74 @@
+"""Documents that are signed in clear: whose they are, of which type, and of which version."""
+
+import dataclasses
+
+import pytest
+
+from crypto.seal.identity import SIGNATURE_BYTES, Identity
+from crypto.seal.signed import open_document, peek_document, sign_document
+from shoal.errors import UntrustedError, WireError
+from shoal.protocol.codec import encode
+from shoal.protocol.documents import Card, Roster, Setting
+
+OWNER, OTHER = Identity.generate("owner"), Identity.generate("owner")
+KEY = OWNER.member.sign_key
+CARD = Card("device", OWNER.member)
+SIGNED = sign_document(OWNER, CARD)
+
+
+def test_a_document_is_its_signature_followed_by_its_bytes():
+    assert SIGNED[SIGNATURE_BYTES:] == encode(CARD)
+    assert open_document(SIGNED, Card, KEY) == CARD
+    assert open_document(memoryview(SIGNED), Card, KEY) == CARD
+
+
+def test_a_document_of_another_signer_is_refused():
+    with pytest.raises(UntrustedError):
+        open_document(SIGNED, Card, OTHER.member.sign_key)
+
+
+@pytest.mark.parametrize("at", [0, SIGNATURE_BYTES - 1, SIGNATURE_BYTES, len(SIGNED) - 1])
+def test_one_changed_bit_is_refused(at):
+    altered = bytearray(SIGNED)
+    altered[at] ^= 1
+    with pytest.raises(UntrustedError):
+        open_document(altered, Card, KEY)
+
+
+@pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b + b"\0"], ids=["cut", "longer"])
+def test_a_document_of_another_length_is_refused(change):
+    with pytest.raises(UntrustedError):
+        open_document(change(SIGNED), Card, KEY)
+
+
+def test_the_signature_of_one_type_is_none_for_another():
+    """Both types may have the same bytes: the signature covers the type's name as well."""
+    content = encode(Setting("a", "b"))
+    signed = OWNER.sign("document/Roster", content) + content
+    with pytest.raises(UntrustedError):
+        open_document(signed, Setting, KEY)
+    with pytest.raises(UntrustedError):
+        open_document(SIGNED, Roster, KEY)
+
+
+@pytest.mark.parametrize("size", [0, 1, SIGNATURE_BYTES])
+def test_bytes_that_hold_no_more_than_a_signature_are_too_short(size):
+    with pytest.raises(WireError, match=f"^{size} bytes are too short for a signed Card$"):
+        open_document(SIGNED[:size], Card, KEY)
+
+
+def test_a_document_of_another_version_is_told_from_a_forgery_with_what_to_do():
+    """Its signature is valid, and its bytes are not a document of this version."""
+    content = encode(CARD) + b"one more field"
+    signed = OWNER.sign("document/Card", content) + content
+    with pytest.raises(WireError, match=r"^this Card was signed by another version of Shoal \(") as caught:
+        open_document(signed, Card, KEY)
+    assert not isinstance(caught.value, UntrustedError)
+    assert "one version" in caught.value.hint
+
+
+def test_a_peek_checks_no_signature_but_the_form():
+    stranger = dataclasses.replace(CARD, role="aggregator")
+    assert peek_document(bytes(SIGNATURE_BYTES) + encode(stranger), Card) == stranger
+    with pytest.raises(WireError):
+        peek_document(bytes(SIGNATURE_BYTES) + b"junk", Card)
