@@ -1,27 +1,37 @@
-"""Which runs an aggregator may serve with the roster and the keys that it has, and when it changes over to newer ones."""
+"""The aggregator's membership: runs that it may serve with its roster and keys, and messages that it opens."""
+
+import dataclasses
 
 import pytest
 
 from aggregator import membership as aggregators
-from edge_client import membership as enrolment
-from shoal.errors import UntrustedError
-from shoal.owner.keys.directory import FleetDirectory
+from crypto.seal.envelope import GroupKey, SealError, seal_to_group
+from crypto.seal.identity import Identity, fingerprint
+from crypto.seal.signed import sign_document
+from edge_client.protocol.presence import presence
+from shoal.errors import ConfigError, NotEnrolledError, UntrustedError
+from shoal.membership.directory import ROSTER_FILE
+from shoal.protocol.chunking import Fingerprint
+from shoal.protocol.messages import Sealed
+from shoal.protocol.reassembly import Reassembler
+from shoal.util.files import write_private
+from tests.helpers.parties import Parties
 from tests.helpers.plans import run_plan
 
 
 @pytest.fixture
-def fleet(tmp_path):
-    made = FleetDirectory.create(tmp_path / "owner", "demo", "mqtt://loopback")
-    made.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
-    for name in ("dev-1", "dev-2"):
-        made.add_device(enrolment.init(tmp_path / name, name).read_bytes())
-    return made
+def parties(tmp_path):
+    return Parties(tmp_path, "dev-1", "dev-2")
 
 
 @pytest.fixture
-def server(fleet, tmp_path):
-    card = (tmp_path / "server" / "aggregator.card").read_bytes()
-    return aggregators.join(tmp_path / "server", fleet.add_aggregator(card).read_bytes(), fleet.fingerprint)
+def fleet(parties):
+    return parties.owner
+
+
+@pytest.fixture
+def server(parties):
+    return parties.server
 
 
 def signed_now(fleet, run=1):
@@ -32,7 +42,7 @@ def keys(fleet):
     return (fleet.path / "grants" / "aggregator.grant").read_bytes()
 
 
-def test_a_run_of_the_roster_at_hand_is_served(fleet, server):
+def test_a_run_of_the_current_roster_is_served(fleet, server):
     assert server.reason(signed_now(fleet)) == ""
 
 
@@ -45,7 +55,7 @@ def test_a_run_under_a_newer_roster_waits_for_it(fleet, server):
 
 
 def test_a_run_with_newer_keys_waits_for_them_and_puts_them_in_force(fleet, server):
-    """Also where the roster has come already; a run of before is served with the keys of before, as long as it comes first."""
+    """This holds if the roster arrives first, too. A run of before is served with the keys of before if it begins first."""
     old = signed_now(fleet)
     before = server.grant.broadcast_key
     fleet.revoke("dev-2")
@@ -64,7 +74,7 @@ def test_a_run_with_newer_keys_waits_for_them_and_puts_them_in_force(fleet, serv
 
 
 def test_keys_say_which_roster_goes_with_them(fleet, server):
-    """It comes by itself, and nobody works on under the older secrets until it has."""
+    """It arrives in a message of its own, and no round opens under the older secrets until it has."""
     before = server.roster
     fleet.revoke("dev-2")
     server.take_grant(keys(fleet))
@@ -78,3 +88,103 @@ def test_keys_for_a_device_are_not_the_aggregators(fleet, server):
     with pytest.raises(UntrustedError):
         server.take_grant((fleet.path / "grants" / "dev-1.grant").read_bytes())
     assert server.next is None
+
+
+def test_a_directory_without_a_grant_belongs_to_no_fleet(tmp_path):
+    with pytest.raises(NotEnrolledError, match="belongs to no fleet"):
+        aggregators.AggregatorMembership(tmp_path)
+
+
+def test_init_makes_the_directory_of_runs_and_keys_that_are_never_overwritten(tmp_path):
+    card = aggregators.init(tmp_path / "a", "harbour")
+    assert card.name == "harbour.card"
+    assert (tmp_path / "a" / aggregators.RUNS_DIRECTORY).is_dir()
+    with pytest.raises(ConfigError, match="holds keys already"):
+        aggregators.init(tmp_path / "a", "harbour")
+
+
+def test_a_roster_that_names_another_aggregator_is_refused(fleet, server):
+    """Signed by the owner: the fleet has taken another aggregator in."""
+    other = Identity.generate("aggregator").member
+    roster = dataclasses.replace(fleet.roster, sequence=fleet.roster.sequence + 1, aggregator=other)
+    write_private(server.directory / ROSTER_FILE, sign_document(fleet.owner, roster))
+    with pytest.raises(UntrustedError, match=f"does not name this aggregator .{fingerprint(server.identity.member)}"):
+        aggregators.AggregatorMembership(server.directory)
+
+
+def test_only_the_broadcast_key_changes_when_a_rollover_starts(parties, server):
+    """The grant in force stays until the new mask epoch begins: the rollover may fail."""
+    before, grant = server.group, server.grant
+    server.turn_to(99)
+    assert server.group == before, "no newer keys have arrived"
+    parties.owner.rotate()
+    server.take_grant(parties.grant())
+    newest = parties.owner.roster.keys_since
+    server.turn_to(newest - 1)
+    assert server.group == before
+    server.turn_to(newest)
+    assert server.group.secret == parties.owner.secrets.broadcast_key
+    assert server.grant == grant
+
+
+def test_a_run_may_roll_over_to_keys_that_are_newer_than_its_plan(parties, server):
+    run = signed_now(parties.owner)
+    parties.owner.rotate()
+    server.take_grant(parties.grant())
+    server.adopt(parties.owner.roster_bytes)
+    newest = parties.owner.roster.keys_since
+    server.promote(server.next)
+    assert server.reason(run, turned_to=newest) == ""
+    for turned_to in (None, newest - 1):
+        with pytest.raises(UntrustedError, match=r"^run 1 was made with keys that have been replaced since$") as caught:
+            server.reason(run, turned_to=turned_to)
+        assert "shoal-fleet run" in caught.value.hint
+
+
+# ------------------------------------------------------------------------------------------- messages of devices
+
+
+def said(member):
+    """Return the envelope of a device's presence, and its digest."""
+    transfer = Reassembler().add("x", presence(member, 1, online=True)[1], 0.0)
+    return transfer.payload, transfer.signed
+
+
+def test_a_presence_is_opened_under_keys_in_force_and_under_later_ones(parties, server):
+    member = parties.members["dev-1"]
+    old = said(member)
+    parties.owner.rotate()
+    for party, name in ((server, "aggregator"), (member, "dev-1")):
+        party.take_grant(parties.grant(name))
+    member.promote(member.next)
+    new = said(member)
+    plain = {bytes(server.open_from_device(member.identity.member, *each)) for each in (old, new)}
+    assert len(plain) == 1
+    server.promote(server.next)
+    server.open_from_device(member.identity.member, *new)
+    with pytest.raises(SealError):
+        server.open_from_device(member.identity.member, *old)
+
+
+def test_a_message_that_another_device_signed_is_refused(parties, server):
+    with pytest.raises(SealError):
+        server.open_from_device(parties.members["dev-2"].identity.member, *said(parties.members["dev-1"]))
+
+
+def test_a_presence_is_recognised_by_its_signature_though_its_key_is_unknown(parties, server):
+    member = parties.members["dev-1"]
+    unknown = GroupKey("reef", "broadcast", bytes(32))
+
+    def sealed(fleet="reef", purpose="presence", sender="dev-1", signer=member.identity):
+        payload = memoryview(seal_to_group(signer, unknown, Sealed(fleet, purpose, sender, "*"), b"x"))
+        return payload, Fingerprint.of(payload).signed
+
+    ours = member.identity.member
+    assert server.is_presence_of(ours, *sealed())
+    for wrong in (
+        {"fleet": "atoll"},
+        {"purpose": "control"},
+        {"sender": "dev-2"},
+        {"signer": parties.members["dev-2"].identity},
+    ):
+        assert not server.is_presence_of(ours, *sealed(**wrong)), wrong

@@ -1,0 +1,248 @@
+"""The texts and figures of `shoal-aggregator status`, and the other commands without a process."""
+
+import dataclasses
+import json
+
+import pytest
+
+from aggregator import cli
+from aggregator.rounds.events import RoundRecord
+from aggregator.run_log import CAPPED_HINT, REFUSED_NORM_HINT
+from aggregator.storage.run_status import keep_waiting
+from aggregator.storage.store import DATABASE, Store
+from crypto.seal.identity import fingerprint
+from crypto.seal.signed import sign_document
+from shoal.errors import NotEnrolledError, UntrustedError
+from shoal.protocol.codec import encode
+from shoal.protocol.documents import RunPackage
+from shoal.util.locks import exclusive
+from tests.helpers.parties import Parties
+from tests.helpers.plans import run_plan
+
+RECORD = dataclasses.asdict(
+    RoundRecord(
+        round=1,
+        final=False,
+        ordered=2,
+        contributed=2,
+        missing=(),
+        loss=0.5,
+        correct=3,
+        tested=4,
+        norms={},
+        clusters={"dev-1": 0, "dev-2": 0},
+        events=(),
+        device_accuracy={},
+    )
+)
+
+
+class Place:
+    """An aggregator's directory with runs, and the output of `status` on it."""
+
+    def __init__(self, root, capsys):
+        self.parties = Parties(root, "dev-1", "dev-2")
+        self.directory, self._capsys = self.parties.server.directory, capsys
+
+    def run(self, number=1, records=(), **changes):
+        """Sign a run, and store the records of its closed rounds."""
+        sequence = self.parties.owner.roster.sequence
+        fields = {"run": number, "roster_sequence": sequence, "min_contributors": 1, **changes}
+        plan = run_plan(fleet="reef", **fields)
+        package = encode(RunPackage(sign_document(self.parties.owner.owner, plan), b"task", b"origins"))
+        (self.directory / "runs" / f"{number}.run").write_bytes(package)
+        if records:
+            store = Store(self.folder(number), plan)
+            for place, record in enumerate(records, 1):
+                store.record(place, {**RECORD, "round": place, **record})
+            store.close()
+        return plan
+
+    def folder(self, number=1):
+        return self.directory / f"run-{number:06d}"
+
+    def status(self):
+        """Return the lines of the status without the first."""
+        cli.status(self.directory)
+        return self._capsys.readouterr().out.splitlines()[1:]
+
+    def data(self):
+        cli.status(self.directory, json=True)
+        return json.loads(self._capsys.readouterr().out)["data"]
+
+
+@pytest.fixture
+def place(tmp_path, capsys):
+    return Place(tmp_path, capsys)
+
+
+def test_a_fleet_without_runs(place, capsys):
+    cli.status(place.directory)
+    assert capsys.readouterr().out == "fleet reef, devices: 2, runs: 0, not serving\n"
+
+
+def test_a_serving_aggregator_says_so(place):
+    assert not place.data()["serving"]
+    with exclusive(place.directory, wait_s=0, hint="-"):
+        assert place.data()["serving"]
+
+
+def test_a_run_that_has_not_begun(place):
+    place.run(rounds=7)
+    assert place.status() == ["run 1: fedavg, mask permutation, 0 of 7 rounds closed"]
+    (run,) = place.data()["runs"]
+    assert (run["closed"], run["finished"], run["loss"], run["accuracy"], run["clusters"]) == (
+        0,
+        False,
+        None,
+        None,
+        None,
+    )
+
+
+def test_a_run_in_its_middle_shows_clusters_and_accuracy_of_its_last_round(place):
+    place.run(records=[{"clusters": {}}, {"correct": 1, "clusters": {"dev-1": 4, "dev-2": 7}}])
+    assert place.status() == [
+        "run 1: fedavg, mask permutation, 2 of 20 rounds closed, clusters: 1+1 devices, accuracy 25.0%"
+    ]
+
+
+def test_clusters_are_those_of_the_last_round_that_had_any_and_accuracy_of_the_very_last(place):
+    apart = {"dev-1": 4, "dev-2": 7}
+    place.run(records=[{}, {"clusters": apart}, {"clusters": {}, "tested": 0, "correct": 0}])
+    (run,) = place.data()["runs"]
+    assert (run["cluster_sizes"], run["accuracy"], run["closed"]) == ([1, 1], None, 3)
+    assert place.status()[0].endswith("3 of 20 rounds closed, clusters: 1+1 devices")
+
+
+def test_a_finished_run(place):
+    place.run(records=[{"final": True}])
+    assert place.status() == ["run 1: fedavg, mask permutation, finished, clusters: 2 devices, accuracy 75.0%"]
+
+
+def test_runs_are_listed_by_number(place):
+    for number in (10, 9):
+        place.run(number)
+    assert [r["run"] for r in place.data()["runs"]] == [9, 10]
+
+
+def test_declined_and_too_small_clusters_are_named_in_the_line_of_the_run(place):
+    place.run(records=[{"declined": {"dev-2": "data"}, "clusters": {"dev-1": 0, "dev-2": 1}}], min_contributors=2)
+    (line,) = place.status()
+    assert line.endswith("; data do not fit the task: dev-2; too small to be averaged: 2")
+
+
+def test_limits_are_counted_over_all_rounds_and_each_has_its_hint(place):
+    place.run(records=[{"capped": {"dev-1": 3.0}}, {"capped": {"dev-1": 3.0}, "refused_norm": {"dev-2": 9.0}}])
+    assert place.status()[1:] == [
+        "run 1 limits: left out, norm above ten times the median: dev-2 (rounds: 1); weight capped: dev-1 (rounds: 2)",
+        f"  hint: {REFUSED_NORM_HINT}",
+        f"  hint: {CAPPED_HINT}",
+    ]
+
+
+def test_records_of_an_earlier_version_without_limits_are_shown(place):
+    place.run(records=[{}])
+    store = Store(place.folder(), run_plan(fleet="reef", roster_sequence=place.parties.owner.roster.sequence))
+    old = {k: v for k, v in RECORD.items() if k not in ("declined", "capped", "refused_norm")}
+    store.record(2, {**old, "round": 2})
+    store.close()
+    (run,) = place.data()["runs"]
+    assert (run["closed"], run["declined"], run["capped"]) == (2, {}, {})
+
+
+def test_the_waiting_line_is_shown_only_while_the_aggregator_runs(place):
+    """A killed one leaves its line behind."""
+    place.run(records=[{}])
+    keep_waiting(place.folder(), "round 2: 1 of 2, waiting for dev-2", {"here": 1})
+    assert len(place.status()) == 1
+    assert place.data()["runs"][0]["shortage"] is None
+    with exclusive(place.directory, wait_s=0, hint="-"):
+        assert place.status()[1] == "run 1 now: round 2: 1 of 2, waiting for dev-2"
+        assert place.data()["runs"][0]["shortage"] == {"here": 1}
+
+
+def test_an_unfinished_run_that_a_later_one_has_overtaken_says_why_it_waits_for_nothing(place):
+    place.run(1, records=[{}])
+    place.run(2, records=[{}])
+    first, second = place.status()
+    assert "; run 1 is older than run 2, which was begun here" in first
+    assert "older" not in second
+
+
+def test_a_finished_run_is_never_called_too_old(place):
+    place.run(1, records=[{"final": True}])
+    place.run(2, records=[{}])
+    assert place.data()["runs"][0]["older"] == ""
+
+
+def test_a_damaged_run_is_shown_as_damaged_and_the_others_as_they_are(place):
+    place.run(1, records=[{}])
+    place.run(2, records=[{}])
+    (place.folder(1) / DATABASE).write_bytes(b"no database " * 100)
+    for suffix in ("-wal", "-shm"):
+        (place.folder(1) / f"{DATABASE}{suffix}").unlink(missing_ok=True)
+    first, second = place.status()
+    assert "can't be read" in first
+    assert "restore it from a backup" in first
+    assert second.startswith("run 2: fedavg, mask permutation, 1 of 20")
+
+
+def test_a_record_that_lacks_its_figures_is_damage_not_a_traceback(place):
+    plan = place.run()
+    store = Store(place.folder(), plan)
+    store.record(1, {"round": 1})
+    store.close()
+    assert "can't be read: KeyError" in place.data()["runs"][0]["damage"]
+
+
+def test_a_file_that_is_no_run_of_this_owner_is_named_with_the_reason(place):
+    (place.directory / "runs" / "x.run").write_bytes(b"junk")
+    (line,) = place.status()
+    assert line.startswith("x.run is no run of this fleet: ")
+    assert list(place.data()["refused"]) == ["x.run"]
+
+
+def test_a_directory_of_no_fleet_is_an_error(tmp_path):
+    with pytest.raises(NotEnrolledError):
+        cli.status(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------- other commands
+
+
+def test_init_prints_the_card_for_programs_and_the_fingerprint_for_people(tmp_path, capsys):
+    cli.init(tmp_path / "new", "harbour")
+    said = capsys.readouterr()
+    assert said.out == f"{tmp_path / 'new' / 'harbour.card'}\n"
+    assert "fingerprint " in said.err
+    assert "shoal-fleet add-aggregator" in said.err
+
+
+def test_join_says_where_run_files_belong(place, tmp_path, capsys):
+    grant = place.parties.owner.path / "grants" / "aggregator.grant"
+    owner = place.parties.owner
+    grant.write_bytes(owner.grant_for(owner.cards()[0]))
+    cli.join(place.directory, grant, owner.fingerprint)
+    assert capsys.readouterr().out == f"joined fleet reef; put the owner's run files into {place.directory / 'runs'}\n"
+
+
+def test_join_names_the_grant_that_is_refused(place, tmp_path):
+    grant = place.parties.owner.path / "grants" / "aggregator.grant"
+    stranger = fingerprint(place.parties.members["dev-1"].identity.member)
+    with pytest.raises(UntrustedError, match=r"^this grant is from owner "):
+        cli.join(place.directory, grant, stranger)
+    junk = tmp_path / "junk.grant"
+    junk.write_bytes(b"junk")
+    with pytest.raises(Exception, match=r"junk.grant") as caught:
+        cli.join(place.directory, junk, place.parties.owner.fingerprint)
+    assert "shoal-fleet add-aggregator prints the path of the grant" in caught.value.hint
+
+
+def test_config_prints_each_value_with_its_source(tmp_path, capsys):
+    file = tmp_path / "a.toml"
+    file.write_text('[aggregator]\ndevice = "cpu"\n')
+    cli.show_config(file, tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("device") and "cpu" in line and "a.toml" in line for line in lines)
+    assert any(line.startswith("dir") and str(tmp_path) in line for line in lines)

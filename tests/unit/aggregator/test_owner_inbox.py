@@ -1,0 +1,158 @@
+"""The owner's messages to the running aggregator: newer rosters, newer keys, and forgeries of both."""
+
+import dataclasses
+
+import pytest
+
+from aggregator.owner_inbox import OwnerInbox
+from crypto.seal.envelope import SealError
+from crypto.seal.identity import Identity
+from crypto.seal.signed import sign_document
+from shoal.errors import UntrustedError, WireError
+from shoal.membership.roster import RosterForkError
+from shoal.protocol.channels import KEYS
+from shoal.protocol.chunking import ChunkKind, split
+from shoal.protocol.reassembly import Reassembler
+from tests.helpers.parties import TOPICS, Line, Parties, owners_roster
+
+ROSTER, OWN_KEYS = TOPICS.owner_roster, TOPICS.keys("aggregator")
+
+
+@pytest.fixture
+def parties(tmp_path):
+    return Parties(tmp_path, "dev-1")
+
+
+@pytest.fixture
+def inbox(parties):
+    return OwnerInbox(parties.server)
+
+
+def keys(parties, name="aggregator"):
+    (chunk,) = split(parties.grant(name), kind=KEYS.kind, round=0)
+    return chunk
+
+
+def test_it_listens_to_the_owners_rosters_and_to_its_own_keys_alone(inbox):
+    line = Line()
+    inbox.subscribe(line)
+    assert line.filters == [f"{ROSTER}/#", f"{OWN_KEYS}/#"]
+
+
+def test_messages_of_others_are_left_to_the_caller(inbox):
+    for topic in (TOPICS.up("dev-1"), TOPICS.state("dev-1"), TOPICS.round):
+        assert not inbox.take(topic, b"anything", 0.0)
+
+
+def test_a_newer_roster_is_adopted_and_logged_once(parties, inbox, caplog):
+    caplog.set_level("INFO")
+    parties.owner.renew()
+    for _ in range(2):
+        assert inbox.take(ROSTER, owners_roster(parties), 0.0)
+    assert parties.server.roster == parties.owner.roster
+    assert [r.message for r in caplog.records] == ["new roster from the owner"]
+
+
+def test_newer_keys_wait_for_the_next_run_and_are_logged_once(parties, inbox, caplog):
+    caplog.set_level("INFO")
+    before = parties.server.grant
+    parties.owner.rotate()
+    for _ in range(2):
+        assert inbox.take(OWN_KEYS, keys(parties), 0.0)
+    assert parties.server.next.broadcast_key == parties.owner.secrets.broadcast_key
+    assert parties.server.grant == before
+    assert [r.message for r in caplog.records] == ["newer keys"]
+
+
+def test_a_cleared_message_changes_nothing(parties, inbox):
+    before = parties.server.roster_bytes
+    assert inbox.take(ROSTER, b"", 0.0)
+    assert inbox.take(OWN_KEYS, b"", 0.0)
+    assert parties.server.roster_bytes == before
+
+
+def test_a_roster_in_pieces_is_adopted_when_all_are_there(parties, inbox):
+    roster = dataclasses.replace(parties.owner.roster, sequence=99, revoked=tuple(f"gone-{i:02}" for i in range(200)))
+    signed = sign_document(parties.owner.owner, roster)
+    whole = Reassembler().add("x", owners_roster(parties, signed), 0.0).payload
+    *pieces, last = split(bytes(whole), kind=ChunkKind.ROSTER, round=0, chunk_bytes=1024)
+    assert pieces
+    for piece in pieces:
+        assert inbox.take(ROSTER, piece, 0.0)
+    assert parties.server.roster_bytes != signed
+    inbox.take(ROSTER, last, 0.0)
+    assert parties.server.roster_bytes == signed
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"fleet": "atoll"}, "of 'owner' where the owner's roster belongs$"),
+        ({"sender": "dev-1"}, "of 'dev-1' where the owner's roster belongs$"),
+        ({"purpose": "grant/aggregator"}, "^a grant/aggregator of 'owner' where the owner's roster belongs$"),
+        ({"purpose": "roster-change"}, "where the owner's roster belongs$"),
+        ({"signer": Identity.generate("owner")}, "^a sealed message was refused$"),
+        ({"to": Identity.generate("aggregator").member}, "^a sealed message was refused$"),
+    ],
+    ids=["fleet", "sender", "purpose", "longer purpose", "signer", "recipient"],
+)
+def test_a_roster_that_is_not_the_owners_to_us_is_refused(parties, inbox, changes, error):
+    before = parties.server.roster
+    parties.owner.renew()
+    with pytest.raises(UntrustedError, match=error):
+        inbox.take(ROSTER, owners_roster(parties, **changes), 0.0)
+    assert parties.server.roster == before
+
+
+def test_a_sealed_roster_that_another_party_signed_inside_is_refused(parties, inbox):
+    """The envelope is the owner's, the roster in it is not."""
+    roster = dataclasses.replace(parties.owner.roster, sequence=99)
+    with pytest.raises(UntrustedError, match=r"not by|signature"):
+        inbox.take(ROSTER, owners_roster(parties, sign_document(Identity.generate("owner"), roster)), 0.0)
+
+
+def test_a_rolled_back_roster_is_refused(parties, inbox):
+    old = owners_roster(parties)
+    parties.owner.renew()
+    inbox.take(ROSTER, owners_roster(parties), 0.0)
+    with pytest.raises(UntrustedError, match="refused as a rollback"):
+        inbox.take(ROSTER, old, 0.0)
+    assert parties.server.roster == parties.owner.roster
+
+
+def test_each_fork_is_refused_every_time_and_logged_as_an_error_once(parties, inbox, caplog):
+    roster = parties.owner.roster
+    forks = [sign_document(parties.owner.owner, dataclasses.replace(roster, revoked=(n,))) for n in ("dev-1", "dev-2")]
+    for fork in (*forks, *forks):
+        with pytest.raises(RosterForkError):
+            inbox.take(ROSTER, owners_roster(parties, fork), 0.0)
+    errors = [r for r in caplog.records if r.levelname == "ERROR"]
+    assert [r.message for r in errors] == ["two rosters of one sequence"] * 2
+    assert parties.server.roster == roster
+
+
+def test_keys_on_another_partys_topic_are_refused_before_they_are_read(parties, inbox):
+    with pytest.raises(UntrustedError, match=r"^keys for 'dev-1', which the aggregator has not subscribed to$"):
+        inbox.take(TOPICS.keys("dev-1"), b"junk", 0.0)
+
+
+def test_keys_that_are_sealed_to_a_device_are_refused(parties, inbox):
+    parties.owner.rotate()
+    with pytest.raises(UntrustedError):
+        inbox.take(OWN_KEYS, keys(parties, "dev-1"), 0.0)
+    assert parties.server.next is None
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [b"junk", split(b"x" * 100, kind=ChunkKind.UPLOAD, round=0)[0], split(b"x" * 100, kind=KEYS.kind, round=0)[0]],
+)
+def test_malformed_messages_are_wire_errors(inbox, chunk):
+    with pytest.raises(WireError):
+        inbox.take(ROSTER, chunk, 0.0)
+
+
+def test_the_roster_of_an_owner_that_we_did_not_join_is_no_seal_of_ours(parties, inbox, tmp_path):
+    other = Parties(tmp_path / "other", "dev-1")
+    with pytest.raises(SealError):
+        inbox.take(ROSTER, owners_roster(other, to=parties.server.identity.member), 0.0)

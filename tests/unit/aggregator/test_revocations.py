@@ -1,0 +1,114 @@
+"""Revoked devices that still send: they get the owner's roster, at growing pauses, and no stranger gets any."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from aggregator.revocations import FIRST_PAUSE_S, MAX_PAUSE_S, Revocations
+from crypto.seal.envelope import GroupKey, seal_to_group
+from crypto.seal.identity import Identity
+from shoal.protocol.chunking import ChunkKind, split
+from shoal.protocol.messages import Sealed
+
+DEVICES = {name: Identity.generate(name) for name in ("gone", "here", "late")}
+ROSTER = SimpleNamespace(devices=tuple(i.member for i in DEVICES.values()), revoked=("gone", "unlisted"), sequence=8)
+
+
+class Publisher:
+    """Records the rosters sent."""
+
+    def __init__(self):
+        self.sent = []
+
+    def revoked(self, member, signed):
+        """Record a roster."""
+        self.sent.append((member.name, signed))
+
+
+@pytest.fixture
+def publisher():
+    return Publisher()
+
+
+@pytest.fixture
+def revocations(publisher):
+    membership = SimpleNamespace(fleet="reef", roster=ROSTER, roster_bytes=b"signed by the owner")
+    return Revocations(membership, publisher)
+
+
+def message(device="gone", *, signer=None, fleet="reef", sender=None, body=10, chunks=1):
+    """Return the first chunk of a message sealed under a key that the aggregator does not have."""
+    group = GroupKey("reef", "broadcast", bytes(32))
+    head = Sealed(fleet, "presence", sender or device, "*")
+    sealed = seal_to_group(signer or DEVICES[device], group, head, bytes(body))
+    size = {} if chunks == 1 else {"chunk_bytes": -(-len(sealed) // chunks)}
+    pieces = split(sealed, kind=ChunkKind.STATE, round=0, **size)
+    assert len(pieces) == chunks
+    return pieces[0]
+
+
+def test_a_revoked_device_is_sent_the_roster_though_its_message_can_not_be_opened(revocations, publisher, caplog):
+    caplog.set_level("INFO")
+    revocations.look("gone", message(), 0.0)
+    assert publisher.sent == [("gone", b"signed by the owner")]
+    (record,) = caplog.records
+    assert record.kv == {"device": "gone", "roster": 8}
+
+
+def test_a_device_that_is_not_revoked_is_sent_nothing(revocations, publisher):
+    revocations.look("here", message("here"), 0.0)
+    assert publisher.sent == []
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        message(signer=DEVICES["here"]),
+        message(fleet="atoll"),
+        message("here"),
+        message(sender="here"),
+        message()[:-1] + bytes([message()[-1] ^ 1]),
+        b"junk",
+        b"",
+    ],
+    ids=["another signer", "another fleet", "another device's", "another sender", "altered", "junk", "empty"],
+)
+def test_a_message_that_the_device_did_not_sign_is_not_answered_and_starts_no_pause(revocations, publisher, chunk):
+    """Anybody can publish on its topic: a forgery must not delay the answer to its own message."""
+    revocations.look("gone", chunk, 0.0)
+    assert publisher.sent == []
+    revocations.look("gone", message(), 0.0)
+    assert len(publisher.sent) == 1
+
+
+def test_a_message_of_several_chunks_is_not_answered(revocations, publisher):
+    """An upload is followed by reminders, which have one."""
+    revocations.look("gone", message(body=4096, chunks=2), 0.0)
+    assert publisher.sent == []
+
+
+def test_a_revoked_name_that_the_roster_does_not_list_has_no_key_to_seal_to(revocations, publisher):
+    revocations.look("unlisted", message(), 0.0)
+    assert publisher.sent == []
+
+
+def test_pauses_double_up_to_the_longest(revocations, publisher):
+    now_s, pauses = 100.0, []
+    revocations.look("gone", message(), now_s)
+    for _ in range(9):
+        pause_s = 0.0
+        sent = len(publisher.sent)
+        while len(publisher.sent) == sent:
+            pause_s += FIRST_PAUSE_S
+            revocations.look("gone", message(), now_s + pause_s)
+        now_s += pause_s
+        pauses.append(pause_s)
+    assert pauses == [1, 2, 4, 8, 16, 32, MAX_PAUSE_S, MAX_PAUSE_S, MAX_PAUSE_S]
+
+
+def test_each_device_has_pauses_of_its_own(publisher):
+    roster = SimpleNamespace(devices=ROSTER.devices, revoked=("gone", "late"), sequence=8)
+    revocations = Revocations(SimpleNamespace(fleet="reef", roster=roster, roster_bytes=b"r"), publisher)
+    for device in ("gone", "late", "gone", "late"):
+        revocations.look(device, message(device), 0.5)
+    assert [device for device, _ in publisher.sent] == ["gone", "late"]

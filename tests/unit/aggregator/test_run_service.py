@@ -1,0 +1,288 @@
+"""One run on a transport: what is durable before it is published, events during a commit, deadlines, and refusals."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from aggregator.rounds.events import DeadlinePassed
+from aggregator.run_service import LOOK_S, RunService
+from aggregator.storage.run_status import read_records
+from aggregator.storage.store import Store
+from crypto.seal.envelope import seal_to_member
+from edge_client.protocol.presence import presence
+from shoal.protocol import channels
+from shoal.protocol.chunking import ChunkKind, split
+from shoal.protocol.codec import encode
+from shoal.protocol.documents import RunPackage
+from shoal.transport.base import Connected, Disconnected, Message
+from tests.helpers.parties import TOPICS, Line, Parties, owners_roster
+from tests.helpers.plans import run_plan, upload_of
+from tests.helpers.uploads import SlowDisk
+
+PACKAGE = encode(RunPackage(b"plan", b"task", b"origins"))
+DEADLINE_S = 30.0
+
+
+class Scene:
+    """A service with two devices, on a line that records; ``order`` has snapshots and announcements as they are made."""
+
+    def __init__(self, root, **plan):
+        self.parties = Parties(root, "dev-1", "dev-2")
+        roster = self.parties.owner.roster
+        fields = {"rounds": 3, "quorum": 0.5, "deadline_s": DEADLINE_S, **plan}
+        self.plan = run_plan(fleet="reef", roster_sequence=roster.sequence, **fields)
+        self.line, self.disk, self.order, self.now_s = Line(), SlowDisk(), [], 0.0
+        publish = self.line.publish
+
+        def announce(topic, payload, *, retain=False, qos=1):
+            if topic.startswith(TOPICS.round):
+                self.order.append("announce")
+            publish(topic, payload, retain=retain, qos=qos)
+
+        self.line.publish = announce
+        self.service = self.make()
+        self.service.start(0.0)
+
+    def make(self):
+        """Return a service on the scene's directory."""
+        order = self.order
+
+        class Watched(Store):
+            def snapshot(self, *arguments, **options):
+                order.append("snapshot")
+                super().snapshot(*arguments, **options)
+
+        server = self.parties.server
+        return RunService(
+            server,
+            self.plan,
+            PACKAGE,
+            self.line,
+            server.directory,
+            syncer=self.disk,
+            store_factory=Watched,
+        )
+
+    @property
+    def state(self):
+        return self.service.state
+
+    def come(self, *devices):
+        for device in devices:
+            topic, chunk = presence(self.parties.members[device], 1, online=True)
+            self.service.on_event(Message(topic, chunk), self.now_s)
+
+    def upload(self, *devices, commit=True):
+        """Let devices upload to the open round."""
+        server = self.parties.server.identity.member
+        for device in devices:
+            header, body = upload_of(self.service._engine, self.state, device, recipient=server.seal_key)
+            head = channels.UPLOAD.head("reef", device, "aggregator")
+            sealed = seal_to_member(self.parties.members[device].identity, server.seal_key, head, encode(header), body)
+            (chunk,) = split(sealed, kind=ChunkKind.UPLOAD, round=header.round)
+            self.service.on_event(Message(TOPICS.up(device), chunk), self.now_s)
+        self.service.flush(self.now_s)
+        if commit:
+            self.disk.done()
+
+    def finish(self):
+        """Do all rounds of the run."""
+        self.come("dev-1", "dev-2")
+        while not self.service.finished:
+            self.upload(*self.state.waiting)
+
+    def records(self):
+        return read_records(self.parties.server.directory / "run-000001")
+
+
+@pytest.fixture
+def scene(tmp_path):
+    made = Scene(tmp_path)
+    yield made
+    made.service.close()
+
+
+def reasons(caplog):
+    return [str(r.kv["reason"]) for r in caplog.records if r.message == "refused"]
+
+
+def test_a_new_run_is_published_and_waits_for_its_devices(scene):
+    assert f"{TOPICS.owner_roster}/#" in scene.line.filters
+    assert {"shoal/v1/reef/d/+/up", "shoal/v1/reef/d/+/state"} <= set(scene.line.filters)
+    topics = scene.line.take()
+    assert topics[-1] == TOPICS.plan
+    assert TOPICS.roster in topics
+    assert scene.state.plan is None
+    assert scene.order == []
+    assert scene.service.status() == "gathering: 0 of 2 devices are here, waiting for dev-1, dev-2"
+
+
+def test_a_round_opens_when_all_are_here_and_is_durable_before_it_is_announced(scene):
+    scene.come("dev-1")
+    assert scene.order == []
+    scene.come("dev-2")
+    assert scene.order == ["snapshot", "announce"]
+    assert scene.state.round == 1
+
+
+def test_a_round_after_a_complete_one_is_announced_before_the_disk_is_waited_for(scene):
+    """Devices work meanwhile; the uploads from which the closed round follows are durable."""
+    scene.come("dev-1", "dev-2")
+    scene.order.clear()
+    scene.upload("dev-1", "dev-2")
+    assert scene.order == ["announce", "snapshot"]
+    assert [r["round"] for r in scene.records()] == [1]
+
+
+def test_a_round_after_one_with_a_missing_device_is_durable_first(scene):
+    """After a restart the deadline would close that round with other uploads."""
+    scene.come("dev-1", "dev-2")
+    scene.upload("dev-1")
+    scene.order.clear()
+    scene.service.tick(DEADLINE_S)
+    assert scene.state.round == 2
+    assert scene.order == ["snapshot", "announce"]
+    assert scene.records()[0]["missing"] == ["dev-2"]
+
+
+def test_the_deadline_counts_from_the_opening_of_the_round_and_passes_once(scene):
+    scene.now_s = 5.0
+    scene.come("dev-1", "dev-2")
+    fed = []
+    feed = scene.service.feed
+    scene.service.feed = lambda event: (fed.append(event), feed(event))
+    for now_s in (DEADLINE_S, 4.9 + DEADLINE_S, 5.0 + DEADLINE_S, 6.0 + DEADLINE_S):
+        scene.service.tick(now_s)
+    assert fed == [DeadlinePassed(1, 0)]
+    assert scene.state.deadline_passed
+
+
+def test_the_record_has_the_seconds_and_the_bytes_of_its_round_alone(scene):
+    scene.now_s = 2.0
+    scene.come("dev-1", "dev-2")
+    for now_s in (7.0, 8.5):
+        scene.now_s = now_s
+        scene.upload("dev-1", "dev-2", commit=False)
+        scene.service.at(now_s)
+        scene.disk.done()
+    first, second = scene.records()
+    assert (first["seconds"], second["seconds"]) == (5.0, 1.5)
+    assert 0 < second["bytes_up"] <= first["bytes_up"] < 10_000
+
+
+def test_no_event_closes_a_round_while_its_uploads_are_being_committed(scene):
+    """The deadline passes between the write and the sync: the upload still counts in its round."""
+    scene.come("dev-1", "dev-2")
+    scene.upload("dev-1", commit=False)
+    assert scene.service.uploads.committing
+    scene.service.tick(DEADLINE_S)
+    assert not scene.state.deadline_passed
+    scene.disk.done()
+    assert scene.records()[0]["contributed"] == 1
+    assert scene.state.round == 2
+
+
+def test_events_that_waited_for_a_commit_keep_their_order(scene):
+    scene.come("dev-1", "dev-2")
+    scene.upload("dev-1", commit=False)
+    topic, chunk = presence(scene.parties.members["dev-2"], 1, online=False)
+    scene.service.on_event(Message(topic, chunk), 1.0)
+    scene.come("dev-2")
+    assert scene.state.awaited == 2
+    scene.disk.done()
+    assert scene.state.awaited == 1
+    assert scene.state.present == ("dev-1", "dev-2")
+
+
+def test_a_refused_message_is_logged_with_its_reason_and_changes_nothing(scene, caplog):
+    scene.come("dev-1", "dev-2")
+    before = scene.state
+    for topic in (TOPICS.up("stranger"), TOPICS.state("dev-1"), TOPICS.up("dev-1"), TOPICS.owner_roster, "other/topic"):
+        scene.service.on_event(Message(topic, b"junk"), 1.0)
+    assert scene.state is before
+    assert len(reasons(caplog)) == 5
+    assert reasons(caplog)[0] == "stranger is not in the roster"
+
+
+def test_an_empty_message_is_ignored_and_not_logged(scene, caplog):
+    scene.service.on_event(Message(TOPICS.state("stranger"), b""), 1.0)
+    assert reasons(caplog) == []
+
+
+def test_retained_messages_are_published_again_only_after_a_lost_connection(scene):
+    scene.line.take()
+    scene.service.on_event(Connected(session_present=False), 1.0)
+    assert scene.line.take() == []
+    scene.service.on_event(Disconnected("gone"), 2.0)
+    scene.service.on_event(Connected(session_present=True), 3.0)
+    again = scene.line.take()
+    assert TOPICS.plan in again
+    assert TOPICS.roster in again
+    scene.service.on_event(Connected(session_present=True), 4.0)
+    assert scene.line.take() == []
+
+
+def test_a_device_that_the_owner_revokes_leaves_the_round_and_is_no_longer_heard(scene, caplog):
+    scene.come("dev-1", "dev-2")
+    scene.parties.owner.revoke("dev-2")
+    scene.line.take()
+    scene.service.on_event(Message(TOPICS.owner_roster, owners_roster(scene.parties)), 1.0)
+    assert set(scene.state.devices) == {"dev-1"}
+    assert scene.state.asked == 1
+    assert TOPICS.roster in scene.line.take()
+    scene.come("dev-2")
+    assert scene.state.present == ("dev-1",)
+    assert "dev-2 is not in the roster" in reasons(caplog)
+    assert TOPICS.ctl("dev-2") in scene.line.take(), "it is told that it was revoked"
+
+
+def test_a_roster_that_changes_nothing_is_not_published_again(scene):
+    scene.line.take()
+    scene.service.reload_roster()
+    scene.service.on_event(Message(TOPICS.owner_roster, owners_roster(scene.parties)), 1.0)
+    assert scene.line.take() == []
+
+
+def test_stalled_transfers_are_looked_for_at_intervals_not_on_every_tick(scene):
+    seen = []
+    scene.service.uploads.tick = seen.append
+    for now_s in (0.0, LOOK_S / 2, LOOK_S, 1.5 * LOOK_S, 2.5 * LOOK_S):
+        scene.service.tick(now_s)
+    assert seen == [0.0, LOOK_S, 2.5 * LOOK_S]
+
+
+def test_a_restart_resumes_the_open_round_with_the_uploads_that_are_durable(scene):
+    scene.come("dev-1", "dev-2")
+    scene.upload("dev-1")
+    plan = scene.state.plan
+    scene.service.close()
+    scene.service = scene.make()
+    scene.service.start(100.0)
+    assert scene.state.plan == plan
+    assert set(scene.state.received) == {"dev-1"}
+    assert scene.state.present == ("dev-1", "dev-2"), "those that were available, until their wills say otherwise"
+
+
+def test_a_finished_run_holds_no_state_of_its_strategy(scene):
+    scene.finish()
+    assert scene.state.strategy is None
+    assert scene.records()[-1]["final"]
+    scene.service.tick(1e9)
+    assert scene.records()[-1]["round"] == 4
+
+
+def test_a_finished_run_is_only_answered_for_after_a_restart(scene):
+    """It publishes no run package, which would send devices back to it."""
+    scene.finish()
+    scene.service.close()
+    scene.line.take()
+    scene.service = scene.make()
+    scene.service.start(0.0)
+    assert scene.service.finished
+    assert not [t for t in scene.line.take() if t.startswith((TOPICS.plan, TOPICS.round))]
+    assert set(scene.state.received) == {"dev-1", "dev-2"}
+
+
+def test_an_action_that_the_service_does_not_know_is_an_error_of_ours(scene):
+    with pytest.raises(AssertionError):
+        scene.service._carry_out((SimpleNamespace(),))
