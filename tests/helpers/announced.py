@@ -1,0 +1,26 @@
+"""Announcements made by hand."""
+
+from shoal.protocol.messages import Announcement, Assignment, Phase, Share
+
+TRAINING = Assignment(Phase.TRAIN, (0,), Share.TRAIN, train=True, evaluate=False, margins=False)
+
+
+def announcement(**changes):
+    """Return the announcement of round 1 of run 1, in which the roster's first device is to train model 0."""
+    fields = {
+        "fleet": "reef",
+        "run": 1,
+        "run_id": b"r" * 16,
+        "epoch": 1,
+        "key_id": bytes(16),
+        "roster_sequence": 3,
+        "round": 1,
+        "nonce": b"n" * 16,
+        "deadline_s": 60.0,
+        "finished": False,
+        "models": (),
+        "assignments": (TRAINING,),
+        "assignment_of": (0,),
+        "mode": "permutation",
+    }
+    return Announcement(**(fields | changes))

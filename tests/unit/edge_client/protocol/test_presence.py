@@ -1,0 +1,113 @@
+"""A device's presence: its message, its repetition, and the key that it is sealed under."""
+
+import pytest
+
+from crypto.seal.envelope import SealError, open_from_group, read_head
+from edge_client.protocol.presence import PRESENCE_AGAIN_S, Attendance, presence
+from shoal.errors import WireError
+from shoal.protocol.codec import decode
+from shoal.protocol.messages import Presence, Sealed
+from shoal.protocol.reassembly import Reassembler
+from tests.helpers.parties import TOPICS, Line, Parties
+
+BIRTH = 1_795_000_000_000_000_000
+
+
+@pytest.fixture
+def parties(tmp_path):
+    return Parties(tmp_path, "dev-1")
+
+
+@pytest.fixture
+def member(parties):
+    return parties.members["dev-1"]
+
+
+@pytest.fixture
+def line():
+    return Line()
+
+
+def attendance(member, line, uniform=0.0):
+    return Attendance(member, line, BIRTH, lambda: uniform)
+
+
+def opened(member, chunk, group=None):
+    """Return (head, Presence) of a chunk."""
+    transfer = Reassembler().add("x", chunk, 0.0)
+    head, at = read_head(transfer.payload)
+    plain = open_from_group(group or member.group, transfer.payload, head, at, member.identity.member.sign_key)
+    return head, decode(plain, Presence)
+
+
+def said(member, line):
+    """Return whether each presence that was published says online; all are retained at the device's own topic."""
+    assert all((topic, retain) == (TOPICS.state("dev-1"), True) for topic, _, retain in line.sent)
+    return [opened(member, chunk)[1].online for _, chunk, _ in line.sent]
+
+
+@pytest.mark.parametrize("online", [True, False])
+def test_a_presence_is_one_signed_chunk_at_the_devices_topic(member, online):
+    topic, chunk = presence(member, BIRTH, online=online)
+    assert topic == TOPICS.state("dev-1")
+    assert opened(member, chunk) == (
+        Sealed("reef", "presence", "dev-1", "*"),
+        Presence("reef", "dev-1", BIRTH, online),
+    )
+
+
+def test_only_the_fleet_can_read_it(member):
+    with pytest.raises(SealError):
+        opened(member, presence(member, BIRTH, online=True)[1], member.content)
+
+
+@pytest.mark.parametrize(("uniform", "after_s"), [(0.0, 0.5 * PRESENCE_AGAIN_S), (0.5, 0.75 * PRESENCE_AGAIN_S)])
+def test_a_presence_is_repeated_once_after_a_random_time(member, line, uniform, after_s):
+    attending = attendance(member, line, uniform)
+    assert not attending.tick(1e9), "nothing is due before the first connection"
+    attending.connected(10.0)
+    assert said(member, line) == [True]
+    assert not attending.tick(10.0 + after_s - 0.01)
+    assert attending.tick(10.0 + after_s)
+    assert not attending.tick(1e9)
+    assert said(member, line) == [True, True]
+
+
+def test_a_second_connection_puts_the_repetition_off(member, line):
+    attending = attendance(member, line)
+    attending.connected(10.0)
+    attending.connected(11.0)
+    assert not attending.tick(10.0 + 0.5 * PRESENCE_AGAIN_S)
+    assert attending.tick(11.0 + 0.5 * PRESENCE_AGAIN_S)
+
+
+def test_a_presence_is_stale_once_the_broadcast_key_has_changed(parties, member, line):
+    attending = attendance(member, line)
+    attending.announce()
+    assert not attending.stale
+    old = member.group
+    parties.owner.rotate()
+    member.take_grant(parties.grant("dev-1"))
+    assert not attending.stale, "the newer keys are not in use yet"
+    member.promote(member.next)
+    assert attending.stale
+    attending.announce()
+    assert not attending.stale
+    assert opened(member, line.sent[0][1], old)[1].online
+    assert opened(member, line.sent[1][1])[1].online
+
+
+def test_a_device_that_leaves_says_so(member, line):
+    attendance(member, line).leave()
+    assert said(member, line) == [False]
+
+
+def test_a_closed_transport_does_not_keep_a_device_from_leaving(member, line):
+    def refuse(*_, **__):
+        raise WireError("the transport is closed")
+
+    line.publish = refuse
+    attending = attendance(member, line)
+    attending.leave()
+    with pytest.raises(WireError):
+        attending.announce()
