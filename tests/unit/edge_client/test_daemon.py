@@ -1,11 +1,21 @@
-"""A device's incarnation: it grows with every start even if the clock is wrong, and a damaged file does not prevent a start."""
+"""The device's program: its incarnation, which grows with every start, the events of its loop, and how it ends."""
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from edge_client.daemon import BIRTH_FILE, next_birth
+from edge_client import daemon
+from edge_client.config import EdgeConfig
+from edge_client.daemon import BIRTH_FILE, next_birth, serve
+from shoal.errors import ConfigError, DataError, NotEnrolledError, StorageError, UntrustedError
+from shoal.transport.base import Connected, TakenOver
+from shoal.transport.inbox import Inbox
+from shoal.util import locks
+from shoal.util.locks import exclusive
+from tests.helpers.parties import Parties
 
 
 @pytest.fixture
@@ -34,3 +44,217 @@ def test_a_damaged_number_is_replaced_by_the_clocks(device, caplog, junk):
     assert before <= birth < 2**64 - 1
     assert "is damaged" in caplog.text
     assert int(path.read_text()) == birth
+
+
+# ------------------------------------------------------------------------------------------------------- the loop
+
+
+class Runtime:
+    """A device that records its events; ``script`` says what it is after each event or tick."""
+
+    def __init__(self):
+        self.events = []
+        self.ticks = 0
+        self.runs_done = 0
+        self.revoked = False
+        self.following = None
+        self.ends = 0
+
+    def on_event(self, event, _now_s):
+        """Record an event."""
+        self.events.append(event)
+
+    def tick(self, _now_s):
+        """Count a tick."""
+        self.ticks += 1
+
+    def remember_end(self):
+        """Count a record of a run's end."""
+        self.ends += 1
+
+
+def loop(runtime, *events, once=False):
+    """Pass events, and then the end, to the program's loop."""
+    inbox = Inbox()
+    for event in (*events, None):
+        inbox.put(event)
+    daemon._loop(EdgeConfig(Path("d"), Path("x"), once=once), runtime, inbox, "dev-1")
+
+
+def test_events_reach_the_device_in_order_and_callbacks_are_called_between_them():
+    runtime, event = Runtime(), Connected(session_present=True)
+    loop(runtime, event, lambda: runtime.events.append("job done"), event)
+    assert runtime.events == [event, "job done", event]
+
+
+def test_events_after_the_request_to_stop_are_not_handled():
+    runtime, inbox = Runtime(), Inbox()
+    for event in (None, Connected(session_present=True)):
+        inbox.put(event)
+    daemon._loop(EdgeConfig(Path("d"), Path("x")), runtime, inbox, "dev-1")
+    assert runtime.events == []
+    assert runtime.ticks == 0
+
+
+def test_a_device_whose_name_another_uses_ends_with_a_hint():
+    with pytest.raises(UntrustedError, match=r"^another device connected as dev-1$") as caught:
+        loop(Runtime(), TakenOver())
+    assert "directory" in caught.value.hint
+
+
+def test_a_revoked_device_ends_and_does_no_more_work():
+    runtime = Runtime()
+
+    def revoke():
+        runtime.revoked = True
+
+    inbox = Inbox()
+    inbox.put(revoke)
+    with pytest.raises(UntrustedError, match=r"^the owner has revoked this device$"):
+        daemon._loop(EdgeConfig(Path("d"), Path("x")), runtime, inbox, "dev-1")
+    assert runtime.ticks == 0
+
+
+def ended(runtime):
+    def end():
+        runtime.runs_done += 1
+
+    return end
+
+
+def test_with_once_the_loop_ends_with_the_run_and_leaves_the_record_of_its_end_to_the_caller():
+    """A process that is killed before it has closed reports the end again."""
+    runtime = Runtime()
+    inbox = Inbox()
+    inbox.put(ended(runtime))
+    daemon._loop(EdgeConfig(Path("d"), Path("x"), once=True), runtime, inbox, "dev-1")
+    assert (runtime.ticks, runtime.ends) == (1, 0)
+
+
+def test_without_once_each_end_of_a_run_is_recorded_and_the_loop_goes_on(monkeypatch):
+    monkeypatch.setattr(daemon, "POLL_S", 0.0)
+    runtime = Runtime()
+    inbox = Inbox()
+    inbox.put(ended(runtime))
+
+    def tick(now_s):
+        runtime.ticks += 1
+        if runtime.ticks == 3:
+            inbox.put(None)
+
+    runtime.tick = tick
+    daemon._loop(EdgeConfig(Path("d"), Path("x")), runtime, inbox, "dev-1")
+    assert (runtime.ticks, runtime.ends) == (3, 3)
+
+
+def test_memory_is_settled_once_for_each_run(monkeypatch):
+    settled = []
+    monkeypatch.setattr(daemon, "settle", lambda: settled.append(runtime.following))
+    monkeypatch.setattr(daemon, "POLL_S", 0.0)
+    runtime, inbox, runs = Runtime(), Inbox(), iter([None, 4, 4, 5])
+
+    def tick(now_s):
+        following = next(runs, "end")
+        if following == "end":
+            inbox.put(None)
+        else:
+            runtime.following = following
+
+    runtime.tick = tick
+    daemon._loop(EdgeConfig(Path("d"), Path("x")), runtime, inbox, "dev-1")
+    assert settled == [4, 5]
+
+
+# ------------------------------------------------------------------------------------------------- start and end
+
+
+@pytest.fixture
+def place(tmp_path):
+    parties = Parties(tmp_path, "dev-1")
+    np.savez(tmp_path / "d.npz", x=np.zeros((9, 4)), y=np.zeros(9))
+    return EdgeConfig(parties.members["dev-1"].directory, tmp_path / "d.npz", broker="mqtt://127.0.0.1:1")
+
+
+def test_a_directory_that_is_no_devices_is_left_as_it_was(tmp_path):
+    with pytest.raises(NotEnrolledError):
+        serve(EdgeConfig(tmp_path, tmp_path / "d.npz"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_data_are_an_error_before_the_directory_is_locked(place):
+    before = sorted(place.dir.iterdir())
+    with pytest.raises(DataError, match="does not exist"):
+        serve(EdgeConfig(place.dir, place.dir / "none.npz"))
+    assert sorted(place.dir.iterdir()) == before
+
+
+def test_a_second_program_in_the_directory_is_refused(place, monkeypatch):
+    monkeypatch.setattr(locks, "TAKE_OVER_S", 0.0)
+    with exclusive(place.dir, wait_s=0, hint="-"), pytest.raises(ConfigError) as caught:
+        serve(place)
+    assert caught.value.hint == "one `shoal-edge run` serves a device; end the other first"
+    assert not (place.dir / BIRTH_FILE).exists()
+
+
+def test_a_disk_that_fails_is_recorded_for_status_and_ends_the_program(place, monkeypatch):
+    daemon.DeviceState(place.dir).clear_trouble()
+
+    def fail(config):
+        raise StorageError("can't write x: No space left on device", hint="free some space")
+
+    monkeypatch.setattr(daemon, "_serve", fail)
+    with pytest.raises(StorageError):
+        serve(place)
+    trouble = daemon.DeviceState(place.dir).load_trouble()
+    assert (trouble["error"], trouble["hint"]) == ("can't write x: No space left on device", "free some space")
+
+
+class Closing(Runtime):
+    """A device whose close may fail."""
+
+    def __init__(self, error=None):
+        super().__init__()
+        self.error, self.closed = error, False
+
+    def start(self):
+        """Do nothing."""
+
+    def close(self):
+        """Record the end, and fail."""
+        self.closed = True
+        if self.error:
+            raise self.error
+
+
+@pytest.fixture
+def served(place, monkeypatch):
+    """Return a function (runtime, error of the loop) that serves without a broker."""
+    monkeypatch.setattr(daemon.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(daemon, "MqttTransport", lambda *_, **__: SimpleNamespace(start=lambda **_: None))
+
+    def run(runtime, error=None):
+        def fail(*_):
+            if error:
+                raise error
+
+        monkeypatch.setattr(daemon, "DeviceRuntime", lambda *_, **__: runtime)
+        monkeypatch.setattr(daemon, "_loop", fail)
+        serve(place)
+
+    return run
+
+
+def test_the_end_of_a_run_is_recorded_only_after_a_clean_close(served):
+    clean, failed = Closing(), Closing(ConfigError("no space left"))
+    served(clean)
+    assert (clean.closed, clean.ends) == (True, 1)
+    with pytest.raises(ConfigError, match="no space left"):
+        served(failed)
+    assert (failed.closed, failed.ends) == (True, 0)
+
+
+def test_the_error_that_ended_the_loop_is_not_hidden_by_a_failure_to_close(served):
+    runtime = Closing(ConfigError("no space left"))
+    with pytest.raises(UntrustedError, match="another device"):
+        served(runtime, UntrustedError("another device"))
+    assert (runtime.closed, runtime.ends) == (True, 0)

@@ -1,13 +1,265 @@
-"""Closing a device: every step is taken after a failure, and no error is hidden."""
+"""One device on a transport: the messages it takes and refuses, a disk that fails, and how it closes."""
 
 import pytest
 
-from shoal.errors import ConfigError
+from crypto.seal.envelope import open_from_member, read_head, seal_to_member
+from crypto.seal.identity import Identity
+from edge_client.protocol.presence import PRESENCE_AGAIN_S
+from edge_client.runtime import ANNOUNCED_WITHIN_S, DeviceRuntime
+from shoal.errors import ConfigError, DataError, StorageError
+from shoal.protocol import channels
+from shoal.protocol.chunking import split
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.messages import Action, Control, Decline, DeclineReason
+from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.topics import TopicKind
+from shoal.transport.base import Connected, Disconnected, Message
 from shoal.transport.loopback import LoopbackTransport
+from tests.helpers.announced import TRAINING, announcement
 from tests.helpers.fleets import make_fleet
+from tests.helpers.parties import TOPICS, Line, Parties, broadcast
+
+FULL = StorageError("can't write run.package: No space left on device", hint="free some space")
+FORGED = "a sealed message was refused: the signature on this control is not its sender's"
+CONNECTED = Connected(session_present=False)
 
 
-def test_a_device_that_was_taken_over_ends_without_a_word(tmp_path):
+class Worker:
+    """Takes jobs and runs none."""
+
+    def __init__(self):
+        self.jobs, self.cancelled, self.closed = [], 0, False
+
+    def submit(self, job, _done):
+        """Store a job."""
+        self.jobs.append(job)
+
+    def cancel(self):
+        """Count a cancellation."""
+        self.cancelled += 1
+
+    def close(self):
+        """Record the end."""
+        self.closed = True
+
+
+class Place:
+    """A device that follows no run yet, on a line that records."""
+
+    def __init__(self, root):
+        self.parties, self.line, self.worker = Parties(root, "dev-1", "dev-2"), Line(), Worker()
+        self.member = self.parties.members["dev-1"]
+        self.runtime = DeviceRuntime(
+            self.member,
+            self.line,
+            self.worker,
+            lambda _manifest: pytest.fail("no run, no samples"),
+            birth=5,
+            results=lambda callback: callback(),
+            uniform=lambda: 0.0,
+        )
+        self.runtime.start()
+
+    def hear(self, topic, chunk, now_s=0.0):
+        self.runtime.on_event(Message(topic, chunk), now_s)
+
+    def announce(self, now_s=0.0, **changes):
+        plain = encode(announcement(roster_sequence=self.parties.owner.roster.sequence, **changes))
+        self.hear(TOPICS.round, broadcast(self.parties, channels.ANNOUNCEMENT, plain), now_s)
+
+    def declines(self):
+        """Return (nonce, reason) of each decline that was sent."""
+        found = []
+        for topic, chunk, _ in self.line.sent:
+            if topic == TOPICS.up("dev-1"):
+                payload = Reassembler().add("x", chunk, 0.0).payload
+                head, at = read_head(payload)
+                key = self.member.identity.member.sign_key
+                plain, _ = open_from_member(self.parties.server.identity, payload, head, at, key)
+                note = decode(plain, Decline)
+                found.append((note.nonce, note.reason))
+        return found
+
+    def disk_fails(self, monkeypatch):
+        """Let every message but an announcement fail on the disk."""
+        take = self.runtime._on_message
+
+        def on_message(topic, payload):
+            if topic != TOPICS.round:
+                raise FULL
+            take(topic, payload)
+
+        monkeypatch.setattr(self.runtime, "_on_message", on_message)
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+def reasons(caplog):
+    return [str(r.kv["reason"]) for r in caplog.records if r.message == "refused"]
+
+
+# ---------------------------------------------------------------------------------------------------------- messages
+
+
+def test_a_device_listens_to_what_is_for_all_and_to_its_own_topics_alone(place):
+    read = (TopicKind.ROSTER_CHANGE, TopicKind.PLAN, TopicKind.CHECKPOINT, TopicKind.ROUND)
+    own = {TOPICS.ctl("dev-1"), f"{TOPICS.keys('dev-1')}/#"}
+    assert set(place.line.filters) == {TOPICS.filter(kind) for kind in read} | own
+    assert place.line.sent == [], "nothing is published before the connection"
+
+
+def test_a_connection_publishes_the_presence_now_and_once_more(place):
+    place.runtime.on_event(CONNECTED, 10.0)
+    assert place.line.take() == [TOPICS.state("dev-1")]
+    place.runtime.tick(10.0 + PRESENCE_AGAIN_S)
+    assert place.line.take() == [TOPICS.state("dev-1")]
+    place.runtime.tick(99.0)
+    assert place.line.take() == []
+
+
+def control(device="dev-1", fleet="reef"):
+    return encode(
+        Control(
+            fleet=fleet, device=device, action=Action.ACK, run=1, round=1, transfer=bytes(16), missing=(), reason=""
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("channel", "plain", "changes", "reason"),
+    [
+        (channels.CONTROL, control(), {"signer": Identity.generate("aggregator")}, FORGED),
+        (
+            channels.CONTROL,
+            control(),
+            {"purpose": "announcement"},
+            "a message of purpose 'announcement' on the channel 'control'",
+        ),
+        (channels.CONTROL, control("dev-2"), {}, "a control message for 'dev-2'"),
+        (channels.CONTROL, control(fleet="atoll"), {}, "a control message for 'dev-1'"),
+    ],
+    ids=["signer", "purpose", "device", "fleet"],
+)
+def test_a_message_that_is_not_for_us_is_refused_with_its_reason(place, caplog, channel, plain, changes, reason):
+    before = place.runtime._state
+    place.hear(TOPICS.ctl("dev-1"), broadcast(place.parties, channel, plain, recipient="dev-1", **changes))
+    assert reasons(caplog) == [reason]
+    assert place.runtime._state is before
+
+
+def test_junk_on_every_topic_is_refused_and_raises_nothing(place, caplog):
+    before = place.runtime._state
+    for topic in (TOPICS.round, TOPICS.plan, TOPICS.checkpoint, TOPICS.roster_change, TOPICS.keys("dev-1"), "no/topic"):
+        place.hear(topic, b"junk")
+    assert len(reasons(caplog)) == 6
+    assert place.runtime._state is before
+    assert place.runtime.following is None
+
+
+def test_a_cleared_message_is_ignored_and_not_logged(place, caplog):
+    place.hear(TOPICS.round, b"")
+    place.runtime.on_event(Disconnected("gone"), 0.0)
+    assert reasons(caplog) == []
+
+
+def test_an_announcement_without_its_run_is_held_and_the_run_is_asked_for_again(place):
+    place.announce()
+    place.line.filters.clear()
+    for now_s in range(1, 20):
+        place.runtime.tick(float(now_s))
+    assert set(place.line.filters) == {f"{TOPICS.round}/#"}
+    place.announce(now_s=20.0)
+    assert {f"{TOPICS.plan}/#", f"{TOPICS.checkpoint}/#"} < set(place.line.filters), (
+        "it is lost: the broker sends in order"
+    )
+    assert place.worker.jobs == []
+    assert place.declines() == []
+
+
+def test_a_revoked_device_ignores_all_events_and_sends_nothing(place):
+    place.parties.owner.revoke("dev-1")
+    head = channels.REVOCATION.head("reef", "aggregator", "dev-1")
+    key, signed = place.member.identity.member.seal_key, place.parties.owner.roster_bytes
+    (chunk,) = split(
+        seal_to_member(place.parties.server.identity, key, head, signed), kind=channels.REVOCATION.kind, round=0
+    )
+    place.hear(TOPICS.ctl("dev-1"), chunk)
+    assert place.runtime.revoked
+    assert place.worker.cancelled
+    place.line.take()
+    place.runtime.on_event(CONNECTED, 1.0)
+    place.announce()
+    place.runtime.tick(99.0)
+    assert place.line.take() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "handled"),
+    [({}, True), ({"nonce": b"o" * 16}, False), ({"round": 2}, False), ({"run": 2}, False)],
+    ids=["this round", "another nonce", "another round", "another run"],
+)
+def test_the_result_of_another_round_is_dropped(place, changes, handled):
+    """A newer round was announced while the job ran."""
+    mark = place.runtime._state.mark
+    fields = {"run": mark.run, "round": mark.round, "nonce": mark.nonce, **changes}
+    place.runtime.on_result(announcement(**fields), TRAINING, DataError("the job failed"), {})
+    assert place.declines() == ([(mark.nonce, DeclineReason.DATA)] if handled else [])
+
+
+# -------------------------------------------------------------------------------------------------- a disk that fails
+
+
+def test_a_disk_that_fails_between_rounds_declines_the_next_one_before_the_device_ends(place, monkeypatch):
+    """The aggregator then knows why the device is missing."""
+    place.disk_fails(monkeypatch)
+    place.hear(TOPICS.plan, b"x", 5.0)
+    assert place.worker.cancelled == 1
+    place.runtime.tick(5.0 + 0.9 * ANNOUNCED_WITHIN_S)
+    assert place.declines() == []
+    with pytest.raises(StorageError) as caught:
+        place.announce(nonce=b"a" * 16)
+    assert caught.value is FULL
+    assert place.declines() == [(b"a" * 16, DeclineReason.DISK)]
+
+
+def test_without_a_next_round_the_device_ends_after_a_while(place, monkeypatch):
+    place.disk_fails(monkeypatch)
+    place.hear(TOPICS.plan, b"x", 5.0)
+    with pytest.raises(StorageError) as caught:
+        place.runtime.tick(5.0 + ANNOUNCED_WITHIN_S)
+    assert caught.value is FULL
+
+
+def test_a_disk_that_fails_while_a_round_waits_for_us_declines_it_at_once(place, monkeypatch):
+    place.announce(nonce=b"a" * 16)
+    place.disk_fails(monkeypatch)
+    with pytest.raises(StorageError):
+        place.hear(TOPICS.plan, b"x")
+    assert place.declines() == [(b"a" * 16, DeclineReason.DISK)]
+
+
+def test_a_result_after_the_disk_failed_is_dropped(place, monkeypatch):
+    place.disk_fails(monkeypatch)
+    place.hear(TOPICS.plan, b"x")
+    mark = place.runtime._state.mark
+    current = announcement(run=mark.run, round=mark.round, nonce=mark.nonce)
+    place.runtime.on_result(current, TRAINING, DataError("x"), {})
+    assert place.declines() == []
+
+
+# ------------------------------------------------------------------------------------------------------------ the end
+
+
+def test_a_device_that_closes_stops_its_work_says_goodbye_and_disconnects(place):
+    place.runtime.close()
+    assert (place.worker.closed, place.line.closed) == (True, True)
+    assert place.line.take() == [TOPICS.state("dev-1")]
+
+
+def test_a_device_that_was_taken_over_ends_without_an_error(tmp_path):
     with make_fleet(tmp_path / "fleet") as fleet:
         fleet.run(100)
         device = fleet.devices["dev-01"]

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crypto.seal.replay import ReplayWatermark
-from edge_client.reporting import Results
 from edge_client.storage.finished_models import (
     FINISHED_MODELS_KEPT,
     UNMEASURED,
@@ -19,12 +17,11 @@ from edge_client.storage.finished_models import (
     best_of,
     measured,
 )
-from edge_client.storage.state import DeviceState, OwnModel
+from edge_client.storage.state import OwnModel
 from shoal.errors import ConfigError, IntegrityError, ShoalError
 from shoal.protocol.codec import encode
 from shoal.util.files import private_directory, write_private
 from shoal.util.times import iso
-from tests.helpers.plans import run_plan
 from tests.helpers.tasks import logistic_bundle
 
 TASK = logistic_bundle()
@@ -411,19 +408,3 @@ def test_leftovers_go_at_the_next_start(store):
 def test_times_beyond_the_calendar_are_numbers():
     assert iso(0) == "1970-01-01T00:00:00Z"
     assert iso(2**63) == f"second {2**63}"
-
-
-def test_a_mark_before_the_final_round_lacks_nothing(tmp_path):
-    class Member:
-        directory = private_directory(tmp_path / "d")
-
-    results = Results(Member(), DeviceState(Member.directory), None, lambda: 0.0)
-    plan = run_plan(rounds=8, run_id=own_model(1).run_id)
-    mark = ReplayWatermark(3, 1, 8, b"n" * 16)
-    assert not results.lacks_final_model(mark, plan)
-    final = ReplayWatermark(3, 1, 9, b"n" * 16)
-    assert results.lacks_final_model(final, plan)
-    DeviceState(Member.directory).save_model(own_model(1), durable=True)
-    assert results.lacks_final_model(final, plan)
-    add(FinishedModels(Member.directory), 1)
-    assert not results.lacks_final_model(final, plan)

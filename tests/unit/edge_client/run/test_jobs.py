@@ -1,0 +1,214 @@
+"""Jobs for assignments: samples are read once a task, and a final round measures every model of the task."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from crypto.seal.identity import Identity
+from edge_client.followed_run import Run
+from edge_client.learning.data import Dataset, split
+from edge_client.learning.model import Score
+from edge_client.learning.update import Finished
+from edge_client.run import jobs
+from edge_client.run.jobs import JobFactory
+from edge_client.storage.finished_models import UNMEASURED, FinishedModels, Validation
+from edge_client.storage.state import OwnModel
+from shoal.errors import DataError
+from shoal.protocol.documents import SegmentSpec
+from shoal.task.manifest import TensorSpec
+from shoal.util.files import private_directory
+from tests.helpers.announced import TRAINING, announcement
+from tests.helpers.plans import run_plan
+from tests.helpers.tasks import samples
+
+AGGREGATOR, DEVICE = Identity.generate("aggregator").member, Identity.generate("dev-1")
+FINAL_ID = b"r" * 16
+
+
+class Backend:
+    """Scores a model: its first coordinate is the loss, and half of the samples are right."""
+
+    def score(self, theta, x, _y):
+        """Return the score on some samples."""
+        return Score(float(theta[0]), len(x) // 2, len(x))
+
+
+class Place:
+    """A factory with a directory; ``loads`` counts reads of the samples, ``backends`` those made."""
+
+    def __init__(self, directory, bundle):
+        self.bundle, self.loads, self.backends = bundle, 0, []
+        self.data = Dataset(*samples(40))
+        roster = SimpleNamespace(aggregator=AGGREGATOR)
+        self.member = SimpleNamespace(directory=directory, fleet="reef", name="dev-1", identity=DEVICE, roster=roster)
+        self.factory = JobFactory(self.member, self.load, threads=3, backend=self.make_backend)
+
+    def load(self, manifest):
+        assert manifest is self.bundle.manifest
+        self.loads += 1
+        return self.data
+
+    def make_backend(self, bundle, threads):
+        self.backends.append((bundle, threads))
+        return Backend()
+
+    def run(self, **changes):
+        digest = changes.pop("task_digest", self.bundle.digest)
+        segments = (SegmentSpec("cluster", self.bundle.length),)
+        plan = run_plan(task_digest=digest, segments=segments, **changes)
+        return Run(plan=plan, bundle=self.bundle, origins=None, key=None, segment_keys={})
+
+
+@pytest.fixture
+def place(tmp_path, logistic):
+    return Place(private_directory(tmp_path / "d"), logistic(4, 3))
+
+
+def test_samples_are_read_once_a_task_and_the_number_to_train_on_is_returned(place):
+    assert place.factory.follow(place.run(), again=False) == 24
+    place.data = Dataset(*samples(10))
+    assert place.factory.follow(place.run(run=2), again=False) == 24
+    assert place.loads == 1
+    assert place.factory.follow(place.run(task_digest=b"o" * 32), again=False) == 6
+    assert place.loads == 2
+
+
+def test_the_split_depends_on_fleet_and_device_alone(place):
+    """A restart must not move test samples into the training share."""
+    place.factory.follow(place.run(), again=False)
+    expected = split(place.data, b"reef/dev-1")
+    np.testing.assert_array_equal(place.factory._workshop.shares.test.x, expected.test.x)
+
+
+def test_a_new_run_gets_sessions_of_its_own_and_a_new_epoch_none(place):
+    place.factory.follow(place.run(), again=False)
+    first = place.factory._workshop
+    later = place.run(epoch=2)
+    place.factory.follow(later, again=True)
+    second = place.factory._workshop
+    assert (second.backend, second.own, second.run) == (first.backend, first.own, later)
+    assert place.backends == [(place.bundle, 3)]
+    place.factory.follow(place.run(run=2), again=False)
+    assert len(place.backends) == 2
+    assert place.factory._workshop.own is not first.own
+
+
+def test_a_restart_in_a_later_epoch_makes_its_sessions(place):
+    assert place.factory.follow(place.run(epoch=2), again=True) == 24
+    assert len(place.backends) == 1
+
+
+def test_a_proposal_of_the_epoch_before_is_dropped(place):
+    place.factory.proposal = (b"t", b"payload")
+    place.factory.follow(place.run(), again=False)
+    assert place.factory.proposal == (b"", b"")
+
+
+def test_samples_that_do_not_fit_leave_the_run_before_in_force(place):
+    place.factory.follow(place.run(), again=False)
+    before = place.factory._workshop
+
+    def fail(manifest):
+        raise DataError("bad.csv, line 3")
+
+    place.factory._load_data = fail
+    with pytest.raises(DataError):
+        place.factory.follow(place.run(run=2, task_digest=b"o" * 32), again=False)
+    assert place.factory._workshop is before
+
+
+# ----------------------------------------------------------------------------------------------------- final round
+
+
+def theta(place, loss):
+    return np.full(place.bundle.length, loss, np.float32)
+
+
+def add(place, run, bundle=None):
+    """Store a finished model of an earlier run whose loss is its run's number."""
+    bundle = bundle or place.bundle
+    own = OwnModel(run, bytes([run]) * 16, 9, 0, np.full(bundle.length, float(run), np.float32))
+    figures = {own.run_id: Validation(9.0, 0, 1, 1)}
+    store = FinishedModels(place.member.directory)
+    store.add(own, [], bundle, algorithm="fedavg", at_s=run, figures=figures)
+    return own.run_id
+
+
+@pytest.fixture
+def finish(place, monkeypatch):
+    """Return a function that does a final round in which model 3 of loss 0.5 was chosen."""
+
+    def carry_out(shop, announced, assignment, models, cancelled):
+        return Finished(parcel="sealed", model=3, loss=0.5, correct=1, tested=2)
+
+    monkeypatch.setattr(jobs, "carry_out", carry_out)
+
+    def run(**changes):
+        place.factory.follow(place.run(**changes), again=False)
+        job = place.factory.job(
+            announcement(finished=True), TRAINING, {3: theta(place, 0.5), 4: theta(place, 7.0)}, None
+        )
+        return job(lambda: False)
+
+    return run
+
+
+def test_a_final_round_measures_the_chosen_model_on_the_validation_share(place, finish):
+    done = finish()
+    assert (done.parcel, done.model, done.tested) == ("sealed", 3, 2)
+    assert done.validation == {FINAL_ID: Validation(0.5, 4, 8, 8)}
+
+
+def test_earlier_models_of_the_task_are_measured_again_on_the_same_samples(place, finish, logistic):
+    earlier = add(place, 2)
+    add(place, 3, logistic(4, 2))
+    assert finish().validation == {FINAL_ID: Validation(0.5, 4, 8, 8), earlier: Validation(2.0, 4, 8, 8)}
+
+
+def test_an_earlier_model_that_can_not_be_read_is_unmeasured_and_the_round_is_done(place, finish, caplog):
+    earlier = add(place, 2)
+    for path in (place.member.directory / "finished").glob("model-*"):
+        path.write_bytes(b"junk")
+    assert finish().validation == {FINAL_ID: Validation(0.5, 4, 8, 8), earlier: UNMEASURED}
+    assert "a finished model can't be used" in caplog.text
+
+
+def test_a_damaged_list_of_models_does_not_stop_the_final_round(place, finish):
+    add(place, 2)
+    (place.member.directory / "finished" / "list.bin").write_bytes(b"junk")
+    assert set(finish().validation) == {FINAL_ID}
+
+
+def test_a_model_of_the_same_run_is_not_measured_twice(place, finish):
+    """The final round may be done again after a restart."""
+    own = OwnModel(1, FINAL_ID, 9, 3, theta(place, 9.0))
+    store = FinishedModels(place.member.directory)
+    store.add(own, [], place.bundle, algorithm="fedavg", at_s=1, figures={FINAL_ID: Validation(9.0, 0, 1, 1)})
+    assert finish().validation == {FINAL_ID: Validation(0.5, 4, 8, 8)}
+
+
+def test_other_rounds_measure_nothing(place, finish):
+    add(place, 2)
+    place.factory.follow(place.run(), again=False)
+    job = place.factory.job(announcement(), TRAINING, {3: theta(place, 0.5)}, None)
+    assert job(lambda: False).validation == {}
+
+
+def test_a_job_belongs_to_the_run_in_which_it_was_made(place, monkeypatch):
+    """The next mask epoch may begin while it waits for the worker."""
+    seen = []
+    monkeypatch.setattr(jobs, "carry_out", lambda shop, *_: seen.append(shop.plan.epoch))
+    place.factory.follow(place.run(), again=False)
+    job = place.factory.job(announcement(), TRAINING, {}, None)
+    place.factory.follow(place.run(epoch=2), again=True)
+    job(lambda: False)
+    assert seen == [1]
+
+
+def test_regression_has_a_loss_and_no_count(place, finish):
+    label = TensorSpec((), "float32")
+    regression = dataclasses.replace(place.bundle.manifest, kind="regression", label=label)
+    place.bundle = dataclasses.replace(place.bundle, manifest=regression)
+    assert finish().validation == {FINAL_ID: Validation(0.5, 0, 0, 8)}

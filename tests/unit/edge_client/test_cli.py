@@ -1,0 +1,265 @@
+"""The texts and figures of `shoal-edge`, without a process."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from edge_client import cli, inference
+from edge_client.inference import Chosen
+from edge_client.storage import state as states
+from edge_client.storage.finished_models import FinishedModels, Validation
+from edge_client.storage.state import DeviceState, OwnModel
+from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, StorageError
+from tests.helpers.parties import Parties
+
+FULL = StorageError("can't write x: No space left on device", hint="free some space")
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return Parties(tmp_path, "dev-1").members["dev-1"].directory
+
+
+@pytest.fixture
+def said(capsys):
+    """Return a function that returns (stdout, stderr) as lists of lines since the last time."""
+
+    def read():
+        out, err = capsys.readouterr()
+        return out.splitlines(), err.splitlines()
+
+    return read
+
+
+def data(said):
+    """Return the data of the one JSON object that was printed."""
+    ((line,), _) = said()
+    document = json.loads(line)
+    assert document["ok"]
+    return document["data"]
+
+
+# ----------------------------------------------------------------------------------------------------------- status
+
+
+@pytest.mark.parametrize(
+    ("figures", "lines"),
+    [
+        ({"rounds": 3, "round": 7}, ["rounds taken part in: 3", "last round taken part in: 7"]),
+        ({"disk_free_bytes": 5}, ["disk free bytes: 5"]),
+        ({"loss": 0.123456, "path": [0, 2]}, ["loss: 0.1235", "path: 0 2"]),
+        (
+            {"ended": {"1": {"run": 1, "rounds": 2, "accuracy": 0.75, "finished": True}, "2": {"loss": 1.0}}},
+            ["ended run 1: rounds taken part in 2, accuracy 0.75", "ended run 2: loss 1"],
+        ),
+        ({"ended": {"1": None}}, ["ended run 1: "]),
+        ({"ended": 7}, ["ended: 7"]),
+        ({"ended": {}}, []),
+    ],
+)
+def test_each_figure_of_a_status_is_a_line_with_its_label(figures, lines):
+    assert cli.status_lines(figures) == lines
+
+
+def test_a_device_that_has_not_run_yet_has_its_identity_and_disk(directory, said):
+    cli.status(directory, json=True)
+    found = data(said)
+    assert list(found) == ["device", "fleet", "fingerprint", "roster", "disk_free_bytes"]
+    assert (found["device"], found["fleet"]) == ("dev-1", "reef")
+
+
+def test_the_figures_of_the_running_program_are_added(directory, said):
+    DeviceState(directory).save_status({"stage": "working", "rounds": 3})
+    cli.status(directory)
+    lines, _ = said()
+    assert {"stage: working", "rounds taken part in: 3", "device: dev-1"} <= set(lines)
+
+
+def test_a_device_that_its_disk_stopped_says_why_and_when(directory, said):
+    files = DeviceState(directory)
+    files.save_status({"stage": "working"})
+    files.clear_trouble()
+    files.save_trouble(FULL, "2026-01-02")
+    cli.status(directory, json=True)
+    found = data(said)
+    assert (found["stage"], found["error"], found["hint"]) == ("stopped", str(FULL), FULL.hint)
+    assert found["stopped_at"] == "2026-01-02"
+
+
+def test_a_disk_that_is_full_now_is_an_error_though_the_device_could_not_record_it(directory, said, monkeypatch):
+    monkeypatch.setattr(DeviceState, "free_bytes", lambda _self: states.LOW_DISK_BYTES - 1)
+    cli.status(directory, json=True)
+    assert data(said)["error"] == f"the disk is full: {states.LOW_DISK_BYTES - 1} bytes are free in {directory}"
+    monkeypatch.setattr(DeviceState, "free_bytes", lambda _self: states.LOW_DISK_BYTES)
+    cli.status(directory, json=True)
+    assert "error" not in data(said)
+
+
+def test_a_revoked_device_is_revoked_whatever_its_last_stage_was(tmp_path, said):
+    parties = Parties(tmp_path, "dev-1")
+    member = parties.members["dev-1"]
+    DeviceState(member.directory).save_status({"stage": "working"})
+    parties.owner.revoke("dev-1")
+    member.adopt(parties.owner.roster_bytes)
+    cli.status(member.directory, json=True)
+    assert data(said)["stage"] == "revoked"
+
+
+def test_a_directory_of_no_device_is_an_error_for_every_command(tmp_path):
+    for command in (cli.status, cli.models, lambda d: cli.rollback(d, None)):
+        with pytest.raises(NotEnrolledError):
+            command(tmp_path)
+
+
+# ----------------------------------------------------------------------------------------------------------- models
+
+
+def finish(directory, bundle, run, correct, cluster=0):
+    own = OwnModel(run, bytes([run]) * 16, 9, cluster, np.zeros(bundle.length, np.float32))
+    figures = {own.run_id: Validation(0.5, correct, 8, 8)}
+    FinishedModels(directory).add(own, [], bundle, algorithm="fedavg", at_s=0, figures=figures)
+
+
+def test_finished_models_are_listed_with_the_one_that_answers(directory, logistic, said):
+    cli.models(directory)
+    assert said() == ([], ["no run has finished on this device yet"])
+    finish(directory, logistic(4, 3), 1, 6, cluster=4)
+    finish(directory, logistic(4, 3), 2, 4)
+    cli.models(directory)
+    at = "finished 1970-01-01T00:00:00Z; fedavg"
+    assert said()[0] == [
+        f"run 2, round 9; {at}, cluster 0; validation accuracy 0.5, loss 0.5, 8 samples",
+        f"run 1, round 9; {at}, cluster 4; validation accuracy 0.75, loss 0.5, 8 samples; answers",
+    ]
+
+
+def test_a_rollback_pins_a_model_and_says_until_when(directory, logistic, said):
+    for run, correct in ((1, 4), (2, 6)):
+        finish(directory, logistic(4, 3), run, correct)
+    cli.rollback(directory, None)
+    assert said()[0] == ["run 1, round 9 answers until a later run finishes"]
+    cli.models(directory)
+    answers = [line.rpartition("; ")[2] for line in said()[0]]
+    assert answers[1] == "answers, pinned by rollback"
+    assert "answers" not in answers[0]
+    cli.rollback(directory, 2, json=True)
+    assert data(said) == {"run": 2, "round": 9, "cluster": 0}
+
+
+def test_a_regression_model_without_a_usable_loss_is_listed_without_figures():
+    document = {
+        "run": 1,
+        "round": 9,
+        "finished_at": "then",
+        "algorithm": "cfl",
+        "cluster": 3,
+        "validation_accuracy": None,
+        "validation_loss": None,
+        "validation_samples": 1,
+        "answers": False,
+        "pinned": False,
+    }
+    assert cli._model_line(document) == "run 1, round 9; finished then; cfl, cluster 3; validation 1 sample"
+
+
+# ---------------------------------------------------------------------------------------------- predict and export
+
+
+@pytest.fixture
+def chosen(monkeypatch, logistic):
+    """Let a model of zeros answer, finished or not as ``live`` says; return its stand-in."""
+    made = SimpleNamespace(live=False, asked=[])
+    own = OwnModel(1, bytes(16), 9, 4, np.zeros(15, np.float32))
+
+    def choose(directory, *, live=False):
+        made.asked.append(live)
+        return Chosen(logistic(4, 3), (own,), live=made.live or live)
+
+    monkeypatch.setattr(inference, "choose", choose)
+    return made
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    np.savez(tmp_path / "d.npz", x=np.zeros((2, 4)))
+    return tmp_path / "d.npz"
+
+
+def test_predictions_are_one_line_a_sample(chosen, inputs, tmp_path, said):
+    cli.predict(tmp_path, inputs)
+    assert said() == (["0", "0"], [])
+    cli.predict(tmp_path, inputs, json=True)
+    assert data(said) == {"predictions": [0, 0], "run": 1, "round": 9, "cluster": 4, "live": False}
+
+
+def test_outputs_of_several_numbers_share_a_line(monkeypatch, tmp_path, inputs, said):
+    outputs = np.array([[0.25, 1.0], [1e-9, 3.0]], np.float32)
+    made = SimpleNamespace(live=False, own=None, predict=lambda *_, **__: outputs)
+    monkeypatch.setattr(inference, "choose", lambda *_, **__: made)
+    cli.predict(tmp_path, inputs)
+    assert said()[0] == ["0.25 1", "1e-09 3"]
+
+
+@pytest.mark.parametrize(
+    ("unfinished", "asked", "noted"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_an_unfinished_model_that_answers_unasked_is_noted_on_stderr(
+    chosen, inputs, tmp_path, said, unfinished, asked, noted
+):
+    chosen.live = unfinished
+    cli.predict(tmp_path, inputs, live=asked)
+    _, notes = said()
+    expected = "no run has finished on this device yet: this is the model of run 1 under way, round 9"
+    assert notes == ([expected] if noted else [])
+    assert chosen.asked == [asked]
+
+
+def test_an_export_names_the_file_and_the_model_in_it(chosen, tmp_path, said):
+    file = tmp_path / "m.onnx"
+    cli.export(tmp_path, file)
+    assert said()[0] == [f"{file}: cluster 4 of run 1, round 9"]
+    assert file.stat().st_size > 0
+
+
+def test_an_export_of_a_node_that_is_not_held_writes_nothing(chosen, tmp_path):
+    with pytest.raises(ConfigError, match="node 7"):
+        cli.export(tmp_path, tmp_path / "m.onnx", node=7)
+    assert not (tmp_path / "m.onnx").exists()
+
+
+# --------------------------------------------------------------------------------------------------- other commands
+
+
+def test_init_prints_the_card_for_programs_and_the_fingerprint_for_people(tmp_path, said):
+    cli.init(tmp_path / "new", "dev-9")
+    out, err = said()
+    assert out == [str(tmp_path / "new" / "dev-9.card")]
+    assert err[0].startswith("fingerprint ")
+    assert "shoal-fleet add-device" in err[1]
+
+
+def test_join_names_the_file_that_is_no_grant(directory, tmp_path):
+    junk = tmp_path / "junk.grant"
+    junk.write_bytes(b"junk")
+    with pytest.raises(IntegrityError, match=r"junk\.grant is damaged") as caught:
+        cli.join(directory, junk, "owner")
+    assert caught.value.hint == "a grant is what shoal-fleet add-device prints the path of"
+
+
+def test_config_takes_the_brokers_address_from_the_grant_and_names_it_as_the_source(directory, said):
+    cli.show_config(directory)
+    lines, _ = said()
+    assert [line for line in lines if line.startswith("broker")] == ["broker = mqtt://loopback:1883  # the grant"]
+    assert "data = (not set)" in lines
+
+
+def test_config_works_in_a_directory_that_has_not_joined_and_shows_no_password(tmp_path, said, monkeypatch):
+    cli.show_config(tmp_path)
+    assert "the grant" not in "\n".join(said()[0])
+    monkeypatch.setenv("SHOAL_EDGE_BROKER", "mqtts://dev-1:s3cret@broker")
+    cli.show_config(tmp_path)
+    (line,) = [text for text in said()[0] if text.startswith("broker")]
+    assert "s3cret" not in line
+    assert "SHOAL_EDGE_BROKER" in line

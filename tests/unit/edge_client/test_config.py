@@ -1,0 +1,28 @@
+"""A device's configuration."""
+
+from pathlib import Path
+
+import pytest
+
+from edge_client.config import EdgeConfig
+from shoal.errors import ConfigError
+
+
+def config(**changes):
+    return EdgeConfig(**{"dir": Path("d"), "data": Path("x.npz"), **changes})
+
+
+@pytest.mark.parametrize("threads", [0, -3])
+def test_fewer_threads_than_one_are_refused(threads):
+    with pytest.raises(ConfigError, match=f"^threads must be at least 1, not {threads}$"):
+        config(threads=threads)
+    assert config(threads=1).threads == 1
+
+
+def test_the_brokers_address_is_not_shown_since_it_may_hold_a_password():
+    assert "s3cret" not in repr(config(broker="mqtts://dev-1:s3cret@broker"))
+
+
+def test_by_default_a_device_stays_and_takes_the_grants_broker():
+    made = config()
+    assert (made.broker, made.threads, made.once, made.log) == ("", 1, False, "info")

@@ -1,0 +1,177 @@
+"""Predictions and exports: which model answers, one node or the ensemble, and a device that has none."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from edge_client import inference
+from edge_client.inference import Chosen, choose, export, predict
+from edge_client.storage.finished_models import FinishedModels, Validation
+from edge_client.storage.state import DeviceState, OwnModel
+from shoal.errors import ConfigError, DataError, IntegrityError, NotEnrolledError
+from shoal.task.manifest import TensorSpec
+from tests.helpers.parties import Parties
+from tests.helpers.plans import run_plan
+
+RUN_ID = b"r" * 16
+X = np.eye(4, dtype=np.float32)[:3]
+
+
+def theta(*winners):
+    """Return a model that answers sample i with class ``winners[i]``, (15,) float32; its outputs are 1 and 0."""
+    w = np.zeros((4, 3), np.float32)
+    w[range(len(winners)), winners] = 1.0
+    return np.concatenate([w.ravel(), np.zeros(3, np.float32)])
+
+
+def model(cluster, *winners, run=1, run_id=RUN_ID):
+    return OwnModel(run, run_id, 9, cluster, theta(*winners))
+
+
+@pytest.fixture
+def bundle(logistic):
+    return logistic(4, 3)
+
+
+@pytest.fixture
+def data(tmp_path):
+    np.savez(tmp_path / "d.npz", x=X)
+    return tmp_path / "d.npz"
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return Parties(tmp_path, "dev-1").members["dev-1"].directory
+
+
+PATH = (model(0, 0, 0, 0), model(2, 0, 1, 1), model(5, 0, 1, 2))
+
+
+def test_the_model_of_the_devices_own_cluster_answers_by_default(bundle, data):
+    chosen = Chosen(bundle, PATH, live=False)
+    assert chosen.own is PATH[-1]
+    answer = chosen.predict(data)
+    assert answer.tolist() == [0, 1, 2]
+    assert answer.dtype == np.int64
+
+
+@pytest.mark.parametrize(("node", "answer"), [(0, [0, 0, 0]), (2, [0, 1, 1]), (5, [0, 1, 2])])
+def test_a_node_on_the_path_answers_if_asked_for(bundle, data, node, answer):
+    chosen = Chosen(bundle, PATH, live=False)
+    assert chosen.predict(data, node=node).tolist() == answer
+    assert chosen.document(node) == {"run": 1, "round": 9, "cluster": node, "live": False}
+
+
+def test_the_ensemble_answers_by_the_sum_of_all_outputs(bundle, data):
+    """The third sample gets one vote for each class: the lowest wins; the second has two of three for class 1."""
+    assert Chosen(bundle, PATH, live=False).predict(data, ensemble=True).tolist() == [0, 1, 0]
+
+
+def test_an_ensemble_for_regression_is_the_mean_of_the_outputs(bundle, data):
+    manifest = dataclasses.replace(bundle.manifest, kind="regression", label=TensorSpec((3,), "float32"))
+    regression = dataclasses.replace(bundle, manifest=manifest)
+    found = Chosen(regression, PATH, live=False).predict(data, ensemble=True)
+    np.testing.assert_allclose(found[2], np.array([1, 1, 1]) / 3, rtol=1e-6)
+    np.testing.assert_allclose(found[1], np.array([1, 2, 0]) / 3, rtol=1e-6)
+    alone = Chosen(regression, PATH, live=False).predict(data, node=2)
+    np.testing.assert_array_equal(alone[1], [0, 1, 0])
+
+
+def test_one_node_and_the_ensemble_contradict_each_other(bundle, data):
+    with pytest.raises(ConfigError, match=r"^one node or the ensemble of all, not both$") as caught:
+        Chosen(bundle, PATH, live=False).predict(data, node=0, ensemble=True)
+    assert "--node" in caught.value.hint
+
+
+def test_a_node_that_the_device_does_not_hold_is_refused(bundle, data):
+    chosen = Chosen(bundle, PATH, live=False)
+    for ask in (lambda: chosen.at(7), lambda: chosen.predict(data, node=7), lambda: chosen.document(7)):
+        with pytest.raises(ConfigError, match="7"):
+            ask()
+
+
+def test_samples_that_do_not_fit_the_task_are_refused(bundle, tmp_path):
+    np.savez(tmp_path / "bad.npz", x=np.zeros((3, 5)))
+    with pytest.raises(DataError, match=r"bad\.npz"):
+        Chosen(bundle, PATH, live=False).predict(tmp_path / "bad.npz")
+
+
+# ------------------------------------------------------------------------------------------- which model is chosen
+
+
+def finish(directory, bundle, own, above=()):
+    """Store the models of a finished run."""
+    figures = {own.run_id: Validation(1.0, 1, 2, 2)}
+    FinishedModels(directory).add(own, above, bundle, algorithm="fedavg", at_s=1, figures=figures)
+
+
+@pytest.fixture
+def live(directory, bundle, monkeypatch):
+    """Store a model of the run under way, whose package is opened without its seals."""
+    files = DeviceState(directory)
+    files.save_run(b"package")
+    files.save_model(model(4, 2, 2, 2, run=8), durable=False)
+    plan = run_plan(run=8, run_id=RUN_ID)
+
+    def reopen(package, epoch, membership):
+        assert (package, epoch, membership.name) == (b"package", None, "dev-1")
+        return type("Run", (), {"plan": plan, "bundle": bundle})
+
+    monkeypatch.setattr(inference, "reopen", reopen)
+    return files
+
+
+def test_a_finished_model_answers_though_a_run_is_under_way(directory, bundle, live, data):
+    finish(directory, bundle, model(5, 0, 1, 2), PATH[:2])
+    chosen = choose(directory)
+    assert (chosen.live, chosen.own.cluster, [m.cluster for m in chosen.models]) == (False, 5, [0, 2, 5])
+    assert predict(directory, data).tolist() == [0, 1, 2]
+    assert predict(directory, data, node=0).tolist() == [0, 0, 0]
+    assert predict(directory, data, ensemble=True).tolist() == [0, 1, 0]
+
+
+def test_the_model_under_way_answers_if_asked_for(directory, bundle, live, data):
+    finish(directory, bundle, model(5, 0, 1, 2))
+    chosen = choose(directory, live=True)
+    assert chosen.document() == {"run": 8, "round": 9, "cluster": 4, "live": True}
+    assert predict(directory, data, live=True).tolist() == [2, 2, 2]
+
+
+def test_the_model_under_way_answers_while_no_run_has_finished(directory, live, data):
+    assert choose(directory).live
+    assert predict(directory, data).tolist() == [2, 2, 2]
+
+
+def test_a_model_of_another_run_than_the_task_is_refused(directory, live):
+    """A new run has begun, and no round of it has ended: its task may differ."""
+    live.save_model(model(4, run=7, run_id=b"o" * 16), durable=False)
+    with pytest.raises(IntegrityError, match=r"^the model is of run 7, the task of run 8$") as caught:
+        choose(directory)
+    assert caught.value.hint == "let the device finish a round of the new run"
+
+
+def test_a_device_without_a_model_or_a_run_says_which_is_missing(directory):
+    with pytest.raises(IntegrityError, match=r"this device has no model yet$"):
+        choose(directory)
+    DeviceState(directory).save_model(model(4), durable=False)
+    with pytest.raises(IntegrityError, match=f"^{directory} holds no run$") as caught:
+        choose(directory)
+    assert caught.value.hint == "let the device take part in one"
+
+
+def test_a_directory_of_no_device_is_refused(tmp_path):
+    with pytest.raises(NotEnrolledError):
+        choose(tmp_path)
+
+
+def test_an_export_answers_as_its_model_does(directory, bundle, data, tmp_path):
+    finish(directory, bundle, model(5, 0, 1, 2), PATH[:2])
+    for node, cluster in ((None, 5), (2, 2)):
+        file = tmp_path / f"{cluster}.onnx"
+        assert export(directory, file, node=node).cluster == cluster
+        session = onnxruntime.InferenceSession(Path(file).read_bytes())
+        (outputs,) = session.run(None, {session.get_inputs()[0].name: X})
+        assert outputs.argmax(1).tolist() == predict(directory, data, node=node).tolist()

@@ -1,0 +1,254 @@
+"""A device's membership: its place in the roster, its keys of each version, and the aggregator's messages to it."""
+
+import dataclasses
+
+import pytest
+
+from crypto.mask.secret import MaskSecret
+from crypto.seal.envelope import GroupKey, SealError, seal_to_group, seal_to_member
+from crypto.seal.identity import Identity
+from crypto.seal.signed import sign_document
+from edge_client.membership import REVOKED_HINT, DeviceMembership, init
+from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, UntrustedError
+from shoal.membership.directory import ROSTER_FILE
+from shoal.protocol import channels
+from shoal.protocol.chunking import Fingerprint
+from shoal.protocol.codec import encode
+from shoal.protocol.documents import RunPackage
+from shoal.util.files import write_private
+from tests.helpers.parties import Parties
+from tests.helpers.plans import run_plan
+
+
+@pytest.fixture
+def parties(tmp_path):
+    return Parties(tmp_path, "dev-1", "dev-2")
+
+
+@pytest.fixture
+def member(parties):
+    return parties.members["dev-2"]
+
+
+def rotate(parties, *names):
+    """Let the owner draw new keys, and the named parties take them; return the key version."""
+    parties.owner.rotate()
+    for name in names:
+        party = parties.server if name == "aggregator" else parties.members[name]
+        assert party.take_grant(parties.grant(name))
+    return parties.owner.roster.keys_since
+
+
+def reopened(member):
+    return DeviceMembership(member.directory)
+
+
+# --------------------------------------------------------------------------------------------------- in the roster
+
+
+def test_a_device_knows_its_place_in_the_roster(parties, member):
+    assert [parties.members[d].index for d in ("dev-1", "dev-2")] == [0, 1]
+    assert member.listed
+    assert (member.name, member.fleet) == ("dev-2", "reef")
+
+
+@pytest.mark.parametrize("how", ["revoked", "other keys", "left out"])
+def test_a_device_that_is_no_member_any_more_has_no_place(member, how):
+    roster = member.roster
+    other = Identity.generate("dev-2").member
+    member.roster = {
+        "revoked": dataclasses.replace(roster, revoked=("dev-2",)),
+        "other keys": dataclasses.replace(roster, devices=(roster.devices[0], other)),
+        "left out": dataclasses.replace(roster, devices=roster.devices[:1]),
+    }[how]
+    assert not member.listed
+    with pytest.raises(UntrustedError, match=r"^dev-2 is not in the fleet's roster any more$") as caught:
+        _ = member.index
+    assert caught.value.hint == REVOKED_HINT
+
+
+def test_a_device_with_an_expired_roster_starts_so_that_it_can_get_a_newer_one(parties, member):
+    roster = dataclasses.replace(member.roster, sequence=member.roster.sequence + 1, issued_at_s=1, expires_at_s=2)
+    write_private(member.directory / ROSTER_FILE, sign_document(parties.owner.owner, roster))
+    assert reopened(member).expired
+    assert not member.expired
+
+
+def test_a_directory_without_a_grant_belongs_to_no_fleet(tmp_path):
+    init(tmp_path / "new", "dev-9")
+    with pytest.raises(NotEnrolledError, match="belongs to no fleet"):
+        DeviceMembership(tmp_path / "new")
+    with pytest.raises(ConfigError, match="holds keys already"):
+        init(tmp_path / "new", "dev-9")
+
+
+# ------------------------------------------------------------------------------------------------ keys by version
+
+
+def test_the_keys_of_each_version_that_has_arrived_are_at_hand(parties, member):
+    old = member.grant
+    new = rotate(parties, "dev-2")
+    assert member.grant_of(old.keys_since) == old
+    assert member.grant_of(new).content_key == parties.owner.secrets.content_key
+    assert member.content_of(new) == parties.owner.content
+    assert member.content == member.content_of(old.keys_since) != member.content_of(new)
+    with pytest.raises(NotEnrolledError, match=r"^no keys of roster 99 have come yet$") as caught:
+        member.grant_of(99)
+    assert "shoal-fleet publish" in caught.value.hint
+
+
+def test_a_later_mask_epoch_erases_the_secrets_of_earlier_ones_on_the_disk_too(member):
+    generation = member.grant.keys_since
+    first = MaskSecret.from_bytes(member.grant.mask_secret)
+    start = member.grant.mask_epoch
+    third = first.at(3, start).reveal()
+    member.enter(generation, 3)
+    for each in (member, reopened(member)):
+        assert (each.grant.mask_secret, each.grant.mask_epoch) == (third, 3)
+        assert each.secret_at(generation, 4).reveal() == first.at(4, start).reveal()
+        with pytest.raises(IntegrityError):
+            each.secret_at(generation, 2)
+    assert first.reveal() not in b"".join(p.read_bytes() for p in member.directory.iterdir() if p.is_file())
+
+
+def test_an_earlier_epoch_changes_nothing(member):
+    generation = member.grant.keys_since
+    member.enter(generation, 3)
+    before = member.grant
+    member.enter(generation, 3)
+    member.enter(generation, 2)
+    assert member.grant is before
+
+
+def test_an_epoch_under_newer_keys_puts_them_in_force(parties, member):
+    old = member.grant
+    new = rotate(parties, "dev-2")
+    epoch = member.later[0].mask_epoch + 2
+    member.enter(new, epoch)
+    assert (member.grant.keys_since, member.grant.mask_epoch) == (new, epoch)
+    assert reopened(member).grant == member.grant
+    with pytest.raises(NotEnrolledError):
+        member.grant_of(old.keys_since)
+
+
+def test_an_epoch_under_keys_that_have_not_arrived_changes_nothing(parties, member):
+    before = member.grant
+    newest = rotate(parties, "dev-2")
+    member.enter(newest + 5, 9)
+    assert member.grant is before
+    assert member.next is not None
+
+
+# -------------------------------------------------------------------------------------- the aggregator's messages
+
+
+def sealed(parties, plain=b"x", purpose="control", *, key=None, sender="aggregator", fleet="reef", signer=None):
+    """Return a broadcast and its digest; every part of it may be another."""
+    group = GroupKey("reef", "broadcast", key or parties.server.grant.broadcast_key)
+    head = dataclasses.replace(channels.CONTROL.head(fleet, sender), purpose=purpose)
+    payload = memoryview(seal_to_group(signer or parties.server.identity, group, head, plain))
+    return payload, Fingerprint.of(payload).signed
+
+
+def test_a_broadcast_is_opened_with_its_purpose(parties, member):
+    purpose, plain = member.open_broadcast(*sealed(parties, b"hello", "announcement"))
+    assert (purpose, bytes(plain)) == ("announcement", b"hello")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"fleet": "atoll"}, UntrustedError, "^a message of 'aggregator' in 'atoll'$"),
+        ({"sender": "dev-1"}, UntrustedError, "^a message of 'dev-1' in 'reef'$"),
+        ({"signer": Identity.generate("aggregator")}, SealError, "refused"),
+        ({"key": b"\1" * 32}, SealError, "refused"),
+    ],
+    ids=["fleet", "sender", "signer", "key"],
+)
+def test_a_broadcast_that_is_not_the_aggregators_to_us_is_refused(parties, member, changes, error, message):
+    with pytest.raises(error, match=message):
+        member.open_broadcast(*sealed(parties, **changes))
+
+
+def test_a_message_under_a_newer_broadcast_key_changes_the_key_we_answer_under(parties, member):
+    rotate(parties, "dev-2", "aggregator")
+    newer, grant = parties.server.next.broadcast_key, member.grant
+    member.open_broadcast(*sealed(parties, key=newer))
+    assert member.group.secret == newer
+    assert member.grant is grant, "only a run or a mask epoch puts the other keys in force"
+    member.open_broadcast(*sealed(parties))
+    assert member.group.secret == grant.broadcast_key, "the fleet may go back to the keys in force"
+
+
+def package(parties, sequence, signer=None):
+    """Return a run package whose plan was signed under the roster of this sequence."""
+    plan = sign_document(signer or parties.owner.owner, run_plan(fleet="reef", roster_sequence=sequence))
+    return encode(RunPackage(plan, b"task", b"origins"))
+
+
+def test_a_run_that_the_owner_signed_under_newer_keys_puts_them_in_force(parties, member):
+    new = rotate(parties, "dev-2", "aggregator")
+    key = parties.server.next.broadcast_key
+    member.open_broadcast(*sealed(parties, package(parties, new), "run", key=key))
+    assert member.grant.keys_since == new
+    assert reopened(member).grant.keys_since == new
+
+
+def test_a_run_of_before_that_travels_under_newer_keys_does_not(parties, member):
+    """The aggregator publishes the package again when it starts to roll over: the run's own keys are still needed."""
+    before = member.grant
+    rotate(parties, "dev-2", "aggregator")
+    key = parties.server.next.broadcast_key
+    member.open_broadcast(*sealed(parties, package(parties, before.keys_since), "run", key=key))
+    assert member.grant is before
+
+
+def test_a_device_with_an_expired_roster_changes_no_keys(parties, member):
+    """It ignores rounds until a newer roster arrives, so it can't know which keys the fleet uses."""
+    before = member.grant
+    new = rotate(parties, "dev-2", "aggregator")
+    member.roster = dataclasses.replace(member.roster, expires_at_s=2)
+    assert member.expired
+    key = parties.server.next.broadcast_key
+    member.open_broadcast(*sealed(parties, package(parties, new), "run", key=key))
+    assert member.grant is before
+
+
+def test_an_aggregator_can_not_put_newer_keys_in_force_without_the_owner(parties, member):
+    new = rotate(parties, "dev-2", "aggregator")
+    before, key = member.grant, parties.server.next.broadcast_key
+    forged = package(parties, new, signer=parties.server.identity)
+    with pytest.raises(UntrustedError):
+        member.open_broadcast(*sealed(parties, forged, "run", key=key))
+    member.open_broadcast(*sealed(parties, package(parties, new), "control", key=key))
+    assert member.grant is before
+
+
+def own_roster(parties, *, to="dev-2", recipient="dev-2", signer=None, fleet="reef", purpose=None):
+    """Return a roster that the aggregator sealed to one device, and its digest."""
+    head = channels.REVOCATION.head(fleet, "aggregator", recipient)
+    head = dataclasses.replace(head, purpose=purpose or head.purpose)
+    key = parties.members[to].identity.member.seal_key
+    payload = memoryview(seal_to_member(signer or parties.server.identity, key, head, b"signed"))
+    return payload, Fingerprint.of(payload).signed
+
+
+def test_a_roster_for_this_device_is_opened_without_a_broadcast_key(parties, member):
+    member.group = GroupKey("reef", "broadcast", bytes(32))
+    assert member.open_own_roster(*own_roster(parties)) == b"signed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"recipient": "dev-1"}, UntrustedError, "^a roster of 'aggregator' where a roster for dev-2 belongs$"),
+        ({"fleet": "atoll"}, UntrustedError, "where a roster for dev-2 belongs$"),
+        ({"purpose": "control"}, UntrustedError, "^a control of 'aggregator' where a roster for dev-2 belongs$"),
+        ({"to": "dev-1"}, SealError, "refused"),
+        ({"signer": Identity.generate("aggregator")}, SealError, "refused"),
+    ],
+    ids=["recipient", "fleet", "purpose", "sealed to another", "signer"],
+)
+def test_a_roster_that_is_not_the_aggregators_to_us_is_refused(parties, member, changes, error, message):
+    with pytest.raises(error, match=message):
+        member.open_own_roster(*own_roster(parties, **changes))

@@ -1,0 +1,248 @@
+"""A device's results: the figures in its status file, and when its models are saved."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from crypto.seal.replay import ReplayWatermark
+from edge_client.learning.update import Finished
+from edge_client.protocol.round_state import Stage
+from edge_client.reporting import RUNS_REMEMBERED, SAVE_MODEL_EVERY_S, STATUS_EVERY_S, Results
+from edge_client.storage.finished_models import FinishedModels, Validation
+from edge_client.storage.state import MODEL_FILE, DeviceState
+from shoal.protocol.messages import Assignment, Phase, Share
+from shoal.util.files import private_directory
+from tests.helpers.announced import TRAINING, announcement
+from tests.helpers.plans import run_plan
+
+RUN_ID = b"r" * 16
+REPORT = Assignment(Phase.SCORE, (0, 3), Share.TRAIN, train=False, evaluate=True, margins=False)
+KEEP = Assignment(Phase.KEEP, (3, 0), Share.TRAIN, train=False, evaluate=True, margins=False)
+
+
+@pytest.fixture
+def place(tmp_path, logistic):
+    return Place(private_directory(tmp_path / "d"), logistic(4, 3))
+
+
+class Place:
+    """A device's directory, and the results in it, which a restart loads again."""
+
+    def __init__(self, directory, bundle):
+        self.bundle = bundle
+        self.files = DeviceState(directory)
+        self.member = SimpleNamespace(directory=directory, name="dev-1", fleet="reef")
+        self.transport = SimpleNamespace(bytes_sent=0, bytes_received=0)
+        self.models = {m: np.full(bundle.length, m + 0.5, np.float32) for m in (0, 3)}
+        self.restart()
+
+    def restart(self):
+        self.results = Results(self.member, self.files, self.transport, lambda: 1_800_000_000.0)
+
+    def begin(self, run=1, *, again=False, **changes):
+        plan = run_plan(run=run, run_id=bytes([run]) * 16 if run > 1 else RUN_ID, rounds=8, **changes)
+        self.results.begin(SimpleNamespace(plan=plan, bundle=self.bundle), again=again)
+        return plan
+
+    def note(self, assignment=TRAINING, model=3, now_s=0.0, result=None, **changes):
+        fields = {"loss": 0.5, "correct": 0, "tested": 0, **(result or {})}
+        announced = announcement(**{"round": 4, **changes})
+        validation = {announced.run_id: Validation(1.0, 1, 2, 2)} if announced.finished else {}
+        done = Finished(parcel=None, model=model, validation=validation, **fields)
+        self.results.note(announced, assignment, done, self.models, now_s)
+
+    def status(self):
+        self.results.publish(Stage.IDLE, 0.0, force=True)
+        return self.files.load_status()
+
+    def saved(self):
+        """Return (cluster, round) of the model on disk, or None."""
+        if not (self.files.directory / MODEL_FILE).exists():
+            return None
+        model = self.files.load_model()
+        assert np.array_equal(model.theta, self.models[model.cluster])
+        return model.cluster, model.round
+
+
+# --------------------------------------------------------------------------------------------------------- figures
+
+
+def test_the_figures_of_a_run_grow_with_its_rounds(place):
+    place.begin()
+    place.note(round=2, result={"loss": 0.75})
+    place.note(round=4, result={"correct": 3, "tested": 4})
+    found = place.status()
+    assert {k: found[k] for k in ("run", "rounds", "round", "cluster", "loss", "accuracy")} == {
+        "run": 1,
+        "rounds": 2,
+        "round": 4,
+        "cluster": 3,
+        "loss": 0.5,
+        "accuracy": 0.75,
+    }
+    assert (found["device"], found["fleet"], found["stage"], found["ended"]) == ("dev-1", "reef", "idle", {})
+
+
+def test_a_round_without_a_test_leaves_the_accuracy_of_the_last_one(place):
+    place.begin()
+    place.note(result={"correct": 3, "tested": 4})
+    place.note(round=5)
+    assert place.status()["accuracy"] == 0.75
+
+
+def test_bytes_are_those_of_this_run(place):
+    place.transport.bytes_sent, place.transport.bytes_received = 1000, 500
+    place.begin()
+    place.transport.bytes_sent, place.transport.bytes_received = 1007, 503
+    found = place.status()
+    assert (found["bytes_up"], found["bytes_down"]) == (7, 3)
+
+
+def test_another_mask_epoch_of_the_run_continues_its_figures(place):
+    place.begin()
+    place.note()
+    place.transport.bytes_sent = 9
+    place.begin(epoch=2, again=True)
+    found = place.status()
+    assert (found["rounds"], found["mask_epoch"], found["bytes_up"]) == (1, 2, 9)
+
+
+def test_another_run_starts_at_zero(place):
+    place.begin()
+    place.note()
+    place.begin(2)
+    found = place.status()
+    assert (found["run"], found["rounds"]) == (2, 0)
+    assert "loss" not in found
+
+
+def test_the_status_is_written_once_a_second_unless_forced(place):
+    place.begin()
+    for now_s, rounds in ((10.0, 0), (10.0 + 0.9 * STATUS_EVERY_S, 0), (10.0 + STATUS_EVERY_S, 2)):
+        place.results.publish(Stage.WORKING, now_s)
+        assert place.files.load_status()["rounds"] == rounds
+        place.note()
+    assert place.status()["rounds"] == 3
+
+
+# ------------------------------------------------------------------------------------------------------ end of a run
+
+
+def test_the_figures_of_a_finished_run_are_closed_and_move_to_those_that_ended(place):
+    plan = place.begin()
+    place.note()
+    assert place.results.finish(plan, Stage.IDLE, 5.0)
+    place.transport.bytes_sent = 99
+    found = place.status()
+    assert found["finished"]
+    assert found["bytes_up"] == 0, "traffic after the end belongs to no run"
+    assert found["ended"]["1"]["rounds"] == 1
+
+
+def test_the_end_of_a_run_counts_as_told_only_after_it_was_remembered(place):
+    plan = place.begin()
+    assert place.results.finish(plan, Stage.IDLE, 5.0)
+    place.restart()
+    place.begin()
+    assert place.results.finish(plan, Stage.IDLE, 5.0), "the process was killed before it could say so"
+    place.results.remember_end()
+    place.restart()
+    place.begin()
+    assert not place.results.finish(plan, Stage.IDLE, 5.0)
+    place.results.remember_end()
+    assert place.files.was_told(plan.run_id)
+
+
+def test_a_restart_finds_the_figures_of_the_finished_run_again(place):
+    plan = place.begin()
+    place.note()
+    place.results.finish(plan, Stage.IDLE, 5.0)
+    place.restart()
+    place.begin()
+    assert (place.status()["rounds"], place.status()["finished"]) == (1, True)
+
+
+def test_only_the_latest_runs_are_remembered(place):
+    for run in range(1, RUNS_REMEMBERED + 4):
+        place.results.finish(place.begin(run), Stage.IDLE, 0.0)
+    assert list(place.status()["ended"]) == [str(r) for r in range(4, RUNS_REMEMBERED + 4)]
+
+
+@pytest.mark.parametrize("ended", [None, 7, [1], {"1": 7}, {"1": None}])
+def test_damaged_figures_of_an_earlier_process_are_left_out(place, ended):
+    place.files.save_status({"ended": ended})
+    place.restart()
+    place.begin()
+    assert place.status()["ended"] == {}
+
+
+# ----------------------------------------------------------------------------------------------------------- models
+
+
+def test_the_model_of_a_training_round_is_saved_every_half_minute(place):
+    place.begin()
+    place.note(now_s=100.0)
+    assert place.saved() is None
+    place.results.keep_up(100.0)
+    assert place.saved() == (3, 4)
+    place.note(round=5, model=0)
+    place.results.keep_up(100.0 + SAVE_MODEL_EVERY_S)
+    assert place.saved() == (3, 4)
+    place.results.keep_up(100.1 + SAVE_MODEL_EVERY_S)
+    assert place.saved() == (0, 5)
+
+
+def test_a_round_that_only_scores_leaves_the_model_as_it_was(place):
+    """A trial's scoring may name the model of another half as the best."""
+    place.begin()
+    place.note()
+    place.note(REPORT, model=0, round=5)
+    place.results.save_model(0.0, durable=True)
+    assert place.saved() == (3, 4)
+
+
+def test_a_model_stays_due_until_it_is_saved_durably(place, monkeypatch):
+    saves = []
+    place.begin()
+    place.note()
+    monkeypatch.setattr(place.files, "save_model", lambda _model, *, durable: saves.append(durable))
+    for durable in (False, False, True, True, False):
+        place.results.save_model(0.0, durable=durable)
+    assert saves == [False, False, True]
+
+
+def test_the_final_model_is_durable_at_once_and_joins_the_finished_ones(place):
+    place.begin()
+    place.note(REPORT, finished=True, round=9)
+    assert place.saved() == (3, 9)
+    (found,) = FinishedModels(place.files.directory).models()
+    assert (found.run, found.round, found.own.cluster, found.above) == (1, 9, 3, ())
+    assert (found.finished_at_s, found.validation) == (1_800_000_000, Validation(1.0, 1, 2, 2))
+    assert "path" not in place.status()
+
+
+def test_a_run_with_paths_keeps_the_models_above_the_devices_own(place):
+    place.begin()
+    place.note(KEEP, finished=True, round=9)
+    (found,) = FinishedModels(place.files.directory).models()
+    assert ([n.cluster for n in found.above], found.own.cluster) == ([0], 3)
+    assert place.status()["path"] == [0, 3]
+
+
+def test_a_watermark_before_the_final_round_lacks_nothing(place):
+    plan = place.begin()
+    final = ReplayWatermark(3, 1, 9, b"n" * 16)
+    for mark in (ReplayWatermark(3, 1, 8, b"n" * 16), ReplayWatermark(3, 2, 9, b"n" * 16)):
+        assert not place.results.lacks_final_model(mark, plan)
+    assert place.results.lacks_final_model(final, plan)
+
+
+@pytest.mark.parametrize("lost", [MODEL_FILE, "finished/list.bin"])
+def test_a_final_model_is_lacking_unless_both_files_are_there(place, lost):
+    """A power cut may come between the two."""
+    plan, final = place.begin(), ReplayWatermark(3, 1, 9, b"n" * 16)
+    place.note(REPORT, finished=True, round=9)
+    assert not place.results.lacks_final_model(final, plan)
+    (place.files.directory / lost).unlink()
+    assert place.results.lacks_final_model(final, plan)
