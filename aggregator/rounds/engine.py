@@ -9,7 +9,7 @@ collections (state.py) and compares counts.
 
 Where to look:
 
-- a second upload of a device in a round: `Engine._duplicate`
+- a second upload of a device in a round, and the limits on uploads: duplicates_and_limits.py
 - quorum and deadline, of an open round and of the gathering before one: quorum_and_deadline.py
 - updates with too large a norm: screening.py
 """
@@ -19,10 +19,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
-from enum import Enum
 from typing import Any, Final
 
 from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
+from aggregator.rounds.duplicates_and_limits import Decision, decide
 from aggregator.rounds.events import (
     CameOnline,
     DeadlinePassed,
@@ -52,27 +52,15 @@ from aggregator.rounds.state import (
     on_revoked,
     opened,
     record_of,
-    too_late,
 )
 from aggregator.rounds.turnover import Turnover
 from aggregator.strategies.base import ClientUpdate, Outcome, RoundPlan, Strategy
 from aggregator.strategies.registry import make_strategy
-from shoal.limits import MAX_MARGIN
 from shoal.protocol.documents import Roster, RunPlan
-from shoal.protocol.messages import Assignment, Phase, Upload
+from shoal.protocol.messages import Phase, Upload
 
 ATTACHED_HEAD_BYTES: Final = 1 << 16
 """Most bytes that an attachment takes besides its vectors: the head before them and the seal."""
-MAX_FIGURE: Final = 3.4e38
-"""Largest loss or norm that a device may report: the largest float32, so that squares and sums in float64 stay finite."""
-
-
-class Decision(Enum):
-    """The treatment of an authentic upload."""
-
-    STORE = "store"
-    DUPLICATE = "duplicate"
-    REFUSE = "refuse"
 
 
 class Engine:
@@ -224,7 +212,7 @@ class Engine:
     def validate(
         self, state: EngineState, upload: Upload, digest: bytes, pending: bytes | None = None
     ) -> tuple[Decision, str]:
-        """Return whether an authentic upload may be stored, and for a refusal the reason.
+        """Return whether an authentic upload may be stored, and for a refusal the reason; see `duplicates_and_limits.decide`.
 
         Args:
             state: of the run; it stays as it is.
@@ -232,62 +220,9 @@ class Engine:
             digest: the upload's digest.
             pending: digest of the device's upload that is valid and not durable yet, None without one.
         """
-        run, plan = state.run, state.plan
-        if (upload.run_id, upload.epoch, upload.task_digest) != (run.run_id, run.epoch, run.task_digest):
-            return Decision.REFUSE, "of another run, epoch or task"
-        if (upload.mode, upload.key_id) != (run.mode, run.key_id):
-            return Decision.REFUSE, "masked under another key or mode"
-        if plan is None or upload.round != state.round or upload.nonce != self.nonce(state.round, plan.step):
-            return self._validate_late(state, upload, digest)
-        assignment = plan.assignments.get(upload.device)
-        if assignment is None or assignment.phase != upload.phase:
-            return Decision.REFUSE, "not asked for"
-        duplicate = self._duplicate(state, upload, digest, pending)
-        if duplicate is not None:
-            return duplicate
-        if upload.model not in assignment.candidates:
-            return Decision.REFUSE, "trained from a model that was not offered"
-        if upload.length != (run.length if assignment.train else 0):
-            return Decision.REFUSE, f"a vector of length {upload.length}"
-        if not self._may_attach(plan, upload):
-            return Decision.REFUSE, f"{upload.attached} bytes attached to the update"
-        if len(upload.margins) != (len(assignment.candidates) if assignment.margins else 0):
-            return Decision.REFUSE, f"{len(upload.margins)} margins"
-        wrong = _wrong_counts(run, assignment, upload)
-        if wrong:
-            return Decision.REFUSE, wrong
-        if abs(upload.loss) > MAX_FIGURE or any(abs(m) > MAX_MARGIN for m in upload.margins):
-            return Decision.REFUSE, "a loss or a margin beyond the limit for reports"
-        if not (0 < upload.model_norm <= MAX_FIGURE if assignment.norm else upload.model_norm == 0):
-            return Decision.REFUSE, "a model's norm that was not asked for, or an impossible one"
-        return Decision.STORE, ""
-
-    def _duplicate(
-        self, state: EngineState, upload: Upload, digest: bytes, pending: bytes | None
-    ) -> tuple[Decision, str] | None:
-        """Return the decision on a further upload of a device in the open round; None for the first.
-
-        Exactly once: the first upload of (run, round, phase, device) counts. The same upload again is a duplicate, and any
-        other upload is refused.
-        """
-        stored = state.received.get(upload.device)
-        if stored is not None:
-            same = stored == (upload.phase, digest)
-            return (Decision.DUPLICATE, "") if same else (Decision.REFUSE, "another upload was stored before")
-        if pending is not None:
-            return (Decision.DUPLICATE, "") if pending == digest else (Decision.REFUSE, "another upload came before")
-        return None
-
-    def _validate_late(self, state: EngineState, upload: Upload, digest: bytes) -> tuple[Decision, str]:
-        """Return the decision on an upload for a round that is not open; a finished run acknowledges its last uploads."""
-        known = state.finished and state.received.get(upload.device) == (upload.phase, digest)
-        return (Decision.DUPLICATE, "") if known else (Decision.REFUSE, too_late(state))
-
-    def _may_attach(self, plan: RoundPlan, upload: Upload) -> bool:
-        """Return whether the size of the attachment fits the order: the aggregator passes a fold on to the whole fleet."""
-        most = self._most_attached(plan, upload.device)
-        # An attachment that was ordered must be there, so at least one byte of it.
-        return min(1, most) <= upload.attached <= most
+        step = 0 if state.plan is None else state.plan.step
+        most = self.most_attached(state, upload.device)
+        return decide(state, upload, digest, pending, nonce=self.nonce(state.round, step), most_attached=most)
 
     def most_attached(self, state: EngineState, device: str) -> int:
         """Return how many bytes a device may attach to its upload in ``state``."""
@@ -420,16 +355,3 @@ class Engine:
             return state, (closed, RunFinished())
         state, actions = self._maybe_open(state)
         return state, (closed, *(actions or (Gather(),)))
-
-
-def _wrong_counts(run: RunPlan, assignment: Assignment, upload: Upload) -> str:
-    """Return why the upload's counts can't be true; empty if they can."""
-    if (
-        upload.correct > upload.tested
-        or bool(upload.tested) != assignment.evaluate
-        or (assignment.train and not upload.samples)
-    ):
-        return "impossible counts"
-    if run.weighting == "uniform" and upload.samples > 1:
-        return f"{upload.samples} samples where the plan's weighting is uniform"
-    return ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from aggregator.rounds.engine import Decision
+from aggregator.rounds.duplicates_and_limits import Decision
 from aggregator.rounds.events import Declined, Stored
 from aggregator.uploads.acknowledgements import Acknowledgements
 from aggregator.uploads.commit_queue import CommitQueue

@@ -1,8 +1,8 @@
 """An engine with devices that come, answer and go."""
 
+from aggregator.rounds.duplicates_and_limits import Decision
 from aggregator.rounds.engine import (
     CameOnline,
-    Decision,
     Stored,
 )
 from tests.helpers.plans import digest_of, engine_of, run_plan, stored, upload_of

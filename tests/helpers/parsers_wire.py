@@ -8,7 +8,8 @@ import numpy as np
 
 from aggregator.membership import AggregatorMembership
 from aggregator.owner_inbox import OwnerInbox
-from aggregator.rounds.engine import Decision, Engine
+from aggregator.rounds.duplicates_and_limits import Decision
+from aggregator.rounds.engine import Engine
 from aggregator.rounds.events import CameOnline, Stored
 from aggregator.strategies.base import contribution_of
 from aggregator.strategies.registry import make_strategy, models_needed

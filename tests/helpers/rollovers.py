@@ -5,7 +5,7 @@ import hashlib
 
 import numpy as np
 
-from aggregator.rounds.engine import Decision
+from aggregator.rounds.duplicates_and_limits import Decision
 from aggregator.rounds.events import CameOnline, DeadlinePassed, KeysHeld, Rostered, Stored, WentOffline
 from aggregator.strategies.base import contribution_of
 from crypto.seal.identity import Identity

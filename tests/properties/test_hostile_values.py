@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aggregator.rounds.engine import CameOnline, Decision, Stored
+from aggregator.rounds.duplicates_and_limits import Decision
+from aggregator.rounds.engine import CameOnline, Stored
 from aggregator.strategies.base import dump_state, norm_of
 from crypto.seal.replay import ReplayWatermark
 from edge_client.protocol import round_state as agent

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aggregator.rounds.engine import Decision
+from aggregator.rounds.duplicates_and_limits import Decision
 from aggregator.rounds.events import DeadlinePassed, Declined, Left, RoundClosed, Stored
 from shoal.protocol.messages import DeclineReason
 from tests.helpers.engines import DEVICES, opened

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from aggregator.rounds.engine import MAX_MARGIN, Decision
+from aggregator.rounds.duplicates_and_limits import MAX_MARGIN, Decision
 from aggregator.rounds.events import CameOnline, DeadlinePassed, Left, Stored, WentOffline
 from edge_client.learning.update import MARGIN_CLIP
 from shoal.protocol.messages import Assignment, Phase, Share

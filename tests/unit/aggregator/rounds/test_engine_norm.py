@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from aggregator.rounds.engine import Decision
+from aggregator.rounds.duplicates_and_limits import Decision
 from aggregator.rounds.events import CameOnline, Stored
 from tests.helpers.plans import digest_of, engine_of, run_plan, stored, upload_of
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from aggregator.rounds.engine import ATTACHED_HEAD_BYTES, Decision
+from aggregator.rounds.duplicates_and_limits import Decision
+from aggregator.rounds.engine import ATTACHED_HEAD_BYTES
 from aggregator.rounds.events import DeadlinePassed, KeysHeld, Left
 from aggregator.rounds.rollover import HASTY_TRIES
 from aggregator.rounds.state import NEWS_KEPT

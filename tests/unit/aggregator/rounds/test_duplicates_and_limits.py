@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
+from aggregator.rounds.duplicates_and_limits import Decision
 from aggregator.rounds.engine import (
     CameOnline,
     DeadlinePassed,
-    Decision,
     Stored,
 )
 from shoal.protocol.messages import Phase

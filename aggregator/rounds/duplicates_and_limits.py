@@ -1,0 +1,110 @@
+"""The treatment of an authentic upload: stored, a duplicate, or refused with a reason.
+
+- Exactly once: the first upload of (run, round, phase, device) counts. The same upload again is a duplicate, which is
+  acknowledged once more; any other upload of the device is refused.
+- An upload must be for the open round, and be no more than its assignment asked for.
+- Figures beyond the limits here are refused: squares and sums of them must stay finite.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from aggregator.rounds.state import EngineState, too_late
+from shoal.limits import MAX_MARGIN
+from shoal.protocol.documents import RunPlan
+from shoal.protocol.messages import Assignment, Upload
+
+MAX_FIGURE: Final = 3.4e38
+"""Largest loss or norm that a device may report: the largest float32, so that squares and sums in float64 stay finite."""
+
+
+class Decision(Enum):
+    """The treatment of an authentic upload."""
+
+    STORE = "store"
+    DUPLICATE = "duplicate"
+    REFUSE = "refuse"
+
+
+Verdict = tuple[Decision, str]
+"""A decision and, for a refusal, its reason."""
+
+
+def decide(
+    state: EngineState, upload: Upload, digest: bytes, pending: bytes | None, *, nonce: bytes, most_attached: int
+) -> Verdict:
+    """Return whether an authentic upload may be stored.
+
+    Args:
+        state: of the run; it stays as it is.
+        upload: the upload's header.
+        digest: the upload's digest.
+        pending: digest of the device's upload that is valid and not durable yet, None without one.
+        nonce: of the open round or step.
+        most_attached: bytes that the device may attach to its upload; if it may, it must attach some.
+    """
+    run, plan = state.run, state.plan
+    if (upload.run_id, upload.epoch, upload.task_digest) != (run.run_id, run.epoch, run.task_digest):
+        return Decision.REFUSE, "of another run, epoch or task"
+    if (upload.mode, upload.key_id) != (run.mode, run.key_id):
+        return Decision.REFUSE, "masked under another key or mode"
+    if plan is None or upload.round != state.round or upload.nonce != nonce:
+        return _decide_late(state, upload, digest)
+    assignment = plan.assignments.get(upload.device)
+    if assignment is None or assignment.phase != upload.phase:
+        return Decision.REFUSE, "not asked for"
+    duplicate = _duplicate(state, upload, digest, pending)
+    if duplicate is not None:
+        return duplicate
+    wrong = _beyond_assignment(run, assignment, upload, most_attached) or _wrong_figures(run, assignment, upload)
+    return (Decision.REFUSE, wrong) if wrong else (Decision.STORE, "")
+
+
+def _duplicate(state: EngineState, upload: Upload, digest: bytes, pending: bytes | None) -> Verdict | None:
+    """Return the decision on a further upload of a device in the open round; None for the first."""
+    stored = state.received.get(upload.device)
+    if stored is not None:
+        same = stored == (upload.phase, digest)
+        return (Decision.DUPLICATE, "") if same else (Decision.REFUSE, "another upload was stored before")
+    if pending is not None:
+        return (Decision.DUPLICATE, "") if pending == digest else (Decision.REFUSE, "another upload came before")
+    return None
+
+
+def _decide_late(state: EngineState, upload: Upload, digest: bytes) -> Verdict:
+    """Return the decision on an upload for a round that is not open; a finished run acknowledges its last uploads."""
+    known = state.finished and state.received.get(upload.device) == (upload.phase, digest)
+    return (Decision.DUPLICATE, "") if known else (Decision.REFUSE, too_late(state))
+
+
+def _beyond_assignment(run: RunPlan, assignment: Assignment, upload: Upload, most_attached: int) -> str:
+    """Return in what the upload is not the one that was asked for; empty if it is."""
+    if upload.model not in assignment.candidates:
+        return "trained from a model that was not offered"
+    if upload.length != (run.length if assignment.train else 0):
+        return f"a vector of length {upload.length}"
+    # The aggregator passes a fold on to the whole fleet, so its size counts too.
+    if not min(1, most_attached) <= upload.attached <= most_attached:
+        return f"{upload.attached} bytes attached to the update"
+    if len(upload.margins) != (len(assignment.candidates) if assignment.margins else 0):
+        return f"{len(upload.margins)} margins"
+    return ""
+
+
+def _wrong_figures(run: RunPlan, assignment: Assignment, upload: Upload) -> str:
+    """Return why the upload's figures can't be true, or what is beyond their limits; empty if nothing is."""
+    if (
+        upload.correct > upload.tested
+        or bool(upload.tested) != assignment.evaluate
+        or (assignment.train and not upload.samples)
+    ):
+        return "impossible counts"
+    if run.weighting == "uniform" and upload.samples > 1:
+        return f"{upload.samples} samples where the plan's weighting is uniform"
+    if abs(upload.loss) > MAX_FIGURE or any(abs(m) > MAX_MARGIN for m in upload.margins):
+        return "a loss or a margin beyond the limit for reports"
+    if not (0 < upload.model_norm <= MAX_FIGURE if assignment.norm else upload.model_norm == 0):
+        return "a model's norm that was not asked for, or an impossible one"
+    return ""
