@@ -1,6 +1,4 @@
-"""Runs by `shoal.simulate`: groups found under every mask, every kind of model and task, and what bad input is told."""
-
-import dataclasses
+"""Runs by `shoal.simulate`: groups found under every mask, every kind of model and task, and the refusals of bad input."""
 
 import numpy as np
 import pytest
@@ -123,7 +121,7 @@ def test_an_instance_starts_with_its_own_weights_and_is_left_alone():
         torch.testing.assert_close(value, before[name], rtol=0, atol=1e-5)
 
 
-def test_models_are_what_accuracy_was_measured_with():
+def test_models_are_those_that_accuracy_was_measured_with():
     """Each device's model, from `models`, gives its accuracy and loss."""
     partitions = cancer()
     result = shoal.simulate(nn.Linear(30, 2), partitions, strategy="ifca", settings={"k": 2}, rounds=10)
@@ -401,30 +399,3 @@ def test_bad_input_is_refused(name):
     with pytest.raises(kind, match=text) as caught:
         shoal.simulate(arguments.pop("model"), arguments.pop("partitions"), **arguments)
     assert caught.value.hint or name in SELF_EXPLAINING
-
-
-def test_a_data_frame_has_a_row_a_round():
-    pytest.importorskip("pandas")
-    result = shoal.simulate(softmax, plain(), strategy="fedavg", rounds=2)
-    frame = result.to_dataframe()
-    assert frame["round"].tolist() == [1, 2]
-    assert frame["accuracy"].tolist() == [r.accuracy for r in result.history]
-
-
-def test_the_extras_that_are_missing_are_named(monkeypatch):
-    result = shoal.simulate(softmax, plain(), strategy="fedavg", rounds=1)
-    for module, extra, use in (("pandas", "frames", "to_dataframe"), ("matplotlib.figure", "plot", "plot")):
-        monkeypatch.setitem(__import__("sys").modules, module, None)
-        with pytest.raises(ConfigError) as caught:
-            getattr(result, use)()
-        assert f"shoal[{extra}]" in caught.value.hint
-
-
-def test_the_figure_shows_every_round():
-    """Accuracy and loss beside each other; the test loss where there is no accuracy."""
-    result = shoal.simulate(softmax, plain(), strategy="fedavg", rounds=3)
-    axes = result.plot().axes
-    assert [a.get_ylabel() for a in axes] == ["accuracy", "loss"]
-    assert axes[0].lines[0].get_ydata().tolist() == [r.accuracy for r in result.history]
-    regression = dataclasses.replace(result, accuracy=None)
-    assert regression.plot().axes[0].get_ylabel() == "test loss"

@@ -1,0 +1,24 @@
+"""A small population of simulated devices in two groups, and its network."""
+
+import numpy as np
+
+from shoal.simulation.data import Population, Shard
+from shoal.simulation.trainers.networks import OneHidden
+from shoal.task.manifest import LocalTraining
+
+FULL = LocalTraining(epochs=0, steps=5, batch_size=0, lr=0.5)
+
+
+NETWORK = OneHidden(8, 6, 4)
+
+
+def population(devices=10, groups=2, uneven=True, seed=0):
+    """One linear concept whose labels group g rotates by g."""
+    rng = np.random.default_rng(seed)
+    concept = rng.standard_normal((8, 4)) * 2
+    shares = [[], [], []]
+    for i in range(devices):
+        for share, n in zip(shares, (20 + (i * 7 % 11 if uneven else 0), 10, 15), strict=True):
+            x = rng.standard_normal((n, 8)).astype(np.float32)
+            share.append(Shard(x, ((x @ concept).argmax(1) + i % groups) % 4))
+    return Population(*map(tuple, shares), groups=tuple(i % groups for i in range(devices)))

@@ -1,0 +1,92 @@
+"""The result of a simulated run: models, data frame and figure of records made by hand."""
+
+import dataclasses
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from shoal.errors import ConfigError
+from shoal.simulation.api.result import Result, Round
+
+pytestmark = pytest.mark.torch
+HISTORY = [
+    Round(round=1, loss=None, accuracy=0.5, test_loss=0.9, clusters=1, sizes=(4,)),
+    Round(round=2, loss=0.7, accuracy=None, test_loss=0.8, clusters=2, sizes=(3, 1)),
+    Round(round=3, loss=0.6, accuracy=0.75, test_loss=0.4, clusters=2, sizes=(2, 2)),
+]
+
+
+def result(**changes):
+    fields = {
+        "accuracy": np.array([0.5, 1.0]),
+        "loss": np.array([0.3, 0.5]),
+        "clusters": np.array([4, 9]),
+        "history": HISTORY,
+        "events": [],
+        "_template": nn.Sequential(nn.Linear(2, 1), nn.Dropout()),
+        "_thetas": {4: np.array([1, 2, 3], np.float32), 9: np.array([4, 5, 6], np.float32)},
+    }
+    return Result(**{**fields, **changes})
+
+
+def test_models_hold_their_clusters_theta_in_eval_mode():
+    made = result()
+    models = made.models
+    assert sorted(models) == [4, 9]
+    assert [p.tolist() for p in models[9].parameters()] == [[[4, 5]], [6]]
+    assert not any(m.training for model in models.values() for m in model.modules())
+    assert made.models is models
+
+
+def test_models_share_nothing_with_each_other_the_template_and_theta():
+    made = result()
+    before = [p.tolist() for p in made._template.parameters()]
+    with torch.no_grad():
+        made.models[4][0].weight += 1
+    assert made.models[9][0].weight.tolist() == [[4, 5]]
+    assert made._thetas[4].tolist() == [1, 2, 3]
+    assert [p.tolist() for p in made._template.parameters()] == before
+    assert made._template.training
+
+
+def test_a_data_frame_has_a_row_a_round_and_a_column_a_field():
+    pytest.importorskip("pandas")
+    frame = result().to_dataframe()
+    assert frame.columns.tolist() == [f.name for f in dataclasses.fields(Round)]
+    assert frame["round"].tolist() == [1, 2, 3]
+    assert frame["test_loss"].tolist() == [0.9, 0.8, 0.4]
+    assert frame["sizes"].tolist() == [(4,), (3, 1), (2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "use"), [("pandas", "frames", "to_dataframe"), ("matplotlib.figure", "plot", "plot")]
+)
+def test_the_extras_that_are_missing_are_named(monkeypatch, module, extra, use):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError) as caught:
+        getattr(result(), use)()
+    assert f"shoal[{extra}]" in caught.value.hint
+
+
+def test_the_figure_shows_the_rounds_that_have_a_figure():
+    pytest.importorskip("matplotlib")
+    accuracy, loss = result().plot().axes
+    assert (accuracy.get_ylabel(), loss.get_ylabel()) == ("accuracy", "loss")
+    assert (accuracy.lines[0].get_xdata().tolist(), accuracy.lines[0].get_ydata().tolist()) == ([1, 3], [0.5, 0.75])
+    assert (loss.lines[0].get_xdata().tolist(), loss.lines[0].get_ydata().tolist()) == ([2, 3], [0.7, 0.6])
+
+
+def test_a_regression_shows_its_test_loss():
+    pytest.importorskip("matplotlib")
+    axes = result(accuracy=None).plot().axes
+    assert [a.get_ylabel() for a in axes] == ["test loss", "loss"]
+    assert axes[0].lines[0].get_ydata().tolist() == [0.9, 0.8, 0.4]
+
+
+def test_a_quantity_that_was_never_measured_has_no_panel():
+    pytest.importorskip("matplotlib")
+    untested = [dataclasses.replace(r, accuracy=None) for r in HISTORY]
+    assert [a.get_ylabel() for a in result(history=untested).plot().axes] == ["loss"]

@@ -1,0 +1,43 @@
+"""Purity and the adjusted Rand index against figures worked out by hand."""
+
+import numpy as np
+import pytest
+
+from shoal.simulation.engine import metrics
+
+
+def test_purity_and_rand_index_on_known_tables():
+    assert metrics.purity([0, 0, 1, 1], [5, 5, 7, 7]) == metrics.adjusted_rand([0, 0, 1, 1], [5, 5, 7, 7]) == 1.0
+    assert metrics.purity([0, 0, 0, 1], [1, 1, 2, 2]) == 0.75
+    assert metrics.adjusted_rand([0, 0, 1, 1], [0, 1, 0, 1]) == pytest.approx(-0.5)
+    assert metrics.adjusted_rand([0, 0, 0, 0], [0, 0, 1, 1]) == 0.0
+
+
+def test_a_table_counts_pairs_of_labels_in_order_of_appearance():
+    table = metrics.contingency(["b", "a", "b", "b"], [9, 9, 4, 9])
+    assert table.tolist() == [[2, 1], [1, 0]]
+    assert table.dtype == np.int64
+
+
+def test_purity_rewards_small_clusters_and_the_rand_index_does_not():
+    """A device a cluster is pure, and as good as a random clustering."""
+    assert metrics.purity(range(4), [0, 0, 1, 1]) == 1.0
+    assert metrics.adjusted_rand(range(4), [0, 0, 1, 1]) == 0.0
+
+
+def test_the_rand_index_does_not_depend_on_names_or_sides():
+    """Hubert and Arabie by hand: 2 pairs are together in both, 4 in either, of 10: expected are 1.6."""
+    found, truth = [0, 0, 0, 1, 1], ["x", "x", "y", "y", "y"]
+    assert metrics.adjusted_rand(found, truth) == pytest.approx((2 - 1.6) / (4 - 1.6))
+    assert metrics.adjusted_rand(truth, found) == metrics.adjusted_rand(found, truth)
+    assert metrics.adjusted_rand([5, 5, 5, 2, 2], truth) == metrics.adjusted_rand(found, truth)
+
+
+@pytest.mark.parametrize("labels", [[3], [1, 1, 1], [1, 2, 3]])
+def test_equal_partitions_are_perfect_also_where_chance_can_do_no_worse(labels):
+    assert metrics.adjusted_rand(labels, labels) == metrics.purity(labels, labels) == 1.0
+
+
+def test_clusters_and_groups_of_different_devices_are_refused():
+    with pytest.raises(ValueError, match="zip"):
+        metrics.purity([0, 1], [0])

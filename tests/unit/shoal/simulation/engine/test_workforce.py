@@ -1,0 +1,193 @@
+"""Simulated devices that carry out a round: masks, sums of updates, orders and shares."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from aggregator.strategies.base import ClusterModel, RoundPlan, mean_update
+from aggregator.strategies.registry import make_strategy
+from shoal.errors import DataError, IntegrityError
+from shoal.protocol.messages import Assignment, Phase, Share
+from shoal.simulation.data import Population, Shard
+from shoal.simulation.engine import workforce
+from shoal.simulation.engine.simulate import SimOptions, mask_of, sim_plan
+from shoal.simulation.engine.workforce import Workforce
+from shoal.simulation.trainers.networks import Softmax, origins
+from tests.helpers.simulations import FULL, NETWORK, population
+
+pytestmark = pytest.mark.torch
+
+
+def test_strategies_see_masked_vectors_only():
+    """The workforce returns the masked update, for single updates and for deferred means."""
+    run_ = sim_plan("ifca", {"k": "2"}, NETWORK, SimOptions(rounds=3, local=FULL, mask="permutation"))
+    key = mask_of(run_)
+    start = origins(NETWORK, 2, 0)
+    masked = Workforce(population(), NETWORK, run_, start, mask=key, deferred=False)
+    clear = Workforce(population(), NETWORK, run_, start, deferred=False)
+    late = Workforce(population(), NETWORK, run_, start, mask=key, deferred=True)
+    strategy = make_strategy(run_)
+    _, plan = strategy.plan(strategy.init(masked.population.names), 1, masked.population.names)
+    ours, theirs, summed = masked.carry_out(plan), clear.carry_out(plan), late.carry_out(plan)
+    for a, b in zip(ours, theirs, strict=True):
+        out = np.empty_like(b.vector)
+        key.apply(b.vector, out)
+        np.testing.assert_array_equal(a.vector, out)
+        assert not np.array_equal(a.vector, b.vector)
+    assert all(c.vector is None for c in summed)
+    for weighting in ("uniform", "samples"):
+        np.testing.assert_allclose(late.average(summed, weighting), mean_update(ours, weighting), atol=1e-6)
+        groups = {c.model for c in ours}
+        for model in groups:
+            mine = [[c for c in given if c.model == model] for given in (summed, ours)]
+            np.testing.assert_allclose(late.average(mine[0], weighting), mean_update(mine[1], weighting), atol=1e-6)
+        np.testing.assert_allclose(late.average(summed[1:4], weighting), mean_update(ours[1:4], weighting), atol=1e-6)
+    for uneven in (summed, ours):
+        uneven[0] = dataclasses.replace(uneven[0], samples=1000 * uneven[0].samples)
+    late.samples = np.array([c.samples for c in summed])
+    late._equal = False
+    np.testing.assert_allclose(late.average(summed, "samples", 3.0), mean_update(ours, "samples", 3.0), atol=1e-6)
+    old = [dataclasses.replace(c, round=9) for c in summed]
+    with pytest.raises(IntegrityError, match="never kept"):
+        late.average(old, "uniform")
+
+
+def test_a_share_that_is_missing_is_named():
+    """Trials of cfl score on validation samples; a population without any can't be scored there."""
+    data = Population(population().train)
+    run_ = sim_plan("fedavg", {}, NETWORK, SimOptions(rounds=1, local=FULL))
+    devices = Workforce(data, NETWORK, run_, origins(NETWORK, 1, 0))
+    with pytest.raises(DataError, match="validation"):
+        devices.score(torch.zeros(1, NETWORK.length), 2, np.array([0]))
+
+
+ONE = Softmax(1, 2)
+"""theta: two weights, two biases."""
+ORIGINS = np.array([[1, 2, 3, 4], [0, 0, 0, 2]], np.float32)
+
+
+def labelled(*labels):
+    return Shard(np.ones((len(labels), 1), np.float32), np.array(labels, np.int64))
+
+
+SMALL = Population((labelled(0, 0), labelled(1), labelled(0)), test=(labelled(0, 1), labelled(1), labelled(1)))
+"""Three devices; model 1 answers 1 to all, with logits 0 and 2."""
+
+
+def force(algorithm="ifca", *, population=SMALL, mask="none", segments=(), origins=ORIGINS, **options):
+    settings = {"k": "2"} if algorithm == "ifca" else {}
+    run = sim_plan(algorithm, settings, ONE, SimOptions(rounds=3, local=FULL, mask=mask, segments=segments))
+    return Workforce(population, ONE, run, origins[: run.origins], mask=mask_of(run), **options)
+
+
+def order(*candidates, train=True, **changes):
+    made = Assignment(Phase.TRAIN, candidates, Share.TRAIN, train=train, evaluate=False, margins=False)
+    return dataclasses.replace(made, **changes)
+
+
+def plan_of(models=None, **orders):
+    names = {"a": "dev-0000", "b": "dev-0001", "c": "dev-0002"}
+    models = models or {4: ClusterModel(origin=0), 6: ClusterModel(origin=1)}
+    return RoundPlan(1, models, {names[k]: o for k, o in orders.items()})
+
+
+def test_origins_of_another_number_or_length_are_refused():
+    run = sim_plan("ifca", {"k": "2"}, ONE, SimOptions(rounds=3, local=FULL))
+    for shape in ((1, 4), (2, 5)):
+        message = f"origins of shape ({shape[0]}, {shape[1]}) for 2 models of 4 coordinates"
+        with pytest.raises(DataError, match=re.escape(message)):
+            Workforce(SMALL, ONE, run, np.zeros(shape, np.float32))
+
+
+def test_a_model_is_its_scaled_origin_plus_its_unmasked_offset():
+    """And the origins are left alone."""
+    made = force(mask="permutation")
+    offset = np.array([1, 10, 100, 1000], np.float32)
+    plan = plan_of({0: ClusterModel(0, mask_values(offset, made.models.mask), scale=0.5), 1: ClusterModel(1)})
+    assert made.theta(plan, 0).tolist() == [1.5, 11, 101.5, 1002]
+    assert made.theta(plan, 1).tolist() == [0, 0, 0, 2]
+    assert ORIGINS.tolist() == [[1, 2, 3, 4], [0, 0, 0, 2]]
+
+
+def mask_values(vector, key):
+    masked = np.empty_like(vector)
+    key.apply(vector, masked)
+    return masked
+
+
+def test_a_shared_segment_is_taken_from_its_own_origin_and_offset():
+    made = force(segments=(("shared", 2), ("cluster", 2)))
+    shared = ClusterModel(0, np.array([10, 20], np.float32))
+    plan = dataclasses.replace(plan_of({1: ClusterModel(1, np.array([1, 1], np.float32))}), shared=shared)
+    assert made.theta(plan, 1).tolist() == [11, 22, 1, 3]
+
+
+def test_uploads_are_in_order_of_names_and_of_the_ordered_devices_only():
+    found = force().carry_out(plan_of(c=order(4), a=order(6)))
+    assert [(c.device, c.model, c.samples) for c in found] == [("dev-0000", 6, 2), ("dev-0002", 4, 1)]
+
+
+def test_of_several_candidates_the_best_is_trained_and_its_loss_reported():
+    """Logits of model 4 at x = 1 are 4 and 6, of model 6 0 and 2: equal losses, so the first one is taken."""
+    plan = plan_of(
+        {4: ClusterModel(0), 6: ClusterModel(1), 8: ClusterModel(1, np.array([0, 0, 5, 0], np.float32))},
+        a=order(6, 8, margins=True),
+        b=order(4, 6),
+    )
+    first, second = force().carry_out(plan)
+    assert (first.model, second.model) == (8, 4)
+    assert first.loss == pytest.approx(np.log(1 + np.exp(-3)), abs=5e-5)
+    assert second.loss == pytest.approx(np.log(1 + np.exp(-2)), abs=5e-5)
+    assert first.margins == (0.0, pytest.approx(np.log(1 + np.exp(-3)) - np.log(1 + np.exp(2)), abs=5e-3))
+    assert second.margins == ()
+    assert np.abs(first.vector).max() > 0
+
+
+def test_a_single_candidate_reports_the_loss_of_training():
+    """Mean over all steps, which is lower than that of the first model."""
+    (found,) = force().carry_out(plan_of(a=order(6)))
+    assert 0.1 < found.loss < np.log(1 + np.exp(2)) - 0.1
+
+
+def test_without_training_there_is_a_loss_and_no_update():
+    plan = plan_of(a=order(6, train=False), b=order(6, train=False, evaluate=True))
+    first, second = force().carry_out(plan)
+    assert first.loss == pytest.approx(np.log(1 + np.exp(2)), abs=5e-5)
+    assert (first.vector, first.norm, first.correct, first.tested) == (None, 0.0, 0, 0)
+    assert (second.correct, second.tested) == (1, 1)
+
+
+def test_norms_are_of_the_update_and_of_the_trained_model_in_clear():
+    made = force(mask="permutation", deferred=False)
+    (found,) = made.carry_out(plan_of(a=order(4, norm=True)))
+    (clear,) = force(deferred=False).carry_out(plan_of(a=order(4)))
+    assert found.norm == pytest.approx(np.linalg.norm(clear.vector))
+    assert found.model_norm == pytest.approx(np.linalg.norm(ORIGINS[0] + clear.vector), abs=5e-5)
+    assert clear.model_norm == 0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "room", "summed"), [("fedavg", 0, True), ("fedavg", 1 << 20, False), ("cfl", 0, False)]
+)
+def test_updates_are_summed_only_if_they_are_large_and_means_suffice(monkeypatch, algorithm, room, summed):
+    monkeypatch.setattr(workforce, "ROWS_BYTES", room)
+    (found,) = force(algorithm).carry_out(plan_of({0: ClusterModel(0)}, a=order(0)))
+    assert (found.vector is None) is summed
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "asked", "known"), [("ifca", False, False), ("ifca", True, True), ("fedavg", False, True)]
+)
+def test_norms_of_summed_updates_are_computed_if_the_strategy_or_the_caller_reads_them(algorithm, asked, known):
+    plan = plan_of({0: ClusterModel(0)}, a=order(0))
+    (stored,) = force(algorithm, deferred=False).carry_out(plan)
+    (found,) = force(algorithm, deferred=True, norms=asked).carry_out(plan)
+    assert found.norm == pytest.approx(stored.norm if known else 0.0, rel=1e-5)
+
+
+def test_an_order_to_score_samples_that_are_missing_names_the_share():
+    with pytest.raises(DataError, match="a simulated device has no validation samples"):
+        force().carry_out(plan_of(a=order(4, 6, share=Share.VALIDATION)))

@@ -1,0 +1,146 @@
+"""Blocks of devices: padding, weights, order of batches, and the sums of updates."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.errors import DataError, TaskError
+from shoal.simulation.data import Shard, shards_of
+from shoal.simulation.trainers.blocks import Rows, Shelf, batch_rows, check_losses, devices_within, schedule, step_size
+from tests.helpers.trainers import INPUTS, PLAIN, orders
+
+pytestmark = pytest.mark.torch
+
+
+def test_batches_follow_permutations_until_the_steps_are_used_up():
+    """Seven steps of 4 on 10 samples: two passes of 3 batches and one batch more."""
+    rng, same = np.random.default_rng(1), np.random.default_rng(1)
+    local = dataclasses.replace(PLAIN, batch_size=4, steps=7)
+    batches = batch_rows(10, local, rng)
+    assert [len(b) for b in batches] == [4, 4, 2, 4, 4, 2, 4]
+    np.testing.assert_array_equal(np.concatenate(batches[:3]), same.permutation(10))
+
+
+def test_equal_shards_of_one_array_are_not_copied():
+    """A stack of consecutive views is the array itself, and so is a block of consecutive devices."""
+    x, y = np.zeros((4, 3, INPUTS), np.float32), np.zeros((4, 3), np.int64)
+    block = Shelf(shards_of(x, y)).block(np.array([1, 2]))
+    x[1, 0, 0] = 7.0
+    assert float(block.x[0, 0, 0]) == 7.0
+
+
+def test_parts_keep_padding_small_and_hold_every_device_once():
+    """Blocks respect both limits, never mix sizes beyond the ratio, and together are all the devices asked for."""
+    sizes = np.random.default_rng(0).integers(1, 400, 60)
+    shelf = Shelf([Shard(np.zeros((n, 2), np.float32), np.zeros(n, np.int64)) for n in sizes])
+    ids = np.arange(5, 60)
+    parts = shelf.parts(ids, 7, 800)
+    assert sorted(np.concatenate(parts)) == list(ids)
+    for part in parts:
+        assert len(part) <= 7
+        assert len(part) * sizes[part].max() <= 800 or len(part) == 1
+        assert sizes[part].max() <= 2 * max(sizes[part].min(), 8)
+
+
+def shelf_of(*sizes):
+    """Return a shelf whose device i has ``sizes[i]`` samples (100 i, 100 i + 1, ...), each labelled i."""
+    return Shelf([Shard(np.arange(n, dtype=np.float32)[:, None] + 100 * i, np.full(n, i)) for i, n in enumerate(sizes)])
+
+
+def test_shorter_devices_are_padded_with_zeros_of_no_weight():
+    block = shelf_of(3, 1, 2).block(np.array([2, 0]))
+    assert block.x[..., 0].tolist() == [[200, 201, 0], [0, 1, 2]]
+    assert block.y.tolist() == [[2, 2, 0], [0, 0, 0]]
+    assert block.lengths.tolist() == [2, 3]
+    assert block.padded
+    np.testing.assert_allclose(block.weights().numpy(), [[0.5, 0.5, 0], [1 / 3, 1 / 3, 1 / 3]])
+
+
+def test_a_device_without_samples_has_no_weight():
+    """Its mean would divide by zero."""
+    assert shelf_of(2, 0).block(np.array([1, 0])).weights().tolist() == [[0, 0], [0.5, 0.5]]
+
+
+def test_a_block_of_equal_devices_has_the_order_that_was_asked_for():
+    block = shelf_of(2, 2, 2).block(np.array([2, 0]))
+    assert block.x[..., 0].tolist() == [[200, 201], [0, 1]]
+    assert not block.padded
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (2, 1, 3)])
+def test_joined_samples_follow_the_order_of_the_devices_without_padding(sizes):
+    x, y = shelf_of(*sizes).joined(np.array([2, 0]))
+    assert x[:, 0].tolist() == [*(200 + i for i in range(sizes[2])), 0, 1]
+    assert y.tolist() == [2] * sizes[2] + [0, 0]
+
+
+def test_read_only_samples_are_copied():
+    """Torch would warn of them, and write through."""
+    x, y = np.zeros((2, 3, 1), np.float32), np.zeros((2, 3), np.int64)
+    x.flags.writeable = y.flags.writeable = False
+    block = Shelf(shards_of(x, y)).block(np.array([0, 1]))
+    block.x[0, 0, 0] = 5
+    assert x[0, 0, 0] == 0
+
+
+def test_equal_sizes_of_other_shapes_are_refused():
+    shards = [Shard(np.zeros((2, n), np.float32), np.zeros(2, np.int64)) for n in (3, 4)]
+    with pytest.raises(DataError, match="devices' samples differ in shape or dtype"):
+        Shelf(shards)
+
+
+def test_parts_of_equal_devices_follow_the_order_given():
+    parts = shelf_of(3, 3, 3, 3, 3).parts(np.array([4, 0, 3]), 2, 100)
+    assert [p.tolist() for p in parts] == [[4, 0], [3]]
+    assert shelf_of(3).parts(np.array([], np.int64), 2, 100) == []
+
+
+def test_a_device_beyond_the_limit_of_samples_is_a_part_of_its_own():
+    assert [p.tolist() for p in shelf_of(30, 2, 2).parts(np.arange(3), 9, 10)] == [[0], [1, 2]]
+
+
+def test_epochs_count_passes_and_full_batches_need_no_rows():
+    local = dataclasses.replace(PLAIN, epochs=2, steps=99, batch_size=3)
+    assert [len(b) for b in batch_rows(4, local, np.random.default_rng(0))] == [3, 1, 3, 1]
+    assert batch_rows(4, PLAIN, np.random.default_rng(0)) == []
+
+
+def test_a_schedule_has_the_devices_with_most_steps_first():
+    """Two epochs of batches of 2 on 1, 4 and 3 samples: 2, 4 and 4 steps."""
+    local = dataclasses.replace(PLAIN, epochs=2, batch_size=2)
+    made = schedule(np.array([1, 4, 3]), local, orders(3), torch.device("cpu"))
+    assert made.by_steps.tolist() == [1, 2, 0]
+    assert made.active.tolist() == [3, 3, 2, 2]
+    assert made.visited.tolist() == [8, 6, 2]
+    assert made.weights[1].tolist() == [[0.5, 0.5], [1, 0], [1, 0]]
+    assert sorted(made.rows[:2, 0].flatten().tolist()) == [0, 1, 2, 3]
+
+
+def test_sums_of_updates_leave_out_the_other_devices():
+    rows = Rows(torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, 2.0]]), np.zeros(3))
+    assert rows.norms().tolist() == [5, 1, 2]
+    total = torch.tensor([10.0, 10.0])
+    rows.add_to(total, np.array([0, 2]), None)
+    assert total.tolist() == [13, 16]
+    rows.add_to(total, np.array([1, 2]), np.array([2, 0.5], np.float32))
+    assert total.tolist() == [15, 17]
+
+
+def test_a_step_size_decays_from_the_second_round_on():
+    local = dataclasses.replace(PLAIN, lr=0.1, lr_decay=0.5)
+    assert step_size(local, 1) == float(np.float32(0.1))
+    assert step_size(local, 3) == float(np.float32(0.025))
+
+
+def test_a_block_holds_at_least_one_device():
+    assert [devices_within(100, length, 8) for length in (1000, 25, 1)] == [1, 4, 8]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_losses_that_are_not_finite_are_refused(bad):
+    assert check_losses(np.array([1.0, 2.0])).tolist() == [1, 2]
+    with pytest.raises(TaskError, match="a simulated device's training diverged") as caught:
+        check_losses(np.array([1.0, bad]))
+    assert caught.value.hint == "lower the learning rate, or set clip"

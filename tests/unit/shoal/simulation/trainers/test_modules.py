@@ -1,0 +1,92 @@
+"""Torch modules as networks: parameters by name, shapes of outputs, and losses of each sample."""
+
+import pytest
+import torch
+from torch import nn
+
+from shoal.simulation.trainers.modules import ModuleNetwork
+from shoal.simulation.trainers.networks import sample_losses
+from shoal.task.manifest import Parameter
+
+pytestmark = pytest.mark.torch
+
+
+def network_of(module, kind="classification", **rest):
+    layout = [Parameter(name, tuple(p.shape), "cluster") for name, p in module.named_parameters()]
+    return ModuleNetwork(module, layout, kind, **rest)
+
+
+def test_outputs_are_the_modules_at_the_parameters_given():
+    """The template's own values are neither used nor changed."""
+    module = nn.Linear(3, 2)
+    before = module.weight.detach().clone()
+    network = network_of(module)
+    assert network.shapes == ((2, 3), (2,))
+    assert network.length == 8
+    weight, x = torch.randn(2, 3), torch.randn(4, 3)
+    found = network.forward([weight, torch.ones(2)], x)
+    torch.testing.assert_close(found, x @ weight.T + 1)
+    assert torch.equal(module.weight, before)
+    assert network.module() is module
+
+
+def test_parameters_follow_the_layout_and_not_the_module():
+    module = nn.Linear(2, 2)
+    layout = [Parameter("bias", (2,), "cluster"), Parameter("weight", (2, 2), "cluster")]
+    network = ModuleNetwork(module, layout, "classification")
+    found = network.forward([torch.tensor([5.0, 7.0]), torch.zeros(2, 2)], torch.ones(1, 2))
+    assert found.tolist() == [[5, 7]]
+
+
+def test_a_scalar_parameter_arrives_as_a_scalar():
+    """Theta's part of it has shape (1,)."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, x):
+            assert self.scale.dim() == 0
+            return x * self.scale
+
+    assert network_of(Scaled()).forward([torch.tensor([3.0])], torch.ones(1, 2)).tolist() == [[3, 3]]
+
+
+def test_outputs_of_a_regression_have_the_targets_shape():
+    """nn.Linear(n, 1) gives (n, 1) and y is (n,): broadcast together they would be n by n losses."""
+    network = network_of(nn.Linear(3, 1), "regression")
+    params = [torch.ones(1, 3), torch.zeros(1)]
+    outputs = network.forward(params, torch.tensor([[1.0, 0, 0], [1, 1, 1]]))
+    assert outputs.tolist() == [1, 3]
+    losses, right = network.losses(outputs, torch.tensor([0.0, 0.0]))
+    assert losses.tolist() == [1, 9]
+    assert right.tolist() == [0, 0]
+
+
+def test_a_loss_of_several_targets_is_their_mean():
+    network = network_of(nn.Linear(3, 2), "regression", label_shape=(2,))
+    losses, _ = network.losses(torch.tensor([[1.0, 3.0]]), torch.zeros(1, 2))
+    assert losses.tolist() == [5]
+
+
+@pytest.mark.parametrize("kind", ["classification", "sequence"])
+def test_a_kind_without_a_loss_of_its_own_has_the_built_in_one(kind):
+    shape = (4, 3) if kind == "classification" else (4, 5, 3)
+    outputs, y = torch.randn(shape), torch.randint(0, 3, shape[:-1])
+    found = network_of(nn.Linear(2, 3), kind).losses(outputs, y)
+    for mine, theirs in zip(found, sample_losses(kind, outputs, y), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_given_loss_is_taken_sample_by_sample():
+    """Scoring needs no mean over samples; right labels are counted as without it."""
+    network = network_of(nn.Linear(2, 2), loss=lambda o, y: 10 * nn.functional.cross_entropy(o, y))
+    outputs, y = torch.tensor([[0.0, 0.0], [0.0, 50.0]]), torch.tensor([1, 1])
+    losses, right = network.losses(outputs, y)
+    assert losses.tolist() == pytest.approx([6.931472, 0.0])
+    assert right.tolist() == [0, 1]
+    absolute = network_of(nn.Linear(2, 1), "regression", loss=lambda o, y: (o - y).abs().mean())
+    losses, right = absolute.losses(torch.tensor([1.0, -4.0]), torch.zeros(2))
+    assert losses.tolist() == [1, 4]
+    assert right.tolist() == [0, 0]

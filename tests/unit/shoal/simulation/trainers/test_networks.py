@@ -1,0 +1,129 @@
+"""Networks against their torch modules: order of parameters, outputs, losses and initial weights."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.errors import TaskError
+from shoal.simulation.trainers.networks import (
+    Cnn,
+    Linear,
+    Lstm,
+    OneHidden,
+    Softmax,
+    origins,
+    sample_losses,
+    tensor,
+    unflatten,
+)
+from tests.helpers.trainers import INPUTS, NETWORKS
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        *NETWORKS.values(),
+        Cnn(side=16, filters=(2, 3), dense=(9,), kernel=3),
+        Cnn(channels=2, side=8, filters=(3,), dense=(), kernel=5, same=True),
+        Lstm(11, 4, 5, 2),
+    ],
+    ids=lambda n: type(n).__name__,
+)
+def test_networks_agree_with_their_modules(network):
+    """Weights in the order of the module's parameters gives the module's own outputs; the seed decides the weights."""
+    theta = network.init(3)
+    assert theta.shape == (network.length,)
+    assert theta.dtype == np.float32
+    np.testing.assert_array_equal(theta, network.init(3))
+    assert not np.array_equal(theta, network.init(4))
+    torch.manual_seed(3)
+    module = network.module()
+    assert tuple(tuple(p.shape) for p in module.parameters()) == network.shapes
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(network, Lstm):
+        x = torch.randint(0, 11, (4, 6), generator=generator)
+    elif isinstance(network, Cnn):
+        x = torch.randn(4, network.channels * network.side**2, generator=generator)
+    else:
+        x = torch.randn(4, INPUTS, generator=generator)
+    with torch.no_grad():
+        torch.testing.assert_close(network.forward(unflatten(network, torch.from_numpy(theta)), x), module(x))
+
+
+def test_origins_differ_from_each_other_and_follow_the_seed():
+    """The k starting models for IFCA."""
+    network = NETWORKS["softmax"]
+    models = origins(network, 3, 5)
+    np.testing.assert_array_equal(models, origins(network, 3, 5))
+    assert len({m.tobytes() for m in models}) == 3
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_initial_weights_leave_torchs_generator_alone(seed):
+    torch.manual_seed(seed)
+    expected = torch.rand(1)
+    torch.manual_seed(seed)
+    NETWORKS["one hidden"].init(99)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_lengths_are_those_of_the_papers_networks():
+    assert Linear(10).length == 10
+    assert Linear(10, bias=True).length == 11
+    assert Softmax(784, 10).length == 7850
+    assert OneHidden(784, 128, 10).length == 101_770
+    assert Cnn().length == 44_426
+
+
+def test_convolutions_that_leave_no_pixel_are_refused():
+    """A side of 8 is 2 after one convolution of 5 and a pooling; padding would halve it only."""
+    assert Cnn(side=8, filters=(3,)).flat == 3 * 2 * 2
+    assert Cnn(side=8, filters=(3, 5), same=True).flat == 5 * 2 * 2
+    with pytest.raises(TaskError, match="2 convolutions leave nothing of a side of 8"):
+        _ = Cnn(side=8, filters=(3, 5)).shapes
+
+
+def test_parameters_are_views_of_theta():
+    """One model and k models; a change of a parameter is one of theta."""
+    network = OneHidden(2, 3, 4)
+    theta = torch.arange(2.0 * network.length).view(2, -1)
+    w1, b1, w2, b2 = unflatten(network, theta)
+    assert [tuple(p.shape) for p in (w1, b1, w2, b2)] == [(2, 3, 2), (2, 3), (2, 4, 3), (2, 4)]
+    assert w1[0].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert b1[0].tolist() == [6, 7, 8]
+    b2[1, 3] = -1
+    assert theta[1, -1] == -1
+    assert [tuple(p.shape) for p in unflatten(network, theta[0])] == list(network.shapes)
+
+
+def test_losses_of_classes_are_cross_entropy_and_ties_go_to_the_first():
+    outputs = torch.tensor([[0.0, 0.0], [0.0, 3.0]])
+    losses, right = sample_losses("classification", outputs, torch.tensor([1, 1]))
+    assert losses.tolist() == pytest.approx([math.log(2), math.log(1 + math.exp(-3))])
+    assert right.tolist() == [0, 1]
+
+
+def test_a_sequences_loss_is_the_mean_and_its_answers_the_sum_over_positions():
+    outputs = torch.tensor([[[9.0, 0.0], [0.0, 0.0], [0.0, 9.0]]])
+    losses, right = sample_losses("sequence", outputs, torch.tensor([[0, 1, 1]]))
+    assert losses.tolist() == pytest.approx([(2 * math.log(1 + math.exp(-9)) + math.log(2)) / 3])
+    assert right.tolist() == [2]
+
+
+def test_numbers_have_squared_errors_and_no_right_answers():
+    losses, right = sample_losses("regression", torch.tensor([1.0, 2.0]), torch.tensor([1.0, 5.0]))
+    assert losses.tolist() == [0, 9]
+    assert right.tolist() == [0, 0]
+
+
+def test_tensors_share_memory_unless_the_array_is_read_only():
+    values = np.zeros(3, np.float32)
+    tensor(values)[0] = 1
+    assert values[0] == 1
+    values.flags.writeable = False
+    tensor(values)[1] = 1
+    assert values[1] == 0
