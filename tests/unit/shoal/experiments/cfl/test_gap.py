@@ -1,4 +1,4 @@
-"""cfl-gap-samples, cfl-gap-rounds and cfl-congruence on tiny files in the true format; cfl-noise."""
+"""cfl-gap-samples and cfl-gap-rounds on tiny files in the true format."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ import torch
 from torch.nn import functional
 
 from shoal.errors import UsageError
-from shoal.experiments.cfl import congruence as cfl_congruence
 from shoal.experiments.cfl import gap as cfl_gap
-from shoal.experiments.cfl import noise as cfl_noise
 from shoal.experiments.cfl.gap import GRADIENT, gap_of, gradients, positive_from
 from shoal.experiments.common.experiment import Options, Quiet
-from shoal.experiments.data.datasets import load
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.simulate import SimOptions, sim_plan
 from shoal.simulation.engine.workforce import Workforce
@@ -24,25 +21,6 @@ from shoal.simulation.trainers.networks import Cnn, Network, OneHidden, origins
 from shoal.task.manifest import LocalTraining
 
 MLP = {"model": "mlp", "hidden": "16"}
-
-
-def idx(values: np.ndarray) -> bytes:
-    return bytes([0, 0, 8, values.ndim]) + b"".join(int(s).to_bytes(4, "big") for s in values.shape) + values.tobytes()
-
-
-@pytest.fixture(scope="module")
-def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images whose label is the height of a bright bar, in MNIST's files."""
-    folder = tmp_path_factory.mktemp("mnist")
-    rng = np.random.default_rng(2)
-    for name, count in (("train", 900), ("t10k", 20)):
-        labels = rng.integers(0, 10, count).astype(np.uint8)
-        images = rng.integers(0, 60, (count, 28, 28)).astype(np.uint8)
-        for image, label in zip(images, labels, strict=True):
-            image[2 + 2 * label : 5 + 2 * label, 4:24] = 230
-        (folder / f"{name}-images-idx3-ubyte").write_bytes(idx(images))
-        (folder / f"{name}-labels-idx1-ubyte").write_bytes(idx(labels))
-    return folder
 
 
 def options(folder: Path, **given: Any) -> Options:
@@ -126,64 +104,9 @@ def test_gaps_over_rounds_are_the_same_on_masked_updates(mnist: Path) -> None:
     assert clear[-1]["gap_updates"] > clear[0]["gap_updates"]
 
 
-def test_the_gap_experiments_refuse_what_they_do_not_know(mnist: Path) -> None:
+def test_the_gap_experiments_refuse_unknown_settings(mnist: Path) -> None:
     """No strategy settings, no empty sweeps."""
     with pytest.raises(UsageError, match="no setting 'eps1'"):
         cfl_gap.gap_rounds(options(mnist, settings={"eps1": "1"}), Quiet())
     with pytest.raises(UsageError, match="trials is a whole number of at least 1, not 0"):
         cfl_gap.gap_samples(options(mnist, settings={"trials": "0"}), Quiet())
-
-
-def test_congruent_devices_hold_different_digits(mnist: Path) -> None:
-    """One has 0 to 4, the other 5 to 9; incongruent ones hold all of them under two namings."""
-    data = load("mnist", mnist)
-    low, high = cfl_congruence.population_of("congruent", data, 50, 1).train
-    assert set(low.y) <= set(range(5))
-    assert set(high.y) <= set(range(5, 10))
-    other = cfl_congruence.population_of("incongruent", data, 200, 1)
-    assert other.groups is not None
-    assert set(other.groups) == {0, 1}
-    assert all(len(set(s.y)) == 10 for s in other.train)
-    with pytest.raises(UsageError, match="images of five digits"):
-        cfl_congruence.population_of("congruent", data, 800, 1)
-
-
-def test_norms_of_both_cases_are_reported_over_the_rounds(mnist: Path) -> None:
-    """The mean is never longer than the longest; gradients come every few rounds."""
-    given = options(mnist, samples=60, rounds=8, settings={"gradients_every": "4"})
-    data = cfl_congruence.run(given, Quiet()).data()
-    assert [r["round"] for r in data["history"]] == list(range(1, 9))
-    for row in data["history"]:
-        for case in cfl_congruence.CASES:
-            assert 0 < row[f"norm_{case}_mean_updates"] <= row[f"norm_{case}_largest_updates"]
-    assert [r["round"] for r in data["history"] if "norm_congruent_mean_gradients" in r] == [1, 5]
-    assert set(data["at_the_end_congruent"]) == set(data["at_the_end_incongruent"])
-    with pytest.raises(UsageError, match="two devices"):
-        cfl_congruence.run(options(mnist, devices=3), Quiet())
-
-
-def test_the_noisiest_device_is_as_noisy_as_asked_and_true_gradients_cancel() -> None:
-    """Eq. 16's gamma is exact for the noisiest device; without noise the groups' gradients add up to zero."""
-    rows, groups = cfl_noise.draw(4, 0.0, 50, np.random.default_rng(1))
-    assert len(groups) == 12
-    assert np.abs(rows[::3].sum(0)).max() < 1e-5
-    noisy, _ = cfl_noise.draw(4, 0.8, 50, np.random.default_rng(1))
-    gammas = np.linalg.norm(noisy - rows, axis=1) / np.linalg.norm(rows, axis=1)
-    assert gammas.max() == pytest.approx(0.8, rel=1e-4)
-    assert gammas.min() > 0.3
-
-
-def test_chances_fall_with_noise_and_theorem_1_keeps_its_promise() -> None:
-    """Near 1 for k > 10 and gamma = 1, as published; far lower when noise drowns the gradients."""
-    assert cfl_noise.chance(12, 1.0, 20, 100, 0).positive_gap > 0.9
-    loud = cfl_noise.chance(12, 6.0, 20, 100, 0)
-    assert loud.positive_gap < 0.1
-    assert loud.right < 0.1
-    assert cfl_noise.guaranteed(2, 0.3)
-    assert not cfl_noise.guaranteed(2, 0.9)
-    assert not cfl_noise.guaranteed(5, 1.5)
-    data = cfl_noise.run(Options(settings={"trials": "4"}), Quiet()).data()
-    assert data["guaranteed_wrong"] == 0
-    assert {row["k"] for row in data["history"]} == set(cfl_noise.GROUPS["default"])
-    with pytest.raises(UsageError, match="no setting"):
-        cfl_noise.run(Options(settings={"eps1": "1"}), Quiet())

@@ -11,10 +11,8 @@ import pytest
 from shoal.errors import ConfigError, UsageError
 from shoal.experiments.cfl import labels as cfl_labels
 from shoal.experiments.cfl.labels import ALONE, settings_of
-from shoal.experiments.cfl.networks import network_for
 from shoal.experiments.common.experiment import Options, Quiet
-from shoal.experiments.data.datasets import Dataset, MissingDataError
-from shoal.simulation.trainers.networks import Cnn, OneHidden
+from shoal.experiments.data.datasets import MissingDataError
 
 MLP = {"model": "mlp", "hidden": "24", "lr": "0.1"}
 
@@ -109,7 +107,7 @@ def test_alg_5_alone_has_its_own_declared_eps() -> None:
     assert settings_of("cfl", Options(settings={"validate": "off", "eps1": ".3"}))["eps1"] == ".3"
 
 
-def test_what_makes_no_sense_is_refused(mnist: Path, tmp_path: Path) -> None:
+def test_impossible_options_are_refused(mnist: Path, tmp_path: Path) -> None:
     """Absent data, unknown networks, settings and groups."""
     with pytest.raises(MissingDataError, match="cifar10 is not here") as missing:
         run(tmp_path, settings={"dataset": "cifar10"})
@@ -122,12 +120,3 @@ def test_what_makes_no_sense_is_refused(mnist: Path, tmp_path: Path) -> None:
         run(mnist, algorithm="fedavg", settings={"eps1": "1"}, rounds=1)
     with pytest.raises(ConfigError, match="no setting 'eps3'"):
         run(mnist, settings={"eps3": "1"}, rounds=1)
-
-
-def test_networks_follow_the_data() -> None:
-    """Colour images give three channels."""
-    x = np.zeros((1, 3, 32, 32), np.float32)
-    y = np.zeros(1, np.int64)
-    data = Dataset(name="cifar10", x_train=x, y_train=y, x_test=x, y_test=y, origin=Path())
-    assert network_for("cnn", data, 1) == Cnn(channels=3, side=32)
-    assert network_for("mlp", data, 30) == OneHidden(3072, 30, 10)

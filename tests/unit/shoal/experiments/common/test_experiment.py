@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import UsageError
-from shoal.experiments import registry
-from shoal.experiments.common.experiment import Options, Quiet, Result, Study, as_json
+from shoal.experiments.common.experiment import Options, Result, as_json
 
 
 def result(**changes):
@@ -83,38 +82,6 @@ def test_a_knob_that_is_no_such_value_is_refused(text, default):
         Options(settings={"knob": text}).knob("knob", default)
 
 
-def test_what_is_no_knob_is_for_the_strategy():
+def test_other_settings_are_for_the_strategy():
     options = Options(settings={"eps1": "0.4", "trials": "3"})
     assert options.strategy_settings("trials") == {"eps1": "0.4"}
-
-
-@pytest.fixture
-def toy(monkeypatch):
-    """A registered experiment, forgotten afterwards."""
-    monkeypatch.setattr(registry, "_added", {})
-    study = Study("toy", "none", "a toy", ("fedavg",), {}, lambda _o, _p: result())
-    registry.register(study)
-    return study
-
-
-def test_a_registered_experiment_is_found_and_runs(toy):
-    assert registry.find("toy") is toy
-    assert registry.ids()[-1] == "toy"
-    assert toy.run(Options(), Quiet()).accuracy == 91.5
-
-
-def test_an_id_is_taken_once(toy):
-    for study in (toy, Study("ifca-synthetic", "", "", (), {}, toy.runner)):
-        with pytest.raises(UsageError, match="already"):
-            registry.register(study)
-
-
-def test_an_unknown_experiment_is_refused_with_those_that_there_are():
-    with pytest.raises(UsageError, match="no experiment 'toy'") as caught:
-        registry.find("toy")
-    assert "ifca-rotated-mnist" in caught.value.hint
-
-
-def test_every_table_and_figure_has_its_id():
-    """Eighteen tables and figures of the papers, and the placement of newcomers."""
-    assert len(registry.ids()) == len(set(registry.ids())) == 19

@@ -10,7 +10,6 @@ import pytest
 from shoal.errors import UsageError
 from shoal.experiments.data import splits
 from shoal.experiments.data.datasets import Dataset
-from shoal.experiments.data.shares import Shares, cut
 
 SIDE, TRAIN, TEST = 3, 400, 100
 
@@ -234,26 +233,3 @@ def test_the_seed_decides_everything(data, deal):
         np.array_equal(a.x, b.x) and np.array_equal(a.y, b.y) for a, b in zip(one.train, again.train, strict=True)
     )
     assert not all(np.array_equal(a.x, b.x) for a, b in zip(one.train, other.train, strict=True))
-
-
-def test_shares_that_do_not_add_up_are_refused(data):
-    for shares in (Shares(0.5, 0.2, 0.2), Shares(0.0, 0.5, 0.5), Shares(1.2, -0.2, 0.0)):
-        with pytest.raises(UsageError, match="must add up to 1"):
-            splits.plain(data, devices=2, samples=10, seed=0, shares=shares)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 9, 10, 11])
-def test_a_cut_loses_no_sample(data, count):
-    """Also where there are too few for every part; training always has one."""
-    x, y = data.x_train.reshape(TRAIN, -1), data.y_train
-    parts = cut(x, y, np.arange(count), Shares(0.6, 0.2, 0.2))
-    assert sum(map(len, parts)) == count
-    assert len(parts[0]) >= 1
-    assert np.array_equal(np.concatenate([rows(p) for p in parts]), np.arange(count))
-
-
-def test_statistics_are_what_a_paper_prints(data):
-    figures = splits.statistics(splits.rotation(data, devices=4, samples=50, seed=1))
-    assert (figures["devices"], figures["train"], figures["probes"], figures["probe_samples"]) == (4, 200, 8, 400)
-    assert figures["samples_a_device"] == {"min": 50, "median": 50.0, "mean": 50.0, "max": 50}
-    assert (figures["samples"], figures["groups"]) == (600, 4)

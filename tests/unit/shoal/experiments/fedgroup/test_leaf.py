@@ -4,14 +4,12 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 from shoal.errors import DataError, UsageError
 from shoal.experiments.common.experiment import Options, Quiet
 from shoal.experiments.data.datasets import MissingDataError
 from shoal.experiments.data.leaf import Person
 from shoal.experiments.fedgroup import leaf as fedgroup_leaf
-from shoal.experiments.fedgroup.lstm import TweetLstm
 from shoal.simulation.data import Shard
 
 SETTINGS = {"cohort": "4", "epochs": "1", "pretrain_steps": "3"}
@@ -121,22 +119,6 @@ def test_masked_and_clear_runs_agree(name, request):
     clear, masked = (run(experiment, folder, mask=mask, **small) for mask in ("none", "permutation"))
     assert clear["sizes"] == masked["sizes"]
     assert clear["accuracy"] == pytest.approx(masked["accuracy"], abs=0.1)
-
-
-def test_the_lstm_has_the_published_size_but_for_what_torch_adds():
-    network = TweetLstm(50)
-    assert network.length == 243_861 + 2 * 400 + 31
-    assert len(network.init(3)) == network.length
-    assert np.array_equal(network.init(3), network.init(3))
-
-
-def test_the_lstm_equals_its_module():
-    network = TweetLstm(20, 5, 4)
-    torch.manual_seed(0)
-    lstm, first, second = module = network.module()
-    x = torch.randint(0, 20, (3, 7))
-    expected = second(first(lstm(network.vectors[x])[0][:, -1]))
-    torch.testing.assert_close(network.forward(list(module.parameters()), x), expected)
 
 
 @pytest.mark.parametrize("experiment", [fedgroup_leaf.femnist, fedgroup_leaf.sent140])

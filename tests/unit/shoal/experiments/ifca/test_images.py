@@ -1,20 +1,14 @@
-"""ifca-rotated-mnist and ifca-rotated-cifar on tiny files in the true formats, and devices that train alone."""
+"""ifca-rotated-mnist and ifca-rotated-cifar on tiny files in the true formats."""
 
 import gzip
 
 import numpy as np
 import pytest
-import torch
 
 from shoal.errors import ConfigError, UsageError
 from shoal.experiments.common.experiment import Options, Quiet
 from shoal.experiments.data.datasets import MissingDataError
 from shoal.experiments.ifca import images as ifca_images
-from shoal.experiments.ifca.alone import dual_descent, train_alone
-from shoal.experiments.ifca.runs import Setup, ifca_settings
-from shoal.simulation.data import Population, Shard
-from shoal.simulation.trainers.networks import OneHidden, Softmax
-from shoal.task.manifest import LocalTraining
 
 SETTINGS = {"hidden": "24", "lr": "0.03"}
 
@@ -141,13 +135,7 @@ def test_the_papers_sizes_are_the_defaults():
         ifca_images.sizes(Options(devices=7), 240_000, 1200)
 
 
-def test_settings_by_hand_win_over_ours(mnist):
-    shards = tuple(Shard(np.zeros((2, 3), np.float32), np.zeros(2, np.int64)) for _ in range(4))
-    setup = Setup("x", Population(shards), Softmax(3, 10), LocalTraining(), 30, 4, None, 6, defaults=ifca_images.SAVING)
-    ours = ifca_settings(setup, {})
-    assert ours == {"k": "4", "restarts": "6", "restart_rounds": "10", "stable_rounds": "5", "probe_every": "10"}
-    given = ifca_settings(setup, {"k": "3", "restarts": "1", "stable_rounds": "0"})
-    assert given == {"k": "3", "restarts": "1", "stable_rounds": "0", "probe_every": "10"}
+def test_unknown_settings_are_refused(mnist):
     with pytest.raises(UsageError, match="colour"):
         mnist_run(mnist, "global", settings={"colour": "red"})
     with pytest.raises(ConfigError, match="colour"):
@@ -155,7 +143,7 @@ def test_settings_by_hand_win_over_ours(mnist):
 
 
 @pytest.mark.parametrize("run", [ifca_images.rotated_mnist, ifca_images.rotated_cifar])
-def test_absent_data_exits_with_8_and_says_what_to_do(run, tmp_path, monkeypatch):
+def test_absent_data_exits_with_8_and_a_hint(run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("SHOAL_DATA_DIR", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -201,65 +189,3 @@ def test_the_papers_cifar_network_has_its_size(cifar):
 def test_a_list_of_sizes_is_one(text):
     with pytest.raises(UsageError, match="no list"):
         ifca_images.counts(text)
-
-
-def shards_of(sizes, seed=0, inputs=9, classes=4):
-    rng = np.random.default_rng(seed)
-    return tuple(Shard(rng.standard_normal((n, inputs)).astype(np.float32), rng.integers(0, classes, n)) for n in sizes)
-
-
-def plain_descent(network, start, x, y, steps, lr):
-    """Return theta (d,) after full-batch steps by autograd."""
-    module = network.module()
-    torch.nn.utils.vector_to_parameters(start.clone(), module.parameters())
-    optimiser = torch.optim.SGD(module.parameters(), lr=lr)
-    for _ in range(steps):
-        optimiser.zero_grad()
-        torch.nn.functional.cross_entropy(module(x), y).backward()
-        optimiser.step()
-    return torch.nn.utils.parameters_to_vector(module.parameters()).detach()
-
-
-@pytest.mark.slow
-def test_the_dual_form_equals_plain_descent():
-    network = OneHidden(9, 5, 4)
-    shards = shards_of([6, 6, 6])
-    x, y = torch.from_numpy(np.stack([s.x for s in shards])), torch.from_numpy(np.stack([s.y for s in shards]))
-    start = torch.from_numpy(network.init(4))
-    ended = dual_descent(network, start, x, y, 200, 0.2)
-    for i in range(3):
-        torch.testing.assert_close(ended[i], plain_descent(network, start, x[i], y[i], 200, 0.2), atol=2e-5, rtol=1e-4)
-
-
-def test_both_ways_of_training_alone_agree():
-    """The dual form, and the strategy ``local`` round by round, on shards of different sizes."""
-    network = OneHidden(9, 5, 4)
-    population = Population(shards_of([6, 6, 8]), test=shards_of([20, 20, 20], seed=1))
-    local = LocalTraining(epochs=0, steps=3, batch_size=0, lr=0.2)
-    slow = LocalTraining(epochs=0, steps=3, batch_size=0, lr=0.2, clip=1e9)
-    fast, whole = (train_alone(population, network, r, rounds=7, seed=2) for r in (local, slow))
-    np.testing.assert_allclose(fast.losses, whole.losses, atol=1e-5)
-    np.testing.assert_allclose(fast.accuracies, whole.accuracies, atol=0.1)
-
-
-def test_probes_of_another_group_do_not_count():
-    """With inverted labels in the second group, a device's accuracy is high only on its own group's probes."""
-    rng = np.random.default_rng(0)
-
-    def shard(n, group):
-        y = rng.integers(0, 2, n)
-        x = rng.normal(0, 0.1, (n, 3)).astype(np.float32)
-        x[:, 0] += np.where(y == group, 1.0, -1.0)
-        return Shard(x, y)
-
-    population = Population(
-        tuple(shard(20, g) for g in (0, 1)),
-        groups=(0, 1),
-        probes=tuple(shard(50, g) for g in (1, 0, 0)),
-        probe_groups=(1, 0, 0),
-    )
-    seen = []
-    recipe = LocalTraining(epochs=0, steps=20, batch_size=0, lr=0.5)
-    ended = train_alone(population, OneHidden(3, 8, 2), recipe, rounds=5, seed=0, told=seen.append)
-    assert (ended.accuracies > 95).all()
-    assert seen == [1, 2]

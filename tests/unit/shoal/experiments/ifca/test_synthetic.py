@@ -1,174 +1,17 @@
-"""ifca-synthetic: the batched starts against the strategy that the daemon runs, the masks, the verdicts and the grid."""
+"""ifca-synthetic: the trials, the verdicts, the masks and the grid."""
 
-import numpy as np
 import pytest
-import torch
 
 from shoal.errors import UsageError
 from shoal.experiments.common.experiment import Options, Quiet
 from shoal.experiments.ifca import synthetic
 from shoal.experiments.ifca.linear import (
-    Batch,
     Point,
-    make_mixture,
-    matched_distance,
-    one_at_a_time,
-    permutation_of,
-    random_starts,
-    run_starts,
 )
-from shoal.protocol.documents import LocalSettings, SegmentSpec
-from tests.helpers.plans import Rounds, contribution, run_plan
 
 SMALL = Point(k=2, m=8, n=12, scale=0.5, sigma=0.1, d=20)
 EASY = Point(k=2, m=20, n=40, scale=1.0, sigma=0.1, d=20)
 PLAN = synthetic.Plan(iterations=120, starts=4, seed=3, settle=True, mask="none", device="cpu")
-
-
-def starts_of(point, count, rates):
-    starts = random_starts(count, point.k, point.d, (1,))
-    return starts.repeat_interleave(len(rates), 0), torch.tensor(rates).repeat(count)
-
-
-def strategy_run(mixture, start, rate, iterations, order):
-    """Return models (k, d) and choices (m,) of the strategy ``ifca``, fed with masked updates computed one by one."""
-    m, n, d = mixture.x.shape
-    k = len(start)
-    x, y = mixture.x.numpy(), mixture.y.numpy()
-    devices = tuple(f"dev-{i:04d}" for i in range(m))
-    local = LocalSettings(epochs=0, steps=1, batch_size=0, lr=rate, lr_decay=1.0, momentum=0.0, clip=0.0, prox_mu=0.0)
-    settings = {"k": k, "option": "gradient"}
-    run = run_plan("ifca", settings, origins=k, rounds=iterations, local=local, segments=(SegmentSpec("cluster", d),))
-    rounds = Rounds(run, devices)
-    back = np.argsort(order)
-    choices = np.zeros(m, np.int64)
-
-    def models():
-        offsets = [np.zeros(d, np.float32) if s.offset is None else s.offset[back] for s in rounds.state.slots]
-        return [theta + offset for theta, offset in zip(start.numpy(), offsets, strict=True)]
-
-    def answer(device, order_, round_):
-        i = int(device[4:])
-        thetas = models()
-        losses = [float(np.mean((x[i] @ theta - y[i]) ** 2)) for theta in thetas]
-        j = order_.candidates[int(np.argmin(losses))]
-        choices[i] = j
-        gradient = 2 / n * x[i].T @ (x[i] @ thetas[j] - y[i])
-        return contribution(device, (-rate * gradient)[order], model=j, round=round_, samples=n, loss=losses[j])
-
-    for _ in range(iterations):
-        rounds.step(answer)
-    return np.stack(models()), choices
-
-
-@pytest.mark.parametrize("mask", ["none", "permutation"])
-@pytest.mark.parametrize("point", [SMALL, Point(k=4, m=12, n=6, scale=0.5, sigma=0.1, d=20)])
-def test_the_batch_does_what_the_strategy_does(point, mask):
-    """Same choices and, to 1e-5, the same models after 25 rounds, for every start of the batch."""
-    mixture = make_mixture(point, (0, 0))
-    starts, rates = starts_of(point, 2, [0.5, 0.1])
-    key = (
-        synthetic.mask_key(
-            point.d, synthetic.Plan(iterations=25, starts=2, seed=0, settle=False, mask=mask, device="cpu")
-        )
-        if mask != "none"
-        else None
-    )
-    batch = Batch(mixture, starts, rates, key)
-    for _ in range(25):
-        batch.step()
-    order, _ = permutation_of(key, point.d)
-    for r in range(len(starts)):
-        thetas, choices = strategy_run(mixture, starts[r], float(rates[r]), 25, order)
-        np.testing.assert_array_equal(batch.choices[r].numpy(), choices)
-        np.testing.assert_allclose(batch.thetas()[r].numpy(), thetas, atol=1e-5)
-
-
-def test_a_batch_equals_one_start_at_a_time():
-    mixture = make_mixture(SMALL, (0, 1))
-    starts, rates = starts_of(SMALL, 3, [0.5, 0.05])
-    batch = Batch(mixture, starts, rates)
-    for _ in range(40):
-        batch.step()
-    for r in range(len(starts)):
-        thetas, choices = one_at_a_time(mixture, starts[r], float(rates[r]), 40)
-        np.testing.assert_array_equal(batch.choices[r].numpy(), choices)
-        np.testing.assert_allclose(batch.thetas()[r].numpy(), thetas, atol=1e-5)
-
-
-def test_blocks_of_devices_give_the_same_sums(monkeypatch):
-    mixture = make_mixture(SMALL, (0, 2))
-    starts, rates = starts_of(SMALL, 2, [0.5])
-    whole = Batch(mixture, starts, rates)
-    whole.step()
-    pieces = Batch(mixture, starts, rates)
-    pieces.block = 3
-    pieces.step()
-    assert torch.equal(whole.choices, pieces.choices)
-    torch.testing.assert_close(whole.offsets, pieces.offsets, rtol=1e-5, atol=1e-6)
-
-
-def test_a_mask_hides_the_offsets_and_changes_nothing_else():
-    mixture = make_mixture(SMALL, (0, 3))
-    starts, rates = starts_of(SMALL, 2, [0.5])
-    key = synthetic.mask_key(
-        SMALL.d, synthetic.Plan(iterations=5, starts=2, seed=9, settle=False, mask="permutation", device="cpu")
-    )
-    clear, masked = Batch(mixture, starts, rates), Batch(mixture, starts, rates, key)
-    for _ in range(30):
-        clear.step()
-        masked.step()
-    torch.testing.assert_close(masked.thetas(), clear.thetas(), rtol=1e-6, atol=1e-6)
-    assert not torch.allclose(masked.offsets, clear.offsets, atol=1e-2)
-    by_key = np.empty(SMALL.d, np.float32)
-    key.apply(clear.offsets[0, 1].numpy(), by_key)
-    np.testing.assert_allclose(masked.offsets[0, 1].numpy(), by_key, atol=1e-6)
-
-
-def test_the_distance_is_under_the_best_matching():
-    truth = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
-    swapped = torch.tensor([[[3.0, 4.0], [0.0, 0.0]]])
-    assert float(matched_distance(swapped, truth)) == 0
-    both = torch.tensor([[[0.0, 0.0], [0.0, 0.0]]])
-    assert float(matched_distance(both, truth)) == pytest.approx(2.5)
-
-
-def test_points_that_differ_in_scale_alone_share_their_draws():
-    low, high = make_mixture(SMALL, (0, 0)), make_mixture(Point(k=2, m=8, n=12, scale=1.0, sigma=0.1, d=20), (0, 0))
-    assert torch.equal(low.x, high.x)
-    torch.testing.assert_close(low.truth * 2, high.truth)
-    assert not torch.equal(low.x, make_mixture(SMALL, (0, 1)).x)
-
-
-def test_the_noise_and_the_norm_are_as_asked():
-    point = Point(k=2, m=40, n=100, scale=3.0, sigma=0.5, d=30, norm=True)
-    mixture = make_mixture(point, (0, 0))
-    torch.testing.assert_close(torch.linalg.vector_norm(mixture.truth, dim=1), torch.tensor([3.0, 3.0]))
-    noise = mixture.y - torch.einsum("mnd,md->mn", mixture.x, mixture.truth[mixture.groups])
-    assert float(noise.std()) == pytest.approx(0.5, rel=0.05)
-    assert mixture.groups.bincount().tolist() == [20, 20]
-
-
-@pytest.mark.parametrize("number", range(4))
-def test_settling_early_does_not_change_a_verdict(number):
-    """Every start that is stopped early is on the side of the threshold on which it would have ended."""
-    point = Point(k=2, m=20, n=40, scale=0.3, sigma=0.1, d=60)
-    mixture = make_mixture(point, (5, number))
-    starts, rates = starts_of(point, 6, [1.0, 0.1, 0.01])
-    common = {"iterations": 200, "threshold": 0.06}
-    full = run_starts(mixture, starts, rates, **common)
-    early = run_starts(mixture, starts, rates, **common, settle=True)
-    assert torch.equal(full.distances <= 0.06, early.distances <= 0.06)
-    assert int(early.iterations.sum()) < int(full.iterations.sum())
-
-
-def test_an_overflowing_start_ends_at_an_infinite_distance():
-    mixture = make_mixture(SMALL, (0, 0))
-    starts, rates = starts_of(SMALL, 1, [1e6, 0.1])
-    ended = run_starts(mixture, starts, rates, iterations=60, threshold=0.06)
-    assert ended.distances[0] == torch.inf
-    assert torch.isfinite(ended.distances[1])
-    assert int(ended.iterations[1]) == 60
 
 
 def test_an_easy_trial_succeeds_and_a_hopeless_one_fails():
@@ -244,7 +87,7 @@ def test_the_papers_grid_runs_everything():
         ({"settings": {"starts": "0"}}, "start"),
     ],
 )
-def test_what_makes_no_sense_is_refused(changes, match):
+def test_impossible_options_are_refused(changes, match):
     with pytest.raises(UsageError, match=match):
         synthetic.run(Options(**changes), Quiet())
 
@@ -254,25 +97,3 @@ def test_the_cost_is_measured_for_both_ways():
     assert costs["simulator_ratio"] == pytest.approx(costs["simulator_s"] / costs["batched_s"])
     assert costs["numpy_ratio"] == pytest.approx(costs["numpy_s"] / costs["batched_s"])
     assert min(costs.values()) > 0
-
-
-@pytest.mark.parametrize("mask", ["none", "permutation"])
-def test_the_batch_does_what_a_simulated_run_does(mask):
-    """The same start through the strategy, the simulator's devices and its mask ends at the same models."""
-    from shoal.simulation.data import Population, Shard
-    from shoal.simulation.engine.simulate import SimOptions, simulate
-    from shoal.simulation.trainers.networks import Linear
-    from shoal.task.manifest import LocalTraining
-
-    mixture = make_mixture(SMALL, (0, 6))
-    starts, rates = starts_of(SMALL, 1, [0.5])
-    batch = Batch(mixture, starts, rates)
-    for _ in range(20):
-        batch.step()
-    population = Population(tuple(Shard(x.numpy(), y.numpy()) for x, y in zip(mixture.x, mixture.y, strict=True)))
-    recipe = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.5)
-    options = SimOptions(20, recipe, mask=mask, evaluate_every=0)
-    settings = {"k": "2", "option": "gradient"}
-    done = simulate("ifca", settings, population, Linear(SMALL.d), options, start=starts[0].numpy())
-    np.testing.assert_allclose(batch.thetas()[0].numpy(), np.stack([done.thetas[j] for j in (0, 1)]), atol=1e-5)
-    assert batch.choices[0].tolist() == list(done.clusters.values())

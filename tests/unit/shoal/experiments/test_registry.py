@@ -1,0 +1,75 @@
+"""The experiments by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.errors import UsageError
+from shoal.experiments import registry
+from shoal.experiments.common.experiment import Options, Quiet, Result, Study
+from shoal.experiments.data import datasets
+
+
+def result(**changes):
+    """Return a result with sound values, some of them changed."""
+    made = {
+        "experiment": "toy",
+        "algorithm": "fedavg",
+        "accuracy": 91.5,
+        "clusters": 2,
+        "rounds": 3,
+        "cpu_seconds_per_round": 0.25,
+        "published": 90.0,
+        "history": [{"round": 1, "accuracy": 50.0, "loss": 1.0, "purity": 0.5}],
+        "parameters": {"lr": 0.1},
+    }
+    return Result(**{**made, **changes})
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """A registered experiment, forgotten afterwards."""
+    monkeypatch.setattr(registry, "_added", {})
+    study = Study("toy", "none", "a toy", ("fedavg",), {}, lambda _o, _p: result())
+    registry.register(study)
+    return study
+
+
+def test_a_registered_experiment_is_found_and_runs(toy):
+    assert registry.find("toy") is toy
+    assert registry.ids()[-1] == "toy"
+    assert toy.run(Options(), Quiet()).accuracy == 91.5
+
+
+def test_an_id_is_taken_once(toy):
+    for study in (toy, Study("ifca-synthetic", "", "", (), {}, toy.runner)):
+        with pytest.raises(UsageError, match="already"):
+            registry.register(study)
+
+
+def test_an_unknown_experiment_is_refused_with_those_that_there_are():
+    with pytest.raises(UsageError, match="no experiment 'toy'") as caught:
+        registry.find("toy")
+    assert "ifca-rotated-mnist" in caught.value.hint
+
+
+def test_every_table_and_figure_has_its_id():
+    """Eighteen tables and figures of the papers, and the placement of newcomers."""
+    assert len(registry.ids()) == len(set(registry.ids())) == 19
+
+
+@pytest.mark.parametrize("name", registry.ids())
+def test_an_experiments_module_has_it(name):
+    """And knows all of its data sets."""
+    found = registry.find(name)
+    assert found.id == name
+    assert found.algorithms
+    assert set(found.needs) <= set(datasets.names())
+
+
+def test_modules_are_imported_only_for_the_experiment_that_is_asked_for(monkeypatch):
+    """A list of names must not pay for torch."""
+    monkeypatch.setattr(registry.importlib, "import_module", lambda name: pytest.fail(f"{name} was imported"))
+    assert "cfl-news" in registry.ids()
+    with pytest.raises(UsageError, match="no experiment 'x'"):
+        registry.find("x")
