@@ -1,0 +1,36 @@
+"""One device's mask secret opens every other device's update, and no other secret does."""
+
+import numpy as np
+import pytest
+
+from crypto.mask.modes.registry import MODES
+from shoal.bench.attacks.collusion import opened, run
+
+pytestmark = pytest.mark.torch
+MASKS = [mode for mode in MODES if mode != "none"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_secret_opens_the_vectors_it_masked(lab, mode):
+    vector = lab.rng("opened").standard_normal(lab.length).astype(np.float32)
+    np.testing.assert_allclose(opened(lab, lab.masked(vector, mode), mode, lab.secret()), vector, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", MASKS)
+def test_another_fleets_secret_opens_nothing(lab, mode):
+    vector = lab.rng("opened").standard_normal(lab.length).astype(np.float32)
+    found = opened(lab, lab.masked(vector, mode), mode, lab.secret("another"))
+    assert abs(np.corrcoef(found, vector)[0, 1]) < 0.1
+
+
+def test_an_update_and_an_image_are_read_under_the_mask(lab):
+    """The attacker's own training recovers far less, and the made-up secret nothing."""
+    share, image = run(lab, "rotation")
+    assert share.success > 0.99
+    assert share.chance < 0.5
+    assert float(share.note.split("secret ")[1].split(";")[0]) < 0.05
+    assert image.success > 40
+    assert image.works
+    true, read = image.pictures
+    assert true.image.shape == read.image.shape == (lab.side, lab.side)
+    np.testing.assert_allclose(read.image, true.image, atol=0.01)
