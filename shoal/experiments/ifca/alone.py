@@ -8,6 +8,7 @@ n x inputs x hidden. Any other network runs through the simulator's strategy ``l
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class Alone:
     """Results of m devices that trained alone.
 
     Attributes:
-        accuracies: percent of correct labels on each device's test images, shape (m,), float64.
+        accuracies: percent of correct labels on each device's test images, shape (m,), float64; NaN without any.
         losses: mean training loss at the end, shape (m,), float64.
         seconds_cpu: of training all devices, without tests.
     """
@@ -83,7 +84,7 @@ def train_alone(
 
 
 def _tests(population: Population) -> Sequence[Shard]:
-    """Return each device's test samples: all probes of its group, or its own if there are no probes."""
+    """Return each device's test samples: all probes of its group, which may have none, or its own if there are no probes."""
     if not population.probes or population.groups is None or population.probe_groups is None:
         return population.test
     by_group = {
@@ -91,11 +92,13 @@ def _tests(population: Population) -> Sequence[Shard]:
         for g in set(population.groups)
         if (shards := [s for s, h in zip(population.probes, population.probe_groups, strict=True) if h == g])
     }
-    return [by_group[g] for g in population.groups]
+    return [by_group.get(g, Shard.none()) for g in population.groups]
 
 
 def _score(network: Network, params: Sequence[Tensor], shard: Shard) -> tuple[float, float]:
-    """Return mean loss and percent of right labels on ``shard``."""
+    """Return mean loss and percent of right labels on ``shard``; NaN if it is empty."""
+    if not len(shard):
+        return math.nan, math.nan
     loss, right, rows = 0.0, 0, 5000
     with torch.no_grad():
         for at in range(0, len(shard), rows):

@@ -78,6 +78,20 @@ def test_probes_of_another_group_do_not_count():
 ONE_STEP = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.2)
 
 
+def test_a_device_without_test_samples_has_no_accuracy():
+    """It is NaN, and the others have theirs; training goes on."""
+    population = Population(shards_of([6, 6]), test=(Shard.none(), *shards_of([5], seed=1)))
+    ended = train_alone(population, OneHidden(9, 5, 4), ONE_STEP, rounds=1, seed=0)
+    assert np.isnan(ended.accuracies).tolist() == [True, False]
+    assert np.isfinite(ended.losses).all()
+
+
+def test_a_group_without_probes_has_no_accuracy():
+    population = Population(shards_of([6, 6]), groups=(0, 1), probes=shards_of([5], seed=1), probe_groups=(1,))
+    ended = train_alone(population, OneHidden(9, 5, 4), ONE_STEP, rounds=1, seed=0)
+    assert np.isnan(ended.accuracies).tolist() == [True, False]
+
+
 def test_devices_start_alike_and_learn_nothing_from_each_other():
     """A device's model is the same whether others train beside it or not."""
     shards = shards_of([6, 6, 8])
