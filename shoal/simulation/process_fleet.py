@@ -57,8 +57,19 @@ class Program:
         return self.process.pid
 
     def peak_rss_mb(self) -> float:
-        """Return the program's peak memory (VmHWM) in MB of 2^20 bytes."""
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+        """Return the program's peak memory (VmHWM) in MB of 2^20 bytes.
+
+        Raises:
+            StageError: the program has ended.
+        """
+        try:
+            lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        except (
+            FileNotFoundError,
+            ProcessLookupError,
+        ):  # `poll` has collected the exit status, and /proc has no entry left
+            lines = []
+        for line in lines:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) / 1024
         raise StageError(f"{self.name} has ended", hint=f"see {self.log}")
