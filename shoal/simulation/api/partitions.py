@@ -125,7 +125,8 @@ def _floats(values: NDArray[Any], place: str) -> NDArray[np.float32]:
 
 def _integers(values: NDArray[Any], place: str, hint: str) -> NDArray[np.int64]:
     finite = values.dtype.kind != "f" or bool(np.isfinite(values).all())
-    integers = np.ascontiguousarray(values, np.int64) if finite else None
+    with np.errstate(invalid="ignore"):  # numbers beyond int64 become others, and are refused below
+        integers = np.ascontiguousarray(values, np.int64) if finite else None
     if integers is None or (values.dtype.kind == "f" and not (integers == values).all()):
         raise DataError(f"{place} holds numbers that are not whole", hint=hint)
     return integers

@@ -118,6 +118,11 @@ def test_a_partition_that_is_off_is_named(partition, error, message, hint):
     assert (str(caught.value), caught.value.hint) == (message, hint)
 
 
+def test_a_label_beyond_int64_is_refused_without_a_warning():
+    with pytest.raises(DataError, match="partition 0, train: y holds numbers that are not whole"):
+        converted({"train": (np.ones((1, 3)), [1e300])})
+
+
 def test_rows_of_different_lengths_are_no_array():
     with pytest.raises(DataError, match="partition 0, train: x is no array: "):
         converted({"train": ([[1, 2], [3]], [0, 1])})
