@@ -61,8 +61,14 @@ def score(network: Network, models: Tensor, shelf: Shelf, ids: NDArray[np.int64]
 
 
 def choose(losses: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return each row's index of least loss, shape (c,), as `edge_client.learning.scoring.choose`: lowest on ties, never NaN."""
-    best: NDArray[np.int64] = np.argmin(np.where(np.isnan(losses), np.inf, losses), axis=1)
+    """Return each row's index of least loss, shape (c,), as `edge_client.learning.scoring.choose`: the lowest on ties.
+
+    A NaN is chosen only if the whole row is NaN; then it is index 0.
+    """
+    usable = ~np.isnan(losses)
+    least = np.where(usable, losses, np.inf).min(axis=1, keepdims=True)
+    # Not argmin: with NaN taken for infinity, it would return a NaN's index if all other losses are infinite.
+    best: NDArray[np.int64] = np.argmax(usable & (losses == least), axis=1)
     return best
 
 

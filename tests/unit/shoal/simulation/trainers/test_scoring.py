@@ -54,6 +54,12 @@ def test_the_choice_is_the_least_loss_and_never_nan():
     assert choose(losses).tolist() == [1, 2, 1]
 
 
+def test_an_infinite_loss_is_chosen_before_a_nan():
+    """As on a device. A row without any number has no choice to make."""
+    losses = np.array([[np.nan, np.inf, np.inf], [np.inf, np.nan, np.nan], [np.nan, np.nan, np.nan]])
+    assert choose(losses).tolist() == [1, 0, 0]
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_first_layer_of_all_models_is_one_product(name):
     network = NETWORKS[name]
