@@ -1,4 +1,4 @@
-"""The two layouts of a permutation, and the key stream that they are derived from."""
+"""The two layouts of a permutation."""
 
 from __future__ import annotations
 
@@ -12,42 +12,9 @@ from crypto.mask.modes.permutation import (
     Permutation,
     from_index,
 )
-from crypto.mask.stream import keystream, permutation, signs, words
+from crypto.mask.stream import permutation
 
 KEY = bytes(range(32))
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 1023, 1024, 1025, 200_000])
-def test_the_keyed_permutation_is_a_bijection(length: int) -> None:
-    index = permutation(KEY, length)
-    assert index.dtype == np.int64
-    np.testing.assert_array_equal(np.sort(index), np.arange(length))
-
-
-def test_words_do_not_depend_on_how_many_are_asked_for() -> None:
-    """A longer stream starts with the shorter one, also across the 1 MiB pieces it is made in."""
-    np.testing.assert_array_equal(words(KEY, 300_000)[:1000], words(KEY, 1000))
-
-
-@pytest.mark.parametrize("length", [1, 7, 8, 9, 1000])
-def test_signs_are_the_bits_of_the_keystream_lowest_first(length: int) -> None:
-    stream = int.from_bytes(keystream(KEY, 200).tobytes(), "little")
-    assert signs(KEY, length).tolist() == [-1 if stream >> i & 1 else 1 for i in range(length)]
-    assert signs(KEY, length).dtype == np.int8
-
-
-def test_half_of_the_signs_are_minus() -> None:
-    """Of 100,000 signs the sum is within 6 standard deviations of zero, and neighbours agree as often as not."""
-    drawn = signs(KEY, 100_000).astype(np.int64)
-    assert abs(drawn.sum()) < 6 * 317
-    assert abs((drawn[1:] * drawn[:-1]).sum()) < 6 * 317
-
-
-def test_first_positions_are_uniform() -> None:
-    """Over 4000 keys each of 8 indices comes first about 500 times (chi-square below the 1e-6 quantile of 7 dof)."""
-    firsts = [permutation(i.to_bytes(32, "big"), 8)[0] for i in range(4000)]
-    counts = np.bincount(firsts, minlength=8)
-    assert ((counts - 500) ** 2 / 500).sum() < 43
 
 
 @pytest.mark.parametrize("layout", [Permutation, BlockedPermutation])

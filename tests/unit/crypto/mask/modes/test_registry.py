@@ -1,0 +1,29 @@
+"""The registry of mask modes."""
+
+from __future__ import annotations
+
+import pytest
+
+from crypto.mask.modes.registry import MODES, find
+from shoal.errors import ConfigError
+
+
+def test_the_registry_has_the_modes_of_the_design_in_order() -> None:
+    assert list(MODES) == ["none", "permutation", "signed-permutation", "rotation"]
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_a_mode_is_found_by_its_name(name: str) -> None:
+    assert find(name).name == name
+
+
+def test_an_unknown_mode_is_refused_with_the_names_of_all() -> None:
+    with pytest.raises(ConfigError, match="'rotate'") as refused:
+        find("rotate")
+    assert all(name in refused.value.hint for name in MODES)
+
+
+def test_a_mode_can_not_be_added_at_run_time() -> None:
+    """A mode is a file and a line of the registry, so that all parties have the same ones."""
+    with pytest.raises(TypeError):
+        MODES["mine"] = MODES["none"]  # type: ignore[index]

@@ -1,0 +1,59 @@
+"""Mode ``rotation``: norms and dot products stay, single coordinates and layers do not show."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from crypto.mask.masking import mask, unmask
+from shoal.types import MaskedVector
+from tests.helpers.masks import key_of, normal
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4096, 5000, 100_003])
+def test_a_rotation_is_orthonormal_at_every_length(length: int) -> None:
+    key = key_of("rotation", length)
+    rows = np.stack([normal(length, seed) for seed in range(4)])
+    masked = np.stack([mask(row, key).values for row in rows]).astype(np.float64)
+    gram = rows.astype(np.float64) @ rows.T.astype(np.float64)
+    norms = np.sqrt(np.diag(gram))
+    assert np.max(np.abs(masked @ masked.T - gram) / np.outer(norms, norms)) <= 1e-6
+
+
+def test_a_rotation_spreads_one_coordinate_over_all() -> None:
+    """A single one becomes thousands of values of similar size, which don't show its position."""
+    vector = np.zeros(65_536, dtype=np.float32)
+    vector[123] = 1
+    values = mask(vector, key_of("rotation", 65_536)).values
+    assert np.count_nonzero(values) > 65_000 * 0.6
+    assert np.abs(values).max() < 0.05
+
+
+def test_a_rotation_hides_which_layer_a_coordinate_is_of() -> None:
+    """Layers a hundred times apart in size come out with the same spread everywhere, which permutations do not hide."""
+    layers = np.concatenate([normal(20_000), 0.01 * normal(20_000, 1)])
+    spread = {}
+    for mode in ("permutation", "rotation"):
+        sizes = np.sort(np.abs(mask(layers, key_of(mode, 40_000)).values))
+        spread[mode] = np.median(sizes[20_000:]) / np.median(sizes[:20_000])
+    assert spread["permutation"] > 50
+    assert spread["rotation"] < 5
+
+
+def test_segments_of_a_rotation_do_not_mix() -> None:
+    """Values of one segment do not change any bit of the other."""
+    key = key_of("rotation", 5000, 3000)
+    vector, other = normal(8000), normal(8000, 1)
+    other[:5000] = vector[:5000]
+    one, two = mask(vector, key).values, mask(other, key).values
+    np.testing.assert_array_equal(one[:5000], two[:5000])
+    assert not np.any(one[5000:] == two[5000:])
+
+
+def test_the_mean_of_rotated_vectors_is_the_rotated_mean() -> None:
+    key = key_of("rotation", 10_007)
+    rows = np.stack([normal(10_007, seed) for seed in range(5)])
+    mean = unmask(
+        MaskedVector(np.stack([mask(r, key).values for r in rows]).mean(0, dtype=np.float32), key.key_id), key
+    )
+    assert np.linalg.norm(mean - rows.mean(0)) <= 1e-6 * np.linalg.norm(rows.mean(0))

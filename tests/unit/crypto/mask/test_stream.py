@@ -1,0 +1,57 @@
+"""Key streams, and the permutations and signs that are read from them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from crypto.mask.stream import keystream, permutation, signs, words
+
+KEY = bytes(range(32))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 1023, 1024, 1025, 200_000])
+def test_the_keyed_permutation_is_a_bijection(length: int) -> None:
+    index = permutation(KEY, length)
+    assert index.dtype == np.int64
+    np.testing.assert_array_equal(np.sort(index), np.arange(length))
+
+
+def test_words_do_not_depend_on_how_many_are_asked_for() -> None:
+    """A longer stream starts with the shorter one, also across the 1 MiB pieces it is made in."""
+    np.testing.assert_array_equal(words(KEY, 300_000)[:1000], words(KEY, 1000))
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 1000])
+def test_signs_are_the_bits_of_the_keystream_lowest_first(length: int) -> None:
+    stream = int.from_bytes(keystream(KEY, 200).tobytes(), "little")
+    assert signs(KEY, length).tolist() == [-1 if stream >> i & 1 else 1 for i in range(length)]
+    assert signs(KEY, length).dtype == np.int8
+
+
+def test_half_of_the_signs_are_minus() -> None:
+    """Of 100,000 signs the sum is within 6 standard deviations of zero, and neighbours agree as often as not."""
+    drawn = signs(KEY, 100_000).astype(np.int64)
+    assert abs(drawn.sum()) < 6 * 317
+    assert abs((drawn[1:] * drawn[:-1]).sum()) < 6 * 317
+
+
+def test_first_positions_are_uniform() -> None:
+    """Over 4000 keys each of 8 indices comes first about 500 times (chi-square below the 1e-6 quantile of 7 dof)."""
+    firsts = [permutation(i.to_bytes(32, "big"), 8)[0] for i in range(4000)]
+    counts = np.bincount(firsts, minlength=8)
+    assert ((counts - 500) ** 2 / 500).sum() < 43
+
+
+@pytest.mark.parametrize("length", [1, 2, 1000, 70_000])
+def test_a_permutation_lists_coordinates_by_two_digits_of_the_keystream(length: int) -> None:
+    """Low digits come first in the stream, then high ones; equal numbers stay in ascending order."""
+    digits = keystream(KEY, 4 * length).view("<u2").tolist()
+    numbers = [high << 16 | low for low, high in zip(digits[:length], digits[length:], strict=True)]
+    assert permutation(KEY, length).tolist() == sorted(range(length), key=lambda i: (numbers[i], i))
+
+
+def test_equal_numbers_stay_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a keystream of zeros all numbers are equal: the permutation is the identity on every platform."""
+    monkeypatch.setattr("crypto.mask.stream.keystream", lambda _key, count: np.zeros(count, np.uint8))
+    assert permutation(KEY, 9).tolist() == list(range(9))
