@@ -82,29 +82,42 @@ class RoundKeys:
             round=self.round,
         )
 
+    @property
+    def digest_key(self) -> bytes:
+        """The 32 bytes that key the digests of this round's states; neither mask nor content key follows from them."""
+        return expand(self.content, SECRET_BYTES, b"digest")
+
     def state_digest(self, model: int, theta: Float32Vector) -> bytes:
-        """Return the digest of a model's state after this round: HMAC-SHA-256 over run, model, round and vector.
-
-        It is keyed. From a plain hash the aggregator could tell whether a guess of the model is right.
-
-        Args:
-            model: id within the run.
-            theta: (d,), float32, C-contiguous, in clear. Equal vectors with other bits (-0.0 and 0.0) have other digests.
-
-        Returns:
-            32 bytes.
-        """
-        key = expand(self.content, SECRET_BYTES, b"digest")
-        head = len(self.run_id).to_bytes(4, "big") + self.run_id + _number(model) + _number(self.round)
-        mac = hmac.new(key, head, hashlib.sha256)
-        mac.update(theta.astype("<f4", copy=False).data.cast("B"))  # no copy on little-endian machines
-        return mac.digest()
+        """Return the digest of a model's state after this round; see `state_digest`."""
+        return state_digest(self.digest_key, self.run_id, model, self.round, theta)
 
     def __repr__(self) -> str:
         return f"RoundKeys({self.fleet!r}, version {self.key_version}, round {self.round}, <redacted>)"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("keys can't be pickled")
+
+
+def state_digest(key: bytes, run_id: bytes, model: int, round_: int, theta: Float32Vector) -> bytes:
+    """Return the digest of a state: HMAC-SHA-256 over run, model, round and vector.
+
+    It is keyed. From a plain hash the aggregator could tell whether a guess of the model is right.
+
+    Args:
+        key: 32 bytes, the `RoundKeys.digest_key` of the state's round, for an origin that of the run's first round. For a
+            given digest not even a party that chooses the key can find another vector.
+        run_id: the run's id.
+        model: id within the run.
+        round_: the state's round; 0 for an origin.
+        theta: (d,), float32, C-contiguous, in clear. Equal vectors with other bits (-0.0 and 0.0) have other digests.
+
+    Returns:
+        32 bytes.
+    """
+    head = len(run_id).to_bytes(4, "big") + run_id + _number(model) + _number(round_)
+    mac = hmac.new(key, head, hashlib.sha256)
+    mac.update(theta.astype("<f4", copy=False).data.cast("B"))  # no copy on little-endian machines
+    return mac.digest()
 
 
 class RunChain:
@@ -135,12 +148,12 @@ class RunChain:
         """
         secret, at = self._secret.reveal(), (self.fleet.encode(), self.run_id, _number(self.next_round))
         keys = RoundKeys(
-            self.fleet,
-            self.run_id,
-            self.key_version,
-            self.next_round,
-            MaskSecret.from_bytes(expand(secret, SECRET_BYTES, b"mask", *at)),
-            expand(secret, SECRET_BYTES, b"content", *at),
+            fleet=self.fleet,
+            run_id=self.run_id,
+            key_version=self.key_version,
+            round=self.next_round,
+            mask=MaskSecret.from_bytes(expand(secret, SECRET_BYTES, b"mask", *at)),
+            content=expand(secret, SECRET_BYTES, b"content", *at),
         )
         self._step()
         return keys

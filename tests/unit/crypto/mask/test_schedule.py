@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crypto.mask.keys import derive
-from crypto.mask.schedule import MAX_SKIPPED_ROUNDS, RoundKeys, RunChain, VersionKey
+from crypto.mask.schedule import MAX_SKIPPED_ROUNDS, RoundKeys, RunChain, VersionKey, state_digest
 from shoal.errors import ConfigError, IntegrityError, UsageError
 from shoal.types import Segment
 
@@ -207,3 +207,19 @@ def test_nothing_shows_a_secret() -> None:
             pickle.dumps(thing)
         with pytest.raises(TypeError):
             copy.copy(thing)
+
+
+def test_a_digest_is_keyed_for_its_round_run_and_model() -> None:
+    theta = np.arange(3, dtype=np.float32)
+    first, second = (keys := chain()).take(), keys.take()
+    digests = {
+        first.state_digest(1, theta),
+        first.state_digest(2, theta),
+        first.state_digest(1, -theta),
+        second.state_digest(1, theta),
+        state_digest(first.digest_key, RUN, 1, 0, theta),
+        state_digest(first.digest_key, b"run-2", 1, 1, theta),
+    }
+    assert len(digests) == 6
+    assert first.state_digest(1, theta) == state_digest(first.digest_key, RUN, 1, 1, theta)
+    assert first.digest_key not in secrets_of(first)
