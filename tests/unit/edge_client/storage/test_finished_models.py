@@ -1,8 +1,6 @@
 """The list of finished models: the rule, rollback, and every point at which a write can be cut off."""
 
-import os
 import stat
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,15 +20,12 @@ from shoal.errors import ConfigError, IntegrityError, ShoalError
 from shoal.protocol.codec import encode
 from shoal.util.files import private_directory, write_private
 from shoal.util.times import iso
+from tests.helpers.power_cuts import CutAt, cut_at
 from tests.helpers.tasks import logistic_bundle
 
 TASK = logistic_bundle()
 OTHER_TASK = logistic_bundle(classes=4)
 AT_S = 1_800_000_000
-
-
-class PowerCut(BaseException):
-    """Raised to end a program at any point."""
 
 
 @pytest.fixture
@@ -285,55 +280,6 @@ def test_a_missing_file_is_an_error_with_a_hint(store):
 
 
 # ---------------------------------------------------------------------------------------------------- power cuts
-
-
-class CutAt:
-    """Ends the program at the n-th change of the disk below a folder; a cut write leaves half of its bytes."""
-
-    def __init__(self, monkeypatch, left):
-        self.left = left
-        self.log = []
-        real_write = os.write
-
-        def write(handle, data):
-            if self.count("write"):
-                real_write(handle, bytes(data)[: len(data) // 2])
-                raise PowerCut
-            return real_write(handle, data)
-
-        monkeypatch.setattr(os, "write", write)
-        for owner, name in (
-            (os, "fsync"),
-            (os, "fdatasync"),
-            (Path, "replace"),
-            (Path, "unlink"),
-            (Path, "mkdir"),
-        ):
-            monkeypatch.setattr(owner, name, self.cutting(name, getattr(owner, name)))
-
-    def count(self, name, *details):
-        self.log.append((name, *details))
-        self.left -= 1
-        return self.left < 0
-
-    def cutting(self, name, real):
-        def call(*arguments, **options):
-            if self.count(name, *map(str, arguments)):
-                raise PowerCut
-            return real(*arguments, **options)
-
-        return call
-
-
-def cut_at(left, work, *arguments, **options):
-    """Interrupt ``work`` after so many changes of the disk; return whether it finished."""
-    with pytest.MonkeyPatch.context() as patch:
-        CutAt(patch, left)
-        try:
-            work(*arguments, **options)
-        except PowerCut:
-            return False
-    return True
 
 
 def test_a_cut_at_any_change_of_the_disk_leaves_the_old_list_or_the_new_one(tmp_path):
