@@ -5,7 +5,8 @@
 - An upload is durable before its first byte is sent, so that a restart sends the same bytes.
 
 `cli` and `daemon` are the program, `runtime` connects a transport to the rest: `protocol` decides, `run` checks the
-owner's plan and prepares jobs, `learning` trains, `storage` holds the files.
+owner's plan and prepares jobs, `learning` trains, `storage` holds the files. `models` is the library for round keys (ADR 25),
+which the runtime does not use yet.
 
 A round on a device: an announcement arrives; `protocol` subscribes to the models that it names; they are opened and
 checked; a worker unmasks and scores them, trains the best, masks and seals the update; the upload is stored and sent

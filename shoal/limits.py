@@ -83,6 +83,18 @@ MAX_GRANT_BYTES: Final = 13 << 20
 MAX_SCALE: Final = 1e6
 """Largest multiple of an origin in a model."""
 
+MAX_WEIGHT: Final = 1e6
+"""Largest weight of a state or of a mean in a recipe, in either direction."""
+
+MIN_WEIGHT: Final = 1e-12
+"""Smallest weight in a recipe besides 0: smaller ones may be denormal numbers in float32, which some processors drop."""
+
+MAX_STEP_BYTES: Final = 1 << 20
+"""Largest encoded step: the recipes of one round and the states that stay open."""
+
+MAX_CERTIFICATE_BYTES: Final = 4 << 20
+"""Largest encoded certificate of a state; a statement in it takes some 250 bytes and 38 for each further state."""
+
 MAX_NORM_NOISE: Final = 0.2
 """Largest relative standard deviation of a blurred norm; the factor, clipped at four of them, stays positive."""
 

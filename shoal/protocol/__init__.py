@@ -1,6 +1,6 @@
 """Everything that crosses the network, as values: messages, their encoding, topics and chunks. No sockets, no keys.
 
-- `messages`, `documents`, `enrolment` and `epochs` define the messages as frozen dataclasses.
+- `messages`, `documents`, `enrolment`, `epochs` and `states` define the messages as frozen dataclasses.
 - `codec` gives every message exactly one encoding. Any bytes decode to a message or raise `WireError`; no length is
   trusted before it is checked.
 - `topics` is the only place that builds or parses MQTT topics.

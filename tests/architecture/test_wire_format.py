@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from crypto.seal import envelope
 from crypto.seal.identity import Identity
+from edge_client.models import store
 from edge_client.storage import finished_models as finished
 from edge_client.storage import pending_upload, state
 from shoal import limits
@@ -24,7 +25,7 @@ from shoal.membership import tokens as seal_tokens
 from shoal.owner.enrolment import tokens
 from shoal.owner.keys import vault
 from shoal.protocol import chunking as frame
-from shoal.protocol import codec, documents, enrolment, epochs, messages
+from shoal.protocol import codec, documents, enrolment, epochs, messages, states
 from shoal.protocol.channels import CHANNELS
 from shoal.report import channel_tables
 from tests.helpers.trees import ROOT
@@ -63,7 +64,17 @@ def test_the_page_lists_every_message_with_its_fields_in_order():
     """A field added, renamed or moved changes the format and must change the page."""
     described = {int(kind): (name, fields) for kind, name, fields in ROW.findall(PAGE)}
     assert described == registered(
-        documents, messages, enrolment, epochs, pending_upload, state, finished, tokens, vault
+        documents,
+        messages,
+        enrolment,
+        epochs,
+        states,
+        pending_upload,
+        state,
+        finished,
+        store,
+        tokens,
+        vault,
     )
 
 

@@ -26,6 +26,8 @@ from edge_client.config import EdgeConfig
 from edge_client.daemon import next_birth
 from edge_client.learning.data import load, load_inputs
 from edge_client.membership import DeviceMembership
+from edge_client.models.store import FOLDER as MODELS
+from edge_client.models.store import INDEX_FILE, STATE_FILES, StateStore
 from edge_client.run.package import open_run
 from edge_client.storage import path_models as kept
 from edge_client.storage.finished_models import (
@@ -50,6 +52,7 @@ from shoal.task.manifest import TaskManifest
 from shoal.task.onnx_graph import bind_input, check_graph
 from shoal.util.config import load as load_config
 from tests.helpers.datafiles import idx
+from tests.helpers.model_states import chain, origins, vector
 from tests.helpers.parsers import Parser, parcelled, parts_of
 from tests.helpers.parsers_scene import Silent
 
@@ -206,6 +209,13 @@ def _devices(disk):
     def status(directory):
         return {**(DeviceState(directory).load_status() or {})}
 
+    def states(directory):
+        store = StateStore.open(directory)
+        return store.load() if store else None
+
+    with_states = StateStore.begin(disk.places["device"], chain())
+    with_states.commit(origins(vector(1, 2), keys=with_states.take(1)), applied=0)
+    state = str(next((disk.places["device"] / MODELS).glob(STATE_FILES)).relative_to(disk.places["device"]))
     head = disk.places["device"] / "model.bin"
     folder = disk.places["device"] / FOLDER
     finished = {
@@ -233,9 +243,23 @@ def _devices(disk):
         disk.replaced("device", f"{FOLDER}/{ROLLBACK_FILE}", lambda d: FinishedModels(d).standing(), seeds=(choice,)),
         disk.replaced("device", finished[MODEL_FILES], lambda d: FinishedModels(d).answering(), name="finished model"),
         disk.replaced("device", finished[TASK_FILES], lambda d: FinishedModels(d).answering(), name="finished task"),
+        disk.replaced("device", f"{MODELS}/{INDEX_FILE}", states),
+        disk.replaced("device", state, lambda d: _undamaged(states(d)), name="model state"),
         disk.replaced("device", "status.json", status),
         disk.replaced("device", "birth", lambda d: next_birth(DeviceMembership(d))),
     ]
+
+
+def _undamaged(loaded):
+    """Return the states that a store has loaded.
+
+    Raises:
+        IntegrityError: one of them is damaged.
+    """
+    states, errors = loaded
+    for error in errors:
+        raise error
+    return states
 
 
 def _aggregators(disk):

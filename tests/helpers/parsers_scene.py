@@ -44,7 +44,7 @@ from shoal.protocol.messages import (
     Upload,
 )
 from shoal.transport.faults import Hop
-from tests.helpers import fleets
+from tests.helpers import fleets, model_states
 
 DEVICE = "dev-00"
 
@@ -130,6 +130,7 @@ class Scene:
         models = self.plains(starting="/s/model/")
         secrets = decode((self.owner.path / "secrets.bin").read_bytes(), FleetSecrets)
         found = {
+            **model_states.samples(),
             Announcement: self.plains(ending="/s/round"),
             ModelHeader: [encode(decode_prefix(m, ModelHeader)[0]) for m in models],
             Control: self.plains(ending=f"/{DEVICE}/ctl"),

@@ -14,8 +14,9 @@ from aggregator.rounds.events import CameOnline, Stored
 from aggregator.strategies.base import contribution_of
 from aggregator.strategies.registry import make_strategy, models_needed
 from aggregator.uploads.validation import UploadVerifier
-from crypto.seal.envelope import open_from_group, open_from_member, read_head, seal_to_group, seal_to_member
+from crypto.seal.envelope import GroupKey, open_from_group, open_from_member, read_head, seal_to_group, seal_to_member
 from crypto.seal.identity import Identity
+from edge_client.models.checkpoints import CONTENT_LABEL, checkpoint_head, open_checkpoint, seal_checkpoint
 from edge_client.protocol import round_state as agent
 from edge_client.run.models import ModelStore
 from edge_client.run.package import open_run
@@ -24,6 +25,7 @@ from shoal.errors import ShoalError, UntrustedError
 from shoal.membership.grants import OWNER_NAME, make_card, open_card, open_grant, open_renewal
 from shoal.membership.roster import open_roster
 from shoal.membership.roster_delta import apply_change, roster_change
+from shoal.membership.statements import check_certificate
 from shoal.membership.tokens import _key, _prove, make_request, open_request, token_id
 from shoal.owner.enrolment.admission import Registrar
 from shoal.protocol.channels import ENROLMENT
@@ -34,11 +36,13 @@ from shoal.protocol.documents import DeviceGrant, Roster, RosterChange, Setting
 from shoal.protocol.enrolment import EnrolRequest, EnrolStatement, Token
 from shoal.protocol.messages import Announcement, Control, Sealed
 from shoal.protocol.reassembly import Reassembler, Transfer
+from shoal.protocol.states import read_certificate, read_step
 from shoal.protocol.topics import Topics
 from shoal.protocol.topics import parse as parse_topic
 from shoal.transport.base import Message
 from shoal.transport.faults import Hop
 from tests.helpers import fleets
+from tests.helpers import model_states as made
 from tests.helpers.parsers import Parser, parcelled, parts_of, text
 from tests.helpers.parsers_scene import DEVICE, Silent
 from tests.helpers.plans import FULL_BATCH, engine_of, run_plan, upload_of
@@ -56,7 +60,7 @@ STRATEGIES = {
 
 def parsers(scene):
     """Return the parsers of network input."""
-    return [*_outer(scene), *_sealed(scene), *_owners(scene), *_devices(scene), *_aggregators(scene)]
+    return [*_outer(scene), *_sealed(scene), *_states(), *_owners(scene), *_devices(scene), *_aggregators(scene)]
 
 
 def _outer(scene):
@@ -104,6 +108,56 @@ def _settings(data):
     )
     make_strategy(plan)
     return models_needed(plan)
+
+
+def _states():
+    """Return the parsers of model states: the sender of each input may be hostile."""
+    keys = made.chain().take()
+    states = made.origins(made.vector(1, 2), keys=keys)
+    held, signed = states.newest(0), made.certificate(states, 1, made.IDENTITIES[:2])
+    head = checkpoint_head(keys, held.id, made.IDENTITIES[0].name)
+    group = GroupKey(keys.fleet, CONTENT_LABEL, keys.content)
+    honest = open_from_group(
+        group,
+        *_taken_apart(seal_checkpoint(made.IDENTITIES[0], keys, held).payload),
+        made.IDENTITIES[0].member.sign_key,
+    )
+
+    def checkpoint(data):
+        return open_checkpoint(
+            seal_to_group(made.IDENTITIES[0], group, head, data),
+            signed,
+            wanted=held.id,
+            keys=keys,
+            roster=made.roster(),
+            length=2,
+            min_contributors=2,
+        )
+
+    def certified(data):
+        return check_certificate(
+            read_certificate(data),
+            held.held,
+            fleet=keys.fleet,
+            run_id=keys.run_id,
+            roster=made.roster(),
+            min_contributors=2,
+        )
+
+    return [
+        Parser("checkpoint of a state", (bytes(honest),), checkpoint),
+        Parser("certificate of a state", (encode(signed),), certified),
+        Parser(
+            "step of a round",
+            (encode(made.step(7, made.recipe(1, 7, (0, 6), mean=1.0), also_open=[(0, 6)])),),
+            read_step,
+        ),
+    ]
+
+
+def _taken_apart(payload):
+    head, at = read_head(payload)
+    return payload, head, at
 
 
 def _sealed(scene):

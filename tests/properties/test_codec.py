@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import edge_client.models.store
 import edge_client.storage.state
 import shoal.owner.keys.directory
 import shoal.protocol.messages
@@ -20,7 +21,9 @@ from shoal.protocol import codec
 from shoal.protocol.codec import decode, decode_prefix, encode
 from shoal.protocol.documents import Member, RunPlan, SegmentSpec
 from shoal.protocol.messages import DeclineReason
+from shoal.protocol.states import HeldState, Recipe, StateId, Statement, Step, Term
 
+assert edge_client.models.store
 assert edge_client.storage.state
 assert shoal.owner.keys.directory
 assert shoal.protocol.messages
@@ -36,6 +39,9 @@ SPECIAL = {  # fields whose values are narrower than their types
     "device": names,
     "name": names,
 }
+WEIGHTS = (
+    st.just(0.0) | st.floats(limits.MIN_WEIGHT, limits.MAX_WEIGHT) | st.floats(-limits.MAX_WEIGHT, -limits.MIN_WEIGHT)
+)
 few = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -67,6 +73,8 @@ def messages(kind):
         return plans()
     if kind is SegmentSpec:
         return st.builds(SegmentSpec, st.sampled_from(["cluster", "shared"]), st.integers(1, 1 << 20))
+    if kind in (Term, Recipe, Step):
+        return {Term: terms(), Recipe: recipes(), Step: steps()}[kind]
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = {f.name: SPECIAL.get(f.name, values(hints[f.name])) for f in dataclasses.fields(kind)}
     if kind.__name__ == "Decline":
@@ -88,9 +96,44 @@ def messages(kind):
         return st.integers(0, 2**32 - 2).flatmap(
             lambda e: st.builds(kind, **fields | {"epoch": st.just(e), "next_epoch": st.integers(e + 1, 2**32 - 1)})
         )
+    if kind is Statement:
+        fields["states"] = ascending(messages(HeldState))
     if kind.__name__ == "Token":
         fields["broker"] = st.sampled_from(["mqtt://broker.example:1883", "mqtts://user:word@10.0.0.1"])
     return st.builds(kind, **fields)
+
+
+def ascending(states):
+    """Return a strategy of tuples in ascending order by model and round, each pair once."""
+    pairs = st.lists(states, max_size=3, unique_by=lambda s: (s.model, s.round))
+    return pairs.map(lambda found: tuple(sorted(found, key=lambda s: (s.model, s.round))))
+
+
+def terms(before=2**32):
+    return st.builds(Term, st.integers(0, 65535), st.integers(0, before - 1), WEIGHTS)
+
+
+ROUNDS = st.integers(1, 2**32 - 1)
+
+
+def recipes(rounds=ROUNDS):
+    return rounds.flatmap(
+        lambda r: st.builds(
+            Recipe,
+            st.integers(0, 65535),
+            st.just(r),
+            st.lists(terms(before=r), min_size=1, max_size=3).map(tuple),
+            st.none() | WEIGHTS,
+        )
+    )
+
+
+def steps():
+    def of_round(r):
+        ids = st.builds(StateId, st.integers(0, 65535), st.integers(0, r))
+        return st.builds(Step, st.just(r), ascending(recipes(st.just(r))), ascending(ids))
+
+    return ROUNDS.flatmap(of_round)
 
 
 @st.composite

@@ -1,0 +1,113 @@
+"""Checkpoints: a state that a device in step seals for devices that lack it.
+
+The sealing device chooses the bytes, so a receiver trusts them only as far as the digest goes: it recomputes the digest from
+the vector and uses the state only if a certificate names this digest. The checkpoint is sealed under the content key of the
+round in which it is needed, which devices and owner hold and the aggregator does not. It contains the key of the digest,
+because a newcomer lacks the keys of the state's own round.
+
+Example: a device that was away for rounds 3 to 8 gets state (0, 8) in round 9. Two devices have signed its digest, and
+``min_contributors`` is 2, so it holds (0, 8) from then on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from crypto.mask.schedule import RoundKeys
+from crypto.seal.envelope import GroupKey, SealedMessage, open_from_group, read_head, seal_message_to_group
+from crypto.seal.identity import Identity
+from edge_client.models.states import ModelState
+from shoal import limits
+from shoal.errors import IntegrityError, UntrustedError
+from shoal.membership.statements import check_certificate
+from shoal.protocol.codec import decode_prefix, encode
+from shoal.protocol.messages import Sealed
+from shoal.protocol.states import SealedState, StateId
+
+if TYPE_CHECKING:
+    from shoal.protocol.documents import Roster
+    from shoal.protocol.states import StateCertificate
+
+CONTENT_LABEL: Final = "content"
+
+
+def checkpoint_head(keys: RoundKeys, state: StateId, sender: str) -> Sealed:
+    """Return the head of a checkpoint's envelope: sealed in the round of ``keys``, to the fleet, by ``sender``."""
+    purpose = f"checkpoint/{keys.run_id.hex()}/{keys.round}/{state.model}/{state.round}"
+    return Sealed(keys.fleet, purpose, sender, "*")
+
+
+def seal_checkpoint(identity: Identity, keys: RoundKeys, state: ModelState) -> SealedMessage:
+    """Return ``state`` sealed under the content key of the round of ``keys``, and signed by ``identity``."""
+    header = SealedState(
+        fleet=keys.fleet,
+        run_id=keys.run_id,
+        model=state.id.model,
+        round=state.id.round,
+        length=len(state.theta),
+        digest_key=state.digest_key,
+    )
+    plain = encode(header) + state.theta.astype("<f4", copy=False).tobytes()
+    return seal_message_to_group(identity, _group(keys), checkpoint_head(keys, state.id, identity.name), plain)
+
+
+def open_checkpoint(
+    data: bytes | memoryview,
+    certificate: StateCertificate,
+    *,
+    wanted: StateId,
+    keys: RoundKeys,
+    roster: Roster,
+    length: int,
+    min_contributors: int,
+) -> ModelState:
+    """Return the state in a checkpoint after checking seal, sender, digest and certificate.
+
+    Args:
+        data: the sealed checkpoint, as received.
+        certificate: statements about the state.
+        wanted: the state that the device lacks.
+        keys: the keys of the round in which the checkpoint was sealed.
+        roster: the newest roster.
+        length: number of coordinates, from the run plan.
+        min_contributors: number of devices that must have signed the digest, from the run plan.
+
+    Raises:
+        UntrustedError: the sender is not in the roster, the seal does not open, or too few devices certify the digest.
+        IntegrityError: the contents are malformed or not finite, or it is another state.
+    """
+    if len(data) > limits.SEALED_HEAD_BYTES + 4 * length:
+        raise IntegrityError(f"a checkpoint of {len(data)} bytes for a model of {length} coordinates")
+    head, at = read_head(data)
+    sender = roster.device(head.sender)
+    if sender is None or head != checkpoint_head(keys, wanted, head.sender):
+        raise UntrustedError("a checkpoint of another state, round or fleet, or of a device that is not in the roster")
+    header, body = decode_prefix(open_from_group(_group(keys), data, head, at, sender.sign_key), SealedState)
+    if (header.fleet, header.run_id, header.model, header.round) != (
+        keys.fleet,
+        keys.run_id,
+        wanted.model,
+        wanted.round,
+    ):
+        raise IntegrityError("a checkpoint holds another state than its envelope says")
+    if header.length != length or len(body) != 4 * length:
+        raise IntegrityError(f"a checkpoint of {len(body)} bytes for a model of {length} coordinates")
+    theta = np.frombuffer(body, "<f4").astype(np.float32)
+    if not np.isfinite(theta).all():
+        raise IntegrityError("a checkpoint with NaN or infinite coordinates")
+    state = ModelState.of(wanted, theta, run_id=keys.run_id, digest_key=header.digest_key)
+    check_certificate(
+        certificate,
+        state.held,
+        fleet=keys.fleet,
+        run_id=keys.run_id,
+        roster=roster,
+        min_contributors=min_contributors,
+    )
+    return state
+
+
+def _group(keys: RoundKeys) -> GroupKey:
+    return GroupKey(keys.fleet, CONTENT_LABEL, keys.content)

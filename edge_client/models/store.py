@@ -1,0 +1,363 @@
+"""A device's model states and round keys on disk: crash-safe at every write, and old keys are erased.
+
+``models/index.bin`` holds the key chain, the keys of *pending* rounds (those whose means are not applied yet) and the
+digests of the states held. Each state is a file named after its digest. Only the index says what is held:
+
+1. New state files are written and synced.
+2. The index is replaced in one rename. It names the new states, and no longer contains the keys of the rounds applied.
+3. Files that the index does not name are removed, here and at the next start.
+
+A crash before 2 leaves the old step with the keys to repeat it, a crash after 2 the new one. `StateStore.take` replaces the
+index before it returns keys, so that the chain's step is durable before anything masked with them leaves the device.
+
+A replaced or removed file may stay readable in free blocks of the disk; only an encrypted disk prevents that.
+
+Example: in round 7 the device takes the round's keys, which makes round 7 pending, and uploads. The step of round 7 brings
+the mean: `StateStore.commit` stores state (0, 7), and removes the keys of round 7 and state (0, 6).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import numpy as np
+
+from crypto.mask.schedule import RoundKeys, RunChain
+from crypto.mask.secret import MaskSecret
+from edge_client.models.states import ModelState, ModelStates
+from shoal.errors import ConfigError, IntegrityError, WireError
+from shoal.protocol.codec import U16, U32, Fixed16, Fixed32, decode_prefix, encode, message
+from shoal.protocol.states import RETAINED_STEPS, HeldState
+from shoal.types import DIGEST_BYTES
+from shoal.util.files import private_directory, read_private, remove_unfinished, sync_directory, write_atomic
+
+if TYPE_CHECKING:
+    from shoal.types import Float32Vector
+
+LOG = logging.getLogger("shoal.edge")
+FOLDER: Final = "models"
+INDEX_FILE: Final = "index.bin"
+STATE_FILES: Final = "state-*.bin"
+INDEX_VERSION: Final = 1
+MAX_PENDING_ROUNDS: Final = 8
+"""Rounds whose keys are stored at most; the keys of older rounds are erased, since their means are no longer retained."""
+STATE_HINT: Final = "the device takes a checkpoint"
+INDEX_HINT: Final = "have the owner run `shoal-fleet rotate`, or join again: the keys of this run are lost"
+
+T = TypeVar("T")
+
+
+@message(71)
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """The head of a state's file; theta, (length,) float32 little-endian, and the SHA-256 of both follow."""
+
+    run_id: Fixed16
+    model: U16
+    round: U32
+    length: U32
+    digest: Fixed32
+    digest_key: Fixed32 = field(repr=False)
+
+
+@message(72)
+@dataclass(frozen=True, slots=True)
+class PendingRound:
+    """The keys of a round whose means are not applied yet."""
+
+    key_version: U32
+    round: U32
+    mask: Fixed32 = field(repr=False)
+    content: Fixed32 = field(repr=False)
+
+
+@message(73)
+@dataclass(frozen=True, slots=True)
+class StateIndex:
+    """The head of index.bin; its SHA-256 follows.
+
+    Attributes:
+        key_version, next_round, chain: the key chain.
+        pending: ascending by round.
+        states: the states held, whose files have these digests.
+    """
+
+    version: U16
+    fleet: str
+    run_id: Fixed16
+    key_version: U32
+    next_round: U32
+    chain: Fixed32 = field(repr=False)
+    pending: tuple[PendingRound, ...]
+    states: tuple[HeldState, ...]
+
+
+class StateStore:
+    """The model states and round keys of one run in a device's directory. One program uses it at a time.
+
+    Attributes:
+        pending: keys by round.
+    """
+
+    def __init__(
+        self, folder: Path, chain: RunChain, pending: Mapping[int, RoundKeys], held: tuple[HeldState, ...]
+    ) -> None:
+        """Use `begin` or `open` instead."""
+        self._folder = folder
+        self._chain = chain
+        self._held = held
+        self.pending = dict(pending)
+
+    @classmethod
+    def begin(cls, directory: Path, chain: RunChain) -> StateStore:
+        """Start a run: store its chain durably, and remove keys and states of the run before.
+
+        Args:
+            directory: the device's.
+            chain: the chain of the run. The caller stores the version key that it was derived from only afterwards: after a
+                crash in between, that key gives the same chain again.
+        """
+        store = cls(private_directory(directory / FOLDER), chain, {}, ())
+        sync_directory(directory)  # the folder's own name
+        store._write_index(chain, {}, ())
+        store._remove_others()
+        return store
+
+    @classmethod
+    def open(cls, directory: Path) -> StateStore | None:
+        """Return the store of the run that the device took part in last, or None before its first run.
+
+        Raises:
+            IntegrityError: the index is damaged, or of another version.
+        """
+        folder = directory / FOLDER
+        path = folder / INDEX_FILE
+        try:
+            data = read_private(path)
+        except ConfigError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
+        index, rest = _checked(path, data, StateIndex, INDEX_HINT)
+        if len(rest) or index.version != INDEX_VERSION:
+            raise IntegrityError(f"{path} is of version {index.version}, not {INDEX_VERSION}", hint=INDEX_HINT)
+        pending = {
+            p.round: RoundKeys(
+                fleet=index.fleet,
+                run_id=index.run_id,
+                key_version=p.key_version,
+                round=p.round,
+                mask=MaskSecret.from_bytes(p.mask),
+                content=p.content,
+            )
+            for p in index.pending
+        }
+        chain = RunChain(index.fleet, index.run_id, index.key_version, index.next_round, index.chain)
+        store = cls(folder, chain, pending, index.states)
+        store._remove_others()
+        return store
+
+    @property
+    def run_id(self) -> bytes:
+        """The run's id."""
+        return self._chain.run_id
+
+    @property
+    def key_version(self) -> int:
+        """The key version of the rounds that are still to come."""
+        return self._chain.key_version
+
+    def has_keys(self, round_: int) -> bool:
+        """Return whether the keys of a round are pending or can still be derived."""
+        return round_ in self.pending or round_ >= self._chain.next_round
+
+    def take(self, round_: int) -> RoundKeys:
+        """Return the keys of a round, which is pending from now on; the step of the chain is durable.
+
+        Taken again, after a restart for example, a pending round gives the same keys.
+
+        Raises:
+            IntegrityError: the keys of the round are erased, or it is too far ahead.
+            ConfigError: the index can't be written; the chain stays as it was.
+        """
+        if round_ in self.pending:
+            return self.pending[round_]
+        chain = self._copy_of_chain()
+        if round_ < chain.next_round:
+            raise IntegrityError(f"the keys of round {round_} are erased", hint=STATE_HINT)
+        chain.skip_to(round_)
+        keys = chain.take()
+        pending = {**self.pending, round_: keys}
+        pending = {r: pending[r] for r in sorted(pending)[-MAX_PENDING_ROUNDS:]}
+        self._write_index(chain, pending, self._held)
+        self._chain, self.pending = chain, pending
+        return keys
+
+    def renew(self, chain: RunChain) -> None:
+        """Continue the run under a newer key version, durably, and erase the chain of the older one.
+
+        Of the rounds before, those become pending whose steps may still be retained. Keys of later rounds, which the device may
+        have taken ahead of time, are erased: these rounds are under the newer version.
+
+        Args:
+            chain: its next round is the first one under the newer version.
+
+        Raises:
+            IntegrityError: the chain is of another run, or of no newer version.
+        """
+        old, first = self._copy_of_chain(), chain.next_round
+        if (chain.fleet, chain.run_id) != (old.fleet, old.run_id) or chain.key_version <= old.key_version:
+            raise IntegrityError(
+                f"key version {chain.key_version} does not continue version {old.key_version} of this run"
+            )
+        pending = {r: keys for r, keys in self.pending.items() if r < first}
+        # After a long absence, rounds before these are of no use: their means are gone.
+        _take_all(old, range(max(old.next_round, first - RETAINED_STEPS), first), pending)
+        self._write_index(chain, pending, self._held)
+        self._chain, self.pending = chain, pending
+
+    def load(self) -> tuple[ModelStates, tuple[IntegrityError, ...]]:
+        """Return the states held, and an error for each whose file is missing or damaged.
+
+        The device takes checkpoints in place of the damaged states; the next `commit` forgets them.
+        """
+        found, errors = {}, []
+        for held in self._held:
+            try:
+                found[held.state] = self._read(held)
+            except IntegrityError as error:
+                errors.append(error)
+        # A checkpoint of a damaged state has the same digest, and `commit` must write its file again.
+        self._held = tuple(held for held in self._held if held.state in found)
+        return ModelStates(self._chain.fleet, self.run_id, found), tuple(errors)
+
+    def commit(self, states: ModelStates, *, applied: int, waiting: Collection[int] = ()) -> None:
+        """Make ``states`` the states held, durably, then erase the keys of the rounds up to ``applied``.
+
+        Rounds that the device never took are erased as well: the chain steps over them.
+
+        Args:
+            states: all states to hold.
+            applied: the newest round whose step is applied, or made up for by checkpoints; 0 if there is none yet.
+            waiting: rounds up to it whose keys stay, see `edge_client.models.catching_up.CatchUp`.
+
+        Raises:
+            ConfigError: a file can't be written; the old states and keys are still there.
+        """
+        held = tuple(states.held[id_].held for id_ in sorted(states.held))
+        on_disk = set(self._held)
+        new = [h for h in held if h not in on_disk]
+        for h in new:
+            self._write_state(states.held[h.state])
+        if new:
+            sync_directory(self._folder)
+        pending = {r: keys for r, keys in self.pending.items() if r > applied or r in waiting}
+        chain = self._copy_of_chain()
+        _take_all(chain, [r for r in sorted(waiting) if r >= chain.next_round], pending)
+        chain.skip_to(max(chain.next_round, applied + 1))
+        if (held, pending, chain.next_round) != (self._held, self.pending, self._chain.next_round):
+            self._write_index(chain, pending, held)
+        self._held, self._chain, self.pending = held, chain, pending
+        self._remove_others()
+
+    def _copy_of_chain(self) -> RunChain:
+        """Return a chain to step on without losing the stored one if a write fails."""
+        chain = self._chain
+        return RunChain(chain.fleet, chain.run_id, chain.key_version, chain.next_round, chain.reveal())
+
+    def _write_index(self, chain: RunChain, pending: Mapping[int, RoundKeys], held: tuple[HeldState, ...]) -> None:
+        rounds = tuple(PendingRound(k.key_version, r, k.mask.reveal(), k.content) for r, k in sorted(pending.items()))
+        index = encode(
+            StateIndex(
+                version=INDEX_VERSION,
+                fleet=chain.fleet,
+                run_id=chain.run_id,
+                key_version=chain.key_version,
+                next_round=chain.next_round,
+                chain=chain.reveal(),
+                pending=rounds,
+                states=held,
+            )
+        )
+        write_atomic(self._folder / INDEX_FILE, index, hashlib.sha256(index).digest())
+
+    def _write_state(self, state: ModelState) -> None:
+        head = encode(
+            StateFile(
+                run_id=self.run_id,
+                model=state.id.model,
+                round=state.id.round,
+                length=len(state.theta),
+                digest=state.digest,
+                digest_key=state.digest_key,
+            )
+        )
+        body = _bytes_of(state.theta)
+        checksum = hashlib.sha256(head)
+        checksum.update(body)
+        write_atomic(self._path(state.digest), head, body, checksum.digest(), sync_name=False)
+
+    def _read(self, held: HeldState) -> ModelState:
+        path = self._path(held.digest)
+        try:
+            data = read_private(path)
+        except ConfigError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise IntegrityError(f"{path} is missing", hint=STATE_HINT) from error
+            raise
+        head, body = _checked(path, data, StateFile, STATE_HINT)
+        if (head.run_id, HeldState(head.model, head.round, head.digest)) != (self.run_id, held):
+            raise IntegrityError(f"{path} holds another state than the index says", hint=STATE_HINT)
+        if len(body) != 4 * head.length:
+            raise IntegrityError(
+                f"{path} holds {len(body)} bytes where {head.length} coordinates belong", hint=STATE_HINT
+            )
+        theta = np.frombuffer(body, "<f4").astype(np.float32)
+        theta.flags.writeable = False
+        return ModelState(held.state, theta, head.digest, head.digest_key)
+
+    def _path(self, digest: bytes) -> Path:
+        return self._folder / STATE_FILES.replace("*", digest.hex())
+
+    def _remove_others(self) -> None:
+        """Remove state files that the index does not name, and temporary files of an earlier program."""
+        remove_unfinished(self._folder)
+        named = {self._path(held.digest) for held in self._held}
+        for path in self._folder.glob(STATE_FILES):
+            if path not in named:
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    LOG.warning("a file can't be removed", extra={"kv": {"file": path, "reason": error.strerror}})
+
+
+def _take_all(chain: RunChain, rounds: Iterable[int], pending: dict[int, RoundKeys]) -> None:
+    """Step the chain through ``rounds``, ascending, and add their keys to ``pending``."""
+    for round_ in rounds:
+        chain.skip_to(round_)
+        pending[round_] = chain.take()
+
+
+def _bytes_of(theta: Float32Vector) -> memoryview:
+    """Return the bytes of a vector, without a copy on little-endian machines."""
+    return np.ascontiguousarray(theta, "<f4").view(np.uint8).data
+
+
+def _checked(path: Path, data: bytes, kind: Callable[..., T], hint: str) -> tuple[T, memoryview]:
+    """Decode the head of a file that ends with the SHA-256 of everything before, and return it with the bytes between.
+
+    Raises:
+        IntegrityError: the file is cut short, torn or altered.
+    """
+    content = memoryview(data)[:-DIGEST_BYTES]
+    if hashlib.sha256(content).digest() != data[-DIGEST_BYTES:]:
+        raise IntegrityError(f"{path} is damaged", hint=hint)
+    try:
+        return decode_prefix(content, kind)  # type: ignore[arg-type]
+    except WireError as error:
+        raise IntegrityError(f"{path} is damaged, or not what belongs there: {error}", hint=hint) from error

@@ -1,0 +1,89 @@
+"""Statements that devices sign about their model states, and the certificates that the statements make.
+
+A device signs with its own key, as a document of kind `Statement`. The aggregator collects statements and can't forge one.
+"""
+
+from __future__ import annotations
+
+from crypto.seal.identity import Identity
+from crypto.seal.signed import open_document, peek_document, sign_document
+from shoal.errors import ShoalError, UntrustedError, UsageError
+from shoal.protocol.documents import Roster
+from shoal.protocol.states import HeldState, StateCertificate, Statement
+
+
+def sign_statement(identity: Identity, statement: Statement) -> bytes:
+    """Return the statement as a document signed by ``identity``.
+
+    Raises:
+        UsageError: the statement names another device.
+    """
+    if statement.device != identity.name:
+        raise UsageError(f"{identity.name} can't sign the statement of {statement.device}")
+    return sign_document(identity, statement)
+
+
+def open_statement(signed: bytes | memoryview, roster: Roster) -> Statement:
+    """Return a statement after checking that the rostered device that it names has signed it.
+
+    Raises:
+        UntrustedError: the device is unknown or revoked, or did not sign it.
+        WireError: the bytes are not a statement.
+    """
+    member = roster.device(peek_document(signed, Statement).device)
+    if member is None:
+        raise UntrustedError("a statement of a device that is not in the roster")
+    return open_document(signed, Statement, member.sign_key)
+
+
+def check_certificate(
+    certificate: StateCertificate,
+    held: HeldState,
+    *,
+    fleet: str,
+    run_id: bytes,
+    roster: Roster,
+    min_contributors: int,
+) -> tuple[str, ...]:
+    """Check that enough devices of the roster have signed a state's digest, and return the names of those devices.
+
+    Statements after the last one needed are not looked at. Of several statements of one device about the state only the
+    first counts, so that at most one signature is verified for each device.
+
+    Args:
+        certificate: as received.
+        held: the state and the digest to certify.
+        fleet: the expected fleet.
+        run_id: the expected run.
+        roster: the newest roster; unknown and revoked devices don't count.
+        min_contributors: number of devices needed, at least 1.
+
+    Raises:
+        UntrustedError: fewer devices have signed it.
+    """
+    if min_contributors < 1:
+        raise UsageError(f"a certificate of {min_contributors} devices")
+    seen: set[str] = set()
+    signers: list[str] = []
+    for signed in certificate.statements:
+        try:
+            claimed = peek_document(signed, Statement)
+            # The signature is verified last, since that costs most.
+            if (
+                claimed.device in seen
+                or (claimed.fleet, claimed.run_id) != (fleet, run_id)
+                or held not in claimed.states
+            ):
+                continue
+            seen.add(claimed.device)
+            open_statement(signed, roster)
+        except ShoalError:
+            continue  # a malformed or forged statement counts for nothing
+        signers.append(claimed.device)
+        if len(signers) == min_contributors:
+            return tuple(signers)
+    raise UntrustedError(
+        f"{len(signers)} devices of the roster have signed state {held.round} of model {held.model}, "
+        f"{min_contributors} are needed",
+        hint="wait for a checkpoint that more devices have certified",
+    )

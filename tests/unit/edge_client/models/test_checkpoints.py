@@ -1,0 +1,184 @@
+"""Checkpoints: nothing is used that the sealer chose alone."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import edge_client.models.checkpoints as module
+from crypto.seal.envelope import seal_message_to_group
+from crypto.seal.identity import Identity
+from edge_client.models.checkpoints import CONTENT_LABEL, checkpoint_head, open_checkpoint, seal_checkpoint
+from edge_client.models.states import ModelState
+from shoal.errors import IntegrityError, ShoalError, UntrustedError
+from shoal.protocol.codec import encode
+from shoal.protocol.messages import Sealed
+from shoal.protocol.states import SealedState, StateCertificate, StateId
+from tests.helpers.model_states import (
+    FLEET,
+    IDENTITIES,
+    RUN_ID,
+    certificate,
+    chain,
+    origins,
+    recipe,
+    roster,
+    step,
+    vector,
+)
+
+STATE = StateId(0, 2)
+LENGTH = 3
+
+
+def keys_of(round_, version=1, first_round=1):
+    keys = chain(version, first_round=first_round)
+    keys.skip_to(round_)
+    return keys.take()
+
+
+def states():
+    """Return states of a device in step after round 2."""
+    steps = chain()
+    start = origins(vector(1, 2, 3), keys=steps.take())
+    made = start.apply(step(2, recipe(0, 2, (0, 0), mean=1.0)), {0: vector(1, 1, 1)}, steps.take())
+    return made.keep({STATE})
+
+
+KEYS = keys_of(3)
+HELD = states()
+CERTIFICATE = certificate(HELD, 3, IDENTITIES[:2])
+SEALED = seal_checkpoint(IDENTITIES[0], KEYS, HELD.held[STATE]).payload
+
+
+def open_(data=SEALED, signed=CERTIFICATE, **changes):
+    fields = {"wanted": STATE, "keys": KEYS, "roster": roster(), "length": LENGTH, "min_contributors": 2} | changes
+    return open_checkpoint(data, signed, **fields)
+
+
+def sealed_by_hand(theta=(2, 3, 4), body=None, keys=KEYS, sender=IDENTITIES[0], head=None, **changes):
+    """Return a checkpoint with any contents, sealed and signed as it should be."""
+    fields = {
+        "fleet": FLEET,
+        "run_id": RUN_ID,
+        "model": 0,
+        "round": 2,
+        "length": LENGTH,
+        "digest_key": HELD.held[STATE].digest_key,
+    } | changes
+    body = np.array(theta, "<f4").tobytes() if body is None else body
+    head = head or checkpoint_head(keys, STATE, sender.name)
+    return seal_message_to_group(sender, module._group(keys), head, encode(SealedState(**fields)) + body).payload
+
+
+def test_a_checkpoint_gives_the_state_that_was_sealed():
+    opened = open_()
+    assert opened.theta.tobytes() == HELD.held[STATE].theta.tobytes()
+    assert opened.held == HELD.held[STATE].held
+    assert opened.digest_key == HELD.held[STATE].digest_key
+    assert open_(sealed_by_hand()).held == opened.held
+
+
+def test_a_newcomer_under_a_later_key_version_opens_it():
+    """It can derive neither the keys of the state's round nor the digest's key."""
+    newcomer = keys_of(3, version=2, first_round=3)
+    sealed = seal_checkpoint(IDENTITIES[0], newcomer, HELD.held[STATE]).payload
+    assert open_(sealed, keys=newcomer).held == HELD.held[STATE].held
+
+
+def test_the_aggregator_learns_neither_vector_nor_digest_key():
+    assert HELD.held[STATE].theta.tobytes() not in SEALED
+    assert HELD.held[STATE].digest_key not in SEALED
+
+
+def test_a_lying_sealer_is_refused():
+    """The bytes are sealed and signed as they should be, and differ in the last bit of one coordinate."""
+    lie = HELD.held[STATE].theta.copy()
+    lie.view(np.uint32)[1] ^= 1
+    with pytest.raises(UntrustedError, match="0 devices of the roster have signed"):
+        open_(sealed_by_hand(lie))
+
+
+def test_a_sealer_that_chooses_the_digest_key_is_refused():
+    with pytest.raises(UntrustedError, match="0 devices"):
+        open_(sealed_by_hand(digest_key=bytes(32)))
+
+
+def test_a_certificate_of_the_sealer_alone_is_not_enough():
+    with pytest.raises(UntrustedError, match="1 devices"):
+        open_(signed=certificate(HELD, 3, IDENTITIES[:1]))
+    with pytest.raises(UntrustedError, match="0 devices"):
+        open_(signed=StateCertificate(()))
+
+
+def test_a_certificate_of_an_earlier_state_does_not_certify_a_later_one():
+    earlier = ModelState.of(STATE, vector(1, 2, 3), run_id=RUN_ID, digest_key=keys_of(2).digest_key)
+    with pytest.raises(UntrustedError, match="0 devices"):
+        open_(seal_checkpoint(IDENTITIES[0], KEYS, earlier).payload)
+
+
+def test_any_damaged_byte_is_refused():
+    for at in range(len(SEALED)):
+        damaged = bytearray(SEALED)
+        damaged[at] ^= 1
+        with pytest.raises(ShoalError):
+            open_(bytes(damaged))
+    for cut in (0, 7, 100, len(SEALED) - 1):
+        with pytest.raises(ShoalError):
+            open_(SEALED[:cut])
+
+
+def test_a_checkpoint_of_another_round_state_run_or_fleet_is_refused():
+    with pytest.raises(UntrustedError, match="another state, round or fleet"):
+        open_(keys=keys_of(4))
+    for other in (StateId(1, 2), StateId(0, 1)):
+        with pytest.raises(UntrustedError, match="another state, round or fleet"):
+            open_(wanted=other)
+    for changes in ({"fleet": "other"}, {"run_id": b"x" * 16}, {"model": 1}, {"round": 1}):
+        with pytest.raises(IntegrityError, match="another state than its envelope says"):
+            open_(sealed_by_hand(**changes))
+    wrong = Sealed("other", checkpoint_head(KEYS, STATE, "dev-0").purpose, "dev-0", "*")
+    with pytest.raises(UntrustedError, match="another state, round or fleet"):
+        open_(sealed_by_hand(head=wrong))
+
+
+def test_a_checkpoint_under_another_content_key_does_not_open():
+    other = dataclasses.replace(KEYS, content=bytes(32))
+    with pytest.raises(UntrustedError):
+        open_(sealed_by_hand(keys=other))
+
+
+def test_a_sender_that_is_revoked_unknown_or_another_is_refused():
+    with pytest.raises(UntrustedError, match="not in the roster"):
+        open_(roster=roster(revoked=("dev-0",)))
+    with pytest.raises(UntrustedError, match="not in the roster"):
+        open_(sealed_by_hand(sender=Identity.generate("stranger")))
+    with pytest.raises(UntrustedError):
+        open_(sealed_by_hand(sender=Identity.generate("dev-0")))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"length": 2}, {"length": 2**31}, {"theta": (1, 2)}, {"theta": (1, 2, 3, 4)}, {"body": b"odd"}, {"body": b""}],
+)
+def test_another_length_than_the_plans_is_refused(changes):
+    with pytest.raises(IntegrityError, match="for a model of 3 coordinates"):
+        open_(sealed_by_hand(**changes))
+
+
+def test_a_checkpoint_that_is_too_long_is_refused_before_it_is_opened(monkeypatch):
+    monkeypatch.setattr(module, "read_head", None)
+    with pytest.raises(IntegrityError, match="for a model of 3 coordinates"):
+        open_(SEALED + bytes(2048))
+
+
+def test_coordinates_that_are_not_finite_are_refused():
+    """Even if enough devices have signed them."""
+    theta = vector(1, np.nan, 3)
+    bad = HELD.with_states([ModelState.of(STATE, theta, run_id=RUN_ID, digest_key=HELD.held[STATE].digest_key)])
+    with pytest.raises(IntegrityError, match="NaN"):
+        open_(seal_checkpoint(IDENTITIES[0], KEYS, bad.held[STATE]).payload, certificate(bad, 3, IDENTITIES[:2]))
+
+
+def test_the_label_is_that_of_the_devices_and_the_owner():
+    assert CONTENT_LABEL == "content"

@@ -1,0 +1,459 @@
+"""States and keys on disk: every cut of a write leaves the old step or the new one, and keys that are done are gone."""
+
+import dataclasses
+import hashlib
+import os
+import stat
+
+import numpy as np
+import pytest
+
+from crypto.mask.schedule import RunChain
+from edge_client.models.states import ModelStates
+from edge_client.models.store import FOLDER, INDEX_FILE, MAX_PENDING_ROUNDS, StateIndex, StateStore
+from shoal.errors import ConfigError, IntegrityError
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.states import StateId
+from shoal.util.files import private_directory, write_atomic
+from tests.helpers.model_states import FLEET, RUN_ID, chain, origins, recipe, step, vector
+from tests.helpers.power_cuts import CutAt, cut_at
+
+MEAN = vector(0.5, -0.25, 4)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return private_directory(tmp_path / "device")
+
+
+def started(directory):
+    """Return a store of a run whose origins are held: two models."""
+    store = StateStore.begin(directory, chain())
+    states = origins(vector(1, 2, 3), vector(7, 8, 9), keys=store.take(1))
+    store.commit(states, applied=0)
+    return store
+
+
+def close(store, round_):
+    """Apply a step that trains model 0 and leaves model 1 as it is."""
+    states, errors = store.load()
+    assert not errors
+    before = states.newest(0).id.round
+    made = states.apply(step(round_, recipe(0, round_, (0, before), mean=1.0)), {0: MEAN}, store.take(round_))
+    after = made.keep({StateId(0, round_), StateId(1, 0)})
+    store.commit(after, applied=round_)
+    return after
+
+
+def files(directory):
+    return sorted(p.name for p in (directory / FOLDER).iterdir())
+
+
+def contents(directory):
+    return b"".join(p.read_bytes() for p in sorted((directory / FOLDER).iterdir()))
+
+
+def same(a, b):
+    return (a.fleet, a.run_id) == (b.fleet, b.run_id) and {
+        id_: (s.theta.tobytes(), s.digest, s.digest_key) for id_, s in a.held.items()
+    } == {id_: (s.theta.tobytes(), s.digest, s.digest_key) for id_, s in b.held.items()}
+
+
+def expected_keys(round_, version=1):
+    keys = chain(version)
+    keys.skip_to(round_)
+    return keys.take()
+
+
+# ---------------------------------------------------------------------------------------------------- in order
+
+
+def test_a_device_that_followed_no_run_has_no_store(directory):
+    assert StateStore.open(directory) is None
+
+
+def test_states_and_keys_come_back_after_a_restart(directory):
+    store = started(directory)
+    after = close(store, 1)
+    keys = store.take(2)
+    again = StateStore.open(directory)
+    states, errors = again.load()
+    assert same(states, after)
+    assert errors == ()
+    assert (again.run_id, again.key_version) == (RUN_ID, 1)
+    assert again.take(2).content == keys.content == expected_keys(2).content
+    assert again.take(2).mask == keys.mask
+    assert (again.take(2).round, again.take(2).fleet, again.take(2).key_version) == (2, FLEET, 1)
+
+
+def test_files_are_private_and_only_the_states_held_have_one(directory):
+    store = started(directory)
+    for round_ in (1, 2, 3):
+        close(store, round_)
+    assert len(files(directory)) == 3
+    assert {stat.S_IMODE((directory / FOLDER / name).stat().st_mode) for name in files(directory)} == {0o600}
+    assert stat.S_IMODE((directory / FOLDER).stat().st_mode) == 0o700
+
+
+def test_a_state_that_did_not_change_is_not_written_again(directory):
+    store = started(directory)
+    close(store, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        log = CutAt(patch, 10**6).log
+        close(store, 2)
+    assert sum(name == "replace" and "state-" in entry[1] for name, *entry in log) == 1
+
+
+def test_a_new_run_removes_states_and_keys_of_the_last_one(directory):
+    close(started(directory), 1)
+    old = contents(directory)
+    StateStore.begin(directory, chain(run_id=b"s" * 16))
+    store = StateStore.open(directory)
+    assert store.run_id == b"s" * 16
+    assert store.load()[0].held == {}
+    assert files(directory) == [INDEX_FILE]
+    assert not any(old[i : i + 32] in contents(directory) for i in range(len(old) - 32))
+
+
+# ---------------------------------------------------------------------------------------------------- keys
+
+
+def test_the_step_of_the_chain_is_durable_before_keys_are_returned(directory):
+    store = started(directory)
+    with pytest.MonkeyPatch.context() as patch:
+        log = CutAt(patch, 10**6).log
+        store.take(5)
+    kinds = [name for name, *_ in log]
+    assert kinds == ["write", "write", "fdatasync", "replace", "fsync"]
+    again = StateStore.open(directory)
+    assert again.has_keys(5)
+    assert not again.has_keys(4)
+
+
+def test_skipped_rounds_can_not_be_taken(directory):
+    store = started(directory)
+    store.take(5)
+    for round_ in (2, 3, 4):
+        assert not store.has_keys(round_)
+        with pytest.raises(IntegrityError, match=f"the keys of round {round_} are erased"):
+            store.take(round_)
+    assert store.take(6).content == expected_keys(6).content
+
+
+def test_keys_are_erased_with_the_step_of_their_round(directory):
+    store = started(directory)
+    secrets = []
+    for round_ in (1, 2, 3):
+        keys = store.take(round_)
+        secrets += [keys.mask.reveal(), keys.content]
+        assert all(secret in contents(directory) for secret in secrets[-2:]), "the search finds what is there"
+        close(store, round_)
+        assert not any(secret in contents(directory) for secret in secrets)
+        assert not store.has_keys(round_)
+    with pytest.raises(IntegrityError):
+        store.take(2)
+
+
+def test_keys_of_rounds_that_wait_for_a_checkpoint_stay(directory):
+    store = started(directory)
+    for round_ in (1, 2, 3):
+        store.take(round_)
+    states, _ = store.load()
+    store.commit(states, applied=3, waiting={2})
+    assert [store.has_keys(r) for r in (1, 2, 3, 4)] == [False, True, False, True]
+    assert StateStore.open(directory).take(2).content == expected_keys(2).content
+    store.commit(states, applied=3)
+    assert not StateStore.open(directory).has_keys(2)
+
+
+def test_keys_of_rounds_that_the_device_missed_are_erased_as_well(directory):
+    """It was away from round 2 on; only round 4 waits for a checkpoint."""
+    store = started(directory)
+    store.take(1)
+    states, _ = store.load()
+    store.commit(states, applied=5, waiting={4})
+    for opened in (store, StateStore.open(directory)):
+        assert [r for r in range(1, 8) if opened.has_keys(r)] == [4, 6, 7]
+        assert opened.take(4).content == expected_keys(4).content
+        assert opened.take(6).content == expected_keys(6).content
+
+
+def test_no_more_than_a_few_rounds_are_pending(directory):
+    store = started(directory)
+    for round_ in range(1, MAX_PENDING_ROUNDS + 3):
+        store.take(round_)
+    assert sorted(store.pending) == list(range(3, MAX_PENDING_ROUNDS + 3))
+    assert sorted(StateStore.open(directory).pending) == sorted(store.pending)
+
+
+def test_a_newer_key_version_replaces_the_chain_and_keeps_pending_rounds(directory):
+    store = started(directory)
+    store.take(4)
+    store.renew(chain(2, first_round=5))
+    again = StateStore.open(directory)
+    assert again.key_version == 2
+    assert again.take(4).content == expected_keys(4).content
+    assert again.take(6).key_version == 2
+    newcomer = chain(2, first_round=5)
+    newcomer.skip_to(6)
+    assert again.take(6).content == newcomer.take().content
+
+
+def test_keys_that_were_taken_ahead_of_time_give_way_to_a_newer_version(directory):
+    store = started(directory)
+    for round_ in (3, 4, 5):
+        store.take(round_)
+    store.renew(chain(2, first_round=4))
+    again = StateStore.open(directory)
+    assert again.take(3).content == expected_keys(3).content
+    newer = chain(2, first_round=4)
+    assert [again.take(r).content for r in (4, 5)] == [newer.take().content for _ in (4, 5)]
+
+
+def test_a_device_that_learns_of_a_newer_version_late_still_has_the_keys_of_the_retained_steps(directory):
+    """It was away in rounds 2 to 5; the newer version begins with round 5."""
+    store = started(directory)
+    store.renew(chain(2, first_round=5))
+    again = StateStore.open(directory)
+    assert [again.has_keys(round_) for round_ in range(2, 6)] == [False, True, True, True]
+    assert again.take(4).content == expected_keys(4).content
+    newcomer = chain(2, first_round=5)
+    assert again.take(5).content == newcomer.take().content
+
+
+def test_a_chain_that_does_not_continue_the_run_is_refused(directory):
+    store = started(directory)
+    store.take(4)
+    for wrong in (chain(1, first_round=5), chain(2, run_id=b"x" * 16, first_round=5)):
+        with pytest.raises(IntegrityError, match="does not continue version 1"):
+            store.renew(wrong)
+    assert store.key_version == StateStore.open(directory).key_version == 1
+
+
+# ---------------------------------------------------------------------------------------------------- damage
+
+
+def state_path(directory, states, id_):
+    return directory / FOLDER / f"state-{states.held[id_].digest.hex()}.bin"
+
+
+def flip(path, at):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    write_atomic(path, bytes(data))
+
+
+CHANGES = [
+    lambda p: flip(p, 0),
+    lambda p: flip(p, 40),
+    lambda p: flip(p, -33),
+    lambda p: flip(p, -1),
+    lambda p: write_atomic(p, p.read_bytes()[:-1]),
+    lambda p: write_atomic(p, p.read_bytes()[: p.stat().st_size // 2]),
+    lambda p: write_atomic(p, p.read_bytes() + b"\0"),
+    lambda p: write_atomic(p, b""),
+    lambda p: write_atomic(p, bytes(p.stat().st_size)),
+]
+
+
+@pytest.mark.parametrize("change", [*CHANGES, lambda p: p.unlink()])
+def test_a_damaged_state_is_reported_and_a_checkpoint_takes_its_place(directory, change):
+    states = close(started(directory), 1)
+    change(state_path(directory, states, StateId(0, 1)))
+    store = StateStore.open(directory)
+    found, errors = store.load()
+    assert list(found.held) == [StateId(1, 0)]
+    assert len(errors) == 1
+    assert "checkpoint" in errors[0].hint
+    store.commit(found.with_states([states.held[StateId(0, 1)]]), applied=1)
+    healed, errors = StateStore.open(directory).load()
+    assert errors == ()
+    assert same(healed, states)
+
+
+def test_a_whole_file_in_the_place_of_another_is_found(directory):
+    states = close(started(directory), 1)
+    paths = [state_path(directory, states, id_) for id_ in (StateId(0, 1), StateId(1, 0))]
+    write_atomic(paths[0], paths[1].read_bytes())
+    _, errors = StateStore.open(directory).load()
+    assert "another state than the index says" in str(errors[0])
+
+
+def test_a_file_with_another_length_than_its_head_says_is_found(directory):
+    """With a checksum that is right."""
+    states = close(started(directory), 1)
+    path = state_path(directory, states, StateId(0, 1))
+    content = path.read_bytes()[:-32] + bytes(4)
+    write_atomic(path, content, hashlib.sha256(content).digest())
+    _, errors = StateStore.open(directory).load()
+    assert "where 3 coordinates belong" in str(errors[0])
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_damaged_index_is_refused_with_a_way_out(directory, change):
+    close(started(directory), 1)
+    change(directory / FOLDER / INDEX_FILE)
+    before = files(directory)
+    with pytest.raises(IntegrityError, match="damaged") as caught:
+        StateStore.open(directory)
+    assert "shoal-fleet rotate" in caught.value.hint
+    assert files(directory) == before
+    StateStore.begin(directory, chain(2))
+    assert StateStore.open(directory).key_version == 2
+
+
+def test_an_index_of_another_version_is_refused(directory):
+    started(directory)
+    path = directory / FOLDER / INDEX_FILE
+    newer = encode(dataclasses.replace(decode(path.read_bytes()[:-32], StateIndex), version=2))
+    write_atomic(path, newer, hashlib.sha256(newer).digest())
+    with pytest.raises(IntegrityError, match="version 2, not 1"):
+        StateStore.open(directory)
+
+
+def test_an_index_that_others_can_read_is_refused(directory):
+    started(directory)
+    (directory / FOLDER / INDEX_FILE).chmod(0o644)
+    with pytest.raises(ConfigError, match="readable by others"):
+        StateStore.open(directory)
+
+
+def test_secrets_are_not_printed(directory):
+    store = started(directory)
+    keys = store.take(2)
+    index = decode((directory / FOLDER / INDEX_FILE).read_bytes()[:-32], StateIndex)
+    for secret in (index.chain, keys.content, keys.mask.reveal()):
+        assert repr(secret) not in repr(index)
+        assert secret.hex() not in repr(index)
+
+
+# ---------------------------------------------------------------------------------------------------- power cuts
+
+
+def test_a_cut_at_any_write_of_a_step_leaves_the_old_step_or_the_new_one(tmp_path):
+    """The old one with the keys to repeat it, to the same bits; after a restart no file is left over."""
+    outcomes, cuts, ended = set(), 0, False
+    while not ended:
+        directory = private_directory(tmp_path / str(cuts))
+        store = started(directory)
+        before = close(store, 1)
+        keys = store.take(2)
+        ended = cut_at(cuts, close, store, 2)
+        again = StateStore.open(directory)
+        states, errors = again.load()
+        assert errors == ()
+        done = StateId(0, 2) in states.held
+        outcomes.add(done)
+        assert len(files(directory)) == 1 + len(states.held)
+        assert keys.content in contents(directory) or done
+        if done:
+            assert not again.has_keys(2)
+            assert keys.content not in contents(directory)
+        else:
+            assert same(states, before)
+            assert again.take(2).content == keys.content
+            close(again, 2)
+        assert again.load()[0].newest(0).theta.tolist() == (vector(1, 2, 3) + MEAN + MEAN).tolist()
+        assert again.take(3).content == expected_keys(3).content
+        cuts += 1
+    assert outcomes == {False, True}
+    assert cuts > 10
+
+
+def test_a_cut_while_keys_are_taken_never_gives_a_round_two_keys_or_loses_it(tmp_path):
+    cuts, ended = 0, False
+    while not ended:
+        directory = private_directory(tmp_path / str(cuts))
+        store = started(directory)
+        ended = cut_at(cuts, store.take, 4)
+        again = StateStore.open(directory)
+        assert again.take(4).content == expected_keys(4).content
+        assert again.take(5).content == expected_keys(5).content
+        assert not again.has_keys(3)
+        cuts += 1
+    assert cuts > 4
+
+
+def test_a_cut_at_the_start_of_a_run_leaves_the_old_run_or_the_new_one(tmp_path):
+    runs, cuts, ended = set(), 0, False
+    while not ended:
+        directory = private_directory(tmp_path / str(cuts))
+        old = close(started(directory), 1)
+        ended = cut_at(cuts, StateStore.begin, directory, chain(run_id=b"s" * 16))
+        again = StateStore.open(directory)
+        runs.add(again.run_id)
+        states, errors = again.load()
+        assert errors == ()
+        assert same(states, old) if again.run_id == RUN_ID else not states.held
+        assert len(files(directory)) == 1 + len(states.held)
+        cuts += 1
+    assert runs == {RUN_ID, b"s" * 16}
+
+
+def test_a_cut_in_the_first_start_or_a_renewal_leaves_all_or_nothing(tmp_path):
+    cuts, ended = 0, False
+    while not ended:
+        first, renewed = (private_directory(tmp_path / f"{name}{cuts}") for name in "ab")
+        store = started(renewed)
+        ended = cut_at(cuts, StateStore.begin, first, chain())
+        ended = cut_at(cuts, store.renew, chain(2, first_round=2)) and ended
+        found = StateStore.open(first)
+        assert found is None or found.take(1).content == expected_keys(1).content
+        again = StateStore.open(renewed)
+        assert again.take(1).content == expected_keys(1).content
+        assert again.take(2).key_version == again.key_version
+        cuts += 1
+    assert again.key_version == 2
+
+
+def test_new_states_are_on_the_disk_before_the_index_names_them_and_old_ones_go_afterwards(directory):
+    store = started(directory)
+    close(store, 1)
+    store.take(2)
+    with pytest.MonkeyPatch.context() as patch:
+        log = CutAt(patch, 10**6).log
+        close(store, 2)
+    kinds = ["index" if name == "replace" and entry[1].endswith(INDEX_FILE) else name for name, *entry in log]
+    at = kinds.index("index")
+    assert kinds[:at].count("replace") == 1
+    assert kinds[: kinds.index("replace")].count("fdatasync") == 1
+    assert "fsync" in kinds[kinds.index("replace") : at]
+    assert "unlink" not in kinds[:at]
+    assert kinds[at + 1] == "fsync"
+    assert kinds.count("unlink") == 1
+
+
+def test_a_full_disk_leaves_keys_and_states_as_they_were(directory, monkeypatch):
+    store = started(directory)
+    before = close(store, 1)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(ConfigError, match="No space left"):
+            store.take(2)
+        assert not store.pending
+        with pytest.raises(ConfigError, match="No space left"):
+            store.commit(ModelStates(FLEET, RUN_ID, {}), applied=1)
+    assert same(store.load()[0], before)
+    assert store.take(2).content == expected_keys(2).content
+
+
+def test_a_vector_of_any_layout_is_stored_as_it_is(directory):
+    store = StateStore.begin(directory, chain())
+    matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
+    store.commit(origins(matrix[0], matrix[1], keys=store.take(1)), applied=0)
+    states, _ = StateStore.open(directory).load()
+    assert [states.newest(m).theta.tolist() for m in (0, 1)] == [[0, 1, 2], [3, 4, 5]]
+    assert not states.newest(0).theta.flags.writeable
+
+
+def test_the_chain_on_disk_is_the_chain_in_memory(directory):
+    store = started(directory)
+    store.take(3)
+    index = decode((directory / FOLDER / INDEX_FILE).read_bytes()[:-32], StateIndex)
+    restored = RunChain(index.fleet, index.run_id, index.key_version, index.next_round, index.chain)
+    assert restored.next_round == 4
+    assert restored.take().content == expected_keys(4).content

@@ -1,0 +1,130 @@
+"""Certificates of model states: only distinct devices of the roster count, each with its own signature."""
+
+import dataclasses
+
+import pytest
+
+import shoal.membership.statements as module
+from crypto.seal.identity import Identity
+from crypto.seal.signed import sign_document
+from shoal.errors import UntrustedError, UsageError, WireError
+from shoal.membership.statements import check_certificate, open_statement, sign_statement
+from shoal.protocol.documents import Card
+from shoal.protocol.states import HeldState, StateCertificate, Statement
+from tests.helpers.model_states import FLEET, IDENTITIES, RUN_ID, roster
+
+HELD = HeldState(0, 6, b"d" * 32)
+OTHER = HeldState(1, 6, b"e" * 32)
+
+
+def statement(device, **changes):
+    fields = {"fleet": FLEET, "run_id": RUN_ID, "round": 7, "device": device, "states": (HELD, OTHER)} | changes
+    return Statement(**fields)
+
+
+def signed(identity, **changes):
+    return sign_statement(identity, statement(identity.name, **changes))
+
+
+def check(*statements, need=2, held=HELD, of=None):
+    return check_certificate(
+        StateCertificate(statements),
+        held,
+        fleet=FLEET,
+        run_id=RUN_ID,
+        roster=of or roster(),
+        min_contributors=need,
+    )
+
+
+def test_enough_devices_certify_every_state_that_they_name():
+    statements = [signed(identity) for identity in IDENTITIES[:3]]
+    assert check(*statements, need=3) == ("dev-0", "dev-1", "dev-2")
+    assert check(*statements, need=3, held=OTHER) == ("dev-0", "dev-1", "dev-2")
+
+
+def test_too_few_devices_certify_nothing():
+    with pytest.raises(UntrustedError, match="1 devices of the roster have signed state 6 of model 0, 2 are needed"):
+        check(signed(IDENTITIES[0]))
+    with pytest.raises(UntrustedError):
+        check()
+
+
+def test_verification_stops_at_the_last_signature_needed(monkeypatch):
+    calls = []
+    real = module.open_statement
+    monkeypatch.setattr(module, "open_statement", lambda *a: calls.append(a) or real(*a))
+    check(*(signed(identity) for identity in IDENTITIES), need=2)
+    assert len(calls) == 2
+
+
+def test_a_device_counts_once(monkeypatch):
+    twice = signed(IDENTITIES[0]), signed(IDENTITIES[0], round=8)
+    with pytest.raises(UntrustedError, match="1 devices"):
+        check(*twice)
+    assert check(*twice, signed(IDENTITIES[1])) == ("dev-0", "dev-1")
+
+
+def test_a_statement_of_an_earlier_round_does_not_hide_a_later_one():
+    early = signed(IDENTITIES[0], round=6, states=(OTHER,))
+    assert check(early, signed(IDENTITIES[0]), signed(IDENTITIES[1])) == ("dev-0", "dev-1")
+
+
+def test_revoked_and_unknown_devices_do_not_count():
+    statements = [signed(identity) for identity in IDENTITIES[:3]]
+    with pytest.raises(UntrustedError, match="1 devices"):
+        check(*statements[:2], of=roster(revoked=("dev-1",)))
+    with pytest.raises(UntrustedError, match="1 devices"):
+        check(*statements[:2], of=roster(IDENTITIES[1:]))
+    assert check(*statements, of=roster(revoked=("dev-1",))) == ("dev-0", "dev-2")
+
+
+def test_a_stranger_with_a_members_name_does_not_count():
+    impostor = Identity.generate("dev-1")
+    with pytest.raises(UntrustedError, match="1 devices"):
+        check(signed(IDENTITIES[0]), signed(impostor))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fleet": "other"},
+        {"run_id": b"x" * 16},
+        {"states": (HeldState(0, 6, b"x" * 32), OTHER)},
+        {"states": (HeldState(0, 7, HELD.digest), OTHER)},
+        {"states": (HeldState(2, 6, HELD.digest),)},
+        {"states": ()},
+    ],
+)
+def test_statements_about_anything_else_do_not_count(changes):
+    with pytest.raises(UntrustedError, match="1 devices"):
+        check(signed(IDENTITIES[0]), signed(IDENTITIES[1], **changes))
+
+
+def test_forged_and_malformed_statements_do_not_count_and_hide_no_others():
+    good = [signed(identity) for identity in IDENTITIES[:2]]
+    altered = bytearray(signed(IDENTITIES[2]))
+    altered[3] ^= 1  # in the signature
+    card = sign_document(IDENTITIES[3], Card("device", IDENTITIES[3].member))
+    bad = [b"", b"short", bytes(200), bytes(altered), card, good[0][:-1]]
+    assert check(*bad, *good) == ("dev-0", "dev-1")
+    with pytest.raises(UntrustedError, match="1 devices"):
+        check(*bad, good[0])
+
+
+def test_a_certificate_of_no_device_is_a_mistake_of_the_caller():
+    with pytest.raises(UsageError):
+        check(signed(IDENTITIES[0]), need=0)
+
+
+def test_a_statement_opens_to_what_was_signed():
+    assert open_statement(signed(IDENTITIES[1]), roster()) == statement("dev-1")
+    with pytest.raises(UntrustedError, match="not in the roster"):
+        open_statement(signed(IDENTITIES[1]), roster(revoked=("dev-1",)))
+    with pytest.raises(WireError):
+        open_statement(b"", roster())
+
+
+def test_a_device_signs_only_its_own_statement():
+    with pytest.raises(UsageError, match="can't sign"):
+        sign_statement(IDENTITIES[0], dataclasses.replace(statement("dev-0"), device="dev-1"))

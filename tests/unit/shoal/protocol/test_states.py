@@ -1,0 +1,99 @@
+"""Messages about model states: each refuses what no honest party sends, before memory is taken."""
+
+import pytest
+
+from shoal import limits
+from shoal.errors import WireError
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.states import (
+    MAX_OPEN_STATES,
+    MAX_TERMS,
+    HeldState,
+    Recipe,
+    StateCertificate,
+    StateId,
+    Statement,
+    Step,
+    Term,
+    read_certificate,
+    read_step,
+)
+from tests.helpers.model_states import FLEET, RUN_ID, recipe, step
+
+DIGEST = bytes(32)
+
+
+def test_messages_come_back_as_they_were():
+    trial = step(7, recipe(1, 7, (0, 6), mean=1.0), recipe(2, 7, (0, 6, 0.5), (1, 3, -0.5)), also_open=[(0, 6)])
+    assert read_step(encode(trial)) == trial
+    statement = Statement(FLEET, RUN_ID, 7, "dev-1", (HeldState(0, 6, DIGEST), HeldState(1, 7, DIGEST)))
+    assert decode(encode(statement), Statement) == statement
+    certificate = StateCertificate((b"one", b"two"))
+    assert read_certificate(encode(certificate)) == certificate
+
+
+def test_names_of_states():
+    assert recipe(1, 7, (0, 6)).state == StateId(1, 7)
+    assert recipe(1, 7, (0, 6)).terms[0].state == StateId(0, 6) == HeldState(0, 6, DIGEST).state
+    assert sorted([StateId(1, 2), StateId(0, 9), StateId(1, 1)]) == [StateId(0, 9), StateId(1, 1), StateId(1, 2)]
+
+
+@pytest.mark.parametrize("weight", [2e6, -2e6, 1e-13, 1e-300])
+def test_weights_that_float32_may_lose_are_refused(weight):
+    with pytest.raises(WireError, match="weight"):
+        Term(0, 1, weight)
+    with pytest.raises(WireError, match="weight"):
+        Recipe(0, 1, (Term(0, 0, 1.0),), weight)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1e-12, -1e6])
+def test_weights_within_the_limits_pass(weight):
+    assert Recipe(0, 1, (Term(0, 0, weight),), weight).mean == weight
+
+
+def test_a_recipe_names_earlier_states_only_and_not_too_many():
+    with pytest.raises(WireError, match="of that round or later"):
+        recipe(0, 4, (0, 4))
+    with pytest.raises(WireError, match="a recipe of 0 states"):
+        recipe(0, 4)
+    assert len(recipe(0, 4, *[(0, 3)] * MAX_TERMS).terms) == MAX_TERMS
+    with pytest.raises(WireError, match="a recipe of"):
+        recipe(0, 4, *[(0, 3)] * (MAX_TERMS + 1))
+
+
+def test_a_step_holds_one_recipe_a_model_and_no_later_state():
+    with pytest.raises(WireError, match="another round"):
+        Step(7, (recipe(0, 6, (0, 5)),), ())
+    with pytest.raises(WireError, match="ascending"):
+        Step(7, (recipe(0, 7, (0, 5)), recipe(0, 7, (0, 6))), ())
+    with pytest.raises(WireError, match="ascending"):
+        Step(7, (), (StateId(1, 7), StateId(0, 7)))
+    with pytest.raises(WireError, match="later state"):
+        Step(7, (), (StateId(1, 8),))
+    with pytest.raises(WireError, match="recipes"):
+        Step(7, tuple(recipe(m, 7, (0, 6)) for m in range(MAX_TERMS + 1)), ())
+    with pytest.raises(WireError, match="open states are over"):
+        Step(9, (), tuple(StateId(m // 3, m % 3) for m in range(MAX_OPEN_STATES + 1)))
+
+
+def test_a_statement_names_each_state_once():
+    """A device can't sign two digests of one state in one statement."""
+    with pytest.raises(WireError, match="ascending"):
+        Statement(FLEET, RUN_ID, 7, "dev-1", (HeldState(0, 6, DIGEST), HeldState(0, 6, b"x" * 32)))
+    with pytest.raises(WireError, match="device name"):
+        Statement(FLEET, RUN_ID, 7, "Dev 1", ())
+    with pytest.raises(WireError, match="fleet name"):
+        Statement("../x", RUN_ID, 7, "dev-1", ())
+
+
+def test_what_is_too_long_is_refused_before_it_is_decoded(monkeypatch):
+    monkeypatch.setattr("shoal.protocol.states.decode", None)
+    with pytest.raises(WireError, match="a step of"):
+        read_step(bytes(limits.MAX_STEP_BYTES + 1))
+    with pytest.raises(WireError, match="a certificate of"):
+        read_certificate(bytes(limits.MAX_CERTIFICATE_BYTES + 1))
+
+
+def test_the_longest_step_of_the_largest_run_fits():
+    whole = step(9, *(recipe(m, 9, (m, 8), mean=1.0) for m in range(limits.MAX_MODELS)))
+    assert read_step(encode(whole)) == whole
