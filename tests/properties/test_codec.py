@@ -154,6 +154,7 @@ def plans(draw):
         "participation": draw(shares),
         "deadline_s": draw(st.floats(1e-3, 1e9)),
         "norm_limit": draw(st.floats(1e-3, 1e9)),
+        "keys": draw(st.sampled_from(["run", "round"])),
         "weighting": draw(st.sampled_from(["samples", "uniform"])),
         "norm_noise": draw(st.floats(0, limits.MAX_NORM_NOISE)),
         "max_samples": draw(st.integers(1, 2**32 - 1)),

@@ -111,7 +111,9 @@ def save(path: Path, name: str, data: str, point: ResumePoint, state: Any, model
         models: with round keys, the states that devices hold.
     """
     strategy, held = encode_state(state), encode_state(models)
-    file = encode_state(_File(VERSION, name, data, point, strategy.document, held.document))
+    file = encode_state(
+        _File(version=VERSION, run=name, data=data, point=point, strategy=strategy.document, models=held.document)
+    )
     # The document is JSON in an array of bytes: the file then needs no pickle, and loads with allow_pickle=False.
     document = np.frombuffer(json.dumps(file.document).encode(), np.uint8)
     buffer = io.BytesIO()
