@@ -18,6 +18,7 @@ from aggregator.strategies.base import starts_of, whole_offset
 from crypto.mask.keys import derive, segment_keys
 from crypto.mask.masking import unmask
 from crypto.mask.schedule import VersionKey
+from edge_client.models.recipes import weighted_sum
 from shoal.protocol.messages import SHARED_MODEL
 from shoal.types import Float32Vector, MaskedVector
 
@@ -119,13 +120,10 @@ class Models:
         return state
 
     def _evaluate(self, step: RelayedStep, segment: str, mask: MaskKey | None) -> Float32Vector:
-        (weight, first), *others = step.terms
-        total: Float32Vector = self._state(first, segment) * np.float32(weight)
-        for weight, ref in others:
-            total += self._state(ref, segment) * np.float32(weight)
+        parts = [(weight, self._state(ref, segment)) for weight, ref in step.terms]
         if step.mean is not None:
-            total += step.mean if mask is None else unmask(MaskedVector(step.mean, mask.key_id), mask)
-        return total
+            parts.append((1.0, step.mean if mask is None else unmask(MaskedVector(step.mean, mask.key_id), mask)))
+        return weighted_sum(parts)
 
     @property
     def held(self) -> HeldStates:
