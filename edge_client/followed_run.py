@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from crypto.mask.keys import MaskKey
+    from crypto.mask.derivation import MaskKey
     from shoal.protocol.documents import RunPlan
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector

@@ -6,13 +6,13 @@
 - A masked vector names its mask by a key id. Unmasking under another key raises `KeyMismatchError`.
 - Secrets move forward only: `MaskSecret.ratchet` gives the next epoch's secret, never the one before.
 
-`keys` derives masks, `masking` applies them, `secret` is the secret, `modes` the kinds of masks, `kdf` and `stream` the
-derivation, `hadamard` the transform of mode ``rotation``.
+`derivation` derives masks, `schedule` the secrets of runs and rounds, `masking` applies masks, `secret` is the secret,
+`modes` the kinds of masks, `kdf` and `stream` their primitives, `hadamard` the transform of mode ``rotation``.
 
 Example: mask a vector and unmask it again.
 
     >>> import numpy as np
-    >>> from crypto.mask.keys import MaskContext, derive
+    >>> from crypto.mask.derivation import MaskContext, derive
     >>> from crypto.mask.masking import mask, unmask
     >>> from crypto.mask.secret import MaskSecret
     >>> from shoal.types import Segment

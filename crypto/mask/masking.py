@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from crypto.mask.keys import MaskKey
+from crypto.mask.derivation import MaskKey
 from shoal.errors import IntegrityError, KeyMismatchError, UsageError
 from shoal.types import Float32Vector, MaskedVector
 

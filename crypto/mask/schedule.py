@@ -32,8 +32,8 @@ import hmac
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from crypto.mask.derivation import MAX_RUN_ID_BYTES, MaskContext
 from crypto.mask.kdf import SECRET_BYTES, expand
-from crypto.mask.keys import MAX_RUN_ID_BYTES, MaskContext
 from crypto.mask.secret import MaskSecret
 from shoal.errors import IntegrityError, UsageError
 from shoal.types import check_name
@@ -64,7 +64,7 @@ class RoundKeys:
     content: bytes
 
     def context(self, task_digest: bytes, mode: str, segments: tuple[Segment, ...]) -> MaskContext:
-        """Return the context from which `crypto.mask.keys.derive` makes the round's mask with the secret ``mask``.
+        """Return the context from which `crypto.mask.derivation.derive` makes the round's mask with the secret ``mask``.
 
         Args:
             task_digest: 32 bytes.

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.mask.keys import MaskKey
+from crypto.mask.derivation import MaskKey
 from crypto.mask.masking import mask
 from crypto.seal.envelope import SealedMessage, seal_message_to_member
 from crypto.seal.identity import Identity

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from crypto.mask.keys import MaskContext, MaskKey, derive, segment_keys
+from crypto.mask.derivation import MaskContext, MaskKey, derive, segment_keys
 from crypto.mask.modes.registry import MODES
 from crypto.seal.envelope import open_from_group, read_head, seal_to_group
 from crypto.seal.signed import open_document

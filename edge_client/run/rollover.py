@@ -23,7 +23,7 @@ from shoal.protocol.epochs import UNSIGNED, Checkpoint, Endorsement, Proposal
 from shoal.protocol.messages import Phase
 
 if TYPE_CHECKING:
-    from crypto.mask.keys import MaskKey
+    from crypto.mask.derivation import MaskKey
     from edge_client.learning.worker import Job
     from edge_client.membership import DeviceMembership
     from shoal.protocol.messages import Announcement, Assignment

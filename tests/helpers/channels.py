@@ -3,7 +3,7 @@
 import dataclasses
 import time
 
-from crypto.mask.keys import key_id
+from crypto.mask.derivation import key_id
 from crypto.seal.envelope import open_from_group, read_head, seal_to_group, seal_to_member
 from crypto.seal.signed import sign_document
 from edge_client.protocol.notes import UploadRef

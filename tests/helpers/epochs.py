@@ -9,7 +9,7 @@ import numpy as np
 from aggregator.strategies.base import ClientUpdate, RoundPlan, dump_state, norm_of, whole_offset
 from aggregator.strategies.registry import make_strategy
 from aggregator.strategies.renewal import Renewal
-from crypto.mask.keys import MaskContext, derive
+from crypto.mask.derivation import MaskContext, derive
 from crypto.mask.masking import mask, unmask
 from crypto.mask.secret import MaskSecret
 from shoal.protocol.messages import Phase

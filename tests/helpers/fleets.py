@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from aggregator.storage.store import Store
-from crypto.mask.keys import MaskContext, derive
+from crypto.mask.derivation import MaskContext, derive
 from crypto.mask.masking import unmask
 from crypto.seal.envelope import GroupKey, open_from_group, open_from_member, read_head, seal_to_group, seal_to_member
 from crypto.seal.identity import Identity

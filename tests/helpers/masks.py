@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from crypto.mask.keys import MaskContext, MaskKey, derive
+from crypto.mask.derivation import MaskContext, MaskKey, derive
 from crypto.mask.secret import MaskSecret
 from shoal.types import Segment
 

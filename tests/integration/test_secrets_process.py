@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from aggregator.storage.run_status import read_records
+from crypto.mask.derivation import MaskContext, derive
 from crypto.mask.kdf import SECRET_BYTES, expand
-from crypto.mask.keys import MaskContext, derive
 from crypto.mask.modes import registry
 from crypto.seal.identity import Identity
 from crypto.seal.passphrase import Lock

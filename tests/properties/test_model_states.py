@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from crypto.mask.derivation import derive
 from crypto.mask.kdf import SECRET_BYTES, expand
-from crypto.mask.keys import derive
 from crypto.mask.masking import mask, unmask
 from crypto.mask.secret import MaskSecret
 from crypto.seal.identity import Identity

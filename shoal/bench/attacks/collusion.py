@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from crypto.mask.keys import derive
+from crypto.mask.derivation import derive
 from crypto.mask.masking import unmask
 from crypto.mask.secret import MaskSecret
 from shoal.bench.attacks.base import DB_MARGIN, Attack, Picture, Result, psnr_db, share_recovered

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from crypto.mask.keys import MaskContext, derive
+from crypto.mask.derivation import MaskContext, derive
 from crypto.mask.masking import mask
 from shoal.bench.attacks.base import DB_MARGIN, Attack, Picture, Result, psnr_db
 from shoal.bench.attacks.lab import CLASSES, LR, Images, Lab

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from crypto.mask.keys import MaskContext, MaskKey, derive
+from crypto.mask.derivation import MaskContext, MaskKey, derive
 from crypto.mask.masking import mask
 from crypto.mask.secret import MaskSecret
 from edge_client.learning.data import Dataset

@@ -22,7 +22,7 @@ from aggregator.numerics.checks import sklearn_module
 from aggregator.numerics.embedding import edc, madc
 from aggregator.numerics.streaming import StreamingGram
 from aggregator.numerics.torch_backend import TorchBackend
-from crypto.mask.keys import MaskContext, derive
+from crypto.mask.derivation import MaskContext, derive
 from crypto.mask.secret import MaskSecret
 from shoal.bench.numerics.kernel_result import KernelResult
 from shoal.bench.numerics.naive import cubic_madc, randomised_edc, union_find

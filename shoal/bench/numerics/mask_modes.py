@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.mask.keys import MaskContext, MaskKey, derive
+from crypto.mask.derivation import MaskContext, MaskKey, derive
 from crypto.mask.masking import mask, unmask
 from crypto.mask.modes.registry import MODES
 from crypto.mask.secret import MaskSecret

@@ -13,7 +13,7 @@ from aggregator.numerics.averaging import weighted_mean
 from aggregator.numerics.bipartition import bipartition
 from aggregator.numerics.embedding import edc
 from aggregator.numerics.similarity import cosine_matrix
-from crypto.mask.keys import MaskContext, derive
+from crypto.mask.derivation import MaskContext, derive
 from crypto.mask.masking import mask, unmask
 from crypto.mask.secret import MaskSecret
 from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member

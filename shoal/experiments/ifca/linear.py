@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crypto.mask.keys import MaskKey
+from crypto.mask.derivation import MaskKey
 
 BLOCK_BYTES: Final = 4 << 20
 """Bytes of samples per block: small enough for a core's share of the cache."""

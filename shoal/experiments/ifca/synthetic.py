@@ -19,7 +19,7 @@ from shoal.errors import UsageError
 from shoal.experiments.common.experiment import Options, Progress, Result, Study
 
 if TYPE_CHECKING:
-    from crypto.mask.keys import MaskKey
+    from crypto.mask.derivation import MaskKey
     from shoal.experiments.ifca.linear import Point
 
 ITERATIONS: Final = 300
@@ -191,7 +191,7 @@ def _purity(choices: list[int], groups: list[int]) -> float:
 
 def mask_key(d: int, plan: Plan) -> MaskKey:
     """Return the mask that a fleet with this seed would use on ``d`` coordinates; it is no secret here."""
-    from crypto.mask.keys import MaskContext, derive
+    from crypto.mask.derivation import MaskContext, derive
     from crypto.mask.secret import MaskSecret
     from shoal.types import Segment
 

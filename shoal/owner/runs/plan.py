@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aggregator.strategies.registry import make_strategy, models_needed, settings_of
-from crypto.mask.keys import MaskContext, key_id
+from crypto.mask.derivation import MaskContext, key_id
 from crypto.seal.envelope import seal_to_group
 from crypto.seal.signed import sign_document
 from edge_client.run.package import origins_purpose, task_purpose

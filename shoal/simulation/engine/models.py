@@ -15,7 +15,7 @@ import numpy as np
 
 from aggregator.rounds.relay import RelayedStep, StateRef, States, settle
 from aggregator.strategies.base import starts_of, whole_offset
-from crypto.mask.keys import derive, segment_keys
+from crypto.mask.derivation import derive, segment_keys
 from crypto.mask.masking import unmask
 from crypto.mask.schedule import VersionKey
 from edge_client.models.recipes import weighted_sum
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from aggregator.strategies.base import ClusterModel, RoundPlan, Strategy
-    from crypto.mask.keys import MaskKey
+    from crypto.mask.derivation import MaskKey
     from shoal.protocol.documents import RunPlan
 
 KEY_VERSION: Final = 1

@@ -16,7 +16,7 @@ from aggregator.rounds.screening import Levels, Screened, screen
 from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, Strategy, mean_loss, read_settings
 from aggregator.strategies.registry import build_strategy, find_strategy, models_needed
 from aggregator.strategies.settings import StrategySettings
-from crypto.mask.keys import MaskContext, MaskKey, derive
+from crypto.mask.derivation import MaskContext, MaskKey, derive
 from crypto.mask.secret import MaskSecret
 from shoal import limits
 from shoal.errors import ConfigError

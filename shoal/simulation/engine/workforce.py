@@ -21,7 +21,7 @@ from torch import Tensor
 from aggregator.strategies.base import ClientUpdate, RoundPlan, Strategy, mean_update, norm_of, weights_of
 from aggregator.strategies.registry import plan_settings
 from aggregator.strategies.settings import Reads
-from crypto.mask.keys import MaskKey
+from crypto.mask.derivation import MaskKey
 from crypto.mask.masking import mask
 from edge_client.learning.update import LOSS_DECIMALS, NORM_DECIMALS, BatchOrder, reported_margins
 from shoal.errors import DataError, IntegrityError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aggregator.membership import AggregatorMembership
-from crypto.mask.keys import MaskKey
+from crypto.mask.derivation import MaskKey
 from crypto.mask.secret import MaskSecret
 from edge_client import inference as answers
 from edge_client.membership import DeviceMembership

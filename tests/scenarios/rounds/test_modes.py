@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from crypto.mask.keys import key_id
+from crypto.mask.derivation import key_id
 from crypto.mask.modes.registry import MODES
 from edge_client.cli import app as edge
 from edge_client.run.policy import check_announcement

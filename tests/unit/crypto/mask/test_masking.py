@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from crypto.mask.keys import MaskContext, derive
+from crypto.mask.derivation import MaskContext, derive
 from crypto.mask.masking import mask, unmask
 from crypto.mask.modes.registry import MODES
 from crypto.mask.secret import MaskSecret

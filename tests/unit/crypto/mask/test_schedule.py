@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crypto.mask.keys import derive
+from crypto.mask.derivation import derive
 from crypto.mask.schedule import MAX_SKIPPED_ROUNDS, RoundKeys, RunChain, VersionKey, state_digest
 from shoal.errors import ConfigError, IntegrityError, UsageError
 from shoal.types import Segment

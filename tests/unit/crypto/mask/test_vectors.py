@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crypto.mask.keys import MaskContext, MaskKey, derive
+from crypto.mask.derivation import MaskContext, MaskKey, derive
 from crypto.mask.masking import mask
 from crypto.mask.secret import MaskSecret
 from shoal.types import Segment

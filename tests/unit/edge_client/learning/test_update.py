@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from crypto.mask.keys import MaskContext, derive
+from crypto.mask.derivation import MaskContext, derive
 from crypto.mask.masking import unmask
 from crypto.mask.secret import MaskSecret
 from crypto.seal.envelope import open_from_member, read_head

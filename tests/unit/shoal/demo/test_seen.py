@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from crypto.mask.keys import MaskContext, derive
+from crypto.mask.derivation import MaskContext, derive
 from crypto.mask.masking import mask
 from crypto.mask.secret import MaskSecret
 from shoal.demo.seen import PSNR_CAP_DB, compare, read_image, run_key, stored_update

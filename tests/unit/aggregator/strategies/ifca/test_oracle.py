@@ -11,7 +11,7 @@ import pytest
 
 from aggregator.strategies.base import drawn, dump_state, load_state, norm_of, whole_offset
 from aggregator.strategies.registry import make_strategy
-from crypto.mask.keys import MaskContext, derive
+from crypto.mask.derivation import MaskContext, derive
 from crypto.mask.masking import mask, unmask
 from crypto.mask.secret import MaskSecret
 from edge_client.learning import scoring, training

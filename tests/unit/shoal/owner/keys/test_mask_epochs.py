@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from aggregator import membership as aggregators
-from crypto.mask.keys import MaskContext, derive, key_id
+from crypto.mask.derivation import MaskContext, derive, key_id
 from crypto.mask.masking import mask
 from edge_client import membership as enrolment
 from edge_client.membership import DeviceMembership

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aggregator.strategies.fedavg import FedAvg
-from crypto.mask.keys import MaskContext, key_id
+from crypto.mask.derivation import MaskContext, key_id
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from crypto.seal.identity import Identity
 from crypto.seal.signed import open_document

@@ -8,8 +8,8 @@ import pickle
 import numpy as np
 import pytest
 
+from crypto.mask.derivation import MaskContext, derive, key_id
 from crypto.mask.kdf import encode
-from crypto.mask.keys import MaskContext, derive, key_id
 from crypto.mask.masking import mask
 from crypto.mask.modes.registry import MODES
 from crypto.mask.secret import MaskSecret
