@@ -15,13 +15,16 @@ class Range:
         self._done = {}
         self._attacks = {attack.name: attack for attack in ATTACKS}
 
-    def results(self, attack, mode):
-        """Return the attack's results by their names."""
+    def every(self, attack, mode):
+        """Return all results of the attack, a list."""
         if (attack, mode) not in self._done:
             with one_thread():
-                found = self._attacks[attack].run(self.lab, mode)
-            self._done[attack, mode] = {r.name: r for r in found}
+                self._done[attack, mode] = self._attacks[attack].run(self.lab, mode)
         return self._done[attack, mode]
+
+    def results(self, attack, mode):
+        """Return the attack's results by their names, those with one key a run where there are two."""
+        return {r.name: r for r in reversed(self.every(attack, mode))}
 
     def result(self, attack, mode, name):
         return self.results(attack, mode)[name]

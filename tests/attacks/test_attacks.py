@@ -16,16 +16,16 @@ RECOVERY_DB = 12.0
 
 def test_every_result_is_a_finite_figure_in_range(attacked):
     """Shares, accuracies and AUCs are in [0, 1], cosines in [-1, 1]; names don't repeat; the attacker is named."""
-    names = []
+    rows = []
     for attack in ATTACKS:
-        for result in attacked.results(attack.name, "permutation").values():
-            names.append(result.name)
+        for result in attacked.every(attack.name, "permutation"):
+            rows.append(result.row)
             assert np.isfinite([result.success, result.chance]).all()
             low, high = {"dB": (0, 120), "cosine": (-1, 1), "ARI": (-1, 1)}.get(result.unit, (0, 1))
             assert low <= result.success <= high
             assert low <= result.chance <= high
             assert len(result.attacker) > 20
-    assert len(set(names)) == len(names)
+    assert len(set(rows)) == len(rows)
     assert all(attack.source and attack.attacker for attack in ATTACKS)
 
 

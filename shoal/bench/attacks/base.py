@@ -33,6 +33,8 @@ class Result:
         margin: the attack works if success exceeds chance by more than this.
         note: further findings, in one line.
         pictures: the true image first, then the reconstructions.
+        keys: how long one mask key lasts: ``run`` or ``round``.
+        devices: devices whose uploads the attack uses in one round.
     """
 
     name: str
@@ -43,6 +45,13 @@ class Result:
     margin: float = 0.1
     note: str = ""
     pictures: tuple[Picture, ...] = ()
+    keys: str = "run"
+    devices: int = 1
+
+    @property
+    def row(self) -> tuple[str, str, int]:
+        """The row of a report that this result belongs to: results of one attack variant on all modes share it."""
+        return self.name, self.keys, self.devices
 
     @property
     def works(self) -> bool:
@@ -59,6 +68,8 @@ class Result:
             "unit": self.unit,
             "works": self.works,
             "note": self.note,
+            "keys": self.keys,
+            "devices": self.devices,
         }
 
 

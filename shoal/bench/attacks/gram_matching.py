@@ -82,6 +82,7 @@ def run(lab: Lab, mode: str) -> list[Result]:
             chance=1 / CLASSES,
             unit="share",
             margin=0.15,
+            devices=CLASSES,
         )
     ]
 

@@ -64,6 +64,7 @@ def run(lab: Lab, mode: str) -> list[Result]:
             unit="cosine",
             margin=0.02,
             note="chance is the mean itself",
+            devices=DEVICES,
         ),
         Result(
             name="nine updates known: the tenth projected",
@@ -73,6 +74,7 @@ def run(lab: Lab, mode: str) -> list[Result]:
             unit="cosine",
             margin=0.02,
             note="dot products alone: the same under every mask; chance is the mean of the nine",
+            devices=DEVICES,
         ),
     ]
 

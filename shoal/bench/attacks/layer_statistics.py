@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from shoal.bench.attacks.base import Attack, Result, balanced_accuracy
 from shoal.bench.attacks.lab import Lab
-from shoal.bench.attacks.rounds import ROUNDS, masked_run, shadow_run
+from shoal.bench.attacks.rounds import DEVICES, ROUNDS, masked_run, shadow_run
 
 WHO: Final = "aggregator with the clear initial model and data of the same kind, to imitate the run"
 PER_LAYER: Final = 800
@@ -70,6 +70,7 @@ def run(lab: Lab, mode: str) -> list[Result]:
                 unit="accuracy",
                 margin=0.1,
                 note=note if lab.keeps(mode) == "lengths" else "",
+                devices=DEVICES,
             )
         )
     return results

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shoal.bench.attacks.base import Attack, Result
 from shoal.bench.attacks.lab import Lab
-from shoal.bench.attacks.rounds import ROUNDS, masked_run, shadow_run
+from shoal.bench.attacks.rounds import DEVICES, ROUNDS, masked_run, shadow_run
 
 WHO: Final = "aggregator with the clear initial model and data of the same kind, to imitate the run"
 MOST: Final = 1200
@@ -72,6 +72,7 @@ def run(lab: Lab, mode: str) -> list[Result]:
                     unit="share",
                     margin=TIMES_CHANCE / lab.length,
                     note="coordinates whose place is found exactly",
+                    devices=DEVICES,
                 )
             )
     return results

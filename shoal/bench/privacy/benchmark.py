@@ -37,8 +37,10 @@ class ModeReport:
     @property
     def verdict(self) -> str:
         """One line made of the results and nothing else: an attack counts if any of its variants works."""
-        worked = [name for name, results in self.attacked.items() if any(r.works for r in results)]
-        stopped = [name for name in self.attacked if name not in worked]
+        tried = {name: results for name, results in self.attacked.items() if results}
+        worked = [name for name, results in tried.items() if any(r.works for r in results)]
+        stopped = [name for name in tried if name not in worked]
+        named = ", ".join(name + self._limit(name) for name in worked)
         can = self.computed.can
         if can["sees_updates"]:
             left = "no mask, the aggregator has every update in clear"
@@ -49,9 +51,15 @@ class ModeReport:
         else:
             left = "a disguise that leaves norms and dot products in sight"
         return (
-            f"{left}; {len(worked)} of {len(self.attacked)} attacks get more than chance ({', '.join(worked)}); "
+            f"{left}; {len(worked)} of {len(tried)} attacks get more than chance ({named}); "
             f"not: {', '.join(stopped) or 'none'}"
         )
+
+    def _limit(self, name: str) -> str:
+        """Return a remark if the attack was tried under fresh keys too, and works only while a key lasts a run."""
+        results = self.attacked[name]
+        fresh = [r.works for r in results if r.keys == "round"]
+        return " with one key a run" if fresh and not any(fresh) else ""
 
     def data(self) -> dict[str, Any]:
         """Return the mode's part of the JSON object."""
@@ -98,6 +106,13 @@ class PrivacyReport:
             "sources": {a.name: a.source for a in ATTACKS},
             "seconds": self.seconds,
         }
+
+
+def result_rows(modes: Sequence[ModeReport]) -> list[list[Result | None]]:
+    """Return the results as rows of a table, one column a mode; None where an attack has no variant for a mode."""
+    order = dict.fromkeys(r.row for m in modes for r in m.results)
+    columns = [{r.row: r for r in m.results} for m in modes]
+    return [[column.get(row) for column in columns] for row in order]
 
 
 def attack_all(lab: Lab, mode: str, progress: Progress = lambda _: None) -> dict[str, tuple[Result, ...]]:

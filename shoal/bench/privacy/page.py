@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from shoal.bench.attacks.base import Result
 from shoal.bench.attacks.registry import ATTACKS
-from shoal.bench.privacy.benchmark import ModeReport, PrivacyReport
-from shoal.bench.privacy.table import shown
+from shoal.bench.privacy.benchmark import ModeReport, PrivacyReport, result_rows
+from shoal.bench.privacy.table import shown, titled
 
 STYLE: Final = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;color:#1d2733;background:#fff}
@@ -75,16 +75,19 @@ def _verdicts(modes: Sequence[ModeReport]) -> str:
 
 
 def _attacks(modes: Sequence[ModeReport]) -> str:
-    rows = []
-    for at, first in enumerate(modes[0].results):
-        cells = "".join(_cell(m.results[at]) for m in modes)
-        title = f"{html.escape(first.name)}<br><small>{html.escape(first.attacker)}</small>"
+    lines = []
+    for row in result_rows(modes):
+        first = next(r for r in reversed(row) if r is not None)
+        cells = "".join(_cell(r) for r in row)
+        title = f"{html.escape(titled(first))}<br><small>{html.escape(first.attacker)}</small>"
         chance = f"{shown(first.chance, first.unit)} {html.escape(first.unit)}"
-        rows.append(f"<tr><td>{title}</td>{cells}<td>{chance}</td></tr>")
-    return "<h2>Attacks</h2>" + _table(["attack, attacker", *(m.mode for m in modes), "chance"], rows)
+        lines.append(f"<tr><td>{title}</td>{cells}<td>{chance}</td></tr>")
+    return "<h2>Attacks</h2>" + _table(["attack, attacker", *(m.mode for m in modes), "chance"], lines)
 
 
-def _cell(result: Result) -> str:
+def _cell(result: Result | None) -> str:
+    if result is None:
+        return "<td></td>"
     kind = "works" if result.works else "stopped"
     return (
         f"<td class='{kind}' title='{html.escape(result.note, quote=True)}'>{shown(result.success, result.unit)}</td>"

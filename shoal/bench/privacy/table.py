@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.bench.attacks.base import Result
-from shoal.bench.privacy.benchmark import PrivacyReport
+from shoal.bench.privacy.benchmark import PrivacyReport, result_rows
 
 WIDTH = 20
 
@@ -13,8 +13,16 @@ def shown(value: float, unit: str) -> str:
     return f"{value:.1f}" if unit == "dB" else f"{value:.4f}" if abs(value) < 0.01 and value else f"{value:.3f}"
 
 
-def marked(result: Result) -> str:
+def titled(result: Result) -> str:
+    """Return the title of a result's row: attack, devices, and keys where they are drawn in each round."""
+    devices = f", n={result.devices}" if result.devices > 1 else ""
+    return result.name + devices + (", fresh keys" if result.keys == "round" else "")
+
+
+def marked(result: Result | None) -> str:
     """Return a result's success, with a star if the attack works."""
+    if result is None:
+        return "-  "
     return shown(result.success, result.unit) + (" *" if result.works else "  ")
 
 
@@ -27,9 +35,11 @@ def lines(report: PrivacyReport) -> list[str]:
         "",
         f"{'':46}{head}{'chance':>10}  unit",
     ]
-    for at, first in enumerate(modes[0].results):
-        figures = "".join(f"{marked(m.results[at]):>{WIDTH}}" for m in modes)
-        out.append(f"{first.name:46}{figures}{shown(first.chance, first.unit):>10}  {first.unit}")
+    for row in result_rows(modes):
+        # The last mode hides most, so that its chance is the one to compare with where modes differ.
+        first = next(r for r in reversed(row) if r is not None)
+        figures = "".join(f"{marked(r):>{WIDTH}}" for r in row)
+        out.append(f"{titled(first):46}{figures}{shown(first.chance, first.unit):>10}  {first.unit}")
     out += ["", f"{'cost, CPU ms on one thread':46}{head}"]
     for at, size in enumerate(modes[0].costs):
         for name in ("derive_ms", "apply_ms", "invert_ms", "apply_memcpy_ratio"):

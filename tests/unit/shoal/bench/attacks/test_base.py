@@ -71,4 +71,6 @@ def test_the_figures_of_a_result_leave_out_its_pictures():
         "unit": "dB",
         "works": True,
         "note": "z",
+        "keys": "run",
+        "devices": 1,
     }

@@ -1,10 +1,15 @@
 """Reports of `shoal bench privacy` follow from the measurements."""
 
+import dataclasses
 import json
+import re
 
 import pytest
 
-from shoal.bench.privacy.benchmark import measure
+from shoal.bench.attacks.base import Result
+from shoal.bench.privacy.benchmark import measure, result_rows
+from shoal.bench.privacy.page import page
+from shoal.bench.privacy.table import lines
 from shoal.errors import ConfigError
 from tests.helpers.privacy_reports import mode_report, whole
 
@@ -40,6 +45,39 @@ def test_the_verdict_follows_the_results():
     assert "all values in sight" in mode_report(sees_values=True, sees_magnitudes=True).verdict
     assert "all absolute values" in mode_report(sees_magnitudes=True).verdict
     assert "every update in clear" in mode_report(sees_updates=True, sees_values=True).verdict
+
+
+def variant(keys, success, devices=15):
+    return Result(name="structure", attacker="x", success=success, chance=0.1, unit="share", keys=keys, devices=devices)
+
+
+def with_results(mode, *results):
+    return dataclasses.replace(mode_report(mode), attacked={"structure": results})
+
+
+def test_rows_are_those_of_the_same_variant_in_each_mode():
+    """Both key lifetimes and each fleet size have a row of their own; a mode without a variant has a gap."""
+    modes = (
+        with_results("permutation", variant("run", 0.9), variant("round", 0.8), variant("round", 0.7, 100)),
+        with_results("rotation", variant("round", 0.1)),
+    )
+    figures = [[r and r.success for r in row] for row in result_rows(modes)]
+    assert figures == [[0.9, None], [0.8, 0.1], [0.7, None]]
+    text = "\n".join(lines(whole(*modes)))
+    assert re.search(r"structure, n=15 +0.900 \* +- +0.100 +share", text)
+    assert re.search(r"structure, n=15, fresh keys +0.800 \* +0.100 +0.100 +share", text)
+    assert page(whole(*modes)).count("<td></td>") == 2
+
+
+def test_the_json_has_the_key_lifetime_and_the_devices_of_each_row():
+    (row,) = with_results("rotation", variant("round", 0.1, 450)).data()["attacks"]
+    assert (row["name"], row["keys"], row["devices"]) == ("structure", "round", 450)
+
+
+def test_the_verdict_says_that_an_attack_needs_one_key_a_run():
+    one_key, both = (variant("run", 0.9), variant("round", 0.1)), (variant("run", 0.9), variant("round", 0.9))
+    assert "(structure with one key a run)" in with_results("rotation", *one_key).verdict
+    assert "(structure)" in with_results("rotation", *both).verdict
 
 
 def test_an_unknown_mode_is_refused_before_anything_is_measured():
