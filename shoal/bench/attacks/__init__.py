@@ -4,8 +4,9 @@
 - An attack takes from `lab` only what its attacker would hold; masks and training are the fleet's own code.
 - It reports its success beside that of guessing, in the same unit (`base.Result`), for every mask mode.
 
-`base` has the measures, `lab` the task and data, `rounds` runs over several rounds, and `protocol` the checks that a
-device makes before it uses a model.
+`structure` has the attacks that run under both key lifetimes, one key a run and a fresh key in each round. `base` has the
+measures, `lab` the task and data, `rounds` runs over several rounds, and `protocol` the checks that a device makes before it
+uses a model.
 
 Example: `known_pair` compares one vector in clear and masked, finds the permutation, and opens other updates with it.
 """

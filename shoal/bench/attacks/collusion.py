@@ -16,6 +16,7 @@ from crypto.mask.secret import MaskSecret
 from shoal.bench.attacks.base import DB_MARGIN, Attack, Picture, Result, psnr_db, share_recovered
 from shoal.bench.attacks.first_layer import read_rows
 from shoal.bench.attacks.lab import LR, ONE_EPOCH, Lab
+from shoal.bench.attacks.structure.keys import LIFETIMES, Lifetime, RoundKeys
 from shoal.types import Float32Vector, MaskedVector
 
 WHO: Final = "aggregator with the mask secret of one device"
@@ -64,7 +65,24 @@ def run(lab: Lab, mode: str) -> list[Result]:
             note="PSNR; chance shows the mean image",
             pictures=pictures,
         ),
+        *(_one_key(lab, mode, lifetime, update, share_recovered(guess, update)) for lifetime in LIFETIMES),
     ]
+
+
+def _one_key(lab: Lab, mode: str, lifetime: Lifetime, update: Float32Vector, chance: float) -> Result:
+    """Return the share of ``update`` (d,) that the key of its round opens, with that of another round's key in the note."""
+    keys = RoundKeys(lab, mode, lifetime, lab.length)
+    same, other = (keys.unmasked(keys.masked(update[None], sent), 2)[0] for sent in (2, 1))
+    return Result(
+        name="colluding-device",
+        attacker="aggregator with the mask key that one device holds in one round",
+        success=share_recovered(same, update),
+        chance=chance,
+        unit="share",
+        margin=0.1,
+        note=f"of an update of another round {share_recovered(other, update):.4f}",
+        keys=lifetime,
+    )
 
 
 ATTACK: Final = Attack("collusion", "Bonawitz et al. 2017 (why masks must be pairwise)", WHO, run)

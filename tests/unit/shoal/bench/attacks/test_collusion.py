@@ -25,7 +25,7 @@ def test_another_fleets_secret_opens_nothing(lab, mode):
 
 def test_an_update_and_an_image_are_read_under_the_mask(lab):
     """The attacker's own training recovers far less, and the made-up secret nothing."""
-    share, image = run(lab, "rotation")
+    share, image, *_ = run(lab, "rotation")
     assert share.success > 0.99
     assert share.chance < 0.5
     assert float(share.note.split("secret ")[1].split(";")[0]) < 0.05
@@ -34,3 +34,13 @@ def test_an_update_and_an_image_are_read_under_the_mask(lab):
     true, read = image.pictures
     assert true.image.shape == read.image.shape == (lab.side, lab.side)
     np.testing.assert_allclose(read.image, true.image, atol=0.01)
+
+
+@pytest.mark.parametrize("mode", MASKS)
+def test_one_rounds_key_opens_its_round_and_no_other_under_fresh_keys(lab, mode):
+    """Under one key a run it opens the other round too."""
+    found = {r.keys: r for r in run(lab, mode) if r.name == "colluding-device"}
+    other = {keys: float(r.note.split()[-1]) for keys, r in found.items()}
+    assert all(r.success > 0.99 for r in found.values())
+    assert other["run"] > 0.99
+    assert other["round"] < 0.1

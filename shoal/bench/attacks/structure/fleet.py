@@ -1,0 +1,117 @@
+"""Devices that train from the means that an aggregator announces, as that aggregator sees them: masked uploads alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_client.run.policy import check_model
+from shoal.bench.attacks.lab import Lab
+from shoal.bench.attacks.protocol import ROUNDS, signed_plan
+from shoal.bench.attacks.structure.keys import Lifetime, RoundKeys
+from shoal.bench.attacks.structure.network import Network, Rows
+from shoal.protocol.documents import SegmentSpec
+from shoal.protocol.messages import ModelHeader
+
+OWN_IMAGES: Final = 80
+
+
+class MaskedFleet:
+    """A fleet of devices that take one step a round, each on ``batch`` of its images.
+
+    Under one key a run, devices hold the secret origin and the announced mean is an offset from it, as in the protocol
+    today. Under fresh keys, devices hold the model and the announced mean is added to it, under the key of its round.
+
+    Attributes:
+        round: the open round, from 1.
+        held: the model (d,) that devices hold; secret.
+        clear: the clear updates (n, d) of the last call of `uploads`, for scoring.
+        x, y: the images and labels that `uploads` trained on, (n, batch, pixels) and (n, batch), for scoring.
+    """
+
+    def __init__(
+        self,
+        lab: Lab,
+        mode: str,
+        lifetime: Lifetime,
+        devices: int,
+        *,
+        batch: int = 1,
+        network: Network | None = None,
+        same_images: bool = False,
+    ) -> None:
+        """Start a run; with ``same_images`` a device trains on the same images in each round."""
+        self.network = Network.of(lab) if network is None else network
+        self.keys = RoundKeys(lab, mode, lifetime, self.network.length)
+        self.devices, self.batch, self.round = devices, batch, 1
+        self._lab, self._same = lab, same_images
+        self._rng = lab.rng(f"structure fleet {devices} {batch}")
+        self.origin = self.network.origin(lab.rng("structure origin"))
+        self.held = self.origin.copy()
+        # Small fleets get different images each; large ones share the private images between them.
+        pool, need = len(lab.private), devices * OWN_IMAGES
+        self._own = np.resize(self._rng.permutation(pool), need).reshape(OWN_IMAGES, devices).T
+        self.clear = np.zeros((0, self.network.length), np.float32)
+        self.x, self.y = lab.private.x[:0], lab.private.y[:0]
+
+    def train(self) -> Rows:
+        """Train on the round's images and return the clear updates (n, d)."""
+        if self._same:
+            picked = self._own[:, : self.batch]
+        else:
+            columns = self._rng.integers(0, OWN_IMAGES, (self.devices, self.batch))
+            picked = np.take_along_axis(self._own, columns, axis=1)
+        self.x, self.y = self._lab.private.x[picked], self._lab.private.y[picked]
+        self.clear = self.network.updates(self.held, self.x, self.y)
+        return self.clear
+
+    def uploads(self) -> Rows:
+        """Train, and return the updates (n, d) masked under the open round's key."""
+        return self.keys.masked(self.train(), self.round)
+
+    def announce(self, mean: Rows) -> None:
+        """Send devices a masked ``mean`` (d,) under the open round's key; they check it, use it, and the next round opens.
+
+        Raises:
+            UntrustedError: the devices' policy refuses it.
+        """
+        key = self.keys.key(self.round)
+        norm = float(np.linalg.norm(mean.astype(np.float64)))
+        plan = dataclasses.replace(
+            signed_plan(self._lab, self.keys.mode),
+            segments=(SegmentSpec("cluster", self.network.length),),
+            key_id=key.key_id,
+        )
+        header = ModelHeader(
+            fleet=plan.fleet,
+            run_id=plan.run_id,
+            epoch=plan.epoch,
+            key_id=key.key_id,
+            model=0,
+            origin=0,
+            round=1 if self.keys.lifetime == "round" else min(self.round + 1, ROUNDS),
+            length=self.network.length,
+        )
+        check_model(header, plan, 4 * mean.size, norm)
+        step = self.keys.unmasked(mean[None], self.round)[0]
+        self.held = step + (self.held if self.keys.lifetime == "round" else self.origin)
+        self.round += 1
+
+    def energies(self, vectors: Rows, round_: int, keys: RoundKeys | None = None) -> NDArray[np.float64]:
+        """Return the share of each masked vector's energy in each hidden unit, for scoring.
+
+        Args:
+            vectors: masked vectors (k, d), such as directions that an attack found.
+            round_: the round whose key they are under.
+            keys: other keys, for a null.
+
+        Returns:
+            shape (k, hidden), float64; each row adds up to at most 1.
+        """
+        power = (keys or self.keys).unmasked(vectors, round_).astype(np.float64) ** 2
+        whole = power.sum(1, keepdims=True)
+        members = self.network.unit[:, None] == np.arange(self.network.hidden)
+        return np.asarray((power @ members) / np.maximum(whole, 1e-300), np.float64)

@@ -1,0 +1,14 @@
+"""One quick lab for the folder."""
+
+import pytest
+
+from shoal.bench.attacks.lab import make_lab
+from shoal.bench.privacy.benchmark import one_thread
+
+
+@pytest.fixture(scope="session")
+def lab():
+    with one_thread():
+        made = make_lab(quick=True)
+        assert made.length == made.origin.size
+        yield made
