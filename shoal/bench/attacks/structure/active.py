@@ -85,7 +85,7 @@ def structure(lab: Lab, mode: str, lifetime: Lifetime, devices: int) -> Result:
         together = score_components(fleet, last, pooled, rng, COMPONENTS)
         alone = [score_components(fleet, r, sent, rng, COMPONENTS) for r, sent, _ in heard if lifetime == "round"]
         scores = [together, *([(mean(alone, 0), mean(alone, 1))] if alone else [])]
-        note = f"independent components of {len(pooled)} vectors together, and of each round"
+        note = f"independent components of {len(pooled)} vectors together" + (", and of each round" if alone else "")
     elif lifetime == "run":
         scores, note = [score_coordinates(fleet, last, pooled, clear, rng)], f"zero patterns of {len(pooled)} vectors"
     else:

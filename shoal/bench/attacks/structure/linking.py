@@ -116,6 +116,10 @@ class Pair:
 def linked(lab: Lab, mode: str, lifetime: Lifetime, devices: int) -> list[Result]:
     """Return the share of coordinates found again by profiles and by invariants."""
     pair, keeps = Pair(lab, mode, lifetime, *honest(lab, devices)), lab.keeps(mode)
+    if lifetime == "run":
+        return [
+            _result("profile-linking", pair.share(pair.asked), pair, lifetime, devices, WHO, "at its place: one key")
+        ]
     ways: list[Scores] = [
         by_profile(pair.before, pair.after, pair.asked, np.asarray, signed=keeps in ("order", "values"))
     ]
@@ -136,7 +140,7 @@ def resent(lab: Lab, mode: str, lifetime: Lifetime) -> Result:
     update = honest(lab, min(sizes.fleets(lab)))[0][:1]
     pair = Pair(lab, mode, lifetime, update, update)
     found = by_rank(pair.before, pair.after, pair.asked)
-    if lab.keeps(mode) == "order":
+    if lab.keeps(mode) == "order" or lifetime == "run":
         found = pair.asked
     return _result(
         "resent-update-linking", pair.share(found), pair, lifetime, 1, WHO_RESENT, "by equal absolute values"

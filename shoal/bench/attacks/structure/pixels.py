@@ -26,6 +26,10 @@ OVERLAP: Final = 4
 """Least images by which the columns of two units are matched."""
 MOST: Final = 300
 """Most images that are."""
+LEAST: Final = 0.3
+"""Share of the pixels that a unit has to show."""
+RARE: Final = 3
+"""Most moves of a column that are no evidence."""
 QUANTILES: Final = np.linspace(0.02, 0.98, 25)
 
 Values = NDArray[np.float64]
@@ -56,30 +60,31 @@ def read_units(updates: Rows, units: int, levels: int, pixels: int) -> list[Read
     labels = by_silence(updates, patterns)
     readings = []
     for which, alive in enumerate(patterns):
-        columns = np.flatnonzero(labels == which)
-        moved = updates[:, columns] != 0
-        steady = columns[(moved == alive[:, None]).all(0)]
-        size = np.abs(updates[alive][:, columns]).astype(np.float64)
-        found = _ratios(size, np.isin(columns, steady), levels, pixels)
-        if found is not None and found.shape[1] > 0:
-            readings.append(Reading(alive, found))
-    return readings
+        own = np.flatnonzero(labels == which)
+        size = np.abs(updates[alive]).astype(np.float64)
+        steady = own[(size[:, own] > 0).all(0)]
+        fits = [_multiples(size[:, own], size[:, bias], levels).sum() for bias in steady]
+        if not fits or max(fits) <= pixels * LEAST:
+            continue
+        bias = int(steady[int(np.argmax(fits))])
+        # Rarely coloured pixels may have been taken for another unit's: any column that fits is one.
+        inside = ~(updates[~alive] != 0).any(0) & ((size > 0).sum(0) > RARE)
+        inside[own] = True
+        inside[bias] = False
+        columns = np.flatnonzero(inside)
+        columns = columns[_multiples(size[:, columns], size[:, bias], levels)]
+        columns = columns[np.argsort(-(size[:, columns] > 0).sum(0), kind="stable")[:pixels]]
+        readings.append(Reading(alive, np.clip(size[:, columns] / size[:, [bias]], 0, 1)))
+    return sorted(readings, key=lambda one: -int(one.alive.sum()))
 
 
-def _ratios(size: Values, steady: NDArray[np.bool_], levels: int, pixels: int) -> Values | None:
-    """Return at most ``pixels`` columns of ``size`` (n, m) as multiples of one of the ``steady`` ones, the bias, or None."""
-    best, share = None, 0.5
-    for factor in np.flatnonzero(steady):
-        ratio = size / np.maximum(size[:, [factor]], 1e-30)
-        steps = ratio * levels
-        # Small gradients carry float32 rounding of the model, so that a few readings are off a whole level.
-        whole = (np.abs(steps - np.rint(steps)) < LEVEL_TOLERANCE) & (ratio < 1 + LEVEL_TOLERANCE / levels)
-        whole[:, factor] = False
-        columns = whole.mean(0) > 0.8
-        columns[np.argsort(-whole.mean(0), kind="stable")[pixels:]] = False
-        if columns.mean() > share:
-            best, share = np.clip(ratio[:, columns], 0, 1), float(columns.mean())
-    return best
+def _multiples(size: Values, bias: Values, levels: int) -> NDArray[np.bool_]:
+    """Return which columns of ``size`` (n, m) are whole grey levels times ``bias`` (n,), (m,)."""
+    steps = size * (levels / bias[:, None])
+    # Small gradients carry float32 rounding of the model, so that a few readings are off a whole level.
+    whole = (np.abs(steps - np.rint(steps)) < LEVEL_TOLERANCE) & (steps < levels + LEVEL_TOLERANCE)
+    moved = size > 0
+    return np.asarray((whole & moved).sum(0) > 0.8 * np.maximum(moved.sum(0), 1))
 
 
 def _match(cost: Values) -> NDArray[np.int64]:

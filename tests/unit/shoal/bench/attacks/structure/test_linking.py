@@ -27,6 +27,11 @@ def test_an_update_sent_under_two_keys_links_permutations_alone(lab):
     assert resent(lab, "rotation", "round").success <= 0.01
 
 
+def test_one_key_needs_no_linking(lab):
+    (found,) = linked(lab, "rotation", "run", 15)
+    assert found.success == resent(lab, "rotation", "run").success == 1
+
+
 def test_columns_are_found_by_profile_rank_and_span():
     """On a permutation made here; the span finds columns if updates are the same and as many as coordinates."""
     rng = np.random.default_rng(3)
