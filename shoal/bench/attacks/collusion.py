@@ -16,7 +16,7 @@ from crypto.mask.secret import MaskSecret
 from shoal.bench.attacks.base import DB_MARGIN, Attack, Picture, Result, psnr_db, share_recovered
 from shoal.bench.attacks.first_layer import read_rows
 from shoal.bench.attacks.lab import LR, ONE_EPOCH, Lab
-from shoal.bench.attacks.structure.keys import LIFETIMES, Lifetime, RoundKeys
+from shoal.bench.attacks.structure.keys import LIFETIMES, FleetKeys, Lifetime
 from shoal.types import Float32Vector, MaskedVector
 
 WHO: Final = "aggregator with the mask secret of one device"
@@ -71,7 +71,7 @@ def run(lab: Lab, mode: str) -> list[Result]:
 
 def _one_key(lab: Lab, mode: str, lifetime: Lifetime, update: Float32Vector, chance: float) -> Result:
     """Return the share of ``update`` (d,) that the key of its round opens, with that of another round's key in the note."""
-    keys = RoundKeys(lab, mode, lifetime, lab.length)
+    keys = FleetKeys(lab, mode, lifetime, lab.length)
     same, other = (keys.unmasked(keys.masked(update[None], sent), 2)[0] for sent in (2, 1))
     return Result(
         name="colluding-device",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edge_client.run.policy import check_model
 from shoal.bench.attacks.lab import Lab
 from shoal.bench.attacks.protocol import ROUNDS, signed_plan
-from shoal.bench.attacks.structure.keys import Lifetime, RoundKeys
+from shoal.bench.attacks.structure.keys import FleetKeys, Lifetime
 from shoal.bench.attacks.structure.network import Network, Rows
 from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.messages import ModelHeader
@@ -45,7 +45,7 @@ class MaskedFleet:
     ) -> None:
         """Start a run; with ``same_images`` a device trains on the same images in each round."""
         self.network = Network.of(lab) if network is None else network
-        self.keys = RoundKeys(lab, mode, lifetime, self.network.length)
+        self.keys = FleetKeys(lab, mode, lifetime, self.network.length)
         self.devices, self.batch, self.round = devices, batch, 1
         self._lab, self._same = lab, same_images
         self._rng = lab.rng(f"structure fleet {devices} {batch}")
@@ -100,7 +100,7 @@ class MaskedFleet:
         self.held = step + (self.held if self.keys.lifetime == "round" else self.origin)
         self.round += 1
 
-    def energies(self, vectors: Rows, round_: int, keys: RoundKeys | None = None) -> NDArray[np.float64]:
+    def energies(self, vectors: Rows, round_: int, keys: FleetKeys | None = None) -> NDArray[np.float64]:
         """Return the share of each masked vector's energy in each hidden unit, for scoring.
 
         Args:

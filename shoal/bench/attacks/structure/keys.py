@@ -9,10 +9,9 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.mask.kdf import SECRET_BYTES, expand
 from crypto.mask.keys import MaskKey, derive
 from crypto.mask.masking import mask, unmask
-from crypto.mask.secret import MaskSecret
+from crypto.mask.schedule import VersionKey
 from shoal.bench.attacks.lab import Lab
 from shoal.types import MaskedVector, Segment
 
@@ -22,12 +21,7 @@ LIFETIMES: Final[tuple[Lifetime, ...]] = ("run", "round")
 Rows = NDArray[np.float32]
 
 
-def round_secret(run_secret: MaskSecret, round_: int) -> MaskSecret:
-    """Return the mask secret of one round of a run; a key schedule for real rounds replaces this function."""
-    return MaskSecret.from_bytes(expand(run_secret.reveal(), SECRET_BYTES, b"bench/round", round_.to_bytes(8, "big")))
-
-
-class RoundKeys:
+class FleetKeys:
     """The keys that a run's devices share, by round."""
 
     def __init__(self, lab: Lab, mode: str, lifetime: Lifetime, length: int, owner: str = "fleet") -> None:
@@ -42,8 +36,13 @@ class RoundKeys:
         return self._derive(round_ if self.lifetime == "round" else 0)
 
     def _derived(self, round_: int) -> MaskKey:
-        secret = round_secret(self._secret, round_) if self.lifetime == "round" else self._secret
-        return derive(secret, self._context)
+        c = self._context
+        if self.lifetime == "run":
+            return derive(self._secret, c)
+        chain = VersionKey(c.fleet, 1, self._secret.reveal()).begin_run(c.run_id, first_round=1)
+        chain.skip_to(round_)
+        keys = chain.take()
+        return derive(keys.mask, keys.context(c.task_digest, c.mode, c.segments))
 
     def masked(self, rows: Rows, round_: int) -> Rows:
         """Return ``rows`` (n, d) masked under a round's key."""

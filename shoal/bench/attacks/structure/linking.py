@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from shoal.bench.attacks.base import Attack, Result
 from shoal.bench.attacks.lab import ONE_EPOCH, Lab
 from shoal.bench.attacks.structure import sizes
-from shoal.bench.attacks.structure.keys import LIFETIMES, Lifetime, RoundKeys
+from shoal.bench.attacks.structure.keys import LIFETIMES, FleetKeys, Lifetime
 from shoal.bench.attacks.structure.network import Rows
 
 WHO: Final = "aggregator that follows the protocol; no device, no initial model"
@@ -96,7 +96,7 @@ class Pair:
 
     def __init__(self, lab: Lab, mode: str, lifetime: Lifetime, first: Rows, second: Rows) -> None:
         """Mask ``first`` and ``second``, each (n, d), under the keys of rounds 1 and 2."""
-        keys = RoundKeys(lab, mode, lifetime, first.shape[1])
+        keys = FleetKeys(lab, mode, lifetime, first.shape[1])
         self.before, self.after = keys.masked(first, 1), keys.masked(second, 2)
         places, again, length = keys.places(1), keys.places(2), first.shape[1]
         if (places >= 0).all():

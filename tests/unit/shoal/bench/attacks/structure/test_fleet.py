@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shoal.bench.attacks.structure.fleet import MaskedFleet
-from shoal.bench.attacks.structure.keys import LIFETIMES, RoundKeys
+from shoal.bench.attacks.structure.keys import LIFETIMES, FleetKeys
 from shoal.errors import UntrustedError
 
 pytestmark = pytest.mark.torch
@@ -55,5 +55,5 @@ def test_energies_of_clear_directions_lie_in_their_units(lab):
     energies = fleet.energies(masked, 1)
     assert energies[0, 0] == pytest.approx(1, abs=1e-4)
     assert energies[1].sum() == pytest.approx(0, abs=1e-4)
-    wrong = fleet.energies(masked, 1, RoundKeys(lab, "rotation", "round", lab.length, "another"))
+    wrong = fleet.energies(masked, 1, FleetKeys(lab, "rotation", "round", lab.length, "another"))
     assert wrong.max() < 0.1

@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
+from crypto.mask.keys import derive
+from crypto.mask.masking import mask
 from crypto.mask.modes.registry import MODES
-from crypto.mask.secret import MaskSecret
-from shoal.bench.attacks.structure.keys import LIFETIMES, RoundKeys, round_secret
+from crypto.mask.schedule import VersionKey
+from shoal.bench.attacks.structure.keys import LIFETIMES, FleetKeys
+from shoal.types import Segment
 
 pytestmark = pytest.mark.torch
 LENGTH = 300
@@ -18,7 +21,7 @@ def normal(*shape):
 @pytest.mark.parametrize("lifetime", LIFETIMES)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mask_is_undone_by_its_rounds_key(lab, mode, lifetime):
-    keys, rows = RoundKeys(lab, mode, lifetime, LENGTH), normal(3, LENGTH)
+    keys, rows = FleetKeys(lab, mode, lifetime, LENGTH), normal(3, LENGTH)
     assert np.allclose(keys.unmasked(keys.masked(rows, 5), 5), rows, atol=1e-5)
 
 
@@ -26,28 +29,32 @@ def test_a_mask_is_undone_by_its_rounds_key(lab, mode, lifetime):
 def test_keys_change_with_the_round_under_fresh_keys_only(lab, mode):
     rows = normal(1, LENGTH)
     for lifetime in LIFETIMES:
-        keys = RoundKeys(lab, mode, lifetime, LENGTH)
+        keys = FleetKeys(lab, mode, lifetime, LENGTH)
         assert np.array_equal(keys.masked(rows, 1), keys.masked(rows, 2)) == (lifetime == "run")
         assert (keys.key(1).key_id == keys.key(2).key_id) == (lifetime == "run")
 
 
 def test_another_owner_has_other_keys(lab):
     rows = normal(1, LENGTH)
-    mine, theirs = (RoundKeys(lab, "permutation", "run", LENGTH, owner) for owner in ("fleet", "another"))
+    mine, theirs = (FleetKeys(lab, "permutation", "run", LENGTH, owner) for owner in ("fleet", "another"))
     assert not np.array_equal(mine.masked(rows, 1), theirs.masked(rows, 1))
 
 
-def test_round_secrets_differ_by_round_and_by_run():
-    first, second = MaskSecret.from_bytes(bytes(32)), MaskSecret.from_bytes(b"\1" * 32)
-    made = {round_secret(s, r).reveal() for s in (first, second) for r in (1, 2)}
-    assert len(made) == 4
-    assert round_secret(first, 1) == round_secret(first, 1)
+def test_fresh_keys_are_those_of_the_key_schedule(lab):
+    """A device that takes the rounds one after the other masks alike."""
+    context, rows = lab.context("signed-permutation"), normal(1, LENGTH)
+    chain = VersionKey(context.fleet, 1, lab.secret().reveal()).begin_run(context.run_id, first_round=1)
+    for round_ in (1, 2, 3):
+        taken = chain.take()
+        key = derive(taken.mask, taken.context(context.task_digest, context.mode, (Segment("cluster", LENGTH),)))
+        made = FleetKeys(lab, context.mode, "round", LENGTH).masked(rows, round_)
+        assert np.array_equal(mask(rows[0], key).values, made[0])
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_places_are_those_of_the_mask(lab, mode):
     """They name the copied coordinate, up to sign; a rotation copies none."""
-    keys, rows = RoundKeys(lab, mode, "round", LENGTH), normal(1, LENGTH)
+    keys, rows = FleetKeys(lab, mode, "round", LENGTH), normal(1, LENGTH)
     places = keys.places(3)
     if mode == "rotation":
         assert (places == -1).all()
