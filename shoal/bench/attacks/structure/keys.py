@@ -9,7 +9,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.mask.keys import MaskKey, derive
+from crypto.mask.derivation import MaskKey, derive
 from crypto.mask.masking import mask, unmask
 from crypto.mask.schedule import VersionKey
 from shoal.bench.attacks.lab import Lab

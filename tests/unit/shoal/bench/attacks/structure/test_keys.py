@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from crypto.mask.keys import derive
+from crypto.mask.derivation import derive
 from crypto.mask.masking import mask
 from crypto.mask.modes.registry import MODES
 from crypto.mask.schedule import VersionKey
