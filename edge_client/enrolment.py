@@ -17,7 +17,7 @@ from crypto.seal.identity import Identity, fingerprint
 from edge_client.membership import DeviceMembership
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError, NotEnrolledError, ShoalError, UntrustedError
-from shoal.membership.directory import GRANT_FILE, KEY_FILE, make_identity, store_grant
+from shoal.membership.directory import GRANT_FILE, KEY_FILE, load_receiving, make_identity, store_grant
 from shoal.membership.grants import DEVICE_ROLE, open_grant
 from shoal.membership.roster import aggregator_of, open_roster
 from shoal.membership.tokens import make_request, token_id
@@ -75,6 +75,7 @@ def prepare(directory: Path, name: str) -> Identity:
 
     Raises:
         ConfigError: the directory belongs to a fleet, or holds keys of another name.
+        NotEnrolledError: it holds keys, but no receiving keys.
     """
     if (directory / GRANT_FILE).exists():
         raise ConfigError(f"{directory} belongs to a fleet already", hint="enrol into another directory")
@@ -83,6 +84,7 @@ def prepare(directory: Path, name: str) -> Identity:
     identity = Identity.load(directory / KEY_FILE)
     if identity.name != name:
         raise ConfigError(f"{directory} holds the keys of {identity.name!r}, not of {name!r}", hint="see --name")
+    load_receiving(directory)
     return identity
 
 
@@ -108,6 +110,7 @@ class Enrolling:
         self._transport = transport
         self._complain = complain
         self._identity = Identity.load(directory / KEY_FILE)
+        self._receiving = load_receiving(directory)
         self._id = token_id(token.secret)
         self._topics = Topics(token.fleet)
         self._chunks = Reassembler(channels.GRANT.largest, whole_transfers=1)
@@ -116,7 +119,7 @@ class Enrolling:
 
     def start(self, now_s: int) -> None:
         """Make the request and subscribe to the grant; ``now_s`` is unix seconds."""
-        self._request = make_request(self._identity, self._token, now_s)
+        self._request = make_request(self._identity, self._token, now_s, self._receiving.public)
         self._transport.subscribe(self._topics.filter(TopicKind.GRANT, self._id))
 
     def on_event(self, event: TransportEvent, now_s: int) -> None:
@@ -146,7 +149,7 @@ class Enrolling:
 
     def _checked(self, data: bytes, now_s: int) -> DeviceGrant:
         """Return the grant if it is from the owner, and names the aggregator, that the token pins."""
-        grant = open_grant(self._identity, data, DeviceGrant, self._token.owner)
+        grant = open_grant(self._identity, data, DeviceGrant, self._token.owner, self._receiving)
         if grant.fleet != self._token.fleet:
             raise UntrustedError(f"a grant for fleet {grant.fleet!r}, not {self._token.fleet!r}")
         roster = open_roster(grant.roster, owner_key=grant.owner_key, fleet=grant.fleet, least_sequence=0, now_s=now_s)

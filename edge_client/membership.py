@@ -36,7 +36,7 @@ class DeviceMembership(Membership[DeviceGrant]):
         An expired roster is accepted, since without it the device could not receive a newer one; see `expired`.
 
         Raises:
-            NotEnrolledError: no device has joined there.
+            NotEnrolledError: no device has joined there, or it has lost its receiving keys.
             UntrustedError: the roster is not signed by the owner, or older than one that was in force before.
         """
         super().__init__(directory, DeviceGrant, expired=True)

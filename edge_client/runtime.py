@@ -134,6 +134,7 @@ class DeviceRuntime:
 
     def start(self) -> None:
         """Subscribe to the fleet's topics, and resume the run that was followed before a restart."""
+        self._membership.erase_spent()
         topics = self._topics
         self._rosters.start()
         self._transport.subscribe(topics.filter(TopicKind.KEYS, self._membership.name))
@@ -286,8 +287,9 @@ class DeviceRuntime:
         self._lookout.look(self._topics.round)
 
     def _on_keys(self, grant: bytes) -> None:
-        """Store newer secrets, and re-request the messages that may need them: they may have arrived before."""
+        """Store newer secrets, publish the receiving keys for the next ones, and re-request messages that came too early."""
         if self._membership.take_grant(grant):
+            self._attendance.offer_keys()
             LOG.info("newer keys", extra={"kv": {"roster": self._membership.newest_generation}})
             topics = self._topics
             self._rosters.look_again()

@@ -1,6 +1,7 @@
 """Identities, signatures, envelopes, passphrases and replay protection, for every party.
 
 - Each party has an Ed25519 key to sign and an X25519 key to receive sealed messages (`identity`).
+- A device receives secrets under one-time keys, which it erases (`receiving`).
 - An envelope is sealed to one member (HPKE) or under a group's key (AES-256-GCM), and always signed by its sender. The
   signature is checked before anything is decrypted (`envelope`).
 - Every failure to open an envelope is the same `SealError`; the reason stays in the local log.

@@ -24,7 +24,7 @@ from typing import Final, NoReturn
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes, hpke
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -159,6 +159,8 @@ def open_from_member(
     at: int,
     sender_sign_key: bytes,
     digest: bytes | None = None,
+    *,
+    private: X25519PrivateKey | None = None,
 ) -> tuple[memoryview, memoryview]:
     """Check and open a payload of `seal_message_to_member`; return (message, body).
 
@@ -169,6 +171,7 @@ def open_from_member(
         at: offset of the sealed part, from `read_head`.
         sender_sign_key: 32 bytes, Ed25519, of the member that head names.
         digest: `Fingerprint.signed` of the payload, if it is known already.
+        private: the receiving key that the payload is sealed to; None if it is sealed to the identity's seal key.
 
     Raises:
         SealError: the payload is not sealed to ``identity``, was altered, or is not signed by the sender.
@@ -179,7 +182,7 @@ def open_from_member(
             raise WireError("it is sealed to a group, not to a member")
         # The signature comes first, so that only bytes of a known sender are ever decrypted.
         _check_signature(view, head.purpose, sender_sign_key, digest)
-        plain = memoryview(SUITE.decrypt(view[at:-SIGNATURE_BYTES], identity.seal_private, info=view[:at]))
+        plain = memoryview(SUITE.decrypt(view[at:-SIGNATURE_BYTES], private or identity.seal_private, info=view[:at]))
         (length,) = struct.unpack("<I", plain[-4:])
         message_end = len(plain) - 4
         if length > message_end:

@@ -5,6 +5,8 @@ Rules:
 - The membership file is written last when a party joins, so a crash before that leaves a party that has not joined.
 - `roster.least` records the newest roster that was ever in force. An older roster is a rollback, and another roster of the
   same sequence is a fork; both are refused, also when someone copies the file here.
+- A device erases the receiving key of a delivery once the delivery is stored. A crash in between leaves a grant that names a
+  key which is still there; the next start erases it.
 - New secrets wait in a file of their own until a run or a mask epoch needs them, then replace the grant in force.
 """
 
@@ -20,9 +22,10 @@ from typing import Final, Generic, TypeVar
 
 from crypto.seal.envelope import GroupKey, SealError, open_from_group
 from crypto.seal.identity import Identity
+from crypto.seal.receiving import ReceivingSecrets
 from crypto.seal.signed import open_document
 from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, ShoalError, UntrustedError, WireError
-from shoal.membership.grants import make_card, open_grant, open_renewal
+from shoal.membership.grants import DEVICE_ROLE, make_card, open_grant, open_renewal, peek_grant
 from shoal.membership.roster import MOST_DIGITS, RosterForkError, digest_of, has_expired, open_roster
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import AggregatorGrant, DeviceGrant, Roster
@@ -32,6 +35,7 @@ from shoal.util.locks import exclusive
 
 LOG = logging.getLogger("shoal.membership")
 KEY_FILE: Final = "identity.key"
+RECEIVING_FILE: Final = "receiving.key"
 GRANT_FILE: Final = "membership.bin"
 NEXT_FILE: Final = "membership.next"
 """Prefix of a file with a grant of newer secrets, followed by their roster sequence; the first run or mask epoch that is
@@ -49,7 +53,13 @@ WAIT_S: Final = 2.0
 BUSY_HINT: Final = "end `shoal-edge run` or `shoal-aggregator serve` there first"
 
 DAMAGED_HINT: Final = (
-    "check that this is the program's directory; if so, join again with a grant from shoal-fleet add-device"
+    "check that this is the program's directory; if so, join again with a grant that shoal-fleet add-device or "
+    "add-aggregator makes for the card there"
+)
+
+NO_RECEIVING_HINT: Final = (
+    "check that this is the device's directory; if so, init or enrol a new one under another name, and have the owner revoke "
+    "this one"
 )
 
 _WAITING: Final = re.compile(re.escape(NEXT_FILE) + r"\.(\d{10})", re.ASCII)
@@ -66,11 +76,12 @@ def make_identity(directory: Path, name: str, role: str) -> Path:
 
     Raises:
         ConfigError: the directory holds keys already, or another program runs there.
+        NotEnrolledError: a device's directory holds keys, but no receiving keys.
     """
     identity = Identity.generate(name)  # checks the name before anything is written
     private_directory(directory)
     with exclusive(directory, wait_s=WAIT_S, hint=BUSY_HINT):
-        card = directory / f"{name}.card"
+        card = _card_path(directory, name)
         if (directory / KEY_FILE).exists():
             identity = Identity.load(directory / KEY_FILE)
             if identity.name != name or card.exists():
@@ -78,9 +89,57 @@ def make_identity(directory: Path, name: str, role: str) -> Path:
                     f"{directory} holds keys already", hint="use another directory, or remove this one first"
                 )
         else:
+            if role == DEVICE_ROLE:
+                ReceivingSecrets.generate().save(directory / RECEIVING_FILE)
             identity.save(directory / KEY_FILE)
-        write_atomic(card, make_card(identity, role), mode=CARD_MODE)
+        receiving = load_receiving(directory).public if role == DEVICE_ROLE else None
+        write_atomic(card, make_card(identity, role, receiving), mode=CARD_MODE)
     return card
+
+
+def _card_path(directory: Path, name: str) -> Path:
+    return directory / f"{name}.card"
+
+
+def load_receiving(directory: Path) -> ReceivingSecrets:
+    """Return the receiving keys of the device in ``directory``.
+
+    Raises:
+        NotEnrolledError: there are none.
+        IntegrityError: the file is damaged.
+    """
+    path = directory / RECEIVING_FILE
+    if not path.exists():
+        raise NotEnrolledError(
+            f"{directory} has no receiving keys: another program or an earlier version of Shoal made it, or they were lost",
+            hint=NO_RECEIVING_HINT,
+        )
+    return ReceivingSecrets.load(path)
+
+
+def erase_receiving(
+    directory: Path, identity: Identity, held: ReceivingSecrets, grant: AggregatorGrant | DeviceGrant
+) -> ReceivingSecrets:
+    """Erase the receiving key of a stored grant and those before it, make new ones, and put their public halves on the card.
+
+    Call it once the grant is on the disk. The card comes first: if a crash leaves a card with keys that were never stored, the
+    grant still names a key that is held, and the next call writes the card again.
+
+    Args:
+        directory: the device's directory.
+        identity: the device's keys.
+        held: its receiving keys.
+        grant: a grant that is stored there; nothing happens for an aggregator's.
+
+    Returns:
+        The receiving keys that are held now.
+    """
+    if not isinstance(grant, DeviceGrant) or grant.receiving < held.first:
+        return held
+    left = held.after(grant.receiving)
+    write_atomic(_card_path(directory, identity.name), make_card(identity, DEVICE_ROLE, left.public), mode=CARD_MODE)
+    left.save(directory / RECEIVING_FILE)
+    return left
 
 
 def accept_grant(directory: Path, grant_file: bytes, kind: type[G], owner_fingerprint: str) -> None:
@@ -93,11 +152,13 @@ def accept_grant(directory: Path, grant_file: bytes, kind: type[G], owner_finger
     """
     if not (directory / KEY_FILE).exists():
         raise NotEnrolledError(f"{directory} holds no keys yet", hint="run init there first")
-    store_grant(directory, open_grant(Identity.load(directory / KEY_FILE), grant_file, kind, owner_fingerprint))
+    receiving = load_receiving(directory) if issubclass(kind, DeviceGrant) else None
+    identity = Identity.load(directory / KEY_FILE)
+    store_grant(directory, open_grant(identity, grant_file, kind, owner_fingerprint, receiving))
 
 
 def store_grant(directory: Path, grant: AggregatorGrant | DeviceGrant) -> None:
-    """Put an opened grant in force: write its roster, then the membership file.
+    """Put an opened grant in force: write its roster, then the membership file; then erase a device's receiving key.
 
     Raises:
         UntrustedError: the grant has no roster, or one that is not the owner's, has expired, is older than one that was in
@@ -122,6 +183,8 @@ def store_grant(directory: Path, grant: AggregatorGrant | DeviceGrant) -> None:
         for since, path in _waiting(directory):
             if since <= grant.keys_since:
                 path.unlink()
+        if isinstance(grant, DeviceGrant):
+            erase_receiving(directory, Identity.load(directory / KEY_FILE), load_receiving(directory), grant)
 
 
 def _check_follows(directory: Path, grant: AggregatorGrant | DeviceGrant, roster: Roster) -> None:
@@ -208,6 +271,7 @@ class Membership(Generic[G]):
 
     Attributes:
         directory: the party's files; identity: its private keys; group: the fleet's broadcast key.
+        receiving: a device's receiving keys; None for an aggregator.
         roster, roster_bytes: the newest roster, decoded and as the owner signed it.
         later: grants with newer secrets that no run has used yet, oldest first. After two changes of the fleet in a row, a
             run may use the secrets in between.
@@ -222,7 +286,7 @@ class Membership(Generic[G]):
             expired: accept an expired roster; the caller must then wait for a newer one, see `expired`.
 
         Raises:
-            NotEnrolledError: no party has joined there.
+            NotEnrolledError: no party has joined there, or a device has no receiving keys.
             UntrustedError: the roster is not the owner's, older than one that was in force before, or has expired.
             RosterForkError: another roster of its sequence was in force before.
         """
@@ -232,6 +296,8 @@ class Membership(Generic[G]):
         self.directory = directory
         self.identity = Identity.load(directory / KEY_FILE)
         self._kind: type[G] = kind
+        self.receiving: ReceivingSecrets | None
+        self.receiving = load_receiving(directory) if issubclass(kind, DeviceGrant) else None
         self.grant: G
         self.later: list[G]
         try:
@@ -367,21 +433,32 @@ class Membership(Generic[G]):
     def take_grant(self, data: bytes) -> bool:
         """Store a grant from the broker if its secrets are newer than all stored ones; return whether they are.
 
-        Its roster arrives in a message of its own.
+        Its roster arrives in a message of its own. A device then erases the receiving key of the grant.
 
         Raises:
+            ErasedKeyError: the grant has newer secrets, but is sealed to a receiving key that we do not have.
             UntrustedError: the grant is not the owner's, or is for another party or fleet.
         """
-        grant = open_renewal(self.identity, data, self._kind, self.owner_key)
+        # Before opening it: the broker retains each delivery, and we have erased the key of one that we have stored.
+        if peek_grant(data).keys_since <= self.newest_generation:
+            return False
+        grant = open_renewal(self.identity, data, self._kind, self.owner_key, self.receiving)
         if grant.fleet != self.fleet:
             raise UntrustedError(f"keys of fleet {grant.fleet!r}")
-        if grant.keys_since <= self.newest_generation:
-            return False
         write_private(self._file_of(grant), _kept(grant))
         self.later.append(dataclasses.replace(grant, roster=b""))
         while len(self.later) > MOST_LATER:
             self._file_of(self.later.pop(0)).unlink(missing_ok=True)
+        self.erase_spent()
         return True
+
+    def erase_spent(self) -> None:
+        """Erase the receiving keys of all stored grants; a start calls it in case a crash came between storing and erasing."""
+        stored: list[AggregatorGrant | DeviceGrant] = [self.grant]
+        stored += self.later
+        for grant in stored:
+            if self.receiving is not None:
+                self.receiving = erase_receiving(self.directory, self.identity, self.receiving, grant)
 
     def _replace(self, grant: G) -> None:
         """Put ``grant`` in force, on disk first."""

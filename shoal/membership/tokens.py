@@ -20,7 +20,7 @@ from shoal.errors import ShoalError, UntrustedError, WireError
 from shoal.membership.grants import DEVICE_ROLE, OWNER_NAME, make_card, open_card
 from shoal.protocol.channels import ENROLMENT
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.documents import Card
+from shoal.protocol.documents import Card, ReceivingKeys
 from shoal.protocol.enrolment import EnrolRequest, EnrolStatement, Token
 
 TOKEN_SECRET_BYTES: Final = 16
@@ -52,9 +52,16 @@ def token_id(secret: bytes) -> str:
     return _derive(secret, "id", 8).hex()
 
 
-def make_request(identity: Identity, token: Token, asked_at_s: int) -> bytes:
-    """Return a device's request under ``token``, an encoded `EnrolRequest`; ``asked_at_s`` is in unix seconds."""
-    card = make_card(identity, DEVICE_ROLE)
+def make_request(identity: Identity, token: Token, asked_at_s: int, receiving: ReceivingKeys) -> bytes:
+    """Return a device's request under ``token``, an encoded `EnrolRequest`.
+
+    Args:
+        identity: the device's keys.
+        token: from the enrolment line.
+        asked_at_s: unix seconds.
+        receiving: the device's receiving keys, for its card.
+    """
+    card = make_card(identity, DEVICE_ROLE, receiving)
     statement = encode(
         EnrolStatement(
             fleet=token.fleet,

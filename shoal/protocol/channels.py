@@ -38,11 +38,15 @@ class Party(Enum):
 
 
 class Seal(Enum):
-    """An envelope of `crypto.seal.envelope`, to one member or to a group; the value is its name in docs/wire-format.md."""
+    """An envelope of `crypto.seal.envelope`, to one member or to a group; the value is its name in docs/wire-format.md.
+
+    A signed document has no envelope and no head.
+    """
 
     MEMBER = "member"
     BROADCAST = "group, broadcast"
     ENROLMENT = "group, enrolment"
+    SIGNED = "none: signed, in clear"
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -137,7 +141,7 @@ KEYS: Final = Channel(
     receivers=(Party.AGGREGATOR, Party.DEVICE),
     message="GrantFile",
     seal=Seal.MEMBER,
-    purpose="grant/{role}",
+    purpose="grant/{role}/{keys_since}/{receiving}",
     recipients=(Party.AGGREGATOR, Party.DEVICE),
     largest=limits.MAX_RENEWAL_BYTES,
 )
@@ -281,6 +285,18 @@ PRESENCE: Final = Channel(
     purpose="presence",
     largest=limits.MAX_NOTE_BYTES,
 )
+RECEIVING: Final = Channel(
+    name="receiving keys",
+    topic=TopicKind.RECEIVING,
+    kind=ChunkKind.RECEIVING,
+    sender=Party.DEVICE,
+    receivers=(Party.OWNER,),
+    message="signed ReceivingNotice",
+    seal=Seal.SIGNED,
+    purpose="document/ReceivingNotice",
+    recipients=(Party.OWNER,),
+    largest=limits.MAX_NOTE_BYTES,
+)
 ENROLMENT: Final = Channel(
     name="enrolment request",
     topic=TopicKind.ENROL,
@@ -302,7 +318,7 @@ GRANT: Final = Channel(
     receivers=(Party.NEWCOMER,),
     message="GrantFile",
     seal=Seal.MEMBER,
-    purpose="grant/{role}",
+    purpose="grant/{role}/{keys_since}/{receiving}",
     recipients=(Party.NEWCOMER,),
     largest=limits.MAX_GRANT_BYTES,
 )
@@ -334,6 +350,7 @@ CHANNELS: Final = (
     CONTROL,
     REVOCATION,
     PRESENCE,
+    RECEIVING,
     ENROLMENT,
     GRANT,
     OWNER_ROSTER,

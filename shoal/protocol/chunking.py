@@ -62,6 +62,7 @@ class ChunkKind(IntEnum):
     EPOCH = 10
     DECLINE = 11
     REMINDER = 12
+    RECEIVING = 13
 
 
 _KINDS: Final = frozenset(int(kind) for kind in ChunkKind)

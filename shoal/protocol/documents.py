@@ -131,13 +131,61 @@ class RosterChange:
             raise WireError(f"a roster of {self.devices} devices is over {limits.MAX_DEVICES}")
 
 
+@message(27)
+@dataclass(frozen=True, slots=True)
+class ReceivingKeys:
+    """The public halves of a device's next receiving keys. The owner seals a delivery to one, and the device then erases it.
+
+    Attributes:
+        first: number of the first key, counted from 1 over the device's life; the others follow.
+        keys: X25519, 32 raw bytes each.
+    """
+
+    first: U32
+    keys: tuple[Fixed32, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.keys) <= limits.RECEIVING_KEYS or not 1 <= self.first <= (1 << 32) - len(self.keys):
+            raise WireError(f"{len(self.keys)} receiving keys from number {self.first}")
+
+    @property
+    def last(self) -> int:
+        """Number of the last key."""
+        return self.first + len(self.keys) - 1
+
+    def key(self, number: int) -> bytes:
+        """Return the key with this number.
+
+        Raises:
+            WireError: it is not among them.
+        """
+        if not self.first <= number <= self.last:
+            raise WireError(f"receiving key {number} is not among {self.first} to {self.last}")
+        return self.keys[number - self.first]
+
+
+@message(28)
+@dataclass(frozen=True, slots=True)
+class ReceivingNotice:
+    """A device's newest receiving keys, which it signs and publishes for the owner."""
+
+    fleet: str
+    device: str
+    receiving: ReceivingKeys
+
+
 @message(3)
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A new party's request to join, self-signed and carried as a file: its public identity and the role it asks for."""
+    """A new party's request to join, self-signed and carried as a file: its public identity and the role it asks for.
+
+    Attributes:
+        receiving: the receiving keys of a device; None for an aggregator.
+    """
 
     role: str
     member: Member
+    receiving: ReceivingKeys | None = None
 
 
 @message(4)
@@ -149,6 +197,7 @@ class DeviceGrant:
         roster: the newest, signed; empty if the grant renews a member's keys, so that new keys for n parties take n short
             messages instead of n rosters with n members.
         keys_since: the key version: the roster sequence at which these secrets were drawn.
+        receiving: number of the device's receiving key that the grant is sealed to.
         mask_epoch: the mask epoch of ``mask_secret``; the secrets of later epochs are derived from it (`MaskSecret.at`).
     """
 
@@ -157,6 +206,7 @@ class DeviceGrant:
     broker: str = field(repr=False)
     roster: bytes
     keys_since: U32
+    receiving: U32
     broadcast_key: Fixed32 = field(repr=False)
     mask_secret: Fixed32 = field(repr=False)
     content_key: Fixed32 = field(repr=False)

@@ -52,6 +52,7 @@ class TopicKind(Enum):
     UP = "d/{device}/up"
     CTL = "d/{device}/ctl"
     STATE = "d/{device}/state"
+    RECEIVING = "d/{device}/receiving"
     ENROL = "e/{token}"
     GRANT = "e/{token}/grant/#"
     OWNER_ROSTER = "o/roster/#"
@@ -97,7 +98,7 @@ class ParsedTopic:
     Attributes:
         kind: its pattern.
         fleet: the fleet it belongs to.
-        device: the device of ``up``, ``ctl`` and ``state``, or the party of ``keys``; empty otherwise.
+        device: the device of ``up``, ``ctl``, ``state`` and ``receiving``, or the party of ``keys``; empty otherwise.
         label: the model's label, or the token id of an enrolment and its grant; empty otherwise.
         index: the chunk's number for ``{base}/{index}``; None for the base itself.
     """
@@ -180,6 +181,10 @@ class Topics:
     def state(self, device: str) -> str:
         """Retained presence of ``device``; its will is the offline form."""
         return self.at(TopicKind.STATE, device)
+
+    def receiving(self, device: str) -> str:
+        """Retained receiving keys of ``device``, for the owner."""
+        return self.at(TopicKind.RECEIVING, device)
 
     def enrol(self, token_id: str) -> str:
         """Retained request of a new device that was given the token ``token_id``."""

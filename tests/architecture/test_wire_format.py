@@ -23,11 +23,13 @@ from edge_client.storage import pending_upload, state
 from shoal import limits
 from shoal.membership import tokens as seal_tokens
 from shoal.owner.enrolment import tokens
+from shoal.owner.keys import receiving as owner_receiving
 from shoal.owner.keys import vault
 from shoal.protocol import chunking as frame
 from shoal.protocol import codec, documents, enrolment, epochs, messages, states
 from shoal.protocol.channels import CHANNELS
 from shoal.report import channel_tables
+from tests.helpers.receiving import RECEIVING
 from tests.helpers.trees import ROOT
 
 PAGE = (ROOT / "docs" / "wire-format.md").read_text()
@@ -75,6 +77,7 @@ def test_the_page_lists_every_message_with_its_fields_in_order():
         store,
         tokens,
         vault,
+        owner_receiving,
     )
 
 
@@ -93,7 +96,8 @@ def test_the_page_lists_every_chunk_kind():
     """Kind numbers of the frame."""
     listed = dict(
         re.findall(
-            r"(?<!\d)(\d+) (upload|model|plan|roster|round|control|state|enrol|grant|epoch|decline|reminder)\b", PAGE
+            r"(?<!\d)(\d+) (upload|model|plan|roster|round|control|state|enrol|grant|epoch|decline|reminder|receiving)\b",
+            PAGE,
         )
     )
     assert listed == {str(int(k)): k.name.lower() for k in frame.ChunkKind}
@@ -161,7 +165,7 @@ def test_an_enrolment_is_what_the_page_says():
     data = base64.urlsafe_b64decode(line[7:] + "=" * (-len(line[7:]) % 4))
     assert data == codec.encode(token) + hashlib.sha256(codec.encode(token)).digest()[:4]
 
-    request = seal_tokens.make_request(DEVICE, token, 1_799_999_000)
+    request = seal_tokens.make_request(DEVICE, token, 1_799_999_000, RECEIVING.public)
     opened = codec.decode(request, enrolment.EnrolRequest)
     assert opened.member == DEVICE.member
     head, ciphertext = taken_apart(opened.sealed, DEVICE, "enrolment")
@@ -174,7 +178,7 @@ def test_an_enrolment_is_what_the_page_says():
     name = expanded(secret, b"id", 8).hex()
     assert (statement.token, statement.owner, statement.aggregator) == (name, "o", "a")
     assert (statement.expires_at_s, statement.asked_at_s) == (1_800_000_000, 1_799_999_000)
-    assert statement.card[64:] == codec.encode(documents.Card("device", DEVICE.member))
+    assert statement.card[64:] == codec.encode(documents.Card("device", DEVICE.member, RECEIVING.public))
     assert f"at most {limits.MAX_ENROLMENT_BYTES:,} bytes" in PAGE
 
 

@@ -218,10 +218,12 @@ def test_a_damaged_file_is_named_with_what_to_do(call, fleet, program, directory
 
 
 def test_another_programs_directory_is_told(call, fleet):
-    for program, directory in (("shoal-edge", "server"), ("shoal-aggregator", "dev-1")):
-        failed = call(program, "status", directory, status=7)
-        assert f"{directory}/membership.bin is damaged, or not what belongs there" in failed.err
-        assert "check that this is the program's directory" in failed.err
+    failed = call("shoal-edge", "status", "server", status=4)
+    assert "server has no receiving keys: another program or an earlier version of Shoal made it" in failed.err
+    assert "check that this is the device's directory" in failed.err
+    failed = call("shoal-aggregator", "status", "dev-1", status=7)
+    assert "dev-1/membership.bin is damaged, or not what belongs there" in failed.err
+    assert "check that this is the program's directory" in failed.err
 
 
 def test_a_grant_for_another_device_or_no_grant_at_all(call, fleet):
@@ -234,6 +236,32 @@ def test_a_grant_for_another_device_or_no_grant_at_all(call, fleet):
     failed = call("shoal-edge", "join", "dev-2", "owner/roster.signed", "--owner", fleet, status=7)
     assert "owner/roster.signed is damaged, or not what belongs there" in failed.err
     assert "shoal-fleet add-device" in failed.err
+
+
+def test_a_grant_opens_once_and_the_card_in_the_directory_brings_another(call, fleet):
+    """Its receiving key is erased once the grant is stored."""
+    failed = call("shoal-edge", "join", "dev-1", "owner/grants/dev-1.grant", "--owner", fleet, status=6)
+    assert "error: a grant sealed to receiving key 1 of 'dev-1', which is erased or not here" in failed.err
+    assert "carry the card from its directory to the owner again, `shoal-fleet add-device`" in failed.err
+    made = call("shoal-fleet", "add-device", "owner", "dev-1/dev-1.card")
+    assert made.out == "owner/grants/dev-1.grant\n"
+    assert "joined fleet reef as dev-1" in call("shoal-edge", "join", "dev-1", made.out.strip(), "--owner", fleet).out
+
+
+def test_directories_of_an_earlier_version_are_refused(call, fleet):
+    (call.home / "dev-1/receiving.key").unlink()
+    for arguments in (("status", "dev-1"), ("run", "dev-1", "--data", "d.npz"), ("models", "dev-1")):
+        failed = call("shoal-edge", *arguments, status=4)
+        assert (
+            "error: dev-1 has no receiving keys: another program or an earlier version of Shoal made it" in failed.err
+        )
+        assert "init or enrol a new one under another name" in failed.err
+    (call.home / "owner/receiving.bin").unlink()
+    failed = call("shoal-fleet", "show", "owner", status=7)
+    assert (
+        "error: owner has no receiving.bin: it was lost, or an earlier version of Shoal made this fleet" in failed.err
+    )
+    assert "make a new fleet in another directory" in failed.err
 
 
 def test_a_revoked_device_says_so(call, fleet):

@@ -11,7 +11,6 @@ import pytest
 from crypto.seal.envelope import open_from_group, read_head
 from crypto.seal.identity import Identity
 from crypto.seal.signed import open_document, sign_document
-from shoal.membership.grants import DEVICE_ROLE, make_card
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import ROSTER_FILE
 from shoal.owner.task_compiler.signed import Source, write_signed
@@ -20,6 +19,7 @@ from shoal.protocol.documents import RunPackage, RunPlan, Setting
 from shoal.task.manifest import Parameter
 from shoal.util.files import write_private
 from shoal.util.locks import exclusive
+from tests.helpers.receiving import device_card
 from tests.helpers.tasks import logistic_bundle
 
 RUN = ("shoal-fleet", "run", "owner", "--task", "task")
@@ -29,7 +29,7 @@ def grow(call, devices):
     """Add devices to the roster until it has so many."""
     owner = FleetDirectory(call.home / "owner")
     for n in range(len(owner.roster.active()) + 1, devices + 1):
-        owner.add_device(make_card(Identity.generate(f"dev-{n}"), DEVICE_ROLE))
+        owner.add_device(device_card(Identity.generate(f"dev-{n}")))
 
 
 def sign_logistic(call):

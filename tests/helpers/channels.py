@@ -13,7 +13,7 @@ from shoal.membership.roster_delta import roster_change
 from shoal.owner.enrolment.admission import Registrar
 from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import decode, decode_prefix, encode
-from shoal.protocol.documents import Card, RunPackage
+from shoal.protocol.documents import RunPackage
 from shoal.protocol.messages import Decline, DeclineReason, ModelHeader, Presence, Reminder, Sealed
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Message
@@ -89,11 +89,12 @@ class Scene:
 
     def grant(self, **changes):
         """Return the victim's GrantFile with other contents."""
-        card = Card("device", device_identity(self.fleet, VICTIM).member)
+        (card,) = (c for c in self.owner.cards() if c.member.name == VICTIM)
         if not changes:
             return self.owner.grant_for(card)
         signer = changes.pop("signer", self.owner.owner)
-        return seal_grant(signer, card, dataclasses.replace(self.runtime._membership.grant, **changes))
+        member = self.runtime._membership
+        return seal_grant(signer, card, dataclasses.replace(member.grant, receiving=member.receiving.first, **changes))
 
     def true(self, channel):
         """Return every payload that its rightful sender left on a channel, oldest first."""

@@ -184,6 +184,7 @@ def _owners(disk):
     return [
         disk.replaced("owner", "owner.key", opened),
         disk.replaced("owner", "secrets.bin", opened),
+        disk.replaced("owner", "receiving.bin", opened),
         disk.replaced("owner", "roster.signed", opened),
         disk.replaced("owner", CHANGE_FILE, opened, seeds=(encode(change),)),
         disk.replaced("owner", "broker.key", lambda d: BrokerUsers(d).password("x"), seeds=(bytes(32),)),
@@ -225,6 +226,7 @@ def _devices(disk):
     choice = document + hashlib.sha256(document).digest()
     return [
         disk.replaced("device", "identity.key", joined),
+        disk.replaced("device", "receiving.key", joined),
         disk.replaced("device", "membership.bin", joined),
         disk.replaced(
             "device", "membership.next", joined, seeds=((disk.places["device"] / "membership.bin").read_bytes(),)

@@ -8,14 +8,15 @@ from collections import defaultdict
 from aggregator.membership import AggregatorMembership
 from crypto.seal.envelope import open_from_group, read_head
 from crypto.seal.identity import Identity
+from crypto.seal.signed import sign_document
 from edge_client.membership import DeviceMembership
 from edge_client.storage.finished_models import FinishedList, FinishedModel, FinishedNode, RollbackChoice, Validation
 from edge_client.storage.pending_upload import Mark
 from edge_client.storage.state import ModelFile
-from shoal.membership.grants import make_card
 from shoal.membership.roster_delta import roster_change
 from shoal.membership.tokens import make_request
 from shoal.owner.enrolment.tokens import TokenFile, TokenStore
+from shoal.owner.keys.receiving import ReceivingFile
 from shoal.owner.keys.vault import Change, FleetSecrets
 from shoal.protocol import codec
 from shoal.protocol.codec import decode, decode_prefix, encode
@@ -25,6 +26,7 @@ from shoal.protocol.documents import (
     DeviceGrant,
     GrantFile,
     Member,
+    ReceivingNotice,
     Roster,
     RosterChange,
     RunPackage,
@@ -45,6 +47,7 @@ from shoal.protocol.messages import (
 )
 from shoal.transport.faults import Hop
 from tests.helpers import fleets, model_states
+from tests.helpers.receiving import RECEIVING, device_card
 
 DEVICE = "dev-00"
 
@@ -86,10 +89,16 @@ class Scene:
         self.aggregator = fleets.aggregator_identity(self.fleet)
         self.device = fleets.device_identity(self.fleet, DEVICE)
         self.membership = DeviceMembership(self.fleet.stage.device_dir(DEVICE))
-        self.card = make_card(self.device, "device")
+        self.card = device_card(self.device)
+        self.notice = sign_document(self.device, ReceivingNotice("demo", DEVICE, RECEIVING.public))
         self.token = TokenStore(self.owner).issue(3600, 1000)
         self.newcomer = Identity.generate("dev-77")
         self.package = (self.owner.path / "runs" / "000001.run").read_bytes()
+
+    def new_grant(self):
+        """Return a grant that the device can open, since its card brings its newest receiving keys."""
+        card = self.membership.directory / f"{DEVICE}.card"
+        return self.owner.add_device(card.read_bytes()).read_bytes()
 
     def passages(self, hop, client, *endings):
         """Return (topic, payload) of the messages in one direction."""
@@ -117,7 +126,7 @@ class Scene:
     def samples(self):
         """Return encoded messages by their type."""
         package = decode(self.package, RunPackage)
-        request = make_request(self.newcomer, self.token, 1000)
+        request = make_request(self.newcomer, self.token, 1000, RECEIVING.public)
         statement = encode(
             EnrolStatement(
                 fleet="demo", owner="o", aggregator="a", token="t", expires_at_s=1, asked_at_s=1, card=self.card
@@ -167,6 +176,8 @@ class Scene:
             Sealed: [encode(Sealed("demo", "upload", DEVICE, "aggregator"))],
             FleetSecrets: [encode(secrets)],
             Change: [encode(Change(b"secrets", self.owner.roster_bytes))],
+            ReceivingNotice: [self.notice[64:]],
+            ReceivingFile: [(self.owner.path / "receiving.bin").read_bytes()],
             TokenFile: [encode(TokenFile(self.token, 1000, ""))],
             Mark: [encode(Mark(roster=1, run=1, round=2, nonce=bytes(16), transfer=bytes(16), length=0))],
             ModelFile: [encode(ModelFile(1, bytes(16), 2, 0, 28))],

@@ -22,7 +22,7 @@ from edge_client.run.models import ModelStore
 from edge_client.run.package import open_run
 from shoal.address import BrokerAddress
 from shoal.errors import ShoalError, UntrustedError
-from shoal.membership.grants import OWNER_NAME, make_card, open_card, open_grant, open_renewal
+from shoal.membership.grants import OWNER_NAME, open_card, open_grant, open_notice, open_renewal
 from shoal.membership.roster import open_roster
 from shoal.membership.roster_delta import apply_change, roster_change
 from shoal.membership.statements import check_certificate
@@ -46,6 +46,7 @@ from tests.helpers import model_states as made
 from tests.helpers.parsers import Parser, parcelled, parts_of, text
 from tests.helpers.parsers_scene import DEVICE, Silent
 from tests.helpers.plans import FULL_BATCH, engine_of, run_plan, upload_of
+from tests.helpers.receiving import RECEIVING, device_card
 
 STRATEGIES = {
     "fedavg": {},
@@ -163,7 +164,7 @@ def _taken_apart(payload):
 def _sealed(scene):
     (upload, *_) = fleets.uploads_of(scene.fleet, scene.tap, DEVICE)
     (announcement, *_) = scene.payloads(ending="/s/round")
-    grant = (scene.owner.path / "grants" / f"{DEVICE}.grant").read_bytes()
+    grant, held = scene.new_grant(), scene.membership.receiving
 
     def from_member(data):
         head, at = read_head(data)
@@ -187,14 +188,17 @@ def _sealed(scene):
         Parser("envelope to a member, any inside", (b"", b"x" * 40), resealed),
         Parser("envelope to the group", (announcement,), from_group),
         Parser("card", (scene.card,), open_card),
-        Parser("grant", (grant,), lambda d: open_grant(scene.device, d, DeviceGrant, scene.owner.fingerprint)),
-        Parser("renewed grant", (grant,), lambda d: open_renewal(scene.device, d, DeviceGrant, owner_key)),
+        Parser("notice of receiving keys", (scene.notice,), lambda d: open_notice(d, scene.device.member.sign_key)),
+        Parser("grant", (grant,), lambda d: open_grant(scene.device, d, DeviceGrant, scene.owner.fingerprint, held)),
+        Parser("renewed grant", (grant,), lambda d: open_renewal(scene.device, d, DeviceGrant, owner_key, held)),
         Parser(
             "signed roster",
             (scene.owner.roster_bytes,),
             lambda d: open_roster(d, owner_key=owner_key, fleet="demo", least_sequence=0, now_s=0),
         ),
-        Parser("enrolment request", (make_request(scene.newcomer, scene.token, 1000),), _request(scene)),
+        Parser(
+            "enrolment request", (make_request(scene.newcomer, scene.token, 1000, RECEIVING.public),), _request(scene)
+        ),
     ]
 
 
@@ -205,7 +209,7 @@ def _request(scene):
 def _owners(scene):
     """Return the owner's parsers: any bytes at a token's topic, and any card in a request with a valid proof."""
     topics = Topics("demo")
-    request = make_request(scene.newcomer, scene.token, 1000)
+    request = make_request(scene.newcomer, scene.token, 1000, RECEIVING.public)
     name = scene.token.secret
     topic = topics.enrol(token_id(name))
 
@@ -225,7 +229,7 @@ def _owners(scene):
         sealed = seal_to_group(scene.newcomer, _key(scene.token), head, plain)
         return open_request(encode(EnrolRequest(scene.newcomer.member, sealed)), scene.token)
 
-    card = make_card(scene.newcomer, "device")
+    card = device_card(scene.newcomer)
     statement = encode(
         EnrolStatement(
             fleet=scene.token.fleet,

@@ -10,6 +10,7 @@ from crypto.seal.identity import Identity
 from shoal.errors import ConfigError, ShoalError
 from shoal.membership.tokens import make_request, open_request
 from shoal.protocol.enrolment import LINE_PREFIX, Token
+from tests.helpers.receiving import RECEIVING
 
 TOKEN = Token(
     fleet="reef",
@@ -19,7 +20,7 @@ TOKEN = Token(
     expires_at_s=1_800_000_000,
     secret=bytes(range(16)),
 )
-REQUEST = make_request(Identity.generate("dev-1"), TOKEN, 1_799_999_000)
+REQUEST = make_request(Identity.generate("dev-1"), TOKEN, 1_799_999_000, RECEIVING.public)
 
 
 @given(st.text(max_size=200))

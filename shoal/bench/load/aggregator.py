@@ -27,6 +27,7 @@ from aggregator.numerics.backend import select
 from aggregator.run_service import RunService
 from crypto.seal.envelope import open_from_group, read_head, seal_message_to_member, seal_to_group
 from crypto.seal.identity import Identity
+from crypto.seal.receiving import ReceivingSecrets
 from crypto.seal.signed import sign_document
 from shoal.errors import UsageError
 from shoal.membership.grants import DEVICE_ROLE, make_card
@@ -93,7 +94,7 @@ class Crowd:
         fleet = FleetDirectory.create(root / "owner", "crowd", "mqtt://loopback")
         card = aggregators.init(root / "server")
         fleet.add_aggregator(card.read_bytes())
-        fleet.add_device(make_card(self._members[0], DEVICE_ROLE))
+        fleet.add_device(make_card(self._members[0], DEVICE_ROLE, ReceivingSecrets.generate().public))
         grant = fleet.add_aggregator(card.read_bytes())
         member = aggregators.join(root / "server", grant.read_bytes(), fleet.fingerprint)
         made = build("logistic", inputs=INPUTS, classes=CLASSES)

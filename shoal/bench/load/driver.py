@@ -36,7 +36,7 @@ from edge_client.membership import DeviceMembership
 from edge_client.protocol.presence import presence
 from edge_client.runtime import DeviceRuntime
 from shoal.errors import UntrustedError
-from shoal.membership.directory import KEY_FILE
+from shoal.membership.directory import KEY_FILE, load_receiving
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.messages import Action, Control
 from shoal.transport.base import Connected, Qos, TakenOver, TransportEvent
@@ -249,6 +249,7 @@ def member_like(joined: DeviceMembership, directory: Path) -> DeviceMembership:
     member = copy.copy(joined)
     member.directory = directory
     member.identity = Identity.load(directory / KEY_FILE)
+    member.receiving = load_receiving(directory)
     member.later = list(joined.later)
     return member
 

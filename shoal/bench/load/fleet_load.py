@@ -34,7 +34,6 @@ from shoal import limits
 from shoal.bench.load.driver import DriverReport, DriverSpec
 from shoal.errors import ConfigError, UsageError
 from shoal.membership.directory import KEY_FILE
-from shoal.membership.grants import DEVICE_ROLE, make_card
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.runs.plan import RunOptions, make_plan, origins_needed, write_run
 from shoal.owner.task_compiler.builtin import build
@@ -164,10 +163,8 @@ class LoadFleet:
         fleet = FleetDirectory.create(self.root / "owner", FLEET, self.broker.url)
         card = aggregators.init(self.aggregator_dir).read_bytes()
         fleet.add_aggregator(card)
-        identities = [Identity.generate(name) for name in self.names]
-        for identity in identities:
-            identity.save(self._states / identity.name / KEY_FILE)
-        cards = [make_card(identity, DEVICE_ROLE) for identity in identities]
+        cards = [enrolment.init(self._states / name, name).read_bytes() for name in self.names]
+        identities = [Identity.load(self._states / name / KEY_FILE) for name in self.names]
         fleet.add_devices(cards)
         # The grant is made again, since it contains the roster, which lists all devices only now.
         grant = fleet.add_aggregator(card)

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from crypto.seal.envelope import SealError, is_from, open_from_group, read_head, seal_message_to_member
 from crypto.seal.identity import fingerprint
+from crypto.seal.signed import peek_document
 from shoal import limits
 from shoal.errors import BrokerUnreachableError, ShoalError, UntrustedError
 from shoal.membership.certificates import check_certificate
-from shoal.membership.grants import DEVICE_ROLE, OWNER_NAME, open_card
+from shoal.membership.grants import DEVICE_ROLE, OWNER_NAME, open_card, open_notice
 from shoal.membership.roster import FORK_HINT, aggregator_of, digest_of, owner_purpose, read_owner_purpose
 from shoal.membership.tokens import Asked, open_request, peek_request
 from shoal.owner.enrolment.tokens import TokenStore
@@ -22,7 +23,7 @@ from shoal.owner.keys.run_list import largest_epoch_bytes
 from shoal.protocol import channels
 from shoal.protocol.channels import Channel
 from shoal.protocol.codec import decode
-from shoal.protocol.documents import Card, Member
+from shoal.protocol.documents import Card, Member, ReceivingKeys, ReceivingNotice
 from shoal.protocol.epochs import Epoch
 from shoal.protocol.messages import Sealed
 from shoal.protocol.reassembly import Reassembler
@@ -123,6 +124,8 @@ class Registrar:
         self._chunks = Reassembler(channels.ENROLMENT.largest, whole_transfers=1, max_per_source=1)
         self._epochs = Reassembler(whole_transfers=1)
         self._most_epoch_bytes: int | None = None
+        self._notices = Reassembler(channels.RECEIVING.largest, whole_transfers=1)
+        self._receiving: dict[str, ReceivingKeys] = {}
         self._rosters = Reassembler(channels.OWNER_ROSTER.largest, whole_transfers=1, max_per_source=1)
         self._left: tuple[int, bytes] = (0, b"")
         self.pending: dict[str, Request] = {}
@@ -130,8 +133,10 @@ class Registrar:
 
     def start(self, now_s: int) -> None:
         """Subscribe to requests, and clear retained messages of tokens that expired long ago."""
-        # Mask epochs first: a device that is approved must get no secret from before the current epoch.
+        # Mask epochs first: a device that is approved must get no secret from before the current epoch. Receiving keys come
+        # before the roster, whose arrival shows that all retained messages before it have been read.
         self._transport.subscribe(self._topics.filter(TopicKind.CHECKPOINT))
+        self._transport.subscribe(self._topics.filter(TopicKind.RECEIVING))
         self._transport.subscribe(self._topics.filter(TopicKind.ENROL))
         self._old = self._tokens.old(now_s, self._complain)
         for token in self._old:
@@ -158,6 +163,8 @@ class Registrar:
             self._on_epoch(event.payload, now_s)
         if parsed.kind is TopicKind.OWNER_ROSTER and event.payload:
             self._on_roster(event.payload, now_s)
+        if parsed.kind is TopicKind.RECEIVING and event.payload:
+            self._on_receiving(parsed.device, event.payload, now_s)
         if parsed.kind is not TopicKind.ENROL or not event.payload:
             return
         token, name = parsed.label, "?"
@@ -184,6 +191,37 @@ class Registrar:
             return
         if not request.answered:
             self.pending[request.fingerprint] = request
+
+    def _on_receiving(self, device: str, payload: bytes, now_s: float) -> None:
+        """Note a device's newest receiving keys; `_take_receiving` stores them.
+
+        A notice that is older than the keys known is left out: a broker may have repeated it.
+        """
+        member = self._fleet.roster.device(device)
+        if member is None:
+            return
+        transfer = self._notices.add(device, payload, float(now_s), channels.RECEIVING.limit())
+        if transfer is None:
+            return
+        known = self._fleet.receiving.of(device).receiving
+        if peek_document(transfer.payload, ReceivingNotice).receiving == known:
+            return  # spares the checks, which take a second for 2,000 devices
+        notice = open_notice(transfer.payload, member.sign_key)
+        if (notice.fleet, notice.device) != (self._fleet.name, device):
+            raise UntrustedError(f"receiving keys of {notice.device!r} in {notice.fleet!r} at the topic of {device!r}")
+        found = notice.receiving
+        if found.first < known.first:
+            self._complain(
+                f"warning: the broker holds receiving keys of {device} from number {found.first} on, and it has published those "
+                f"from {known.first} on: its keys stay sealed to the newer ones. Was its directory restored from a backup?"
+            )
+        elif found.first > known.first:
+            self._receiving[device] = found
+
+    def _take_receiving(self) -> None:
+        """Store the receiving keys that were published, before anything is sealed; call it in `changing`."""
+        self._fleet.take_receiving(self._receiving)
+        self._receiving.clear()
 
     @property
     def has_seen_roster(self) -> bool:
@@ -311,6 +349,12 @@ class Registrar:
         with self._fleet.changing():
             for name in self._fleet.roster.revoked:
                 self._transport.publish(self._topics.keys(name), b"", retain=True)
+            self._take_receiving()
+            for name in self._fleet.roster.active():
+                if self._fleet.receiving.of(name).exhausted:
+                    self._complain(
+                        f"warning: {name} has published no receiving keys for a long time: start it, then shoal-fleet publish"
+                    )
             for card in self._fleet.cards():
                 self._leave(channels.KEYS, self._fleet.grant_for(card, renewal=True), card.member.name)
 
@@ -338,6 +382,7 @@ class Registrar:
             raise UntrustedError("the device no longer belongs to the fleet")
         if self._count_on():
             self.publish_keys()
+        self._take_receiving()
         if token:
             self._leave(channels.GRANT, self._fleet.grant_for(Card(DEVICE_ROLE, member)), token)
             self._transport.publish(self._topics.enrol(token), b"", retain=True)

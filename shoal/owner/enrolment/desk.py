@@ -119,8 +119,10 @@ class Desk:
         Raises:
             BrokerUnreachableError, TakenOverError: as `flush`.
         """
-        # The broker's roster may be newer than ours: see `Registrar.publish_roster`.
-        self.listen(LOOK_S, lambda: self.registrar.has_seen_roster)
+        # The broker's roster may be newer than ours: see `Registrar.publish_roster`. The devices' receiving keys come before
+        # it; in a large fleet they take longer than LOOK_S.
+        looked_s = time.monotonic() + LOOK_S
+        self.listen(FLUSH_S, lambda: self.registrar.has_seen_roster or time.monotonic() > looked_s)
         # Locked until the broker has it, or an older roster could replace a newer one there.
         with self._connected(), self._fleet.changing():
             self.registrar.publish_roster()

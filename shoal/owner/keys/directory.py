@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -19,13 +19,15 @@ from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, ShoalErr
 from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, OWNER_NAME, open_card, seal_grant
 from shoal.membership.roster import open_roster
 from shoal.owner.keys.broker_users import DEVICE_RESERVED, ENROL_USER, BrokerUsers
+from shoal.owner.keys.receiving import RECEIVING_FILE, ReceivingBook
 from shoal.owner.keys.run_files import RUNS, highest_run
 from shoal.owner.keys.vault import BACKUP_HINT, OWNER_FILE, ROSTER_FILE, SECRETS_FILE, FleetSecrets, Vault
 from shoal.protocol.codec import encode
-from shoal.protocol.documents import AggregatorGrant, Card, DeviceGrant, Member, Roster
+from shoal.protocol.documents import AggregatorGrant, Card, DeviceGrant, Member, ReceivingKeys, Roster
 from shoal.types import check_name
 from shoal.util.files import (
     check_directory,
+    named,
     private_directory,
     remove_unfinished,
     sync_directory,
@@ -52,6 +54,7 @@ class FleetDirectory:
 
     Attributes:
         path: the directory; owner: the owner's keys; secrets: the fleet's shared secrets; roster: the newest roster.
+        receiving: the devices' receiving keys.
         users: the broker's users; none before the first `shoal-fleet broker-config`.
     """
 
@@ -74,7 +77,8 @@ class FleetDirectory:
         self.users: BrokerUsers
         self.secrets: FleetSecrets
         self.roster: Roster
-        self._signed = b""
+        self.receiving = ReceivingBook()
+        self._signed = self._receiving_bytes = b""
         self.owner = Identity.from_bytes(self._vault.read(OWNER_FILE), path / OWNER_FILE)
         self._read_state()
         if self._vault.is_changing:
@@ -113,6 +117,7 @@ class FleetDirectory:
     def _read_state(self) -> None:
         self.secrets, signed = self._vault.state()
         self.users = BrokerUsers(self.path)
+        self._read_receiving()
         if signed and signed == self._signed:
             return
         key, fleet = self.owner.member.sign_key, self.secrets.fleet
@@ -122,6 +127,25 @@ class FleetDirectory:
         except ShoalError as error:
             raise IntegrityError(f"{self.path / ROSTER_FILE} is damaged: {error}", hint=BACKUP_HINT) from error
         self._signed = signed
+
+    def _read_receiving(self) -> None:
+        if not (self.path / RECEIVING_FILE).exists():
+            raise IntegrityError(
+                f"{self.path} has no {RECEIVING_FILE}: it was lost, or an earlier version of Shoal made this fleet",
+                hint=f"{BACKUP_HINT}, or make a new fleet in another directory",
+            )
+        data = self._vault.read(RECEIVING_FILE)
+        if data == self._receiving_bytes:
+            return
+        with named(self.path / RECEIVING_FILE, BACKUP_HINT):
+            self.receiving = ReceivingBook.from_bytes(data)
+        self._receiving_bytes = data
+
+    def _store_receiving(self, book: ReceivingBook) -> None:
+        if book != self.receiving:
+            data = book.to_bytes()
+            self._vault.write(RECEIVING_FILE, data)
+            self.receiving, self._receiving_bytes = book, data
 
     @classmethod
     def create(cls, path: Path, name: str, broker: str, lock: Lock | None = None) -> FleetDirectory:
@@ -154,6 +178,7 @@ class FleetDirectory:
             write_private(path / ROSTER_FILE, sign_document(owner, first))
             for sub in (GRANTS, RUNS):
                 private_directory(path / sub)
+            vault.write(RECEIVING_FILE, ReceivingBook().to_bytes())
             # The secrets are written last: their file marks a complete fleet.
             vault.write(SECRETS_FILE, encode(FleetSecrets.fresh(name, broker)))
         return cls(path, lock)
@@ -208,6 +233,8 @@ class FleetDirectory:
     def add_device(self, card_bytes: bytes, expected_fingerprint: str = "") -> Path:
         """Add a device, or renew the grant of one that is listed; return the path of its grant.
 
+        The card of a listed device may bring newer receiving keys.
+
         Raises:
             UntrustedError: the card is not a device's, or does not have the expected fingerprint.
             ConfigError: the name is taken by another device.
@@ -215,7 +242,11 @@ class FleetDirectory:
         card = self._checked(card_bytes, DEVICE_ROLE, expected_fingerprint)
         with self.changing():
             self.check_device(card)
-            if not self.listed(card.member):
+            new = not self.listed(card.member)
+            # Before the roster: each listed device has receiving keys, also after a crash in between.
+            found = _receiving_of([card])
+            self._store_receiving(self.receiving.admitting(found) if new else self.receiving.taking(found))
+            if new:
                 self._sign(devices=(*self.roster.devices, card.member))
             return self._write_grant(card)
 
@@ -238,8 +269,14 @@ class FleetDirectory:
                     )
                 self.check_name(card.member.name)
                 taken.add(card.member.name)
-                new.append(card.member)
-            self._sign(devices=(*self.roster.devices, *new))
+                new.append(card)
+            self._store_receiving(self.receiving.admitting(_receiving_of(new)))
+            self._sign(devices=(*self.roster.devices, *(card.member for card in new)))
+
+    def take_receiving(self, found: Mapping[str, ReceivingKeys]) -> None:
+        """Store the receiving keys in ``found``, by device, that are newer than those known; durable on return."""
+        with self.changing():
+            self._store_receiving(self.receiving.taking(found))
 
     def check_device(self, card: Card) -> None:
         """Check that a device may have this name with these keys.
@@ -341,6 +378,7 @@ class FleetDirectory:
             run_epochs=self.secrets.run_epochs,
         )
         signed = sign_document(self.owner, roster)
+        self._store_receiving(self.receiving.advanced(roster.active()))
         self._vault.change(secrets, signed)
         self.secrets, self.roster, self._signed = secrets, roster, signed
         self._finish_change()
@@ -387,11 +425,14 @@ class FleetDirectory:
     def cards(self) -> tuple[Card, ...]:
         """Return the cards of the fleet's members: the aggregator and the devices that are not revoked."""
         r = self.roster
-        devices = [Card(DEVICE_ROLE, d) for d in r.devices if d.name not in r.revoked]
+        active = (d for d in r.devices if d.name not in r.revoked)
+        devices = [Card(DEVICE_ROLE, d, self.receiving.of(d.name).receiving) for d in active]
         return (*([Card(AGGREGATOR_ROLE, r.aggregator)] if r.aggregator else []), *devices)
 
     def grant_for(self, card: Card, *, renewal: bool = False) -> bytes:
         """Return a grant with the newest secrets, sealed to the card's holder; call it in `changing`.
+
+        A device's grant is sealed to its next receiving key, also if the card lists older ones.
 
         Args:
             card: the recipient's card.
@@ -411,12 +452,15 @@ class FleetDirectory:
                 broadcast_key=s.broadcast_key,
             )
         else:
+            known = self.receiving.of(card.member.name)
+            card = dataclasses.replace(card, receiving=known.receiving)
             grant = DeviceGrant(
                 fleet=s.fleet,
                 owner_key=key,
                 broker=broker,
                 roster=roster,
                 keys_since=since,
+                receiving=known.number,
                 broadcast_key=s.broadcast_key,
                 mask_secret=s.mask_secret,
                 content_key=s.content_key,
@@ -459,6 +503,11 @@ class FleetDirectory:
 
     def _grant_path(self, name: str) -> Path:
         return self.path / GRANTS / f"{name}.grant"
+
+
+def _receiving_of(cards: Iterable[Card]) -> dict[str, ReceivingKeys]:
+    """Return the receiving keys on devices' cards, by name."""
+    return {card.member.name: card.receiving for card in cards if card.receiving is not None}
 
 
 def _life() -> tuple[int, int]:

@@ -18,6 +18,7 @@ from shoal.protocol.chunking import HEADER, MAGIC, VERSION, ChunkKind, split
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Message
 from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
+from tests.helpers.receiving import RECEIVING
 
 TOPICS = Topics("demo")
 
@@ -30,7 +31,7 @@ class Desk:
         self.owner.add_aggregator(aggregators.init(root / "server").read_bytes())
         self.token = TokenStore(self.owner).issue(600, 1000)
         self.device = Identity.generate("dev-1")
-        self.request = make_request(self.device, self.token, 1000)
+        self.request = make_request(self.device, self.token, 1000, RECEIVING.public)
 
     def look(self, *payloads, chunks=None):
         """Return the registrar after it has seen the payloads in turn."""
@@ -53,11 +54,13 @@ class Desk:
 
 
 def elsewhere(desk):
-    return make_request(desk.device, dataclasses.replace(desk.token, fleet="other"), 1000)
+    return make_request(desk.device, dataclasses.replace(desk.token, fleet="other"), 1000, RECEIVING.public)
 
 
 def unproven(desk):
-    return make_request(Identity.generate("dev-1"), dataclasses.replace(desk.token, secret=bytes(16)), 1000)
+    return make_request(
+        Identity.generate("dev-1"), dataclasses.replace(desk.token, secret=bytes(16)), 1000, RECEIVING.public
+    )
 
 
 ON_THE_DESK = {
@@ -90,7 +93,7 @@ def test_a_request_that_is_replayed_after_the_answer_adds_nobody(tmp_path):
     registrar.approve(fingerprint(desk.device.member), 1000)
     roster = desk.owner.roster
     assert desk.look(desk.request, desk.request).pending == {}
-    late = make_request(Identity.generate("dev-2"), desk.token, 1000)
+    late = make_request(Identity.generate("dev-2"), desk.token, 1000, RECEIVING.public)
     (refused,) = desk.look(late).refused.values()
     assert "the token was used before" in refused.reason
     assert desk.owner.roster == roster
@@ -99,7 +102,7 @@ def test_a_request_that_is_replayed_after_the_answer_adds_nobody(tmp_path):
 def test_requests_that_overtake_each_other_are_one(tmp_path):
     """A device asked twice, and the older request arrives last: the owner sees one, and lets one device in."""
     desk = Desk(tmp_path)
-    again = make_request(desk.device, desk.token, 1005)
+    again = make_request(desk.device, desk.token, 1005, RECEIVING.public)
     registrar = desk.look(again, desk.request)
     (request,) = registrar.pending.values()
     registrar.approve(request.fingerprint, 1000)

@@ -111,11 +111,12 @@ def test_a_device_listens_to_what_is_for_all_and_to_its_own_topics_alone(place):
     assert place.line.sent == [], "nothing is published before the connection"
 
 
-def test_a_connection_publishes_the_presence_now_and_once_more(place):
+def test_a_connection_publishes_presence_and_receiving_keys_now_and_once_more(place):
+    both = [TOPICS.state("dev-1"), TOPICS.receiving("dev-1")]
     place.runtime.on_event(CONNECTED, 10.0)
-    assert place.line.take() == [TOPICS.state("dev-1")]
+    assert place.line.take() == both
     place.runtime.tick(10.0 + PRESENCE_AGAIN_S)
-    assert place.line.take() == [TOPICS.state("dev-1")]
+    assert place.line.take() == both
     place.runtime.tick(99.0)
     assert place.line.take() == []
 

@@ -5,6 +5,7 @@ import pytest
 from crypto.seal.envelope import SealError, open_from_group, read_head
 from edge_client.protocol.presence import PRESENCE_AGAIN_S, Attendance, presence
 from shoal.errors import WireError
+from shoal.membership.grants import open_notice
 from shoal.protocol.codec import decode
 from shoal.protocol.messages import Presence, Sealed
 from shoal.protocol.reassembly import Reassembler
@@ -41,9 +42,21 @@ def opened(member, chunk, group=None):
 
 
 def said(member, line):
-    """Return whether each presence that was published says online; all are retained at the device's own topic."""
-    assert all((topic, retain) == (TOPICS.state("dev-1"), True) for topic, _, retain in line.sent)
-    return [opened(member, chunk)[1].online for _, chunk, _ in line.sent]
+    """Return whether each presence that was published says online; all is retained at the device's own topics."""
+    assert all(retain for _, _, retain in line.sent)
+    assert {topic for topic, _, _ in line.sent} <= {TOPICS.state("dev-1"), TOPICS.receiving("dev-1")}
+    return [opened(member, chunk)[1].online for topic, chunk, _ in line.sent if topic == TOPICS.state("dev-1")]
+
+
+def offered(member, line):
+    """Return the number of the first receiving key in each notice that was published."""
+    found = []
+    for topic, chunk, _ in line.sent:
+        if topic == TOPICS.receiving("dev-1"):
+            notice = open_notice(Reassembler().add("x", chunk, 0.0).payload, member.identity.member.sign_key)
+            assert (notice.fleet, notice.device, notice.receiving) == ("reef", "dev-1", member.receiving.public)
+            found.append(notice.receiving.first)
+    return found
 
 
 @pytest.mark.parametrize("online", [True, False])
@@ -71,6 +84,14 @@ def test_a_presence_is_repeated_once_after_a_random_time(member, line, uniform, 
     assert attending.tick(10.0 + after_s)
     assert not attending.tick(1e9)
     assert said(member, line) == [True, True]
+    assert offered(member, line) == [2, 2]
+
+
+def test_the_receiving_keys_are_those_for_the_next_delivery(parties, member, line):
+    parties.owner.rotate()
+    member.take_grant(parties.grant("dev-1"))
+    attendance(member, line).offer_keys()
+    assert offered(member, line) == [3]
 
 
 def test_a_second_connection_puts_the_repetition_off(member, line):

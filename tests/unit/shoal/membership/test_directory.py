@@ -13,11 +13,12 @@ from edge_client import membership as enrolment
 from edge_client.membership import DeviceMembership
 from shoal.errors import ConfigError, NotEnrolledError, UntrustedError
 from shoal.membership.directory import MOST_LATER, NEXT_FILE
-from shoal.membership.grants import DEVICE_ROLE, make_card, open_grant, seal_grant
+from shoal.membership.grants import open_grant, seal_grant
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import ROSTER_FILE
 from shoal.protocol.documents import DeviceGrant
 from shoal.util.files import write_private
+from tests.helpers.receiving import device_card
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_both_sides_share_what_they_should(fleet, device, tmp_path):
 
 def test_everything_private_is_private(device):
     assert stat.S_IMODE(device.directory.stat().st_mode) == 0o700
-    for name in ("identity.key", "membership.bin", "roster.signed"):
+    for name in ("identity.key", "receiving.key", "membership.bin", "roster.signed"):
         assert stat.S_IMODE((device.directory / name).stat().st_mode) == 0o600
 
 
@@ -209,12 +210,18 @@ def grant_of(fleet, name="dev-1"):
     return (fleet.path / "grants" / f"{name}.grant").read_bytes()
 
 
+def new_grant(fleet, device):
+    """Return a grant that the device can open, since its card brings its newest receiving keys."""
+    return fleet.add_device((device.directory / "dev-1.card").read_bytes()).read_bytes()
+
+
 def rotated(fleet, device, times=1):
     """Let the owner draw new secrets and the device take them; return their generations."""
     generations = []
     for _ in range(times):
         fleet.rotate()
         assert device.take_grant(grant_of(fleet))
+        fleet.take_receiving({"dev-1": device.receiving.public})
         generations.append(fleet.roster.keys_since)
     return generations
 
@@ -231,7 +238,7 @@ RENEWAL_BYTES = 1024
 def test_renewed_keys_contain_no_roster(fleet, device, tmp_path):
     """N rosters of n devices would be gigabytes on a large fleet's broker; the roster is sent once, separately."""
     for number in range(30):
-        fleet.add_device(make_card(Identity.generate(f"more-{number}"), DEVICE_ROLE))
+        fleet.add_device(device_card(Identity.generate(f"more-{number}")))
     fleet.rotate()
     before = device.roster
     assert len(fleet.roster_bytes) > 2 * RENEWAL_BYTES
@@ -256,6 +263,7 @@ def test_only_those_who_joined_by_file_get_files_again(fleet, device):
 
 
 def test_nobody_joins_with_keys_alone(fleet, device):
+    new_grant(fleet, device)
     with fleet.changing():
         renewal = fleet.grant_for(fleet.cards()[-1], renewal=True)
     before = held(device.directory)
@@ -267,9 +275,10 @@ def test_nobody_joins_with_keys_alone(fleet, device):
 
 def test_nobody_joins_with_keys_of_another_roster(fleet, device):
     """Only a faulty owner's program would make one."""
+    new_grant(fleet, device)
     card = fleet.cards()[-1]
     with fleet.changing():
-        true = open_grant(device.identity, fleet.grant_for(card), DeviceGrant, fleet.fingerprint)
+        true = open_grant(device.identity, fleet.grant_for(card), DeviceGrant, fleet.fingerprint, device.receiving)
     false = seal_grant(fleet.owner, card, dataclasses.replace(true, keys_since=7))
     before = held(device.directory)
     with pytest.raises(UntrustedError, match="keys of roster 7 and a roster of keys 0"):
@@ -337,7 +346,7 @@ def test_a_power_cut_in_the_middle_of_promoting_heals(fleet, device):
 
 def test_a_grant_given_by_hand_ends_the_waiting(fleet, device):
     rotated(fleet, device, 2)
-    member = enrolment.join(device.directory, grant_of(fleet), fleet.fingerprint)
+    member = enrolment.join(device.directory, new_grant(fleet, device), fleet.fingerprint)
     assert member.later == []
     assert list(device.directory.glob(f"{NEXT_FILE}.*")) == []
 

@@ -6,6 +6,7 @@ import pytest
 
 from crypto.seal.envelope import seal_to_member
 from crypto.seal.identity import Identity, fingerprint
+from crypto.seal.receiving import ReceivingSecrets
 from crypto.seal.signed import open_document, sign_document
 from shoal.errors import UntrustedError, WireError
 from shoal.membership.grants import (
@@ -21,6 +22,7 @@ from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import AggregatorGrant, Card, DeviceGrant, GrantFile, Roster, RunPlan
 from shoal.protocol.messages import Sealed
 from tests.helpers.plans import run_plan
+from tests.helpers.receiving import RECEIVING, device_card
 
 OWNER, DEVICE, EVE = (Identity.generate(n) for n in ("owner", "dev-1", "eve"))
 ROSTER = Roster(
@@ -71,7 +73,7 @@ def test_a_document_is_longer_than_its_signature(length):
 
 
 def test_a_card_proves_the_possession_of_its_key():
-    assert open_card(make_card(DEVICE, DEVICE_ROLE)) == Card(DEVICE_ROLE, DEVICE.member)
+    assert open_card(device_card(DEVICE)) == Card(DEVICE_ROLE, DEVICE.member, RECEIVING.public)
 
 
 def test_a_card_with_the_keys_of_another_party_is_refused():
@@ -98,6 +100,7 @@ def device_grant(**changes):
         "broker": "mqtt://x",
         "roster": sign_document(OWNER, ROSTER),
         "keys_since": ROSTER.keys_since,
+        "receiving": 2,
         "broadcast_key": b"B" * 32,
         "mask_secret": b"M" * 32,
         "content_key": b"C" * 32,
@@ -105,14 +108,14 @@ def device_grant(**changes):
     return DeviceGrant(**{**fields, **changes})
 
 
-CARD = Card(DEVICE_ROLE, DEVICE.member)
+CARD = Card(DEVICE_ROLE, DEVICE.member, RECEIVING.public)
 PRINT = fingerprint(OWNER.member)
 
 
 def test_a_grant_reaches_its_device():
     data = seal_grant(OWNER, CARD, device_grant())
-    assert open_grant(DEVICE, data, DeviceGrant, PRINT) == device_grant()
-    assert open_grant(DEVICE, data, DeviceGrant, f"  {PRINT.upper()} ") == device_grant()
+    assert open_grant(DEVICE, data, DeviceGrant, PRINT, RECEIVING) == device_grant()
+    assert open_grant(DEVICE, data, DeviceGrant, f"  {PRINT.upper()} ", RECEIVING) == device_grant()
     for secret in (b"MMMM", b"CCCC", b"BBBB"):
         assert secret not in data
 
@@ -120,14 +123,14 @@ def test_a_grant_reaches_its_device():
 def test_a_grant_of_another_owner_is_refused_with_both_fingerprints():
     data = seal_grant(EVE, CARD, device_grant(owner_key=EVE.member.sign_key))
     with pytest.raises(UntrustedError, match=fingerprint(EVE.member)) as caught:
-        open_grant(DEVICE, data, DeviceGrant, PRINT)
+        open_grant(DEVICE, data, DeviceGrant, PRINT, RECEIVING)
     assert "shoal-fleet show" in caught.value.hint
 
 
 def test_a_grant_for_another_device_is_refused_with_its_name():
     data = seal_grant(OWNER, CARD, device_grant())
     with pytest.raises(UntrustedError, match="not for the keys of 'eve' here") as caught:
-        open_grant(EVE, data, DeviceGrant, PRINT)
+        open_grant(EVE, data, DeviceGrant, PRINT, ReceivingSecrets.generate())
     assert "it is for 'dev-1'" in caught.value.hint
 
 
@@ -135,7 +138,7 @@ def test_a_grant_under_another_name_is_refused():
     """A renamed key file does not make another device of its party."""
     renamed = Identity("dev-2", DEVICE.sign_private, DEVICE.seal_private)
     with pytest.raises(UntrustedError, match="for 'dev-1' as device"):
-        open_grant(renamed, seal_grant(OWNER, CARD, device_grant()), DeviceGrant, PRINT)
+        open_grant(renamed, seal_grant(OWNER, CARD, device_grant()), DeviceGrant, PRINT, RECEIVING)
 
 
 def test_a_grant_for_another_role_is_refused():
@@ -150,8 +153,8 @@ def test_a_grant_for_another_role_is_refused():
     )
     card = Card(AGGREGATOR_ROLE, DEVICE.member)
     with pytest.raises(UntrustedError, match="as aggregator"):
-        open_grant(DEVICE, seal_grant(OWNER, card, aggregators), DeviceGrant, PRINT)
-    with pytest.raises(UntrustedError, match="as device"):
+        open_grant(DEVICE, seal_grant(OWNER, card, aggregators), DeviceGrant, PRINT, RECEIVING)
+    with pytest.raises(UntrustedError, match="is not for the keys of"):
         open_grant(DEVICE, seal_grant(OWNER, CARD, device_grant()), AggregatorGrant, PRINT)
 
 
@@ -163,7 +166,7 @@ def test_an_altered_grant_is_refused_or_gives_the_true_one():
         broken = bytearray(data)
         broken[at] ^= 2
         try:
-            assert open_grant(DEVICE, bytes(broken), DeviceGrant, PRINT) == device_grant()
+            assert open_grant(DEVICE, bytes(broken), DeviceGrant, PRINT, RECEIVING) == device_grant()
             taken += 1
         except (UntrustedError, WireError):
             continue
@@ -173,14 +176,14 @@ def test_an_altered_grant_is_refused_or_gives_the_true_one():
 def test_a_grant_that_pins_another_owner_is_refused():
     data = seal_grant(OWNER, CARD, device_grant(owner_key=EVE.member.sign_key))
     with pytest.raises(UntrustedError, match="another owner"):
-        open_grant(DEVICE, data, DeviceGrant, PRINT)
+        open_grant(DEVICE, data, DeviceGrant, PRINT, RECEIVING)
 
 
 def test_a_grant_sealed_for_another_purpose_is_refused():
     head = Sealed("demo", "control", "owner", "dev-1")
     sealed = seal_to_member(OWNER, DEVICE.member.seal_key, head, encode(device_grant()))
-    with pytest.raises(UntrustedError):
-        open_grant(DEVICE, encode(GrantFile(OWNER.member, sealed)), DeviceGrant, PRINT)
+    with pytest.raises(WireError, match="a control where a grant belongs"):
+        open_grant(DEVICE, encode(GrantFile(OWNER.member, sealed)), DeviceGrant, PRINT, RECEIVING)
 
 
 def test_a_card_with_a_key_that_nothing_can_be_sealed_to_is_refused():
@@ -192,19 +195,21 @@ def test_a_card_with_a_key_that_nothing_can_be_sealed_to_is_refused():
 def test_new_keys_come_from_the_pinned_owner_only():
     """A member pins the owner's signing key when it joins; the display name and the fingerprint no longer count."""
     data = seal_grant(OWNER, CARD, device_grant(roster=b""))
-    assert open_renewal(DEVICE, data, DeviceGrant, OWNER.member.sign_key) == device_grant(roster=b"")
+    assert open_renewal(DEVICE, data, DeviceGrant, OWNER.member.sign_key, RECEIVING) == device_grant(roster=b"")
     forged = seal_grant(EVE, CARD, device_grant(owner_key=EVE.member.sign_key))
     with pytest.raises(UntrustedError, match=f"keys from owner {fingerprint(EVE.member)}, who is not this fleet's"):
-        open_renewal(DEVICE, forged, DeviceGrant, OWNER.member.sign_key)
+        open_renewal(DEVICE, forged, DeviceGrant, OWNER.member.sign_key, RECEIVING)
 
 
 def test_new_keys_under_a_borrowed_name_of_the_owner_are_refused():
     """Eve names the owner's public keys in the file, but can't sign as the owner."""
     file = decode(seal_grant(EVE, CARD, device_grant()), GrantFile)
     with pytest.raises(UntrustedError):
-        open_renewal(DEVICE, encode(GrantFile(OWNER.member, file.sealed)), DeviceGrant, OWNER.member.sign_key)
+        open_renewal(
+            DEVICE, encode(GrantFile(OWNER.member, file.sealed)), DeviceGrant, OWNER.member.sign_key, RECEIVING
+        )
 
 
 def test_new_keys_for_another_device_are_refused():
     with pytest.raises(UntrustedError):
-        open_renewal(EVE, seal_grant(OWNER, CARD, device_grant()), DeviceGrant, OWNER.member.sign_key)
+        open_renewal(EVE, seal_grant(OWNER, CARD, device_grant()), DeviceGrant, OWNER.member.sign_key, RECEIVING)

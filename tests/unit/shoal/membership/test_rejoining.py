@@ -14,10 +14,11 @@ from edge_client.membership import DeviceMembership
 from shoal.errors import ConfigError, IntegrityError, UntrustedError
 from shoal.membership import directory as memberships
 from shoal.membership.directory import KEY_FILE, LEAST_FILE, ROSTER_FILE, make_identity
-from shoal.membership.grants import DEVICE_ROLE, make_card, open_card
+from shoal.membership.grants import DEVICE_ROLE, open_card
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.util.files import write_private
 from shoal.util.locks import exclusive
+from tests.helpers.receiving import device_card
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -43,6 +44,11 @@ def server(fleet, tmp_path):
 
 def grant_of(fleet, name="dev-1"):
     return (fleet.path / "grants" / f"{name}.grant").read_bytes()
+
+
+def new_grant(fleet, device):
+    """Return a grant that the device can open, since its card brings its newest receiving keys."""
+    return fleet.add_device((device.directory / "dev-1.card").read_bytes()).read_bytes()
 
 
 def held(directory):
@@ -120,7 +126,7 @@ def test_another_fleet_needs_another_directory(fleet, device, tmp_path):
     for name in ("lagoon", "demo"):
         other = FleetDirectory.create(tmp_path / f"other-{name}", name, "mqtt://loopback")
         other.add_aggregator(aggregators.init(tmp_path / f"server-{name}").read_bytes())
-        other.add_device(make_card(device.identity, DEVICE_ROLE))
+        other.add_device((device.directory / "dev-1.card").read_bytes())
         with pytest.raises(ConfigError, match="belongs to fleet 'demo'") as caught:
             enrolment.join(device.directory, grant_of(other), other.fingerprint)
         assert "use another directory" in caught.value.hint
@@ -129,21 +135,30 @@ def test_another_fleet_needs_another_directory(fleet, device, tmp_path):
 
 def test_an_older_grant_rolls_nothing_back(fleet, device):
     old = grant_of(fleet)
-    fleet.add_device(make_card(Identity.generate("dev-2"), DEVICE_ROLE))
+    fleet.add_device(device_card(Identity.generate("dev-2")))
     fleet.revoke("dev-2")
-    new = grant_of(fleet)
-    enrolment.join(device.directory, new, fleet.fingerprint)
+    enrolment.join(device.directory, grant_of(fleet), fleet.fingerprint)
+    before = held(device.directory)
+    with pytest.raises(UntrustedError, match="sealed to receiving key 1"):
+        enrolment.join(device.directory, old, fleet.fingerprint)
+    assert held(device.directory) == before
+
+
+def test_a_grant_with_an_older_roster_than_the_networks_is_refused(fleet, device):
+    old = new_grant(fleet, device)
+    fleet.renew()
+    device.adopt(fleet.roster_bytes)
     before = held(device.directory)
     with pytest.raises(UntrustedError, match="refused as a rollback") as caught:
         enrolment.join(device.directory, old, fleet.fingerprint)
     assert "newest grant" in caught.value.hint
     assert held(device.directory) == before
-    enrolment.join(device.directory, new, fleet.fingerprint)
+    enrolment.join(device.directory, new_grant(fleet, device), fleet.fingerprint)
 
 
 def test_a_damaged_grant_is_mended_by_joining_again(fleet, device):
     write_private(device.directory / "membership.bin", b"junk")
-    assert enrolment.join(device.directory, grant_of(fleet), fleet.fingerprint).roster == fleet.roster
+    assert enrolment.join(device.directory, new_grant(fleet, device), fleet.fingerprint).roster == fleet.roster
 
 
 def rosters(fleet, count):
@@ -229,4 +244,4 @@ def test_an_unsigned_roster_file_does_not_block_joining(fleet, device):
     """A forged roster file with a high sequence can't lock the device out."""
     forged = sign_document(device.identity, dataclasses.replace(fleet.roster, sequence=1 << 30))
     write_private(device.directory / ROSTER_FILE, forged)
-    assert enrolment.join(device.directory, grant_of(fleet), fleet.fingerprint).roster == fleet.roster
+    assert enrolment.join(device.directory, new_grant(fleet, device), fleet.fingerprint).roster == fleet.roster

@@ -14,6 +14,7 @@ from shoal.protocol.channels import ENROLMENT
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import Card
 from shoal.protocol.enrolment import EnrolRequest, EnrolStatement, Token
+from tests.helpers.receiving import RECEIVING, device_card
 
 DEVICE, THIEF = Identity.generate("dev-1"), Identity.generate("dev-1")
 TOKEN = Token(
@@ -37,7 +38,7 @@ def forge(token=TOKEN, signer=DEVICE, *, card=None, proof=None, raw=None):
             token=token_id(token.secret),
             expires_at_s=token.expires_at_s,
             asked_at_s=1_000,
-            card=card or make_card(signer, DEVICE_ROLE),
+            card=card or device_card(signer),
         )
     )
     raw = statement if raw is None else raw
@@ -47,15 +48,15 @@ def forge(token=TOKEN, signer=DEVICE, *, card=None, proof=None, raw=None):
 
 
 def test_a_request_gives_the_card_and_the_time_of_its_device():
-    asked = open_request(make_request(DEVICE, TOKEN, 1_234), TOKEN)
-    assert asked.card == Card(DEVICE_ROLE, DEVICE.member)
+    asked = open_request(make_request(DEVICE, TOKEN, 1_234, RECEIVING.public), TOKEN)
+    assert asked.card == Card(DEVICE_ROLE, DEVICE.member, RECEIVING.public)
     assert asked.asked_at_s == 1_234
     assert decode(asked.card_bytes[64:], Card) == asked.card
 
 
 def test_the_token_stays_secret():
     """The topic names the token, and anyone on an open broker reads the request."""
-    request = make_request(DEVICE, TOKEN, 1_234)
+    request = make_request(DEVICE, TOKEN, 1_234, RECEIVING.public)
     assert TOKEN.secret not in request
     assert TOKEN.secret.hex() not in token_id(TOKEN.secret)
     assert b"owner-print" not in request
@@ -70,14 +71,14 @@ def test_a_tokens_id_is_sixteen_digits_that_follow_from_its_secret():
 @pytest.mark.parametrize("change", [{"secret": bytes(16)}, {"fleet": "rock"}], ids=["another secret", "another fleet"])
 def test_a_request_under_another_token_is_refused(change):
     with pytest.raises(UntrustedError):
-        open_request(make_request(DEVICE, dataclasses.replace(TOKEN, **change), 1_234), TOKEN)
+        open_request(make_request(DEVICE, dataclasses.replace(TOKEN, **change), 1_234, RECEIVING.public), TOKEN)
 
 
 @pytest.mark.parametrize("change", [{"owner": "eve-print"}, {"aggregator": "eve-print"}, {"expires_at_s": 9_999}])
 def test_a_request_with_other_terms_than_the_line_is_refused(change):
     """The device pinned other fingerprints, or its line was given another expiry: the same secret does not help."""
     with pytest.raises(UntrustedError, match="another fleet, owner, aggregator or token than the enrolment line"):
-        open_request(make_request(DEVICE, dataclasses.replace(TOKEN, **change), 1_234), TOKEN)
+        open_request(make_request(DEVICE, dataclasses.replace(TOKEN, **change), 1_234, RECEIVING.public), TOKEN)
 
 
 def test_a_forged_request_with_the_right_proof_is_accepted():
@@ -98,7 +99,7 @@ def test_a_request_without_a_statement_is_refused(proof):
 
 def test_the_card_of_another_device_is_refused():
     with pytest.raises(UntrustedError, match="card does not belong to the keys that sign the request"):
-        open_request(forge(signer=THIEF, card=make_card(DEVICE, DEVICE_ROLE)), TOKEN)
+        open_request(forge(signer=THIEF, card=device_card(DEVICE)), TOKEN)
 
 
 def test_a_card_for_the_aggregators_role_is_refused():
@@ -108,20 +109,20 @@ def test_a_card_for_the_aggregators_role_is_refused():
 
 def test_other_keys_around_a_request_are_refused():
     """A broker could replace the claimed identity, which is not encrypted."""
-    request = decode(make_request(DEVICE, TOKEN, 1_234), EnrolRequest)
+    request = decode(make_request(DEVICE, TOKEN, 1_234, RECEIVING.public), EnrolRequest)
     with pytest.raises(UntrustedError, match=UNPROVEN):
         open_request(encode(dataclasses.replace(request, member=THIEF.member)), TOKEN)
 
 
 def test_another_name_around_a_request_is_refused():
-    request = decode(make_request(DEVICE, TOKEN, 1_234), EnrolRequest)
+    request = decode(make_request(DEVICE, TOKEN, 1_234, RECEIVING.public), EnrolRequest)
     renamed = dataclasses.replace(request, member=dataclasses.replace(DEVICE.member, name="dev-2"))
     with pytest.raises(UntrustedError, match="a request of 'dev-1' to 'owner' of fleet 'reef'"):
         open_request(encode(renamed), TOKEN)
 
 
 def test_a_peek_names_the_sender_of_a_request_under_any_token():
-    request = make_request(DEVICE, dataclasses.replace(TOKEN, secret=bytes(16)), 1_234)
+    request = make_request(DEVICE, dataclasses.replace(TOKEN, secret=bytes(16)), 1_234, RECEIVING.public)
     assert peek_request(request).member == DEVICE.member
     with pytest.raises(WireError):
         peek_request(b"noise")

@@ -45,7 +45,8 @@ def test_all_of_a_topic_is_sent_and_retained_alike():
 def test_a_head_names_the_purpose_and_both_ends():
     assert channels.CONTROL.head("reef", "aggregator", "dev-1") == Sealed("reef", "control", "aggregator", "dev-1")
     assert channels.ROSTER.head("reef", "aggregator").recipient == EVERYONE
-    assert channels.GRANT.head("reef", "owner", "dev-1", role="device").purpose == "grant/device"
+    parts = {"role": "device", "keys_since": 7, "receiving": 2}
+    assert channels.GRANT.head("reef", "owner", "dev-1", **parts).purpose == "grant/device/7/2"
     assert [c.stem for c in (channels.GRANT, channels.OWNER_ROSTER, channels.RUN)] == ["grant", "roster", "run"]
 
 
@@ -56,10 +57,12 @@ def test_a_limit_is_never_above_the_largest_of_the_channel():
 
 
 def test_topics_by_party():
-    assert written_by(Party.DEVICE) == (TopicKind.UP, TopicKind.STATE)
+    assert written_by(Party.DEVICE) == (TopicKind.UP, TopicKind.STATE, TopicKind.RECEIVING)
     assert written_by(Party.NEWCOMER) == (TopicKind.ENROL,)
     assert read_by(Party.NEWCOMER) == (TopicKind.GRANT,)
-    assert read_by(Party.OWNER) == (TopicKind.CHECKPOINT, TopicKind.ENROL, TopicKind.OWNER_ROSTER)
+    expected = (TopicKind.CHECKPOINT, TopicKind.RECEIVING, TopicKind.ENROL, TopicKind.OWNER_ROSTER)
+    assert read_by(Party.OWNER) == expected
+    assert TopicKind.RECEIVING not in read_by(Party.AGGREGATOR)
     assert TopicKind.ENROL in written_by(Party.OWNER)  # to clear it
 
 

@@ -188,7 +188,7 @@ def test_the_aggregators_grant_has_no_field_for_a_mask_secret():
     only_devices = {f.name for f in dataclasses.fields(DeviceGrant)} - {
         f.name for f in dataclasses.fields(AggregatorGrant)
     }
-    assert only_devices == {"mask_secret", "mask_epoch", "content_key"}
+    assert only_devices == {"mask_secret", "mask_epoch", "content_key", "receiving"}
 
 
 def test_grants_do_not_show_their_secrets():
@@ -198,6 +198,7 @@ def test_grants_do_not_show_their_secrets():
         broker="mqtt://x",
         roster=b"",
         keys_since=0,
+        receiving=1,
         broadcast_key=b"B" * 32,
         mask_secret=b"M" * 32,
         content_key=b"C" * 32,

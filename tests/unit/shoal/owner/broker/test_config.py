@@ -9,7 +9,6 @@ from crypto.seal.identity import Identity
 from crypto.seal.signed import sign_document
 from shoal import limits
 from shoal.address import BrokerAddress
-from shoal.membership.grants import DEVICE_ROLE, make_card
 from shoal.owner.broker.config import config, write_broker_config
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.codec import encode
@@ -17,6 +16,7 @@ from shoal.protocol.documents import RunPackage, SegmentSpec
 from shoal.transport import local_broker as broker
 from shoal.util.files import write_private
 from tests.helpers.plans import run_plan
+from tests.helpers.receiving import device_card
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def owner(tmp_path):
     made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtts://localhost")
     made.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
     for i in range(120):
-        made.add_device(make_card(Identity.generate(f"dev-{i}"), DEVICE_ROLE))
+        made.add_device(device_card(Identity.generate(f"dev-{i}")))
     return made
 
 

@@ -10,13 +10,14 @@ from cryptography import x509
 
 from crypto.seal.identity import Identity
 from shoal.errors import ConfigError, IntegrityError
-from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card, open_grant
+from shoal.membership.grants import AGGREGATOR_ROLE, make_card, open_grant
 from shoal.owner.broker.config import CA_FILE, CA_KEY_FILE, write_broker_config
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.broker_users import USERS_FILE
 from shoal.owner.keys.directory import GRANTS, FleetDirectory
 from shoal.protocol.documents import DeviceGrant
 from shoal.util.files import write_private
+from tests.helpers.receiving import RECEIVING, device_card
 
 SPAWN = multiprocessing.get_context("spawn")
 PROGRAMS = 3
@@ -32,21 +33,21 @@ def fleet(tmp_path, devices):
     made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtts://broker.example")
     made.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
     for identity in devices.values():
-        made.add_device(make_card(identity, DEVICE_ROLE))
+        made.add_device(device_card(identity))
     return made
 
 
 def opened(fleet, identity):
     """Open the grant file of a device in the owner's directory."""
     data = (fleet.path / GRANTS / f"{identity.name}.grant").read_bytes()
-    return open_grant(identity, data, DeviceGrant, fleet.fingerprint)
+    return open_grant(identity, data, DeviceGrant, fleet.fingerprint, RECEIVING)
 
 
 def test_a_program_opened_before_broker_config_puts_users_into_grants_and_lines(fleet, devices, tmp_path):
     waiting = FleetDirectory(fleet.path)
     write_broker_config(FleetDirectory(fleet.path), tmp_path / "out")
     users = FleetDirectory(fleet.path).users
-    waiting.add_device(make_card(devices["dev-1"], DEVICE_ROLE))
+    waiting.add_device(device_card(devices["dev-1"]))
     assert users.password("dev-1") in opened(fleet, devices["dev-1"]).broker
     assert users.password("enrol") in TokenStore(waiting).issue(60, int(time.time())).broker
 

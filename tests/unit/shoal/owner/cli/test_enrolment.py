@@ -9,13 +9,14 @@ import typer
 
 from crypto.seal.identity import Identity, fingerprint
 from shoal.errors import BrokerUnreachableError, ConfigError, UsageError
-from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card
+from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.membership.tokens import token_id
 from shoal.owner.cli import enrolment
 from shoal.owner.enrolment.admission import Refused, Request
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.enrolment import Token
+from tests.helpers.receiving import device_card
 
 AGGREGATOR, DEVICE = Identity.generate("aggregator"), Identity.generate("dev-1")
 NO_BROKER = "mqtt://127.0.0.1:1"
@@ -26,7 +27,7 @@ NO_BROKER = "mqtt://127.0.0.1:1"
 def fleet(tmp_path):
     made = FleetDirectory.create(tmp_path / "owner", "reef", NO_BROKER)
     made.add_aggregator(make_card(AGGREGATOR, AGGREGATOR_ROLE))
-    made.add_device(make_card(DEVICE, DEVICE_ROLE))
+    made.add_device(device_card(DEVICE))
     return made
 
 
@@ -65,7 +66,7 @@ def test_watching_as_json_is_refused_before_the_fleet_is_opened(tmp_path):
 
 
 def test_the_listing_has_pending_refused_and_enrolled_devices(fleet, monkeypatch):
-    fleet.add_device(make_card(Identity.generate("dev-0"), DEVICE_ROLE))
+    fleet.add_device(device_card(Identity.generate("dev-0")))
     fleet.revoke("dev-0")
     monkeypatch.setattr(time, "time", lambda: 1_000.0)
     found = enrolment._listing(

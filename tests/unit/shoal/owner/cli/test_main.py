@@ -22,6 +22,7 @@ from shoal.protocol.documents import RunPackage
 from shoal.util.files import write_private
 from shoal.util.locks import exclusive
 from tests.helpers.plans import run_plan
+from tests.helpers.receiving import device_card
 from tests.helpers.tasks import logistic_bundle
 
 AGGREGATOR, DEVICE = Identity.generate("aggregator"), Identity.generate("dev-1")
@@ -31,13 +32,13 @@ AGGREGATOR, DEVICE = Identity.generate("aggregator"), Identity.generate("dev-1")
 def fleet(tmp_path):
     made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://user:pass-word@h")
     made.add_aggregator(make_card(AGGREGATOR, AGGREGATOR_ROLE))
-    made.add_device(make_card(DEVICE, DEVICE_ROLE))
+    made.add_device(device_card(DEVICE))
     return made
 
 
 def card_file(tmp_path, identity, role=DEVICE_ROLE):
     path = tmp_path / f"{identity.name}.card"
-    path.write_bytes(make_card(identity, role))
+    path.write_bytes(device_card(identity) if role == DEVICE_ROLE else make_card(identity, role))
     return path
 
 
@@ -55,7 +56,7 @@ def test_init_prints_the_fingerprint_that_others_compare(tmp_path, capsys):
 
 
 def test_show_lists_members_and_runs(fleet, capsys):
-    fleet.add_device(make_card(Identity.generate("dev-2"), DEVICE_ROLE))
+    fleet.add_device(device_card(Identity.generate("dev-2")))
     fleet.revoke("dev-2")
     add_run(fleet, run=1, rounds=1, weight_cap=0.0)
     add_run(fleet, run=2, mode="rotation", weighting="uniform", norm_noise=0.05)
@@ -231,7 +232,7 @@ class DrawnError(Exception):
 
 def test_a_run_draws_its_origins_outside_the_lock_and_without_the_seed(fleet, task, monkeypatch, capsys):
     """The aggregator reads the seed in the plan, and origins must not follow from it."""
-    fleet.add_device(make_card(Identity.generate("dev-2"), DEVICE_ROLE))
+    fleet.add_device(device_card(Identity.generate("dev-2")))
     drawn = []
 
     class Origins:

@@ -38,7 +38,7 @@ def test_a_device_is_enrolled_while_the_owner_is_away_most_of_the_time(scene):
     assert member.owner_key == scene.owner.owner.member.sign_key
     assert member.content == scene.owner.content
     assert {p.name for p in (scene.root / "dev-1").iterdir()} == {
-        ".lock", "identity.key", "membership.bin", "roster.signed", "roster.least", "dev-1.card",
+        ".lock", "identity.key", "receiving.key", "membership.bin", "roster.signed", "roster.least", "dev-1.card",
     }  # fmt: skip
     assert scene.sit().pending == {}
     assert scene.complaints == []

@@ -21,6 +21,7 @@ from shoal.protocol.documents import Card, DeviceGrant
 from shoal.protocol.enrolment import EnrolRequest, EnrolStatement
 from shoal.protocol.messages import Sealed
 from tests.helpers.enrolments import NOW_S, TOPICS, Scene
+from tests.helpers.receiving import RECEIVING, device_card
 
 
 @pytest.fixture
@@ -95,7 +96,9 @@ def test_a_replay_does_not_bring_a_revoked_device_back(scene):
     scene.leave(TOPICS.enrol(token_id(token.secret)), recorded)
     assert reasons(scene.sit()) == ["device 'dev-1' is revoked, and its token was used"]
     fresh = scene.token()
-    scene.leave_request(fresh, make_request(Identity.load(scene.root / "dev-1" / "identity.key"), fresh, NOW_S))
+    scene.leave_request(
+        fresh, make_request(Identity.load(scene.root / "dev-1" / "identity.key"), fresh, NOW_S, RECEIVING.public)
+    )
     registrar = scene.sit()
     with pytest.raises(ConfigError, match="another device called"):
         registrar.approve(scene.print_of(), NOW_S)
@@ -106,14 +109,14 @@ def test_a_request_moved_to_another_tokens_topic_is_refused(scene):
     """It proves the token that it was made with, and no other."""
     token, other = scene.token(), scene.token()
     identity = Identity.generate("dev-1")
-    scene.leave_request(other, make_request(identity, token, NOW_S))
+    scene.leave_request(other, make_request(identity, token, NOW_S, RECEIVING.public))
     assert reasons(scene.sit()) == ["the request does not prove the token that it names"]
 
 
 def test_an_unknown_token_is_refused(scene):
     """Made up, or another owner's."""
     made_up = dataclasses.replace(scene.token(), secret=bytes(16))
-    scene.leave_request(made_up, make_request(Identity.generate("dev-1"), made_up, NOW_S))
+    scene.leave_request(made_up, make_request(Identity.generate("dev-1"), made_up, NOW_S, RECEIVING.public))
     (reason,) = reasons(scene.sit())
     assert "did not issue" in reason
 
@@ -130,7 +133,7 @@ CHANGES = {
 def test_a_request_under_other_terms_is_refused(scene, change):
     """The proof covers every field of the enrolment line."""
     token = scene.token()
-    asked = make_request(Identity.generate("dev-1"), dataclasses.replace(token, **change), NOW_S)
+    asked = make_request(Identity.generate("dev-1"), dataclasses.replace(token, **change), NOW_S, RECEIVING.public)
     scene.leave_request(token, asked)
     (reason,) = reasons(scene.sit())
     assert "fleet" in reason
@@ -164,10 +167,10 @@ def test_swapped_keys_are_refused(scene):
     """The broker can't replace the keys on the way, and a token's holder can't send another device's card."""
     token = scene.token()
     honest, thief = Identity.generate("dev-1"), Identity.generate("dev-1")
-    request = decode(make_request(honest, token, NOW_S), EnrolRequest)
+    request = decode(make_request(honest, token, NOW_S, RECEIVING.public), EnrolRequest)
     scene.leave_request(token, encode(dataclasses.replace(request, member=thief.member)))
     assert reasons(scene.sit()) == ["the request does not prove the token that it names"]
-    document = statement(token, make_card(honest, "device"))
+    document = statement(token, device_card(honest))
     scene.leave_request(token, sealed_by(thief, token, document, prove(token, document)))
     assert reasons(scene.sit()) == ["the request's card does not belong to the keys that sign the request"]
 
@@ -175,7 +178,7 @@ def test_swapped_keys_are_refused(scene):
 def test_a_wrong_proof_is_refused_even_under_the_tokens_seal(scene):
     """The HMAC counts on its own."""
     token, identity = scene.token(), Identity.generate("dev-1")
-    document = statement(token, make_card(identity, "device"))
+    document = statement(token, device_card(identity))
     scene.leave_request(token, sealed_by(identity, token, document, bytes(32)))
     assert reasons(scene.sit()) == ["the request does not prove the token that it names"]
     scene.leave_request(token, sealed_by(identity, token, document, prove(token, document)))
@@ -186,7 +189,7 @@ def test_an_unusable_seal_key_is_refused_before_the_token_is_used(scene):
     """Otherwise a token's holder could get such a key signed into the roster, and no new keys could be sealed to the fleet."""
     token, hostile = scene.token(), Identity.generate("dev-1")
     keys = dataclasses.replace(hostile.member, seal_key=bytes(32))
-    card = sign_document(hostile, Card("device", keys))
+    card = sign_document(hostile, Card("device", keys, RECEIVING.public))
     statement = encode(
         EnrolStatement(
             fleet=token.fleet,
@@ -254,10 +257,10 @@ def test_a_name_that_is_somebody_elses_at_the_broker_is_refused_before_the_token
 
 def forged_grants(scene, token):
     """Return name -> (grant file, the device's error text)."""
-    owner, device = scene.owner, Identity.load(scene.root / "dev-1" / "identity.key")
+    owner = scene.owner
     from shoal.membership.grants import open_card
 
-    card = open_card(make_card(device, "device"))
+    card = open_card((scene.root / "dev-1" / "dev-1.card").read_bytes())
     other = FleetDirectory.create(scene.root / "other", "reef", "mqtt://loopback")
     other.add_aggregator(aggregators.init(scene.root / "agg-2", "agg-2").read_bytes())
     good = DeviceGrant(
@@ -266,13 +269,15 @@ def forged_grants(scene, token):
         broker="mqtt://x",
         roster=owner.roster_bytes,
         keys_since=owner.roster.keys_since,
+        receiving=1,
         broadcast_key=bytes(32),
         mask_secret=bytes(32),
         content_key=bytes(32),
     )
-    foreign = open_card(make_card(Identity.generate("dev-1"), "device"))
+    foreign = dataclasses.replace(card, receiving=RECEIVING.public)
+    others = dataclasses.replace(good, owner_key=other.owner.member.sign_key)
     return {
-        "another owner's": (other.grant_for(card), "from owner"),
+        "another owner's": (seal_grant(other.owner, card, others), "from owner"),
         "another fleet's": (seal_grant(owner.owner, card, dataclasses.replace(good, fleet="rock")), "for fleet 'rock'"),
         "without this device": (seal_grant(owner.owner, card, good), "does not list this device"),
         "sealed to somebody else": (seal_grant(owner.owner, foreign, good), "is not for the keys"),

@@ -16,7 +16,7 @@ from aggregator import membership as aggregators
 from crypto.seal.identity import Identity, fingerprint
 from shoal import limits
 from shoal.errors import BrokerUnreachableError
-from shoal.membership.grants import DEVICE_ROLE, make_card, open_grant
+from shoal.membership.grants import open_grant
 from shoal.membership.tokens import make_request, token_id
 from shoal.owner.cli import enrolment as admission_cli
 from shoal.owner.enrolment.desk import Desk, TakenOverError, Tls
@@ -31,6 +31,7 @@ from shoal.transport.local_broker import find_mosquitto, start_broker
 from shoal.transport.mqtt import MqttTransport
 from shoal.util.locks import exclusive
 from tests.helpers.fleets import make_fleet
+from tests.helpers.receiving import RECEIVING, device_card
 from tests.helpers.trees import ONE_THREAD, ROOT
 
 pytestmark = pytest.mark.broker
@@ -73,7 +74,7 @@ def until(reached):
 
 def request(identity, token):
     """A device's request by its topic, for a fleet's topics."""
-    (chunk,) = split(make_request(identity, token, int(time.time())), kind=ChunkKind.ENROL, round=0)
+    (chunk,) = split(make_request(identity, token, int(time.time()), RECEIVING.public), kind=ChunkKind.ENROL, round=0)
     return {Topics(token.fleet).enrol(token_id(token.secret)): chunk}
 
 
@@ -112,7 +113,7 @@ def test_a_newcomer_gets_no_secret_from_before_the_epoch_that_the_fleet_has_cert
     admission_cli.approve(owner.path, fingerprint(newcomer.member))
     assert "send mosquitto a SIGHUP: only then the broker accepts newcomer" in capsys.readouterr().err
     data = lying(broker, topics.grant(token_id(token.secret)))
-    grant = open_grant(newcomer, data, DeviceGrant, owner.fingerprint)
+    grant = open_grant(newcomer, data, DeviceGrant, owner.fingerprint, RECEIVING)
     assert grant.mask_epoch == FleetDirectory(owner.path).secrets.mask_epoch > before
 
 
@@ -127,7 +128,7 @@ def test_the_newest_keys_remain_on_the_broker(fleet, broker, monkeypatch):
     """One program publishes slowly; another's newer keys wait for it and replace its keys."""
     devices = {name: Identity.generate(name) for name in ("dev-1", "dev-2", "dev-3")}
     for identity in devices.values():
-        fleet.add_device(make_card(identity, DEVICE_ROLE))
+        fleet.add_device(device_card(identity))
     fleet.revoke("dev-1")
     feed, began, other = MqttTransport._feed, [], []
 
@@ -148,7 +149,7 @@ def test_the_newest_keys_remain_on_the_broker(fleet, broker, monkeypatch):
     newest = FleetDirectory(fleet.path)
     assert newest.roster.revoked == ("dev-1", "dev-2")
     data = lying(broker, TOPICS.keys("dev-3"))
-    grant = open_grant(devices["dev-3"], data, DeviceGrant, fleet.fingerprint)
+    grant = open_grant(devices["dev-3"], data, DeviceGrant, fleet.fingerprint, RECEIVING)
     assert grant.broadcast_key == newest.secrets.broadcast_key
 
 

@@ -8,6 +8,7 @@ from aggregator.owner_inbox import OwnerInbox
 from crypto.seal.identity import Identity
 from shoal import limits
 from shoal.errors import BrokerUnreachableError, ConfigError, IntegrityError, UntrustedError
+from shoal.membership.directory import load_receiving
 from shoal.membership.grants import open_grant
 from shoal.membership.tokens import make_request, token_id
 from shoal.owner.enrolment.admission import Registrar
@@ -42,13 +43,16 @@ def identity(scene, name="dev-1"):
     return Identity.load(scene.root / name / "identity.key")
 
 
-def granted(scene, token, name="dev-1"):
-    """Return the opened grant on the broker for a device under its token, or None."""
+def granted(scene, token, held, name="dev-1"):
+    """Return the opened grant on the broker for a device under its token, or None.
+
+    ``held`` are the device's receiving keys before it had a grant.
+    """
     chunk = scene.broker.retained.get(TOPICS.grant(token_id(token.secret)))
     if chunk is None:
         return None
     found = Reassembler(limits.MAX_GRANT_BYTES).add("grant", chunk, 0.0)
-    return open_grant(identity(scene, name), bytes(found.payload), DeviceGrant, scene.owner.fingerprint)
+    return open_grant(identity(scene, name), bytes(found.payload), DeviceGrant, scene.owner.fingerprint, held)
 
 
 def rosters_of(scene):
@@ -62,22 +66,23 @@ def clear(scene, token):
 
 
 def approved(scene):
-    """Let dev-1 ask and be approved, and its grant leave the broker; return its token."""
+    """Let dev-1 ask and be approved, and its grant leave the broker; return its token and the receiving keys that it had."""
     token = scene.token()
     scene.ask(token)
+    held = load_receiving(scene.root / "dev-1")
     scene.sit().approve(scene.print_of(), NOW_S)
     scene.broker.pump()
     clear(scene, token)
-    return token
+    return token, held
 
 
 def test_a_revoked_device_gets_nothing_from_a_program_that_was_open_before(scene):
     """`devices --watch` in one terminal, `revoke` in another: the device's old request is refused, not answered again."""
-    token = approved(scene)
+    token, held = approved(scene)
     watching = scene.sit(fleet=another(scene))
     another(scene).revoke("dev-1")
-    scene.leave_request(token, make_request(identity(scene), token, NOW_S))
-    assert granted(scene, token) is None
+    scene.leave_request(token, make_request(identity(scene), token, NOW_S, held.public))
+    assert granted(scene, token, held) is None
     assert [r.reason for r in watching.refused.values()] == ["device 'dev-1' is revoked, and its token was used"]
 
 
@@ -95,7 +100,7 @@ def test_a_program_that_was_open_before_does_not_approve_a_revoked_device(scene)
     with pytest.raises(UntrustedError, match="no request of fingerprint"):
         waiting.approve(scene.print_of(), NOW_S)
     scene.broker.pump()
-    assert granted(scene, token) is None
+    assert granted(scene, token, None) is None
 
 
 def test_the_certified_epoch_is_asked_for_before_the_requests(scene):
@@ -109,7 +114,8 @@ def test_the_certified_epoch_is_asked_for_before_the_requests(scene):
             self.asked.append(topic_filter)
 
     Registrar(scene.owner, listener := Listener()).start(NOW_S)
-    assert listener.asked == [f"{TOPICS.checkpoint}/#", TOPICS.filter(TopicKind.ENROL)]
+    before = [f"{TOPICS.checkpoint}/#", TOPICS.filter(TopicKind.RECEIVING)]
+    assert listener.asked == [*before, TOPICS.filter(TopicKind.ENROL)]
 
 
 @pytest.mark.parametrize("again", ["devices", "approve"])
@@ -133,11 +139,11 @@ def test_an_approval_that_was_cut_short_after_signing_is_finished_by_the_next_co
 
 def test_approving_twice_publishes_grant_and_roster_again(scene):
     """Though the request is gone: the broker may have lost both."""
-    token = approved(scene)
+    token, held = approved(scene)
     scene.leave(TOPICS.owner_roster, b"")
     scene.sit(fleet=another(scene)).approve(scene.print_of().upper(), NOW_S + 10**6)
     scene.broker.pump()
-    assert granted(scene, token).content_key == scene.owner.secrets.content_key
+    assert granted(scene, token, held).content_key == scene.owner.secrets.content_key
     assert rosters_of(scene) == ["dev-1"]
 
 

@@ -16,6 +16,7 @@ from crypto.seal.passphrase import Lock
 from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, UntrustedError
 from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card, open_grant
 from shoal.owner.keys.directory import GRANTS, FleetDirectory
+from shoal.owner.keys.receiving import RECEIVING_FILE
 from shoal.owner.keys.run_files import RUNS
 from shoal.owner.keys.vault import CHANGE_FILE, ROSTER_FILE, SECRETS_FILE
 from shoal.owner.runs.plan import RunOptions, make_plan, write_run
@@ -23,6 +24,7 @@ from shoal.protocol.documents import AggregatorGrant, DeviceGrant
 from shoal.util.files import write_private
 from shoal.util.locks import exclusive
 from tests.helpers.fleets import FULL_BATCH
+from tests.helpers.receiving import RECEIVING, device_card
 from tests.helpers.tasks import logistic_bundle
 
 BUNDLE = logistic_bundle()
@@ -40,14 +42,14 @@ def fleet(tmp_path, devices):
     made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtts://broker.example")
     made.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
     for identity in devices.values():
-        made.add_device(make_card(identity, DEVICE_ROLE))
+        made.add_device(device_card(identity))
     return made
 
 
 def opened(fleet, identity):
     """Open the grant file of a device in the owner's directory."""
     data = (fleet.path / GRANTS / f"{identity.name}.grant").read_bytes()
-    return open_grant(identity, data, DeviceGrant, fleet.fingerprint)
+    return open_grant(identity, data, DeviceGrant, fleet.fingerprint, RECEIVING)
 
 
 class PowerCutError(BaseException):
@@ -116,7 +118,7 @@ def test_reading_sees_a_journaled_change_without_waiting_for_the_lock(fleet, mon
     with monkeypatch.context() as patched:
         patched.setattr(
             "shoal.owner.keys.vault.write_private",
-            lambda f, data: write_private(f, data) if f.name == CHANGE_FILE else cut(),
+            lambda f, data: write_private(f, data) if f.name in (CHANGE_FILE, RECEIVING_FILE) else cut(),
         )
         with pytest.raises(PowerCutError):
             fleet.rotate()
@@ -228,7 +230,7 @@ def test_a_directory_without_a_fleet_says_how_to_make_one(tmp_path):
 
 
 def test_a_device_that_is_added_again_gets_its_grant_again_and_no_new_roster(fleet, devices):
-    before, card = fleet.roster, make_card(devices["dev-1"], DEVICE_ROLE)
+    before, card = fleet.roster, device_card(devices["dev-1"])
     path = fleet.add_device(card, fingerprint(devices["dev-1"].member).upper() + " ")
     assert path == fleet.path / GRANTS / "dev-1.grant"
     assert fleet.roster == reopened(fleet).roster == before
@@ -238,7 +240,8 @@ def test_a_device_that_is_added_again_gets_its_grant_again_and_no_new_roster(fle
 
 
 def newcomer(name, role=DEVICE_ROLE):
-    return make_card(Identity.generate(name), role)
+    identity = Identity.generate(name)
+    return device_card(identity) if role == DEVICE_ROLE else make_card(identity, role)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +308,7 @@ def test_a_revocation_draws_all_secrets_and_is_for_good(fleet, devices):
     assert [card.member.name for card in after.cards()] == ["aggregator", "dev-2"]
     assert not after.listed(devices["dev-1"].member)
     with pytest.raises(ConfigError, match="another device called 'dev-1'"):
-        fleet.add_device(make_card(devices["dev-1"], DEVICE_ROLE))
+        fleet.add_device(device_card(devices["dev-1"]))
 
 
 @pytest.mark.parametrize(

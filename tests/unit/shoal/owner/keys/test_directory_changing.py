@@ -8,9 +8,10 @@ import pytest
 
 from crypto.seal.identity import Identity
 from shoal.errors import ConfigError
-from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card
+from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.keys.directory import LOCKED_HINT, FleetDirectory
 from shoal.util.locks import exclusive
+from tests.helpers.receiving import device_card
 
 PROGRAMS, DEVICES_EACH = 4, 3
 SPAWN = multiprocessing.get_context("spawn")
@@ -27,7 +28,7 @@ def add_some(path, program, start):
     fleet = FleetDirectory(path)
     start.wait(60)
     for number in range(DEVICES_EACH):
-        fleet.add_device(make_card(Identity.generate(f"dev-{program}-{number}"), DEVICE_ROLE))
+        fleet.add_device(device_card(Identity.generate(f"dev-{program}-{number}")))
 
 
 @pytest.mark.slow
@@ -47,7 +48,7 @@ def test_devices_that_several_programs_add_at_once_are_all_in_the_roster(fleet):
 
 def test_a_fleet_that_another_program_keeps_changing_is_left_alone(fleet, monkeypatch):
     monkeypatch.setattr("shoal.owner.keys.directory.CHANGE_WAIT_S", 0.1)
-    card = make_card(Identity.generate("dev-1"), DEVICE_ROLE)
+    card = device_card(Identity.generate("dev-1"))
     with exclusive(fleet.path, wait_s=0, hint="-"):
         with pytest.raises(ConfigError, match="in use by another program") as caught:
             fleet.add_device(card)
@@ -63,7 +64,7 @@ def test_a_change_inside_a_change_needs_no_second_lock(fleet):
 
 
 def cards_of(*names):
-    return [make_card(Identity.generate(name), DEVICE_ROLE) for name in names]
+    return [device_card(Identity.generate(name)) for name in names]
 
 
 def test_many_devices_join_the_roster_with_one_signature(fleet):

@@ -4,7 +4,7 @@ import pytest
 
 from crypto.seal.identity import Identity
 from crypto.seal.signed import sign_document
-from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card
+from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.run_files import run_file
 from shoal.owner.keys.run_list import largest_epoch_bytes, signed_plans, summary
@@ -13,13 +13,14 @@ from shoal.protocol.documents import RunPackage, SegmentSpec
 from shoal.protocol.sizes import epoch_bytes
 from shoal.util.files import write_private
 from tests.helpers.plans import run_plan
+from tests.helpers.receiving import device_card
 
 
 @pytest.fixture
 def fleet(tmp_path):
     made = FleetDirectory.create(tmp_path / "owner", "demo", "mqtt://h")
     made.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
-    made.add_device(make_card(Identity.generate("dev-1"), DEVICE_ROLE))
+    made.add_device(device_card(Identity.generate("dev-1")))
     return made
 
 

@@ -14,7 +14,7 @@ from crypto.seal.identity import Identity
 from crypto.seal.signed import open_document
 from edge_client.run.package import origins_purpose, task_purpose
 from shoal.errors import ConfigError
-from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card
+from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.run_files import run_file
 from shoal.owner.runs.plan import RANGES_HINT, RunOptions, draft_plan, make_plan, origins_needed, write_run
@@ -23,6 +23,7 @@ from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import LocalTraining
 from tests.helpers.fleets import FULL_BATCH
+from tests.helpers.receiving import device_card
 from tests.helpers.tasks import logistic_bundle
 
 BUNDLE = logistic_bundle()
@@ -34,7 +35,7 @@ ORIGINS = np.arange(BUNDLE.length, dtype=np.float32)[None]
 def fleet(tmp_path):
     made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtts://broker.example")
     made.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
-    made.add_device(make_card(Identity.generate("dev-1"), DEVICE_ROLE))
+    made.add_device(device_card(Identity.generate("dev-1")))
     return made
 
 
@@ -137,7 +138,7 @@ def test_a_run_needs_an_aggregator_and_a_device(tmp_path):
     empty = FleetDirectory.create(tmp_path / "empty", "reef", "mqtt://broker.example")
     for add in (
         lambda: empty.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE)),
-        lambda: empty.add_device(make_card(Identity.generate("dev-1"), DEVICE_ROLE)),
+        lambda: empty.add_device(device_card(Identity.generate("dev-1"))),
         lambda: empty.revoke("dev-1"),
     ):
         if empty.roster.active():

@@ -1,0 +1,90 @@
+"""The owner's book of receiving keys: never back to older ones, one key for each draw of secrets, and the last key."""
+
+import pytest
+
+from crypto.seal.passphrase import Lock
+from shoal import limits
+from shoal.errors import IntegrityError, UntrustedError, WireError
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.keys.receiving import RECEIVING_FILE, ReceivingBook
+from shoal.protocol.documents import ReceivingKeys
+
+LAST = limits.RECEIVING_KEYS
+
+
+def keys(first, mark=b"k"):
+    return ReceivingKeys(first, tuple(mark + bytes([n]) * 31 for n in range(LAST)))
+
+
+@pytest.fixture
+def book():
+    return ReceivingBook().admitting({"dev-1": keys(1), "dev-2": keys(1)})
+
+
+def test_the_book_comes_back_from_its_bytes(book):
+    book = book.advanced(["dev-2"]).taking({"dev-1": keys(4)})
+    assert ReceivingBook.from_bytes(book.to_bytes()) == book
+    with pytest.raises(WireError):
+        ReceivingBook.from_bytes(b"junk")
+
+
+def test_each_draw_of_secrets_moves_on_to_the_next_key(book):
+    numbers = []
+    for _ in range(3):
+        numbers.append((book.of("dev-1").number, book.of("dev-2").number))
+        book = book.advanced(["dev-1"])
+    assert numbers == [(1, 1), (2, 1), (3, 1)]
+
+
+def test_older_keys_are_never_taken(book):
+    book = book.taking({"dev-1": keys(5)})
+    for first in (4, 5):
+        assert book.taking({"dev-1": keys(first, b"x")}) == book
+    assert book.taking({"dev-1": keys(6, b"x")}).of("dev-1").receiving == keys(6, b"x")
+
+
+def test_keys_of_a_device_that_is_not_listed_are_left_out(book):
+    assert book.taking({"dev-9": keys(2)}) == book
+    with pytest.raises(IntegrityError, match="no keys of device 'dev-9'") as caught:
+        book.of("dev-9")
+    assert "shoal-fleet add-device" in caught.value.hint
+
+
+def test_the_same_secrets_go_to_a_key_that_the_device_still_has(book):
+    """It has stored them, and erased the key; a later delivery of the same must not be below its first key."""
+    assert book.taking({"dev-1": keys(2)}).of("dev-1").number == 2
+    assert book.advanced(["dev-1"]).taking({"dev-1": keys(2)}).of("dev-1").number == 2
+
+
+def test_the_last_key_serves_for_all_further_secrets(book):
+    for _ in range(LAST - 1):
+        book = book.advanced(["dev-1"])
+    assert (book.of("dev-1").number, book.of("dev-1").exhausted) == (LAST, False)
+    book = book.advanced(["dev-1"])
+    assert (book.of("dev-1").number, book.of("dev-1").exhausted) == (LAST, True)
+    book = book.taking({"dev-1": keys(LAST + 1)})
+    assert (book.of("dev-1").number, book.of("dev-1").exhausted) == (LAST + 1, False)
+
+
+def test_a_fleet_without_the_file_is_refused(tmp_path):
+    fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://x")
+    (fleet.path / RECEIVING_FILE).unlink()
+    with pytest.raises(IntegrityError, match="an earlier version of Shoal made this fleet") as caught:
+        FleetDirectory(fleet.path)
+    assert "make a new fleet" in caught.value.hint
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://x")
+    (fleet.path / RECEIVING_FILE).write_bytes(b"junk")
+    with pytest.raises(IntegrityError, match=rf"{RECEIVING_FILE} is damaged"):
+        FleetDirectory(fleet.path)
+
+
+def test_under_a_passphrase_nobody_else_can_write_keys_there(tmp_path):
+    """Secrets would be sealed to them."""
+    fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://x", Lock(b"a long passphrase"))
+    data = (fleet.path / RECEIVING_FILE).read_bytes()
+    (fleet.path / RECEIVING_FILE).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(UntrustedError, match="altered"):
+        FleetDirectory(fleet.path, Lock(b"a long passphrase"))
