@@ -218,7 +218,7 @@ def _owners(scene):
         made.start(1000)
         return made
 
-    def desk(data):
+    def enrolment(data):
         where, _, payload = data.partition(b"|")
         registrar().on_event(Message(text(where), payload), 1000)
 
@@ -243,7 +243,7 @@ def _owners(scene):
     )
     (chunk,) = split(request, kind=ChunkKind.ENROL, round=0)
     return [
-        Parser("owner's desk", (topic.encode() + b"|" + chunk,), desk),
+        Parser("owner's enrolment", (topic.encode() + b"|" + chunk,), enrolment),
         Parser("enrolment statement, proven", (statement,), proven),
     ]
 

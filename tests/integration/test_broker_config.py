@@ -20,7 +20,7 @@ from shoal.address import BrokerAddress
 from shoal.errors import BrokerUnreachableError, ConfigError
 from shoal.owner.broker.config import write_broker_config
 from shoal.owner.enrolment.admission import Registrar
-from shoal.owner.enrolment.desk import Desk, Tls
+from shoal.owner.enrolment.connection import OwnerConnection, Tls
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.channels import Party
@@ -197,11 +197,11 @@ def test_the_owners_program_connects_as_its_own_user_with_the_fleets_ca(reef):
     try:
         aggregator.start(f"{TOPICS.owner_roster}/#", f"{TOPICS.keys('aggregator')}/#")
         device.start(f"{TOPICS.keys('dev-1')}/#")
-        with Desk(reef.owner, Tls(), pytest.fail) as desk:
-            desk.listen(0.3)
-            desk.registrar.publish_roster()
-            desk.registrar.publish_keys()
-            desk.flush()
+        with OwnerConnection(reef.owner, Tls(), pytest.fail) as connection:
+            connection.listen(0.3)
+            connection.registrar.publish_roster()
+            connection.registrar.publish_keys()
+            connection.flush()
         heard = [next(e.topic for e in iter(aggregator.events.get, None) if isinstance(e, Message)) for _ in range(2)]
         assert heard == [TOPICS.owner_roster, TOPICS.keys("aggregator")]
         assert next(e.topic for e in iter(device.events.get, None) if isinstance(e, Message)) == TOPICS.keys("dev-1")

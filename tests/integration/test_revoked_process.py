@@ -10,7 +10,7 @@ import paho.mqtt.enums
 import pytest
 
 from shoal.errors import UntrustedError
-from shoal.owner.enrolment.desk import Desk, Tls
+from shoal.owner.enrolment.connection import OwnerConnection, Tls
 from shoal.simulation.process_fleet import Stage
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.run_places import LONG_RUN
@@ -58,8 +58,8 @@ def test_it_ends_with_status_6(tmp_path):
         until(lambda: any("dev-gone" in r["norms"] for r in stage.records(run)))
         assert programs["dev-gone"].stop() == 0
         stage.fleet.revoke("dev-gone")
-        with Desk(stage.fleet, Tls(), pytest.fail) as desk:
-            desk.publish()
+        with OwnerConnection(stage.fleet, Tls(), pytest.fail) as connection:
+            connection.publish()
         until(lambda: "mask epoch" in server.log.read_text())
         forget_session(broker.port, "shoal-demo-dev-gone")
         again = stage.start_device("dev-gone", tmp_path / "dev-gone.npz")

@@ -21,6 +21,7 @@ from crypto.mask.kdf import SECRET_BYTES, expand
 from crypto.mask.modes import registry
 from crypto.seal.identity import Identity
 from crypto.seal.passphrase import Lock
+from crypto.seal.receiving import ReceivingSecrets
 from edge_client import membership as enrolment
 from edge_client.membership import DeviceMembership
 from edge_client.storage.state import DeviceState
@@ -146,6 +147,8 @@ class Aftermath:
             identity = Identity.load(self.home / name / "identity.key")
             found[f"{name}'s signing key"] = identity.sign_private.private_bytes_raw()
             found[f"{name}'s seal key"] = identity.seal_private.private_bytes_raw()
+            for i, key in enumerate(ReceivingSecrets.load(self.home / name / "receiving.key").privates):
+                found[f"{name}'s receiving key {i}"] = key.private_bytes_raw()
             found[f"{name}'s password"] = owner.users.password(name).encode()
             found |= windows(f"{name}'s model", DeviceState(self.home / name).load_model().theta)
         for line in self.lines:
@@ -166,8 +169,8 @@ class Aftermath:
         (segment,) = plan.mask_segments
 
         def subkey(purpose):
-            epoch, field = plan.epoch.to_bytes(8, "big"), f"{segment.name}:{segment.length}".encode()
-            fields = (plan.fleet.encode(), plan.run_id, epoch, plan.task_digest, field, purpose.encode())
+            field = f"{segment.name}:{segment.length}".encode()
+            fields = (plan.fleet.encode(), plan.run_id, context.times, plan.task_digest, field, purpose.encode())
             keys[f"subkey {purpose}"] = expand(owner.secret_at(self.plan.epoch).reveal(), SECRET_BYTES, *fields)
             return keys[f"subkey {purpose}"]
 

@@ -39,7 +39,7 @@ NAMES_OF = [
     "renewed grant",
     "signed roster",
     "enrolment request",
-    "owner's desk",
+    "owner's enrolment",
     "enrolment statement, proven",
     "announcement, by the aggregator",
     "model, by the aggregator",

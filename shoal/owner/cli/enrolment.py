@@ -55,18 +55,18 @@ def devices(
     json: AsJson = False,
 ) -> None:
     """List pending enrolment requests, refused ones with the reason, and enrolled devices."""
-    from shoal.owner.enrolment.desk import Desk, Tls
+    from shoal.owner.enrolment.connection import OwnerConnection, Tls
     from shoal.owner.keys.unlock import open_fleet
 
     if watch and json:
         raise UsageError("--watch prints lines, --json one object: choose one")
     fleet = open_fleet(directory)
-    with Desk(fleet, Tls(ca, cert, key), note, beside=not clear) as desk:
-        desk.listen(wait)
-        data = _listing(fleet, desk.registrar)
+    with OwnerConnection(fleet, Tls(ca, cert, key), note, beside=not clear) as connection:
+        connection.listen(wait)
+        data = _listing(fleet, connection.registrar)
         if clear:
-            desk.registrar.clear_refused()
-        desk.flush()
+            connection.registrar.clear_refused()
+        connection.flush()
         if json:
             say_json(data)
             return
@@ -74,8 +74,8 @@ def devices(
             say(line)
         told = {_asked(r) for r in data["pending"]}
         while watch:
-            desk.listen(1.0)
-            for request in _listing(fleet, desk.registrar)["pending"]:
+            connection.listen(1.0)
+            for request in _listing(fleet, connection.registrar)["pending"]:
                 if _asked(request) not in told:
                     told.add(_asked(request))
                     say(_pending(request))
@@ -95,18 +95,18 @@ def approve(
 
     For a device that is already in the roster, grant and roster are published again.
     """
-    from shoal.owner.enrolment.desk import Desk, Tls
+    from shoal.owner.enrolment.connection import OwnerConnection, Tls
     from shoal.owner.keys.unlock import open_fleet
 
     wanted = fingerprint.strip().lower()
     fleet = open_fleet(directory)
-    with Desk(fleet, Tls(ca, cert, key), note) as desk:
-        registrar = desk.registrar
-        desk.listen(wait, lambda: wanted in registrar.pending or registrar.listed(wanted))
+    with OwnerConnection(fleet, Tls(ca, cert, key), note) as connection:
+        registrar = connection.registrar
+        connection.listen(wait, lambda: wanted in registrar.pending or registrar.listed(wanted))
         for refused in registrar.refused.values():
             note(f"refused {refused.name}: {refused.reason}")
         try:
-            member = desk.approve(wanted)
+            member = connection.approve(wanted)
         except ShoalError as error:
             if registrar.listed(wanted):
                 _add_hint(
@@ -168,12 +168,12 @@ def rotate(
 
 def publish(directory: Directory, ca: Ca = None, cert: Cert = None, key: Key = None) -> None:
     """Publish the newest roster and each party's newest keys: after --offline, or if the broker lost them."""
-    from shoal.owner.enrolment.desk import Desk, Tls
+    from shoal.owner.enrolment.connection import OwnerConnection, Tls
     from shoal.owner.keys.unlock import open_fleet
 
     fleet = open_fleet(directory)
-    with Desk(fleet, Tls(ca, cert, key), note) as desk:
-        desk.publish()
+    with OwnerConnection(fleet, Tls(ca, cert, key), note) as connection:
+        connection.publish()
     say(f"roster {fleet.roster.sequence}, keys for {len(fleet.cards())}")
 
 
@@ -218,11 +218,11 @@ def broker_config(
 
 
 def _publish_signed(fleet: FleetDirectory, ca: Path | None, cert: Path | None, key: Path | None) -> None:
-    from shoal.owner.enrolment.desk import Desk, Tls
+    from shoal.owner.enrolment.connection import OwnerConnection, Tls
 
     try:
-        with Desk(fleet, Tls(ca, cert, key), note) as desk:
-            desk.publish()
+        with OwnerConnection(fleet, Tls(ca, cert, key), note) as connection:
+            connection.publish()
     except ShoalError as error:
         _add_hint(error, f"it is signed and stored: shoal-fleet publish {fleet.path} when the broker is back")
         raise

@@ -39,7 +39,7 @@ from shoal.util.locks import exclusive
 GRANTS: Final = "grants"
 CHANGE_WAIT_S: Final = 120.0
 """How long one `shoal-fleet` waits while another changes the fleet: writing new grants for 5000 devices that joined by
-file takes some 20 s, and publishing takes at most `desk.FLUSH_S`."""
+file takes some 20 s, and publishing takes at most `connection.FLUSH_S`."""
 ROLES_HINT: Final = "add-device takes a device's card, add-aggregator the aggregator's"
 LOCKED_HINT: Final = "wait for the other shoal-fleet to end"
 EPOCHS_AFTER_RESTORE: Final = 1 << 20

@@ -1,4 +1,4 @@
-"""Hostile requests of every kind on the owner's desk: none waits for approval, and the rightful one still does.
+"""Hostile requests of every kind to the owner: none waits for approval, and the rightful one still does.
 
 Finer variants: tests/unit/shoal/owner/enrolment/test_admission.py. A request names no mask mode, so none can be downgraded.
 """
@@ -23,7 +23,7 @@ from tests.helpers.receiving import RECEIVING
 TOPICS = Topics("demo")
 
 
-class Desk:
+class Enrolment:
     """An owner who reads the enrolment topics, and one device with a valid request."""
 
     def __init__(self, root):
@@ -53,13 +53,13 @@ class Desk:
         return [HEADER.pack(MAGIC, VERSION, int(ChunkKind.ENROL), 0, 0, 0, 9, 0, size, bytes(16)) + bytes(1024)]
 
 
-def elsewhere(desk):
-    return make_request(desk.device, dataclasses.replace(desk.token, fleet="other"), 1000, RECEIVING.public)
+def elsewhere(enrolment):
+    return make_request(enrolment.device, dataclasses.replace(enrolment.token, fleet="other"), 1000, RECEIVING.public)
 
 
-def unproven(desk):
+def unproven(enrolment):
     return make_request(
-        Identity.generate("dev-1"), dataclasses.replace(desk.token, secret=bytes(16)), 1000, RECEIVING.public
+        Identity.generate("dev-1"), dataclasses.replace(enrolment.token, secret=bytes(16)), 1000, RECEIVING.public
     )
 
 
@@ -75,35 +75,35 @@ ON_THE_DESK = {
 @pytest.mark.parametrize("kind", ON_THE_DESK)
 def test_nothing_hostile_on_the_owners_desk_waits_for_approval(tmp_path, kind):
     """Listed with its reason, and a valid request after it still waits for the owner."""
-    desk = Desk(tmp_path)
+    enrolment = Enrolment(tmp_path)
     act, expected = ON_THE_DESK[kind]
-    registrar = act(desk)
+    registrar = act(enrolment)
     (refused,) = registrar.refused.values()
     assert expected in refused.reason
     assert registrar.pending == {}
-    assert desk.owner.roster.devices == ()
-    (request,) = desk.look(desk.request).pending.values()
+    assert enrolment.owner.roster.devices == ()
+    (request,) = enrolment.look(enrolment.request).pending.values()
     assert request.name == "dev-1"
 
 
 def test_a_request_that_is_replayed_after_the_answer_adds_nobody(tmp_path):
     """Nor does another device that asks with the spent token."""
-    desk = Desk(tmp_path)
-    registrar = desk.look(desk.request)
-    registrar.approve(fingerprint(desk.device.member), 1000)
-    roster = desk.owner.roster
-    assert desk.look(desk.request, desk.request).pending == {}
-    late = make_request(Identity.generate("dev-2"), desk.token, 1000, RECEIVING.public)
-    (refused,) = desk.look(late).refused.values()
+    enrolment = Enrolment(tmp_path)
+    registrar = enrolment.look(enrolment.request)
+    registrar.approve(fingerprint(enrolment.device.member), 1000)
+    roster = enrolment.owner.roster
+    assert enrolment.look(enrolment.request, enrolment.request).pending == {}
+    late = make_request(Identity.generate("dev-2"), enrolment.token, 1000, RECEIVING.public)
+    (refused,) = enrolment.look(late).refused.values()
     assert "the token was used before" in refused.reason
-    assert desk.owner.roster == roster
+    assert enrolment.owner.roster == roster
 
 
 def test_requests_that_overtake_each_other_are_one(tmp_path):
     """A device asked twice, and the older request arrives last: the owner sees one, and lets one device in."""
-    desk = Desk(tmp_path)
-    again = make_request(desk.device, desk.token, 1005, RECEIVING.public)
-    registrar = desk.look(again, desk.request)
+    enrolment = Enrolment(tmp_path)
+    again = make_request(enrolment.device, enrolment.token, 1005, RECEIVING.public)
+    registrar = enrolment.look(again, enrolment.request)
     (request,) = registrar.pending.values()
     registrar.approve(request.fingerprint, 1000)
-    assert [d.name for d in desk.owner.roster.devices] == ["dev-1"]
+    assert [d.name for d in enrolment.owner.roster.devices] == ["dev-1"]

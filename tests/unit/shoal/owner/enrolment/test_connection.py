@@ -1,4 +1,4 @@
-"""`Desk` on a real broker: waiting for retained messages, takeovers, and publication of the newest state only."""
+"""`OwnerConnection` on a real broker: waiting for retained messages, takeovers, and publication of the newest state only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shoal.errors import BrokerUnreachableError
 from shoal.membership.grants import open_grant
 from shoal.membership.tokens import make_request, token_id
 from shoal.owner.cli import enrolment as admission_cli
-from shoal.owner.enrolment.desk import Desk, TakenOverError, Tls
+from shoal.owner.enrolment.connection import OwnerConnection, TakenOverError, Tls
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.chunking import ChunkKind, split
@@ -120,8 +120,8 @@ def test_a_newcomer_gets_no_secret_from_before_the_epoch_that_the_fleet_has_cert
 def revoke_and_publish(path, name):
     fleet = FleetDirectory(path)
     fleet.revoke(name)
-    with Desk(fleet, Tls(), print) as desk:
-        desk.publish()
+    with OwnerConnection(fleet, Tls(), print) as connection:
+        connection.publish()
 
 
 def test_the_newest_keys_remain_on_the_broker(fleet, broker, monkeypatch):
@@ -140,10 +140,10 @@ def test_the_newest_keys_remain_on_the_broker(fleet, broker, monkeypatch):
         if not began or time.monotonic() - began[0] > 4.0:
             feed(transport, link)
 
-    with Desk(fleet, Tls(), pytest.fail) as desk:
-        desk.listen(0.5)
+    with OwnerConnection(fleet, Tls(), pytest.fail) as connection:
+        connection.listen(0.5)
         monkeypatch.setattr(MqttTransport, "_feed", slowly)
-        desk.publish()
+        connection.publish()
     other[0].join(WAIT_S)
     assert other[0].exitcode == 0
     newest = FleetDirectory(fleet.path)
@@ -155,22 +155,22 @@ def test_the_newest_keys_remain_on_the_broker(fleet, broker, monkeypatch):
 
 def test_what_the_broker_does_not_take_in_time_is_not_sent_later(fleet, broker, monkeypatch):
     """The fleet is free again then, and something newer may be on its way."""
-    monkeypatch.setattr("shoal.owner.enrolment.desk.FLUSH_S", 0.3)
-    with Desk(fleet, Tls(), pytest.fail) as desk:
+    monkeypatch.setattr("shoal.owner.enrolment.connection.FLUSH_S", 0.3)
+    with OwnerConnection(fleet, Tls(), pytest.fail) as connection:
         os.kill(broker.pid, signal.SIGSTOP)
         try:
             with pytest.raises(BrokerUnreachableError, match="did not take everything"):
-                desk.publish()
+                connection.publish()
             with exclusive(fleet.path, wait_s=0, hint="-"):
                 pass
-            assert not desk._transport._thread.is_alive()
+            assert not connection._transport._thread.is_alive()
         finally:
             os.kill(broker.pid, signal.SIGCONT)
 
 
 def test_a_program_that_another_took_over_from_says_so(fleet):
     """One of the owner's programs is at the broker at a time."""
-    with Desk(fleet, Tls(), pytest.fail) as first, Desk(fleet, Tls(), pytest.fail) as second:
+    with OwnerConnection(fleet, Tls(), pytest.fail) as first, OwnerConnection(fleet, Tls(), pytest.fail) as second:
         with pytest.raises(TakenOverError, match="another shoal-fleet"):
             first.listen(WAIT_S)
         with pytest.raises(TakenOverError):
@@ -181,12 +181,12 @@ def test_a_program_that_another_took_over_from_says_so(fleet):
 def test_who_looks_on_disturbs_nobody(fleet):
     """`devices --watch` in one window, `approve` in another."""
     with (
-        Desk(fleet, Tls(), pytest.fail, beside=True) as one,
-        Desk(fleet, Tls(), pytest.fail, beside=True) as other,
-        Desk(fleet, Tls(), pytest.fail) as at_work,
+        OwnerConnection(fleet, Tls(), pytest.fail, beside=True) as one,
+        OwnerConnection(fleet, Tls(), pytest.fail, beside=True) as other,
+        OwnerConnection(fleet, Tls(), pytest.fail) as at_work,
     ):
-        for desk in (one, other, at_work):
-            desk.listen(0.5)
+        for connection in (one, other, at_work):
+            connection.listen(0.5)
         at_work.publish()
 
 

@@ -46,7 +46,7 @@ class Tls:
     key: Path | None = None
 
 
-class Desk:
+class OwnerConnection:
     """A `Registrar` with its own connection; a context manager that closes it."""
 
     def __init__(
