@@ -96,6 +96,10 @@ def messages(kind):
         return st.integers(0, 2**32 - 2).flatmap(
             lambda e: st.builds(kind, **fields | {"epoch": st.just(e), "next_epoch": st.integers(e + 1, 2**32 - 1)})
         )
+    if kind.__name__ == "ReceivingKeys":
+        fields["first"] = st.integers(1, 2**32 - limits.RECEIVING_KEYS)
+        key = st.binary(min_size=32, max_size=32)
+        fields["keys"] = st.lists(key, min_size=1, max_size=limits.RECEIVING_KEYS).map(tuple)
     if kind is Statement:
         fields["states"] = ascending(messages(HeldState))
     if kind.__name__ == "Token":
