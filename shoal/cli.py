@@ -63,28 +63,30 @@ def _broker(name: str) -> Any:
 def _deliver(
     data: dict[str, Any], json: bool, show: Callable[[], None], save: Path | None, *writes: Callable[[], None]
 ) -> None:
-    """Write, save and print the figures, as one JSON object or with ``show``; they are printed even if they can't be saved.
+    """Save the figures, write what belongs to them, and print them, as one JSON object or with ``show``.
+
+    What fails prevents nothing else: figures of hours are printed though their file or their drawing can't be written.
 
     Raises:
-        typer.Exit: writing or saving failed, with the error's exit code, after printing.
+        typer.Exit: saving or writing failed, with the first error's exit code, after printing.
     """
     from shoal.report import record
 
-    failure = None
-    try:
-        for write in writes:
+    failures: list[ShoalError] = []
+    saves = () if save is None else (lambda: record.save(save, data),)
+    for write in (*saves, *writes):
+        try:
             write()
-        if save is not None:
-            record.save(save, data)
-    except ShoalError as error:
-        failure = error
+        except ShoalError as error:
+            failures.append(error)
     if json:
         say_json(data)
     else:
         show()
-    if failure is not None:
+    for failure in failures:
         note_error(failure)
-        raise typer.Exit(failure.exit_code)
+    if failures:
+        raise typer.Exit(failures[0].exit_code)
 
 
 @app.command()

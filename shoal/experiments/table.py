@@ -77,7 +77,8 @@ def block(runs: Sequence[Kept]) -> str:
         same.sort(key=lambda r: r.seed)
         files = " ".join(f"[{r.seed}](../{r.file.relative_to(ROOT)})" for r in same)
         ours = "; ".join(f"{r.seed}: {_ours(r.data)}" for r in same)
-        found = sorted({_number(r.data["ari"], 2) for r in same if r.data.get("ari") is not None})
+        figures = sorted(r.data["ari"] for r in same if r.data.get("ari") is not None)
+        found = list(dict.fromkeys(_number(figure, 2) for figure in figures))
         published = _published(same[0].data)
         shown = " to ".join(found[:: max(1, len(found) - 1)]) or "-"  # the first and the last of them
         lines.append(f"| `{' '.join(words)}` | {algorithm} | {published} | {ours} | {shown} | {files} |")

@@ -39,18 +39,19 @@ def test_without_json_lines_are_printed_and_no_object(capsys):
 
 
 def test_a_picture_that_fails_costs_no_figures_and_its_error_is_the_exit_status(tmp_path, capsys):
-    """The first failure ends writing; printing comes in any case."""
+    """The figures are saved and printed all the same, and so is every other picture."""
     written = []
 
     def fail():
         raise ConfigError("no matplotlib", hint="install it")
 
     with pytest.raises(typer.Exit) as caught:
-        _deliver({"a": 1}, False, lambda: say("figures"), None, fail, lambda: written.append(1))
+        _deliver({"a": 1}, False, lambda: say("figures"), tmp_path / "x.json", fail, lambda: written.append(1))
     out, err = capsys.readouterr()
     assert (caught.value.exit_code, out) == (3, "figures\n")
     assert err == "error: no matplotlib\nhint: install it\n"
-    assert written == []
+    assert written == [1]
+    assert (tmp_path / "x.json").exists()
 
 
 def test_a_mistake_of_our_own_is_not_hidden():

@@ -84,7 +84,10 @@ def test_settings_and_algorithms_have_lines_of_their_own_in_the_papers_order():
     ]
 
 
-@pytest.mark.parametrize(("aris", "shown"), [([None, None], "-"), ([1.0, 1.0], "1.00"), ([None, 0.5], "0.50")])
+@pytest.mark.parametrize(
+    ("aris", "shown"),
+    [([None, None], "-"), ([1.0, 1.0], "1.00"), ([None, 0.5], "0.50"), ([-0.02, -0.1], "-0.10 to -0.02")],
+)
 def test_one_index_is_shown_once_and_none_is_a_dash(aris, shown):
     assert row(*[kept(i, ari=ari) for i, ari in enumerate(aris)])[4] == shown
 
