@@ -14,12 +14,12 @@ The number of a state is its place in `States`. The sealed origins of the run co
 Example: a model that moved in round 1 becomes state 1 of a run with one origin.
 
     >>> import numpy as np
-    >>> from aggregator.rounds.relay import StateRef, States, settle
+    >>> from aggregator.rounds.relay import States, settle
     >>> from aggregator.strategies.base import ClusterModel
     >>> moved = ClusterModel().moved(np.ones(2, np.float32), 3, 1)
     >>> settled, states, (step,) = settle((moved,), {0: moved}, States.of_origins(1), 1)
     >>> settled[0].origin, settled[0].offset, states[1], step.terms
-    (1, None, StateRef(model=0, round=1), ((1.0, StateRef(model=0, round=0)),))
+    (1, None, StateId(model=0, round=1), ((1.0, StateId(model=0, round=0)),))
 """
 
 from __future__ import annotations
@@ -27,21 +27,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from aggregator.persistent import PersistentMap
 from aggregator.strategies.base import ClusterModel, starts_of
 from shoal.errors import IntegrityError
+from shoal.protocol.states import StateId
 from shoal.types import Float32Vector
 
 S = TypeVar("S")
-
-
-class StateRef(NamedTuple):
-    """The name of a state: a model after the close of a round; round 0 is the sealed origin with the model's number."""
-
-    model: int
-    round: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +50,8 @@ class RelayedStep:
         contributors: fewest devices in any part of the mean; 0 without one.
     """
 
-    state: StateRef
-    terms: tuple[tuple[float, StateRef], ...]
+    state: StateId
+    terms: tuple[tuple[float, StateId], ...]
     mean: Float32Vector | None
     contributors: int
 
@@ -71,15 +65,15 @@ class States:
         next: the next free number.
     """
 
-    names: Mapping[int, StateRef]
+    names: Mapping[int, StateId]
     next: int
 
     @classmethod
     def of_origins(cls, count: int) -> States:
         """Return the states before round 1: the run's ``count`` sealed origins."""
-        return cls({number: StateRef(number, 0) for number in range(count)}, count)
+        return cls({number: StateId(number, 0) for number in range(count)}, count)
 
-    def __getitem__(self, number: int) -> StateRef:
+    def __getitem__(self, number: int) -> StateId:
         """Return the state with this number.
 
         Raises:
@@ -125,7 +119,7 @@ def settle(
     for model, value in sorted(models.items()):
         if _is_state(value) or id(value) in settled or id(value) not in present:
             continue
-        ref = names[number] = StateRef(model, round_)
+        ref = names[number] = StateId(model, round_)
         terms = tuple((weight, states[at]) for at, weight in starts_of([(1.0, value)]).items())
         steps.append(RelayedStep(ref, terms, value.offset, value.contributors))
         settled[id(value)] = ClusterModel(number, version=value.version)

@@ -32,15 +32,6 @@ def keystream(key: bytes, count: int) -> NDArray[np.uint8]:
     return out
 
 
-def words(key: bytes, count: int) -> NDArray[np.uint64]:
-    """Return ``count`` words of the keystream of ``key``; see `keystream`.
-
-    Returns:
-        shape (count,), uint64; each is eight keystream bytes, little-endian.
-    """
-    return keystream(key, 8 * count).view("<u8").astype(np.uint64, copy=False)
-
-
 def signs(key: bytes, length: int) -> NDArray[np.int8]:
     """Return ``length`` signs derived from ``key``.
 

@@ -242,15 +242,7 @@ def epoch_purpose(checkpoint: Checkpoint) -> str:
 
 def epoch_key(plan: RunPlan, secret: MaskSecret, epoch: int) -> MaskKey:
     """Return the mask key of a run's epoch, from the secret of that epoch."""
-    context = MaskContext(
-        fleet=plan.fleet,
-        run_id=plan.run_id,
-        epoch=epoch,
-        task_digest=plan.task_digest,
-        mode=plan.mode,
-        segments=plan.mask_segments,
-    )
-    return derive(secret, context)
+    return derive(secret, MaskContext.of_plan(plan, epoch))
 
 
 def _task(data: memoryview, plan: RunPlan) -> TaskBundle:

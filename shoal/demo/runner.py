@@ -12,8 +12,9 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from edge_client.run.package import epoch_key
 from shoal.demo.data import Hidden, hide_groups, load_images
-from shoal.demo.seen import Seen, look, run_key, stored_update
+from shoal.demo.seen import Seen, look, stored_update
 from shoal.owner.runs.plan import RunOptions, origins_needed
 from shoal.owner.task_compiler.builtin import build
 from shoal.owner.task_compiler.compile import compile_task
@@ -231,7 +232,12 @@ def _result(
     plan, view = next((p, v) for p, v, _ in runs if v is not None)
     theta = make_origins("mlp", 1, seed, manifest=bundle.manifest, **sizes)[0]
     seen = look(
-        view, run_key(stage.fleet.secret_at(plan.epoch), plan), bundle, theta, hidden.x[0][0], int(hidden.y[0][0])
+        view,
+        epoch_key(plan, stage.fleet.secret_at(plan.epoch), plan.epoch),
+        bundle,
+        theta,
+        hidden.x[0][0],
+        int(hidden.y[0][0]),
     )
     return DemoResult(
         broker=broker,

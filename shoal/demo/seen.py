@@ -12,13 +12,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.mask.derivation import MaskContext, MaskKey, derive
+from crypto.mask.derivation import MaskKey
 from crypto.mask.masking import mask, unmask
-from crypto.mask.secret import MaskSecret
 from edge_client.learning.data import Dataset
 from edge_client.learning.model import OrtModel
 from edge_client.learning.training import train
-from shoal.protocol.documents import RunPlan
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import LocalTraining, TaskManifest
 from shoal.types import Float32Vector, MaskedVector
@@ -52,21 +50,6 @@ class Seen:
     masked: Reading
     none: Reading
     truth: NDArray[np.float32]
-
-
-def run_key(secret: MaskSecret, plan: RunPlan) -> MaskKey:
-    """Return the mask key of a run, as its devices derive it."""
-    return derive(
-        secret,
-        MaskContext(
-            fleet=plan.fleet,
-            run_id=plan.run_id,
-            epoch=plan.epoch,
-            task_digest=plan.task_digest,
-            mode=plan.mode,
-            segments=plan.mask_segments,
-        ),
-    )
 
 
 def stored_update(run_directory: Path, length: int) -> Float32Vector | None:

@@ -21,15 +21,7 @@ SECRET = bytes(range(32))
 
 def in_epoch(run, epoch):
     """Return the run in a mask epoch, and the key of that epoch."""
-    context = MaskContext(
-        fleet=run.fleet,
-        run_id=run.run_id,
-        epoch=epoch,
-        task_digest=run.task_digest,
-        mode=run.mode,
-        segments=run.mask_segments,
-    )
-    key = derive(MaskSecret(SECRET), context)
+    key = derive(MaskSecret(SECRET), MaskContext.of_plan(run, epoch))
     return dataclasses.replace(run, epoch=epoch, key_id=key.key_id), key
 
 

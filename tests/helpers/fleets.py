@@ -92,10 +92,7 @@ def thetas(fleet):
 def mask_key(fleet):
     """Return the run's mask key, which the owner can always derive."""
     p = fleet.plan
-    context = MaskContext(
-        fleet=p.fleet, run_id=p.run_id, epoch=p.epoch, task_digest=p.task_digest, mode=p.mode, segments=p.mask_segments
-    )
-    return derive(fleet.stage.fleet.secret_at(p.epoch), context)
+    return derive(fleet.stage.fleet.secret_at(p.epoch), MaskContext.of_plan(p, p.epoch))
 
 
 def clear_offsets(fleet):

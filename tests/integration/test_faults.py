@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from crypto.mask.masking import unmask
+from edge_client.run.package import epoch_key
 from edge_client.storage.state import DeviceState
-from shoal.demo.seen import run_key
 from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.documents import RunPlan
 from shoal.simulation.process_fleet import Stage
@@ -106,7 +106,7 @@ class Fleet:
         """Return the run's final offset, unmasked: (d,) float32."""
         vectors = self.stage.aggregator_dir / f"run-{plan.run:06d}" / "vectors"
         (path,) = vectors.glob("*/*.f32")
-        key = run_key(self.stage.fleet.secret_at(plan.epoch), plan)
+        key = epoch_key(plan, self.stage.fleet.secret_at(plan.epoch), plan.epoch)
         return unmask(MaskedVector(np.fromfile(path, "<f4"), key.key_id), key)
 
     def check_rounds(self, plan: RunPlan) -> None:

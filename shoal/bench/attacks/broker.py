@@ -17,9 +17,9 @@ import numpy as np
 
 from crypto.mask.masking import unmask
 from edge_client.learning.data import Dataset
+from edge_client.run.package import epoch_key
 from shoal.bench.attacks.base import Attack, Result
 from shoal.bench.attacks.lab import CLASSES, Lab
-from shoal.demo.seen import run_key
 from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.topics import TopicKind, parse
 from shoal.simulation.engine.metrics import adjusted_rand
@@ -88,7 +88,7 @@ def run(lab: Lab, mode: str) -> list[Result]:
     ):
         masked = _run_and_keep(fleet, lab.length)
         records = fleet.records()
-        key = run_key(fleet.stage.fleet.secret_at(fleet.plan.epoch), fleet.plan)
+        key = epoch_key(fleet.plan, fleet.stage.fleet.secret_at(fleet.plan.epoch), fleet.plan.epoch)
         clients = [fleet.client_id(name) for name in fleet.stage.devices]
     clear = [unmask(MaskedVector(v, key.key_id), key) for v in masked]
     traffic = b"".join(p.payload for p in tap.heard)

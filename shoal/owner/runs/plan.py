@@ -99,15 +99,8 @@ def make_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) ->
         draft = draft_plan(fleet, bundle, options)
         # Each run has mask epochs of its own, so that no two runs share a permutation.
         run, epoch = fleet.take_run(draft.epochs)
-        context = MaskContext(
-            fleet=fleet.name,
-            run_id=draft.run_id,
-            epoch=epoch,
-            task_digest=bundle.digest,
-            mode=options.mode,
-            segments=bundle.segments,
-        )
-        return dataclasses.replace(draft, run=run, epoch=epoch, key_id=key_id(fleet.secret_at(epoch), context))
+        named = key_id(fleet.secret_at(epoch), MaskContext.of_plan(draft, epoch))
+        return dataclasses.replace(draft, run=run, epoch=epoch, key_id=named)
 
 
 def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> RunPlan:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from aggregator.rounds.relay import RelayedStep, StateRef, States, settle
+from aggregator.rounds.relay import RelayedStep, States, settle
 from aggregator.strategies.base import starts_of, whole_offset
 from crypto.mask.derivation import derive, segment_keys
 from crypto.mask.masking import unmask
 from crypto.mask.schedule import VersionKey
 from edge_client.models.recipes import weighted_sum
 from shoal.protocol.messages import SHARED_MODEL
+from shoal.protocol.states import StateId
 from shoal.types import Float32Vector, MaskedVector
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Models:
         self.mask = mask
         self.key_id = run.key_id
         self._states = States.of_origins(run.origins)
-        self._vectors: dict[StateRef, Float32Vector] = {StateRef(i, 0): row for i, row in enumerate(origins)}
+        self._vectors: dict[StateId, Float32Vector] = {StateId(i, 0): row for i, row in enumerate(origins)}
         self._chain = None
         if run.keys == "round" and run.mode != "none":
             # No secret at all: in a simulation masks only show that strategies work on masked vectors.
@@ -97,7 +98,7 @@ class Models:
             total += self._state(self._states[number], segment) * np.float32(weight)
         return total
 
-    def _state(self, ref: StateRef, segment: str) -> Float32Vector:
+    def _state(self, ref: StateId, segment: str) -> Float32Vector:
         vector = self._vectors[ref]
         # Origins are whole vectors; later states of models that share weights have one segment each.
         return vector[self._run.span(segment)] if ref.round == 0 else vector
@@ -137,6 +138,6 @@ class Models:
         if not held.next:
             return
         origins = States.of_origins(self._run.origins)
-        later = {number: StateRef(*name) for number, name in held.names.items()}
+        later = {number: StateId(*name) for number, name in held.names.items()}
         self._states = States({**origins.names, **later}, held.next)
         self._vectors |= {later[number]: vector for number, vector in held.vectors.items()}

@@ -29,7 +29,7 @@ from shoal.simulation.engine.records import SimOptions, SimRound
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import Network, origins
 from shoal.task.manifest import LocalTraining
-from shoal.types import Float32Vector, Segment
+from shoal.types import Float32Vector
 
 __all__ = ["Observation", "SimOptions", "SimResult", "SimRound", "local_settings", "mask_of", "sim_plan", "simulate"]
 
@@ -164,18 +164,7 @@ def mask_of(run: RunPlan) -> MaskKey | None:
         return None
     # No secret at all: in a simulation the mask only shows that strategies work on masked vectors.
     secret = MaskSecret.from_bytes(int(run.seed).to_bytes(32, "little"))
-    segments = tuple(Segment(s.name, s.length) for s in run.segments)
-    return derive(
-        secret,
-        MaskContext(
-            fleet=run.fleet,
-            run_id=run.run_id,
-            epoch=run.epoch,
-            task_digest=run.task_digest,
-            mode=run.mode,
-            segments=segments,
-        ),
-    )
+    return derive(secret, MaskContext.of_plan(run, run.epoch))
 
 
 def simulate(

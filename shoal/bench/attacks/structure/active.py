@@ -91,17 +91,23 @@ def structure(lab: Lab, mode: str, lifetime: Lifetime, devices: int) -> Result:
     else:
         alone = [score_coordinates(fleet, r, sent, one, rng) for r, sent, one in heard]
         scores, note = [(mean(alone, 0), mean(alone, 1))], "zero patterns of single rounds"
+    note = "; ".join(filter(None, (note, f"{last} rounds", sizes.beyond(lab, devices))))
+    return best_of(scores, name="structure-active", attacker=WHO, keys=lifetime, devices=devices, note=note)
+
+
+def best_of(scores: list[Score], *, name: str, attacker: str, keys: Lifetime, devices: int, note: str) -> Result:
+    """Return the score that is furthest above its chance as a result; the other arguments are those of `Result`."""
     success, chance = max(scores, key=lambda s: s[0] - s[1])
     return Result(
-        name="structure-active",
-        attacker=WHO,
+        name=name,
+        attacker=attacker,
         success=success,
         chance=chance,
         unit="share",
         margin=MARGIN,
-        keys=lifetime,
+        keys=keys,
         devices=devices,
-        note="; ".join(filter(None, (note, f"{last} rounds", sizes.beyond(lab, devices)))),
+        note=note,
     )
 
 

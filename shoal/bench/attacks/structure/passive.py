@@ -13,7 +13,7 @@ import numpy as np
 from shoal.bench.attacks.base import Attack, Result
 from shoal.bench.attacks.lab import Lab
 from shoal.bench.attacks.structure import sizes
-from shoal.bench.attacks.structure.active import COMPONENTS, MARGIN, Score, mean
+from shoal.bench.attacks.structure.active import COMPONENTS, Score, best_of, mean
 from shoal.bench.attacks.structure.components import Components, analyse, mixed
 from shoal.bench.attacks.structure.fleet import MaskedFleet
 from shoal.bench.attacks.structure.keys import LIFETIMES, Lifetime
@@ -84,18 +84,8 @@ def structure(lab: Lab, mode: str, lifetime: Lifetime, devices: int) -> Result:
     else:
         alone = [score_coordinates(fleet, r, clear, rng) for r, clear in rounds]
         scores, note = [(mean(alone, 0), mean(alone, 1))], "nearest coordinate by correlation"
-    success, chance = max(scores, key=lambda s: s[0] - s[1])
-    return Result(
-        name="structure-passive",
-        attacker=WHO,
-        success=success,
-        chance=chance,
-        unit="share",
-        margin=MARGIN,
-        keys=lifetime,
-        devices=devices,
-        note="; ".join(filter(None, (note, f"{last} rounds", sizes.beyond(lab, devices)))),
-    )
+    note = "; ".join(filter(None, (note, f"{last} rounds", sizes.beyond(lab, devices))))
+    return best_of(scores, name="structure-passive", attacker=WHO, keys=lifetime, devices=devices, note=note)
 
 
 def run(lab: Lab, mode: str) -> list[Result]:

@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 
 from aggregator.numerics import distances
-from aggregator.numerics.backend import Backend, NumpyBackend
+from aggregator.numerics.backend import NumpyBackend
 from aggregator.numerics.distances import squared_distances
 from aggregator.numerics.errors import NumericsError
 from aggregator.numerics.rows import CHUNK_COLUMNS
-from aggregator.numerics.torch_backend import TorchBackend
+from tests.helpers.backends import BACKENDS, make
 
 ROWS = np.random.default_rng(5).standard_normal((23, CHUNK_COLUMNS + 99), dtype=np.float32)
-
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-BACKENDS = [
-    "numpy",
-    pytest.param("cpu", marks=[pytest.mark.torch, needs_torch]),
-    pytest.param("cuda", marks=[pytest.mark.torch, needs_torch]),
-]
-
-
-def make(name: str) -> Backend:
-    """Return the backend; skip the test if there is no such device."""
-    if name == "numpy":
-        return NumpyBackend()
-    import torch
-
-    if name == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device on this machine")
-    return TorchBackend(name)
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from aggregator.numerics.averaging import StreamingMean
-from aggregator.numerics.backend import Backend, NumpyBackend
 from aggregator.numerics.errors import NumericsError
 from aggregator.numerics.rows import CHUNK_COLUMNS
 from aggregator.numerics.similarity import gram
 from aggregator.numerics.streaming import BLOCK_ROWS, StreamingGram
-from aggregator.numerics.torch_backend import TorchBackend
+from tests.helpers.backends import BACKENDS, make
 
 N = 2 * BLOCK_ROWS + 7
 ROWS = np.random.default_rng(5).standard_normal((N, CHUNK_COLUMNS + 99), dtype=np.float32)
 D = ROWS.shape[1]
 TOLERANCE = 1e-6 * float((ROWS.astype(np.float64) ** 2).sum(axis=1).max())
-
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-BACKENDS = [
-    "numpy",
-    pytest.param("cpu", marks=[pytest.mark.torch, needs_torch]),
-    pytest.param("cuda", marks=[pytest.mark.torch, needs_torch]),
-]
-
-
-def make(name: str) -> Backend:
-    """Return the backend, or skip where there is no such device."""
-    if name == "numpy":
-        return NumpyBackend()
-    import torch
-
-    if name == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device on this machine")
-    return TorchBackend(name)
 
 
 @pytest.mark.parametrize("name", BACKENDS)

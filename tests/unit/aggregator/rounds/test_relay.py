@@ -7,12 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aggregator.rounds.relay import StateRef, States, replace_models, settle
+from aggregator.rounds.relay import States, replace_models, settle
 from aggregator.strategies.base import ClusterModel, dump_state
 from aggregator.strategies.registry import make_strategy
 from shoal.errors import IntegrityError
 from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.messages import SHARED_MODEL, Phase
+from shoal.protocol.states import StateId
 from tests.helpers.plans import contribution, run_plan
 
 D = 12
@@ -57,7 +58,7 @@ class Fleet:
         self.state = self.strategy.init(DEVICES)
         self.relayed = relayed
         self.states = States.of_origins(self.run.origins)
-        self.held = {StateRef(i, 0): ORIGINS[i] for i in range(self.run.origins)}
+        self.held = {StateId(i, 0): ORIGINS[i] for i in range(self.run.origins)}
         self.round = 0
         self.events = []
         self.prefer_parent = case == "merged"
@@ -161,9 +162,9 @@ def test_a_fork_of_a_moved_model_is_one_state():
     """A trial's halves begin at the model that their cluster has just reached: one mean, one state, three models."""
     moved = ClusterModel().moved(np.ones(3, np.float32), 4, 5)
     state, states, steps = settle((moved, (moved, moved)), {2: moved, 7: moved, 8: moved}, States.of_origins(1), 5)
-    assert [s.state for s in steps] == [StateRef(2, 5)]
+    assert [s.state for s in steps] == [StateId(2, 5)]
     assert {m.origin for m in (state[0], *state[1])} == {1}
-    assert states[1] == StateRef(2, 5)
+    assert states[1] == StateId(2, 5)
     assert steps[0].contributors == 4
 
 
@@ -171,15 +172,15 @@ def test_a_model_that_did_not_move_keeps_its_state():
     still, moved = ClusterModel(origin=1), ClusterModel().moved(np.ones(3, np.float32), 4, 5)
     state, _, steps = settle({"a": still, "b": moved}, {0: moved, 1: still}, States.of_origins(2), 5)
     assert state["a"] is still
-    assert [s.terms for s in steps] == [((1.0, StateRef(0, 0)),)]
+    assert [s.terms for s in steps] == [((1.0, StateId(0, 0)),)]
 
 
 def test_a_sum_of_models_becomes_a_state_of_its_own():
     """The mean of two groups' models, one of which has moved this round: two terms and half of its mean."""
     one, other = ClusterModel(origin=1), ClusterModel(others=((0.5, 1),), scale=0.5).moved(np.ones(3, np.float32), 4, 5)
     _, _, steps = settle((one, other), {0: one, 4: other, 5: ClusterModel(scale=0.5)}, States.of_origins(2), 5)
-    assert [s.state for s in steps] == [StateRef(4, 5)]
-    assert steps[0].terms == ((0.5, StateRef(0, 0)), (0.5, StateRef(1, 0)))
+    assert [s.state for s in steps] == [StateId(4, 5)]
+    assert steps[0].terms == ((0.5, StateId(0, 0)), (0.5, StateId(1, 0)))
 
 
 def test_a_moved_model_that_has_no_name_is_refused():

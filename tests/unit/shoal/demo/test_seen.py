@@ -8,11 +8,9 @@ import pytest
 from crypto.mask.derivation import MaskContext, derive
 from crypto.mask.masking import mask
 from crypto.mask.secret import MaskSecret
-from shoal.demo.seen import PSNR_CAP_DB, compare, read_image, run_key, stored_update
-from shoal.protocol.documents import SegmentSpec
+from shoal.demo.seen import PSNR_CAP_DB, compare, read_image, stored_update
 from shoal.task.bundle import Parameter
 from shoal.types import Segment
-from tests.helpers.plans import run_plan
 from tests.helpers.tasks import manifest
 
 SECRET = MaskSecret.from_bytes(bytes(range(32)))
@@ -103,22 +101,6 @@ def test_a_reading_without_an_error_is_finite(attempt):
     blank = read_image(np.zeros(LENGTH, np.float32), task, np.full(INPUTS, 0.1, np.float32))
     assert np.array_equal(blank.image, np.zeros(INPUTS))
     assert blank.psnr_db == pytest.approx(20.0, abs=1e-4)
-
-
-def test_the_key_is_the_one_that_the_devices_derive():
-    plan = run_plan(segments=(SegmentSpec("cluster", 40),))
-    expected = derive(
-        SECRET,
-        MaskContext(
-            fleet="demo",
-            run_id=b"r" * 16,
-            epoch=1,
-            task_digest=b"t" * 32,
-            mode="permutation",
-            segments=(Segment("cluster", 40),),
-        ),
-    )
-    assert run_key(SECRET, plan).key_id == expected.key_id
 
 
 def test_a_stored_update_is_read_from_the_aggregators_disk(tmp_path):

@@ -6,24 +6,9 @@ import pytest
 
 from shoal.errors import UsageError
 from shoal.experiments import registry
-from shoal.experiments.common.experiment import Options, Quiet, Result, Study
+from shoal.experiments.common.experiment import Options, Quiet, Study
 from shoal.experiments.data import datasets
-
-
-def result(**changes):
-    """Return a result with sound values, some of them changed."""
-    made = {
-        "experiment": "toy",
-        "algorithm": "fedavg",
-        "accuracy": 91.5,
-        "clusters": 2,
-        "rounds": 3,
-        "cpu_seconds_per_round": 0.25,
-        "published": 90.0,
-        "history": [{"round": 1, "accuracy": 50.0, "loss": 1.0, "purity": 0.5}],
-        "parameters": {"lr": 0.1},
-    }
-    return Result(**{**made, **changes})
+from tests.helpers.results import result
 
 
 @pytest.fixture

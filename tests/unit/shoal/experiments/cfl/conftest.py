@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-
-def idx(values: np.ndarray) -> bytes:
-    return bytes([0, 0, 8, values.ndim]) + b"".join(int(s).to_bytes(4, "big") for s in values.shape) + values.tobytes()
+from tests.helpers.mnist import write_bars
 
 
 @pytest.fixture(scope="module")
 def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images whose label is the height of a bright bar, in MNIST's files."""
-    folder = tmp_path_factory.mktemp("mnist")
-    rng = np.random.default_rng(2)
-    for name, count in (("train", 900), ("t10k", 20)):
-        labels = rng.integers(0, 10, count).astype(np.uint8)
-        images = rng.integers(0, 60, (count, 28, 28)).astype(np.uint8)
-        for image, label in zip(images, labels, strict=True):
-            image[2 + 2 * label : 5 + 2 * label, 4:24] = 230
-        (folder / f"{name}-images-idx3-ubyte").write_bytes(idx(images))
-        (folder / f"{name}-labels-idx1-ubyte").write_bytes(idx(labels))
-    return folder
+    return write_bars(tmp_path_factory.mktemp("mnist"), seed=2, train=900, test=20)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from shoal.errors import ConfigError, UsageError
@@ -13,27 +12,15 @@ from shoal.experiments.cfl import labels as cfl_labels
 from shoal.experiments.cfl.labels import ALONE, settings_of
 from shoal.experiments.common.experiment import Options, Quiet
 from shoal.experiments.data.datasets import MissingDataError
+from tests.helpers.mnist import write_bars
 
 MLP = {"model": "mlp", "hidden": "24", "lr": "0.1"}
-
-
-def idx(values: np.ndarray) -> bytes:
-    return bytes([0, 0, 8, values.ndim]) + b"".join(int(s).to_bytes(4, "big") for s in values.shape) + values.tobytes()
 
 
 @pytest.fixture(scope="module")
 def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images whose label is the height of a bright bar, in MNIST's files."""
-    folder = tmp_path_factory.mktemp("mnist")
-    rng = np.random.default_rng(1)
-    for name, count in (("train", 1000), ("t10k", 40)):
-        labels = rng.integers(0, 10, count).astype(np.uint8)
-        images = rng.integers(0, 60, (count, 28, 28)).astype(np.uint8)
-        for image, label in zip(images, labels, strict=True):
-            image[2 + 2 * label : 5 + 2 * label, 4:24] = 230
-        (folder / f"{name}-images-idx3-ubyte").write_bytes(idx(images))
-        (folder / f"{name}-labels-idx1-ubyte").write_bytes(idx(labels))
-    return folder
+    return write_bars(tmp_path_factory.mktemp("mnist"), seed=1, train=1000, test=40)
 
 
 def run(folder: Path, runner: Any = cfl_labels.label_permutation, **given: Any) -> dict[str, Any]:

@@ -8,23 +8,8 @@ import numpy as np
 import pytest
 
 from shoal.errors import UsageError
-from shoal.experiments.common.experiment import Options, Result, as_json
-
-
-def result(**changes):
-    """Return a result with sound values, some of them changed."""
-    made = {
-        "experiment": "toy",
-        "algorithm": "fedavg",
-        "accuracy": 91.5,
-        "clusters": 2,
-        "rounds": 3,
-        "cpu_seconds_per_round": 0.25,
-        "published": 90.0,
-        "history": [{"round": 1, "accuracy": 50.0, "loss": 1.0, "purity": 0.5}],
-        "parameters": {"lr": 0.1},
-    }
-    return Result(**{**made, **changes})
+from shoal.experiments.common.experiment import Options, as_json
+from tests.helpers.results import result
 
 
 def test_the_interface_is_the_fixed_one():
