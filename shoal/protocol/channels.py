@@ -206,6 +206,30 @@ PROPOSAL: Final = Channel(
     largest=limits.MAX_TRANSFER_BYTES,
     formula="as a mask epoch",
 )
+MEAN: Final = Channel(
+    name="mean",
+    topic=TopicKind.MODEL,
+    kind=ChunkKind.MEAN,
+    sender=Party.AGGREGATOR,
+    receivers=(Party.DEVICE,),
+    message="MeanHeader, vector",
+    seal=Seal.BROADCAST,
+    purpose="mean",
+    largest=limits.MAX_TRANSFER_BYTES,
+    formula=f"{_HEAD} + {sizes.COORDINATE_BYTES} d",
+)
+CHECKPOINT: Final = Channel(
+    name="checkpoint",
+    topic=TopicKind.MODEL,
+    kind=ChunkKind.CHECKPOINT,
+    sender=Party.AGGREGATOR,
+    receivers=(Party.DEVICE,),
+    message="envelope of a device: SealedState, task, vector",
+    seal=Seal.BROADCAST,
+    purpose="checkpoint",
+    largest=limits.MAX_TRANSFER_BYTES,
+    formula=f"{2 * limits.SEALED_HEAD_BYTES:,} + {sizes.COORDINATE_BYTES} d + task",
+)
 UPLOAD: Final = Channel(
     name="upload",
     topic=TopicKind.UP,
@@ -217,7 +241,7 @@ UPLOAD: Final = Channel(
     purpose="upload",
     recipients=(Party.AGGREGATOR,),
     largest=limits.MAX_TRANSFER_BYTES,
-    formula=f"{_HEAD} + {sizes.COORDINATE_BYTES} d + {sizes.MARGIN_BYTES} m, plus the attachment that a rollover's order allows",
+    formula=f"{_HEAD} + {sizes.COORDINATE_BYTES} d + {sizes.MARGIN_BYTES} m, plus the attachment that the assignment allows",
     retained=False,
     least_qos=0,
 )
@@ -344,6 +368,8 @@ CHANNELS: Final = (
     ANNOUNCEMENT,
     MODEL,
     PROPOSAL,
+    MEAN,
+    CHECKPOINT,
     UPLOAD,
     DECLINE,
     REMINDER,

@@ -63,6 +63,8 @@ class ChunkKind(IntEnum):
     DECLINE = 11
     REMINDER = 12
     RECEIVING = 13
+    MEAN = 14
+    CHECKPOINT = 15
 
 
 _KINDS: Final = frozenset(int(kind) for kind in ChunkKind)

@@ -199,6 +199,8 @@ class DeviceGrant:
         keys_since: the key version: the roster sequence at which these secrets were drawn.
         receiving: number of the device's receiving key that the grant is sealed to.
         mask_epoch: the mask epoch of ``mask_secret``; the secrets of later epochs are derived from it (`MaskSecret.at`).
+        version_secret: the key version's secret (`crypto.mask.schedule.VersionKey`) for run number ``next_run``; those of
+            later runs are derived from it.
     """
 
     fleet: str
@@ -211,6 +213,8 @@ class DeviceGrant:
     mask_secret: Fixed32 = field(repr=False)
     content_key: Fixed32 = field(repr=False)
     mask_epoch: U32 = 0
+    version_secret: Fixed32 = field(default=bytes(32), repr=False)
+    next_run: U32 = 1
 
 
 @message(18)
@@ -328,6 +332,7 @@ class RunPlan:
         capabilities: work that the run may ask of devices. They check this, never ``algorithm`` or ``settings``.
         keys: ``run`` if one mask key lasts a mask epoch and the aggregator adds up masked means; ``round`` if each round has
             its own key and devices add up clear ones.
+        key_version: under round keys, the version whose keys seal the run package; see `crypto.mask.schedule`.
     """
 
     fleet: str
@@ -360,6 +365,7 @@ class RunPlan:
     weight_cap: float = limits.DEFAULT_WEIGHT_CAP
     capabilities: Capabilities = Capabilities()
     keys: str = "run"
+    key_version: U32 = 0
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")

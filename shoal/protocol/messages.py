@@ -17,6 +17,7 @@ from shoal import limits
 from shoal.errors import WireError
 from shoal.protocol.codec import U16, U32, U64, ArrayU16, ArrayU32, Fixed16, Fixed32, message
 from shoal.protocol.documents import require_name
+from shoal.protocol.states import RoundModels
 
 NO_ASSIGNMENT: Final = 0xFFFF
 NO_TRANSFER: Final = bytes(16)
@@ -66,7 +67,7 @@ class DeclineReason(IntEnum):
     DATA: samples are missing or don't fit the task. TASK: training diverged, or the task's graphs can't run. REFUSED: the
     device refused the announcement, its assignment or a model. OTHER: anything else. UPLOAD: the aggregator refused the
     device's upload; only the aggregator records it, and no device sends it. DISK: the disk is full or fails; the device's
-    program ends.
+    program ends. STATE: the device lacks the state of a model, and waits for a checkpoint.
     """
 
     DATA = 1
@@ -75,6 +76,7 @@ class DeclineReason(IntEnum):
     OTHER = 4
     UPLOAD = 5
     DISK = 6
+    STATE = 7
 
 
 @message(10)
@@ -111,6 +113,7 @@ class Assignment:
         norm: report the l2 norm of the trained model.
         keep: a past round, whose update the device stores in clear for later mask epochs; 0 for none.
         renew: in a round of phase ENDORSE, rounds whose stored updates the device masks under the next key.
+        seal: offered models, in ascending order, of which the device attaches a checkpoint to its upload.
     """
 
     phase: Phase
@@ -122,6 +125,7 @@ class Assignment:
     norm: bool = False
     keep: U32 = 0
     renew: ArrayU32 = ()
+    seal: ArrayU16 = ()
 
     def __post_init__(self) -> None:
         if not self.candidates:
@@ -144,6 +148,7 @@ class Announcement:
         remind_after_s: time to the first reminder of an unacknowledged upload of this round; grows with the fleet.
         package_bytes: size of the sealed run package at the plan's topic; 0 if not given.
         epoch_bytes: size of the sealed mask epoch at the checkpoint's topic; 0 if there is none.
+        held: under round keys, the models that devices hold; ``models`` is empty then.
     """
 
     fleet: str
@@ -168,6 +173,7 @@ class Announcement:
     remind_after_s: float = limits.REMIND_BASE_S
     package_bytes: U64 = 0
     epoch_bytes: U64 = 0
+    held: RoundModels | None = None
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -225,7 +231,10 @@ class Upload:
         samples: number of samples trained on; 1 if the plan's weighting is uniform.
         correct, tested: counts on the test share, in percent if the plan's weighting is uniform; 0 unless assigned.
         model_norm: l2 norm of the trained model, rounded; 0 unless assigned.
-        attached: bytes that follow the update: a `shoal.protocol.epochs.Proposal` or `Endorsement` with its vectors.
+        attached: bytes that follow the update: a `shoal.protocol.epochs.Proposal` or `Endorsement` with its vectors or, under
+            round keys, a `shoal.protocol.states.SealedCheckpoints` with its envelopes.
+        key_version: under round keys, the version of the round's keys.
+        statement: under round keys, the device's signed `shoal.protocol.states.Statement` about the states that it holds.
     """
 
     fleet: str
@@ -249,6 +258,8 @@ class Upload:
     length: U32
     model_norm: float = 0.0
     attached: U32 = 0
+    key_version: U32 = 0
+    statement: bytes = b""
 
     def __post_init__(self) -> None:
         require_name(self.device, "device name")

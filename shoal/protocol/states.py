@@ -1,4 +1,4 @@
-"""Messages about model states: recipes that make them, statements that devices sign about them, and checkpoints.
+"""Messages about model states: recipes that make them, statements that devices sign about them, means and checkpoints.
 
 A *state* is (model, round): the model after the close of that round. State 0 of a model is an origin of the run plan. A
 *recipe* says how a new state follows from earlier ones, and a *step* holds the recipes of one round. In a *statement* a
@@ -18,7 +18,7 @@ from typing import Final
 
 from shoal import limits
 from shoal.errors import WireError
-from shoal.protocol.codec import U16, U32, Fixed16, Fixed32, decode, message
+from shoal.protocol.codec import U16, U32, ArrayU16, ArrayU32, Fixed16, Fixed32, decode, message
 from shoal.protocol.documents import require_name
 
 MAX_TERMS: Final = limits.MAX_MODELS
@@ -27,6 +27,8 @@ RETAINED_STEPS: Final = 2
 """Rounds whose steps and means the aggregator retains; a device that missed more takes a checkpoint."""
 MAX_OPEN_STATES: Final = 2 * limits.MAX_MODELS
 """Most states that a step leaves open, or that a device holds: two of each model."""
+_SHARED_PLACE: Final = limits.MAX_MODELS
+"""Place of the segment that all models share, after those of the models."""
 
 
 @message(40)
@@ -162,10 +164,11 @@ class StateCertificate:
 @message(47)
 @dataclass(frozen=True, slots=True)
 class SealedState:
-    """Header of a checkpoint: one state, sealed by a device; (length,) float32 little-endian follows.
+    """Header of a checkpoint: one state, sealed by a device. The task and (length,) float32 little-endian follow.
 
     Attributes:
         digest_key: the key of the state's digest; a receiver may lack the keys of the state's round.
+        task: bytes of the task bundle, which a device needs that was admitted after the run began.
     """
 
     fleet: str
@@ -174,6 +177,153 @@ class SealedState:
     round: U32
     length: U32
     digest_key: Fixed32 = field(repr=False)
+    task: U32 = 0
+
+
+@message(48)
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A model that assignments may name, and its state: devices of the model train from it.
+
+    Attributes:
+        model: id within the run, or `shoal.protocol.messages.SHARED_MODEL` for the segment that all models share.
+        at: the state; it may have the id of another model, from which this one was split.
+    """
+
+    model: U16
+    at: StateId
+
+
+@message(49)
+@dataclass(frozen=True, slots=True)
+class MeanRef:
+    """A mean of a retained step: the recipe of ``model`` adds it.
+
+    Attributes:
+        label: topic label; transfer: transfer id.
+        contributors: number of devices whose updates are averaged.
+    """
+
+    model: U16
+    label: str
+    transfer: Fixed16
+    contributors: U32
+
+
+@message(50)
+@dataclass(frozen=True, slots=True)
+class RetainedStep:
+    """A step that devices can still take, with its means in ascending order of their models."""
+
+    step: Step
+    means: tuple[MeanRef, ...]
+
+    def __post_init__(self) -> None:
+        needed = [recipe.model for recipe in self.step.recipes if recipe.mean is not None]
+        if needed != [mean.model for mean in self.means]:
+            raise WireError(f"the means of step {self.step.round} are not those that its recipes add")
+
+
+@message(51)
+@dataclass(frozen=True, slots=True)
+class CheckpointRef:
+    """A checkpoint that devices can take.
+
+    Attributes:
+        state: the state that it holds.
+        round: the round under whose content key it is sealed.
+        key_version: of that round.
+        label: topic label; transfer: transfer id.
+    """
+
+    state: StateId
+    round: U32
+    key_version: U32
+    label: str
+    transfer: Fixed16
+
+
+@message(52)
+@dataclass(frozen=True, slots=True)
+class RoundModels:
+    """The models of an announced round under round keys.
+
+    Attributes:
+        key_version: under which the round's keys are derived.
+        offers: ascending by model.
+        steps: the retained ones, oldest first.
+        checkpoints: ascending by state.
+        statements: statements of devices (`Statement`) that certify the states of ``checkpoints``.
+    """
+
+    key_version: U32
+    offers: tuple[Offer, ...]
+    steps: tuple[RetainedStep, ...] = ()
+    checkpoints: tuple[CheckpointRef, ...] = ()
+    statements: tuple[bytes, ...] = ()
+
+    def __post_init__(self) -> None:
+        models = [offer.model for offer in self.offers]
+        if len(models) > MAX_TERMS + 1 or any(a >= b for a, b in pairwise(models)):
+            raise WireError("the offered models are too many or not in ascending order")
+        if len(self.steps) > RETAINED_STEPS or any(a.step.round >= b.step.round for a, b in pairwise(self.steps)):
+            raise WireError("the retained steps are too many or not in ascending order")
+        _check_ascending([ref.state for ref in self.checkpoints], "checkpoints")
+
+    def state_of(self, model: int) -> StateId | None:
+        """Return the state at which a model is offered; None if it is not."""
+        return next((offer.at for offer in self.offers if offer.model == model), None)
+
+    @property
+    def newest(self) -> Step | None:
+        """The step of the last closed round; None before the first has closed."""
+        return self.steps[-1].step if self.steps else None
+
+
+@message(53)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanHeader:
+    """Header of a mean that devices add to a model; (length,) float32 little-endian follows, masked under the round's key.
+
+    Attributes:
+        key_id: names the mask.
+        segment: name of the segment that follows; empty for the whole vector.
+    """
+
+    fleet: str
+    run_id: Fixed16
+    round: U32
+    key_id: Fixed16
+    model: U16
+    length: U32
+    segment: str = ""
+
+
+@message(54)
+@dataclass(frozen=True, slots=True)
+class SealedCheckpoints:
+    """Head of the bytes attached to an upload: one checkpoint's envelope of each size follows, for the models in order."""
+
+    models: ArrayU16
+    sizes: ArrayU32
+
+    def __post_init__(self) -> None:
+        if len(self.models) != len(self.sizes) or any(a >= b for a, b in pairwise(self.models)):
+            raise WireError("the attached checkpoints are not one for each model in ascending order")
+
+
+def mean_number(model: int, round_: int) -> int:
+    """Return the number of a mean's topic label: two for each model, used in turn, since two rounds are retained."""
+    return 2 * _place(model) + round_ % RETAINED_STEPS
+
+
+def checkpoint_number(model: int) -> int:
+    """Return the number of the topic label of a model's checkpoint."""
+    return 2 * (_SHARED_PLACE + 1) + _place(model)
+
+
+def _place(model: int) -> int:
+    return min(model, _SHARED_PLACE)
 
 
 def read_step(data: bytes | memoryview) -> Step:

@@ -96,7 +96,7 @@ def test_the_page_lists_every_chunk_kind():
     """Kind numbers of the frame."""
     listed = dict(
         re.findall(
-            r"(?<!\d)(\d+) (upload|model|plan|roster|round|control|state|enrol|grant|epoch|decline|reminder|receiving)\b",
+            r"(?<!\d)(\d+) (upload|model|plan|roster|round|control|state|enrol|grant|epoch|decline|reminder|receiving|mean|checkpoint)\b",
             PAGE,
         )
     )
@@ -190,5 +190,5 @@ def test_the_page_has_the_table_of_channels():
 
 def test_the_tables_name_messages_that_exist():
     """Each word with a capital letter in the column of messages is a message type, but for HMAC."""
-    known = {name for name, _ in registered(documents, messages, enrolment, epochs).values()}
+    known = {name for name, _ in registered(documents, messages, enrolment, epochs, states).values()}
     assert {word for c in CHANNELS for word in re.findall(r"[A-Z]\w+", c.message)} - {"HMAC"} <= known

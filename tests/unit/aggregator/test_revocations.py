@@ -60,6 +60,11 @@ def test_a_device_that_is_not_revoked_is_sent_nothing(revocations, publisher):
     assert publisher.sent == []
 
 
+def altered(chunk):
+    """Return the chunk with another last byte."""
+    return chunk[:-1] + bytes([chunk[-1] ^ 1])
+
+
 @pytest.mark.parametrize(
     "chunk",
     [
@@ -67,7 +72,7 @@ def test_a_device_that_is_not_revoked_is_sent_nothing(revocations, publisher):
         message(fleet="atoll"),
         message("here"),
         message(sender="here"),
-        message()[:-1] + bytes([message()[-1] ^ 1]),
+        altered(message()),
         b"junk",
         b"",
     ],

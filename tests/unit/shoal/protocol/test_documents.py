@@ -188,7 +188,7 @@ def test_the_aggregators_grant_has_no_field_for_a_mask_secret():
     only_devices = {f.name for f in dataclasses.fields(DeviceGrant)} - {
         f.name for f in dataclasses.fields(AggregatorGrant)
     }
-    assert only_devices == {"mask_secret", "mask_epoch", "content_key", "receiving"}
+    assert only_devices == {"mask_secret", "mask_epoch", "content_key", "version_secret", "next_run", "receiving"}
 
 
 def test_grants_do_not_show_their_secrets():
