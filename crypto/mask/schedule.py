@@ -1,28 +1,32 @@
 """The key schedule: from the secret of a key version to the keys of each run and of each round.
 
-    owner draws a key version ──run──▶ chain of a run ──take──▶ keys of round 1
+    owner draws a key version ──run──▶ chain of run 1 ──take──▶ keys of round 0
             │ next run                      │ next round
             ▼                               ▼
-       the same version, one run later   the chain, one round later ──take──▶ keys of round 2 ...
+       the same version, for run 2       the chain, one round later ──take──▶ keys of round 1 ...
 
 - The owner draws a *key version* at init, at every rotation, revocation and admission. A newcomer gets the newest version
   only, so it holds nothing of the rounds before.
 - Every arrow is HKDF-SHA256 and can't be reversed. A step replaces the secret that it started from: a device that is stolen
   after a round gives away no key of that round or of an earlier one.
 - Fleet and run id are part of every derivation. A restored backup may use a key version a second time, but never a mask.
+- A key version is stepped by run number. A party skips the runs that it missed and those before the version was drawn.
+- A run of a fleet begins at round 0 under every version. Round 0 of the version in the plan seals the run package.
 - A chain hands out each round once, and no round before it: see `RunChain.take`.
 
 The aggregator holds none of these secrets and can't import this package.
 
-Example: two devices derive the same keys, one of them after it was away for rounds 1 to 3.
+Example: two devices derive the same keys, one of them after it was away for rounds 0 to 2.
 
     >>> from crypto.mask.schedule import VersionKey
     >>> device, other = (VersionKey("reef", 7, bytes(32)) for _ in range(2))
-    >>> chain, late = (key.begin_run(b"run-1", first_round=1) for key in (device, other))
+    >>> chain, late = (key.begin_run(b"run-1") for key in (device, other))
     >>> rounds = [chain.take() for _ in range(4)]
-    >>> late.skip_to(4)
+    >>> late.skip_to(3)
     >>> late.take().content == rounds[3].content, late.next_round
-    (True, 5)
+    (True, 4)
+    >>> device.next_run
+    2
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ if TYPE_CHECKING:
     from shoal.types import Float32Vector, Segment
 
 MAX_SKIPPED_ROUNDS: Final = 100_000
-"""Most rounds that a chain skips at once; a skipped round costs some 5 microseconds."""
+"""Most rounds, or runs, that are skipped at once; each costs some 5 microseconds."""
 STATE_DIGEST_BYTES: Final = 32
 
 
@@ -104,8 +108,8 @@ def state_digest(key: bytes, run_id: bytes, model: int, round_: int, theta: Floa
     It is keyed. From a plain hash the aggregator could tell whether a guess of the model is right.
 
     Args:
-        key: 32 bytes, the `RoundKeys.digest_key` of the state's round, for an origin that of the run's first round. For a
-            given digest not even a party that chooses the key can find another vector.
+        key: 32 bytes, the `RoundKeys.digest_key` of the state's round. For a given digest not even a party that chooses the
+            key can find another vector.
         run_id: the run's id.
         model: id within the run.
         round_: the state's round; 0 for an origin.
@@ -188,23 +192,24 @@ class RunChain:
 
 
 class VersionKey:
-    """The secret of a key version, as one party holds it after the runs that have begun under it.
+    """The secret of a key version, as one party holds it for the runs that it has not begun.
 
     Attributes:
         fleet: the fleet's name.
         number: the key version: sequence of the roster with which the owner drew it.
-        runs: number of runs that have begun under it; the secret has been replaced as often.
+        next_run: number of the run whose chain `begin_run` returns. The secret is that of this run; at the draw it is that
+            of run 1, at whatever run the fleet is.
     """
 
-    __slots__ = ("_secret", "fleet", "number", "runs")
+    __slots__ = ("_secret", "fleet", "next_run", "number")
 
-    def __init__(self, fleet: str, number: int, secret: bytes, runs: int = 0) -> None:
+    def __init__(self, fleet: str, number: int, secret: bytes, next_run: int = 1) -> None:
         """Create the key from the 32 bytes that the owner drew, or restore it from storage.
 
         Raises:
             IntegrityError: the secret is not 32 bytes long.
         """
-        self.fleet, self.number, self.runs = check_name(fleet, "fleet"), number, runs
+        self.fleet, self.number, self.next_run = check_name(fleet, "fleet"), number, next_run
         self._secret = MaskSecret.from_bytes(secret)
 
     @classmethod
@@ -212,43 +217,45 @@ class VersionKey:
         """Return a new key version from the operating system's random source."""
         return cls(fleet, number, MaskSecret.generate().reveal())
 
-    def begin_run(self, run_id: bytes, first_round: int) -> RunChain:
-        """Return the chain of the next run under this version, and erase the secret that it comes from.
+    def begin_run(self, run_id: bytes, first_round: int = 0) -> RunChain:
+        """Return the chain of run ``next_run``, and step on: the secret that the chain comes from is erased.
 
         Args:
             run_id: 1 to 64 bytes, random for each run.
-            first_round: first round of the run under this version: 1, or a later one if the version was drawn meanwhile.
+            first_round: number of the chain's first round: 0 in a fleet, 1 where there is no run package to seal.
         """
         if not 1 <= len(run_id) <= MAX_RUN_ID_BYTES:
             raise UsageError(f"the run id has {len(run_id)} bytes, not 1 to {MAX_RUN_ID_BYTES}")
         secret = self._secret.reveal()
         run = expand(secret, SECRET_BYTES, b"run", self.fleet.encode(), run_id)
-        self._secret = MaskSecret.from_bytes(expand(secret, SECRET_BYTES, b"next-run"))
-        self.runs += 1
+        self._step()
         first = expand(run, SECRET_BYTES, b"first-round", _number(first_round))
         return RunChain(self.fleet, run_id, self.number, first_round, first)
 
-    def skip_to_run(self, runs: int) -> None:
-        """Step over runs that this party missed, until ``runs`` runs have begun under this version.
+    def skip_to_run(self, run: int) -> None:
+        """Step on to run number ``run`` without beginning the runs in between.
 
         Raises:
-            IntegrityError: more runs than that have begun, or MAX_SKIPPED_ROUNDS fewer.
+            IntegrityError: the run is before ``next_run``, or more than MAX_SKIPPED_ROUNDS after it.
         """
-        if not 0 <= runs - self.runs <= MAX_SKIPPED_ROUNDS:
+        if not 0 <= run - self.next_run <= MAX_SKIPPED_ROUNDS:
             raise IntegrityError(
-                f"the keys of run {runs} of key version {self.number} can't be derived after run {self.runs}",
+                f"the keys of run {run} of key version {self.number} can't be derived from those of run {self.next_run}",
                 hint="keys are derived forwards only: have the owner admit this device again",
             )
-        while self.runs < runs:
-            self._secret = MaskSecret.from_bytes(expand(self._secret.reveal(), SECRET_BYTES, b"next-run"))
-            self.runs += 1
+        while self.next_run < run:
+            self._step()
+
+    def _step(self) -> None:
+        self._secret = MaskSecret.from_bytes(expand(self._secret.reveal(), SECRET_BYTES, b"next-run"))
+        self.next_run += 1
 
     def reveal(self) -> bytes:
         """Return the secret, for sealing to a device or for a file of mode 0600."""
         return self._secret.reveal()
 
     def __repr__(self) -> str:
-        return f"VersionKey({self.fleet!r}, version {self.number}, {self.runs} runs, <redacted>)"
+        return f"VersionKey({self.fleet!r}, version {self.number}, next run {self.next_run}, <redacted>)"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("keys can't be pickled")

@@ -27,8 +27,10 @@ def version(number: int = 3, secret: bytes = SECRET) -> VersionKey:
     return VersionKey("reef", number, secret)
 
 
-def chain(run_id: bytes = RUN, first_round: int = 1) -> RunChain:
-    return version().begin_run(run_id, first_round)
+def chain(run_id: bytes = RUN, first_round: int = 1, run: int = 1) -> RunChain:
+    key = version()
+    key.skip_to_run(run)
+    return key.begin_run(run_id, first_round)
 
 
 def secrets_of(keys: RoundKeys) -> set[bytes]:
@@ -58,13 +60,25 @@ def test_all_devices_derive_the_same_keys_whatever_rounds_they_missed() -> None:
     assert late.take().mask == rounds[5].mask
 
 
-def test_a_device_that_missed_runs_derives_the_keys_of_the_next() -> None:
-    there, away = version(), version()
-    for number in range(3):
-        there.begin_run(bytes([number + 1]), 1)
-    away.skip_to_run(3)
-    assert away.runs == there.runs == 3
-    assert secrets_of(away.begin_run(RUN, 1).take()) == secrets_of(there.begin_run(RUN, 1).take())
+@given(st.sets(st.integers(1, 12)), st.integers(1, 12))
+def test_the_keys_of_a_run_do_not_depend_on_the_runs_that_a_party_began(begun: set[int], run: int) -> None:
+    """Two parties have begun different runs before run ``run``, or none because the version was drawn later."""
+    key = version()
+    for number in sorted(n for n in begun if n < run):
+        key.skip_to_run(number)
+        key.begin_run(bytes([number]))
+    key.skip_to_run(run)
+    assert key.next_run == run
+    assert secrets_of(key.begin_run(RUN).take()) == secrets_of(chain(first_round=0, run=run).take())
+    assert key.next_run == run + 1
+
+
+def test_a_run_begins_at_round_0() -> None:
+    assert version().begin_run(RUN).take().round == 0
+
+
+def test_two_runs_of_one_id_have_different_keys() -> None:
+    assert not secrets_of(chain().take()) & secrets_of(chain(run=2).take())
 
 
 def test_a_chain_hands_out_each_round_once() -> None:
@@ -104,10 +118,10 @@ def test_a_stolen_chain_opens_no_earlier_round() -> None:
 def test_a_stolen_version_opens_no_earlier_run() -> None:
     key = version()
     earlier = secrets_of(key.begin_run(b"a", 1).take())
-    thief = VersionKey("reef", 3, key.reveal(), key.runs)
+    thief = VersionKey("reef", 3, key.reveal(), key.next_run)
     assert not earlier & secrets_of(thief.begin_run(b"a", 1).take())
     with pytest.raises(IntegrityError, match="can't be derived"):
-        thief.skip_to_run(0)
+        thief.skip_to_run(1)
 
 
 def test_a_restored_version_gives_another_run_other_masks() -> None:
@@ -154,7 +168,17 @@ def test_a_run_id_of_a_wrong_length_is_refused(run_id: bytes) -> None:
     key = version()
     with pytest.raises(UsageError):
         key.begin_run(run_id, 1)
-    assert (key.runs, key.reveal()) == (0, SECRET)
+    assert (key.next_run, key.reveal()) == (1, SECRET)
+
+
+@pytest.mark.parametrize("run", [0, 2, 4 + MAX_SKIPPED_ROUNDS])
+def test_runs_that_are_past_or_too_far_ahead_are_refused(run: int) -> None:
+    key = version()
+    key.skip_to_run(3)
+    before = key.reveal()
+    with pytest.raises(IntegrityError, match=f"run {run} of key version 3 can't be derived from those of run 3"):
+        key.skip_to_run(run)
+    assert (key.next_run, key.reveal()) == (3, before)
 
 
 def test_a_damaged_secret_or_name_is_refused() -> None:
