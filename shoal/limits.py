@@ -71,7 +71,7 @@ MAX_DEVICES: Final = 65_534
 MAX_NAME_CHARS: Final = 64
 """Longest fleet or device name."""
 
-RECEIVING_KEYS: Final = 8
+RECEIVING_KEYS: Final = 32
 """Receiving keys that a device publishes at a time: the owner can draw new secrets that often before it has to hear of more."""
 
 MAX_ENROLMENT_BYTES: Final = 16 * 1024

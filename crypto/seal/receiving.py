@@ -74,7 +74,7 @@ class ReceivingSecrets:
         begin = len(KEY_FILE_MAGIC) + _FIRST.size
         if not data.startswith(KEY_FILE_MAGIC) or len(data) != begin + limits.RECEIVING_KEYS * KEY_BYTES:
             raise IntegrityError(
-                f"{path} is damaged, or no file of receiving keys",
+                f"{path} is damaged, or an earlier version of Shoal made it",
                 hint="init or enrol a new directory under another name",
             )
         (first,) = _FIRST.unpack(data[len(KEY_FILE_MAGIC) : begin])

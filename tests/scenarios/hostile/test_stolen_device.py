@@ -127,7 +127,9 @@ def test_a_delivery_under_an_erased_key_is_reported_and_made_good(tmp_path, capl
         (refusal,) = [
             r.kv for r in caplog.records if "sealed to receiving key" in str(getattr(r, "kv", {}).get("reason"))
         ]
-        assert refusal["reason"].startswith("a grant sealed to receiving key 9 of 'dev-01', which is erased")
+        assert refusal["reason"].startswith(
+            f"a grant sealed to receiving key {limits.RECEIVING_KEYS + 1} of 'dev-01', which is erased"
+        )
         assert "`shoal-fleet publish`" in refusal["hint"]
         tap.forgive(rule)
         fleet.broker.disconnect(fleet.client_id(VICTIM))

@@ -46,10 +46,10 @@ def test_keys_come_back_from_their_file(tmp_path):
     assert held.private(6).private_bytes_raw() in data
 
 
-@pytest.mark.parametrize("junk", [b"", b"junk", b"shoal-receiving-1\n", b"shoal-receiving-1\n" + bytes(4 + 7 * 32)])
-def test_a_damaged_file_is_refused(tmp_path, junk):
+@pytest.mark.parametrize("junk", [b"", b"junk", b"shoal-receiving-1\n", b"shoal-receiving-1\n" + bytes(4 + 8 * 32)])
+def test_a_damaged_file_and_the_eight_keys_of_an_earlier_version_are_refused(tmp_path, junk):
     write_private(tmp_path / "k", junk)
-    with pytest.raises(IntegrityError, match="is damaged, or no file of receiving keys"):
+    with pytest.raises(IntegrityError, match="is damaged, or an earlier version of Shoal made it"):
         ReceivingSecrets.load(tmp_path / "k")
 
 

@@ -9,6 +9,7 @@ from aggregator import membership as aggregators
 from crypto.seal.receiving import ReceivingSecrets
 from edge_client import membership as enrolment
 from edge_client.membership import DeviceMembership
+from shoal import limits
 from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError
 from shoal.membership.directory import GRANT_FILE, KEY_FILE, NEXT_FILE, RECEIVING_FILE, load_receiving, make_identity
 from shoal.membership.grants import ErasedKeyError, open_card
@@ -154,14 +155,14 @@ def test_what_is_stored_already_is_left_out_though_its_key_is_erased(fleet, devi
 def test_several_deliveries_may_wait_for_a_device(fleet, device):
     """The owner has heard nothing from it in between."""
     waiting = []
-    for _ in range(7):
+    for _ in range(limits.RECEIVING_KEYS - 1):
         fleet.rotate()
         waiting.append(grant_of(fleet))
     for data in waiting:
         assert device.take_grant(data)
-    assert device.receiving.first == 9
+    assert device.receiving.first == limits.RECEIVING_KEYS + 1
     fleet.rotate()
-    with pytest.raises(ErasedKeyError, match="receiving key 8 "):
+    with pytest.raises(ErasedKeyError, match=f"receiving key {limits.RECEIVING_KEYS} "):
         device.take_grant(grant_of(fleet))
     fleet.take_receiving({"dev-1": device.receiving.public})
     with fleet.changing():

@@ -8,6 +8,7 @@ from crypto.seal.envelope import SealError
 from crypto.seal.identity import Identity, fingerprint
 from crypto.seal.receiving import ReceivingSecrets
 from crypto.seal.signed import sign_document
+from shoal import limits
 from shoal.errors import UntrustedError, WireError
 from shoal.membership import grants
 from shoal.membership.grants import (
@@ -130,7 +131,7 @@ def test_nothing_is_sealed_to_a_point_of_small_order():
         open_card(make_card(DEVICE, "device", weak))
 
 
-@pytest.mark.parametrize(("first", "count"), [(0, 8), (1, 0), (1, 9), ((1 << 32) - 1, 8)])
+@pytest.mark.parametrize(("first", "count"), [(0, 8), (1, 0), (1, limits.RECEIVING_KEYS + 1), ((1 << 32) - 1, 8)])
 def test_receiving_keys_are_counted(first, count):
     with pytest.raises(WireError, match=f"{count} receiving keys from number {first}"):
         ReceivingKeys(first, (bytes(32),) * count)

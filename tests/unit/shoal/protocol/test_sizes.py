@@ -2,12 +2,15 @@
 
 import pytest
 
+from crypto.seal.identity import Identity
+from crypto.seal.receiving import ReceivingSecrets
+from crypto.seal.signed import sign_document
 from shoal import limits
 from shoal.errors import WireError
-from shoal.protocol import sizes
+from shoal.protocol import channels, sizes
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.codec import encode
-from shoal.protocol.documents import Member, Roster
+from shoal.protocol.documents import Member, ReceivingNotice, Roster
 from shoal.protocol.messages import Control, Decline, DeclineReason, Presence, Reminder, Sealed
 from tests.helpers.fleets import Wiretap, make_fleet
 from tests.helpers.plans import run_plan
@@ -47,6 +50,12 @@ def sealed_bytes(message, purpose):
 )
 def test_the_longest_note_fits(purpose, message):
     assert sealed_bytes(message, purpose) <= limits.MAX_NOTE_BYTES
+
+
+def test_the_longest_notice_of_receiving_keys_fits():
+    notice = ReceivingNotice(LONGEST, LONGEST, ReceivingSecrets.generate().public)
+    signed = sign_document(Identity.generate(LONGEST), notice)
+    assert len(signed) <= channels.RECEIVING.largest == limits.MAX_NOTE_BYTES
 
 
 def test_the_longest_answer_fits():
