@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from crypto.mask.secret import MaskSecret
 from crypto.seal.envelope import GroupKey
@@ -21,7 +21,15 @@ from shoal.membership.roster import open_roster
 from shoal.owner.keys.broker_users import DEVICE_RESERVED, ENROL_USER, BrokerUsers
 from shoal.owner.keys.receiving import RECEIVING_FILE, ReceivingBook
 from shoal.owner.keys.run_files import RUNS, highest_run
-from shoal.owner.keys.vault import BACKUP_HINT, OWNER_FILE, ROSTER_FILE, SECRETS_FILE, FleetSecrets, Vault
+from shoal.owner.keys.vault import (
+    BACKUP_HINT,
+    OWNER_FILE,
+    RENEWED_HINT,
+    ROSTER_FILE,
+    SECRETS_FILE,
+    FleetSecrets,
+    Vault,
+)
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import AggregatorGrant, Card, DeviceGrant, Member, ReceivingKeys, Roster
 from shoal.types import check_name
@@ -35,6 +43,9 @@ from shoal.util.files import (
     write_private,
 )
 from shoal.util.locks import exclusive
+
+if TYPE_CHECKING:
+    from crypto.mask.schedule import VersionKey
 
 GRANTS: Final = "grants"
 CHANGE_WAIT_S: Final = 120.0
@@ -132,7 +143,7 @@ class FleetDirectory:
         if not (self.path / RECEIVING_FILE).exists():
             raise IntegrityError(
                 f"{self.path} has no {RECEIVING_FILE}: it was lost, or an earlier version of Shoal made this fleet",
-                hint=f"{BACKUP_HINT}, or make a new fleet in another directory",
+                hint=RENEWED_HINT,
             )
         data = self._vault.read(RECEIVING_FILE)
         if data == self._receiving_bytes:
@@ -207,6 +218,13 @@ class FleetDirectory:
         return self.mask_secret.at(epoch, self.secrets.mask_epoch)
 
     @property
+    def version_key(self) -> VersionKey:
+        """The newest key version as drawn. The owner doesn't step it, so it can open every checkpoint under this version."""
+        from crypto.mask.schedule import VersionKey  # imports numpy
+
+        return VersionKey(self.name, self.roster.keys_since, self.secrets.version_secret)
+
+    @property
     def content(self) -> GroupKey:
         """The key that devices and the owner share; the aggregator does not have it."""
         return GroupKey(self.name, "content", self.secrets.content_key)
@@ -233,7 +251,7 @@ class FleetDirectory:
     def add_device(self, card_bytes: bytes, expected_fingerprint: str = "") -> Path:
         """Add a device, or renew the grant of one that is listed; return the path of its grant.
 
-        The card of a listed device may bring newer receiving keys.
+        The card of a listed device may bring newer receiving keys. See `admission_draws` for the secrets of a new one.
 
         Raises:
             UntrustedError: the card is not a device's, or does not have the expected fingerprint.
@@ -242,12 +260,10 @@ class FleetDirectory:
         card = self._checked(card_bytes, DEVICE_ROLE, expected_fingerprint)
         with self.changing():
             self.check_device(card)
-            new = not self.listed(card.member)
-            # Before the roster: each listed device has receiving keys, also after a crash in between.
-            found = _receiving_of([card])
-            self._store_receiving(self.receiving.admitting(found) if new else self.receiving.taking(found))
-            if new:
-                self._sign(devices=(*self.roster.devices, card.member))
+            if self.listed(card.member):
+                self._store_receiving(self.receiving.taking(_receiving_of([card])))
+            else:
+                self._admit([card])
             return self._write_grant(card)
 
     def add_devices(self, cards: Iterable[bytes]) -> None:
@@ -270,8 +286,23 @@ class FleetDirectory:
                 self.check_name(card.member.name)
                 taken.add(card.member.name)
                 new.append(card)
-            self._store_receiving(self.receiving.admitting(_receiving_of(new)))
-            self._sign(devices=(*self.roster.devices, *(card.member for card in new)))
+            self._admit(new)
+
+    @property
+    def admission_draws(self) -> bool:
+        """Whether an admission draws new secrets, because those in force have the keys of an earlier run."""
+        return self.secrets.next_run > 1 and self.secrets.round_keys
+
+    def _admit(self, cards: list[Card]) -> None:
+        """Sign a roster with new devices, under new secrets if `admission_draws`; one draw serves for all of them."""
+        devices = (*self.roster.devices, *(card.member for card in cards))
+        # Before the roster: each listed device has receiving keys, also after a crash in between.
+        book = self.receiving.admitting(_receiving_of(cards))
+        if not self.admission_draws:
+            self._store_receiving(book)
+            self._sign(devices=devices)
+            return
+        self._draw_secrets(book.advanced(self.roster.active()), devices=devices)
 
     def take_receiving(self, found: Mapping[str, ReceivingKeys]) -> None:
         """Store the receiving keys in ``found``, by device, that are newer than those known; durable on return."""
@@ -345,12 +376,13 @@ class FleetDirectory:
             if self.roster.device(name) is None:
                 what = "is revoked already" if name in self.roster.revoked else "is not in the roster"
                 raise ConfigError(f"device {name!r} {what}", hint="shoal-fleet show lists the devices")
-            self._draw_secrets(revoked=(*self.roster.revoked, name))
+            left = (device for device in self.roster.active() if device != name)
+            self._draw_secrets(self.receiving.advanced(left), revoked=(*self.roster.revoked, name))
 
     def rotate(self) -> None:
         """Draw new secrets without revoking a device; otherwise as `revoke`."""
         with self.changing():
-            self._draw_secrets()
+            self._draw_secrets(self.receiving.advanced(self.roster.active()))
 
     def sign_beyond(self, sequence: int) -> None:
         """Sign a roster with a sequence above ``sequence`` and new secrets.
@@ -364,9 +396,14 @@ class FleetDirectory:
             self.secrets = dataclasses.replace(
                 s, next_epoch=s.next_epoch + EPOCHS_AFTER_RESTORE, next_run=s.next_run + RUNS_AFTER_RESTORE
             )
-            self._draw_secrets(sequence=max(sequence, self.roster.sequence) + 1)
+            book = self.receiving.advanced(self.roster.active())
+            self._draw_secrets(book, sequence=max(sequence, self.roster.sequence) + 1)
 
-    def _draw_secrets(self, **changes: object) -> None:
+    def _draw_secrets(self, receiving: ReceivingBook, **changes: object) -> None:
+        """Draw new secrets, and put them in force together with a roster that has these ``changes``.
+
+        ``receiving`` names the keys to which the new secrets are sealed.
+        """
         sequence = changes.pop("sequence", self.roster.sequence + 1)
         roster = self._next_roster(**{"sequence": sequence, "keys_since": sequence, **changes})
         first = self.secrets.next_epoch
@@ -376,9 +413,10 @@ class FleetDirectory:
             next_epoch=first + self.secrets.run_epochs + 1,  # as many as may be left of the runs in progress, and one
             next_run=self.secrets.next_run,
             run_epochs=self.secrets.run_epochs,
+            round_keys=self.secrets.round_keys,
         )
         signed = sign_document(self.owner, roster)
-        self._store_receiving(self.receiving.advanced(roster.active()))
+        self._store_receiving(receiving)
         self._vault.change(secrets, signed)
         self.secrets, self.roster, self._signed = secrets, roster, signed
         self._finish_change()
@@ -394,14 +432,23 @@ class FleetDirectory:
         sync_directory(self.path / GRANTS)
         self._vault.end_change()
 
-    def take_run(self, epochs: int) -> tuple[int, int]:
-        """Allocate a run number and ``epochs`` mask epochs; return the number and the first epoch. Durable on return."""
+    def take_run(self, epochs: int, *, round_keys: bool = False) -> tuple[int, int]:
+        """Allocate a run number and ``epochs`` mask epochs; return the number and the first epoch. Durable on return.
+
+        Args:
+            epochs: 0 under round keys.
+            round_keys: whether the run is under round keys.
+        """
         with self.changing():
             s = self.secrets
             # Secrets restored from a backup may count from a number that a later run file already has.
             run = max(s.next_run, highest_run(self.path) + 1)
             taken = dataclasses.replace(
-                s, next_epoch=s.next_epoch + epochs, next_run=run + 1, run_epochs=s.run_epochs + epochs
+                s,
+                next_epoch=s.next_epoch + epochs,
+                next_run=run + 1,
+                run_epochs=s.run_epochs + epochs,
+                round_keys=round_keys,
             )
             self._store_secrets(taken)
             return run, s.next_epoch
@@ -452,7 +499,7 @@ class FleetDirectory:
                 broadcast_key=s.broadcast_key,
             )
         else:
-            known = self.receiving.of(card.member.name)
+            known, version = self.receiving.of(card.member.name), self.version_key
             card = dataclasses.replace(card, receiving=known.receiving)
             grant = DeviceGrant(
                 fleet=s.fleet,
@@ -465,6 +512,8 @@ class FleetDirectory:
                 mask_secret=s.mask_secret,
                 content_key=s.content_key,
                 mask_epoch=s.mask_epoch,
+                version_secret=version.reveal(),
+                next_run=version.next_run,
             )
         return seal_grant(self.owner, card, grant)
 

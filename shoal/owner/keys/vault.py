@@ -24,6 +24,7 @@ ROSTER_FILE: Final = "roster.signed"
 CHANGE_FILE: Final = "change.journal"
 WRONG_LOCK_HINT: Final = "give it again; where it is right, take the whole directory from a backup"
 BACKUP_HINT: Final = "take the whole directory from a backup"
+RENEWED_HINT: Final = f"{BACKUP_HINT}, or make a new fleet in another directory"
 
 
 @message(96)
@@ -36,6 +37,8 @@ class FleetSecrets:
         next_epoch: first mask epoch that is not allocated to a run.
         next_run: first run number that is not allocated.
         run_epochs: number of mask epochs that are allocated to runs.
+        version_secret: secret of the key version, as drawn: that of run 1; see `crypto.mask.schedule.VersionKey`.
+        round_keys: whether the newest run is under round keys.
     """
 
     fleet: str
@@ -43,15 +46,25 @@ class FleetSecrets:
     mask_secret: bytes = dataclasses.field(repr=False)
     content_key: bytes = dataclasses.field(repr=False)
     broadcast_key: bytes = dataclasses.field(repr=False)
+    version_secret: bytes = dataclasses.field(repr=False)
     mask_epoch: U32 = 0
     next_epoch: U32 = 1
     next_run: U32 = 1
     run_epochs: U32 = 0
+    round_keys: bool = False
 
     @classmethod
     def fresh(cls, fleet: str, broker: str) -> FleetSecrets:
         """Return freshly drawn secrets."""
-        return cls(fleet, broker, MaskSecret.generate().reveal(), os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
+        mask, version = (MaskSecret.generate().reveal() for _ in range(2))
+        return cls(
+            fleet,
+            broker,
+            mask_secret=mask,
+            content_key=os.urandom(KEY_BYTES),
+            broadcast_key=os.urandom(KEY_BYTES),
+            version_secret=version,
+        )
 
 
 @message(97)
@@ -157,7 +170,10 @@ class Vault:
         try:
             return decode(plain, FleetSecrets)
         except IntegrityError as error:
-            raise IntegrityError(f"{self._path / SECRETS_FILE} is damaged: {error}", hint=BACKUP_HINT) from error
+            raise IntegrityError(
+                f"{self._path / SECRETS_FILE} is damaged, or an earlier version of Shoal made this fleet: {error}",
+                hint=RENEWED_HINT,
+            ) from error
 
     def _locked(self, file: str, plain: bytes) -> bytes:
         return plain if self._lock is None else self._lock.close(file, plain)

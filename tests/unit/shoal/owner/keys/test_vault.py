@@ -11,6 +11,7 @@ from shoal.owner.keys.vault import (
     BACKUP_HINT,
     CHANGE_FILE,
     OWNER_FILE,
+    RENEWED_HINT,
     ROSTER_FILE,
     SECRETS_FILE,
     WRONG_LOCK_HINT,
@@ -22,7 +23,14 @@ from shoal.owner.keys.vault import (
 from shoal.protocol.codec import decode, encode
 from shoal.util.files import write_private
 
-OLD = FleetSecrets("reef", "mqtt://h", b"M" * 32, b"C" * 32, b"B" * 32)
+OLD = FleetSecrets(
+    "reef",
+    "mqtt://h",
+    mask_secret=b"M" * 32,
+    content_key=b"C" * 32,
+    broadcast_key=b"B" * 32,
+    version_secret=b"V" * 32,
+)
 NEW = dataclasses.replace(OLD, mask_secret=b"N" * 32, mask_epoch=4, next_epoch=9)
 
 
@@ -56,7 +64,7 @@ def test_under_a_passphrase_no_secret_is_in_the_files(tmp_path):
     vault = vault_in(tmp_path, Lock(b"correct horse"))
     vault.change(NEW, b"new roster")
     contents = b"".join(p.read_bytes() for p in tmp_path.iterdir())
-    for secret in (b"MMMM", b"NNNN", b"CCCC", b"BBBB"):
+    for secret in (b"MMMM", b"NNNN", b"CCCC", b"BBBB", b"VVVV"):
         assert secret not in contents
     assert vault.state() == (NEW, b"new roster")
 
@@ -188,7 +196,18 @@ def test_damaged_secrets_are_named(tmp_path):
     write_private(tmp_path / SECRETS_FILE, encode(OLD)[:-1])
     with pytest.raises(IntegrityError, match=f"{SECRETS_FILE} is damaged") as caught:
         vault.state()
-    assert caught.value.hint == BACKUP_HINT
+    assert caught.value.hint == RENEWED_HINT
+
+
+def test_secrets_of_an_earlier_version_are_refused(tmp_path):
+    """That version wrote no secret of the key version, and ended with the number of mask epochs."""
+    vault = vault_in(tmp_path)
+    whole = encode(OLD)
+    at = whole.index(b"V" * 32)
+    write_private(tmp_path / SECRETS_FILE, whole[: at - 4] + whole[at + 32 : -1])
+    with pytest.raises(IntegrityError, match="or an earlier version of Shoal made this fleet") as caught:
+        vault.state()
+    assert "make a new fleet in another directory" in caught.value.hint
 
 
 def test_a_journal_that_can_not_be_read_is_an_error(tmp_path):
@@ -202,11 +221,12 @@ def test_a_journal_that_can_not_be_read_is_an_error(tmp_path):
 
 def test_fresh_secrets_are_drawn_and_never_shown():
     one, other = (FleetSecrets.fresh("reef", "mqtt://user:word@h") for _ in range(2))
-    drawn = {s for f in (one, other) for s in (f.mask_secret, f.content_key, f.broadcast_key)}
-    assert len(drawn) == 6
+    drawn = {s for f in (one, other) for s in (f.mask_secret, f.content_key, f.broadcast_key, f.version_secret)}
+    assert len(drawn) == 8
     assert {len(s) for s in drawn} == {32}
-    assert (one.mask_epoch, one.next_epoch, one.next_run, one.run_epochs) == (0, 1, 1, 0)
+    assert (one.mask_epoch, one.next_epoch, one.next_run, one.run_epochs, one.round_keys) == (0, 1, 1, 0, False)
     for shown in (repr(OLD), repr(Change(encode(OLD), b"r")), repr(one)):
         assert "MMMM" not in shown
+        assert "VVVV" not in shown
         assert "word" not in shown
     assert decode(encode(one), FleetSecrets) == one
