@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from aggregator.strategies.registry import make_strategy, models_needed, settings_of
 from crypto.mask.derivation import MaskContext, key_id
-from crypto.seal.envelope import seal_to_group
+from crypto.seal.envelope import GroupKey, seal_to_group
 from crypto.seal.signed import sign_document
 from edge_client.run.package import origins_purpose, task_purpose
 from shoal import limits
@@ -58,6 +58,7 @@ class RunOptions:
         norm_noise: relative standard deviation of the random factor on each update, 0 to MAX_NORM_NOISE; 0 is off.
         max_samples: largest sample count that a device may report.
         weight_cap: largest weight of a device in a mean, in median weights of its cluster; 0 is off.
+        keys: ``run`` or ``round``, see `RunPlan`.
     """
 
     algorithm: str
@@ -78,6 +79,7 @@ class RunOptions:
     norm_noise: float = 0.0
     max_samples: int = limits.DEFAULT_MAX_SAMPLES
     weight_cap: float = limits.DEFAULT_WEIGHT_CAP
+    keys: str = "run"
 
 
 def origins_needed(options: RunOptions) -> int:
@@ -97,6 +99,9 @@ def make_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) ->
     """
     with fleet.changing():
         draft = draft_plan(fleet, bundle, options)
+        if draft.keys == "round":
+            run, _ = fleet.take_run(0, round_keys=True)
+            return dataclasses.replace(draft, run=run)
         # Each run has mask epochs of its own, so that no two runs share a permutation.
         run, epoch = fleet.take_run(draft.epochs)
         named = key_id(fleet.secret_at(epoch), MaskContext.of_plan(draft, epoch))
@@ -114,10 +119,14 @@ def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -
             "a run needs an aggregator and at least one device",
             hint="shoal-fleet add-aggregator, shoal-fleet add-device",
         )
+    if options.keys == "round" and options.epoch_rounds:
+        raise ConfigError("under round keys there are no mask epochs", hint="leave out --epoch-rounds")
     try:
         plan = _written(fleet, bundle, options)
     except WireError as error:
         raise ConfigError(str(error), hint=RANGES_HINT) from error
+    if plan.keys == "round":
+        plan = dataclasses.replace(plan, epoch=0, key_id=bytes(16), key_version=fleet.roster.keys_since)
     _check_hidden(plan)
     make_strategy(plan)
     return dataclasses.replace(plan, max_models=models_needed(plan))
@@ -166,6 +175,7 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, options: RunOptions) -> 
         max_samples=options.max_samples,
         weight_cap=options.weight_cap,
         capabilities=settings.capabilities,
+        keys=options.keys,
     )
 
 
@@ -195,18 +205,36 @@ def write_run(fleet: FleetDirectory, plan: RunPlan, bundle: TaskBundle, origins:
         plan: from `make_plan`.
         bundle: the task.
         origins: shape (plan.origins, plan.length), float32.
+
+    Raises:
+        ConfigError: the origins have another shape, or the plan has other keys than the fleet.
     """
     if origins.shape != (plan.origins, plan.length):
         raise ConfigError(f"origins of shape {origins.shape} for {plan.origins} models of {plan.length} coordinates")
+    group = _content(fleet, plan)
     package = RunPackage(
         sign_document(fleet.owner, plan),
-        _seal(fleet, task_purpose(plan.task_digest), bundle.to_bytes()),
-        _seal(fleet, origins_purpose(plan.run_id), origins.astype("<f4").tobytes()),
+        _seal(fleet, group, task_purpose(plan.task_digest), bundle.to_bytes()),
+        _seal(fleet, group, origins_purpose(plan.run_id), origins.astype("<f4").tobytes()),
     )
     path = run_file(fleet.path, plan.run)
     write_atomic(path, encode(package))
     return path
 
 
-def _seal(fleet: FleetDirectory, purpose: str, plain: bytes) -> bytes:
-    return seal_to_group(fleet.owner, fleet.content, Sealed(fleet.name, purpose, OWNER_NAME, "*"), plain)
+def _content(fleet: FleetDirectory, plan: RunPlan) -> GroupKey:
+    """Return the key that seals a run's task and origins: the fleet's content key, or that of round 0 of the run."""
+    if plan.keys == "run":
+        return fleet.content
+    version = fleet.version_key
+    if plan.key_version != version.number:
+        raise ConfigError(
+            f"the plan is for key version {plan.key_version}, and the fleet's is {version.number}",
+            hint="sign the run again",
+        )
+    version.skip_to_run(plan.run)
+    return GroupKey(fleet.name, "content", version.begin_run(plan.run_id).take().content)
+
+
+def _seal(fleet: FleetDirectory, group: GroupKey, purpose: str, plain: bytes) -> bytes:
+    return seal_to_group(fleet.owner, group, Sealed(fleet.name, purpose, OWNER_NAME, "*"), plain)

@@ -9,6 +9,7 @@ import pytest
 
 from aggregator.strategies.fedavg import FedAvg
 from crypto.mask.derivation import MaskContext, key_id
+from crypto.mask.schedule import VersionKey
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from crypto.seal.identity import Identity
 from crypto.seal.signed import open_document
@@ -203,6 +204,75 @@ def test_the_aggregators_key_opens_neither_task_nor_origins(fleet):
         for sealed in (package.task, package.origins):
             with pytest.raises(SealError):
                 open_sealed(fleet, key, sealed)
+
+
+# -------------------------------------------------------------------------------------------------- under round keys
+
+ROUND_KEYS = dataclasses.replace(OPTIONS, epoch_rounds=0, keys="round")
+
+
+def round_0(fleet, plan, number=None):
+    """Return the content key of round 0 of a run, or of run ``number``, as a device derives it."""
+    key = VersionKey("reef", plan.key_version, fleet.secrets.version_secret)
+    key.skip_to_run(number or plan.run)
+    return GroupKey("reef", "content", key.begin_run(plan.run_id).take().content)
+
+
+def test_under_round_keys_a_plan_names_the_key_version_and_no_mask_epoch(fleet):
+    fleet.rotate()
+    before = fleet.secrets
+    plan = make_plan(fleet, BUNDLE, ROUND_KEYS)
+    assert (plan.keys, plan.key_version) == ("round", fleet.roster.keys_since)
+    assert (plan.key_id, plan.epoch, plan.epoch_rounds, plan.epochs) == (bytes(16), 0, plan.rounds, 1)
+    after = FleetDirectory(fleet.path).secrets
+    assert after == dataclasses.replace(before, next_run=plan.run + 1, round_keys=True), "no mask epoch is allocated"
+
+
+def test_a_run_with_one_key_ends_the_draws_at_admissions(fleet):
+    make_plan(fleet, BUNDLE, ROUND_KEYS)
+    assert fleet.admission_draws
+    make_plan(fleet, BUNDLE, OPTIONS)
+    assert not fleet.admission_draws
+
+
+def test_mask_epochs_are_refused_under_round_keys_before_anything_is_allocated(fleet):
+    before = FleetDirectory(fleet.path).secrets
+    with pytest.raises(ConfigError, match="there are no mask epochs") as caught:
+        make_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, keys="round"))
+    assert caught.value.hint == "leave out --epoch-rounds"
+    assert FleetDirectory(fleet.path).secrets == before
+
+
+def test_unknown_keys_are_refused(fleet):
+    with pytest.raises(ConfigError, match="keys 'epoch' is neither run nor round"):
+        draft_plan(fleet, BUNDLE, dataclasses.replace(ROUND_KEYS, keys="epoch"))
+
+
+@pytest.mark.parametrize("earlier", [0, 3])
+def test_round_0_of_the_run_seals_task_and_origins(fleet, earlier):
+    """Whatever number the run has; the content key and the keys of another run open neither."""
+    for _ in range(earlier):
+        fleet.take_run(0, round_keys=True)
+    plan = make_plan(fleet, BUNDLE, ROUND_KEYS)
+    package = decode(write_run(fleet, plan, BUNDLE, ORIGINS).read_bytes(), RunPackage)
+    assert open_document(package.plan, RunPlan, fleet.owner.member.sign_key) == plan
+    purpose, task = open_sealed(fleet, round_0(fleet, plan), package.task)
+    assert (purpose, TaskBundle.from_bytes(task)) == (task_purpose(BUNDLE.digest), BUNDLE)
+    purpose, origins = open_sealed(fleet, round_0(fleet, plan), package.origins)
+    assert (purpose, origins) == (origins_purpose(plan.run_id), ORIGINS.astype("<f4").tobytes())
+    for key in (fleet.content, fleet.broadcast, round_0(fleet, plan, plan.run + 1)):
+        for sealed in (package.task, package.origins):
+            with pytest.raises(SealError):
+                open_sealed(fleet, key, sealed)
+
+
+def test_a_plan_of_an_earlier_key_version_is_not_written(fleet):
+    plan = make_plan(fleet, BUNDLE, ROUND_KEYS)
+    fleet.rotate()
+    with pytest.raises(ConfigError, match=f"for key version {plan.key_version}, and the fleet's is") as caught:
+        write_run(fleet, plan, BUNDLE, ORIGINS)
+    assert caught.value.hint == "sign the run again"
+    assert not run_file(fleet.path, plan.run).exists()
 
 
 @pytest.mark.parametrize("shape", [(2, BUNDLE.length), (1, BUNDLE.length - 1), (BUNDLE.length,)])
