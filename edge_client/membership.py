@@ -1,4 +1,4 @@
-"""A device's place in a fleet: its own keys, the mask secret and the content key."""
+"""A device's place in a fleet: its own keys, the mask secret, the content key and the secret of each key version."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from shoal.protocol.codec import decode
 from shoal.protocol.documents import DeviceGrant, RunPackage, RunPlan
 
 if TYPE_CHECKING:
+    from crypto.mask.schedule import VersionKey
     from crypto.mask.secret import MaskSecret
 
 
@@ -130,6 +131,38 @@ class DeviceMembership(Membership[DeviceGrant]):
         raise NotEnrolledError(
             f"no keys of roster {generation} have come yet", hint="the owner leaves them with `shoal-fleet publish`"
         )
+
+    def version_key(self, generation: int) -> VersionKey:
+        """Return the secret of key version ``generation`` for the first run that the device has not begun under it.
+
+        Call `keep_version` once a chain that was derived from it is stored.
+
+        Raises:
+            NotEnrolledError: we have no secrets of that key version.
+        """
+        from crypto.mask.schedule import VersionKey
+
+        grant = self.grant_of(generation)
+        return VersionKey(self.fleet, generation, grant.version_secret, grant.next_run)
+
+    def keep_version(self, key: VersionKey) -> None:
+        """Store a version's stepped secret, durably, and put that version in force; the secrets of older ones are erased.
+
+        A key for an earlier run than the stored one changes nothing.
+
+        Raises:
+            NotEnrolledError: we have no secrets of that key version.
+        """
+        grant = self.grant_of(key.number)
+        if key.next_run < grant.next_run:
+            return
+        stepped = dataclasses.replace(grant, version_secret=key.reveal(), next_run=key.next_run)
+        if grant is self.grant:
+            group = self.group  # messages may come under a newer version already
+            self._replace(stepped)
+            self.group = group
+        else:
+            self.promote(grant, stepped)
 
     def content_of(self, generation: int) -> GroupKey:
         """Return the content key of key version ``generation``."""

@@ -453,7 +453,13 @@ class Membership(Generic[G]):
         return True
 
     def erase_spent(self) -> None:
-        """Erase the receiving keys of all stored grants; a start calls it in case a crash came between storing and erasing."""
+        """Erase the receiving keys of all stored grants, and the files of grants that are not waiting any more.
+
+        A start calls it in case a crash came between storing and erasing.
+        """
+        for since, path in _waiting(self.directory):
+            if since <= self.grant.keys_since:
+                path.unlink(missing_ok=True)
         stored: list[AggregatorGrant | DeviceGrant] = [self.grant]
         stored += self.later
         for grant in stored:
@@ -497,11 +503,16 @@ class Membership(Generic[G]):
         """Return the newest waiting grant whose secrets are not newer than roster ``generation``; None without one."""
         return next((g for g in reversed(self.later) if g.keys_since <= generation), None)
 
-    def promote(self, grant: G) -> None:
-        """Put a waiting grant in force and delete the older ones; messages sealed under those can no longer be opened."""
+    def promote(self, grant: G, replacement: G | None = None) -> None:
+        """Put a waiting grant in force and delete the older ones; messages sealed under those can no longer be opened.
+
+        Args:
+            grant: one of ``later``.
+            replacement: the same grant with secrets of a later time, which is stored instead.
+        """
         at = self.later.index(grant) + 1
         gone, self.later = self.later[:at], self.later[at:]
-        self._replace(grant)
+        self._replace(replacement or grant)
         for old in gone:
             self._file_of(old).unlink(missing_ok=True)
 

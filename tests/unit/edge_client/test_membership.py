@@ -1,9 +1,11 @@
 """A device's membership: its place in the roster, its keys of each version, and the aggregator's messages to it."""
 
 import dataclasses
+import shutil
 
 import pytest
 
+from crypto.mask.schedule import VersionKey
 from crypto.mask.secret import MaskSecret
 from crypto.seal.envelope import GroupKey, SealError, seal_to_group, seal_to_member
 from crypto.seal.identity import Identity
@@ -15,9 +17,10 @@ from shoal.protocol import channels
 from shoal.protocol.chunking import Fingerprint
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import RunPackage
-from shoal.util.files import write_private
+from shoal.util.files import remove_unfinished, write_private
 from tests.helpers.parties import Parties
 from tests.helpers.plans import run_plan
+from tests.helpers.power_cuts import cut_at
 
 
 @pytest.fixture
@@ -137,6 +140,106 @@ def test_an_epoch_under_keys_that_have_not_arrived_changes_nothing(parties, memb
     member.enter(newest + 5, 9)
     assert member.grant is before
     assert member.next is not None
+
+
+# ------------------------------------------------------------------------------------- secrets of the key versions
+
+
+def begun(member, generation, run):
+    """Begin a run as a device does, without its chain; return the stepped version key."""
+    key = member.version_key(generation)
+    key.skip_to_run(run)
+    key.begin_run(b"run")
+    member.keep_version(key)
+    return key
+
+
+def on_disk(directory):
+    return b"".join(p.read_bytes() for p in directory.iterdir() if p.is_file())
+
+
+def test_a_version_key_is_the_owners(parties, member):
+    new = rotate(parties, "dev-2")
+    key = member.version_key(new)
+    assert (key.fleet, key.number, key.next_run) == ("reef", new, 1)
+    assert key.reveal() == parties.owner.version_key.reveal() != member.version_key(member.grant.keys_since).reveal()
+    with pytest.raises(NotEnrolledError, match=r"^no keys of roster 99 have come yet$"):
+        member.version_key(99)
+
+
+def test_a_stepped_version_key_is_stored_and_the_secret_before_it_erased(member):
+    generation = member.grant.keys_since
+    drawn = member.version_key(generation).reveal()
+    key = begun(member, generation, 3)
+    for each in (member, reopened(member)):
+        assert (each.version_key(generation).next_run, each.version_key(generation).reveal()) == (4, key.reveal())
+    assert drawn not in on_disk(member.directory)
+    assert key.reveal() in on_disk(member.directory)
+
+
+def test_an_earlier_version_key_changes_nothing(member):
+    generation = member.grant.keys_since
+    early = member.version_key(generation)
+    begun(member, generation, 3)
+    before = member.grant
+    member.keep_version(early)
+    assert member.grant is before
+    assert reopened(member).grant == before
+
+
+def test_a_stepped_key_of_a_waiting_version_puts_that_version_in_force(parties, member):
+    """And erases the older ones; a newer one goes on waiting."""
+    versions = [member.grant.keys_since, *(rotate(parties, "dev-2") for _ in range(3))]
+    secrets = [member.version_key(number).reveal() for number in versions]
+    key = begun(member, versions[2], 5)
+    for each in (member, reopened(member)):
+        assert (each.grant.keys_since, each.newest_generation) == (versions[2], versions[3])
+        assert (each.grant.version_secret, each.grant.next_run) == (key.reveal(), 6)
+        for number in versions[:2]:
+            with pytest.raises(NotEnrolledError):
+                each.version_key(number)
+        assert each.version_key(versions[3]).next_run == 1
+    assert [secret in on_disk(member.directory) for secret in secrets] == [False, False, False, True]
+    with pytest.raises(NotEnrolledError):
+        member.keep_version(VersionKey("reef", versions[1], secrets[1]))
+
+
+def test_a_stepped_key_leaves_the_broadcast_key_that_the_fleet_uses(parties, member):
+    rotate(parties, "dev-2", "aggregator")
+    member.open_broadcast(*sealed(parties, key=parties.server.next.broadcast_key))
+    begun(member, member.grant.keys_since, 1)
+    assert member.group.secret == parties.server.next.broadcast_key
+
+
+@pytest.mark.parametrize("waiting", [False, True], ids=["version in force", "waiting version"])
+def test_a_power_cut_leaves_the_old_secret_or_the_new_one(parties, member, tmp_path, waiting):
+    """The old one gives the same chain again. After the next start nothing is left of what is erased."""
+    old = member.version_key(member.grant.keys_since)
+    number = rotate(parties, "dev-2") if waiting else old.number
+    drawn, cuts, seen, finished = member.version_key(number).reveal(), 0, set(), False
+    while not finished:
+        directory = tmp_path / f"copy-{cuts}"
+        shutil.copytree(member.directory, directory)
+        copy = DeviceMembership(directory)
+        finished = cut_at(cuts, begun, copy, number, 2)
+        cuts += 1
+        again = DeviceMembership(directory)
+        seen.add(again.version_key(number).next_run)
+        chains = [begun(again, number, 2)] if again.version_key(number).next_run == 1 else []
+        chains.append(again.version_key(number))
+        assert len({key.reveal() for key in chains}) == 1
+        again.erase_spent()
+        remove_unfinished(directory)
+        assert drawn not in on_disk(directory)
+        assert (old.reveal() in on_disk(directory)) is False
+    assert seen == {1, 3}
+
+
+def test_no_version_secret_is_shown(member):
+    key = member.version_key(member.grant.keys_since)
+    shown = repr(key) + repr(member.grant) + repr(member)
+    assert key.reveal().hex() not in shown
+    assert repr(key.reveal()) not in shown
 
 
 # -------------------------------------------------------------------------------------- the aggregator's messages
