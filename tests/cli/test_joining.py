@@ -14,6 +14,7 @@ from crypto.seal.signed import sign_document
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.runs.plan import RunOptions, make_plan, write_run
 from shoal.owner.task_compiler.signed import read_signed
+from shoal.protocol.codec import encode
 from shoal.util.files import write_private
 from tests.cli.conftest import BROKER
 
@@ -55,7 +56,7 @@ def test_everybody_joins_and_no_secret_shows(call):
 
     secrets = FleetDirectory(call.home / "owner").secrets
     text = "\n".join(call.seen)
-    for secret in (secrets.mask_secret, secrets.content_key, secrets.broadcast_key):
+    for secret in (secrets.mask_secret, secrets.content_key, secrets.broadcast_key, secrets.version_secret):
         for spelling in (secret.hex(), secret.hex().upper(), repr(secret)[2:-1], repr(list(secret))):
             assert spelling not in text
 
@@ -256,6 +257,18 @@ def test_directories_of_an_earlier_version_are_refused(call, fleet):
             "error: dev-1 has no receiving keys: another program or an earlier version of Shoal made it" in failed.err
         )
         assert "init or enrol a new one under another name" in failed.err
+    write_private(call.home / "dev-1/receiving.key", b"shoal-receiving-1\n" + bytes(4 + 8 * 32))
+    failed = call("shoal-edge", "status", "dev-1", status=7)
+    assert "error: dev-1/receiving.key is damaged, or an earlier version of Shoal made it" in failed.err
+    assert "init or enrol a new directory under another name" in failed.err
+    secrets = FleetDirectory(call.home / "owner").secrets
+    whole = encode(secrets)
+    at = whole.index(secrets.version_secret)
+    write_private(call.home / "owner/secrets.bin", whole[: at - 4] + whole[at + 32 : -1])
+    failed = call("shoal-fleet", "show", "owner", status=7)
+    assert "error: owner/secrets.bin is damaged, or an earlier version of Shoal made this fleet" in failed.err
+    assert "make a new fleet in another directory" in failed.err
+    write_private(call.home / "owner/secrets.bin", encode(secrets))
     (call.home / "owner/receiving.bin").unlink()
     failed = call("shoal-fleet", "show", "owner", status=7)
     assert (

@@ -136,6 +136,7 @@ class Aftermath:
             "mask secret": owner.secret_at(self.plan.epoch).reveal(),
             "mask secret of the owner": owner.secrets.mask_secret,
             "content key": owner.secrets.content_key,
+            "key version's secret": owner.secrets.version_secret,
             "owner's signing key": owner.owner.sign_private.private_bytes_raw(),
             "owner's seal key": owner.owner.seal_private.private_bytes_raw(),
             "broker users' secret": (self.home / "owner" / "broker.key").read_bytes(),

@@ -11,7 +11,7 @@ import typer
 from shoal import limits
 from shoal.errors import ShoalError, UsageError
 from shoal.owner.enrolment.reminders import broker_users
-from shoal.util.console import note, say, say_json
+from shoal.util.console import counted, note, say, say_json
 
 if TYPE_CHECKING:
     from shoal.owner.enrolment.admission import Registrar
@@ -84,37 +84,43 @@ def devices(
 def approve(
     directory: Directory,
     fingerprint: Annotated[
-        str, typer.Argument(help="The device's fingerprint, as the device prints it and `devices` lists it.")
+        list[str],
+        typer.Argument(help="A device's fingerprint, as the device prints it and `devices` lists it; repeatable."),
     ],
     wait: Wait = 10.0,
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Enrol the pending device with this fingerprint: sign a roster that lists it, and publish its grant and the roster.
+    """Enrol the pending devices with these fingerprints: sign a roster that lists them, and publish their grants and the roster.
 
-    For a device that is already in the roster, grant and roster are published again.
+    For a device that is already in the roster, grant and roster are published again. Once a run under round keys is signed,
+    new devices get new secrets, which are published for the other members as well.
     """
     from shoal.owner.enrolment.connection import OwnerConnection, Tls
     from shoal.owner.keys.unlock import open_fleet
 
-    wanted = fingerprint.strip().lower()
+    wanted = [text.strip().lower() for text in fingerprint]
     fleet = open_fleet(directory)
+    keys_since = fleet.roster.keys_since
     with OwnerConnection(fleet, Tls(ca, cert, key), note) as connection:
         registrar = connection.registrar
-        connection.listen(wait, lambda: wanted in registrar.pending or registrar.listed(wanted))
+        connection.listen(wait, lambda: all(f in registrar.pending or registrar.listed(f) for f in wanted))
         for refused in registrar.refused.values():
             note(f"refused {refused.name}: {refused.reason}")
         try:
-            member = connection.approve(wanted)
+            members = connection.approve(wanted)
         except ShoalError as error:
-            if registrar.listed(wanted):
-                _add_hint(
-                    error, f"it is signed and stored: shoal-fleet approve {directory} {wanted} when the broker is back"
-                )
+            if all(map(registrar.listed, wanted)):
+                again = f"shoal-fleet approve {directory} {' '.join(wanted)}"
+                _add_hint(error, f"it is signed and stored: {again} when the broker is back")
             raise
-    say(f"{member.name} {wanted}")
-    broker_users(fleet, f"accepts {member.name}, unless --device named it before")
+    for member, print_ in zip(members, wanted, strict=True):
+        say(f"{member.name} {print_}")
+    if fleet.roster.keys_since > keys_since:
+        note(f"{drawn_for(fleet, len(members))}: published at the broker")
+    names = ", ".join(member.name for member in members)
+    broker_users(fleet, f"accepts {names}, unless --device named it before")
 
 
 def revoke(
@@ -226,6 +232,12 @@ def _publish_signed(fleet: FleetDirectory, ca: Path | None, cert: Path | None, k
     except ShoalError as error:
         _add_hint(error, f"it is signed and stored: shoal-fleet publish {fleet.path} when the broker is back")
         raise
+
+
+def drawn_for(fleet: FleetDirectory, new: int) -> str:
+    """Return the first half of a line about new keys: for whom an admission of ``new`` devices drew them."""
+    others = counted(fleet.roster.active_count - new, "other device")
+    return f"new keys since roster {fleet.roster.keys_since} for {others} and the aggregator"
 
 
 def _add_hint(error: ShoalError, hint: str) -> None:

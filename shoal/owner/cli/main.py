@@ -51,7 +51,7 @@ def init(
         ),
     ] = False,
 ) -> None:
-    """Make a fleet: owner key, mask secret, content and broadcast keys, an empty roster."""
+    """Make a fleet: the owner's key, the fleet's secrets, an empty roster."""
     from shoal.owner.keys.directory import FleetDirectory
     from shoal.owner.keys.unlock import ask
 
@@ -108,11 +108,16 @@ def add_device(directory: Directory, card: CardFile, fingerprint: Expected = "")
     from shoal.owner.keys.unlock import open_fleet
 
     fleet = open_fleet(directory)
+    keys_since = fleet.roster.keys_since
     grant = fleet.add_device(card.read_bytes(), fingerprint)
     say(str(grant))
     note(f"owner {fleet.fingerprint}")
     note(f"next: shoal-edge join DIR GRANT --owner {fleet.fingerprint}")
-    note(f"hand {directory / 'roster.signed'} to the aggregator, into its directory")
+    if fleet.roster.keys_since > keys_since:
+        drawn = admission_cli.drawn_for(fleet, 1)
+        note(f"{drawn}: shoal-fleet publish {directory}, or carry roster.signed and grants/ to them")
+    else:
+        note(f"hand {directory / 'roster.signed'} to the aggregator, into its directory")
     broker_users(fleet, f"accepts {grant.stem}, unless --device named it before")
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from crypto.seal.envelope import SealError, is_from, open_from_group, read_head, seal_message_to_member
@@ -179,7 +179,7 @@ class Registrar:
             with self._fleet.changing():
                 request = examine(self._fleet, self._tokens, token, transfer.payload, now_s)
                 if request.answered:
-                    self._answer(request.fingerprint, token)
+                    self._answer({request.fingerprint: token})
         except BrokerUnreachableError:
             # Not the request's fault: the command ends with this error.
             raise
@@ -306,31 +306,47 @@ class Registrar:
     def approve(self, fingerprint_: str, now_s: int) -> Member:
         """Use the request's token, sign a roster with the device, publish grant and roster, and return the device.
 
-        For a device that is already listed, grant and roster are published again.
+        For a device that is already listed, grant and roster are published again. If the admission draws new secrets, those
+        of the other members are published as well.
 
         Raises:
             UntrustedError: no such request is pending, or the token has expired or was used meanwhile.
             ConfigError: the name is taken.
         """
-        wanted = fingerprint_.strip().lower()
-        with self._fleet.changing():
-            request = self.pending.get(wanted)
-            if request is not None:
-                self._admit(request, now_s)
-            elif self._listed(wanted) is None:
-                raise UntrustedError(
-                    f"no request of fingerprint {fingerprint_} waits on the broker",
-                    hint="`shoal-fleet devices DIR` lists pending requests, and refused ones with the reason",
-                )
-            return self._answer(wanted, request.token if request else self._tokens.used_by(wanted))
+        return self.approve_all([fingerprint_], now_s)[0]
 
-    def _admit(self, request: Request, now_s: int) -> None:
-        if now_s > self._tokens.find(request.token).token.expires_at_s:
-            raise UntrustedError("the token has expired", hint="give the device a new one: shoal-fleet token")
-        self._fleet.check_device(open_card(request.card))  # before the token is used up
-        self._tokens.use(request.token, request.fingerprint)
-        self._fleet.add_device(request.card, request.fingerprint)
-        del self.pending[request.fingerprint]
+    def approve_all(self, fingerprints: Iterable[str], now_s: int) -> list[Member]:
+        """Approve several requests as `approve` does, under one roster and at most one draw of secrets.
+
+        Raises:
+            UntrustedError, ConfigError: as `approve`; no device is added then.
+        """
+        wanted = [text.strip().lower() for text in fingerprints]
+        with self._fleet.changing():
+            for fingerprint_ in wanted:
+                if fingerprint_ not in self.pending and self._listed(fingerprint_) is None:
+                    raise UntrustedError(
+                        f"no request of fingerprint {fingerprint_} waits on the broker",
+                        hint="`shoal-fleet devices DIR` lists pending requests, and refused ones with the reason",
+                    )
+            requests = {each: self.pending[each] for each in wanted if each in self.pending}
+            self._admit(list(requests.values()), now_s)
+            return self._answer(
+                {each: requests[each].token if each in requests else self._tokens.used_by(each) for each in wanted}
+            )
+
+    def _admit(self, requests: list[Request], now_s: int) -> None:
+        for request in requests:  # all of them before a token is used up
+            if now_s > self._tokens.find(request.token).token.expires_at_s:
+                raise UntrustedError("the token has expired", hint="give the device a new one: shoal-fleet token")
+            self._fleet.check_device(open_card(request.card))
+        new = [request for request in requests if not self._fleet.listed(open_card(request.card).member)]
+        for request in requests:
+            self._tokens.use(request.token, request.fingerprint)
+        if new:
+            self._fleet.add_devices(request.card for request in new)
+        for request in requests:
+            del self.pending[request.fingerprint]
 
     def publish_roster(self) -> None:
         """Publish the newest roster for the aggregator, which forwards it to the devices; see `_count_on`."""
@@ -371,24 +387,34 @@ class Registrar:
         found = (d for d in roster.devices if fingerprint(d) == fingerprint_)
         return next((d for d in found if d.name not in roster.revoked), None)
 
-    def _answer(self, fingerprint_: str, token: str) -> Member:
-        """Publish the grant for a device under its token, if it had one, and the roster; call it in `changing`.
+    def _answer(self, tokens: Mapping[str, str]) -> list[Member]:
+        """Publish each device's grant under its token, the roster, and the others' keys if new ones may have been drawn.
+
+        Call it in `changing`.
+
+        Args:
+            tokens: id of the token that the device used, or "", by fingerprint.
 
         Raises:
-            UntrustedError: the device is not in the roster, or is revoked.
+            UntrustedError: a device is not in the roster, or is revoked.
         """
-        member = self._listed(fingerprint_)
-        if member is None:
-            raise UntrustedError("the device no longer belongs to the fleet")
-        if self._count_on():
+        members = []
+        for fingerprint_ in tokens:
+            member = self._listed(fingerprint_)
+            if member is None:
+                raise UntrustedError("the device no longer belongs to the fleet")
+            members.append(member)
+        # Also when no keys were drawn just now: a crash may have come between a draw and its publication.
+        if self._count_on() or self._fleet.admission_draws:
             self.publish_keys()
         self._take_receiving()
-        if token:
-            self._leave(channels.GRANT, self._fleet.grant_for(Card(DEVICE_ROLE, member)), token)
-            self._transport.publish(self._topics.enrol(token), b"", retain=True)
+        for member, token in zip(members, tokens.values(), strict=True):
+            if token:
+                self._leave(channels.GRANT, self._fleet.grant_for(Card(DEVICE_ROLE, member)), token)
+                self._transport.publish(self._topics.enrol(token), b"", retain=True)
         self.publish_roster()
         self.flush()
-        return member
+        return members
 
     def _leave(self, channel: Channel, payload: bytes, name: str = "") -> None:
         """Publish ``payload``, retained; ``name`` is that of the party or the token in the topic."""

@@ -6,7 +6,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,15 +103,15 @@ class OwnerConnection:
             except ShoalError as error:
                 self._complain(f"ignored a message: {error}")
 
-    def approve(self, fingerprint: str) -> Member:
-        """Enrol the pending device with this fingerprint, and return once the broker has grant and roster.
+    def approve(self, fingerprints: Iterable[str]) -> list[Member]:
+        """Enrol the pending devices with these fingerprints, and return once the broker has grants, roster and keys.
 
         Raises:
-            UntrustedError, ConfigError: as `Registrar.approve`.
+            UntrustedError, ConfigError: as `Registrar.approve_all`.
             BrokerUnreachableError, TakenOverError: as `flush`.
         """
         with self._connected():
-            return self.registrar.approve(fingerprint, int(time.time()))
+            return self.registrar.approve_all(fingerprints, int(time.time()))
 
     def publish(self) -> None:
         """Publish the newest roster and each member's newest keys; clear the keys of revoked devices.

@@ -114,6 +114,21 @@ def test_a_device_is_added_and_its_grant_printed_alone(fleet, tmp_path, capsys):
     assert FleetDirectory(fleet.path).listed(newcomer.member)
 
 
+def test_an_added_device_that_changes_the_keys_says_how_they_travel(fleet, tmp_path, capsys):
+    fleet.take_run(0, round_keys=True)
+    card = card_file(tmp_path, Identity.generate("dev-2"))
+    main.add_device(fleet.path, card, "")
+    after, err = FleetDirectory(fleet.path), capsys.readouterr().err
+    assert after.roster.keys_since == after.roster.sequence
+    line = f"new keys since roster {after.roster.sequence} for 1 other device and the aggregator"
+    assert f"{line}: shoal-fleet publish {fleet.path}, or carry roster.signed and grants/ to them\n" in err
+    assert after.secrets.version_secret.hex() not in err
+    main.add_device(fleet.path, card, "")
+    err = capsys.readouterr().err
+    assert "new keys" not in err
+    assert f"hand {fleet.path / 'roster.signed'} to the aggregator" in err
+
+
 def test_a_card_with_another_fingerprint_adds_no_device(fleet, tmp_path, capsys):
     with pytest.raises(UntrustedError, match="not aaaa"):
         main.add_device(fleet.path, card_file(tmp_path, Identity.generate("dev-2")), "aaaa")

@@ -110,11 +110,35 @@ def test_a_newcomer_gets_no_secret_from_before_the_epoch_that_the_fleet_has_cert
     token = TokenStore(owner).issue(600, int(time.time()))
     leave(broker, request(newcomer, token))
     leave(broker, {t: m for t, m in run.broker.retained.items() if t.startswith(topics.checkpoint)})
-    admission_cli.approve(owner.path, fingerprint(newcomer.member))
+    admission_cli.approve(owner.path, [fingerprint(newcomer.member)])
     assert "send mosquitto a SIGHUP: only then the broker accepts newcomer" in capsys.readouterr().err
     data = lying(broker, topics.grant(token_id(token.secret)))
     grant = open_grant(newcomer, data, DeviceGrant, owner.fingerprint, RECEIVING)
     assert grant.mask_epoch == FleetDirectory(owner.path).secrets.mask_epoch > before
+
+
+def test_an_approval_that_draws_publishes_everybodys_keys_and_says_so(fleet, broker, capsys):
+    """The lines of two approvals in one command, which share a draw; no secret is among them."""
+    stays = Identity.generate("dev-1")
+    fleet.add_device(device_card(stays))
+    fleet.take_run(0, round_keys=True)
+    newcomers = [Identity.generate(name) for name in ("dev-2", "dev-3")]
+    for newcomer in newcomers:
+        leave(broker, request(newcomer, TokenStore(fleet).issue(600, int(time.time()))))
+    prints = [fingerprint(newcomer.member) for newcomer in newcomers]
+    admission_cli.approve(fleet.path, prints)
+    out, err = capsys.readouterr()
+    after = FleetDirectory(fleet.path)
+    drawn = after.roster.keys_since
+    assert drawn == after.roster.sequence == fleet.roster.sequence + 1
+    assert out == f"dev-2 {prints[0]}\ndev-3 {prints[1]}\n"
+    assert err == f"new keys since roster {drawn} for 1 other device and the aggregator: published at the broker\n"
+    data = lying(broker, TOPICS.keys("dev-1"))
+    grant = open_grant(stays, data, DeviceGrant, fleet.fingerprint, RECEIVING)
+    assert (grant.keys_since, grant.version_secret) == (drawn, after.secrets.version_secret)
+    admission_cli.approve(fleet.path, prints)
+    assert capsys.readouterr().err == "", "nothing is drawn for devices that are listed"
+    assert FleetDirectory(fleet.path).roster == after.roster
 
 
 def revoke_and_publish(path, name):

@@ -6,6 +6,7 @@ import pytest
 
 from aggregator.owner_inbox import OwnerInbox
 from crypto.seal.identity import Identity
+from edge_client.membership import DeviceMembership
 from shoal import limits
 from shoal.errors import BrokerUnreachableError, ConfigError, IntegrityError, UntrustedError
 from shoal.membership.directory import load_receiving
@@ -228,3 +229,101 @@ def test_a_damaged_token_file_is_named_and_affects_no_other_device(scene):
     scene.ask(token)
     (refused,) = scene.sit().refused.values()
     assert str(file) in refused.reason
+
+
+# ---------------------------------------------------------------------------- secrets that an admission draws
+
+
+def waiting_for(scene, *names):
+    """Let devices ask; return their `Enrolling`s and a registrar that has read the requests."""
+    asking = [scene.ask(scene.token(), name) for name in names]
+    return asking, scene.sit()
+
+
+def keys_left_for(scene, name):
+    return scene.broker.retained[TOPICS.keys(name)][52:]
+
+
+def test_an_approval_that_draws_delivers_to_everybody(scene):
+    """Newcomer, the other device and the aggregator get the same secrets, drawn once."""
+    stays = scene.enrol("dev-1")
+    scene.owner.take_run(0, round_keys=True)
+    sequence, old = scene.owner.roster.sequence, stays.grant
+    (asking,), registrar = waiting_for(scene, "dev-2")
+    registrar.approve(scene.print_of("dev-2"), NOW_S)
+    scene.broker.pump()
+    assert asking.granted
+    assert scene.owner.roster.keys_since == scene.owner.roster.sequence == sequence + 1
+    assert stays.take_grant(keys_left_for(scene, "dev-1"))
+    assert scene.server.take_grant(keys_left_for(scene, "aggregator"))
+    newcomer = DeviceMembership(scene.root / "dev-2")
+    assert newcomer.grant.version_secret == stays.next.version_secret == scene.owner.secrets.version_secret
+    assert newcomer.grant.version_secret != old.version_secret
+    assert scene.server.next.broadcast_key == newcomer.grant.broadcast_key
+    assert not newcomer.take_grant(keys_left_for(scene, "dev-2")), "its grant had them"
+    assert rosters_of(scene) == ["dev-1", "dev-2"]
+
+
+def test_an_approval_without_a_draw_leaves_the_keys_as_they_are(scene):
+    scene.enrol("dev-1")
+    scene.owner.take_run(2)
+    scene.enrol("dev-2")
+    assert scene.owner.roster.keys_since == 0
+    assert not [topic for topic in scene.broker.retained if topic.startswith(TOPICS.keys("dev"))]
+
+
+def test_several_approvals_share_one_draw(scene):
+    stays = scene.enrol("dev-1")
+    scene.owner.take_run(0, round_keys=True)
+    sequence = scene.owner.roster.sequence
+    asking, registrar = waiting_for(scene, "dev-2", "dev-3")
+    members = registrar.approve_all(map(scene.print_of, ("dev-3", "dev-2")), NOW_S)
+    scene.broker.pump()
+    assert [m.name for m in members] == ["dev-3", "dev-2"]
+    assert all(a.granted for a in asking)
+    assert scene.owner.roster.sequence == scene.owner.roster.keys_since == sequence + 1
+    secrets = {DeviceMembership(scene.root / name).grant.version_secret for name in ("dev-2", "dev-3")}
+    assert stays.take_grant(keys_left_for(scene, "dev-1"))
+    assert secrets == {stays.next.version_secret}
+    assert not registrar.pending
+
+
+def test_of_several_approvals_none_counts_where_one_is_unknown(scene):
+    (asking,), registrar = waiting_for(scene, "dev-2")
+    before = scene.owner.roster
+    with pytest.raises(UntrustedError, match="no request of fingerprint nobody waits on the broker"):
+        registrar.approve_all([scene.print_of("dev-2"), "nobody"], NOW_S)
+    assert (another(scene).roster, list(registrar.pending)) == (before, [scene.print_of("dev-2")])
+    registrar.approve(scene.print_of("dev-2"), NOW_S)
+    scene.broker.pump()
+    assert asking.granted
+
+
+@pytest.mark.parametrize("again", ["devices", "approve"])
+def test_keys_that_a_crash_kept_from_the_broker_are_delivered_by_the_next_command(scene, monkeypatch, again):
+    stays = scene.enrol("dev-1")
+    scene.owner.take_run(0, round_keys=True)
+    (asking,), registrar = waiting_for(scene, "dev-2")
+    with monkeypatch.context() as patched:
+        patched.setattr(registrar, "_answer", cut)
+        with pytest.raises(PowerCutError):
+            registrar.approve(scene.print_of("dev-2"), NOW_S)
+    drawn = another(scene).roster.keys_since
+    later = scene.sit(fleet=another(scene))
+    if again == "approve":
+        later.approve(scene.print_of("dev-2"), NOW_S)
+    scene.broker.pump()
+    assert asking.granted
+    assert stays.take_grant(keys_left_for(scene, "dev-1"))
+    assert stays.newest_generation == another(scene).roster.keys_since == drawn, "nothing is drawn again"
+
+
+def test_no_secret_of_an_admission_is_logged(scene, caplog):
+    caplog.set_level("DEBUG")
+    scene.enrol("dev-1")
+    scene.owner.take_run(0, round_keys=True)
+    scene.enrol("dev-2")
+    secret = scene.owner.secrets.version_secret
+    for text in (caplog.text, *scene.complaints, repr(DeviceMembership(scene.root / "dev-2").grant)):
+        assert secret.hex() not in text
+        assert repr(secret)[2:-1] not in text
