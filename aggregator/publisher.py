@@ -15,7 +15,9 @@ from typing import Final
 
 import numpy as np
 
+from aggregator.relayed_models import RelayedModels
 from aggregator.rounds.events import OpenRound
+from aggregator.rounds.held_models import offers_of
 from aggregator.strategies.base import ClusterModel
 from crypto.seal.envelope import GroupKey, seal_message_to_group, seal_message_to_member
 from crypto.seal.identity import SIGNATURE_BYTES, Identity
@@ -39,6 +41,7 @@ from shoal.protocol.messages import (
     ModelHeader,
     ModelRef,
 )
+from shoal.protocol.states import RoundModels
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Transport
 from shoal.transport.retained import RetainedPublisher
@@ -86,6 +89,7 @@ class Publisher:
         self._listed: set[str] = set()
         self._sent: dict[str, tuple[bytes, int, int, bytes]] = {}
         self._sealed_bytes: dict[Channel, int] = {}
+        self._relayed = RelayedModels(self._publish_group, self._label)
         if ledger.exists():
             self._listed = _read_ledger(ledger)
             for topic in self._listed:
@@ -137,6 +141,7 @@ class Publisher:
             return
         self._group = group
         self._sent.clear()  # devices with only the new key could not open a model sealed under the old one
+        self._relayed.clear()
         if self._plan:
             self._tell_roster()
             self.run(self._plan)
@@ -145,15 +150,27 @@ class Publisher:
     def open_round(self, run: RunPlan, roster: Roster, opened: OpenRound) -> None:
         """Publish the models that changed, then the announcement that names them, and clear models that it does not name."""
         plan = opened.plan
-        segment = "" if plan.shared is None else "cluster"
-        refs = tuple(self._model(run, model, slot, plan.round, segment) for model, slot in sorted(plan.models.items()))
-        shared = None
-        if plan.shared is not None:
-            shared = self._model(run, SHARED_MODEL, plan.shared, plan.round, "shared")
-        carried = tuple(self._model(run, model, slot, plan.round, "") for model, slot in sorted(plan.carried.items()))
-        proposal = self._proposal(run, opened) if opened.proposal else None
-        travel = [ref for ref in (*refs, shared, *carried, proposal) if ref is not None]
-        keep = {self._topics.model(ref.label) for ref in travel if ref.transfer != NO_TRANSFER}
+        refs: tuple[ModelRef, ...] = ()
+        shared: ModelRef | None = None
+        carried: tuple[ModelRef, ...] = ()
+        proposal: ModelRef | None = None
+        held: RoundModels | None = None
+        if opened.held is not None:
+            held = self._relayed.announce(run, opened.held, offers_of(plan, opened.held.states))
+            keep = self._topics_of(held)
+        else:
+            segment = "" if plan.shared is None else "cluster"
+            refs = tuple(
+                self._model(run, model, slot, plan.round, segment) for model, slot in sorted(plan.models.items())
+            )
+            if plan.shared is not None:
+                shared = self._model(run, SHARED_MODEL, plan.shared, plan.round, "shared")
+            carried = tuple(
+                self._model(run, model, slot, plan.round, "") for model, slot in sorted(plan.carried.items())
+            )
+            proposal = self._proposal(run, opened) if opened.proposal else None
+            travel = [ref for ref in (*refs, shared, *carried, proposal) if ref is not None]
+            keep = {self._topics.model(ref.label) for ref in travel if ref.transfer != NO_TRANSFER}
         # Most devices have equal assignments: each is listed once, and a device gets its place in the list.
         assignments: dict[Assignment, int] = {}
         place_of = {
@@ -184,9 +201,15 @@ class Publisher:
             remind_after_s=first_reminder_s(len(plan.assignments), 4 * run.length),
             package_bytes=self._sealed_bytes.get(channels.RUN, 0),
             epoch_bytes=self._sealed_bytes.get(channels.EPOCH, 0) if self._epoch else 0,
+            held=held,
         )
         self._publish_group(channels.ANNOUNCEMENT, encode(announcement), plan.round)
         self.clear_models(keep)
+
+    def _topics_of(self, held: RoundModels) -> set[str]:
+        labels = [mean.label for step in held.steps for mean in step.means]
+        labels += [checkpoint.label for checkpoint in held.checkpoints]
+        return {self._topics.model(label) for label in labels}
 
     def clear_models(self, keep: Collection[str] = ()) -> None:
         """Remove the retained models from the broker, except those at the topics ``keep``."""
@@ -242,6 +265,9 @@ class Publisher:
             norm=slot.norm,
             scale=slot.scale,
         )
+
+    def _label(self, run_id: bytes, number: int) -> str:
+        return self._group.topic_label(run_id, number)
 
     def _publish_group(self, channel: Channel, plain: bytes, round_: int = 0, label: str = "") -> bytes:
         """Seal ``plain`` to the fleet and publish it as a retained message; return its transfer id."""

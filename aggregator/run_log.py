@@ -39,6 +39,9 @@ REFUSED_NORM_HINT: Final = (
     "update: --local epochs=0 --local steps=N gives all the same); shoal-fleet revoke excludes one, and a smaller learning "
     "rate or --local clip shortens updates"
 )
+OUT_OF_STEP_HINT: Final = (
+    "such a device takes a checkpoint by itself; if it happens again and again, check its disk and memory"
+)
 DECLINE_REASONS: Final = {
     DeclineReason.DATA: "data do not fit the task",
     DeclineReason.TASK: "training failed",
@@ -46,6 +49,7 @@ DECLINE_REASONS: Final = {
     DeclineReason.OTHER: "not possible on the device",
     DeclineReason.UPLOAD: "upload refused",
     DeclineReason.DISK: "disk is full or fails",
+    DeclineReason.STATE: "waits for a checkpoint",
 }
 
 
@@ -156,6 +160,7 @@ class RunLog:
         self._declined: dict[str, str] = {}
         self._capped: set[str] = set()
         self._too_long: set[str] = set()
+        self._apart: set[str] = set()
 
     def opened(self, now_s: float) -> None:
         """Record that a round has opened."""
@@ -245,7 +250,7 @@ class RunLog:
             LOG.warning("clusters of too few devices learn nothing", extra={"kv": {"clusters": shown, "hint": hint}})
 
     def _limited(self, record: RoundRecord) -> None:
-        """Log once for each device that its weight was capped, or that its update was left out because of its norm."""
+        """Log once for each device that its weight was capped, or that its update was left out."""
         if not record.capped.keys() <= self._capped:
             weights = {d: f"{d} ({w:g})" for d, w in record.capped.items() if d not in self._capped}
             facts = {"round": record.round, "weights": _shown(sorted(weights.values())), "hint": CAPPED_HINT}
@@ -254,6 +259,12 @@ class RunLog:
             norms = {d: f"{d} ({n:.3g})" for d, n in record.refused_norm.items() if d not in self._too_long}
             facts = {"round": record.round, "norms": _shown(sorted(norms.values())), "hint": REFUSED_NORM_HINT}
             LOG.warning("updates left out: norm above ten times the median", extra={"kv": facts})
+        if not record.out_of_step.keys() <= self._apart:
+            models = {d: f"{d} (model {m})" for d, m in record.out_of_step.items() if d not in self._apart}
+            facts = {"round": record.round, "devices": _shown(sorted(models.values())), "hint": OUT_OF_STEP_HINT}
+            LOG.warning("updates left out: trained from another state than most", extra={"kv": facts})
+        # A device that takes a checkpoint is in step again; if it falls out once more, that is news.
+        self._apart = set(record.out_of_step)
         self._capped |= record.capped.keys()
         self._too_long |= record.refused_norm.keys()
 

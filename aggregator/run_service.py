@@ -40,13 +40,14 @@ from aggregator.rounds.events import (
 )
 from aggregator.rounds.resume import ResumeMetadata
 from aggregator.rounds.rollover import stored_proposal
+from aggregator.rounds.snapshot import dump, load
 from aggregator.rounds.state import EngineState
 from aggregator.run_log import RunLog, waiting_for
 from aggregator.storage.corruption import readable
 from aggregator.storage.fsync_worker import FsyncWorker, InlineSyncer
 from aggregator.storage.run_status import keep_waiting
 from aggregator.storage.store import Store
-from aggregator.strategies.base import dump_state, load_state
+from aggregator.strategies.base import dump_state
 from aggregator.strategies.registry import make_strategy
 from aggregator.uploads.uploads import Uploads
 from shoal.errors import ShoalError, reason_of
@@ -159,11 +160,17 @@ class RunService:
         metadata = snapshot.metadata
         strategy = self._engine.strategy_in(self._engine.run_in(metadata))
         with readable(self._store.directory):
-            before = load_state(strategy.state_type, snapshot.document, snapshot.vectors, self._store.fetch)
+            before, held = load(
+                strategy.state_type,
+                snapshot.document,
+                snapshot.vectors,
+                self._store.fetch,
+                has_models=self._run.keys == "round",
+            )
         again = self._store.uploads(snapshot.round)
         proposal = stored_proposal(metadata, [contribution for contribution, _ in again])
         self._state, actions = self._engine.resume(
-            devices, before, snapshot.round, snapshot.available, metadata, proposal, *known
+            devices, before, snapshot.round, snapshot.available, metadata, proposal, *known, held
         )
         LOG.info("resumed", extra={"kv": {"run": self._run.run, "round": snapshot.round, "uploads": len(again)}})
         self._carry_out(actions)
@@ -174,13 +181,18 @@ class RunService:
 
     def _take_up(self, metadata: ResumeMetadata) -> None:
         """Put into force the secrets that the run had changed to before it was interrupted."""
-        member = self._membership
-        grant = member.newer(metadata.generation)
-        if grant is not None:
-            member.promote(grant)
-            self._publisher.regroup(member.group)
-        elif metadata.rollover is not None:
+        if not self._use_version(metadata.generation) and metadata.rollover is not None:
             self._turn_to(metadata.rollover.generation)
+
+    def _use_version(self, version: int) -> bool:
+        """Put the secrets of a key version in force if they are newer; return whether they are."""
+        member = self._membership
+        grant = member.newer(version)
+        if grant is None:
+            return False
+        member.promote(grant)
+        self._publisher.regroup(member.group)
+        return True
 
     def _turn_to(self, generation: int) -> None:
         """Use the broadcast key that belongs to the secrets of ``generation``."""
@@ -337,8 +349,11 @@ class RunService:
                     self._store.fail(round_, (Phase.CHECKPOINT, Phase.ENDORSE), encoded, self._state.resume_metadata)
                 case Gather():
                     self._deadline_s = now_s + self._run.deadline_s
-                case RunFinished():
+                case RunFinished(last):
                     self.finished = True
+                    if last is not None:
+                        self._finish(last, closed)
+                        closed = None
                 case _:
                     raise AssertionError(action)
         if closed is not None:
@@ -349,8 +364,17 @@ class RunService:
     def _end(self) -> None:
         """Release everything that answers to devices do not need."""
         self.finished, self._deadline_s = True, None
-        self._state = dataclasses.replace(self._state, strategy=None)
+        self._state = dataclasses.replace(self._state, strategy=None, held=None)
         self._store.erase()
+
+    def _finish(self, last: OpenRound, closed: tuple[int, dict[str, Any]] | None) -> None:
+        """Announce the final round once more, with its checkpoints, and make them durable together with its record.
+
+        If the process stops in between, the round closes again after the restart, since it is not recorded yet.
+        """
+        self._publisher.open_round(self._state.run, self._membership.roster, last)
+        encoded = dump(last.before, last.held)
+        self._store.snapshot(last.plan.round, last.available, encoded, closed, self._state.resume_metadata)
 
     def _open(self, opened: OpenRound, closed: tuple[int, dict[str, Any]] | None) -> None:
         """Announce a round and make its snapshot durable.
@@ -359,17 +383,20 @@ class RunService:
         stops in between, the uploads of the closed round are still in the store, and closing it again gives the same bits.
         """
         plan, run = opened.plan, self._state.run
-        before = dump_state(opened.before)
+        before = dump(opened.before, opened.held)
 
         def keep() -> None:
             self._store.snapshot(plan.round, opened.available, before, closed, self._state.resume_metadata)
 
-        follows = not plan.step and closed is not None and not closed[1]["missing"]
+        turns = opened.held is not None and self._membership.newer(opened.held.key_version) is not None
+        follows = not plan.step and not turns and closed is not None and not closed[1]["missing"]
         if not follows:
-            # A restart must find this very round, and for a step of a rollover also the broadcast key in use.
+            # A restart must find this very round, and with newer keys also the broadcast key in use.
             keep()
         if plan.step:
             self._turn_to(opened.generation)
+        if turns:
+            self._use_version(self._state.generation)
         self._publisher.open_round(run, self._membership.roster, opened)
         if follows:
             keep()

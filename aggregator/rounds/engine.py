@@ -12,6 +12,7 @@ Where to look:
 - a second upload of a device in a round, and the limits on uploads: duplicates_and_limits.py
 - quorum and deadline, of an open round and of the gathering before one: quorum_and_deadline.py
 - updates with too large a norm: screening.py
+- the models under round keys: opening.py and held_models.py
 """
 
 from __future__ import annotations
@@ -38,14 +39,18 @@ from aggregator.rounds.events import (
     Stored,
     WentOffline,
 )
+from aggregator.rounds.held_models import Agreement, HeldModels, after_round, agree, offers_of
+from aggregator.rounds.opening import prepare
 from aggregator.rounds.phases import check_transition
 from aggregator.rounds.quorum_and_deadline import may_close, may_open
+from aggregator.rounds.relay import numbers_in, settle
 from aggregator.rounds.resume import ResumeMetadata
 from aggregator.rounds.rollover import Rollover
 from aggregator.rounds.screening import screen
 from aggregator.rounds.state import (
     EngineState,
     Transition,
+    noted,
     on_declined,
     on_offline,
     on_online,
@@ -54,10 +59,11 @@ from aggregator.rounds.state import (
     record_of,
 )
 from aggregator.rounds.turnover import Turnover
-from aggregator.strategies.base import ClientUpdate, Outcome, RoundPlan, Strategy
+from aggregator.strategies.base import ClientUpdate, Outcome, RoundPlan, Strategy, in_order
 from aggregator.strategies.registry import make_strategy
+from shoal import limits
 from shoal.protocol.documents import Roster, RunPlan
-from shoal.protocol.messages import Phase, Upload
+from shoal.protocol.messages import SHARED_MODEL, Phase, Upload
 
 ATTACHED_HEAD_BYTES: Final = 1 << 16
 """Most bytes that an attachment takes besides its vectors: the head before them and the seal."""
@@ -123,6 +129,7 @@ class Engine:
             newest=generation,
             roster=roster,
             roster_bytes=roster_bytes,
+            held=HeldModels.begin(self.run, devices, generation) if self.run.keys == "round" else None,
         )
         return state, (Gather(),)
 
@@ -142,6 +149,7 @@ class Engine:
         proposal: ClientUpdate | None = None,
         roster: Roster | None = None,
         roster_bytes: bytes = b"",
+        held: HeldModels | None = None,
     ) -> Transition:
         """Return the state with a round, or a step of a rollover, open again.
 
@@ -154,10 +162,11 @@ class Engine:
             proposal: the stored upload of the device that folded, if the rollover had got that far.
             roster: the newest roster.
             roster_bytes: the roster as the owner signed it.
+            held: `OpenRound.kept`.
         """
         fleet = PersistentSet(devices)
         online = PersistentSet(d for d in available if d in fleet)
-        state = EngineState(fleet, before, self.run, online, roster=roster, roster_bytes=roster_bytes)
+        state = EngineState(fleet, before, self.run, online, roster=roster, roster_bytes=roster_bytes, held=held)
         if metadata is None:
             return self._open(state, round_, available)
         state = dataclasses.replace(
@@ -202,7 +211,10 @@ class Engine:
         """
         run = self.run_in(metadata)
         fleet = PersistentSet(devices)
-        return EngineState(fleet, None, run, round=round_, received=PersistentMap(received), finished=True)
+        received = PersistentMap(received)
+        return EngineState(
+            fleet, None, run, round=round_, received=received, finished=True, generation=metadata.generation
+        )
 
     def nonce(self, round_: int, step: int = 0) -> bytes:
         """Return the 16 bytes that an upload to the round, or to a step after it, must repeat."""
@@ -237,6 +249,9 @@ class Engine:
         if assignment.phase == Phase.CHECKPOINT:
             vectors = len(plan.models) + len(plan.carried)
             return ATTACHED_HEAD_BYTES + self.task_bytes + 4 * self.run.length * vectors
+        if assignment.seal:
+            each = 2 * limits.SEALED_HEAD_BYTES + self.task_bytes + 4 * self.run.length
+            return ATTACHED_HEAD_BYTES + each * len(assignment.seal)
         return 0
 
     def handle(self, state: EngineState, event: Event) -> Transition:
@@ -297,23 +312,47 @@ class Engine:
 
     def _maybe_open(self, state: EngineState) -> Transition:
         """Open a round with the online devices as soon as they are enough, or end the mask epoch if that is due."""
-        if self._is_due(state):
+        if state.held is None and self._is_due(state):
             return self._turnover.fold(state, None)
         if not may_open(state):
             return state, ()
         return self._open(state, state.round + 1, state.present)
 
     def _open(self, state: EngineState, round_: int, available: tuple[str, ...]) -> Transition:
-        before, strategy = state.strategy, self.strategy_in(state.run)
-        if round_ > self.run.rounds:
-            plan = strategy.final(before, round_, available)
-            after = before
-        else:
-            after, plan = strategy.plan(before, round_, available)
+        if state.held is not None:
+            return self._open_held(state, state.held, round_, available)
+        before = state.strategy
+        after, plan = self._planned(state.run, before, round_, available)
         if not plan.assignments:
             return state, ()
         state = opened(dataclasses.replace(state, strategy=after), plan)
         return state, (OpenRound(plan=plan, nonce=self.nonce(round_), before=before, available=available),)
+
+    def _planned(self, run: RunPlan, before: Any, round_: int, available: tuple[str, ...]) -> tuple[Any, RoundPlan]:
+        strategy = self.strategy_in(run)
+        if round_ > self.run.rounds:
+            return before, strategy.final(before, round_, available)
+        return strategy.plan(before, round_, available)
+
+    def _open_held(self, state: EngineState, held: HeldModels, round_: int, available: tuple[str, ...]) -> Transition:
+        """Open a round under round keys: under the newest key version, for the devices that can get its models."""
+        held = dataclasses.replace(held.only(state.devices), key_version=state.newest)
+        ready = prepare(
+            state.strategy, held, available, state.run, lambda s, there: self._planned(state.run, s, round_, there)
+        )
+        if not ready.plan.assignments:
+            return state, ()
+        for event in ready.events:
+            state = noted(state, event.kind, event.detail)
+        state = dataclasses.replace(state, strategy=ready.after, generation=held.key_version, held=ready.held)
+        action = OpenRound(
+            plan=ready.plan,
+            nonce=self.nonce(round_),
+            before=ready.before,
+            available=available,
+            held=ready.held,
+        )
+        return opened(state, ready.plan), (action,)
 
     def _is_due(self, state: EngineState) -> bool:
         """Return whether the mask epoch ends: newer secrets exist, or it has had its rounds and the run goes on.
@@ -328,19 +367,28 @@ class Engine:
     def _close(self, state: EngineState) -> Transition:
         plan = state.plan
         assert plan is not None
-        strategy, levels = state.strategy, state.levels
+        strategy, levels, held = state.strategy, state.levels, state.held
         refused: Mapping[str, float] = {}
+        given = tuple(state.contributions)
+        agreement = None
+        if held is not None:
+            agreement = agree(held, offers_of(plan, held.states), in_order(given))
+            given = agreement.accepted
         if plan.final:
-            outcome = Outcome({c.device: c.model for c in state.contributions})
+            outcome = Outcome({c.device: c.model for c in given})
         else:
             rules = self.strategy_in(state.run)
             # Only the whole round shows which updates have too large a norm, so the strategy sees none of them earlier.
-            screened = screen(state.contributions, levels, plan.placing)
+            screened = screen(given, levels, plan.placing)
             levels, refused = screened.levels, screened.refused
             for contribution in screened.accepted:
                 strategy = rules.absorb(strategy, contribution)
             strategy, outcome = rules.close(strategy, plan)
-        closed = RoundClosed(record_of(state, plan, outcome, refused))
+        out_of_step: Mapping[str, int] = {}
+        if held is not None and agreement is not None:
+            out_of_step = agreement.out_of_step
+            strategy, held = self._settle(state, held, plan, strategy, agreement)
+        closed = RoundClosed(record_of(state, plan, outcome, refused, out_of_step))
         state = dataclasses.replace(
             state,
             strategy=strategy,
@@ -350,8 +398,39 @@ class Engine:
             finished=plan.final,
             deadline_passed=False,
             news=(),
+            held=held,
         )
         if plan.final:
-            return state, (closed, RunFinished())
+            last = None
+            if held is not None:
+                nonce = self.nonce(plan.round)
+                last = OpenRound(plan=plan, nonce=nonce, before=strategy, available=(), held=held)
+            return state, (closed, RunFinished(last))
         state, actions = self._maybe_open(state)
         return state, (closed, *(actions or (Gather(),)))
+
+    def _settle(
+        self, state: EngineState, held: HeldModels, plan: RoundPlan, strategy: Any, agreement: Agreement
+    ) -> tuple[Any, HeldModels]:
+        """Return the strategy's state without vectors, and the models after the round."""
+        settled = None
+        if not plan.final:
+            inherited = self.strategy_in(state.run).inherited(strategy)
+            models = dict(inherited.models)
+            if inherited.shared is not None:
+                models[SHARED_MODEL] = inherited.shared
+            # The final round may offer models that follow from others, which become states while their means are there.
+            extra = models if plan.round == state.run.rounds else {}
+            (strategy, extra), states, steps = settle((strategy, extra), models, held.states, plan.round)
+            settled = states, steps, numbers_in((strategy, extra))
+        moved = after_round(
+            held,
+            plan.round,
+            run=state.run,
+            offers=offers_of(plan, held.states),
+            agreement=agreement,
+            given=in_order(state.contributions),
+            declined=dict(state.declined.items()),
+            settled=settled,
+        )
+        return strategy, moved

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from aggregator.rounds.held_models import HeldModels
 from aggregator.rounds.resume import ResumeMetadata
 from aggregator.strategies.base import ClientUpdate, RoundPlan, UploadKey
 from shoal.protocol.documents import Roster
@@ -93,6 +94,7 @@ class OpenRound:
         available: the devices that could take part.
         generation: in a rollover, the key version of the next mask epoch.
         proposal: in the second step of a rollover, an encoded `Checkpoint` and the sealed origins, for devices to compare.
+        held: under round keys, the models to announce, from which, with ``before``, the round follows again.
     """
 
     plan: RoundPlan
@@ -101,6 +103,7 @@ class OpenRound:
     available: tuple[str, ...]
     generation: int = 0
     proposal: bytes = field(default=b"", repr=False)
+    held: HeldModels | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,13 @@ class RoundClosed:
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
-    """End the run: the final round is closed."""
+    """End the run: the final round is closed.
+
+    Attributes:
+        last: under round keys, the final round with its checkpoints, to be announced again and made durable.
+    """
+
+    last: OpenRound | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +174,7 @@ class RoundRecord:
         declined: device -> reason, for the missing devices that gave one.
         capped: device -> weight in samples, for devices that weighed less than the samples they reported.
         refused_norm: device -> norm, for updates left out because of their norm.
+        out_of_step: device -> model, for updates left out because most devices hold another state of the model.
     """
 
     round: int
@@ -182,3 +192,4 @@ class RoundRecord:
     declined: Mapping[str, str] = field(default_factory=dict)
     capped: Mapping[str, float] = field(default_factory=dict)
     refused_norm: Mapping[str, float] = field(default_factory=dict)
+    out_of_step: Mapping[str, int] = field(default_factory=dict)

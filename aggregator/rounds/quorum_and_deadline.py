@@ -27,11 +27,18 @@ def may_open(state: EngineState) -> bool:
 
     The first round waits for all devices, later ones for the quorum; after the deadline ``min_contributors`` are enough.
     """
+    if state.held is not None and awaits_keys(state):
+        return False
     there = len(state.online)
     if there < devices_needed(state):
         return False
     share = 1.0 if state.round == 0 else state.run.quorum
     return there >= math.ceil(share * len(state.devices)) or state.deadline_passed
+
+
+def awaits_keys(state: EngineState) -> bool:
+    """Return whether of the owner's newer keys and the roster that belongs to them one has not arrived yet."""
+    return state.roster is not None and state.roster.keys_since != state.newest
 
 
 def may_close(state: EngineState) -> bool:
@@ -41,7 +48,7 @@ def may_close(state: EngineState) -> bool:
     with the quorum. Without the quorum it closes if it is abandoned.
     """
     assert state.plan is not None
-    if state.newest > state.generation and not state.plan.final:
+    if state.held is None and state.newest > state.generation and not state.plan.final:
         return True  # a revoked device can still read this round, so the run changes to the newer keys at once
     if len(state.received) < uploads_needed(state):
         return is_abandoned(state)

@@ -117,7 +117,7 @@ def settle(
 
     replace_models(state, look)
     for model, value in sorted(models.items()):
-        if _is_state(value) or id(value) in settled or id(value) not in present:
+        if is_state(value) or id(value) in settled or id(value) not in present:
             continue
         ref = names[number] = StateId(model, round_)
         terms = tuple((weight, states[at]) for at, weight in starts_of([(1.0, value)]).items())
@@ -127,7 +127,7 @@ def settle(
     used: set[int] = set()
 
     def at_state(value: ClusterModel) -> ClusterModel:
-        if not _is_state(value):
+        if not is_state(value):
             if id(value) not in settled:
                 raise IntegrityError("a strategy has moved a model that it does not name")
             value = settled[id(value)]
@@ -139,8 +139,20 @@ def settle(
     return state, States(names, number).only(frozenset(used), origins), tuple(steps)
 
 
-def _is_state(value: ClusterModel) -> bool:
-    """Whether the model is a state that devices hold, rather than a sum that they have yet to compute."""
+def numbers_in(state: object) -> frozenset[int]:
+    """Return the numbers of the states that the models in a strategy's state start from."""
+    found: set[int] = set()
+
+    def look(value: ClusterModel) -> ClusterModel:
+        found.update(starts_of([(1.0, value)]))
+        return value
+
+    replace_models(state, look)
+    return frozenset(found)
+
+
+def is_state(value: ClusterModel) -> bool:
+    """Return whether the model is a state that devices hold, rather than a sum that they have yet to compute."""
     return value.offset is None and value.scale == 1 and not value.others
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
 from aggregator.rounds.events import Action, RoundRecord
+from aggregator.rounds.held_models import HeldModels
 from aggregator.rounds.resume import ResumeMetadata, RolloverProgress
 from aggregator.rounds.rollover import Rollover
 from aggregator.rounds.screening import Levels
@@ -51,6 +52,7 @@ class EngineState:
         rollover: the rollover in progress.
         news: events since the last round closed.
         levels: median norms of the last round's accepted updates, see `aggregator.rounds.screening`.
+        held: under round keys, the models as devices hold them; else None.
     """
 
     devices: PersistentSet[str]
@@ -77,6 +79,7 @@ class EngineState:
     rollover: Rollover | None = None
     news: tuple[Event, ...] = ()
     levels: Levels = field(default_factory=dict)
+    held: HeldModels | None = None
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -211,7 +214,11 @@ def _owes(state: EngineState, device: str) -> bool:
 
 
 def record_of(
-    state: EngineState, plan: RoundPlan, outcome: Outcome, refused_norm: Mapping[str, float] | None = None
+    state: EngineState,
+    plan: RoundPlan,
+    outcome: Outcome,
+    refused_norm: Mapping[str, float] | None = None,
+    out_of_step: Mapping[str, int] | None = None,
 ) -> RoundRecord:
     """Return the record of a round that closes.
 
@@ -220,10 +227,12 @@ def record_of(
         plan: the round's plan.
         outcome: the strategy's outcome.
         refused_norm: see `RoundRecord`.
+        out_of_step: see `RoundRecord`.
     """
     given = sorted(state.contributions, key=lambda c: c.device)
     refused = dict(sorted((refused_norm or {}).items()))
-    loss = mean_loss([c for c in given if c.device not in refused], state.run)
+    apart = dict(sorted((out_of_step or {}).items()))
+    loss = mean_loss([c for c in given if c.device not in refused and c.device not in apart], state.run)
     return RoundRecord(
         round=plan.round,
         final=plan.final,
@@ -240,4 +249,5 @@ def record_of(
         declined=state.unable,
         capped=dict(sorted(outcome.capped.items())),
         refused_norm=refused,
+        out_of_step=apart,
     )

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aggregator.numerics.rows import drop_pages
 from aggregator.rounds.resume import ResumeMetadata
@@ -33,7 +34,6 @@ from shoal.errors import IntegrityError
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Upload
-from shoal.types import Float32Vector
 from shoal.util.files import check_own, make_own, private_directory, sync_directory, write_atomic
 from shoal.util.state_codec import Encoded, decode_state, encode_state
 
@@ -41,6 +41,10 @@ SCHEMA_VERSION: Final = 4
 DATABASE: Final = "run.sqlite"
 UPDATES: Final = "updates"
 VECTORS: Final = "vectors"
+FLOATS: Final = ".f32"
+"""Suffix of a file with a vector of float32."""
+SEALED: Final = ".sealed"
+"""Suffix of a file with bytes: a checkpoint as its device sealed it."""
 BUSY_TIMEOUT_MS: Final = 5000
 CHECKED_AT_ONCE: Final = 16
 """Number of stored updates that are checked before their pages are dropped from memory."""
@@ -93,14 +97,14 @@ class Snapshot:
     Attributes:
         round: the open round.
         available: devices that were available to it.
-        document, vectors: the strategy's state before it, see `aggregator.strategies.base.load_state`.
+        document, vectors: the strategy's state before it and the models, see `aggregator.rounds.snapshot`.
         metadata: the engine's part.
     """
 
     round: int
     available: tuple[str, ...]
     document: Any
-    vectors: dict[str, Float32Vector]
+    vectors: dict[str, NDArray[Any]]
     metadata: ResumeMetadata
 
 
@@ -307,9 +311,10 @@ class Store:
         """Make a state's vectors durable in ``folder``; return the head of its snapshot."""
         digests = {}
         for name, vector in state.arrays.items():
-            data = np.ascontiguousarray(vector, "<f4").data.cast("B")
+            is_bytes = vector.dtype == np.uint8
+            data = np.ascontiguousarray(vector, np.uint8 if is_bytes else "<f4").data.cast("B")
             digests[name] = _digest(data)
-            path = folder / f"{digests[name]}.f32"
+            path = folder / f"{digests[name]}{SEALED if is_bytes else FLOATS}"
             # The name is the digest of the bytes, and only a complete file gets it: an existing one is right.
             if not path.exists():
                 # Without its name: one sync of the folder below makes the names of all vectors durable.
@@ -386,7 +391,7 @@ class Store:
         self._updates.rewind(round_)
 
     def _sweep(self, round_: int, digests: set[str], rounds: set[int]) -> None:
-        for path in self._vectors.glob("*.f32"):
+        for path in (*self._vectors.glob(f"*{FLOATS}"), *self._vectors.glob(f"*{SEALED}")):
             if path.stem not in digests:
                 path.unlink()
         self._updates.sweep(round_, rounds)
@@ -406,12 +411,13 @@ class Store:
         vectors = {name: read[digest] for name, digest in head.vectors.items()}
         return Snapshot(found[0], head.available, json.loads(found[2]), vectors, head.metadata)
 
-    def _vector(self, digest: str) -> Float32Vector:
-        path = self._vectors / f"{digest}.f32"
+    def _vector(self, digest: str) -> NDArray[Any]:
+        sealed = self._vectors / f"{digest}{SEALED}"
+        path = sealed if sealed.exists() else self._vectors / f"{digest}{FLOATS}"
         data = path.read_bytes() if path.exists() else b""
         if _digest(data) != digest:
             raise IntegrityError(f"{path} is missing or altered", hint="restore the directory from a backup")
-        return np.frombuffer(data, "<f4")
+        return np.frombuffer(data, np.uint8 if path == sealed else "<f4")
 
     def record(self, round_: int, record: dict[str, Any]) -> None:
         """Store the record of a closed round."""

@@ -95,7 +95,8 @@ class ClientUpdate:
         vector: shape (d,), float32, masked update; None if the assignment was not to train.
         norm: l2 norm of the vector.
         model_norm: l2 norm of the model that was trained, in the clear; 0 where not asked.
-        attached: in the steps of a rollover, the bytes that follow the update in the upload.
+        attached: the bytes that follow the update in the upload: in the steps of a rollover, and checkpoints under round keys.
+        statement: under round keys, the device's signed statement about the states that it holds.
     """
 
     round: int
@@ -112,6 +113,7 @@ class ClientUpdate:
     norm: float = 0.0
     model_norm: float = 0.0
     attached: bytes = field(default=b"", repr=False)
+    statement: bytes = field(default=b"", repr=False)
 
     @property
     def key(self) -> UploadKey:
@@ -158,6 +160,7 @@ def contribution_of(
         norm=norm,
         model_norm=upload.model_norm,
         attached=attached,
+        statement=upload.statement,
     )
 
 
@@ -171,6 +174,7 @@ class RoundPlan:
         step: 0 for a round of a strategy; 1 and more for the steps of a rollover (aggregator/rounds/rollover.py).
         carried: in a rollover, vectors to be masked under the next key, as cluster models of scale 0.
         placing: models whose updates only place newcomers and enter no mean; their norms are not limited by others'.
+        seal: under round keys, models of which the next round will need a checkpoint.
     """
 
     round: int
@@ -181,6 +185,7 @@ class RoundPlan:
     step: int = 0
     carried: Mapping[int, ClusterModel] = field(default_factory=dict)
     placing: frozenset[int] = frozenset()
+    seal: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from aggregator.strategies.base import norm_of
 from aggregator.uploads.states import UploadRef
 from crypto.seal.envelope import open_from_member, read_head
 from crypto.seal.identity import Identity
-from shoal.errors import UntrustedError, WireError
+from shoal.errors import ShoalError, UntrustedError, WireError
+from shoal.membership.statements import open_statement
 from shoal.protocol import channels
 from shoal.protocol.channels import Channel
 from shoal.protocol.codec import decode
@@ -80,13 +81,16 @@ class UploadVerifier:
             roster: the newest roster.
 
         Raises:
-            RefusedUploadError: authentic, but not finite, or above the plan's norm limit or sample limit.
+            RefusedUploadError: authentic, but not finite, above the plan's norm limit or sample limit or, under round keys,
+                without a valid statement about the device's states.
             ShoalError: unknown device, not sealed to this aggregator, forged or malformed.
         """
         message, body = self._open(device, transfer, roster, channels.UPLOAD)
         header = decode(message, Upload)
         self._check_header(header, body, device)
         self._check_samples(header)
+        if self._run.keys == "round":
+            self._check_statement(header, roster)
         norm = self._checked_norm(header, body)
         return VerifiedUpload(header, body, norm, UploadRef(device, transfer.transfer_id), transfer.signed)
 
@@ -142,6 +146,15 @@ class UploadVerifier:
         most = self._run.max_samples
         if header.samples > most:
             raise RefusedUploadError(f"{header.samples} samples reported, above the plan's max_samples {most}", header)
+
+    def _check_statement(self, header: Upload, roster: Roster) -> None:
+        try:
+            statement = open_statement(header.statement, roster)
+        except (ShoalError, ValueError) as error:
+            raise RefusedUploadError(f"the statement about its states: {error}", header) from error
+        about = (statement.fleet, statement.run_id, statement.round, statement.device)
+        if about != (header.fleet, header.run_id, header.round, header.device):
+            raise RefusedUploadError("a statement of another device, round or run", header)
 
     def _checked_norm(self, header: Upload, body: memoryview) -> float:
         norm = norm_of(np.frombuffer(body, "<f4", header.length)) if header.length else 0.0

@@ -241,7 +241,8 @@ UPLOAD: Final = Channel(
     purpose="upload",
     recipients=(Party.AGGREGATOR,),
     largest=limits.MAX_TRANSFER_BYTES,
-    formula=f"{_HEAD} + {sizes.COORDINATE_BYTES} d + {sizes.MARGIN_BYTES} m, plus the attachment that the assignment allows",
+    formula=f"{_HEAD} + {sizes.COORDINATE_BYTES} d + {sizes.MARGIN_BYTES} m, plus the attachment that the assignment allows; "
+    f"under round keys also {sizes.STATEMENT_BYTES} + {2 * sizes.STATE_BYTES} (m + 1)",
     retained=False,
     least_qos=0,
 )

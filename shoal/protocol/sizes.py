@@ -22,6 +22,10 @@ MEMBER_BYTES: Final = NAME_BYTES + 32 + 32
 SIGNED_BY_BYTES: Final = NAME_BYTES + 64
 MODEL_REF_BYTES: Final = 64
 """An encoded ModelRef takes 58 bytes, its label being 16 hex digits."""
+STATEMENT_BYTES: Final = 512
+"""Room for a signed statement without its states; names take at most 2 * NAME_BYTES of it."""
+STATE_BYTES: Final = 48
+"""An encoded HeldState takes 38 bytes. A device names two states of each model, and of the segment that all share."""
 ORDER_BYTES: Final = 64
 """Room for one Assignment for each device. Most devices share one."""
 FLEET_GROWTH_DEVICES: Final = 8192
@@ -36,8 +40,9 @@ def upload_bytes(plan: RunPlan, models: int = 0, attached: int = 0) -> int:
         models: candidates for which devices may report margins, if more than the plan's ``max_models``.
         attached: most bytes that may follow the update.
     """
-    margins = MARGIN_BYTES * max(plan.max_models, models)
-    return limits.SEALED_HEAD_BYTES + COORDINATE_BYTES * plan.length + margins + attached
+    count = max(plan.max_models, models)
+    signed = STATEMENT_BYTES + STATE_BYTES * 2 * (count + 1) if plan.keys == "round" else 0
+    return limits.SEALED_HEAD_BYTES + COORDINATE_BYTES * plan.length + MARGIN_BYTES * count + signed + attached
 
 
 def model_bytes(plan: RunPlan) -> int:

@@ -322,6 +322,11 @@ def checkpoint_number(model: int) -> int:
     return 2 * (_SHARED_PLACE + 1) + _place(model)
 
 
+def checkpoint_purpose(run_id: bytes, round_: int, state: StateId) -> str:
+    """Return the purpose in the head of a checkpoint's envelope that a device seals in round ``round_``."""
+    return f"checkpoint/{run_id.hex()}/{round_}/{state.model}/{state.round}"
+
+
 def _place(model: int) -> int:
     return min(model, _SHARED_PLACE)
 

@@ -1,0 +1,109 @@
+"""Publish the means and checkpoints of a run under round keys, and list them for the announcement.
+
+Each is published once and stays on the broker until the announcement of a later round no longer names it. After a restart, or
+under another broadcast key, all are sealed and published again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from shoal.protocol import channels
+from shoal.protocol.codec import encode
+from shoal.protocol.messages import SHARED_MODEL
+from shoal.protocol.states import (
+    CheckpointRef,
+    MeanHeader,
+    MeanRef,
+    Offer,
+    RetainedStep,
+    RoundModels,
+    checkpoint_number,
+    mean_number,
+)
+
+if TYPE_CHECKING:
+    from aggregator.rounds.held_models import HeldModels, KeptCheckpoint, KeptMean, KeptStep
+    from shoal.protocol.channels import Channel
+    from shoal.protocol.documents import RunPlan
+    from shoal.protocol.states import StateId
+
+Publish = Callable[["Channel", bytes, int, str], bytes]
+"""Seals and retains a message of a channel, for a round, at a label; returns its transfer id."""
+_MEAN: Final = "mean"
+_CHECKPOINT: Final = "checkpoint"
+
+
+class RelayedModels:
+    """The means and checkpoints of one run on the broker.
+
+    Args:
+        publish: see `Publish`.
+        label: returns the topic label of a number.
+    """
+
+    def __init__(self, publish: Publish, label: Callable[[bytes, int], str]) -> None:
+        self._publish = publish
+        self._label = label
+        self._sent: dict[tuple[str, bytes, int, int], bytes] = {}
+
+    def clear(self) -> None:
+        """Forget what was published: devices with another broadcast key can't open it."""
+        self._sent.clear()
+
+    def announce(self, run: RunPlan, held: HeldModels, offers: Mapping[int, StateId]) -> RoundModels:
+        """Publish the means and checkpoints that are not on the broker yet; return the models of the announcement."""
+        current: set[tuple[str, bytes, int, int]] = set()
+        steps = tuple(self._step(run, kept, current) for kept in held.steps)
+        found = held.announced(run.min_contributors)
+        # Two models may be at one state, such as the halves of a split: it is announced once.
+        of_state = {c.state: (model, c) for model, c in found.items()}
+        refs = tuple(self._checkpoint(run, model, c, current) for _, (model, c) in sorted(of_state.items()))
+        self._sent = {key: transfer for key, transfer in self._sent.items() if key in current}
+        return RoundModels(
+            key_version=held.key_version,
+            offers=tuple(Offer(model, state) for model, state in sorted(offers.items())),
+            steps=steps,
+            checkpoints=refs,
+            statements=held.statements(of_state),
+        )
+
+    def _step(self, run: RunPlan, kept: KeptStep, current: set[tuple[str, bytes, int, int]]) -> RetainedStep:
+        shares = any(mean.model == SHARED_MODEL for mean in kept.means) or len(run.segments) > 1
+        return RetainedStep(
+            kept.step, tuple(self._mean(run, kept.step.round, mean, current, shares=shares) for mean in kept.means)
+        )
+
+    def _mean(
+        self, run: RunPlan, round_: int, mean: KeptMean, current: set[tuple[str, bytes, int, int]], *, shares: bool
+    ) -> MeanRef:
+        label = self._label(run.run_id, mean_number(mean.model, round_))
+        key = (_MEAN, run.run_id, mean.model, round_)
+        current.add(key)
+        if key not in self._sent:
+            values = np.ascontiguousarray(mean.vector, "<f4")
+            whole = not shares or len(values) == run.length
+            header = MeanHeader(
+                fleet=run.fleet,
+                run_id=run.run_id,
+                round=round_,
+                key_id=mean.key_id,
+                model=mean.model,
+                length=len(values),
+                segment="" if whole else "shared" if mean.model == SHARED_MODEL else "cluster",
+            )
+            self._sent[key] = self._publish(channels.MEAN, encode(header) + values.tobytes(), round_, label)
+        return MeanRef(mean.model, label, self._sent[key], mean.contributors)
+
+    def _checkpoint(
+        self, run: RunPlan, model: int, checkpoint: KeptCheckpoint, current: set[tuple[str, bytes, int, int]]
+    ) -> CheckpointRef:
+        label = self._label(run.run_id, checkpoint_number(model))
+        key = (_CHECKPOINT, run.run_id, model, checkpoint.round)
+        current.add(key)
+        if key not in self._sent:
+            self._sent[key] = self._publish(channels.CHECKPOINT, checkpoint.data.tobytes(), checkpoint.round, label)
+        return CheckpointRef(checkpoint.state, checkpoint.round, checkpoint.key_version, label, self._sent[key])

@@ -1,0 +1,529 @@
+"""The models of a run under round keys as the aggregator knows them: the states that devices hold, and nothing of their contents.
+
+`HeldModels` is the part of the engine's state that the announcement of a round is made from: the states that models may
+start from, the last steps with their masked means, signed statements about states, and checkpoints that devices have sealed.
+The functions here are pure:
+
+- `agree` separates a round's updates into those trained from the states that most devices hold, and those out of step;
+- `after_round` takes a closed round into account: its step, its statements, its checkpoints;
+- `unable` and `lost` name devices that can't take part in the next round, and models that no device holds any more;
+- `sealing` orders checkpoints from devices.
+
+Example: of five devices one has a damaged model. Four statements name one digest of state (0, 6) and one names another, so
+the update of that device is left out, and the device takes a checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Container, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import numpy as np
+
+from aggregator.rounds.relay import RelayedStep, States, is_state
+from aggregator.strategies.base import ClientUpdate, RoundPlan
+from crypto.seal.envelope import read_head
+from crypto.seal.signed import peek_document
+from shoal.errors import IntegrityError, WireError
+from shoal.protocol.codec import decode_prefix
+from shoal.protocol.messages import SHARED_MODEL, Assignment, DeclineReason
+from shoal.protocol.states import (
+    RETAINED_STEPS,
+    Recipe,
+    SealedCheckpoints,
+    StateId,
+    Statement,
+    Step,
+    Term,
+    checkpoint_purpose,
+)
+from shoal.types import Array, Float32Vector
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shoal.protocol.documents import RunPlan
+
+    Bytes = NDArray[np.uint8]
+else:
+    Bytes = Annotated[Any, Array("uint8")]
+
+CHECKPOINT_EVERY: Final = 10
+"""Most rounds between two checkpoints of a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptMean:
+    """A masked mean of a retained step.
+
+    Attributes:
+        model: the recipe of this model adds it.
+        contributors: number of devices whose updates are averaged.
+        key_id: names the mask.
+        vector: (d,) or the length of the model's segment, float32, masked.
+    """
+
+    model: int
+    contributors: int
+    key_id: bytes
+    vector: Float32Vector = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStep:
+    """A step that devices can still take, and its means in ascending order of their models."""
+
+    step: Step
+    means: tuple[KeptMean, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCheckpoint:
+    """A state that a device has sealed for others.
+
+    Attributes:
+        state: the state in it.
+        round: the round under whose content key it is sealed; key_version: of that round.
+        device: the sender.
+        data: the envelope as received, uint8.
+    """
+
+    state: StateId
+    round: int
+    key_version: int
+    device: str
+    data: Bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The digest of a state that most devices name, and signed statements that name it, by device."""
+
+    digest: bytes
+    statements: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The states that a device held in step, and the last round in which its statement named them; 0 for the origins."""
+
+    round: int
+    states: tuple[StateId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldModels:
+    """The models of a run under round keys.
+
+    Attributes:
+        key_version: of the open round or the last one.
+        states: the states that models start from, by number.
+        closed: the last closed round, 0 before the first.
+        steps: of the last `RETAINED_STEPS` closed rounds, oldest first.
+        named: the states of each device whose last statement agreed with most others.
+        trained: the model that each device trained from last.
+        lacking: device -> the last round that it declined for lack of a state.
+        evidence: of states that are still in use or in a checkpoint.
+        certified: model -> its newest checkpoint whose state enough devices have signed.
+        pending: model -> a newer one that waits for more statements.
+    """
+
+    key_version: int
+    states: States
+    closed: int = 0
+    steps: tuple[KeptStep, ...] = ()
+    named: Mapping[str, Named] = field(default_factory=dict)
+    trained: Mapping[str, int] = field(default_factory=dict)
+    lacking: Mapping[str, int] = field(default_factory=dict)
+    evidence: Mapping[StateId, Evidence] = field(default_factory=dict)
+    certified: Mapping[int, KeptCheckpoint] = field(default_factory=dict)
+    pending: Mapping[int, KeptCheckpoint] = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, run: RunPlan, devices: Iterable[str], key_version: int) -> HeldModels:
+        """Return the models before round 1: the run's origins, which ``devices`` have from the run package."""
+        states = States.of_origins(run.origins)
+        origins = Named(0, tuple(sorted(states.names.values())))
+        return cls(key_version, states, named=dict.fromkeys(sorted(devices), origins))
+
+    def reach(self, start: Iterable[StateId]) -> frozenset[StateId]:
+        """Return the states that follow from ``start`` by the retained steps, those in ``start`` among them."""
+        found = set(start)
+        for kept in self.steps:
+            found |= {r.state for r in kept.step.recipes if all(term.state in found for term in r.terms)}
+        return frozenset(found)
+
+    def held_by(self, device: str) -> frozenset[StateId]:
+        """Return the states that a device has or can make from the retained means."""
+        known = self.named.get(device)
+        return frozenset() if known is None else self.reach(known.states)
+
+    def is_current(self, device: str) -> bool:
+        """Return whether the device was in step in one of the last rounds, or no round has closed yet."""
+        known = self.named.get(device)
+        return not self.closed or (known is not None and known.round > self.closed - RETAINED_STEPS)
+
+    def only(self, devices: Container[str]) -> HeldModels:
+        """Return the models without what comes from devices that are not in the fleet any more, and what no device accepts."""
+        evidence = {
+            state: Evidence(e.digest, {d: s for d, s in e.statements.items() if d in devices})
+            for state, e in self.evidence.items()
+        }
+        return dataclasses.replace(
+            self,
+            named={d: n for d, n in self.named.items() if d in devices},
+            trained={d: m for d, m in self.trained.items() if d in devices},
+            lacking={d: r for d, r in self.lacking.items() if d in devices},
+            evidence=evidence,
+            certified={m: c for m, c in self.certified.items() if c.device in devices},
+            pending={m: c for m, c in self.pending.items() if c.device in devices},
+        )
+
+    def announced(self, least: int) -> dict[int, KeptCheckpoint]:
+        """Return model -> the checkpoint to announce, whose state at least ``least`` devices have signed."""
+        return {m: c for m, c in sorted(self.certified.items()) if self._signers(c) >= least}
+
+    def _signers(self, checkpoint: KeptCheckpoint) -> int:
+        known = self.evidence.get(checkpoint.state)
+        return 0 if known is None else len(known.statements)
+
+    def statements(self, states: Iterable[StateId]) -> tuple[bytes, ...]:
+        """Return the signed statements that certify ``states``, each once, by device."""
+        found = {(d, s) for state in states for d, s in self.evidence[state].statements.items()}
+        return tuple(signed for _, signed in sorted(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """A round's updates, compared by the states that their devices hold.
+
+    Attributes:
+        accepted: the updates trained from the states that most devices hold, in the order given.
+        out_of_step: device -> model, for the others.
+        digests: the digest of each state that most devices name.
+        statements: of all devices that uploaded.
+    """
+
+    accepted: tuple[ClientUpdate, ...]
+    out_of_step: Mapping[str, int]
+    digests: Mapping[StateId, bytes]
+    statements: Mapping[str, Statement]
+
+    def agrees(self, device: str) -> bool:
+        """Return whether all states that the device names have the digest that most devices name."""
+        return all(self.digests.get(held.state) == held.digest for held in self.statements[device].states)
+
+
+def offers_of(plan: RoundPlan, states: States) -> dict[int, StateId]:
+    """Return the state of each model that ``plan`` offers, and of the segment that all share, in ascending order.
+
+    Raises:
+        IntegrityError: a model is not at a state that devices hold.
+    """
+    models = dict(plan.models)
+    if plan.shared is not None:
+        models[SHARED_MODEL] = plan.shared
+    for model, value in models.items():
+        if not is_state(value):
+            raise IntegrityError(f"round {plan.round} offers model {model}, which is at no state that devices hold")
+    return {model: states[value.origin] for model, value in sorted(models.items())}
+
+
+def agree(held: HeldModels, offers: Mapping[int, StateId], given: Iterable[ClientUpdate]) -> Agreement:
+    """Return which of a round's updates were trained from the states that most devices hold.
+
+    Args:
+        held: the models in that round.
+        offers: state of each offered model.
+        given: the round's updates, whose statements were checked when they arrived.
+    """
+    given = tuple(given)
+    statements = {c.device: peek_document(c.statement, Statement) for c in given}
+    votes: dict[StateId, Counter[bytes]] = {}
+    for statement in statements.values():
+        for named in statement.states:
+            votes.setdefault(named.state, Counter())[named.digest] += 1
+    digests = {state: _winner(found, held.evidence.get(state)) for state, found in votes.items()}
+    keys = Counter(c.key_id for c in given if c.vector is not None)
+    key_id = min(keys, key=lambda k: (-keys[k], k), default=b"")
+    accepted: list[ClientUpdate] = []
+    out_of_step: dict[str, int] = {}
+    for c in given:
+        has = {named.state: named.digest for named in statements[c.device].states}
+        needed = [offers[model] for model in (c.model, SHARED_MODEL) if model in offers]
+        fits = all(state in has and has[state] == digests[state] for state in needed)
+        if fits and (c.vector is None or c.key_id == key_id):
+            accepted.append(c)
+        else:
+            out_of_step[c.device] = c.model
+    return Agreement(tuple(accepted), dict(sorted(out_of_step.items())), digests, statements)
+
+
+def _winner(votes: Counter[bytes], before: Evidence | None) -> bytes:
+    """Return the digest with the most votes; of several the one that the last certificate has, else the smallest."""
+    known = b"" if before is None else before.digest
+    return min(votes, key=lambda digest: (-votes[digest], digest != known, digest))
+
+
+def after_round(
+    held: HeldModels,
+    round_: int,
+    *,
+    run: RunPlan,
+    offers: Mapping[int, StateId],
+    agreement: Agreement,
+    given: Iterable[ClientUpdate],
+    declined: Mapping[str, DeclineReason],
+    settled: tuple[States, tuple[RelayedStep, ...], frozenset[int]] | None,
+) -> HeldModels:
+    """Return the models after a round has closed.
+
+    Args:
+        held: before.
+        round_: the round.
+        run: the owner's plan.
+        offers: state of each model that the round offered.
+        agreement: see `agree`.
+        given: all updates of the round.
+        declined: device -> reason, for those that did not upload.
+        settled: the states after the round, the steps to new ones, and the numbers of those in use; None for the final round,
+            which changes no model.
+    """
+    given = tuple(given)
+    named, trained, lacking = dict(held.named), dict(held.trained), dict(held.lacking)
+    for c in given:
+        if c.device not in agreement.out_of_step and agreement.agrees(c.device):
+            named[c.device] = Named(round_, tuple(h.state for h in agreement.statements[c.device].states))
+            lacking.pop(c.device, None)
+            if c.vector is not None:
+                trained[c.device] = c.model
+        else:
+            named.pop(c.device, None)
+    for device, reason in sorted(declined.items()):
+        if reason is DeclineReason.STATE:
+            named.pop(device, None)
+            lacking[device] = round_
+    pending = dict(held.pending)
+    for c in given:
+        if agreement.agrees(c.device) and c.attached:
+            pending |= _attached(c, offers, run, held.key_version)
+    states, steps = held.states, held.steps
+    if settled is not None:
+        states, relayed, used = settled
+        steps = (*steps, _kept_step(round_, states, relayed, used, run, agreement.accepted))[-RETAINED_STEPS:]
+    evidence = _evidence(held, run, agreement, {c.device: c.statement for c in given})
+    moved = dataclasses.replace(
+        held,
+        states=states,
+        closed=round_,
+        steps=steps,
+        named=named,
+        trained=trained,
+        lacking=lacking,
+        evidence=evidence,
+        pending=pending,
+    )
+    return _tidied(_promoted(moved, run.min_contributors))
+
+
+def _kept_step(
+    round_: int,
+    states: States,
+    relayed: tuple[RelayedStep, ...],
+    used: frozenset[int],
+    run: RunPlan,
+    accepted: tuple[ClientUpdate, ...],
+) -> KeptStep:
+    """Return the step of a round for devices, with its means."""
+    key_id = next((c.key_id for c in accepted if c.vector is not None), bytes(16))
+    recipes = tuple(
+        Recipe(
+            step.state.model,
+            round_,
+            tuple(Term(state.model, state.round, weight) for weight, state in step.terms),
+            None if step.mean is None else 1.0,
+        )
+        for step in sorted(relayed, key=lambda step: step.state)
+    )
+    means = tuple(
+        KeptMean(step.state.model, step.contributors, key_id, step.mean)
+        for step in sorted(relayed, key=lambda step: step.state)
+        if step.mean is not None
+    )
+    return KeptStep(Step(round_, recipes, open_states(states, used, run)), means)
+
+
+def open_states(states: States, used: Collection[int], run: RunPlan) -> tuple[StateId, ...]:
+    """Return the states that a later recipe or assignment may name, ascending."""
+    names = states.names.items()
+    return tuple(sorted({ref for n, ref in names if n in used or (run.origins > 1 and ref.round == 0)}))
+
+
+def _evidence(
+    held: HeldModels, run: RunPlan, agreement: Agreement, signed: Mapping[str, bytes]
+) -> dict[StateId, Evidence]:
+    """Return the evidence of all states: at most ``min_contributors`` statements for each, the newest first."""
+    found = dict(held.evidence)
+    signers: dict[StateId, dict[str, bytes]] = {}
+    for device in sorted(agreement.statements):
+        for named in agreement.statements[device].states:
+            if agreement.digests[named.state] == named.digest:
+                signers.setdefault(named.state, {})[device] = signed[device]
+    for state, given in signers.items():
+        before = found.get(state)
+        earlier = before.statements if before is not None and before.digest == agreement.digests[state] else {}
+        chosen = {**given, **{d: s for d, s in earlier.items() if d not in given}}
+        found[state] = Evidence(agreement.digests[state], dict(list(chosen.items())[: run.min_contributors]))
+    return found
+
+
+def _promoted(held: HeldModels, least: int) -> HeldModels:
+    """Let checkpoints whose states enough devices have signed replace the earlier ones of their models."""
+    done = {m: c for m, c in held.pending.items() if held._signers(c) >= least}
+    pending = {m: c for m, c in held.pending.items() if m not in done}
+    return dataclasses.replace(held, certified={**held.certified, **done}, pending=pending)
+
+
+def _tidied(held: HeldModels) -> HeldModels:
+    """Forget the evidence of states that are in no checkpoint and that no model starts from."""
+    needed = {c.state for c in (*held.certified.values(), *held.pending.values())} | set(held.states.names.values())
+    return dataclasses.replace(held, evidence={s: e for s, e in held.evidence.items() if s in needed})
+
+
+def _attached(
+    update: ClientUpdate, offers: Mapping[int, StateId], run: RunPlan, key_version: int
+) -> dict[int, KeptCheckpoint]:
+    """Return the checkpoints attached to an update; none if they are malformed or not of offered states."""
+    try:
+        head, body = decode_prefix(memoryview(update.attached), SealedCheckpoints)
+    except WireError:
+        return {}
+    if len(body) != sum(head.sizes):
+        return {}
+    found, at = {}, 0
+    for model, size in zip(head.models, head.sizes, strict=True):
+        envelope = body[at : at + size]
+        at += size
+        state = offers.get(model)
+        if state is None or not _is_checkpoint(envelope, update, run, state):
+            return {}
+        data = np.frombuffer(bytes(envelope), np.uint8)
+        found[model] = KeptCheckpoint(state, update.round, key_version, update.device, data)
+    return found
+
+
+def _is_checkpoint(envelope: memoryview, update: ClientUpdate, run: RunPlan, state: StateId) -> bool:
+    # Devices check the seal and the digest; the aggregator can't.
+    try:
+        head, _ = read_head(envelope)
+    except WireError:
+        return False
+    purpose = checkpoint_purpose(run.run_id, update.round, state)
+    return (head.fleet, head.purpose, head.sender) == (run.fleet, purpose, update.device)
+
+
+def unable(
+    held: HeldModels, plan: RoundPlan, offers: Mapping[int, StateId], available: Iterable[str], least: int
+) -> tuple[str, ...]:
+    """Return the available devices that lack a state of the round and can't get it from a checkpoint, in order.
+
+    Args:
+        held: the models.
+        plan: the round's plan if all devices take part.
+        offers: state of each model of the plan.
+        available: the devices.
+        least: statements that certify a state.
+    """
+    announced = held.announced(least).values()
+    found = []
+    for device in available:
+        if not held.closed:
+            break  # all begin with the run package
+        assignment = plan.assignments.get(device)
+        # A device that is not drawn now may be drawn once others are left out.
+        models = offers if assignment is None else (*assignment.candidates, SHARED_MODEL)
+        needed = {offers[model] for model in models if model in offers}
+        if needed <= held.held_by(device):
+            continue
+        since = _opens_since(held, device)
+        usable = {c.state for c in announced if c.key_version == held.key_version and c.round >= since}
+        known = held.named.get(device)
+        if not needed <= held.reach(usable | set(() if known is None else known.states)):
+            found.append(device)
+    return tuple(found)
+
+
+def _opens_since(held: HeldModels, device: str) -> int:
+    """Return the first round whose content key the device can surely derive: keys are derived forwards only."""
+    if device in held.lacking:
+        return max(held.lacking[device], held.closed + 1 - RETAINED_STEPS)
+    return held.closed + 1 - RETAINED_STEPS if device in held.named or device in held.trained else 0
+
+
+def lost(
+    held: HeldModels, plan: RoundPlan, offers: Mapping[int, StateId], available: Collection[str]
+) -> dict[int, StateId]:
+    """Return model -> the state that it goes back to, for models that the round needs and that no device holds any more.
+
+    That is the state of its last certified checkpoint. A model without one stays where it is.
+
+    Args:
+        held: the models.
+        plan: the round's plan.
+        offers: state of each model of the plan.
+        available: the devices that may take part.
+    """
+    if not held.closed:
+        return {}
+    asked = {model for o in plan.assignments.values() for model in o.candidates}
+    if plan.shared is not None:
+        asked.add(SHARED_MODEL)
+    here = {d for d in held.named if d in available or held.is_current(d)}
+    there = frozenset[StateId]().union(*(held.held_by(d) for d in sorted(here)))
+    reachable = held.reach(c.state for c in held.certified.values())
+    found = {}
+    for model in sorted(asked & offers.keys()):
+        back = held.certified.get(model)
+        if offers[model] not in there and offers[model] not in reachable and back is not None:
+            found[model] = back.state
+    return found
+
+
+def sealing(
+    held: HeldModels,
+    plan: RoundPlan,
+    offers: Mapping[int, StateId],
+    run: RunPlan,
+    *,
+    waiting: bool,
+) -> dict[str, Assignment]:
+    """Return the plan's assignments with the checkpoints that the round orders.
+
+    Args:
+        held: the models.
+        plan: the round's plan.
+        offers: state of each model of the plan.
+        run: the owner's plan.
+        waiting: whether a device waits for a checkpoint.
+    """
+    every = waiting or run.participation < 1 or plan.final
+    newest = {m: max(c.round for c in _of_model(held, m)) if _of_model(held, m) else 0 for m in offers}
+    every = every or any(plan.round - newest[m] >= CHECKPOINT_EVERY for m in offers)
+    ordered: dict[str, list[int]] = {}
+    for place, model in enumerate(offers):
+        if not every and model not in plan.seal:
+            continue
+        able = [d for d in sorted(plan.assignments) if held.is_current(d) and offers[model] in held.held_by(d)]
+        own = [d for d in able if held.trained.get(d) == model] or able
+        if own:
+            ordered.setdefault(own[(plan.round + place) % len(own)], []).append(model)
+    return {
+        d: dataclasses.replace(o, seal=tuple(ordered[d])) if d in ordered else o for d, o in plan.assignments.items()
+    }
+
+
+def _of_model(held: HeldModels, model: int) -> list[KeptCheckpoint]:
+    return [c[model] for c in (held.certified, held.pending) if model in c]

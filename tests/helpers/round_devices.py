@@ -1,0 +1,383 @@
+"""A fleet under round keys: the real run service on a line that records, and devices that follow its announcements.
+
+The devices use the library `edge_client.models` and the key schedule, with version secrets that the test chooses. Each trains
+towards a target of its own, so every model is known from the means.
+"""
+
+import hashlib
+
+import numpy as np
+
+from aggregator.membership import AggregatorMembership
+from aggregator.run_service import RunService
+from aggregator.storage.run_status import read_records
+from crypto.mask.derivation import derive
+from crypto.mask.masking import mask, unmask
+from crypto.mask.schedule import VersionKey
+from crypto.seal.envelope import open_from_group, read_head, seal_to_member
+from edge_client.models.catching_up import catch_up
+from edge_client.models.checkpoints import open_checkpoint, seal_checkpoint
+from edge_client.models.states import ModelStates
+from edge_client.protocol.presence import presence
+from shoal.errors import ShoalError
+from shoal.membership.statements import check_certificate, sign_statement
+from shoal.protocol import channels
+from shoal.protocol.chunking import split
+from shoal.protocol.codec import decode, decode_prefix, encode
+from shoal.protocol.documents import RunPackage
+from shoal.protocol.messages import Announcement, Decline, DeclineReason, Upload
+from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.states import HeldState, MeanHeader, SealedCheckpoints, StateCertificate, Statement
+from shoal.transport.base import Message
+from shoal.types import MaskedVector
+from tests.helpers.parties import TOPICS, Line, Parties, owners_roster
+from tests.helpers.plans import D, run_plan
+from tests.helpers.uploads import SlowDisk
+
+PACKAGE = encode(RunPackage(b"plan", b"task", b"origins"))
+DEADLINE_S = 30.0
+NO_KEY = bytes(16)
+
+
+class Retaining(Line):
+    """A line that retains what the aggregator publishes, as a broker does."""
+
+    chunk_bytes = 1 << 19
+
+    def __init__(self):
+        super().__init__()
+        self.retained = {}
+
+    def publish(self, topic, payload, *, retain=False, **qos):
+        super().publish(topic, payload, retain=retain, **qos)
+        if retain:
+            self.retained[topic] = payload
+            if not payload:
+                del self.retained[topic]
+
+    def whole(self, topic):
+        """Return the sealed message at a topic, None if there is none."""
+        if topic not in self.retained:
+            return None
+        return bytes(Reassembler().add("x", self.retained[topic], 0.0).payload)
+
+
+class RoundFleet:
+    """The fleet "reef" with a run under round keys.
+
+    Attributes:
+        devices: by name; devices that are away are not `here`.
+        versions: key version -> its secret.
+        version_of: round -> the key version that it was announced under.
+    """
+
+    def __init__(self, root, count=3, origins=1, **plan):
+        self.parties = Parties(root, *(f"dev-{i}" for i in range(1, count + 1)))
+        roster = self.parties.owner.roster
+        self.versions = {roster.keys_since: b"v" * 32}
+        self.version_of = {}
+        fields = {"rounds": 6, "quorum": 0.5, "min_contributors": 2, "deadline_s": DEADLINE_S, "mode": "rotation"}
+        fields |= {"keys": "round", "key_version": roster.keys_since, "key_id": NO_KEY, "epoch": 0, "origins": origins}
+        self.plan = run_plan(fleet="reef", roster_sequence=roster.sequence, **{**fields, **plan})
+        self.origins = np.random.default_rng(7).standard_normal((origins, D)).astype(np.float32)
+        self.line, self.disk, self.now_s = Retaining(), SlowDisk(), 0.0
+        self.devices = {name: RoundDevice(self, name, roster.keys_since) for name in self.parties.members}
+        for device in self.devices.values():
+            device.begin()
+        self.here = set(self.devices)
+        self.births = 0
+        self.service = self.make()
+        self.service.start(0.0)
+
+    def make(self):
+        """Return a service on the fleet's directory."""
+        server = self.parties.server
+        return RunService(server, self.plan, PACKAGE, self.line, server.directory, syncer=self.disk)
+
+    def kill(self):
+        """Start the aggregator again from its files."""
+        self.service.close()
+        self.parties.server = AggregatorMembership(self.parties.server.directory)
+        self.disk = SlowDisk()
+        self.service = self.make()
+        self.service.start(self.now_s)
+        self.come(*self.here)
+
+    def come(self, *names, online=True):
+        """Let devices come online, or go offline."""
+        (self.here.update if online else self.here.difference_update)(names)
+        for name in names:
+            self.births += 1
+            self.parties.members[name].group = self.parties.server.group  # as after the grant with the run's keys
+            topic, chunk = presence(self.parties.members[name], self.births, online=online)
+            self.service.on_event(Message(topic, chunk), self.now_s)
+
+    def leave(self, *names):
+        self.come(*names, online=False)
+
+    @property
+    def announcement(self):
+        """The retained announcement; None before the first round."""
+        sealed = self.line.whole(TOPICS.round)
+        if sealed is None:
+            return None
+        found = decode(self.opened(sealed), Announcement)
+        self.version_of.setdefault(found.round, found.held.key_version)
+        return found
+
+    def opened(self, sealed):
+        """Return the plaintext of a message of the aggregator."""
+        server = self.parties.server
+        head, at = read_head(sealed)
+        return bytes(open_from_group(server.group, sealed, head, at, server.identity.member.sign_key))
+
+    def at(self, label):
+        """Return the plaintext at the label of a mean or a checkpoint, None if there is none."""
+        sealed = self.line.whole(TOPICS.model(label))
+        return None if sealed is None else self.opened(sealed)
+
+    def send(self, name, channel, message, body=b"", round_=0):
+        """Publish a device's message to the aggregator."""
+        server = self.parties.server.identity.member
+        head = channel.head("reef", name, "aggregator")
+        sealed = seal_to_member(self.parties.members[name].identity, server.seal_key, head, encode(message), body)
+        for chunk in split(sealed, kind=channel.kind, round=round_):
+            self.service.on_event(Message(TOPICS.up(name), chunk), self.now_s)
+
+    def answer(self, *names):
+        """Let devices follow the announcement and do their part, and commit."""
+        announcement = self.announcement
+        for name in names or sorted(self.here):
+            if name in self.here:
+                self.devices[name].answer(announcement)
+        self.commit()
+
+    def commit(self):
+        self.service.flush(self.now_s)
+        self.disk.done()
+
+    def round(self):
+        """Do one round with the devices that are here; after the deadline if one does not answer."""
+        before = self.service.state.round
+        self.answer()
+        if self.service.state.round == before and not self.service.finished:
+            self.now_s += DEADLINE_S
+            self.service.tick(self.now_s)
+
+    def finish(self, after=lambda: None):
+        """Do all rounds that are left."""
+        for _ in range(4 * self.plan.rounds):
+            if self.service.finished:
+                return
+            self.round()
+            after()
+        raise AssertionError(self.service.status())
+
+    def records(self):
+        return read_records(self.parties.server.directory / "run-000001")
+
+    def rotate(self):
+        """Let the owner draw a new key version, and give it to the aggregator and the devices that are here."""
+        owner, server = self.parties.owner, self.parties.server
+        owner.rotate()
+        version = owner.roster.keys_since
+        self.versions[version] = hashlib.sha256(b"%d" % version).digest()
+        for name in self.here:
+            self.devices[name].renew(version)
+        server.take_grant(self.parties.grant())
+        self.service.on_event(Message(TOPICS.owner_roster, owners_roster(self.parties)), self.now_s)
+        self.service._hold_keys()
+        return version
+
+
+class RoundDevice:
+    """A device under round keys.
+
+    Attributes:
+        states: what it holds; chains: by key version.
+        declined: rounds that it declined for lack of a state.
+    """
+
+    def __init__(self, fleet, name, version):
+        self.fleet, self.name = fleet, name
+        self.identity = fleet.parties.members[name].identity
+        self.chains, self.keys, self.declined, self.uploaded = {}, {}, [], []
+        self.renew(version)
+        self.states = ModelStates("reef", fleet.plan.run_id, {})
+        self.flip = False
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
+        self.target = np.random.default_rng(seed).standard_normal(D).astype(np.float32)
+
+    def renew(self, version):
+        secret = self.fleet.versions[version]
+        self.chains[version] = VersionKey("reef", version, secret).begin_run(self.fleet.plan.run_id, 0)
+
+    def begin(self):
+        """Take the origins from the run package."""
+        (chain,) = self.chains.values()
+        self.states = ModelStates.of_origins(dict(enumerate(self.fleet.origins.copy())), chain.take())
+
+    def has_keys(self, round_):
+        chain = self.chains.get(self.fleet.version_of.get(round_))
+        return round_ in self.keys or (chain is not None and chain.next_round <= round_)
+
+    def keys_of(self, round_):
+        if round_ not in self.keys:
+            chain = self.chains[self.fleet.version_of[round_]]
+            chain.skip_to(round_)
+            self.keys[round_] = chain.take()
+        return self.keys[round_]
+
+    def mask_of(self, round_):
+        keys, plan = self.keys_of(round_), self.fleet.plan
+        return derive(keys.mask, keys.context(plan.task_digest, plan.mode, plan.mask_segments))
+
+    def certified(self, held):
+        """Return state -> digest for the states that enough statements of the announcement name."""
+        certificate = StateCertificate(held.statements)
+        found = {}
+        named = [n for s in held.statements for n in decode(memoryview(s)[64:], Statement).states]
+        for state in {n.state for n in named}:
+            for digest in {n.digest for n in named if n.state == state}:
+                try:
+                    check_certificate(
+                        certificate,
+                        HeldState(state.model, state.round, digest),
+                        fleet="reef",
+                        run_id=self.fleet.plan.run_id,
+                        roster=self.fleet.parties.owner.roster,
+                        min_contributors=self.fleet.plan.min_contributors,
+                    )
+                except ShoalError:
+                    continue
+                found[state] = digest
+        return found
+
+    def follow(self, announcement, follows=None):
+        """Bring the states up to date; return whether all are held."""
+        held = announcement.held
+        follows = follows or {state.model for step in held.steps for state in step.step.open} or {0}
+        certified = self.certified(held)
+        steps = [kept.step for kept in held.steps]
+        for _ in range(len(held.checkpoints) + 2):
+            way = catch_up(self.states.digests(), steps, follows=follows, has_keys=self.has_keys, certified=certified)
+            self.states = self.states.keep(set(self.states.held) - set(way.out_of_step))
+            if not way.missing:
+                break
+            refs = [ref for ref in held.checkpoints if ref.state in way.missing]
+            refs = refs or [ref for ref in held.checkpoints if self._leads(ref.state, way.missing, steps)]
+            taken = [state for state in (self.take(ref, held) for ref in refs) if state is not None]
+            if not taken:
+                return False
+            self.states = self.states.with_states(taken)
+        for step in way.steps:
+            means = {}
+            for ref in next(kept for kept in held.steps if kept.step.round == step.round).means:
+                if any(recipe.model == ref.model for recipe in step.recipes):
+                    means[ref.model] = self.mean(ref, step.round)
+            self.states = self.states.apply(step, means, self.keys_of(step.round))
+        self.states = self.states.keep(way.keep)
+        needed = {offer.at for offer in held.offers if offer.model in follows}
+        return needed <= set(self.states.held)
+
+    @staticmethod
+    def _leads(state, missing, steps):
+        found = {state}
+        for step in steps:
+            found |= {r.state for r in step.recipes if all(t.state in found for t in r.terms)}
+        return bool(found & set(missing))
+
+    def take(self, ref, held):
+        """Return the state in an announced checkpoint; None if this device has not the keys."""
+        self.fleet.version_of.setdefault(ref.round, ref.key_version)
+        if not self.has_keys(ref.round):
+            return None
+        return open_checkpoint(
+            self.fleet.at(ref.label),
+            StateCertificate(held.statements),
+            wanted=ref.state,
+            keys=self.keys_of(ref.round),
+            roster=self.fleet.parties.owner.roster,
+            length=D,
+            min_contributors=self.fleet.plan.min_contributors,
+        )
+
+    def mean(self, ref, round_):
+        header, body = decode_prefix(self.fleet.at(ref.label), MeanHeader)
+        key = self.mask_of(round_)
+        assert (header.round, header.model, header.key_id) == (round_, ref.model, key.key_id)
+        return unmask(MaskedVector(np.frombuffer(body, "<f4").copy(), key.key_id), key)
+
+    def answer(self, announcement):
+        """Follow the announcement, and upload or decline if it asks this device."""
+        roster = self.fleet.parties.owner.roster
+        index = next(i for i, member in enumerate(roster.devices) if member.name == self.name)
+        order = announcement.order_for(index)
+        able = self.follow(announcement)
+        r = announcement.round
+        if order is None or r in self.uploaded:
+            return
+        if not able:
+            self.declined.append(r)
+            decline = Decline("reef", self.name, announcement.run_id, announcement.nonce, DeclineReason.STATE)
+            self.fleet.send(self.name, channels.DECLINE, decline, round_=r)
+            return
+        self.uploaded.append(r)
+        self.fleet.send(self.name, channels.UPLOAD, *self.upload(announcement, order), round_=r)
+
+    def damage(self):
+        """Flip a bit of each state held."""
+        for state in self.states.held.values():
+            theta = state.theta.copy()
+            theta.view(np.uint32)[0] ^= 1
+            made = type(state).of(state.id, theta, run_id=self.fleet.plan.run_id, digest_key=state.digest_key)
+            self.states = self.states.with_states([made])
+
+    def upload(self, announcement, order):
+        """Return header and body of the upload that an assignment asks for."""
+        plan, held, r = self.fleet.plan, announcement.held, announcement.round
+        model = self.choose(held, order)
+        keys, key = self.keys_of(r), self.mask_of(r)
+        theta = self.states.held[held.state_of(model)].theta
+        body = b""
+        if order.train:
+            update = (np.float32(0.2) * (self.target - theta)).astype(np.float32)
+            body = mask(update, key).values.astype("<f4").tobytes()
+        attached = b""
+        if order.seal:
+            sealed = [
+                seal_checkpoint(self.identity, keys, self.states.held[held.state_of(m)]).payload for m in order.seal
+            ]
+            head = SealedCheckpoints(order.seal, tuple(len(envelope) for envelope in sealed))
+            attached = encode(head) + b"".join(sealed)
+        statement = self.states.statement(self.name, r)
+        header = Upload(
+            fleet="reef",
+            run=plan.run,
+            run_id=plan.run_id,
+            epoch=0,
+            round=r,
+            phase=order.phase,
+            nonce=announcement.nonce,
+            device=self.name,
+            recipient=self.fleet.parties.server.identity.member.seal_key,
+            task_digest=plan.task_digest,
+            mode=plan.mode,
+            key_id=key.key_id,
+            model=model,
+            samples=10,
+            loss=1.0,
+            margins=(0.0,) * len(order.candidates) if order.margins else (),
+            correct=3 if order.evaluate else 0,
+            tested=4 if order.evaluate else 0,
+            length=len(body) // 4,
+            attached=len(attached),
+            key_version=held.key_version,
+            statement=sign_statement(self.identity, statement),
+        )
+        return header, body + attached
+
+    def choose(self, held, order):
+        """Return the candidate nearest to this device's target."""
+        theta_of = {model: self.states.held[held.state_of(model)].theta for model in order.candidates}
+        return min(order.candidates, key=lambda model: float(np.linalg.norm(theta_of[model] - self.target)))

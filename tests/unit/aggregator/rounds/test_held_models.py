@@ -1,0 +1,253 @@
+"""The models of a run under round keys: agreement of devices, steps, checkpoints, and the devices that can take part."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.rounds.held_models import (
+    CHECKPOINT_EVERY,
+    after_round,
+    agree,
+    lost,
+    offers_of,
+    sealing,
+    unable,
+)
+from aggregator.strategies.base import ClusterModel, RoundPlan, train_assignment
+from shoal.errors import IntegrityError
+from shoal.protocol.messages import SHARED_MODEL, DeclineReason
+from shoal.protocol.states import StateId
+from tests.helpers.held import NAMES, ROUND_KEY, begun, digest, held_plan, moved, rounds, update
+
+ORIGIN = StateId(0, 0)
+TRAIN = train_assignment((0,), evaluate=False)
+
+
+def plan_of(held, round_=None, devices=NAMES, **changes):
+    (number,) = [n for n, s in held.states.names.items() if s == max(held.states.names.values())]
+    return RoundPlan(round_ or held.closed + 1, {0: ClusterModel(number)}, dict.fromkeys(devices, TRAIN), **changes)
+
+
+def test_offers_are_the_states_of_the_planned_models():
+    held = rounds(2)
+    assert offers_of(plan_of(held), held.states) == {0: StateId(0, 2)}
+    shared = dataclasses.replace(plan_of(held), shared=ClusterModel(0))
+    assert offers_of(shared, held.states) == {0: StateId(0, 2), SHARED_MODEL: ORIGIN}
+
+
+@pytest.mark.parametrize("model", [ClusterModel(scale=0.5), ClusterModel(others=((1.0, 0),)), ClusterModel(origin=9)])
+def test_an_offered_model_is_at_a_state_that_devices_hold(model):
+    with pytest.raises(IntegrityError):
+        offers_of(RoundPlan(1, {0: model}, {"dev-1": TRAIN}), begun().states)
+
+
+def test_updates_from_the_digest_that_most_name_are_accepted():
+    updates = [update(d, 1, {ORIGIN}, kinds={ORIGIN: int(d == "dev-2")}) for d in NAMES]
+    found = agree(begun(), {0: ORIGIN}, updates)
+    assert found.out_of_step == {"dev-2": 0}
+    assert [c.device for c in found.accepted] == ["dev-1", "dev-3", "dev-4", "dev-5"]
+    assert found.digests == {ORIGIN: digest(ORIGIN)}
+
+
+def test_an_update_whose_statement_lacks_its_state_is_out_of_step():
+    updates = [update("dev-1", 3, {StateId(0, 2)}), update("dev-2", 3, {StateId(1, 2)})]
+    assert agree(begun(), {0: StateId(0, 2)}, updates).out_of_step == {"dev-2": 0}
+
+
+def test_a_device_that_differs_in_a_model_it_did_not_train_from_is_accepted_but_not_counted_as_in_step():
+    other = StateId(1, 0)
+    updates = [update(d, 1, {ORIGIN, other}, kinds={other: int(d == "dev-2")}) for d in NAMES]
+    found = agree(begun(held_plan(origins=2)), {0: ORIGIN, 1: other}, updates)
+    assert found.out_of_step == {}
+    assert [d for d in NAMES if not found.agrees(d)] == ["dev-2"]
+
+
+def test_the_key_that_most_updates_have_wins_and_of_two_the_smaller():
+    keys = {"dev-1": b"b" * 16, "dev-2": b"a" * 16}
+    two = [update(d, 1, {ORIGIN}, key_id=k) for d, k in keys.items()]
+    assert agree(begun(), {0: ORIGIN}, two).out_of_step == {"dev-1": 0}
+    assert agree(begun(), {0: ORIGIN}, [*two, update("dev-3", 1, {ORIGIN}, key_id=b"b" * 16)]).out_of_step == {
+        "dev-2": 0
+    }
+
+
+def test_an_update_without_a_vector_is_compared_by_its_state_alone():
+    updates = [update("dev-1", 1, {ORIGIN}, trained=False, key_id=bytes(16)), update("dev-2", 1, {ORIGIN})]
+    assert agree(begun(), {0: ORIGIN}, updates).out_of_step == {}
+
+
+def test_of_two_digests_the_one_of_the_last_certificate_wins_else_the_smaller():
+    """Model 0 stays at its origin for a round, so statements of the round before name it too."""
+    tie = [update("dev-1", 2, {ORIGIN}), update("dev-2", 2, {ORIGIN}, kinds={ORIGIN: 1})]
+    assert agree(begun(), {0: ORIGIN}, tie).out_of_step == {"dev-2": 0}
+    before = [update(d, 1, {ORIGIN}, kinds={ORIGIN: 1}) for d in ("dev-3", "dev-4")]
+    held = after_round(
+        begun(),
+        1,
+        run=held_plan(),
+        offers={0: ORIGIN},
+        agreement=agree(begun(), {0: ORIGIN}, before),
+        given=before,
+        declined={},
+        settled=(begun().states, (), frozenset({0})),
+    )
+    assert agree(held, {0: ORIGIN}, tie).out_of_step == {"dev-1": 0}
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=5), st.randoms(use_true_random=False))
+def test_agreement_does_not_depend_on_the_order_of_uploads(kinds, random):
+    updates = [update(d, 1, {ORIGIN}, kinds={ORIGIN: k}) for d, k in zip(NAMES, kinds, strict=False)]
+    shuffled = random.sample(updates, len(updates))
+    one, other = (agree(begun(), {0: ORIGIN}, found) for found in (updates, shuffled))
+    assert one.out_of_step == other.out_of_step
+    most = max(kinds.count(k) for k in kinds)
+    assert len(one.accepted) == most
+
+
+def test_the_last_two_steps_stay_with_their_masked_means():
+    held = rounds(3)
+    assert [kept.step.round for kept in held.steps] == [2, 3]
+    (mean,) = held.steps[-1].means
+    assert (mean.model, mean.contributors, mean.key_id, mean.vector[0]) == (0, 5, ROUND_KEY, 3.0)
+    assert held.steps[-1].step.open == (StateId(0, 3),)
+    (recipe,) = held.steps[-1].step.recipes
+    assert (recipe.terms[0].state, recipe.mean) == (StateId(0, 2), 1.0)
+
+
+def test_origins_stay_open_while_a_run_has_several():
+    run = held_plan(origins=2)
+    held = moved(begun(run), 1, [update(d, 1, {ORIGIN, StateId(1, 0)}, run=run) for d in NAMES], run=run)
+    assert held.steps[-1].step.open == (ORIGIN, StateId(0, 1), StateId(1, 0))
+
+
+def test_a_checkpoint_is_announced_once_enough_devices_have_signed_its_state():
+    held = rounds(1, devices=("dev-1",), seal=lambda _: "dev-1")
+    assert (held.certified, list(held.pending)) == ({}, [0])
+    assert held.announced(2) == {}
+    held = rounds(1, held=held, devices=("dev-1", "dev-2"), seal=lambda _: "dev-2")
+    (checkpoint,) = held.announced(2).values()
+    assert (checkpoint.state, checkpoint.round, checkpoint.device) == (StateId(0, 1), 2, "dev-2")
+    assert held.pending == {}
+    assert len(held.statements([checkpoint.state])) == 2
+
+
+def test_a_checkpoint_of_a_device_that_left_or_with_its_statements_is_announced_no_more():
+    held = rounds(1, devices=("dev-1", "dev-2"), seal=lambda _: "dev-1")
+    assert list(held.announced(2)) == [0]
+    assert held.only(("dev-2", "dev-3")).announced(2) == {}
+    assert held.only(("dev-1", "dev-3")).announced(2) == {}
+
+
+@pytest.mark.parametrize("damage", [b"", b"x", b"x" * 500])
+def test_a_malformed_attachment_is_ignored_and_the_update_counts(damage):
+    good = update("dev-1", 1, {ORIGIN}, seals=((0, ORIGIN),))
+    bad = dataclasses.replace(good, attached=good.attached[: len(good.attached) // 2] + damage)
+    held = moved(begun(), 1, [bad, update("dev-2", 1, {ORIGIN})])
+    assert (held.certified, held.pending) == ({}, {})
+    assert held.named["dev-1"].round == 1
+
+
+def test_a_checkpoint_of_another_state_round_or_device_is_ignored():
+    for wrong in (((0, StateId(0, 5)),), ((7, ORIGIN),)):
+        held = moved(begun(), 1, [update("dev-1", 1, {ORIGIN}, seals=wrong), update("dev-2", 1, {ORIGIN})])
+        assert (held.certified, held.pending) == ({}, {})
+
+
+def test_a_device_holds_what_follows_from_its_last_statement_by_the_retained_steps():
+    held = rounds(1)
+    held = rounds(2, held=held, devices=("dev-1", "dev-2"))
+    assert StateId(0, 3) not in held.held_by("dev-3")
+    assert StateId(0, 3) in held.held_by("dev-1")
+    assert [held.is_current(d) for d in ("dev-1", "dev-3")] == [True, False]
+    assert StateId(0, 3) in rounds(1, devices=("dev-1",), held=rounds(2, devices=("dev-1", "dev-3"))).held_by("dev-3")
+
+
+def test_a_device_that_missed_three_rounds_waits_for_a_checkpoint_and_a_newcomer_too():
+    held = rounds(3, held=rounds(1), devices=("dev-1", "dev-2"))
+    offers = offers_of(plan_of(held), held.states)
+    there = (*NAMES, "dev-9")
+    assert unable(held, plan_of(held, devices=there), offers, there, 2) == ("dev-3", "dev-4", "dev-5", "dev-9")
+    held = rounds(1, held=held, devices=("dev-1", "dev-2"), seal=lambda _: "dev-2")
+    offers = offers_of(plan_of(held), held.states)
+    assert unable(held, plan_of(held, devices=there), offers, there, 2) == ()
+    # Under newer keys a newcomer can't open a checkpoint of the version before.
+    newer = dataclasses.replace(held, key_version=4)
+    assert "dev-9" in unable(newer, plan_of(held, devices=there), offers, there, 2)
+
+
+def test_before_the_first_round_has_closed_every_device_can_take_part():
+    held = begun()
+    assert unable(held, plan_of(held, devices=("dev-9",)), {0: ORIGIN}, ("dev-9",), 2) == ()
+
+
+def test_no_checkpoint_from_before_its_decline_helps_a_device_that_lacks_a_state():
+    held = rounds(2, devices=("dev-1", "dev-2"), seal=lambda _: "dev-1")
+    held = moved(
+        held,
+        3,
+        [update(d, 3, {StateId(0, 2)}) for d in ("dev-1", "dev-2")],
+        declined={"dev-3": DeclineReason.STATE, "dev-4": DeclineReason.DATA},
+    )
+    assert held.lacking == {"dev-3": 3}
+    assert "dev-3" in unable(held, plan_of(held), offers_of(plan_of(held), held.states), NAMES, 2)
+    held = rounds(1, held=held, devices=("dev-1", "dev-2"), seal=lambda _: "dev-1")
+    assert unable(held, plan_of(held), offers_of(plan_of(held), held.states), NAMES, 2) == ()
+
+
+def seals(held, run=None, *, waiting=False, **plan):
+    made = plan_of(held, **plan)
+    orders = sealing(held, made, offers_of(made, held.states), run or held_plan(), waiting=waiting)
+    return {d: o.seal for d, o in orders.items() if o.seal}
+
+
+def test_checkpoints_are_ordered_for_a_waiting_device_a_draw_the_final_round_and_the_strategy():
+    held = rounds(2)
+    assert seals(held) == {}
+    for found in (
+        seals(held, waiting=True),
+        seals(held, held_plan(participation=0.5)),
+        seals(held, final=True),
+        seals(held, seal=frozenset({0})),
+    ):
+        assert list(found.values()) == [(0,)]
+    assert seals(held, seal=frozenset({5})) == {}
+
+
+def test_a_checkpoint_is_ordered_every_ten_rounds_from_another_device_in_turn():
+    held, ordered = begun(), {}
+    for _ in range(3 * CHECKPOINT_EVERY):
+        found = seals(held)
+        if found:
+            ordered[held.closed + 1] = found
+        held = rounds(1, held=held, seal=lambda _, found=found: next(iter(found), None))
+    assert list(ordered) == [10, 20, 30]
+    held = rounds(2)
+    assert len({next(iter(seals(held, round_=r, waiting=True))) for r in range(3, 8)}) == 5
+
+
+def test_only_a_device_in_step_is_asked_to_seal_first_one_that_trained_the_model_last():
+    held = rounds(3, held=rounds(1), devices=("dev-1", "dev-2"))
+    assert set(seals(held, waiting=True)) <= {"dev-1", "dev-2"}
+    held = dataclasses.replace(held, trained={"dev-1": 7, "dev-2": 0})
+    assert list(seals(held, waiting=True)) == ["dev-2"]
+
+
+def test_a_model_that_no_device_holds_goes_back_to_its_last_certified_checkpoint():
+    run = held_plan(origins=2)
+    first, second = StateId(1, 0), StateId(1, 1)
+    begin = begun(run)
+    updates = [update(d, 1, {ORIGIN, first}, run=run) for d in ("dev-1", "dev-2")]
+    updates.append(update("dev-3", 1, {ORIGIN, first}, model=1, run=run, seals=((1, first),)))
+    held = moved(begin, 1, updates, run=run, offers={0: ORIGIN, 1: first}, models=(0, 1))
+    offers = {0: StateId(0, 4), 1: second}
+    for r in (2, 3, 4):
+        updates = [update(d, r, {StateId(0, r - 1)}, run=run) for d in ("dev-1", "dev-2")]
+        # Its statement says that dev-4 has taken the step of round 1; dev-3 was gone by then.
+        updates += [update("dev-4", r, {StateId(0, r - 1), second}, run=run)] if r == 2 else []
+        held = moved(held, r, updates, run=run, offers={0: StateId(0, r - 1)})
+    plan = RoundPlan(5, {}, {"dev-1": train_assignment((0, 1), evaluate=False)})
+    assert lost(held, plan, offers, ("dev-1", "dev-4")) == {}
+    assert lost(held, plan, offers, ("dev-1", "dev-3")) == {1: first}
+    assert lost(held, RoundPlan(5, {}, {"dev-1": TRAIN}), offers, ("dev-1", "dev-2")) == {}

@@ -1,0 +1,118 @@
+"""The opening of a round under round keys: devices that are left out, models that go back, sums that only the plan names."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from aggregator.rounds.opening import prepare
+from aggregator.rounds.relay import States
+from aggregator.strategies.base import ClusterModel, RoundPlan, train_assignment
+from shoal.errors import IntegrityError
+from shoal.protocol.messages import SHARED_MODEL
+from shoal.protocol.states import StateId
+from tests.helpers.held import NAMES, begun, held_plan, moved, rounds, update
+
+RUN = held_plan()
+
+
+def planning(models=(0,), **changes):
+    """Return the planning of a strategy whose state is its models by id."""
+
+    def plan(state, there):
+        assignment = train_assignment(tuple(models), evaluate=False)
+        return state, RoundPlan(9, {m: state[m] for m in models}, dict.fromkeys(there, assignment), **changes)
+
+    return plan
+
+
+def newest(held):
+    return ClusterModel(max(held.states.names))
+
+
+def test_a_device_without_the_model_is_left_out_and_a_checkpoint_is_ordered():
+    held = rounds(3, held=rounds(1), devices=("dev-1", "dev-2", "dev-3"))
+    ready = prepare((newest(held),), held, NAMES, RUN, planning())
+    assert list(ready.plan.assignments) == ["dev-1", "dev-2", "dev-3"]
+    assert [o.seal for o in ready.plan.assignments.values() if o.seal] == [(0,)]
+    assert ready.held == held
+    assert ready.events == ()
+
+
+def test_no_device_is_left_out_if_too_few_would_remain():
+    held = rounds(3, held=rounds(1), devices=("dev-1", "dev-2", "dev-3"))
+    there = ("dev-3", "dev-4", "dev-5")
+    ready = prepare((newest(held),), held, there, RUN, planning())
+    assert tuple(ready.plan.assignments) == there
+    assert ready.plan.assignments["dev-3"].seal == (0,)
+
+
+def test_a_round_in_which_all_are_in_step_orders_nothing():
+    held = rounds(2)
+    ready = prepare((newest(held),), held, NAMES, RUN, planning())
+    assert all(not o.seal for o in ready.plan.assignments.values())
+
+
+def dead_cluster():
+    """Return the models after four rounds; only devices that are gone hold model 1, which one of them sealed in round 1."""
+    run, first = held_plan(origins=2), StateId(1, 0)
+    updates = [update(d, 1, {StateId(0, 0), first}, run=run) for d in ("dev-1", "dev-2")]
+    updates.append(update("dev-3", 1, {StateId(0, 0), first}, model=1, run=run, seals=((1, first),)))
+    held = moved(begun(run), 1, updates, run=run, offers={0: StateId(0, 0), 1: first}, models=(0, 1))
+    for r in (2, 3, 4):
+        updates = [update(d, r, {StateId(0, r - 1)}, run=run) for d in ("dev-1", "dev-2")]
+        held = moved(held, r, updates, run=run, offers={0: StateId(0, r - 1)})
+    number = {state: n for n, state in held.states.names.items()}
+    return run, held, (ClusterModel(number[StateId(0, 4)]), ClusterModel(number[StateId(1, 1)], version=1))
+
+
+def test_a_model_that_no_device_holds_goes_back_and_devices_see_it_as_open():
+    run, held, state = dead_cluster()
+    ready = prepare(state, held, ("dev-1", "dev-2", "dev-9"), run, planning((0, 1)))
+    (event,) = ready.events
+    assert (event.kind, event.detail) == ("model_went_back", {"model": 1, "to": 0})
+    assert ready.held.states[ready.before[1].origin] == StateId(1, 0)
+    assert StateId(1, 0) in ready.held.steps[-1].step.open
+    assert StateId(1, 1) not in ready.held.steps[-1].step.open
+    again = prepare(ready.before, ready.held, ("dev-1", "dev-2", "dev-9"), run, planning((0, 1)))
+    assert (again.events, again.held, again.plan) == ((), ready.held, ready.plan)
+
+
+def test_a_sum_of_models_that_became_a_state_with_the_last_step_is_offered_as_that_state():
+    held = rounds(2)
+    number = held.states.next
+    held = dataclasses.replace(held, states=States({**held.states.names, number: StateId(7, 2)}, number + 1))
+    total = ClusterModel(max(rounds(2).states.names), scale=0.5, others=((0.5, 0),))
+
+    def plan(state, there):
+        return state, RoundPlan(3, {7: total}, dict.fromkeys(there, train_assignment((7,), evaluate=False)), final=True)
+
+    ready = prepare((), held, NAMES, RUN, plan)
+    assert ready.plan.models == {7: ClusterModel(number)}
+
+
+@pytest.mark.parametrize("moved_by", [np.ones(6, np.float32), None])
+def test_a_plan_can_offer_no_model_that_devices_can_not_make(moved_by):
+    """A mean that is no part of the last step, and before the first step a sum of others."""
+    held = rounds(1) if moved_by is not None else begun()
+    model = ClusterModel(offset=moved_by, scale=0.5)
+    with pytest.raises(IntegrityError, match="at no state"):
+        prepare((model,), held, NAMES, RUN, planning())
+
+
+def test_the_shared_segment_is_offered_and_sealed_too():
+    held = rounds(2)
+    shared = ClusterModel(0)
+    ready = prepare((newest(held),), held, NAMES, held_plan(participation=0.5), planning(shared=shared))
+    assert ready.plan.shared is shared
+    assert {m for o in ready.plan.assignments.values() for m in o.seal} <= {0, SHARED_MODEL}
+
+
+def test_the_states_of_an_opening_keep_their_numbers():
+    run, held, state = dead_cluster()
+    gone = dataclasses.replace(
+        held, states=States({n: s for n, s in held.states.names.items() if s != StateId(1, 0)}, 9)
+    )
+    ready = prepare(state, gone, ("dev-1", "dev-2", "dev-9"), run, planning((0, 1)))
+    assert ready.before[1].origin == 9
+    assert ready.held.states.next == 10

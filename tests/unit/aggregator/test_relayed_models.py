@@ -1,0 +1,58 @@
+"""Means and checkpoints on the broker: each published once, under its label."""
+
+from aggregator.relayed_models import RelayedModels
+from aggregator.rounds.held_models import offers_of
+from aggregator.strategies.base import ClusterModel, RoundPlan
+from shoal.protocol import channels
+from shoal.protocol.codec import decode_prefix
+from shoal.protocol.states import MeanHeader, StateId, checkpoint_number, mean_number
+from tests.helpers.held import ROUND_KEY, held_plan, rounds
+
+
+class Broker:
+    """Records what is published; a transfer id is its number."""
+
+    def __init__(self):
+        self.sent = []
+
+    def publish(self, channel, plain, round_, label):
+        self.sent.append((channel, plain, round_, label))
+        return len(self.sent).to_bytes(16, "big")
+
+
+def announced(relayed, held):
+    plan = RoundPlan(held.closed + 1, {0: ClusterModel(max(held.states.names))}, {})
+    return relayed.announce(held_plan(), held, offers_of(plan, held.states))
+
+
+def test_each_mean_and_checkpoint_is_published_once_and_named_in_the_announcement():
+    broker = Broker()
+    relayed = RelayedModels(broker.publish, lambda _, number: f"label-{number}")
+    held = rounds(1, seal=lambda _: "dev-1")
+    first = announced(relayed, held)
+    assert [s[0] for s in broker.sent] == [channels.MEAN, channels.CHECKPOINT]
+    header, body = decode_prefix(broker.sent[0][1], MeanHeader)
+    assert (header.round, header.model, header.key_id, header.length, header.segment) == (1, 0, ROUND_KEY, 6, "")
+    assert bytes(body) == held.steps[0].means[0].vector.tobytes()
+    assert broker.sent[1][1] == held.certified[0].data.tobytes()
+    (mean,), (checkpoint,) = first.steps[0].means, first.checkpoints
+    assert (mean.label, mean.contributors) == (f"label-{mean_number(0, 1)}", 5)
+    assert (checkpoint.state, checkpoint.round, checkpoint.key_version) == (StateId(0, 0), 1, 3)
+    assert checkpoint.label == f"label-{checkpoint_number(0)}"
+    assert len(first.statements) == 2
+    assert announced(relayed, held) == first
+    assert len(broker.sent) == 2
+    later = announced(relayed, rounds(1, held=held))
+    assert later.steps[0] == first.steps[0]
+    assert [s[2] for s in broker.sent] == [1, 1, 2]
+
+
+def test_all_is_published_again_under_another_broadcast_key():
+    broker = Broker()
+    relayed = RelayedModels(broker.publish, lambda _, number: f"label-{number}")
+    held = rounds(2, seal=lambda _: "dev-1")
+    announced(relayed, held)
+    count = len(broker.sent)
+    relayed.clear()
+    announced(relayed, held)
+    assert len(broker.sent) == 2 * count
