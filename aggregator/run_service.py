@@ -145,7 +145,7 @@ class RunService:
             self._take_up(snapshot.metadata)
         self._publisher.roster(self._roster_sent, member.roster)
         if snapshot is not None and self._store.over():
-            received = {c.device: (c.phase, digest) for c, digest in self._store.uploads(snapshot.round)}
+            received = self._store.received(snapshot.round)
             self._state = self._engine.over(devices, snapshot.round, snapshot.metadata, received)
             self._end()
             return

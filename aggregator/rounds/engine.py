@@ -50,7 +50,6 @@ from aggregator.rounds.screening import screen
 from aggregator.rounds.state import (
     EngineState,
     Transition,
-    noted,
     on_declined,
     on_offline,
     on_online,
@@ -342,9 +341,13 @@ class Engine:
         )
         if not ready.plan.assignments:
             return state, ()
-        for event in ready.events:
-            state = noted(state, event.kind, event.detail)
-        state = dataclasses.replace(state, strategy=ready.after, generation=held.key_version, held=ready.held)
+        state = dataclasses.replace(
+            state,
+            strategy=ready.after,
+            generation=held.key_version,
+            held=ready.held,
+            news=(*state.news, *ready.events),
+        )
         action = OpenRound(
             plan=ready.plan,
             nonce=self.nonce(round_),

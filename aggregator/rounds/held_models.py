@@ -156,6 +156,13 @@ class HeldModels:
             found |= {r.state for r in kept.step.recipes if all(term.state in found for term in r.terms)}
         return frozenset(found)
 
+    @property
+    def known(self) -> frozenset[StateId]:
+        """The states that a model starts from or that the retained steps name: a device may name any others as well."""
+        recipes = [recipe for kept in self.steps for recipe in kept.step.recipes]
+        terms = {term.state for recipe in recipes for term in recipe.terms}
+        return frozenset(terms | {recipe.state for recipe in recipes} | set(self.states.names.values()))
+
     def held_by(self, device: str) -> frozenset[StateId]:
         """Return the states that a device has or can make from the retained means."""
         known = self.named.get(device)
@@ -293,10 +300,12 @@ def after_round(
             which changes no model.
     """
     given = tuple(given)
+    known = held.known
     named, trained, lacking = dict(held.named), dict(held.trained), dict(held.lacking)
     for c in given:
         if c.device not in agreement.out_of_step and agreement.agrees(c.device):
-            named[c.device] = Named(round_, tuple(h.state for h in agreement.statements[c.device].states))
+            states_named = (h.state for h in agreement.statements[c.device].states)
+            named[c.device] = Named(round_, tuple(state for state in states_named if state in known))
             lacking.pop(c.device, None)
             if c.vector is not None:
                 trained[c.device] = c.model
@@ -509,7 +518,8 @@ def sealing(
         run: the owner's plan.
         waiting: whether a device waits for a checkpoint.
     """
-    every = waiting or run.participation < 1 or plan.final
+    # In the final round devices may be asked for models of other clusters, and no later round could repeat it.
+    every = waiting or run.participation < 1 or plan.round >= run.rounds
     newest = {m: max(c.round for c in _of_model(held, m)) if _of_model(held, m) else 0 for m in offers}
     every = every or any(plan.round - newest[m] >= CHECKPOINT_EVERY for m in offers)
     ordered: dict[str, list[int]] = {}

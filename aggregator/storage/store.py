@@ -33,7 +33,7 @@ from aggregator.strategies.base import ClientUpdate, UploadKey, contribution_of
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPlan
-from shoal.protocol.messages import Upload
+from shoal.protocol.messages import Phase, Upload
 from shoal.util.files import check_own, make_own, private_directory, sync_directory, write_atomic
 from shoal.util.state_codec import Encoded, decode_state, encode_state
 
@@ -262,6 +262,12 @@ class Store:
             if len(found) % CHECKED_AT_ONCE == 0:
                 drop_pages([c.vector for c, _ in found[-CHECKED_AT_ONCE:] if c.vector is not None])
         return found
+
+    @reads
+    def received(self, round_: int) -> dict[str, tuple[Phase, bytes]]:
+        """Return device -> (phase, digest that it signed) of a round's durable uploads, also once their files are erased."""
+        found = self._db.execute("SELECT device, phase, digest FROM uploads WHERE round = ? ORDER BY device", (round_,))
+        return {device: (Phase(phase), bytes(digest)) for device, phase, digest in found}
 
     def snapshot(
         self,

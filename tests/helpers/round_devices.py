@@ -25,7 +25,7 @@ from shoal.protocol import channels
 from shoal.protocol.chunking import split
 from shoal.protocol.codec import decode, decode_prefix, encode
 from shoal.protocol.documents import RunPackage
-from shoal.protocol.messages import Announcement, Decline, DeclineReason, Upload
+from shoal.protocol.messages import SHARED_MODEL, Announcement, Decline, DeclineReason, Upload
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.states import HeldState, MeanHeader, SealedCheckpoints, StateCertificate, Statement
 from shoal.transport.base import Message
@@ -194,7 +194,7 @@ class RoundDevice:
     """A device under round keys.
 
     Attributes:
-        states: what it holds; chains: by key version.
+        states: what it holds; chains: by key version; follows: the models of its last assignment.
         declined: rounds that it declined for lack of a state.
     """
 
@@ -204,7 +204,7 @@ class RoundDevice:
         self.chains, self.keys, self.declined, self.uploaded = {}, {}, [], []
         self.renew(version)
         self.states = ModelStates("reef", fleet.plan.run_id, {})
-        self.flip = False
+        self.follows = set(range(fleet.plan.origins))
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
         self.target = np.random.default_rng(seed).standard_normal(D).astype(np.float32)
 
@@ -253,10 +253,12 @@ class RoundDevice:
                 found[state] = digest
         return found
 
-    def follow(self, announcement, follows=None):
-        """Bring the states up to date; return whether all are held."""
+    def follow(self, announcement, order=None):
+        """Bring the states up to date; return whether all that the assignment names are held."""
         held = announcement.held
-        follows = follows or {state.model for step in held.steps for state in step.step.open} or {0}
+        if order is not None:
+            self.follows = {held.state_of(model).model for model in order.candidates} | {SHARED_MODEL}
+        follows = self.follows
         certified = self.certified(held)
         steps = [kept.step for kept in held.steps]
         for _ in range(len(held.checkpoints) + 2):
@@ -268,7 +270,7 @@ class RoundDevice:
             refs = refs or [ref for ref in held.checkpoints if self._leads(ref.state, way.missing, steps)]
             taken = [state for state in (self.take(ref, held) for ref in refs) if state is not None]
             if not taken:
-                return False
+                break  # perhaps of a model that this round does not need
             self.states = self.states.with_states(taken)
         for step in way.steps:
             means = {}
@@ -277,7 +279,7 @@ class RoundDevice:
                     means[ref.model] = self.mean(ref, step.round)
             self.states = self.states.apply(step, means, self.keys_of(step.round))
         self.states = self.states.keep(way.keep)
-        needed = {offer.at for offer in held.offers if offer.model in follows}
+        needed = {held.state_of(model) for model in (() if order is None else order.candidates)}
         return needed <= set(self.states.held)
 
     @staticmethod
@@ -313,7 +315,7 @@ class RoundDevice:
         roster = self.fleet.parties.owner.roster
         index = next(i for i, member in enumerate(roster.devices) if member.name == self.name)
         order = announcement.order_for(index)
-        able = self.follow(announcement)
+        able = self.follow(announcement, order)
         r = announcement.round
         if order is None or r in self.uploaded:
             return

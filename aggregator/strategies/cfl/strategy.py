@@ -115,7 +115,17 @@ class Cfl:
             return self.plan(dataclasses.replace(state, trials={}), round_, available)
         if self.run.epoch_rounds < self.run.rounds:
             assignments = cfl_renewal.keeping(state, assignments)
-        return state, RoundPlan(round_, models, assignments, placing=frozenset(state.tree))
+        seal = frozenset[int]()
+        if self.run.keys == "round":
+            seal = self._sealed_ahead(state, round_, any(d in there and d not in assignments for d in state.unplaced))
+            models |= {node: state.tree[node].slot for node in sorted(seal - models.keys())}
+        return state, RoundPlan(round_, models, assignments, placing=frozenset(state.tree), seal=seal)
+
+    def _sealed_ahead(self, state: CflState, round_: int, newcomers_wait: bool) -> frozenset[int]:
+        """Return the models of which devices will need checkpoints in the next round, since they hold only their own leaf's."""
+        nodes = {node.id for node in cfl_merge.due(state, self.settings, round_ + 1)}
+        others = newcomers_wait or cfl_moves.look_due(state, self.settings, round_ + 1)
+        return frozenset(nodes | state.clusters.keys() if others else nodes)
 
     def _on_trial(self, half: Half, assignment: Assignment, there: set[str], present: set[str]) -> list[str]:
         """Return the devices of a half to assign: the drawn ones, or all available ones to score or if too few were drawn."""

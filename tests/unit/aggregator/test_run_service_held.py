@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from aggregator.rounds import held_models
+from shoal.protocol.states import StateId
 from tests.helpers.round_devices import RoundFleet
 
 
@@ -20,7 +22,7 @@ def digests(fleet, *names):
 
 def test_all_devices_hold_the_same_model_to_the_last_bit(fleet):
     fleet.come(*fleet.devices)
-    fleet.finish(lambda: None)
+    fleet.finish()
     assert len(digests(fleet)) == 1
     (state,) = fleet.devices["dev-1"].states.held.values()
     assert (state.id.model, state.id.round) == (0, 6)
@@ -130,3 +132,79 @@ def test_a_newer_key_version_takes_effect_with_the_next_announcement(fleet):
     fleet.finish()
     assert [r["contributed"] for r in fleet.records()] == [5] * 7
     assert len(digests(fleet)) == 1
+
+
+def two_groups(fleet):
+    """Give dev-1 to dev-3 one target and the others its opposite."""
+    for name, device in fleet.devices.items():
+        device.target = fleet.origins[0] if name < "dev-4" else fleet.origins[1]
+
+
+def test_devices_of_two_clusters_hold_the_same_models(tmp_path):
+    fleet = RoundFleet(tmp_path, 5, origins=2, algorithm="ifca", settings={"k": 2})
+    two_groups(fleet)
+    fleet.come(*fleet.devices)
+    fleet.finish()
+    assert fleet.records()[-1]["clusters"] == dict.fromkeys(("dev-1", "dev-2", "dev-3"), 0) | {"dev-4": 1, "dev-5": 1}
+    assert len(digests(fleet)) == 1
+    assert all(r["out_of_step"] == {} for r in fleet.records())
+    fleet.service.close()
+
+
+def test_a_cluster_whose_devices_missed_the_last_mean_goes_back_to_its_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(held_models, "CHECKPOINT_EVERY", 1)
+    settings = {"k": 2, "stable_rounds": 1, "probe_every": 1000}
+    fleet = RoundFleet(tmp_path, 5, origins=2, algorithm="ifca", settings=settings, rounds=14)
+    two_groups(fleet)
+    fleet.come(*fleet.devices)
+    for _ in range(4):
+        fleet.round()
+    assert fleet.service.state.round == 5
+    fleet.answer("dev-4", "dev-5")
+    fleet.leave("dev-4", "dev-5")
+    for _ in range(4):
+        fleet.round()
+    fleet.come("dev-4", "dev-5")
+    fleet.kill()
+    fleet.finish()
+    records = fleet.records()
+    found = [e for r in records for e in r["events"] if e["kind"] == "model_went_back"]
+    assert [(e["model"], e["to"]) for e in found] == [(1, 4)]
+    assert records[-1]["contributed"] == 5
+    assert len(digests(fleet, "dev-4", "dev-5")) == 1
+    assert fleet.devices["dev-4"].declined == []
+    fleet.service.close()
+
+
+def test_a_newcomer_takes_a_checkpoint_and_trains(tmp_path):
+    """Its presence comes after the first round, so it has no origin; the owner has drawn a version for it."""
+    fleet = RoundFleet(tmp_path, 4, rounds=8)
+    late = fleet.devices["dev-4"]
+    late.states = late.states.keep(())
+    fleet.come("dev-1", "dev-2", "dev-3")
+    fleet.now_s += 30
+    fleet.service.tick(fleet.now_s)
+    fleet.round()
+    fleet.round()
+    fleet.come("dev-4")
+    fleet.finish()
+    # The aggregator can't know that it never had the origin: it declines once, and gets a checkpoint sealed after that.
+    assert len(late.declined) <= 1
+    assert fleet.records()[-1]["contributed"] == 4
+    assert len(digests(fleet)) == 1
+    fleet.service.close()
+
+
+def test_the_final_checkpoints_stay_on_the_broker_and_on_disk(fleet):
+    fleet.come(*fleet.devices)
+    fleet.finish()
+    (checkpoint,) = fleet.announcement.held.checkpoints
+    assert (checkpoint.state, checkpoint.round) == (StateId(0, 6), 7)
+    assert fleet.at(checkpoint.label) is not None
+    assert fleet.announcement.finished
+    assert len(fleet.announcement.held.statements) == 2
+    directory = fleet.parties.server.directory / "run-000001"
+    assert len(list(directory.glob("vectors/*/*.sealed"))) == 1
+    fleet.kill()
+    assert fleet.service.finished
+    assert fleet.at(fleet.announcement.held.checkpoints[0].label) is not None

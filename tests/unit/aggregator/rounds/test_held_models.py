@@ -208,7 +208,8 @@ def test_checkpoints_are_ordered_for_a_waiting_device_a_draw_the_final_round_and
     for found in (
         seals(held, waiting=True),
         seals(held, held_plan(participation=0.5)),
-        seals(held, final=True),
+        seals(held, round_=20),
+        seals(held, round_=21, final=True),
         seals(held, seal=frozenset({0})),
     ):
         assert list(found.values()) == [(0,)]
@@ -218,7 +219,7 @@ def test_checkpoints_are_ordered_for_a_waiting_device_a_draw_the_final_round_and
 def test_a_checkpoint_is_ordered_every_ten_rounds_from_another_device_in_turn():
     held, ordered = begun(), {}
     for _ in range(3 * CHECKPOINT_EVERY):
-        found = seals(held)
+        found = seals(held, held_plan(rounds=99))
         if found:
             ordered[held.closed + 1] = found
         held = rounds(1, held=held, seal=lambda _, found=found: next(iter(found), None))
