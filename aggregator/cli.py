@@ -95,7 +95,7 @@ def serve(
 def status(directory: Directory, json: AsJson = False) -> None:
     """Print whether the aggregator is running, every run's last closed round, and the devices that the open one waits for."""
     from aggregator.membership import AggregatorMembership
-    from aggregator.run_log import CAPPED_HINT, REFUSED_NORM_HINT, limited_by
+    from aggregator.run_log import CAPPED_HINT, OUT_OF_STEP_HINT, REFUSED_NORM_HINT, limited_by
     from aggregator.storage.signed_runs import RunFiles
     from shoal.util.locks import in_use
 
@@ -116,13 +116,15 @@ def status(directory: Directory, json: AsJson = False) -> None:
         state = "finished" if r["finished"] else f"{r['closed']} of {r['rounds']} rounds closed"
         accuracy = f", accuracy {100 * r['accuracy']:.1f}%" if r["accuracy"] is not None else ""
         say(f"run {r['run']}: {r['algorithm']}, mask {r['mode']}, {state}{_clusters(r)}{accuracy}{_obstacle(r)}")
-        limited = limited_by(r["capped"], r["refused_norm"])
+        limited = limited_by(r["capped"], r["refused_norm"], r["out_of_step"])
         if limited:
             say(f"run {r['run']} limits: {limited}")
         if limited and r["refused_norm"]:
             say(f"  hint: {REFUSED_NORM_HINT}")
         if limited and r["capped"]:
             say(f"  hint: {CAPPED_HINT}")
+        if limited and r["out_of_step"]:
+            say(f"  hint: {OUT_OF_STEP_HINT}")
         if r["waiting"]:
             say(f"run {r['run']} now: {r['waiting']}")
 
@@ -188,6 +190,7 @@ def _figures(records: list[dict[str, Any]], plan: RunPlan) -> dict[str, Any]:
         "declined": last.get("declined", {}) if last else {},
         "capped": _rounds_of(records, "capped"),
         "refused_norm": _rounds_of(records, "refused_norm"),
+        "out_of_step": _rounds_of(records, "out_of_step"),
     }
 
 

@@ -269,18 +269,21 @@ class RunLog:
         self._too_long |= record.refused_norm.keys()
 
 
-def limited_by(capped: Mapping[str, int], refused_norm: Mapping[str, int]) -> str:
+def limited_by(capped: Mapping[str, int], refused_norm: Mapping[str, int], out_of_step: Mapping[str, int]) -> str:
     """Return the devices that a run's limits affected, each with its number of rounds; empty if there are none.
 
     Args:
         capped: device -> rounds in which its weight was capped.
-        refused_norm: device -> rounds in which its update was left out.
+        refused_norm: device -> rounds in which its update was left out because of its norm.
+        out_of_step: device -> rounds in which it was left out because most devices held another state of its model.
     """
     said = []
     if refused_norm:
         said.append(f"left out, norm above ten times the median: {_counted(refused_norm)}")
     if capped:
         said.append(f"weight capped: {_counted(capped)}")
+    if out_of_step:
+        said.append(f"left out, trained from another state than most: {_counted(out_of_step)}")
     return "; ".join(said)
 
 

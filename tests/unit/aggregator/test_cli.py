@@ -7,7 +7,7 @@ import pytest
 
 from aggregator import cli
 from aggregator.rounds.events import RoundRecord
-from aggregator.run_log import CAPPED_HINT, REFUSED_NORM_HINT
+from aggregator.run_log import CAPPED_HINT, OUT_OF_STEP_HINT, REFUSED_NORM_HINT
 from aggregator.storage.run_status import keep_waiting
 from aggregator.storage.store import DATABASE, Store
 from crypto.seal.identity import fingerprint
@@ -141,10 +141,18 @@ def test_limits_are_counted_over_all_rounds_and_each_has_its_hint(place):
     ]
 
 
+def test_devices_out_of_step_are_counted_and_the_hint_says_what_they_do(place):
+    place.run(records=[{"out_of_step": {"dev-1": 0}}, {"out_of_step": {"dev-1": 2, "dev-2": 0}}])
+    assert place.status()[1:] == [
+        "run 1 limits: left out, trained from another state than most: dev-1 (rounds: 2), dev-2 (rounds: 1)",
+        f"  hint: {OUT_OF_STEP_HINT}",
+    ]
+
+
 def test_records_of_an_earlier_version_without_limits_are_shown(place):
     place.run(records=[{}])
     store = Store(place.folder(), run_plan(fleet="reef", roster_sequence=place.parties.owner.roster.sequence))
-    old = {k: v for k, v in RECORD.items() if k not in ("declined", "capped", "refused_norm")}
+    old = {k: v for k, v in RECORD.items() if k not in ("declined", "capped", "refused_norm", "out_of_step")}
     store.record(2, {**old, "round": 2})
     store.close()
     (run,) = place.data()["runs"]

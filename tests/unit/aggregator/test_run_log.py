@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from aggregator.rounds.events import DeadlinePassed, Declined, RoundRecord, WentOffline
-from aggregator.run_log import MOST_PAUSE_S, RunLog, shortage, too_small, waiting_for
+from aggregator.run_log import MOST_PAUSE_S, RunLog, declined_by, shortage, too_small, waiting_for
 from shoal.protocol.messages import DeclineReason
 from tests.helpers.engines import DEVICES, give, opened
 from tests.helpers.plans import run_plan
@@ -75,6 +75,17 @@ def closed(round_, clusters):
 
 def warned(caplog):
     return [r.kv for r in caplog.records if r.levelno == logging.WARNING]
+
+
+def test_a_device_out_of_step_is_named_when_it_falls_out_and_not_again_while_it_stays(caplog):
+    lines = RunLog(run_plan())
+    for round_, apart in enumerate([{"dev-1": 0}, {"dev-1": 0}, {}, {"dev-1": 3, "dev-2": 0}], 1):
+        lines.closed(dataclasses.replace(closed(round_, {}), out_of_step=apart), 1.0, 10)
+    assert [w["devices"] for w in warned(caplog)] == ["dev-1 (model 0)", "dev-1 (model 3), dev-2 (model 0)"]
+
+
+def test_a_device_that_waits_for_a_checkpoint_is_named_with_its_reason():
+    assert declined_by({"dev-1": "state"}) == "waits for a checkpoint: dev-1"
 
 
 def test_clusters_of_too_few_devices_are_told_once(caplog):

@@ -12,6 +12,7 @@ from aggregator.storage.run_status import read_records
 from aggregator.storage.store import Store
 from aggregator.strategies.base import dump_state, load_state, norm_of
 from shoal.errors import IntegrityError
+from shoal.util.state_codec import Encoded
 from tests.helpers.plans import D, Rounds, contribution, digest_of, engine_of, run_plan, upload_of
 
 DEVICES = ("dev-1", "dev-2", "dev-3")
@@ -227,6 +228,33 @@ def test_an_altered_or_missing_vector_is_noticed(open_store, folder):
     file.unlink()
     with pytest.raises(IntegrityError, match="missing or altered"):
         store.restore()
+
+
+def test_sealed_checkpoints_come_back_as_bytes_and_go_when_no_state_refers_to_them(open_store, folder):
+    """One of 5 bytes, so that it is no vector of float32."""
+    store, sealed = open_store(), np.frombuffer(b"seal!", np.uint8)
+    store.snapshot(1, DEVICES, Encoded({}, {"a": sealed, "b": VECTORS["dev-1"]}))
+    found = store.restore().vectors
+    assert (found["a"].dtype, found["a"].tobytes()) == (np.uint8, b"seal!")
+    assert found["b"].tobytes() == VECTORS["dev-1"].tobytes()
+    vectors = folder / "vectors" / "epoch-000001"
+    assert sorted(path.suffix for path in vectors.iterdir()) == [".f32", ".sealed"]
+    (file,) = vectors.glob("*.sealed")
+    file.write_bytes(b"seal?")
+    with pytest.raises(IntegrityError, match="missing or altered"):
+        store.restore()
+    store.snapshot(2, DEVICES, Encoded({}))
+    assert list(vectors.iterdir()) == []
+
+
+def test_the_digests_of_a_rounds_uploads_stay_when_their_files_are_erased(open_store):
+    store = open_store()
+    append(store, "dev-2", "dev-1")
+    store.commit()
+    digests = {c.device: (c.phase, digest) for c, digest in store.uploads(1)}
+    store.erase()
+    assert store.received(1) == digests
+    assert store.received(2) == {}
 
 
 def test_what_nothing_needs_is_swept(open_store, folder):

@@ -9,6 +9,7 @@ from aggregator.rounds.events import Declined
 from aggregator.uploads.validation import RefusedUploadError, UploadVerifier
 from crypto.seal.envelope import SealError, seal_to_member
 from crypto.seal.identity import Identity
+from crypto.seal.signed import sign_document
 from shoal.errors import ShoalError, UntrustedError, WireError
 from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, split
@@ -16,6 +17,7 @@ from shoal.protocol.codec import encode
 from shoal.protocol.documents import Roster
 from shoal.protocol.messages import Decline, DeclineReason, Reminder
 from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.states import Statement
 from tests.helpers.plans import D, engine_of, run_plan, upload_of
 
 DEVICE, OTHER, SERVER = (Identity.generate(n) for n in ("dev-1", "dev-2", "aggregator"))
@@ -225,3 +227,42 @@ def test_a_sample_count_above_the_plans_limit_is_refused(samples, taken):
         return
     with pytest.raises(RefusedUploadError, match=f"{samples} samples reported, above the plan's max_samples 100000"):
         verify(header, body)
+
+
+ROUND_RUN = run_plan(keys="round", key_version=3, key_id=bytes(16), epoch=0)
+
+
+def statement(signer=DEVICE, **changes):
+    fields = {"fleet": "demo", "run_id": ROUND_RUN.run_id, "round": 1, "device": signer.name, "states": ()}
+    return sign_document(signer, Statement(**{**fields, **changes}))
+
+
+def verify_round(statement_bytes):
+    header, body = upload(epoch=0, statement=statement_bytes)
+    return UploadVerifier(SERVER, ROUND_RUN).upload("dev-1", transfer(header, body), ROSTER)
+
+
+def test_an_upload_under_round_keys_has_a_statement_of_its_device():
+    signed = statement()
+    assert verify_round(signed).header.statement == signed
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b"",
+        b"x" * 300,
+        statement()[:-1],
+        bytes(64) + statement()[64:],
+        statement(OTHER),
+        statement(device="dev-2"),
+        statement(Identity.generate("dev-9")),
+        statement(round=2),
+        statement(run_id=bytes(16)),
+        statement(fleet="other"),
+    ],
+    ids=["none", "noise", "cut", "forged", "of another", "in another name", "unknown", "round", "run", "fleet"],
+)
+def test_an_upload_with_another_statement_is_refused_and_its_device_is_told(wrong):
+    with pytest.raises(RefusedUploadError, match="statement"):
+        verify_round(wrong)

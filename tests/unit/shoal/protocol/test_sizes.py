@@ -1,5 +1,7 @@
 """The bounds hold for the largest messages that can be made, and for all that a run sends."""
 
+import dataclasses
+
 import pytest
 
 from crypto.seal.identity import Identity
@@ -12,6 +14,7 @@ from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import Member, ReceivingNotice, Roster
 from shoal.protocol.messages import Control, Decline, DeclineReason, Presence, Reminder, Sealed
+from shoal.protocol.states import HeldState, Statement
 from tests.helpers.fleets import Wiretap, make_fleet
 from tests.helpers.plans import run_plan
 
@@ -131,3 +134,12 @@ def test_an_upload_grows_with_the_model_and_what_is_attached():
     assert (
         4 * plan.length < sizes.upload_bytes(plan) <= 4 * plan.length + limits.SEALED_HEAD_BYTES + 8 * plan.max_models
     )
+
+
+def test_an_upload_under_round_keys_has_room_for_a_statement_about_two_states_of_each_model():
+    identity = Identity.generate(LONGEST)
+    plan = run_plan(max_models=3)
+    states = tuple(HeldState(model, round_, bytes(32)) for model in range(4) for round_ in (1, 2))
+    signed = sign_document(identity, Statement(LONGEST, bytes(16), 1, LONGEST, states))
+    more = sizes.upload_bytes(dataclasses.replace(plan, keys="round")) - sizes.upload_bytes(plan)
+    assert len(signed) <= more <= len(signed) + 1024

@@ -317,3 +317,34 @@ def test_groups_that_are_right_lose_nobody():
     assert partition(rounds) == TRUTH
     assert not [e for e in rounds.events if e.kind == "moved"]
     assert set(GROUP_OF) == {d for c in rounds.state.clusters.values() for d in c.members}
+
+
+def seal_at(rounds, round_, present=DEVICES):
+    _, plan = rounds.strategy.plan(rounds.state, round_, tuple(sorted(present)))
+    assert plan.seal <= plan.models.keys()
+    return plan.seal
+
+
+def test_under_round_keys_checkpoints_of_all_leaves_are_asked_for_in_the_round_before_an_offer():
+    """Devices hold the model of their own leaf only. With one key a run, the aggregator has them all."""
+    rounds = cfl(**LOOKING, changes={"keys": "round"})
+    answer = Quadratic(rounds)
+    for _ in range(8):
+        rounds.step(answer)
+    leaves = frozenset(rounds.state.clusters)
+    assert len(leaves) > 1
+    assert [seal_at(rounds, r) for r in (12, 13, 14, 15)] == [frozenset(), leaves, frozenset(), frozenset()]
+    rounds.strategy.run = dataclasses.replace(rounds.strategy.run, keys="run")
+    assert seal_at(rounds, 13) == frozenset()
+
+
+def test_under_round_keys_the_model_of_a_node_is_asked_for_before_its_children_are_checked():
+    rounds = cfl(**{**ALG_5, "merge_every": 5}, changes={"keys": "round"})
+    answer = Quadratic(rounds)
+    while not rounds.state.tree:
+        rounds.step(answer)
+    run_until_quiet(rounds, answer, most=20)
+    pairs = [n for n in rounds.state.tree.values() if set(n.children) <= rounds.state.clusters.keys()]
+    first = min(pairs, key=lambda n: n.check_at)
+    assert first.id in seal_at(rounds, first.check_at - 1)
+    assert first.id not in seal_at(rounds, first.check_at - 2)
