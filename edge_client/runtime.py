@@ -30,10 +30,19 @@ from edge_client.protocol.round_state import AgentState
 from edge_client.protocol.uplink import Uplink
 from edge_client.reporting import Results
 from edge_client.run.following import RunFollower
+from edge_client.run.held_models import HeldModels
 from edge_client.run.jobs import JobFactory
 from edge_client.run.models import ModelStore
 from edge_client.storage.state import DeviceState
-from shoal.errors import ShoalError, StorageError, UntrustedError, reason_of
+from shoal.errors import (
+    IntegrityError,
+    MissingStateError,
+    NotEnrolledError,
+    ShoalError,
+    StorageError,
+    UntrustedError,
+    reason_of,
+)
 from shoal.protocol import channels
 from shoal.protocol.channels import Channel
 from shoal.protocol.codec import decode
@@ -110,7 +119,7 @@ class DeviceRuntime:
         self._following = RunFollower(membership, self._files)
         self._rosters = RosterSync(membership, transport, self._topics)
         self._held: Announcement | None = None
-        self._models: ModelStore | None = None
+        self._models: ModelStore | HeldModels | None = None
         self._feed = ModelFeed(transport, self._topics)
         self._inbound = Inbound(membership, self._feed, self._rosters)
         self._lookout = Resync(transport, self._topics.round)
@@ -269,7 +278,7 @@ class DeviceRuntime:
                 self._on_run(bytes(plain))
             case channels.EPOCH:
                 self._on_epoch(bytes(plain))
-            case channels.MODEL | channels.PROPOSAL:
+            case channels.MODEL | channels.PROPOSAL | channels.MEAN | channels.CHECKPOINT:
                 self._on_model(channel, label, transfer, plain)
             case channels.ANNOUNCEMENT:
                 self._on_announcement(decode(plain, Announcement))
@@ -281,7 +290,7 @@ class DeviceRuntime:
         if not self._attendance.stale or self._rosters.lapsed:
             return
         LOG.info("new broadcast key", extra={"kv": {"roster": self._membership.roster.sequence}})
-        if self._models is not None:
+        if isinstance(self._models, ModelStore):
             self._models.regroup(self._membership.group)
         self._attendance.announce()
         self._lookout.look(self._topics.round)
@@ -301,11 +310,18 @@ class DeviceRuntime:
             if run is not None:
                 self._take_run(run)
         if run is not None:
-            # Stored only now: if the samples do not fit the task, the earlier run stays in force.
-            self._following.keep(run, package)
+            self._keep_run(run, package)
+        elif self._following.late is not None:
+            self._inbound.begin_late(self._following.late.plan)
             self._announce_held()
         elif self._following.early:
             self._lookout.look(self._topics.checkpoint)
+
+    def _keep_run(self, run: Run, package: bytes) -> None:
+        """Store a run, only once it is in force: if the samples do not fit the task, the earlier run stays."""
+        self._following.keep(run, package)
+        self._models = self._following.held or self._models
+        self._announce_held()
 
     def _on_epoch(self, data: bytes) -> None:
         """Change to a later mask epoch of the run."""
@@ -323,7 +339,10 @@ class DeviceRuntime:
         self._run = run
         self._inbound.begin(run)
         self._declining.followed()
-        self._models = ModelStore(run, self._membership.group)
+        if run.plan.keys == "round":
+            self._models = self._following.held  # of this run after a restart; else `_keep_run` makes it
+        else:
+            self._models = ModelStore(run, self._membership.group)
         self._results.begin(run, again=again)
         facts = {"run": run.plan.run, "algorithm": run.plan.algorithm, "mode": run.plan.mode, "epoch": run.plan.epoch}
         what = "mask epoch" if again else "following run"
@@ -347,11 +366,13 @@ class DeviceRuntime:
         if run is None or announcement.run_id != run.plan.run_id or announcement.epoch > run.plan.epoch:
             # The announcement overtook its run package or mask epoch: handle it when that has arrived.
             self._held = announcement
+            self._fetch_late(announcement)
             if not self._lookout.found(announcement.nonce, self._missing()):
                 self._declining.unfollowed(announcement)
                 self._lookout.look(*(b for b, t in self._package_topics if t in larger and b in self._missing()))
             return
-        if not announcement.step and not announcement.finished and self._membership.keys_since > run.generation:
+        version = run.generation if announcement.held is None else announcement.held.key_version
+        if not announcement.step and not announcement.finished and self._membership.keys_since > version:
             LOG.info("round ignored: the owner has replaced its keys", extra={"kv": {"round": announcement.round}})
             return
         try:
@@ -363,6 +384,12 @@ class DeviceRuntime:
         if not self._lookout.found(announcement.nonce, self._missing()):
             self._declining.again(announcement)
 
+    def _fetch_late(self, announcement: Announcement) -> None:
+        """Fetch the checkpoint with which this device begins the announced run, if it needs one."""
+        late = self._following.late
+        if late is not None and late.plan.run_id == announcement.run_id:
+            self._feed.follow(tuple(sorted(late.locate(announcement))), None)
+
     @property
     def _package_topics(self) -> tuple[tuple[str, TopicKind], ...]:
         return (self._topics.plan, TopicKind.PLAN), (self._topics.checkpoint, TopicKind.CHECKPOINT)
@@ -371,9 +398,14 @@ class DeviceRuntime:
         """Return the base topics of the messages that the device waits for."""
         if self._held is None:
             return self._feed.bases if self._state.stage is agent.Stage.FETCHING else ()
+        if self._following.late is not None:
+            return self._feed.bases
         return (self._topics.checkpoint,) if self._following.early else (self._topics.plan, self._topics.checkpoint)
 
     def _on_model(self, channel: Channel, label: str, transfer: bytes, plain: memoryview) -> None:
+        if label in self._feed.labels and self._following.late is not None:
+            self._begin_late(label, transfer, plain)
+            return
         if self._models is None or label not in self._feed.labels:
             return
         if channel is channels.PROPOSAL:
@@ -381,6 +413,17 @@ class DeviceRuntime:
         elif not self._models.take(label, transfer, plain):
             return
         self._step(agent.ModelArrived(label, transfer))
+
+    def _begin_late(self, label: str, transfer: bytes, sealed: memoryview) -> None:
+        """Begin a run with a checkpoint, on a device that could not open the run package."""
+        late = self._following.late
+        assert late is not None
+        with self._declining.unless_followed(self._following, self._announce_held):
+            run = self._following.taken(label, transfer, sealed, self._inbound.most_task_bytes)
+            if run is not None:
+                self._take_run(run)
+        if run is not None:
+            self._keep_run(run, late.package)
 
     def _on_control(self, control: Control) -> None:
         if (control.fleet, control.device) != (self._membership.fleet, self._membership.name):
@@ -462,6 +505,8 @@ class DeviceRuntime:
                 for label in set(self._feed.labels) - set(labels):
                     self._chunks.drop(self._inbound.source_of(TopicKind.MODEL, label))
                 self._feed.follow(labels, self._models)
+            case agent.Locate(announcement, assignment):
+                self._locate(announcement, assignment)
             case agent.Work(announcement, assignment):
                 self._work(announcement, assignment)
             case agent.CancelWork():
@@ -478,12 +523,21 @@ class DeviceRuntime:
                 self.runs_done += self._results.finish(plan, self._state.stage, self._now_s)
                 self._outbox.forget(self._state.mark, self._state.transfer)
 
+    def _locate(self, announcement: Announcement, assignment: Assignment) -> None:
+        assert isinstance(self._models, HeldModels)
+        try:
+            transfers = self._models.locate(announcement, assignment)
+        except (MissingStateError, NotEnrolledError, UntrustedError) as error:
+            self._skip(announcement, error)
+            return
+        self._step(agent.Located(announcement.nonce, transfers))
+
     def _work(self, announcement: Announcement, assignment: Assignment) -> None:
         assert self._models is not None
         try:
             thetas = self._models.thetas(announcement, assignment)
             job = self._workplace.job(announcement, assignment, thetas, self._models)
-        except UntrustedError as error:
+        except (IntegrityError, UntrustedError) as error:
             self._skip(announcement, error)
             return
         self._worker.submit(

@@ -70,6 +70,10 @@ class DocumentError(IntegrityError):
     """A stored document does not describe the value that is expected."""
 
 
+class MissingStateError(IntegrityError):
+    """A device lacks the state of a model that a round needs; it waits for a checkpoint."""
+
+
 class KeyMismatchError(IntegrityError):
     """A masked vector was used with another mask than the one that made it."""
 

@@ -22,6 +22,7 @@ from edge_client.learning import scoring, training
 from edge_client.learning.data import Dataset, DataSplits, permutation
 from edge_client.learning.model import Backend
 from edge_client.learning.norm_noise import noise_factor
+from edge_client.models.round_context import RoundContext
 from edge_client.storage.finished_models import Validation
 from edge_client.storage.update_cache import UpdateCache, wanted
 from shoal.limits import MAX_MARGIN
@@ -42,7 +43,13 @@ PERCENT: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingContext:
-    """Keys, data and backend of a device during a mask epoch of a run; ``own`` caches its updates for later epochs."""
+    """Keys, data and backend of a device during a run.
+
+    Attributes:
+        run: the run, in its current mask epoch.
+        own: caches the device's updates for later epochs.
+        round: under round keys, the keys and statements of the assignment's round; None otherwise.
+    """
 
     run: Run
     identity: Identity
@@ -50,6 +57,7 @@ class TrainingContext:
     backend: Backend
     shares: DataSplits
     own: UpdateCache
+    round: RoundContext | None = None
 
     @property
     def plan(self) -> RunPlan:
@@ -58,8 +66,16 @@ class TrainingContext:
 
     @property
     def key(self) -> MaskKey:
-        """The epoch's mask key."""
+        """The mask key of the round or, without round keys, of the epoch."""
+        if self.round is not None:
+            return self.round.derive_mask()
+        assert self.run.key is not None
         return self.run.key
+
+    @property
+    def key_id(self) -> bytes:
+        """The id of the mask key, which needs no derived mask."""
+        return self.key.key_id if self.round is None else self.round.key_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +202,17 @@ def sealed_upload(
         assignment: this device's part in it.
         model: the chosen candidate.
         body: the masked update, float32 little-endian.
-        attached: bytes that follow it in the steps of a rollover.
+        attached: bytes that follow it in the steps of a rollover; under round keys the checkpoints that were asked for do.
         loss: see Upload.
         margins: see Upload.
         correct: see Upload.
         tested: see Upload.
         model_norm: see Upload.
     """
+    key_version, statement = 0, b""
+    if shop.round is not None:
+        key_version, statement = shop.round.keys.key_version, shop.round.statement
+        attached = shop.round.attachment(shop.identity)
     samples, hits, tries = reported_counts(shop.plan, len(shop.shares.train), correct, tested)
     upload = Upload(
         fleet=shop.plan.fleet,
@@ -206,7 +226,7 @@ def sealed_upload(
         recipient=shop.aggregator.seal_key,
         task_digest=shop.plan.task_digest,
         mode=shop.plan.mode,
-        key_id=shop.key.key_id,
+        key_id=shop.key_id,
         model=model,
         samples=samples,
         loss=loss,
@@ -216,6 +236,8 @@ def sealed_upload(
         length=len(body) // 4,
         model_norm=model_norm,
         attached=len(attached),
+        key_version=key_version,
+        statement=statement,
     )
     head = UPLOAD.head(shop.plan.fleet, shop.identity.name, shop.aggregator.name)
     content = body + attached if attached else body

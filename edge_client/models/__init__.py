@@ -2,7 +2,7 @@
 
 - A state is (model, round): the model after the close of that round. It is immutable, and its digest names its bits.
 - All devices evaluate a recipe to the same bits. A device whose digest differs is *out of step* and takes a checkpoint.
-- A device holds the open states of the models that it follows, and no others; `catching_up` decides which.
+- A device holds the states that it needs, and those of them that a later recipe may name; `catching_up` decides which.
 - The key chain has moved on, durably, before anything leaves that is masked with a round's keys. The keys are erased once
   the states of the round are durable.
 
@@ -20,7 +20,7 @@ Example: a device that holds state 6 of model 0 reads the step of round 7, appli
     >>> chain = VersionKey("reef", 1, bytes(32)).begin_run(bytes(16), first_round=1)
     >>> states = ModelStates.of_origins({0: np.zeros(2, np.float32)}, chain.take())
     >>> step = Step(2, (Recipe(0, 2, (Term(0, 0, 1.0),), mean=1.0),), open=(StateId(0, 2),))
-    >>> plan = catch_up(states.digests(), [step], follows={0}, has_keys=lambda round_: round_ >= 2)
+    >>> plan = catch_up(states.digests(), [step], wanted={StateId(0, 2)}, has_keys=lambda round_: round_ >= 2)
     >>> mean = np.array([0.5, -1], np.float32)
     >>> states = states.apply(plan.steps[0], {0: mean}, chain.take()).keep(plan.keep)
     >>> [(held.model, held.round) for held in states.statement("pi-07", 3).states], plan.missing

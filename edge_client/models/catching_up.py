@@ -40,7 +40,7 @@ def catch_up(
     held: Mapping[StateId, bytes],
     steps: Sequence[Step],
     *,
-    follows: Collection[int],
+    wanted: Collection[StateId],
     has_keys: Callable[[int], bool],
     certified: Mapping[StateId, bytes] | None = None,
 ) -> CatchUp:
@@ -49,7 +49,7 @@ def catch_up(
     Args:
         held: digest of each state that the device holds.
         steps: the retained ones, oldest first; empty before the first round has closed, when all states held are kept.
-        follows: models whose open states the device needs.
+        wanted: the states that the device needs now. Of the others it keeps those that the newest step leaves open.
         has_keys: whether the device has the keys of a round or can still derive them.
         certified: digest of each state whose certificate was checked. From a false one a device would conclude that it is out
             of step, and forget its state.
@@ -60,12 +60,12 @@ def catch_up(
     newest_last = sorted(steps, key=lambda step: step.round)
     recipes = [recipe for step in newest_last if has_keys(step.round) for recipe in step.recipes]
     lacking = _lacking(recipes, in_step, certified)
-    wanted = [id_ for id_ in newest_last[-1].open if id_.model in follows] if steps else sorted(held)
+    still_open = set(newest_last[-1].open) if steps else held.keys()
 
     in_reach: set[StateId] = set()
     waiting: set[StateId] = set()
     missing: set[StateId] = set()
-    for id_ in wanted:
+    for id_ in sorted(wanted):
         lacks = lacking.get(id_, frozenset({id_}))
         if not lacks:
             in_reach.add(id_)
@@ -81,7 +81,9 @@ def catch_up(
         steps=tuple(step for step in reduced if step.recipes),
         missing=tuple(sorted(missing)),
         out_of_step=tuple(sorted(out_of_step)),
-        keep=frozenset(wanted).union(term.state for recipe in later for term in recipe.terms),
+        keep=frozenset(wanted).union(
+            held.keys() & still_open, (term.state for recipe in later for term in recipe.terms)
+        ),
         waiting=frozenset(recipe.round for recipe in later),
     )
 

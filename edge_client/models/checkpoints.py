@@ -3,7 +3,8 @@
 The sealing device chooses the bytes, so a receiver trusts them only as far as the digest goes: it recomputes the digest from
 the vector and uses the state only if a certificate names this digest. The checkpoint is sealed under the content key of the
 round in which it is needed, which devices and owner hold and the aggregator does not. It contains the key of the digest,
-because a newcomer lacks the keys of the state's own round.
+because a newcomer lacks the keys of the state's own round. It also contains the task, for a device that was admitted after
+the run began and can't open the run package.
 
 Example: a device that was away for rounds 3 to 8 gets state (0, 8) in round 9. Two devices have signed its digest, and
 ``min_contributors`` is 2, so it holds (0, 8) from then on.
@@ -39,8 +40,15 @@ def checkpoint_head(keys: RoundKeys, state: StateId, sender: str) -> Sealed:
     return Sealed(keys.fleet, purpose, sender, "*")
 
 
-def seal_checkpoint(identity: Identity, keys: RoundKeys, state: ModelState) -> SealedMessage:
-    """Return ``state`` sealed under the content key of the round of ``keys``, and signed by ``identity``."""
+def seal_checkpoint(identity: Identity, keys: RoundKeys, state: ModelState, task: bytes = b"") -> SealedMessage:
+    """Return ``state`` and ``task`` sealed under the content key of the round of ``keys``, and signed by ``identity``.
+
+    Args:
+        identity: keys of the device that seals.
+        keys: those of the open round.
+        state: a state that the device holds.
+        task: the encoded task bundle.
+    """
     header = SealedState(
         fleet=keys.fleet,
         run_id=keys.run_id,
@@ -48,8 +56,9 @@ def seal_checkpoint(identity: Identity, keys: RoundKeys, state: ModelState) -> S
         round=state.id.round,
         length=len(state.theta),
         digest_key=state.digest_key,
+        task=len(task),
     )
-    plain = encode(header) + state.theta.astype("<f4", copy=False).tobytes()
+    plain = encode(header) + task + state.theta.astype("<f4", copy=False).tobytes()
     return seal_message_to_group(identity, _group(keys), checkpoint_head(keys, state.id, identity.name), plain)
 
 
@@ -62,8 +71,11 @@ def open_checkpoint(
     roster: Roster,
     length: int,
     min_contributors: int,
-) -> ModelState:
-    """Return the state in a checkpoint after checking seal, sender, digest and certificate.
+    most_task_bytes: int = 0,
+) -> tuple[ModelState, bytes]:
+    """Return the state and the task in a checkpoint after checking seal, sender, digest and certificate.
+
+    The caller checks the task, whose digest is in the run plan.
 
     Args:
         data: the sealed checkpoint, as received.
@@ -73,12 +85,13 @@ def open_checkpoint(
         roster: the newest roster.
         length: number of coordinates, from the run plan.
         min_contributors: number of devices that must have signed the digest, from the run plan.
+        most_task_bytes: largest task to accept.
 
     Raises:
         UntrustedError: the sender is not in the roster, the seal does not open, or too few devices certify the digest.
         IntegrityError: the contents are malformed or not finite, or it is another state.
     """
-    if len(data) > limits.SEALED_HEAD_BYTES + 4 * length:
+    if len(data) > limits.SEALED_HEAD_BYTES + most_task_bytes + 4 * length:
         raise IntegrityError(f"a checkpoint of {len(data)} bytes for a model of {length} coordinates")
     head, at = read_head(data)
     sender = roster.device(head.sender)
@@ -92,9 +105,9 @@ def open_checkpoint(
         wanted.round,
     ):
         raise IntegrityError("a checkpoint holds another state than its envelope says")
-    if header.length != length or len(body) != 4 * length:
+    if header.length != length or len(body) != header.task + 4 * length:
         raise IntegrityError(f"a checkpoint of {len(body)} bytes for a model of {length} coordinates")
-    theta = np.frombuffer(body, "<f4").astype(np.float32)
+    theta = np.frombuffer(body[header.task :], "<f4").astype(np.float32)
     if not np.isfinite(theta).all():
         raise IntegrityError("a checkpoint with NaN or infinite coordinates")
     state = ModelState.of(wanted, theta, run_id=keys.run_id, digest_key=header.digest_key)
@@ -106,7 +119,7 @@ def open_checkpoint(
         roster=roster,
         min_contributors=min_contributors,
     )
-    return state
+    return state, bytes(body[: header.task])
 
 
 def _group(keys: RoundKeys) -> GroupKey:

@@ -9,7 +9,15 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from shoal.errors import DataError, IntegrityError, ShoalError, StorageError, TaskError, UntrustedError
+from shoal.errors import (
+    DataError,
+    IntegrityError,
+    MissingStateError,
+    ShoalError,
+    StorageError,
+    TaskError,
+    UntrustedError,
+)
 from shoal.protocol.messages import DeclineReason
 
 if TYPE_CHECKING:
@@ -36,6 +44,8 @@ def decline_reason(error: ShoalError) -> DeclineReason:
             return DeclineReason.DATA
         case TaskError():
             return DeclineReason.TASK
+        case MissingStateError():
+            return DeclineReason.STATE
         case UntrustedError() | IntegrityError():
             return DeclineReason.REFUSED
         case _:

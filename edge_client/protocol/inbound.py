@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edge_client.protocol.model_feed import ModelFeed
     from edge_client.protocol.roster_sync import RosterSync
     from shoal.protocol.chunking import ChunkKind
+    from shoal.protocol.documents import RunPlan
     from shoal.protocol.messages import Announcement
     from shoal.protocol.topics import ParsedTopic
 
@@ -42,19 +43,29 @@ class Inbound:
         self._feed = models
         self._rosters = rosters
         self._run: Run | None = None
+        self._late: RunPlan | None = None
         self._task_bytes = self._models = 0
         self._package_bytes = self._epoch_bytes = 0
 
     def begin(self, run: Run) -> None:
         """Use the limits of ``run`` from now on."""
-        self._run = run
+        self._run, self._late = run, None
         self._task_bytes = len(run.bundle.to_bytes())
+
+    def begin_late(self, plan: RunPlan) -> None:
+        """Use the limits of a run that the device begins with a checkpoint; the task is at most as large as the package."""
+        self._late = plan
+
+    @property
+    def most_task_bytes(self) -> int:
+        """The largest task that a checkpoint may contain, in bytes."""
+        return self._package_most
 
     def announced(self, announcement: Announcement) -> tuple[TopicKind, ...]:
         """Take the sizes in an authentic announcement; return the topics where a larger transfer than before is accepted now."""
         before = self._package_most, self._epoch_most
         self._package_bytes, self._epoch_bytes = announcement.package_bytes, announcement.epoch_bytes
-        self._models = len(announcement.models)
+        self._models = len(announcement.models if announcement.held is None else announcement.held.offers)
         after = self._package_most, self._epoch_most
         topics = (TopicKind.PLAN, TopicKind.CHECKPOINT)
         return tuple(t for t, old, new in zip(topics, before, after, strict=True) if new > old)
@@ -98,8 +109,15 @@ class Inbound:
         )
 
     def _model(self, label: str) -> Mapping[ChunkKind, int]:
-        if self._run is None or label not in self._feed.labels:
+        if label not in self._feed.labels:
             return UNSUBSCRIBED
+        if self._late is not None:
+            return channels.CHECKPOINT.limit(sizes.checkpoint_bytes(self._late, self._package_most))
+        if self._run is None:
+            return UNSUBSCRIBED
+        if self._run.plan.keys == "round":
+            checkpoint = channels.CHECKPOINT.limit(sizes.checkpoint_bytes(self._run.plan, self._task_bytes))
+            return {**channels.MEAN.limit(sizes.model_bytes(self._run.plan)), **checkpoint}
         model = channels.MODEL.limit(sizes.model_bytes(self._run.plan))
         return {**model, **channels.PROPOSAL.limit(self._own_epoch_bytes)}
 

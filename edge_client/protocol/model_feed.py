@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from shoal.protocol.topics import TopicKind
 
 if TYPE_CHECKING:
+    from edge_client.run.held_models import HeldModels
     from edge_client.run.models import ModelStore
     from shoal.protocol.topics import Topics
     from shoal.transport.base import Transport
@@ -29,7 +30,7 @@ class ModelFeed:
         """The base topics of the subscribed models."""
         return tuple(map(self._topics.model, self.labels))
 
-    def follow(self, labels: tuple[str, ...], models: ModelStore | None) -> None:
+    def follow(self, labels: tuple[str, ...], models: ModelStore | HeldModels | None) -> None:
         """Subscribe to ``labels`` and unsubscribe from all others, whose models are dropped from ``models``."""
         for label in set(self.labels) - set(labels):
             self._transport.unsubscribe(self._topics.filter(TopicKind.MODEL, label))

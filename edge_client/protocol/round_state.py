@@ -40,6 +40,7 @@ class AgentState:
         generation: key version of the epoch.
         announcement, assignment: the current round, and the device's part in it.
         models: topic label -> transfer id of the models received.
+        needed: the same for those that the assignment needs; None until they are located.
         transfer: id of the sealed upload; sent: (run, round, nonce) of its round; attempt: reminders so far.
         answered: the upload was a final round's and was answered, so that no reminder follows, even after a restart.
         done: the upload of the announced round was answered; refused: it was refused, and a reminder is sent if the same
@@ -55,6 +56,7 @@ class AgentState:
     announcement: Announcement | None = None
     assignment: Assignment | None = None
     models: Mapping[str, bytes] = field(default_factory=dict)
+    needed: Mapping[str, bytes] | None = None
     transfer: bytes = b""
     sent: tuple[int, int, bytes] | None = None
     answered: bool = False
@@ -92,6 +94,14 @@ class ModelArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class Located:
+    """The transfers that the assignment of the round with ``nonce`` needs: topic label -> transfer id."""
+
+    nonce: bytes
+    transfers: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkDone:
     """The job of a round has finished and its sealed upload is stored."""
 
@@ -103,7 +113,7 @@ class WorkDone:
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """The job of a round failed; the device skips the round."""
+    """The job of a round failed, or a state that it needs is out of reach; the device skips the round."""
 
     nonce: bytes
 
@@ -125,7 +135,7 @@ class Reconnected:
     """The connection to the broker is restored; messages in flight may be lost."""
 
 
-Event = Planned | Announced | ModelArrived | WorkDone | WorkFailed | Answered | TimerFired | Reconnected
+Event = Planned | Announced | ModelArrived | Located | WorkDone | WorkFailed | Answered | TimerFired | Reconnected
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +143,14 @@ class Follow:
     """Subscribe to the models with these topic labels, and to no others."""
 
     labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Locate:
+    """Find out which transfers the assignment needs, in a run whose models devices hold, and answer with `Located`."""
+
+    announcement: Announcement
+    assignment: Assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +202,7 @@ class RunDone:
     plan: RunPlan
 
 
-Do = Follow | Work | CancelWork | Send | Remind | SetTimer | ClearTimer | RunDone
+Do = Follow | Locate | Work | CancelWork | Send | Remind | SetTimer | ClearTimer | RunDone
 Transition = tuple[AgentState, tuple[Do, ...]]
 
 _DROPPED: Final[Mapping[type[Event], str]] = {Announced: "next round without an assignment", Planned: "newer plan"}
@@ -195,9 +213,10 @@ TRANSITIONS: Final[Mapping[tuple[Stage, Stage], Mapping[type[Event], str]]] = Ma
         (Stage.IDLE, Stage.SENDING): {Announced: "round of the stored or refused upload"},
         (Stage.FETCHING, Stage.WORKING): {
             ModelArrived: "last model arrives",
+            Located: "no model missing",
             Announced: "next round, no model missing",
         },
-        (Stage.FETCHING, Stage.IDLE): _DROPPED,
+        (Stage.FETCHING, Stage.IDLE): {WorkFailed: "a state is out of reach", **_DROPPED},
         (Stage.WORKING, Stage.SENDING): {WorkDone: "upload stored"},
         (Stage.WORKING, Stage.FETCHING): {Announced: "next round"},
         (Stage.WORKING, Stage.IDLE): {WorkFailed: "work failed", **_DROPPED},
@@ -223,10 +242,14 @@ def step(state: AgentState, event: Event) -> Transition:
         case ModelArrived(label, transfer):
             state = dataclasses.replace(state, models={**state.models, label: transfer})
             return _maybe_work(state) if state.stage is Stage.FETCHING else (state, ())
+        case Located(nonce, transfers):
+            if state.stage is not Stage.FETCHING or nonce != state.mark.nonce:
+                return state, ()
+            return _fetch(state, transfers)
         case WorkDone():
             return _work_done(state, event)
         case WorkFailed(nonce):
-            if state.stage is Stage.WORKING and nonce == state.mark.nonce:
+            if state.stage in (Stage.FETCHING, Stage.WORKING) and nonce == state.mark.nonce:
                 return dataclasses.replace(state, stage=Stage.IDLE, done=True), ()
             return state, ()
         case Answered(control):
@@ -298,10 +321,17 @@ def _announced(state: AgentState, announcement: Announcement) -> Transition:
         # The upload was stored before a restart: the aggregator may have it, so remind before sending it again.
         state = dataclasses.replace(state, stage=Stage.SENDING)
         return state, (*stop, _remind(state), _timer(state))
-    needed = tuple(sorted(ref.label for ref in needed_models(announcement, assignment)))
+    state = dataclasses.replace(state, stage=Stage.FETCHING, needed=None)
+    if announcement.held is not None:
+        return state, (*stop, Locate(announcement, assignment))
+    state, do = _fetch(state, {ref.label: ref.transfer for ref in needed_models(announcement, assignment)})
+    return state, (*stop, *do)
+
+
+def _fetch(state: AgentState, needed: Mapping[str, bytes]) -> Transition:
     kept = {label: t for label, t in state.models.items() if label in needed}
-    state, do = _maybe_work(dataclasses.replace(state, stage=Stage.FETCHING, models=kept))
-    return state, (*stop, Follow(needed), *do)
+    state, do = _maybe_work(dataclasses.replace(state, models=kept, needed=needed))
+    return state, (Follow(tuple(sorted(needed))), *do)
 
 
 def needed_models(announcement: Announcement, assignment: Assignment) -> tuple[ModelRef, ...]:
@@ -322,10 +352,7 @@ def needed_models(announcement: Announcement, assignment: Assignment) -> tuple[M
 def _maybe_work(state: AgentState) -> Transition:
     assert state.announcement is not None
     assert state.assignment is not None
-    missing = [
-        r for r in needed_models(state.announcement, state.assignment) if state.models.get(r.label) != r.transfer
-    ]
-    if missing:
+    if state.needed is None or any(state.models.get(label) != t for label, t in state.needed.items()):
         return state, ()
     return dataclasses.replace(state, stage=Stage.WORKING), (Work(state.announcement, state.assignment),)
 

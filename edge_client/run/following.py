@@ -10,14 +10,25 @@ import logging
 from typing import TYPE_CHECKING
 
 from edge_client.followed_run import Run
-from edge_client.run.package import check_followable, open_epoch, open_run, owners_plan, reopen, starts_later
+from edge_client.run.package import (
+    check_followable,
+    open_epoch,
+    open_plan,
+    open_run,
+    owners_plan,
+    reopen,
+    starts_later,
+)
+from edge_client.run.round_runs import LateStart, RoundRun, keep_round_run, open_round_run, resume_round_run
 from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError
 from shoal.protocol.codec import decode
 from shoal.protocol.epochs import Epoch
 
 if TYPE_CHECKING:
     from edge_client.membership import DeviceMembership
+    from edge_client.run.held_models import HeldModels
     from edge_client.storage.state import DeviceState
+    from shoal.protocol.documents import RunPlan
 
 LOG = logging.getLogger("shoal.edge")
 
@@ -27,6 +38,8 @@ class RunFollower:
 
     Attributes:
         early: package of a run that this device can only begin in a later mask epoch, not received yet; else empty.
+        late: a run with round keys that this device can only begin with a checkpoint; None if there is none.
+        held: the models of the run in force, if it has round keys.
         newest: id of the last run that the device tried to begin, even if it failed; empty if that package was not signed by
             the owner, or its run was older than an earlier one.
     """
@@ -37,6 +50,9 @@ class RunFollower:
         self._known = b""
         self.early = b""
         self.newest = b""
+        self.late: LateStart | None = None
+        self.held: HeldModels | None = None
+        self._begun: RoundRun | None = None
 
     def resumed(self) -> Run | None:
         """Return the run that was followed before a restart, if there was one and it can be opened."""
@@ -44,6 +60,9 @@ class RunFollower:
         if package is None:
             return None
         try:
+            if open_plan(package, self._membership).keys == "round":
+                run, self.held = resume_round_run(package, self._membership)
+                return run
             run = reopen(package, self._files.load_epoch(), self._membership)
         except (UntrustedError, IntegrityError, NotEnrolledError) as error:
             LOG.warning("the stored run can't be resumed", extra={"kv": {"reason": error}})
@@ -72,10 +91,30 @@ class RunFollower:
             raise UntrustedError(f"run {plan.run} after run {max(least_run, plan.run)}")
         self.newest = plan.run_id
         check_followable(plan, self._membership)
+        if plan.keys == "round":
+            return self._begun_with_round_keys(plan, package)
         if starts_later(plan, self._membership):
             self.early = package
             return None
         return open_run(package, self._membership)
+
+    def _begun_with_round_keys(self, plan: RunPlan, package: bytes) -> Run | None:
+        self.late = None
+        if plan.key_version < self._membership.grant.keys_since:
+            self.late = LateStart(plan, package)
+            return None
+        self._begun = open_round_run(package, self._membership)
+        return self._begun.run
+
+    def taken(self, label: str, transfer: bytes, sealed: memoryview, most_task_bytes: int) -> Run | None:
+        """Return the run that a checkpoint begins late; None if it does not.
+
+        Raises:
+            as `LateStart.take`
+        """
+        assert self.late is not None
+        self._begun = self.late.take(label, transfer, sealed, self._membership, most_task_bytes)
+        return None if self._begun is None else self._begun.run
 
     def caught_up(self) -> None:
         """Record that the run from `renewed` is in force; until then its package is opened again each time it arrives."""
@@ -84,6 +123,11 @@ class RunFollower:
 
     def keep(self, run: Run, package: bytes) -> None:
         """Store a run that has begun, and erase the secrets before its own."""
+        if self._begun is not None and self._begun.run is run:
+            self.held = keep_round_run(self._begun, package, self._membership, self._files)
+            self._known, self.late, self._begun = hashlib.sha256(package).digest(), None, None
+            return
+        self.held = None
         self._files.save_run(package)  # first: `enter` erases secrets that the stored run before needs
         self._membership.enter(run.generation, run.plan.epoch)
         self._known = hashlib.sha256(package).digest()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from edge_client.learning.data import Dataset, DataSplits, split
 from edge_client.learning.model import OrtModel
 from edge_client.learning.update import Finished, TrainingContext, carry_out
+from edge_client.run.held_models import HeldModels
+from edge_client.run.models import ModelStore
 from edge_client.storage.finished_models import UNMEASURED, FinishedModels, Validation, measured
 from edge_client.storage.update_cache import UpdateCache
 from shoal.errors import IntegrityError, ShoalError
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from edge_client.learning.model import Backend
     from edge_client.learning.worker import Job
     from edge_client.membership import DeviceMembership
-    from edge_client.run.models import ModelStore
     from shoal.protocol.messages import Announcement, Assignment
     from shoal.task.bundle import TaskBundle
     from shoal.task.manifest import TaskManifest
@@ -90,7 +91,7 @@ class JobFactory:
         announcement: Announcement,
         assignment: Assignment,
         thetas: Mapping[int, Float32Vector],
-        models: ModelStore,
+        models: ModelStore | HeldModels,
     ) -> Job:
         """Return the job of an assignment; ``thetas`` are (d,) float32 by model id, from ``models``.
 
@@ -99,12 +100,15 @@ class JobFactory:
         """
         assert self._workshop is not None
         shop = self._workshop
+        if isinstance(models, HeldModels):
+            shop = dataclasses.replace(shop, round=models.context(announcement, assignment))
         if announcement.finished:
             return lambda cancelled: self._finish(shop, announcement, assignment, thetas, cancelled)
         if not announcement.step:
             return lambda cancelled: carry_out(shop, announcement, assignment, thetas, cancelled)
         from edge_client.run import rollover  # imported late: rollovers are rare, and a device has little memory
 
+        assert isinstance(models, ModelStore)
         carried = models.carried(announcement) if assignment.phase == Phase.CHECKPOINT else {}
         return rollover.job(shop, announcement, assignment, thetas, carried, self.proposal, self._membership)
 

@@ -96,7 +96,7 @@ def open_run(package: bytes, membership: DeviceMembership) -> Run:
             "this device's mask secret is not the one that the run was made with",
             hint="have the owner issue a new grant, and join again",
         )
-    task = _task(_open(parts.task, task_purpose(plan.task_digest), membership), plan)
+    task = task_of(_open(parts.task, task_purpose(plan.task_digest), membership), plan)
     return Run(
         plan=plan, bundle=task, origins=origins, key=key, segment_keys=segment_keys(key), since=0, generation=generation
     )
@@ -202,7 +202,7 @@ def open_origins(
     origins = np.frombuffer(rest[found.task :], "<f4").reshape(found.origins, found.length)
     if not np.isfinite(origins).all():
         raise IntegrityError("origins that are not finite")
-    return _task(rest[: found.task], plan), origins
+    return task_of(rest[: found.task], plan), origins
 
 
 def seal_origins(
@@ -245,7 +245,12 @@ def epoch_key(plan: RunPlan, secret: MaskSecret, epoch: int) -> MaskKey:
     return derive(secret, MaskContext.of_plan(plan, epoch))
 
 
-def _task(data: memoryview, plan: RunPlan) -> TaskBundle:
+def task_of(data: memoryview, plan: RunPlan) -> TaskBundle:
+    """Return the task bundle in ``data``.
+
+    Raises:
+        IntegrityError: it is not the task that the plan names.
+    """
     bundle = TaskBundle.from_bytes(bytes(data))
     if bundle.digest != plan.task_digest or bundle.segments != plan.mask_segments:
         raise IntegrityError("the task is not the one that the run plan names")

@@ -21,26 +21,25 @@ from shoal.protocol.messages import (
     ModelRef,
     Phase,
 )
+from shoal.protocol.states import MeanHeader, Recipe, RoundModels
 
 TRAINING_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.PRETRAIN)
 ROLLOVER_PHASES: Final = (Phase.CHECKPOINT, Phase.ENDORSE)
+WEIGHTS_TOLERANCE: Final = 1e-9
+"""Largest distance from 1 of the sum of a recipe's weights: rounding of float64 sums over the models of a run."""
 
 
 def check_plan(plan: RunPlan, *, fleet: str, modes: tuple[str, ...]) -> None:
     """Check that this device can follow the plan.
 
     Raises:
-        UntrustedError: the plan is of another fleet, or has a mask mode or a kind of keys that this version does not know.
+        UntrustedError: the plan is of another fleet, or has a mask mode that this version does not know.
     """
     if plan.fleet != fleet:
         raise UntrustedError(f"a run plan of fleet {plan.fleet!r}")
     if plan.mode not in modes:
         raise UntrustedError(
             f"a run plan with mask mode {plan.mode!r}", hint=f"this device has {', '.join(modes)}: update it"
-        )
-    if plan.keys != "run":
-        raise UntrustedError(
-            f"a run plan with a key for each {plan.keys}", hint="this device has keys for a run: update it"
         )
 
 
@@ -60,6 +59,11 @@ def check_announcement(announcement: Announcement, plan: RunPlan, since: int = 0
     a = announcement
     if (a.fleet, a.run, a.run_id) != (plan.fleet, plan.run, plan.run_id):
         raise UntrustedError("an announcement of another run")
+    if (a.held is not None) != (plan.keys == "round"):
+        raise UntrustedError("an announcement with other keys than the plan's")
+    if a.held is not None:
+        check_held_models(a, a.held, plan)
+        return
     if (a.epoch, a.key_id, a.mode) != (plan.epoch, plan.key_id, plan.mode):
         raise UntrustedError("an announcement under another mask key or mode than the plan's")
     _check_place(a, plan, since, generation)
@@ -78,6 +82,77 @@ def check_announcement(announcement: Announcement, plan: RunPlan, since: int = 0
             raise UntrustedError("an announcement with a shared part that the plan does not have")
         _check_ref(a.shared, "the shared part", plan)
     _check_rollover(a, plan, generation)
+
+
+def check_held_models(a: Announcement, held: RoundModels, plan: RunPlan) -> None:
+    """Check that the plan allows the models of an announced round under round keys.
+
+    Args:
+        a: an announcement of the plan's run.
+        held: its models.
+        plan: the run's plan.
+
+    Raises:
+        UntrustedError: another mode; too many rounds or models; a state that can't exist yet or an unknown origin; a mean of
+            too few devices; a recipe that isn't a mean of models.
+    """
+    if a.mode != plan.mode or a.step or a.models or a.shared or a.carried or a.proposal:
+        raise UntrustedError("an announcement under another mask mode, or with the parts of a rollover")
+    if not 1 <= a.round <= plan.rounds + 1 or (a.round > plan.rounds) != a.finished:
+        raise UntrustedError(f"round {a.round} of a run of {plan.rounds}")
+    models = [offer.model for offer in held.offers if offer.model != SHARED_MODEL]
+    if len(models) > plan.max_models:
+        raise UntrustedError(f"{len(models)} models where the plan allows {plan.max_models}")
+    if (len(models) < len(held.offers)) != (len(plan.segments) > 1):
+        raise UntrustedError("a shared part that the plan does not have, or the lack of one")
+    states = [offer.at for offer in held.offers] + [ref.state for ref in held.checkpoints]
+    for retained in held.steps:
+        if retained.step.round >= a.round:
+            raise UntrustedError(f"the step of round {retained.step.round} in round {a.round}")
+        for recipe in retained.step.recipes:
+            _check_recipe(recipe, plan)
+            states += [term.state for term in recipe.terms]
+        for mean in retained.means:
+            if mean.contributors < plan.min_contributors:
+                raise UntrustedError(f"a mean of {mean.contributors} devices, the plan wants {plan.min_contributors}")
+    for state in states:
+        if state.round >= a.round or (state.round == 0 and state.model >= plan.origins):
+            raise UntrustedError(f"state {state.round} of model {state.model} in round {a.round}")
+    if any(ref.round > a.round or ref.state.round >= ref.round for ref in held.checkpoints):
+        raise UntrustedError("a checkpoint that was sealed in a later round, or before its state existed")
+
+
+def _check_recipe(recipe: Recipe, plan: RunPlan) -> None:
+    """Check that a recipe is a mean of models to which the mean update is added, or what the capability ``scale`` allows."""
+    weights = [term.weight for term in recipe.terms]
+    if recipe.mean not in (None, 1.0):
+        raise UntrustedError(f"a recipe that adds {recipe.mean:g} times the mean update")
+    if plan.capabilities.scale:
+        return
+    if min(weights) < 0 or abs(sum(weights) - 1) > WEIGHTS_TOLERANCE:
+        raise UntrustedError(f"a recipe whose weights add up to {sum(weights):g}, which the plan does not allow")
+
+
+def check_mean(header: MeanHeader, plan: RunPlan, segment: str, body_bytes: int, norm: float) -> None:
+    """Check that a masked mean may be added to a model.
+
+    Args:
+        header: as received.
+        plan: the run's plan.
+        segment: the segment that the model's states have; empty for whole vectors.
+        body_bytes: length of the vector that follows, in bytes.
+        norm: its l2 norm.
+
+    Raises:
+        UntrustedError: another run or segment; a wrong length; a norm that is not finite or above the plan's limit.
+    """
+    if (header.fleet, header.run_id) != (plan.fleet, plan.run_id):
+        raise UntrustedError("a mean of another run")
+    span = plan.span(segment)
+    if header.segment != segment or header.length != span.stop - span.start or body_bytes != 4 * header.length:
+        raise UntrustedError(f"a mean of {header.length} coordinates in {body_bytes} bytes, segment {header.segment!r}")
+    if not norm <= plan.norm_limit:  # also true for NaN
+        raise UntrustedError(f"a mean update of norm {norm:.3g}, the plan's limit is {plan.norm_limit:.3g}")
 
 
 def _check_place(a: Announcement, plan: RunPlan, since: int, generation: int) -> None:
@@ -145,6 +220,12 @@ def check_assignment(assignment: Assignment, announcement: Announcement, plan: R
             that the plan does not have.
     """
     known = {m.model for m in announcement.models}
+    if announcement.held is not None:
+        known = {offer.model for offer in announcement.held.offers} - {SHARED_MODEL}
+        if not set(assignment.seal) <= known | {SHARED_MODEL}:
+            raise UntrustedError("an order to seal a model that is not announced")
+    elif assignment.seal:
+        raise UntrustedError("an order to seal a model, in a run whose models the aggregator holds")
     if not set(assignment.candidates) <= known:
         raise UntrustedError("an order names a model that is not announced")
     if len(set(assignment.candidates)) != len(assignment.candidates):

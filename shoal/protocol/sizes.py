@@ -50,6 +50,11 @@ def model_bytes(plan: RunPlan) -> int:
     return limits.SEALED_HEAD_BYTES + COORDINATE_BYTES * plan.length
 
 
+def checkpoint_bytes(plan: RunPlan, task_bytes: int) -> int:
+    """Return the largest sealed checkpoint of a run with a task of ``task_bytes``, in the aggregator's own envelope."""
+    return 2 * limits.SEALED_HEAD_BYTES + task_bytes + COORDINATE_BYTES * plan.length
+
+
 def roster_bytes(devices: int) -> int:
     """Return the largest sealed roster of so many devices, all of which may be revoked."""
     return min(limits.MAX_GRANT_BYTES, limits.SEALED_HEAD_BYTES + devices * (MEMBER_BYTES + NAME_BYTES))

@@ -96,7 +96,8 @@ def test_the_page_lists_every_chunk_kind():
     """Kind numbers of the frame."""
     listed = dict(
         re.findall(
-            r"(?<!\d)(\d+) (upload|model|plan|roster|round|control|state|enrol|grant|epoch|decline|reminder|receiving|mean|checkpoint)\b",
+            r"(?<!\d)(\d+) (upload|model|plan|roster|round|control|state|enrol|grant|epoch|decline|reminder|receiving|mean"
+            r"|checkpoint)\b",
             PAGE,
         )
     )

@@ -75,10 +75,11 @@ class Device:
     def compare(self, server):
         """Apply the steps that apply, and note the states that are missing."""
         steps = [step for step, _ in server.retained]
+        open_states = steps[-1].open if steps else tuple(self.states.held)
         plan = catch_up(
             self.states.digests(),
             steps,
-            follows=server.follows(self.number),
+            wanted=[id_ for id_ in open_states if id_.model in server.follows(self.number)],
             has_keys=self.store.has_keys,
             certified=server.certified(),
         )
@@ -257,7 +258,7 @@ class Fleet:
             roster=ROSTER,
             length=LENGTH,
             min_contributors=NEEDED,
-        )
+        )[0]
 
     def all_equal(self):
         """Whether all devices that are in step hold the same bits of each state."""

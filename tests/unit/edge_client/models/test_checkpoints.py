@@ -53,7 +53,7 @@ SEALED = seal_checkpoint(IDENTITIES[0], KEYS, HELD.held[STATE]).payload
 
 def open_(data=SEALED, signed=CERTIFICATE, **changes):
     fields = {"wanted": STATE, "keys": KEYS, "roster": roster(), "length": LENGTH, "min_contributors": 2} | changes
-    return open_checkpoint(data, signed, **fields)
+    return open_checkpoint(data, signed, **fields)[0]
 
 
 def sealed_by_hand(theta=(2, 3, 4), body=None, keys=KEYS, sender=IDENTITIES[0], head=None, **changes):

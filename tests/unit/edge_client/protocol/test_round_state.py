@@ -13,6 +13,8 @@ from edge_client.protocol.round_state import (
     CancelWork,
     ClearTimer,
     Follow,
+    Locate,
+    Located,
     ModelArrived,
     Planned,
     Reconnected,
@@ -42,6 +44,7 @@ from shoal.protocol.messages import (
     Phase,
     Share,
 )
+from shoal.protocol.states import Offer, RoundModels, StateId
 from tests.helpers.plans import run_plan
 
 PLAN = run_plan(max_models=3, origins=2, rounds=5)
@@ -382,21 +385,32 @@ ROUNDS = (
 )
 
 
-def events_in(state):
+ROUND_KEYS = dataclasses.replace(PLAN, keys="round")
+MODELS = RoundModels(key_version=3, offers=(Offer(0, StateId(0, 0)), Offer(1, StateId(1, 0))))
+HELD_ROUNDS = tuple(
+    announcement(round_, models=(), held=MODELS, assignment_of=places)
+    for round_ in (1, 2)
+    for places in ((0, NO_ASSIGNMENT), SITS_OUT)
+)
+RUNS = ((PLAN, ROUNDS), (ROUND_KEYS, HELD_ROUNDS))
+
+
+def events_in(state, plan, rounds):
     """Return every event of a small run that the state may get next; work and answers are those of its own round."""
     mark = state.mark
     own = mark.nonce.ljust(16, b"\0")
     answers = [control(action, transfer=own, round_=mark.round) for action in (Action.ACK, Action.REFUSED, Action.NACK)]
     work = [WorkDone(mark.run, mark.round, own, own), WorkFailed(own)]
     models = [ModelArrived(ref.label, ref.transfer) for ref in (OFFSET, OTHER)]
-    plans = [Planned(PLAN), Planned(dataclasses.replace(PLAN, run=2))]
-    return [*map(Announced, ROUNDS), *models, *work, *answers, *plans, TimerFired(), Reconnected()]
+    located = [Located(own, {}), Located(own, {OFFSET.label: OFFSET.transfer})] if plan.keys == "round" else []
+    plans = [Planned(plan), Planned(dataclasses.replace(plan, run=2))]
+    return [*map(Announced, rounds), *models, *located, *work, *answers, *plans, TimerFired(), Reconnected()]
 
 
-def changes_of_stage():
+def changes_of_stage(plan, rounds):
     """Return every (before, after, event type) with another stage after the event, over all states that can be reached."""
     found, seen = set(), set()
-    waiting = [step(AgentState(0), Planned(PLAN))[0]]
+    waiting = [step(AgentState(0), Planned(plan))[0]]
     while waiting:
         state = waiting.pop()
         # The count of reminders only sets the timer; without a bound the search would have no end.
@@ -405,8 +419,8 @@ def changes_of_stage():
             continue
         seen.add(repr(state))
         restarted = AgentState(0, state.mark, transfer=state.transfer, sent=state.sent, answered=state.answered)
-        waiting.append(step(restarted, Planned(PLAN))[0])
-        for event in events_in(state):
+        waiting.append(step(restarted, Planned(plan))[0])
+        for event in events_in(state, plan, rounds):
             try:
                 after, _ = step(state, event)
             except UntrustedError:
@@ -419,7 +433,28 @@ def changes_of_stage():
 
 def test_exactly_the_listed_changes_of_stage_happen():
     """The search covers every order of the events, with restarts between them."""
-    assert changes_of_stage() == {(*change, event) for change, causes in TRANSITIONS.items() for event in causes}
+    found = set().union(*(changes_of_stage(*run) for run in RUNS))
+    assert found == {(*change, event) for change, causes in TRANSITIONS.items() for event in causes}
+
+
+def test_a_round_of_held_models_waits_until_its_transfers_are_located_and_have_arrived():
+    state, _ = step(AgentState(0), Planned(ROUND_KEYS))
+    state, actions = step(state, Announced(HELD_ROUNDS[0]))
+    assert (state.stage, actions) == (Stage.FETCHING, (Locate(HELD_ROUNDS[0], TRAIN),))
+    nonce = state.mark.nonce
+    assert step(state, Located(b"another round's.", {})) == (state, ())
+    assert step(state, Located(nonce, {}))[1] == (Follow(()), Work(HELD_ROUNDS[0], TRAIN))
+    state, actions = step(state, Located(nonce, {"mean": ID}))
+    assert (state.stage, actions) == (Stage.FETCHING, (Follow(("mean",)),))
+    assert step(state, ModelArrived("mean", b"an earlier mean's"))[0].stage is Stage.FETCHING
+    assert step(state, ModelArrived("mean", ID))[1] == (Work(HELD_ROUNDS[0], TRAIN),)
+
+
+def test_a_round_whose_states_are_out_of_reach_is_skipped():
+    state, _ = step(AgentState(0), Planned(ROUND_KEYS))
+    state, _ = step(state, Announced(HELD_ROUNDS[0]))
+    state, actions = step(state, WorkFailed(state.mark.nonce))
+    assert (state.stage, state.done, actions) == (Stage.IDLE, True, ())
 
 
 def test_the_diagram_shows_every_change_of_stage():

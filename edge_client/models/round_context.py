@@ -1,0 +1,48 @@
+"""The keys and states of one round, as a job needs them to mask an update, sign a statement and seal checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edge_client.models.checkpoints import seal_checkpoint
+from shoal.protocol.codec import encode
+from shoal.protocol.states import SealedCheckpoints
+
+if TYPE_CHECKING:
+    from crypto.mask.derivation import MaskKey
+    from crypto.mask.schedule import RoundKeys
+    from crypto.seal.identity import Identity
+    from edge_client.models.states import ModelState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundContext:
+    """What a job needs besides the models, in a run with round keys.
+
+    Attributes:
+        keys: the round's keys.
+        derive_mask: derives the round's mask at its first call; a job calls it, since that takes milliseconds.
+        key_id: names the mask.
+        statement: the device's signed statement about the states that it holds.
+        to_seal: states of which the upload carries checkpoints, by offered model.
+        task: the encoded task bundle, which each checkpoint contains.
+    """
+
+    keys: RoundKeys
+    derive_mask: Callable[[], MaskKey]
+    key_id: bytes
+    statement: bytes
+    to_seal: Mapping[int, ModelState]
+    task: bytes
+
+    def attachment(self, identity: Identity) -> bytes:
+        """Return the checkpoints to attach to the upload, sealed by ``identity``; empty if none are asked for."""
+        if not self.to_seal:
+            return b""
+        sealed = [
+            seal_checkpoint(identity, self.keys, state, self.task).payload for _, state in sorted(self.to_seal.items())
+        ]
+        head = SealedCheckpoints(tuple(sorted(self.to_seal)), tuple(map(len, sealed)))
+        return b"".join((encode(head), *sealed))

@@ -1,0 +1,325 @@
+"""The models that a device holds in a run with round keys: brought up to each round, stored, and handed to its jobs.
+
+Rules:
+
+- `HeldModels.locate` compares the states held with those that an assignment needs, and returns the transfers to fetch: means
+  of retained steps, and checkpoints of states that no step leads to.
+- `HeldModels.thetas` applies the steps once everything has arrived. The new states are durable, and the keys of the rounds
+  applied are erased, before a job sees a model.
+- A device whose state has another digest than the certified one drops that state and takes a checkpoint in a later round.
+
+Example: a device holds state (0, 6), and round 8 is announced with the steps of rounds 6 and 7. It fetches the mean of round
+7, makes (0, 7), stores it, trains from it, and signs its digest in the upload.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from crypto.mask.derivation import MaskKey, derive, key_id, segment_keys
+from crypto.mask.masking import unmask
+from crypto.seal.signed import peek_document
+from edge_client.models.catching_up import CatchUp, catch_up
+from edge_client.models.checkpoints import open_checkpoint
+from edge_client.models.round_context import RoundContext
+from edge_client.models.states import ModelState, ModelStates
+from edge_client.run.policy import check_mean
+from shoal.errors import IntegrityError, MissingStateError, ShoalError, UntrustedError
+from shoal.membership.statements import check_certificate, sign_statement
+from shoal.protocol.codec import decode_prefix
+from shoal.protocol.messages import SHARED_MODEL, Announcement, Assignment
+from shoal.protocol.states import (
+    CheckpointRef,
+    HeldState,
+    MeanHeader,
+    MeanRef,
+    RoundModels,
+    StateCertificate,
+    StateId,
+    Statement,
+    Step,
+)
+from shoal.types import MaskedVector
+
+if TYPE_CHECKING:
+    from edge_client.followed_run import Run
+    from edge_client.membership import DeviceMembership
+    from edge_client.models.store import StateStore
+    from shoal.protocol.documents import Roster, RunPlan
+    from shoal.types import Float32Vector
+
+
+class HeldModels:
+    """The models of one run with round keys.
+
+    Args:
+        run: the run that the device follows.
+        membership: keys and fleet.
+        store: the run's states and keys on disk.
+        states: the states that it holds.
+    """
+
+    def __init__(self, run: Run, membership: DeviceMembership, store: StateStore, states: ModelStates) -> None:
+        self._run = run
+        self._membership = membership
+        self._store = store
+        self._states = states
+        self._masks: dict[int, dict[str, MaskKey]] = {}
+        self._way = CatchUp((), (), (), frozenset(), frozenset())
+        self._certified: dict[StateId, bytes] = {}
+        self._statements = StateCertificate(())
+        self._refs: dict[str, tuple[int, MeanRef] | CheckpointRef] = {}
+        self._means: dict[str, Float32Vector] = {}
+        self._opened: dict[str, ModelState] = {}
+
+    @property
+    def states(self) -> ModelStates:
+        """The states held after the last round that the device took part in."""
+        return self._states
+
+    def locate(self, announcement: Announcement, assignment: Assignment) -> dict[str, bytes]:
+        """Return the transfers that the assignment needs, as topic label -> transfer id.
+
+        Args:
+            announcement: one that `edge_client.run.policy` has checked.
+            assignment: this device's.
+
+        Raises:
+            MissingStateError: a state is needed that neither the retained steps nor the announced checkpoints give.
+            NotEnrolledError: the keys of the announced version have not arrived.
+        """
+        held = _held(announcement)
+        self._follow_version(held.key_version, announcement.round)
+        steps = [retained.step for retained in held.steps]
+        wanted = needed_states(held, assignment)
+        self._certified = certified_states(held, self._states.digests(), self._run.plan, self._membership.roster)
+        way = self._compare(self._states.digests(), steps, wanted)
+        useful = set(way.missing) & self._certified.keys()
+        refs = {ref.state: ref for ref in held.checkpoints if ref.state in useful and self._store.has_keys(ref.round)}
+        if way.missing and refs.keys() >= set(way.missing):
+            in_step = {id_: d for id_, d in self._states.digests().items() if id_ not in way.out_of_step}
+            way = self._compare(in_step | {id_: self._certified[id_] for id_ in refs}, steps, wanted)
+            lacking = set(way.missing)
+        else:
+            lacking = set(way.missing) - refs.keys()
+        if lacking:
+            raise MissingStateError(f"states {_names(lacking)} can't be made from those held")
+        self._way, self._statements = way, StateCertificate(held.statements)
+        self._refs = {ref.label: ref for ref in refs.values()}
+        for step in way.steps:
+            means = next(r.means for r in held.steps if r.step.round == step.round)
+            added = {recipe.model for recipe in step.recipes if recipe.mean is not None}
+            self._refs |= {mean.label: (step.round, mean) for mean in means if mean.model in added}
+        self._take_keys(announcement.round)
+        return {label: _ref(found).transfer for label, found in self._refs.items()}
+
+    def _compare(self, digests: Mapping[StateId, bytes], steps: Sequence[Step], wanted: frozenset[StateId]) -> CatchUp:
+        certified = self._certified
+        return catch_up(digests, steps, wanted=wanted, has_keys=self._store.has_keys, certified=certified)
+
+    def _follow_version(self, key_version: int, round_: int) -> None:
+        """Continue under the key version that the announcement names, if it is newer than that of the chain."""
+        if key_version < self._store.key_version:
+            raise UntrustedError(f"a round under keys of roster {key_version}, after {self._store.key_version}")
+        if key_version > self._store.key_version:
+            plan, version = self._run.plan, self._membership.version_key(key_version)
+            version.skip_to_run(plan.run)
+            chain = version.begin_run(plan.run_id, 0)
+            chain.skip_to(round_)
+            self._store.renew(chain)
+            # Last: after a crash in between, the version's secret gives the same chain again.
+            self._membership.keep_version(version)
+
+    def _take_keys(self, announced: int) -> None:
+        """Take the keys of all rounds that are needed, in ascending order: the chain erases those that it passes."""
+        rounds = {announced, *(step.round for step in self._way.steps)}
+        rounds |= {found.round for found in self._refs.values() if isinstance(found, CheckpointRef)}
+        for round_ in sorted(rounds):
+            self._store.take(round_)
+
+    def take(self, label: str, transfer: bytes, plain: memoryview) -> bool:
+        """Check and open a mean or a checkpoint; return False if it is not one that the device waits for.
+
+        Raises:
+            UntrustedError, IntegrityError: it is not the one that was announced, or is damaged.
+        """
+        found = self._refs.get(label)
+        if found is None or _ref(found).transfer != transfer:
+            return False
+        if isinstance(found, CheckpointRef):
+            self._opened[label] = self._open(found, plain)
+        else:
+            self._means[label] = self._unmask(found[0], found[1].model, plain)
+        return True
+
+    def _open(self, ref: CheckpointRef, sealed: memoryview) -> ModelState:
+        plan = self._run.plan
+        state, _ = open_checkpoint(
+            sealed,
+            self._statements,
+            wanted=ref.state,
+            keys=self._store.take(ref.round),
+            roster=self._membership.roster,
+            length=length_of(plan, ref.state),
+            min_contributors=plan.min_contributors,
+            most_task_bytes=len(self._run.bundle.to_bytes()),
+        )
+        return state
+
+    def _unmask(self, round_: int, model: int, plain: memoryview) -> Float32Vector:
+        header, body = decode_prefix(plain, MeanHeader)
+        if (header.round, header.model) != (round_, model):
+            raise UntrustedError(f"the mean of model {header.model} in round {header.round} under another label")
+        masked = np.frombuffer(body, "<f4").astype(np.float32) if len(body) % 4 == 0 else np.empty(0, np.float32)
+        # A hostile vector may overflow: `check_mean` refuses the norm that results, inf or NaN.
+        with np.errstate(over="ignore", invalid="ignore"):
+            norm = float(np.sqrt(np.dot(masked, masked)))
+        check_mean(header, self._run.plan, segment_of(self._run.plan, model), len(body), norm)
+        return unmask(MaskedVector(masked, header.key_id), self._mask(round_)[header.segment])
+
+    def drop(self, label: str) -> None:
+        """Drop what was received under ``label``."""
+        self._means.pop(label, None)
+        self._opened.pop(label, None)
+
+    def thetas(self, announcement: Announcement, assignment: Assignment) -> dict[int, Float32Vector]:
+        """Bring the states up to the round, store them, and return the assignment's candidates, theta (d,) float32 by model.
+
+        Raises:
+            MissingStateError: a state that was made has another digest than the certified one.
+            IntegrityError: a step gives a model that is not finite.
+            StorageError: the states can't be stored; the old ones are still there.
+        """
+        held, way = _held(announcement), self._way
+        in_step = self._states.keep(self._states.held.keys() - set(way.out_of_step))
+        states = in_step.with_states(self._opened.values())
+        means = {(f[0], f[1].model): self._means[label] for label, f in self._refs.items() if isinstance(f, tuple)}
+        for step in way.steps:
+            of_round = {model: mean for (round_, model), mean in means.items() if round_ == step.round}
+            states = states.apply(step, of_round, self._store.take(step.round), span_of=self._span_of)
+        wrong = {id_ for id_, digest in self._certified.items() if states.digests().get(id_, digest) != digest}
+        states = states.keep(way.keep - wrong)
+        self._store.commit(states, applied=announcement.round - 1, waiting=way.waiting)
+        self._states = states
+        self._means, self._opened = {}, {}
+        self._masks = {r: masks for r, masks in self._masks.items() if r >= announcement.round}
+        if wrong:
+            raise MissingStateError(f"states {_names(wrong)} differ from those of the other devices")
+        return {model: self._theta(held, model) for model in assignment.candidates}
+
+    def context(self, announcement: Announcement, assignment: Assignment) -> RoundContext:
+        """Return the context of the job; call it after `thetas`."""
+        held, round_, member = _held(announcement), announcement.round, self._membership
+        asked = {model: held.state_of(model) for model in assignment.seal}
+        statement = sign_statement(member.identity, self._states.statement(member.name, round_))
+        keys, plan = self._store.take(round_), self._run.plan
+        return RoundContext(
+            keys=keys,
+            derive_mask=lambda: self._mask(round_)[""],
+            key_id=key_id(keys.mask, keys.context(plan.task_digest, plan.mode, plan.mask_segments)),
+            statement=statement,
+            to_seal={m: self._states.held[at] for m, at in asked.items() if at is not None and at in self._states.held},
+            task=self._run.bundle.to_bytes(),
+        )
+
+    def _theta(self, held: RoundModels, model: int) -> Float32Vector:
+        plan, shared = self._run.plan, held.state_of(SHARED_MODEL)
+        if shared is None:
+            return self._vector(held, model)
+        theta = np.empty(plan.length, np.float32)
+        theta[plan.span("shared")] = self._vector(held, SHARED_MODEL)
+        theta[plan.span("cluster")] = self._vector(held, model)
+        return theta
+
+    def _vector(self, held: RoundModels, model: int) -> Float32Vector:
+        at = held.state_of(model)
+        assert at is not None, "the policy has checked that candidates are offered"
+        theta = self._states.held[at].theta
+        # An origin is a whole vector; with weight sharing, later states are segments.
+        return theta[self._span_of(model)] if at.round == 0 else theta
+
+    def _span_of(self, model: int) -> slice:
+        return self._run.plan.span(segment_of(self._run.plan, model))
+
+    def _mask(self, round_: int) -> dict[str, MaskKey]:
+        found = self._masks.get(round_)
+        if found is None:
+            plan, keys = self._run.plan, self._store.take(round_)
+            context = keys.context(plan.task_digest, plan.mode, plan.mask_segments)
+            found = self._masks[round_] = segment_keys(derive(keys.mask, context))
+        return found
+
+
+def segment_of(plan: RunPlan, model: int) -> str:
+    """Return the segment that the means and later states of a model have; empty if they are whole vectors."""
+    if len(plan.segments) == 1:
+        return ""
+    return "shared" if model == SHARED_MODEL else "cluster"
+
+
+def length_of(plan: RunPlan, state: StateId) -> int:
+    """Return the number of coordinates of a state; origins are whole vectors."""
+    span = plan.span("" if state.round == 0 else segment_of(plan, state.model))
+    return int(span.stop - span.start)
+
+
+def needed_states(held: RoundModels, assignment: Assignment) -> frozenset[StateId]:
+    """Return the states of an assignment's candidates and, with weight sharing, that of the shared segment."""
+    named = (held.state_of(model) for model in (*assignment.candidates, SHARED_MODEL))
+    return frozenset(at for at in named if at is not None)
+
+
+def certified_states(
+    held: RoundModels, own: Mapping[StateId, bytes], plan: RunPlan, roster: Roster
+) -> dict[StateId, bytes]:
+    """Return the digest of each state of an announced checkpoint that enough devices have signed.
+
+    Args:
+        held: the announced models.
+        own: digests of the states that this device holds; a signature is verified only where they differ.
+        plan: the run's plan.
+        roster: the newest roster.
+    """
+    named: dict[StateId, Counter[bytes]] = defaultdict(Counter)
+    for signed in held.statements:
+        try:
+            for state in peek_document(signed, Statement).states:
+                named[state.state][state.digest] += 1
+        except IntegrityError:
+            continue  # the aggregator passed on bytes that are no statement
+    found = {}
+    for ref in held.checkpoints:
+        (digest, _), *_ = named[ref.state].most_common(1) or [(b"", 0)]
+        if digest and own.get(ref.state) != digest:
+            try:
+                check_certificate(
+                    StateCertificate(held.statements),
+                    HeldState(ref.state.model, ref.state.round, digest),
+                    fleet=plan.fleet,
+                    run_id=plan.run_id,
+                    roster=roster,
+                    min_contributors=plan.min_contributors,
+                )
+            except ShoalError:
+                continue  # too few signatures: the device believes its own state
+        if digest:
+            found[ref.state] = digest
+    return found
+
+
+def _held(announcement: Announcement) -> RoundModels:
+    if announcement.held is None:
+        raise IntegrityError("an announcement without the models of a run with round keys")
+    return announcement.held
+
+
+def _ref(found: tuple[int, MeanRef] | CheckpointRef) -> MeanRef | CheckpointRef:
+    return found if isinstance(found, CheckpointRef) else found[1]
+
+
+def _names(states: set[StateId]) -> str:
+    return ", ".join(f"{s.round} of model {s.model}" for s in sorted(states))

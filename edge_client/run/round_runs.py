@@ -1,0 +1,227 @@
+"""The start of a run with round keys on a device: with its run package, from the disk, or late with a checkpoint.
+
+- `open_round_run` opens the run package under round 0 of the run's chain; `keep_round_run` makes the run durable.
+- `resume_round_run` continues after a restart. The keys of round 0 are erased by then, so the task is stored in clear.
+- `LateStart` begins a run whose package this device can't open, since it was admitted under a newer key version: task and
+  first state come from a checkpoint.
+
+Order of the writes: the run's chain and states, the run package, and last the version's secret, stepped past this run. After a
+crash in between, the secret that is still there gives the same chain again.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from crypto.seal.envelope import GroupKey, open_from_group, read_head
+from edge_client.followed_run import Run
+from edge_client.models.checkpoints import CONTENT_LABEL, open_checkpoint
+from edge_client.models.states import ModelStates
+from edge_client.models.store import StateStore
+from edge_client.run.held_models import HeldModels, length_of
+from edge_client.run.package import open_plan, origins_purpose, reopen, task_of, task_purpose
+from edge_client.run.policy import check_announcement
+from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError
+from shoal.membership.grants import OWNER_NAME
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.documents import RunPackage
+from shoal.protocol.states import StateCertificate
+
+if TYPE_CHECKING:
+    from crypto.mask.schedule import RoundKeys, RunChain, VersionKey
+    from edge_client.membership import DeviceMembership
+    from edge_client.storage.state import DeviceState
+    from shoal.protocol.documents import RunPlan
+    from shoal.protocol.messages import Announcement
+    from shoal.protocol.states import CheckpointRef
+    from shoal.task.bundle import TaskBundle
+    from shoal.types import Float32Vector
+
+LOG = logging.getLogger("shoal.edge")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRun:
+    """A run with round keys that a device has opened and not stored yet.
+
+    Attributes:
+        run: plan and task.
+        version: the version's secret, stepped past this run.
+        chain: the run's chain, at the first round whose keys the device may need.
+        states: the states that it begins with.
+    """
+
+    run: Run
+    version: VersionKey
+    chain: RunChain
+    states: ModelStates
+
+
+def open_round_run(package: bytes, membership: DeviceMembership) -> RoundRun:
+    """Return the run of a package, with its task, and its origins as states.
+
+    Raises:
+        NotEnrolledError: the device lacks the key version under which the package is sealed.
+        UntrustedError: the package is not from the owner, or not sealed under the run's keys.
+        IntegrityError: task or origins do not fit the plan, or the keys of the run are erased.
+    """
+    parts, plan = decode(package, RunPackage), open_plan(package, membership)
+    version, chain = _chain_of(plan, plan.key_version, membership)
+    keys = chain.take()
+    raw = _open(parts.origins, origins_purpose(plan.run_id), keys, membership)
+    if len(raw) != 4 * plan.origins * plan.length:
+        raise IntegrityError(f"{len(raw)} bytes of origins, not {plan.origins} of {plan.length} coordinates")
+    origins = np.frombuffer(raw, "<f4").astype(np.float32).reshape(plan.origins, plan.length)
+    if not np.isfinite(origins).all():
+        raise IntegrityError("origins that are not finite")
+    bundle = task_of(_open(parts.task, task_purpose(plan.task_digest), keys, membership), plan)
+    states = ModelStates.of_origins({i: origin.copy() for i, origin in enumerate(origins)}, keys)
+    return RoundRun(
+        run=_run(plan, bundle=bundle, generation=plan.key_version), version=version, chain=chain, states=states
+    )
+
+
+def keep_round_run(begun: RoundRun, package: bytes, membership: DeviceMembership, files: DeviceState) -> HeldModels:
+    """Make a run durable that begins, erase keys and states of the one before, and return the models held."""
+    store = StateStore.begin(membership.directory, begun.chain)
+    store.commit(begun.states, applied=begun.chain.next_round - 1)
+    plan = decode(package, RunPackage).plan
+    files.save_run(encode(RunPackage(plan, begun.run.bundle.to_bytes(), b"")))
+    membership.keep_version(begun.version)
+    return HeldModels(begun.run, membership, store, begun.states)
+
+
+def resume_round_run(package: bytes, membership: DeviceMembership) -> tuple[Run, HeldModels]:
+    """Return the run that `keep_round_run` stored, and the models held.
+
+    Raises:
+        IntegrityError: the stored states are damaged or of another run.
+    """
+    plan = open_plan(package, membership)
+    store = StateStore.open(membership.directory)
+    if store is None or store.run_id != plan.run_id:
+        raise IntegrityError("the stored model states are of another run")
+    states, errors = store.load()
+    for error in errors:
+        LOG.warning("a model state is lost", extra={"kv": {"reason": error, "hint": error.hint}})
+    run = stored_run(package, None, membership)
+    _finish_keeping(plan, store.key_version, membership)
+    return run, HeldModels(run, membership, store, states)
+
+
+def stored_run(package: bytes, epoch: bytes | None, membership: DeviceMembership) -> Run:
+    """Return plan and task of the run that a device has stored, without its models.
+
+    Args:
+        package: the stored package.
+        epoch: the start of its mask epoch, of a run without round keys.
+        membership: keys and fleet.
+
+    Raises:
+        UntrustedError, IntegrityError: the package is not the owner's, or damaged.
+    """
+    plan = open_plan(package, membership)
+    if plan.keys != "round":
+        return reopen(package, epoch, membership)
+    bundle = task_of(memoryview(decode(package, RunPackage).task), plan)
+    return _run(plan, bundle=bundle, generation=plan.key_version)
+
+
+def _finish_keeping(plan: RunPlan, key_version: int, membership: DeviceMembership) -> None:
+    """Step the version's secret past the run if a crash came before that write of `keep_round_run`."""
+    try:
+        version = membership.version_key(key_version)
+    except NotEnrolledError:
+        return  # a newer version is in force
+    if version.next_run <= plan.run:
+        version, _ = _chain_of(plan, key_version, membership)
+        membership.keep_version(version)
+
+
+class LateStart:
+    """Begins a run from a checkpoint, on a device that was admitted after its run package was sealed.
+
+    Attributes:
+        plan: the run's plan, signed by the owner.
+        package: the run package as received.
+    """
+
+    def __init__(self, plan: RunPlan, package: bytes) -> None:
+        self.plan = plan
+        self.package = package
+        self._announcement: Announcement | None = None
+        self._ref: CheckpointRef | None = None
+
+    def locate(self, announcement: Announcement) -> dict[str, bytes]:
+        """Return the transfer to fetch, as topic label -> transfer id; empty if no checkpoint is sealed under our keys yet.
+
+        Raises:
+            UntrustedError: the plan does not allow the announcement.
+        """
+        check_announcement(announcement, self.plan)
+        held = announcement.held
+        assert held is not None
+        found = [ref for ref in held.checkpoints if ref.key_version == held.key_version]
+        self._announcement, self._ref = announcement, found[0] if found else None
+        return {ref.label: ref.transfer for ref in found[:1]}
+
+    def take(
+        self, label: str, transfer: bytes, sealed: memoryview, membership: DeviceMembership, most_task_bytes: int
+    ) -> RoundRun | None:
+        """Return the run that a received checkpoint begins; None if it is not the one that was located.
+
+        Raises:
+            NotEnrolledError: the keys of the announced version have not arrived.
+            UntrustedError, IntegrityError: the checkpoint is not certified, or damaged, or its task is not the plan's.
+        """
+        ref, announcement, plan = self._ref, self._announcement, self.plan
+        if (
+            ref is None
+            or announcement is None
+            or announcement.held is None
+            or (label, transfer) != (ref.label, ref.transfer)
+        ):
+            return None
+        version, chain = _chain_of(plan, ref.key_version, membership)
+        chain.skip_to(ref.round)
+        # From a copy: the chain that is stored must still give the keys of this round, whose mean may be needed.
+        _, opening = _chain_of(plan, ref.key_version, membership)
+        opening.skip_to(ref.round)
+        state, task = open_checkpoint(
+            sealed,
+            StateCertificate(announcement.held.statements),
+            wanted=ref.state,
+            keys=opening.take(),
+            roster=membership.roster,
+            length=length_of(plan, ref.state),
+            min_contributors=plan.min_contributors,
+            most_task_bytes=most_task_bytes,
+        )
+        states = ModelStates(plan.fleet, plan.run_id, {state.id: state})
+        run = _run(plan, bundle=task_of(memoryview(task), plan), generation=ref.key_version)
+        return RoundRun(run=run, version=version, chain=chain, states=states)
+
+
+def _chain_of(plan: RunPlan, key_version: int, membership: DeviceMembership) -> tuple[VersionKey, RunChain]:
+    """Return a version's secret, stepped past the plan's run, and the run's chain at round 0."""
+    version = membership.version_key(key_version)
+    version.skip_to_run(plan.run)
+    chain = version.begin_run(plan.run_id, 0)
+    return version, chain
+
+
+def _run(plan: RunPlan, *, bundle: TaskBundle, generation: int) -> Run:
+    none: Float32Vector = np.empty((0, plan.length), np.float32)
+    return Run(plan=plan, bundle=bundle, origins=none, generation=generation)
+
+
+def _open(sealed: bytes, purpose: str, keys: RoundKeys, membership: DeviceMembership) -> memoryview:
+    head, at = read_head(sealed)
+    if (head.fleet, head.purpose, head.sender) != (membership.fleet, purpose, OWNER_NAME):
+        raise UntrustedError(f"a sealed {head.purpose.split('/')[0]} that is not this run's")
+    group = GroupKey(keys.fleet, CONTENT_LABEL, keys.content)
+    return open_from_group(group, sealed, head, at, membership.owner_key)
