@@ -36,7 +36,6 @@ from edge_client.run.models import ModelStore
 from edge_client.storage.state import DeviceState
 from shoal.errors import (
     IntegrityError,
-    MissingStateError,
     NotEnrolledError,
     ShoalError,
     StorageError,
@@ -527,10 +526,14 @@ class DeviceRuntime:
         assert isinstance(self._models, HeldModels)
         try:
             transfers = self._models.locate(announcement, assignment)
-        except (MissingStateError, NotEnrolledError, UntrustedError) as error:
+            early = self._models.take_early()
+        except (IntegrityError, NotEnrolledError, UntrustedError) as error:
             self._skip(announcement, error)
             return
-        self._step(agent.Located(announcement.nonce, transfers))
+        ahead = self._models.labels_ahead(announcement, assignment)
+        self._step(agent.Located(announcement.nonce, transfers, ahead))
+        for label, transfer in early.items():
+            self._step(agent.ModelArrived(label, transfer))
 
     def _work(self, announcement: Announcement, assignment: Assignment) -> None:
         assert self._models is not None
@@ -543,6 +546,9 @@ class DeviceRuntime:
         self._worker.submit(
             job, lambda result: self._hand_back(lambda: self.on_result(announcement, assignment, result, thetas))
         )
+        if isinstance(self._models, HeldModels):
+            # While the job trains. Its result is handed back to this thread, so no upload leaves before this returns.
+            self._models.store(announcement)
 
     def remember_end(self) -> None:
         """Record that the run's end was reported, if it has ended, so that it is not counted again after a restart."""

@@ -198,6 +198,22 @@ class StateStore:
         self._chain, self.pending = chain, pending
         return keys
 
+    def peek(self, round_: int) -> RoundKeys:
+        """Return the keys of a round without a step of the stored chain: nothing masked with them may leave the device yet.
+
+        The next `commit` that takes the round gives the same keys.
+
+        Raises:
+            IntegrityError: the keys of the round are erased, or it is too far ahead.
+        """
+        if round_ in self.pending:
+            return self.pending[round_]
+        chain = self._copy_of_chain()
+        if round_ < chain.next_round:
+            raise IntegrityError(f"the keys of round {round_} are erased", hint=STATE_HINT)
+        chain.skip_to(round_)
+        return chain.take()
+
     def renew(self, chain: RunChain) -> None:
         """Continue the run under a newer key version, durably, and erase the chain of the older one.
 
@@ -236,7 +252,9 @@ class StateStore:
         self._held = tuple(held for held in self._held if held.state in found)
         return ModelStates(self._chain.fleet, self.run_id, found), tuple(errors)
 
-    def commit(self, states: ModelStates, *, applied: int, waiting: Collection[int] = ()) -> None:
+    def commit(
+        self, states: ModelStates, *, applied: int, waiting: Collection[int] = (), taking: int | None = None
+    ) -> None:
         """Make ``states`` the states held, durably, then erase the keys of the rounds up to ``applied``.
 
         Rounds that the device never took are erased as well: the chain steps over them.
@@ -245,6 +263,7 @@ class StateStore:
             states: all states to hold.
             applied: the newest round whose step is applied, or made up for by checkpoints; 0 if there is none yet.
             waiting: rounds up to it whose keys stay, see `edge_client.models.catching_up.CatchUp`.
+            taking: a later round whose keys are taken in the same write, as by `take`.
 
         Raises:
             ConfigError: a file can't be written; the old states and keys are still there.
@@ -260,6 +279,8 @@ class StateStore:
         chain = self._copy_of_chain()
         _take_all(chain, [r for r in sorted(waiting) if r >= chain.next_round], pending)
         chain.skip_to(max(chain.next_round, applied + 1))
+        if taking is not None and taking >= chain.next_round:
+            _take_all(chain, [taking], pending)
         if (held, pending, chain.next_round) != (self._held, self.pending, self._chain.next_round):
             self._write_index(chain, pending, held)
         self._held, self._chain, self.pending = held, chain, pending

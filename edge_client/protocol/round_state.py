@@ -95,10 +95,14 @@ class ModelArrived:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The transfers that the assignment of the round with ``nonce`` needs: topic label -> transfer id."""
+    """The transfers that the assignment of the round with ``nonce`` needs: topic label -> transfer id.
+
+    ``ahead``: labels at which the next round's transfers are expected.
+    """
 
     nonce: bytes
     transfers: Mapping[str, bytes]
+    ahead: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,10 +246,10 @@ def step(state: AgentState, event: Event) -> Transition:
         case ModelArrived(label, transfer):
             state = dataclasses.replace(state, models={**state.models, label: transfer})
             return _maybe_work(state) if state.stage is Stage.FETCHING else (state, ())
-        case Located(nonce, transfers):
+        case Located(nonce, transfers, ahead):
             if state.stage is not Stage.FETCHING or nonce != state.mark.nonce:
                 return state, ()
-            return _fetch(state, transfers)
+            return _fetch(state, transfers, ahead)
         case WorkDone():
             return _work_done(state, event)
         case WorkFailed(nonce):
@@ -328,10 +332,10 @@ def _announced(state: AgentState, announcement: Announcement) -> Transition:
     return state, (*stop, *do)
 
 
-def _fetch(state: AgentState, needed: Mapping[str, bytes]) -> Transition:
+def _fetch(state: AgentState, needed: Mapping[str, bytes], ahead: tuple[str, ...] = ()) -> Transition:
     kept = {label: t for label, t in state.models.items() if label in needed}
     state, do = _maybe_work(dataclasses.replace(state, models=kept, needed=needed))
-    return state, (Follow(tuple(sorted(needed))), *do)
+    return state, (Follow(tuple(sorted({*needed, *ahead}))), *do)
 
 
 def needed_models(announcement: Announcement, assignment: Assignment) -> tuple[ModelRef, ...]:

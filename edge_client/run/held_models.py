@@ -4,8 +4,8 @@ Rules:
 
 - `HeldModels.locate` compares the states held with those that an assignment needs, and returns the transfers to fetch: means
   of retained steps, and checkpoints of states that no step leads to.
-- `HeldModels.thetas` applies the steps once everything has arrived. The new states are durable, and the keys of the rounds
-  applied are erased, before a job sees a model.
+- `HeldModels.thetas` applies the steps once everything has arrived. `HeldModels.store` makes the new states durable, erases
+  the keys of the rounds applied and takes those of the open round. It runs while the job trains, and before the upload leaves.
 - A device whose state has another digest than the certified one drops that state and takes a checkpoint in a later round.
 
 Example: a device holds state (0, 6), and round 8 is announced with the steps of rounds 6 and 7. It fetches the mean of round
@@ -42,6 +42,7 @@ from shoal.protocol.states import (
     StateId,
     Statement,
     Step,
+    mean_number,
 )
 from shoal.types import MaskedVector
 
@@ -75,6 +76,7 @@ class HeldModels:
         self._refs: dict[str, tuple[int, MeanRef] | CheckpointRef] = {}
         self._means: dict[str, Float32Vector] = {}
         self._opened: dict[str, ModelState] = {}
+        self._early: dict[str, tuple[bytes, bytes]] = {}
 
     @property
     def states(self) -> ModelStates:
@@ -114,7 +116,6 @@ class HeldModels:
             means = next(r.means for r in held.steps if r.step.round == step.round)
             added = {recipe.model for recipe in step.recipes if recipe.mean is not None}
             self._refs |= {mean.label: (step.round, mean) for mean in means if mean.model in added}
-        self._take_keys(announcement.round)
         return {label: _ref(found).transfer for label, found in self._refs.items()}
 
     def _compare(self, digests: Mapping[StateId, bytes], steps: Sequence[Step], wanted: frozenset[StateId]) -> CatchUp:
@@ -134,22 +135,40 @@ class HeldModels:
             # Last: after a crash in between, the version's secret gives the same chain again.
             self._membership.keep_version(version)
 
-    def _take_keys(self, announced: int) -> None:
-        """Take the keys of all rounds that are needed, in ascending order: the chain erases those that it passes."""
-        rounds = {announced, *(step.round for step in self._way.steps)}
-        rounds |= {found.round for found in self._refs.values() if isinstance(found, CheckpointRef)}
-        for round_ in sorted(rounds):
-            self._store.take(round_)
+    def labels_ahead(self, announcement: Announcement, assignment: Assignment) -> tuple[str, ...]:
+        """Return the labels at which the means of this round will be published, before the next announcement.
+
+        A device that does not take part in every round would receive an earlier mean there for nothing, so it gets none.
+        """
+        plan, group = self._run.plan, self._membership.group
+        if plan.participation < 1:
+            return ()
+        models = {*assignment.candidates, *([SHARED_MODEL] if len(plan.segments) > 1 else [])}
+        return tuple(group.topic_label(plan.run_id, mean_number(m, announcement.round)) for m in sorted(models))
+
+    def take_early(self) -> dict[str, bytes]:
+        """Open what arrived before it was announced; return label -> transfer id of what the device waits for."""
+        early, self._early = self._early, {}
+        return {
+            label: transfer
+            for label, (transfer, plain) in early.items()
+            if self._awaits(label, transfer) and self.take(label, transfer, memoryview(plain))
+        }
+
+    def _awaits(self, label: str, transfer: bytes) -> bool:
+        found = self._refs.get(label)
+        return found is not None and _ref(found).transfer == transfer
 
     def take(self, label: str, transfer: bytes, plain: memoryview) -> bool:
-        """Check and open a mean or a checkpoint; return False if it is not one that the device waits for.
+        """Check and open a mean or a checkpoint; return False if it is not announced yet, and store it for `take_early`.
 
         Raises:
             UntrustedError, IntegrityError: it is not the one that was announced, or is damaged.
         """
-        found = self._refs.get(label)
-        if found is None or _ref(found).transfer != transfer:
+        if not self._awaits(label, transfer):
+            self._early[label] = transfer, bytes(plain)
             return False
+        found = self._refs[label]
         if isinstance(found, CheckpointRef):
             self._opened[label] = self._open(found, plain)
         else:
@@ -162,7 +181,7 @@ class HeldModels:
             sealed,
             self._statements,
             wanted=ref.state,
-            keys=self._store.take(ref.round),
+            keys=self._store.peek(ref.round),
             roster=self._membership.roster,
             length=length_of(plan, ref.state),
             min_contributors=plan.min_contributors,
@@ -185,14 +204,17 @@ class HeldModels:
         """Drop what was received under ``label``."""
         self._means.pop(label, None)
         self._opened.pop(label, None)
+        self._early.pop(label, None)
 
     def thetas(self, announcement: Announcement, assignment: Assignment) -> dict[int, Float32Vector]:
-        """Bring the states up to the round, store them, and return the assignment's candidates, theta (d,) float32 by model.
+        """Bring the states up to the round, and return the assignment's candidates, theta (d,) float32 by model.
+
+        The caller must call `store` before anything leaves the device; a job may start before.
 
         Raises:
             MissingStateError: a state that was made has another digest than the certified one.
             IntegrityError: a step gives a model that is not finite.
-            StorageError: the states can't be stored; the old ones are still there.
+            StorageError: as `store`.
         """
         held, way = _held(announcement), self._way
         in_step = self._states.keep(self._states.held.keys() - set(way.out_of_step))
@@ -200,23 +222,31 @@ class HeldModels:
         means = {(f[0], f[1].model): self._means[label] for label, f in self._refs.items() if isinstance(f, tuple)}
         for step in way.steps:
             of_round = {model: mean for (round_, model), mean in means.items() if round_ == step.round}
-            states = states.apply(step, of_round, self._store.take(step.round), span_of=self._span_of)
+            states = states.apply(step, of_round, self._store.peek(step.round), span_of=self._span_of)
         wrong = {id_ for id_, digest in self._certified.items() if states.digests().get(id_, digest) != digest}
-        states = states.keep(way.keep - wrong)
-        self._store.commit(states, applied=announcement.round - 1, waiting=way.waiting)
-        self._states = states
+        self._states = states.keep(way.keep - wrong)
         self._means, self._opened = {}, {}
         self._masks = {r: masks for r, masks in self._masks.items() if r >= announcement.round}
         if wrong:
+            self.store(announcement)
             raise MissingStateError(f"states {_names(wrong)} differ from those of the other devices")
         return {model: self._theta(held, model) for model in assignment.candidates}
+
+    def store(self, announcement: Announcement) -> None:
+        """Make the states of the round durable, erase the keys of earlier rounds, and take those of this one.
+
+        Raises:
+            StorageError: the disk is full or fails; the states and keys of the round before are still there.
+        """
+        round_ = announcement.round
+        self._store.commit(self._states, applied=round_ - 1, waiting=self._way.waiting, taking=round_)
 
     def context(self, announcement: Announcement, assignment: Assignment) -> RoundContext:
         """Return the context of the job; call it after `thetas`."""
         held, round_, member = _held(announcement), announcement.round, self._membership
         asked = {model: held.state_of(model) for model in assignment.seal}
         statement = sign_statement(member.identity, self._states.statement(member.name, round_))
-        keys, plan = self._store.take(round_), self._run.plan
+        keys, plan = self._store.peek(round_), self._run.plan
         return RoundContext(
             keys=keys,
             derive_mask=lambda: self._mask(round_)[""],
@@ -248,7 +278,7 @@ class HeldModels:
     def _mask(self, round_: int) -> dict[str, MaskKey]:
         found = self._masks.get(round_)
         if found is None:
-            plan, keys = self._run.plan, self._store.take(round_)
+            plan, keys = self._run.plan, self._store.peek(round_)
             context = keys.context(plan.task_digest, plan.mode, plan.mask_segments)
             found = self._masks[round_] = segment_keys(derive(keys.mask, context))
         return found

@@ -130,6 +130,30 @@ def test_the_step_of_the_chain_is_durable_before_keys_are_returned(directory):
     assert not again.has_keys(4)
 
 
+def test_keys_that_are_peeked_at_are_those_that_are_taken_and_change_nothing_on_the_disk(directory):
+    store = started(directory)
+    before = contents(directory)
+    peeked = store.peek(4)
+    assert contents(directory) == before
+    assert store.peek(3).content != peeked.content
+    assert StateStore.open(directory).take(4).content == peeked.content
+    with pytest.raises(IntegrityError, match="erased"):
+        StateStore.open(directory).peek(3)
+
+
+def test_a_commit_takes_the_keys_of_the_open_round_in_the_same_write(directory):
+    store = started(directory)
+    states, _ = store.load()
+    keys = store.peek(4)
+    store.commit(states, applied=3, taking=4)
+    opened = StateStore.open(directory)
+    assert opened.pending.keys() == {4}
+    assert opened.peek(4).content == keys.content
+    assert not opened.has_keys(3)
+    opened.commit(states, applied=3, taking=4)
+    assert StateStore.open(directory).pending.keys() == {4}, "announced again"
+
+
 def test_skipped_rounds_can_not_be_taken(directory):
     store = started(directory)
     store.take(5)

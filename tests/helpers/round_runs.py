@@ -1,0 +1,170 @@
+"""A run with round keys as the owner signs it, and the aggregator's part in it, made by hand for one device after another."""
+
+import dataclasses
+
+import numpy as np
+
+from crypto.mask.derivation import derive, segment_keys
+from crypto.mask.masking import mask
+from edge_client.models.checkpoints import seal_checkpoint
+from edge_client.run.round_runs import keep_round_run, open_round_run
+from edge_client.storage.state import DeviceState
+from shoal.owner.runs.plan import RunOptions, make_plan, write_run
+from shoal.protocol.codec import encode
+from shoal.protocol.messages import NO_ASSIGNMENT, SHARED_MODEL, Announcement, Assignment, Phase, Share
+from shoal.protocol.states import (
+    CheckpointRef,
+    MeanHeader,
+    MeanRef,
+    Offer,
+    Recipe,
+    RetainedStep,
+    RoundModels,
+    StateId,
+    Step,
+    Term,
+    checkpoint_number,
+    mean_number,
+)
+from tests.helpers.parties import Parties
+from tests.helpers.tasks import logistic_bundle
+
+INPUTS, CLASSES = 4, 3
+LENGTH = (INPUTS + 1) * CLASSES
+TRAIN = Assignment(Phase.TRAIN, (0,), Share.TRAIN, train=True, evaluate=False, margins=False)
+
+
+def origins(count=1):
+    """Return origins (count, LENGTH), float32."""
+    return np.random.default_rng(7).standard_normal((count, LENGTH)).astype(np.float32)
+
+
+class Scene:
+    """A fleet whose owner has signed one run with round keys.
+
+    Attributes:
+        parties: owner and members; package: the run package; plan: its plan.
+    """
+
+    def __init__(self, root, *names, bundle=None, start=None, **options):
+        self.parties = Parties(root, *names)
+        bundle = bundle or logistic_bundle(INPUTS, CLASSES)
+        given = {"algorithm": "fedavg", "rounds": 20, "mode": "rotation", "min_contributors": 2, **options}
+        self.plan = make_plan(self.parties.owner, bundle, RunOptions(keys="round", **given))
+        start = origins(self.plan.origins) if start is None else start
+        self.package = write_run(self.parties.owner, self.plan, bundle, start).read_bytes()
+        self.transfers = {}
+
+    def device(self, name):
+        """Return the models of a device that begins the run."""
+        member = self.parties.members[name]
+        begun = open_round_run(self.package, member)
+        return keep_round_run(begun, self.package, member, DeviceState(member.directory))
+
+    def announcement(self, round_, *, states=None, assignment=TRAIN, key_version=None, **held):
+        """Return the announcement of a round; ``states`` is model -> (model, round), by default each at round_ - 1."""
+        states = states or {0: (0, round_ - 1)}
+        offers = tuple(Offer(model, StateId(*at)) for model, at in sorted(states.items()))
+        plan = self.plan
+        return Announcement(
+            fleet=plan.fleet,
+            run=plan.run,
+            run_id=plan.run_id,
+            epoch=0,
+            key_id=bytes(16),
+            roster_sequence=plan.roster_sequence,
+            round=round_,
+            nonce=bytes([round_]) * 16,
+            deadline_s=60.0,
+            finished=round_ > plan.rounds,
+            models=(),
+            assignments=(assignment,),
+            assignment_of=(0, NO_ASSIGNMENT),
+            mode=plan.mode,
+            held=RoundModels(plan.key_version if key_version is None else key_version, offers, **held),
+        )
+
+    def chain(self, key_version=None):
+        """Return the run's chain, as the owner derives it."""
+        version = self.parties.owner.version_key
+        assert key_version in (None, version.number)
+        version.skip_to_run(self.plan.run)
+        return version.begin_run(self.plan.run_id, 0)
+
+    def keys(self, round_):
+        """Return the keys of a round."""
+        chain = self.chain()
+        chain.skip_to(round_)
+        return chain.take()
+
+    def step(self, round_, deltas, *, terms=None, key_id=None):
+        """Return the retained step in which each model moves by its delta, and keep the means to be sent.
+
+        Args:
+            round_: the round.
+            deltas: model -> (d,) float32 in clear, or None for a recipe without a mean.
+            terms: model -> (weight, model, round) of each state in its recipe; by default its last state.
+            key_id: in place of the id of the round's mask.
+        """
+        plan, keys = self.plan, self.keys(round_)
+        masks = segment_keys(derive(keys.mask, keys.context(plan.task_digest, plan.mode, plan.mask_segments)))
+        recipes, refs = [], []
+        for model, delta in sorted(deltas.items()):
+            given = (terms or {}).get(model, ((1.0, model, round_ - 1),))
+            recipes.append(
+                Recipe(model, round_, tuple(Term(m, r, w) for w, m, r in given), None if delta is None else 1.0)
+            )
+            if delta is None:
+                continue
+            segment = "" if len(plan.segments) == 1 else ("shared" if model == SHARED_MODEL else "cluster")
+            masked = mask(delta, masks[segment])
+            header = MeanHeader(
+                fleet=plan.fleet,
+                run_id=plan.run_id,
+                round=round_,
+                key_id=key_id or masked.key_id,
+                model=model,
+                length=len(delta),
+                segment=segment,
+            )
+            refs.append(
+                self._send(MeanRef, model, mean_number(model, round_), encode(header) + masked.values.tobytes())
+            )
+        step = Step(round_, tuple(recipes), tuple(sorted(r.state for r in recipes)))
+        return RetainedStep(step, tuple(refs))
+
+    def checkpoint(self, name, models, state, round_, *, task=None):
+        """Return the reference to a checkpoint that a device seals in a round, and keep it to be sent."""
+        held, member = models.states.held[StateId(*state)], self.parties.members[name]
+        keys = self.keys(round_)
+        task = logistic_bundle(INPUTS, CLASSES).to_bytes() if task is None else task
+        sealed = seal_checkpoint(member.identity, keys, held, task).payload
+        label = self.label(checkpoint_number(state[0]))
+        transfer = self._transfer(label, sealed)
+        return CheckpointRef(StateId(*state), round_, keys.key_version, label, transfer)
+
+    def label(self, number):
+        """Return a topic label."""
+        return self.parties.server.group.topic_label(self.plan.run_id, number)
+
+    def _send(self, kind, model, number, plain):
+        label = self.label(number)
+        return kind(model, label, self._transfer(label, plain), 3)
+
+    def _transfer(self, label, plain):
+        transfer = len(self.transfers).to_bytes(16, "big")
+        self.transfers[label, transfer] = plain
+        return transfer
+
+    def serve(self, models, announcement, assignment=TRAIN):
+        """Bring a device's models up to a round as the runtime does, and return its thetas."""
+        for label, transfer in models.locate(announcement, assignment).items():
+            assert models.take(label, transfer, memoryview(self.transfers[label, transfer]))
+        thetas = models.thetas(announcement, assignment)
+        models.store(announcement)
+        return thetas
+
+
+def changed(announcement, **changes):
+    """Return an announcement with other held models."""
+    return dataclasses.replace(announcement, held=dataclasses.replace(announcement.held, **changes))

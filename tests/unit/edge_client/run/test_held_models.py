@@ -1,0 +1,368 @@
+"""Models that a device holds: the way to each round by means and checkpoints, and what is refused on it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from edge_client.models.checkpoints import open_checkpoint
+from edge_client.models.states import ModelState
+from edge_client.run.held_models import certified_states, length_of, needed_states, segment_of
+from edge_client.run.round_runs import resume_round_run
+from edge_client.storage.state import DeviceState
+from shoal.errors import IntegrityError, KeyMismatchError, MissingStateError, NotEnrolledError, UntrustedError
+from shoal.membership.statements import sign_statement
+from shoal.protocol.codec import decode_prefix
+from shoal.protocol.documents import SegmentSpec
+from shoal.protocol.messages import SHARED_MODEL
+from shoal.protocol.states import SealedCheckpoints, StateCertificate, StateId, mean_number
+from tests.helpers.plans import run_plan
+from tests.helpers.round_runs import LENGTH, TRAIN, Scene, changed, origins
+
+ONE = np.ones(LENGTH, np.float32)
+NAMES = ("dev-1", "dev-2", "dev-3")
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return Scene(tmp_path, *NAMES)
+
+
+@pytest.fixture
+def models(scene):
+    return {name: scene.device(name) for name in NAMES}
+
+
+def statements(scene, models, round_, names=NAMES):
+    return tuple(
+        sign_statement(scene.parties.members[n].identity, models[n].states.statement(n, round_)) for n in names
+    )
+
+
+def damage(scene, models, at, factor=2.0):
+    """Replace a state that a device holds by another vector, with a digest that fits it."""
+    held = models.states.held[at]
+    theta = held.theta * np.float32(factor)
+    bad = ModelState.of(at, theta, run_id=scene.plan.run_id, digest_key=held.digest_key)
+    models._states = models.states.with_states([bad])
+
+
+def to_round(scene, models, rounds, names=NAMES):
+    """Let the devices take part in rounds 1 to ``rounds``; every mean is one in each coordinate. Return the retained steps."""
+    steps = ()
+    for round_ in range(1, rounds + 1):
+        announced = scene.announcement(round_, steps=steps)
+        for name in names:
+            scene.serve(models[name], announced)
+        steps = (*steps, scene.step(round_, {0: ONE}))[-2:]
+    return steps
+
+
+def test_a_device_adds_the_mean_of_each_round(scene, models):
+    steps = to_round(scene, models, 3)
+    theta = scene.serve(models["dev-1"], scene.announcement(4, steps=steps))[0]
+    assert np.abs(theta - (origins()[0] + 3)).max() < 1e-5
+    assert list(models["dev-1"].states.held) == [StateId(0, 3)]
+
+
+def test_devices_that_missed_no_round_and_one_hold_the_same_bits(scene, models):
+    steps = to_round(scene, models, 2, names=("dev-1", "dev-2"))
+    steps = to_round(scene, {"dev-3": models["dev-3"]}, 1, names=("dev-3",)) and steps
+    announced = scene.announcement(3, steps=steps)
+    for held in models.values():
+        scene.serve(held, announced)
+    assert len({held.states.held[StateId(0, 2)].digest for held in models.values()}) == 1
+
+
+def test_only_the_means_that_are_needed_are_fetched(scene, models):
+    steps = to_round(scene, models, 3)
+    announced = scene.announcement(4, steps=steps)
+    assert list(models["dev-1"].locate(announced, TRAIN)) == [scene.label(mean_number(0, 3))]
+    scene.serve(models["dev-1"], announced)
+    assert models["dev-1"].locate(announced, TRAIN) == {}, "announced again, after a reconnection for example"
+
+
+def test_states_are_stored_and_the_keys_of_the_rounds_applied_are_erased(scene, models):
+    steps = to_round(scene, models, 2)
+    scene.serve(models["dev-1"], scene.announcement(3, steps=steps))
+    member = scene.parties.members["dev-1"]
+    _, resumed = resume_round_run(DeviceState(member.directory).load_run(), member)
+    assert resumed.states.digests() == models["dev-1"].states.digests()
+    assert not resumed._store.has_keys(2)
+    assert resumed._store.pending.keys() == {3}, "they are needed for this round's update and mean"
+
+
+def test_a_restart_before_the_states_are_stored_makes_them_again(scene, models):
+    steps = to_round(scene, models, 2)
+    device, announced = models["dev-1"], scene.announcement(3, steps=steps)
+    for label, transfer in device.locate(announced, TRAIN).items():
+        device.take(label, transfer, memoryview(scene.transfers[label, transfer]))
+    theta = device.thetas(announced, TRAIN)[0]
+    member = scene.parties.members["dev-1"]
+    _, resumed = resume_round_run(DeviceState(member.directory).load_run(), member)
+    assert resumed.states.held.keys() == {StateId(0, 1)}
+    assert scene.serve(resumed, announced)[0].tobytes() == theta.tobytes()
+    assert resumed.context(announced, TRAIN).key_id == device.context(announced, TRAIN).key_id
+
+
+def test_a_device_that_missed_more_takes_a_checkpoint_and_the_means_after_it(scene, models):
+    to_round(scene, models, 2)
+    both = {name: models[name] for name in ("dev-1", "dev-2")}
+    steps = (scene.step(1, {0: ONE}), scene.step(2, {0: ONE}))
+    for round_ in range(3, 7):
+        for held in both.values():
+            scene.serve(held, scene.announcement(round_, steps=steps))
+        steps = (*steps, scene.step(round_, {0: ONE}))[-2:]
+    ref = scene.checkpoint("dev-1", both["dev-1"], (0, 5), 6)
+    signed = statements(scene, models, 6, tuple(both))
+    announced = scene.announcement(7, steps=steps, checkpoints=(ref,), statements=signed)
+    needed = models["dev-3"].locate(announced, TRAIN)
+    assert needed.keys() == {ref.label, scene.label(mean_number(0, 6))}
+    theta = scene.serve(models["dev-3"], announced)[0]
+    for held in both.values():
+        assert scene.serve(held, announced)[0].tobytes() == theta.tobytes()
+
+
+def test_without_a_checkpoint_the_device_lacks_the_state(scene, models):
+    steps = to_round(scene, models, 5, names=("dev-1", "dev-2"))
+    with pytest.raises(MissingStateError, match="states 5 of model 0 can't be made"):
+        models["dev-3"].locate(scene.announcement(6, steps=steps), TRAIN)
+
+
+def test_a_checkpoint_that_too_few_have_signed_is_not_fetched(scene, models):
+    steps = to_round(scene, models, 6, names=("dev-1", "dev-2"))
+    ref = scene.checkpoint("dev-1", models["dev-1"], (0, 5), 6)
+    for signed in ((), statements(scene, models, 6, ("dev-1",)), (b"junk",)):
+        announced = scene.announcement(7, steps=steps, checkpoints=(ref,), statements=signed)
+        with pytest.raises(MissingStateError):
+            models["dev-3"].locate(announced, TRAIN)
+
+
+def test_a_checkpoint_whose_round_keys_are_erased_is_no_help(scene, models):
+    """The device was in step after that round, and has lost its states since."""
+    steps = to_round(scene, models, 6)
+    ref = scene.checkpoint("dev-1", models["dev-1"], (0, 5), 6)
+    signed = statements(scene, models, 6)
+    steps = (*steps, scene.step(7, {0: ONE}), scene.step(8, {0: ONE}))[-2:]
+    lost = models["dev-3"]
+    lost._store.commit(lost.states.keep(()), applied=7)
+    lost._states = lost.states.keep(())
+    with pytest.raises(MissingStateError):
+        lost.locate(scene.announcement(9, steps=steps, checkpoints=(ref,), statements=signed), TRAIN)
+
+
+def test_a_device_with_a_damaged_state_finds_out_from_a_certificate_and_heals(scene, models):
+    steps = to_round(scene, models, 5)
+    wrong, bad = models["dev-3"], scene.announcement(6, steps=steps)
+    damage(scene, wrong, StateId(0, 4))
+    for each in models.values():
+        scene.serve(each, bad)
+    assert wrong.states.digests() != models["dev-1"].states.digests()
+    ref = scene.checkpoint("dev-1", models["dev-1"], (0, 5), 6)
+    signed = statements(scene, models, 6, ("dev-1", "dev-2"))
+    steps = (*steps, scene.step(6, {0: ONE}))[-2:]
+    announced = scene.announcement(7, steps=steps, checkpoints=(ref,), statements=signed)
+    assert ref.label in wrong.locate(announced, TRAIN)
+    theta = scene.serve(wrong, announced)[0]
+    assert theta.tobytes() == scene.serve(models["dev-1"], announced)[0].tobytes()
+
+
+def test_a_state_that_comes_out_wrong_is_dropped_and_the_round_is_skipped(scene, models):
+    """Its predecessor was damaged and had no certificate."""
+    steps = to_round(scene, models, 5)
+    wrong = models["dev-3"]
+    damage(scene, wrong, StateId(0, 4))
+    for name in ("dev-1", "dev-2"):
+        scene.serve(models[name], scene.announcement(6, steps=steps))
+    ref = scene.checkpoint("dev-1", models["dev-1"], (0, 5), 6)
+    signed = statements(scene, models, 6, ("dev-1", "dev-2"))
+    announced = scene.announcement(6, steps=steps, checkpoints=(ref,), statements=signed)
+    with pytest.raises(MissingStateError, match="differ from those of the other devices"):
+        scene.serve(wrong, announced)
+    assert StateId(0, 5) not in wrong.states.held
+    theta = scene.serve(wrong, announced)[0]
+    assert theta.tobytes() == models["dev-1"].states.held[StateId(0, 5)].theta.tobytes()
+
+
+# -- the transfers --
+
+
+def mean_of(scene, models, **changes):
+    """Return a device, and the label, transfer and bytes of the mean of round 1 with a changed step."""
+    scene.serve(models["dev-1"], scene.announcement(1))
+    step = scene.step(1, {0: ONE}, **changes)
+    ((label, transfer),) = models["dev-1"].locate(scene.announcement(2, steps=(step,)), TRAIN).items()
+    return label, transfer, scene.transfers[label, transfer]
+
+
+def test_a_mean_under_another_mask_is_refused(scene, models):
+    label, transfer, plain = mean_of(scene, models, key_id=b"k" * 16)
+    with pytest.raises(KeyMismatchError):
+        models["dev-1"].take(label, transfer, memoryview(plain))
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [b"", b"\0" * 3, b"\0" * 4 * (LENGTH - 1), b"\xff" * 4 * LENGTH, b"\x7f" * 4 * LENGTH],
+    ids=["empty", "odd", "short", "nan", "huge"],
+)
+def test_a_mean_of_another_length_or_with_an_impossible_norm_is_refused(scene, models, tail):
+    label, transfer, plain = mean_of(scene, models)
+    with pytest.raises(UntrustedError):
+        models["dev-1"].take(label, transfer, memoryview(plain[: -4 * LENGTH] + tail))
+
+
+def test_a_mean_of_another_round_is_refused(scene, models):
+    label, transfer, _ = mean_of(scene, models)
+    other = scene.step(2, {0: ONE}).means[0]
+    with pytest.raises(UntrustedError, match="under another label"):
+        models["dev-1"].take(label, transfer, memoryview(scene.transfers[other.label, other.transfer]))
+
+
+def test_a_mean_that_arrives_before_its_announcement_is_used(scene, models):
+    device = models["dev-1"]
+    scene.serve(device, scene.announcement(1))
+    step = scene.step(1, {0: ONE})
+    (ref,) = step.means
+    assert not device.take(ref.label, ref.transfer, memoryview(scene.transfers[ref.label, ref.transfer]))
+    announced = scene.announcement(2, steps=(step,))
+    assert device.locate(announced, TRAIN) == {ref.label: ref.transfer}
+    assert device.take_early() == {ref.label: ref.transfer}
+    assert np.abs(device.thetas(announced, TRAIN)[0] - (origins()[0] + 1)).max() < 1e-5
+
+
+def test_an_early_transfer_that_is_not_the_announced_one_is_forgotten(scene, models):
+    device = models["dev-1"]
+    scene.serve(device, scene.announcement(1))
+    old, new = scene.step(1, {0: ONE}), scene.step(1, {0: ONE})
+    assert not device.take(old.means[0].label, old.means[0].transfer, memoryview(b"anything"))
+    device.locate(scene.announcement(2, steps=(new,)), TRAIN)
+    assert device.take_early() == {}
+    device.drop(old.means[0].label)
+
+
+def test_labels_ahead_are_those_of_the_coming_means(scene, models):
+    assert models["dev-1"].labels_ahead(scene.announcement(3), TRAIN) == (scene.label(mean_number(0, 3)),)
+    step = scene.step(3, {0: ONE})
+    assert step.means[0].label == scene.label(mean_number(0, 3))
+
+
+def test_a_device_that_sits_rounds_out_subscribes_to_nothing_ahead(tmp_path):
+    scene = Scene(tmp_path, "dev-1", participation=0.5)
+    assert scene.device("dev-1").labels_ahead(scene.announcement(3), TRAIN) == ()
+
+
+# -- the job's context --
+
+
+def test_the_statement_names_all_states_and_the_upload_carries_the_checkpoints_asked_for(scene, models):
+    order = dataclasses.replace(TRAIN, seal=(0,))
+    device, announced = models["dev-1"], scene.announcement(1, states={0: (0, 0)}, assignment=TRAIN)
+    scene.serve(device, announced)
+    context = device.context(announced, order)
+    identity = scene.parties.members["dev-1"].identity
+    head, body = decode_prefix(context.attachment(identity), SealedCheckpoints)
+    assert (head.models, sum(head.sizes)) == ((0,), len(body))
+    for held in models.values():
+        scene.serve(held, announced)
+    state, task = open_checkpoint(
+        body,
+        StateCertificate(statements(scene, models, 1)),
+        wanted=StateId(0, 0),
+        keys=scene.keys(1),
+        roster=scene.parties.members["dev-2"].roster,
+        length=LENGTH,
+        min_contributors=2,
+        most_task_bytes=1 << 20,
+    )
+    assert state.theta.tobytes() == origins()[0].tobytes()
+    assert len(task) > 100
+    assert context.key_id == context.derive_mask().key_id
+    assert device.context(announced, TRAIN).attachment(identity) == b""
+
+
+def test_a_model_that_the_device_does_not_hold_is_left_out_of_its_attachment(scene, models):
+    order = dataclasses.replace(TRAIN, seal=(0, 1))
+    announced = scene.announcement(2, states={0: (0, 0), 1: (1, 1)})
+    scene.serve(models["dev-1"], announced)
+    assert models["dev-1"].context(announced, order).to_seal.keys() == {0}
+
+
+# -- key versions --
+
+
+def test_a_newer_key_version_continues_the_run_and_erases_the_older_one(scene, models):
+    owner = scene.parties.owner
+    owner.rotate()
+    number = owner.roster.keys_since
+    announced = scene.announcement(2, states={0: (0, 0)}, key_version=number)
+    with pytest.raises(NotEnrolledError):
+        models["dev-1"].locate(announced, TRAIN)
+    for name, member in scene.parties.members.items():
+        member.adopt(owner.roster_bytes)
+        member.take_grant(scene.parties.grant(name))
+    found = [scene.serve(held, announced)[0].tobytes() for held in models.values()]
+    assert len(set(found)) == 1
+    assert {held.context(announced, TRAIN).key_id for held in models.values()} == {
+        models["dev-1"].context(announced, TRAIN).key_id
+    }
+    assert scene.parties.members["dev-1"].grant.keys_since == number
+    with pytest.raises(UntrustedError, match="a round under keys of roster"):
+        models["dev-1"].locate(scene.announcement(3, states={0: (0, 0)}), TRAIN)
+
+
+def test_a_mean_of_the_version_before_is_still_applied(scene, models):
+    steps = to_round(scene, models, 1)
+    owner = scene.parties.owner
+    owner.rotate()
+    for name, member in scene.parties.members.items():
+        member.adopt(owner.roster_bytes)
+        member.take_grant(scene.parties.grant(name))
+    announced = scene.announcement(2, steps=steps, key_version=owner.roster.keys_since)
+    thetas = [scene.serve(held, announced)[0] for held in models.values()]
+    assert np.abs(thetas[0] - (origins()[0] + 1)).max() < 1e-5
+    assert len({theta.tobytes() for theta in thetas}) == 1
+
+
+# -- pure parts --
+
+
+def test_the_states_that_an_assignment_needs(scene):
+    held = scene.announcement(4, states={0: (0, 3), 2: (0, 1), SHARED_MODEL: (SHARED_MODEL, 3)}).held
+    both = dataclasses.replace(TRAIN, candidates=(0, 2))
+    assert needed_states(held, both) == {StateId(0, 3), StateId(0, 1), StateId(SHARED_MODEL, 3)}
+    assert needed_states(scene.announcement(4).held, TRAIN) == {StateId(0, 3)}
+
+
+def test_the_digest_that_most_statements_name_is_believed_only_if_it_is_certified(scene, models):
+    to_round(scene, models, 3)
+    plan, roster = scene.plan, scene.parties.members["dev-1"].roster
+    ref = scene.checkpoint("dev-1", models["dev-1"], (0, 2), 3)
+    digest = models["dev-1"].states.held[StateId(0, 2)].digest
+    announced = scene.announcement(4, checkpoints=(ref,), statements=statements(scene, models, 3))
+    assert certified_states(announced.held, {}, plan, roster) == {StateId(0, 2): digest}
+    assert certified_states(announced.held, {StateId(0, 2): b"own"}, plan, roster) == {StateId(0, 2): digest}
+    one = changed(announced, statements=announced.held.statements[:1])
+    assert certified_states(one.held, {StateId(0, 2): b"own"}, plan, roster) == {}
+    none = changed(announced, statements=())
+    assert certified_states(none.held, {}, plan, roster) == {}
+
+
+def test_shared_and_own_segments_have_their_own_lengths():
+    plan = run_plan("ifca", segments=(SegmentSpec("shared", 40), SegmentSpec("cluster", 9)))
+    assert (segment_of(plan, SHARED_MODEL), segment_of(plan, 1)) == ("shared", "cluster")
+    assert [length_of(plan, StateId(*at)) for at in ((1, 0), (1, 3), (SHARED_MODEL, 3))] == [49, 9, 40]
+    whole = run_plan("ifca")
+    assert segment_of(whole, 1) == ""
+    assert length_of(whole, StateId(1, 3)) == whole.length
+
+
+def test_a_step_that_gives_a_model_that_is_not_finite_changes_nothing(scene, models):
+    device = models["dev-1"]
+    scene.serve(device, scene.announcement(1))
+    damage(scene, device, StateId(0, 0), factor=1e36)
+    before = device.states
+    step = scene.step(1, {0: ONE}, terms={0: ((1e6, 0, 0),)})
+    with pytest.raises(IntegrityError, match="NaN or infinite"):
+        scene.serve(device, scene.announcement(2, steps=(step,)))
+    assert device.states is before

@@ -1,0 +1,177 @@
+"""The device's policy for runs with round keys: announcements, recipes, means and assignments beyond the plan are refused."""
+
+import dataclasses
+
+import pytest
+
+from edge_client.run.policy import check_announcement, check_assignment, check_mean
+from shoal.errors import UntrustedError
+from shoal.protocol.documents import Capabilities, SegmentSpec
+from shoal.protocol.messages import SHARED_MODEL, Announcement, Assignment, ModelRef, Phase, Share
+from shoal.protocol.states import (
+    CheckpointRef,
+    MeanHeader,
+    MeanRef,
+    Offer,
+    Recipe,
+    RetainedStep,
+    RoundModels,
+    StateId,
+    Step,
+    Term,
+)
+from tests.helpers.plans import run_plan
+
+PLAN = run_plan(origins=2, max_models=3, rounds=9, keys="round", min_contributors=3)
+SHARING = run_plan(
+    origins=1, max_models=2, rounds=9, keys="round", segments=(SegmentSpec("shared", 5), SegmentSpec("cluster", 4))
+)
+SCALING = dataclasses.replace(PLAN, capabilities=Capabilities(scale=True))
+REF = ModelRef(model=0, origin=0, label="aa", transfer=bytes(16), contributors=0, norm=0.0)
+TRAIN = Assignment(Phase.TRAIN, (0,), Share.TRAIN, train=True, evaluate=False, margins=False)
+
+
+def recipe(*weights, mean=None, model=0, round_=4):
+    return Recipe(model, round_, tuple(Term(i, 1, w) for i, w in enumerate(weights)), mean)
+
+
+def retained(*recipes, round_=4, contributors=3):
+    means = tuple(MeanRef(r.model, "aa", bytes(16), contributors) for r in recipes if r.mean is not None)
+    return RetainedStep(Step(round_, recipes, tuple(r.state for r in recipes)), means)
+
+
+def checkpoint(state, round_):
+    return CheckpointRef(StateId(*state), round_, 1, "aa", bytes(16))
+
+
+def held(*offers, **parts):
+    offers = offers or (Offer(0, StateId(0, 4)), Offer(1, StateId(1, 0)))
+    return RoundModels(1, offers, **parts)
+
+
+def announcement(plan=PLAN, round_=5, offered=None, **changes):
+    fields = {
+        "fleet": plan.fleet,
+        "run": plan.run,
+        "run_id": plan.run_id,
+        "epoch": 0,
+        "key_id": bytes(16),
+        "roster_sequence": 3,
+        "round": round_,
+        "nonce": bytes(16),
+        "deadline_s": 60.0,
+        "finished": round_ > plan.rounds,
+        "models": (),
+        "assignments": (TRAIN,),
+        "assignment_of": (0,),
+        "mode": plan.mode,
+        "held": offered or held(),
+    }
+    return Announcement(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        held(),
+        held(steps=(retained(recipe(1.0, mean=1.0)),)),
+        held(steps=(retained(recipe(0.25, 0.75, mean=1.0), recipe(1.0, model=2)),)),
+        held(checkpoints=(checkpoint((0, 3), 4), checkpoint((1, 0), 5))),
+    ],
+)
+def test_what_the_plan_allows_is_accepted(models):
+    check_announcement(announcement(offered=models), PLAN)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"run_id": bytes(16)}, "another run"),
+        ({"held": None}, "other keys"),
+        ({"mode": "none"}, "another mask mode"),
+        ({"models": (REF,)}, "parts of a rollover"),
+        ({"shared": REF}, "parts of a rollover"),
+        ({"carried": (REF,)}, "parts of a rollover"),
+        ({"proposal": REF}, "parts of a rollover"),
+        ({"step": 1}, "parts of a rollover"),
+        ({"round": 0}, "round 0"),
+        ({"round": 11}, "round 11"),
+        ({"round": 10, "finished": False}, "round 10"),
+        ({"finished": True}, "round 5"),
+        ({"held": held(*(Offer(i, StateId(0, 0)) for i in range(4)))}, "4 models where the plan allows 3"),
+        ({"held": held(Offer(0, StateId(0, 5)))}, "state 5 of model 0"),
+        ({"held": held(Offer(0, StateId(2, 0)))}, "state 0 of model 2"),
+        ({"held": held(Offer(0, StateId(0, 0)), Offer(SHARED_MODEL, StateId(0, 0)))}, "a shared part"),
+        ({"held": held(steps=(retained(recipe(1.0, round_=5), round_=5),))}, "the step of round 5"),
+        ({"held": held(steps=(retained(recipe(1.0, mean=1.0), contributors=2),))}, "a mean of 2 devices"),
+        ({"held": held(steps=(retained(recipe(1.0, mean=2.0)),))}, "2 times the mean"),
+        ({"held": held(steps=(retained(recipe(0.5, 0.4)),))}, "add up to 0.9"),
+        ({"held": held(steps=(retained(recipe(2.0, -1.0)),))}, "add up to 1"),
+        ({"held": held(steps=(retained(Recipe(0, 4, (Term(2, 0, 1.0),), None)),))}, "state 0 of model 2"),
+        ({"held": held(checkpoints=(checkpoint((0, 5), 5),))}, "state 5 of model 0"),
+        ({"held": held(checkpoints=(checkpoint((0, 3), 6),))}, "sealed in a later round"),
+        ({"held": held(checkpoints=(checkpoint((0, 3), 3),))}, "before its state existed"),
+    ],
+)
+def test_what_the_plan_does_not_allow_is_refused(changes, reason):
+    with pytest.raises(UntrustedError, match=reason):
+        check_announcement(announcement(**changes), PLAN)
+
+
+def test_a_plan_with_one_key_takes_no_held_models():
+    with pytest.raises(UntrustedError, match="other keys"):
+        check_announcement(announcement(), dataclasses.replace(PLAN, keys="run"))
+
+
+def test_only_the_capability_scale_allows_weights_that_do_not_add_up_to_one():
+    bad = announcement(offered=held(steps=(retained(recipe(1.0, 0.3, mean=1.0)),)))
+    check_announcement(bad, SCALING)
+    with pytest.raises(UntrustedError):
+        check_announcement(bad, PLAN)
+
+
+def test_a_plan_with_shared_weights_needs_the_shared_part():
+    both = held(Offer(0, StateId(0, 4)), Offer(SHARED_MODEL, StateId(SHARED_MODEL, 4)))
+    check_announcement(announcement(SHARING, offered=both), SHARING)
+    with pytest.raises(UntrustedError, match="or the lack of one"):
+        check_announcement(announcement(SHARING, offered=held(Offer(0, StateId(0, 4)))), SHARING)
+
+
+def test_an_assignment_may_name_and_seal_offered_models_only():
+    announced = announcement()
+    check_assignment(dataclasses.replace(TRAIN, candidates=(0, 1), seal=(1,)), announced, PLAN)
+    with pytest.raises(UntrustedError, match="names a model that is not announced"):
+        check_assignment(dataclasses.replace(TRAIN, candidates=(0, 2)), announced, PLAN)
+    with pytest.raises(UntrustedError, match="seal a model that is not announced"):
+        check_assignment(dataclasses.replace(TRAIN, seal=(2,)), announced, PLAN)
+    old = dataclasses.replace(PLAN, keys="run")
+    with pytest.raises(UntrustedError, match="models the aggregator holds"):
+        check_assignment(dataclasses.replace(TRAIN, seal=(0,)), announcement(models=(REF,), held=None), old)
+
+
+MEAN = MeanHeader(fleet=PLAN.fleet, run_id=PLAN.run_id, round=4, key_id=bytes(16), model=0, length=PLAN.length)
+BYTES = 4 * PLAN.length
+
+
+def test_a_mean_within_the_plan_is_accepted():
+    check_mean(MEAN, PLAN, "", BYTES, PLAN.norm_limit)
+    shared = dataclasses.replace(MEAN, run_id=SHARING.run_id, length=5, segment="shared")
+    check_mean(shared, SHARING, "shared", 20, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "norm"),
+    [
+        ({"fleet": "atoll"}, BYTES, 1.0),
+        ({"run_id": b"x" * 16}, BYTES, 1.0),
+        ({"length": 1}, 4, 1.0),
+        ({}, BYTES - 4, 1.0),
+        ({"segment": "cluster"}, BYTES, 1.0),
+        ({}, BYTES, PLAN.norm_limit * 1.01),
+        ({}, BYTES, float("nan")),
+        ({}, BYTES, float("inf")),
+    ],
+)
+def test_a_mean_beyond_the_plan_is_refused(changes, size, norm):
+    with pytest.raises(UntrustedError):
+        check_mean(dataclasses.replace(MEAN, **changes), PLAN, "", size, norm)

@@ -1,0 +1,220 @@
+"""The start of a run with round keys: its package, the order of its files, and a late start with a checkpoint."""
+
+import dataclasses
+import shutil
+import types
+
+import numpy as np
+import pytest
+
+from crypto.seal.envelope import SealError
+from crypto.seal.signed import sign_document
+from edge_client import membership as devices
+from edge_client.membership import DeviceMembership
+from edge_client.models.store import StateStore
+from edge_client.run.round_runs import LateStart, keep_round_run, open_round_run, resume_round_run, stored_run
+from edge_client.storage.state import DeviceState
+from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError
+from shoal.membership.statements import sign_statement
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.documents import RunPackage
+from shoal.protocol.states import StateId
+from tests.helpers.power_cuts import cut_at
+from tests.helpers.round_runs import LENGTH, Scene, origins
+from tests.helpers.tasks import logistic_bundle
+
+ORIGIN = StateId(0, 0)
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return Scene(tmp_path, "dev-1", "dev-2")
+
+
+def again(member):
+    """Return the membership of a device that was restarted."""
+    return DeviceMembership(member.directory)
+
+
+def keep(scene, member):
+    begun = open_round_run(scene.package, member)
+    return keep_round_run(begun, scene.package, member, DeviceState(member.directory))
+
+
+def statements(scene, models, round_):
+    """Return the statements of devices by their models."""
+    return tuple(
+        sign_statement(scene.parties.members[name].identity, held.states.statement(name, round_))
+        for name, held in models.items()
+    )
+
+
+def test_two_devices_begin_with_the_same_origins_and_digests(scene):
+    begun = [open_round_run(scene.package, member) for member in scene.parties.members.values()]
+    held = [run.states.held[ORIGIN] for run in begun]
+    assert held[0].digest == held[1].digest
+    assert held[0].theta.tobytes() == origins()[0].tobytes()
+    assert begun[0].run.bundle.digest == scene.plan.task_digest
+    assert begun[0].chain.next_round == 1, "round 0 sealed the package"
+
+
+def test_a_package_that_is_not_the_owners_is_refused(scene):
+    member = scene.parties.members["dev-1"]
+    parts = decode(scene.package, RunPackage)
+    forged = dataclasses.replace(parts, plan=sign_document(member.identity, scene.plan))
+    with pytest.raises(UntrustedError):
+        open_round_run(encode(forged), member)
+    for part in ("task", "origins"):
+        data = bytearray(getattr(parts, part))
+        data[-1] ^= 1
+        with pytest.raises(SealError):
+            open_round_run(encode(dataclasses.replace(parts, **{part: bytes(data)})), member)
+    with pytest.raises(UntrustedError, match="that is not this run's"):
+        open_round_run(encode(dataclasses.replace(parts, task=parts.origins)), member)
+
+
+def test_a_run_continues_after_a_restart_and_its_package_can_not_be_opened_again(scene):
+    member = scene.parties.members["dev-1"]
+    keep(scene, member)
+    files = DeviceState(member.directory)
+    run, models = resume_round_run(files.load_run(), again(member))
+    assert run.plan == scene.plan
+    assert run.bundle.digest == scene.plan.task_digest
+    assert models.states.held[ORIGIN].theta.tobytes() == origins()[0].tobytes()
+    assert stored_run(files.load_run(), None, again(member)).bundle.digest == scene.plan.task_digest
+    with pytest.raises(IntegrityError, match="can't be derived"):
+        open_round_run(scene.package, again(member))
+
+
+def test_a_power_cut_at_any_write_leaves_a_run_that_begins_or_continues(scene, tmp_path):
+    """The version's secret is stepped last, so until then the package can be opened again."""
+    member = scene.parties.members["dev-1"]
+    pristine = shutil.copytree(member.directory, tmp_path / "pristine")
+    done, left = False, 0
+    while not done:
+        shutil.rmtree(member.directory)
+        shutil.copytree(pristine, member.directory)
+        done = cut_at(left, keep, scene, again(member))
+        left += 1
+        restarted = again(member)
+        package = DeviceState(member.directory).load_run()
+        try:
+            assert package is not None
+            _, models = resume_round_run(package, restarted)
+        except (AssertionError, IntegrityError):
+            models = keep(scene, restarted)
+        assert models.states.held[ORIGIN].theta.tobytes() == origins()[0].tobytes()
+        # Once the run continues, no secret is left from which its chain could be derived again.
+        assert again(member).version_key(scene.plan.key_version).next_run == scene.plan.run + 1
+    assert left > 8
+
+
+def test_the_states_of_another_run_are_not_continued(scene, tmp_path):
+    member = scene.parties.members["dev-1"]
+    keep(scene, member)
+    package = DeviceState(member.directory).load_run()
+    other = Scene(tmp_path / "other", "dev-1")
+    StateStore.begin(member.directory, other.chain())
+    with pytest.raises(IntegrityError, match="another run"):
+        resume_round_run(package, again(member))
+
+
+def test_a_damaged_state_is_forgotten_with_a_warning(scene, caplog):
+    member = scene.parties.members["dev-1"]
+    keep(scene, member)
+    (path,) = (member.directory / "models").glob("state-*.bin")
+    path.write_bytes(path.read_bytes()[:-1])
+    _, models = resume_round_run(DeviceState(member.directory).load_run(), again(member))
+    assert models.states.held == {}
+    assert "a model state is lost" in caplog.text
+
+
+# -- a late start --
+
+
+def newcomer(scene, name="new"):
+    """Admit a device, which draws a key version, and give all devices the new keys; return the newcomer's membership."""
+    owner, root = scene.parties.owner, scene.parties.root
+    grant = owner.add_device(devices.init(root / name, name).read_bytes())
+    member = scene.parties.members[name] = devices.join(root / name, grant.read_bytes(), owner.fingerprint)
+    for old in scene.parties.members.values():
+        old.adopt(owner.roster_bytes)
+        old.take_grant(scene.parties.grant(old.name))
+    return member
+
+
+@pytest.fixture
+def late(scene):
+    """Return a fleet with a newcomer, the announcement with which it begins, and the two devices that certify the state."""
+    models = {name: scene.device(name) for name in ("dev-1", "dev-2")}
+    member = newcomer(scene)
+    number = scene.parties.owner.roster.keys_since
+    # In round 5 the fleet takes the newer keys, and dev-1 seals the model that has not moved since the origin.
+    for held in models.values():
+        scene.serve(held, scene.announcement(5, states={0: (0, 0)}, key_version=number))
+    ref = scene.checkpoint("dev-1", models["dev-1"], (0, 0), 5)
+    signed = statements(scene, models, 5)
+    announced = scene.announcement(6, states={0: (0, 0)}, key_version=number, checkpoints=(ref,), statements=signed)
+    return types.SimpleNamespace(scene=scene, member=member, announced=announced, ref=ref, models=models)
+
+
+def begin(late, *, sealed=None, most=1 << 20, announced=None):
+    start = LateStart(late.scene.plan, late.scene.package)
+    ((label, transfer),) = start.locate(announced or late.announced).items()
+    sealed = late.scene.transfers[label, transfer] if sealed is None else sealed
+    return start.take(label, transfer, memoryview(sealed), late.member, most)
+
+
+def test_a_newcomer_can_not_open_the_package_and_begins_with_a_checkpoint(late):
+    with pytest.raises(NotEnrolledError):
+        open_round_run(late.scene.package, late.member)
+    begun = begin(late)
+    assert begun.run.bundle.digest == late.scene.plan.task_digest
+    assert begun.states.held[ORIGIN].theta.tobytes() == origins()[0].tobytes()
+    models = keep_round_run(begun, late.scene.package, late.member, DeviceState(late.member.directory))
+    theta = late.scene.serve(models, late.announced)[0]
+    assert theta.tobytes() == origins()[0].tobytes()
+    _, resumed = resume_round_run(DeviceState(late.member.directory).load_run(), again(late.member))
+    assert resumed.states.digests() == models.states.digests()
+
+
+def test_a_newcomer_has_no_keys_of_rounds_before_the_checkpoint(late):
+    begun = begin(late)
+    assert begun.chain.key_version == late.announced.held.key_version
+    assert begun.chain.next_round == late.ref.round
+
+
+def test_without_a_checkpoint_under_its_keys_a_newcomer_waits(late):
+    start = LateStart(late.scene.plan, late.scene.package)
+    held = late.announced.held
+    older = dataclasses.replace(late.ref, key_version=late.scene.plan.key_version)
+    for refs in ((), (older,)):
+        announced = dataclasses.replace(late.announced, held=dataclasses.replace(held, checkpoints=refs))
+        assert start.locate(announced) == {}
+        assert start.take("x", bytes(16), memoryview(b""), late.member, 0) is None
+
+
+def test_a_newcomer_believes_only_a_state_that_enough_devices_have_signed(late):
+    held = dataclasses.replace(late.announced.held, statements=late.announced.held.statements[:1])
+    with pytest.raises(UntrustedError, match="2 are needed"):
+        begin(late, announced=dataclasses.replace(late.announced, held=held))
+
+
+def test_a_newcomer_takes_only_the_task_that_the_owner_has_signed(late):
+    other = logistic_bundle(LENGTH, 2).to_bytes()
+    ref = late.scene.checkpoint("dev-1", late.models["dev-1"], (0, 0), 5, task=other)
+    sealed = late.scene.transfers[ref.label, ref.transfer]
+    with pytest.raises(IntegrityError, match="not the one that the run plan names"):
+        begin(late, sealed=sealed)
+
+
+def test_a_checkpoint_with_a_task_above_the_limit_is_refused_unread(late):
+    with pytest.raises(IntegrityError, match="a checkpoint of"):
+        begin(late, most=16)
+
+
+def test_origins_that_are_not_finite_are_refused(tmp_path):
+    start = np.full((1, LENGTH), np.nan, np.float32)
+    scene = Scene(tmp_path, "dev-1", start=start)
+    with pytest.raises(IntegrityError, match="not finite"):
+        open_round_run(scene.package, scene.parties.members["dev-1"])
