@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 Publish = Callable[["Channel", bytes, int, str], bytes]
 """Seals and retains a message of a channel, for a round, at a label; returns its transfer id."""
+_Key = tuple[str, bytes, int, int]
+"""Mean or checkpoint, run id, model, round."""
 _MEAN: Final = "mean"
 _CHECKPOINT: Final = "checkpoint"
 
@@ -48,7 +50,7 @@ class RelayedModels:
     def __init__(self, publish: Publish, label: Callable[[bytes, int], str]) -> None:
         self._publish = publish
         self._label = label
-        self._sent: dict[tuple[str, bytes, int, int], bytes] = {}
+        self._sent: dict[_Key, bytes] = {}
 
     def clear(self) -> None:
         """Forget what was published: devices with another broadcast key can't open it."""
@@ -56,7 +58,7 @@ class RelayedModels:
 
     def announce(self, run: RunPlan, held: HeldModels, offers: Mapping[int, StateId]) -> RoundModels:
         """Publish the means and checkpoints that are not on the broker yet; return the models of the announcement."""
-        current: set[tuple[str, bytes, int, int]] = set()
+        current: set[_Key] = set()
         steps = tuple(self._step(run, kept, current) for kept in held.steps)
         found = held.announced(run.min_contributors)
         # Two models may be at one state, such as the halves of a split: it is announced once.
@@ -71,21 +73,16 @@ class RelayedModels:
             statements=held.statements(of_state),
         )
 
-    def _step(self, run: RunPlan, kept: KeptStep, current: set[tuple[str, bytes, int, int]]) -> RetainedStep:
-        shares = any(mean.model == SHARED_MODEL for mean in kept.means) or len(run.segments) > 1
-        return RetainedStep(
-            kept.step, tuple(self._mean(run, kept.step.round, mean, current, shares=shares) for mean in kept.means)
-        )
+    def _step(self, run: RunPlan, kept: KeptStep, current: set[_Key]) -> RetainedStep:
+        return RetainedStep(kept.step, tuple(self._mean(run, kept.step.round, mean, current) for mean in kept.means))
 
-    def _mean(
-        self, run: RunPlan, round_: int, mean: KeptMean, current: set[tuple[str, bytes, int, int]], *, shares: bool
-    ) -> MeanRef:
+    def _mean(self, run: RunPlan, round_: int, mean: KeptMean, current: set[_Key]) -> MeanRef:
         label = self._label(run.run_id, mean_number(mean.model, round_))
         key = (_MEAN, run.run_id, mean.model, round_)
         current.add(key)
         if key not in self._sent:
             values = np.ascontiguousarray(mean.vector, "<f4")
-            whole = not shares or len(values) == run.length
+            segment = "shared" if mean.model == SHARED_MODEL else "cluster"
             header = MeanHeader(
                 fleet=run.fleet,
                 run_id=run.run_id,
@@ -93,14 +90,12 @@ class RelayedModels:
                 key_id=mean.key_id,
                 model=mean.model,
                 length=len(values),
-                segment="" if whole else "shared" if mean.model == SHARED_MODEL else "cluster",
+                segment="" if len(values) == run.length else segment,
             )
             self._sent[key] = self._publish(channels.MEAN, encode(header) + values.tobytes(), round_, label)
         return MeanRef(mean.model, label, self._sent[key], mean.contributors)
 
-    def _checkpoint(
-        self, run: RunPlan, model: int, checkpoint: KeptCheckpoint, current: set[tuple[str, bytes, int, int]]
-    ) -> CheckpointRef:
+    def _checkpoint(self, run: RunPlan, model: int, checkpoint: KeptCheckpoint, current: set[_Key]) -> CheckpointRef:
         label = self._label(run.run_id, checkpoint_number(model))
         key = (_CHECKPOINT, run.run_id, model, checkpoint.round)
         current.add(key)

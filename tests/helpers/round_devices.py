@@ -11,7 +11,7 @@ import numpy as np
 from aggregator.membership import AggregatorMembership
 from aggregator.run_service import RunService
 from aggregator.storage.run_status import read_records
-from crypto.mask.derivation import derive
+from crypto.mask.derivation import derive, segment_keys
 from crypto.mask.masking import mask, unmask
 from crypto.mask.schedule import VersionKey
 from crypto.seal.envelope import open_from_group, read_head, seal_to_member
@@ -69,9 +69,11 @@ class RoundFleet:
         devices: by name; devices that are away are not `here`.
         versions: key version -> its secret.
         version_of: round -> the key version that it was announced under.
+        follows: models that every device follows, besides those of its last assignment.
     """
 
-    def __init__(self, root, count=3, origins=1, **plan):
+    def __init__(self, root, count=3, origins=1, follows=(), **plan):
+        self.follows = frozenset(follows)
         self.parties = Parties(root, *(f"dev-{i}" for i in range(1, count + 1)))
         roster = self.parties.owner.roster
         self.versions = {roster.keys_since: b"v" * 32}
@@ -88,6 +90,12 @@ class RoundFleet:
         self.births = 0
         self.service = self.make()
         self.service.start(0.0)
+
+    def span_of(self, model):
+        """Return the coordinates that a state of the model has."""
+        if len(self.plan.segments) == 1:
+            return slice(None)
+        return self.plan.span("shared" if model == SHARED_MODEL else "cluster")
 
     def make(self):
         """Return a service on the fleet's directory."""
@@ -176,18 +184,26 @@ class RoundFleet:
     def records(self):
         return read_records(self.parties.server.directory / "run-000001")
 
-    def rotate(self):
-        """Let the owner draw a new key version, and give it to the aggregator and the devices that are here."""
-        owner, server = self.parties.owner, self.parties.server
-        owner.rotate()
+    def rotate(self, revoked=None, *, deliver=True):
+        """Let the owner draw a new key version, for aggregator and devices that are here; return its number."""
+        owner = self.parties.owner
+        if revoked is None:
+            owner.rotate()
+        else:
+            owner.revoke(revoked)
         version = owner.roster.keys_since
         self.versions[version] = hashlib.sha256(b"%d" % version).digest()
         for name in self.here:
             self.devices[name].renew(version)
-        server.take_grant(self.parties.grant())
+        if deliver:
+            self.deliver()
         self.service.on_event(Message(TOPICS.owner_roster, owners_roster(self.parties)), self.now_s)
-        self.service._hold_keys()
         return version
+
+    def deliver(self):
+        """Give the aggregator the newest secrets."""
+        self.parties.server.take_grant(self.parties.grant())
+        self.service._hold_keys()
 
 
 class RoundDevice:
@@ -258,11 +274,13 @@ class RoundDevice:
         held = announcement.held
         if order is not None:
             self.follows = {held.state_of(model).model for model in order.candidates} | {SHARED_MODEL}
+            self.follows |= self.fleet.follows
         follows = self.follows
         certified = self.certified(held)
         steps = [kept.step for kept in held.steps]
+        wanted = {state for state in steps[-1].open if state.model in follows} if steps else set(self.states.held)
         for _ in range(len(held.checkpoints) + 2):
-            way = catch_up(self.states.digests(), steps, follows=follows, has_keys=self.has_keys, certified=certified)
+            way = catch_up(self.states.digests(), steps, wanted=wanted, has_keys=self.has_keys, certified=certified)
             self.states = self.states.keep(set(self.states.held) - set(way.out_of_step))
             if not way.missing:
                 break
@@ -277,7 +295,7 @@ class RoundDevice:
             for ref in next(kept for kept in held.steps if kept.step.round == step.round).means:
                 if any(recipe.model == ref.model for recipe in step.recipes):
                     means[ref.model] = self.mean(ref, step.round)
-            self.states = self.states.apply(step, means, self.keys_of(step.round))
+            self.states = self.states.apply(step, means, self.keys_of(step.round), span_of=self.fleet.span_of)
         self.states = self.states.keep(way.keep)
         needed = {held.state_of(model) for model in (() if order is None else order.candidates)}
         return needed <= set(self.states.held)
@@ -294,21 +312,33 @@ class RoundDevice:
         self.fleet.version_of.setdefault(ref.round, ref.key_version)
         if not self.has_keys(ref.round):
             return None
-        return open_checkpoint(
+        state, _ = open_checkpoint(
             self.fleet.at(ref.label),
             StateCertificate(held.statements),
             wanted=ref.state,
             keys=self.keys_of(ref.round),
             roster=self.fleet.parties.owner.roster,
-            length=D,
+            length=D if ref.state.round == 0 else len(range(D)[self.fleet.span_of(ref.state.model)]),
             min_contributors=self.fleet.plan.min_contributors,
         )
+        return state
 
     def mean(self, ref, round_):
         header, body = decode_prefix(self.fleet.at(ref.label), MeanHeader)
         key = self.mask_of(round_)
         assert (header.round, header.model, header.key_id) == (round_, ref.model, key.key_id)
+        assert header.segment == ("" if header.length == D else "shared" if ref.model == SHARED_MODEL else "cluster")
+        key = segment_keys(key)[header.segment] if header.segment else key
         return unmask(MaskedVector(np.frombuffer(body, "<f4").copy(), key.key_id), key)
+
+    def theta(self, held, model):
+        """Return the model at which the round offers it, (d,)."""
+        parts = [m for m in (model, SHARED_MODEL) if held.state_of(m) is not None]
+        whole = np.empty(D, np.float32)
+        for part in parts:
+            span, state = self.fleet.span_of(part), self.states.held[held.state_of(part)]
+            whole[span] = state.theta[span] if state.id.round == 0 else state.theta
+        return whole
 
     def answer(self, announcement):
         """Follow the announcement, and upload or decline if it asks this device."""
@@ -340,7 +370,8 @@ class RoundDevice:
         plan, held, r = self.fleet.plan, announcement.held, announcement.round
         model = self.choose(held, order)
         keys, key = self.keys_of(r), self.mask_of(r)
-        theta = self.states.held[held.state_of(model)].theta
+        first = self.loss(held, order.candidates[0])
+        theta = self.theta(held, model)
         body = b""
         if order.train:
             update = (np.float32(0.2) * (self.target - theta)).astype(np.float32)
@@ -368,11 +399,12 @@ class RoundDevice:
             key_id=key.key_id,
             model=model,
             samples=10,
-            loss=1.0,
-            margins=(0.0,) * len(order.candidates) if order.margins else (),
+            loss=self.loss(held, model),
+            margins=tuple(self.loss(held, m) - first for m in order.candidates) if order.margins else (),
             correct=3 if order.evaluate else 0,
             tested=4 if order.evaluate else 0,
             length=len(body) // 4,
+            model_norm=float(np.linalg.norm(theta)) if order.norm else 0.0,
             attached=len(attached),
             key_version=held.key_version,
             statement=sign_statement(self.identity, statement),
@@ -381,5 +413,7 @@ class RoundDevice:
 
     def choose(self, held, order):
         """Return the candidate nearest to this device's target."""
-        theta_of = {model: self.states.held[held.state_of(model)].theta for model in order.candidates}
-        return min(order.candidates, key=lambda model: float(np.linalg.norm(theta_of[model] - self.target)))
+        return min(order.candidates, key=lambda model: self.loss(held, model))
+
+    def loss(self, held, model):
+        return float(np.linalg.norm(self.theta(held, model) - self.target))

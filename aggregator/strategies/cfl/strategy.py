@@ -123,6 +123,8 @@ class Cfl:
 
     def _sealed_ahead(self, state: CflState, round_: int, newcomers_wait: bool) -> frozenset[int]:
         """Return the models of which devices will need checkpoints in the next round, since they hold only their own leaf's."""
+        if round_ == self.run.rounds and self.settings.path:
+            return frozenset(state.clusters.keys() | state.tree.keys())
         nodes = {node.id for node in cfl_merge.due(state, self.settings, round_ + 1)}
         others = newcomers_wait or cfl_moves.look_due(state, self.settings, round_ + 1)
         return frozenset(nodes | state.clusters.keys() if others else nodes)

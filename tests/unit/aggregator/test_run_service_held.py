@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from aggregator.rounds import held_models
+from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.states import StateId
 from tests.helpers.round_devices import RoundFleet
 
@@ -208,3 +209,175 @@ def test_the_final_checkpoints_stay_on_the_broker_and_on_disk(fleet):
     fleet.kill()
     assert fleet.service.finished
     assert fleet.at(fleet.announcement.held.checkpoints[0].label) is not None
+
+
+class Crash(Exception):  # noqa: N818 - stands for the end of the process
+    """The process ends here."""
+
+
+def steps_of(announcement):
+    return [kept.step for kept in announcement.held.steps]
+
+
+@pytest.mark.parametrize("at", ["snapshot", "after the snapshot"])
+def test_a_crash_around_the_snapshot_of_the_next_round_changes_nothing(fleet, monkeypatch, at):
+    """After a complete round the next one is announced before its snapshot is durable."""
+    fleet.come(*fleet.devices)
+    for round_ in (1, 2, 3):
+        fleet.answer("dev-1", "dev-2", "dev-3", "dev-4")
+        real = fleet.service._store.snapshot
+
+        def crash(*args, real=real, **options):
+            if at != "snapshot":
+                real(*args, **options)
+            raise Crash
+
+        monkeypatch.setattr(fleet.service._store, "snapshot", crash)
+        with pytest.raises(Crash):
+            fleet.answer("dev-5")
+        announced = fleet.announcement
+        assert announced.round == round_ + 1
+        fleet.kill()
+        assert fleet.announcement.round == round_ + 1
+        assert fleet.announcement.nonce == announced.nonce
+        assert fleet.announcement.held.offers == announced.held.offers
+        assert steps_of(fleet.announcement) == steps_of(announced)
+    fleet.finish()
+    assert len(digests(fleet)) == 1
+    assert [r["contributed"] for r in fleet.records()] == [5] * 7
+
+
+def test_a_crash_between_the_final_announcement_and_its_record_loses_no_checkpoint(fleet, monkeypatch):
+    fleet.come(*fleet.devices)
+    for _ in range(6):
+        fleet.round()
+    fleet.answer("dev-1", "dev-2", "dev-3", "dev-4")
+
+    def crash(*_args, **_options):
+        raise Crash
+
+    monkeypatch.setattr(fleet.service._store, "snapshot", crash)
+    with pytest.raises(Crash):
+        fleet.answer("dev-5")
+    fleet.kill()
+    assert fleet.service.finished
+    (checkpoint,) = fleet.announcement.held.checkpoints
+    assert (checkpoint.state, checkpoint.round) == (StateId(0, 6), 7)
+    assert fleet.records()[-1]["contributed"] == 5
+
+
+def test_a_crash_after_the_keys_have_turned_leaves_the_round_under_the_newer_version(fleet, monkeypatch):
+    fleet.come(*fleet.devices)
+    fleet.round()
+    fleet.answer("dev-1", "dev-2", "dev-3", "dev-4")
+    version = fleet.rotate()
+
+    def crash(*_args, **_options):
+        raise Crash
+
+    monkeypatch.setattr(fleet.service._publisher, "open_round", crash)
+    with pytest.raises(Crash):
+        fleet.answer("dev-5")
+    fleet.kill()
+    assert (fleet.announcement.round, fleet.announcement.held.key_version) == (3, version)
+    fleet.finish()
+    assert len(digests(fleet)) == 1
+
+
+def test_a_round_waits_for_the_keys_that_the_newest_roster_names(fleet):
+    fleet.come(*fleet.devices)
+    fleet.round()
+    fleet.rotate(deliver=False)
+    fleet.answer()
+    assert fleet.service.state.plan is None
+    assert "the newer ones have not arrived yet" in fleet.service.status()
+    fleet.now_s += 100
+    fleet.service.tick(fleet.now_s)
+    assert fleet.service.state.plan is None
+    fleet.deliver()
+    assert fleet.service.state.round == 3
+    fleet.finish()
+    assert len(digests(fleet)) == 1
+
+
+def test_a_revoked_device_is_not_in_the_next_round_and_certifies_nothing(fleet):
+    fleet.come(*fleet.devices)
+    fleet.round()
+    fleet.here.discard("dev-5")
+    fleet.rotate("dev-5")
+    fleet.finish()
+    assert [r["contributed"] for r in fleet.records()][2:] == [4] * 5
+    assert "dev-5" not in fleet.service.state.devices
+    assert len(digests(fleet, "dev-1", "dev-2", "dev-3", "dev-4")) == 1
+
+
+SHARING = {"segments": (SegmentSpec("shared", 4), SegmentSpec("cluster", 2)), "origins": 2}
+SPLITS = {"form": "absolute", "eps1": 0.05, "eps2": 0.2, "cool_down": 0}
+RUNS = {
+    "ifca restarts": ("ifca", {"k": 2, "restarts": 2, "restart_rounds": 3}, {"origins": 4, "follows": range(4)}),
+    "ifca sharing": ("ifca", {"k": 2}, SHARING),
+    "fedgroup": ("fedgroup", {"groups": 2, "alpha": 2}, {}),
+    # Each group's model is a sum of all groups' models.
+    "fedgroup adding": ("fedgroup", {"groups": 2, "alpha": 2, "eta_g": 0.1}, {"follows": range(4)}),
+    "cfl": ("cfl", {**SPLITS, "validate": "off"}, {}),
+    "cfl looking": ("cfl", {**SPLITS, "validate": "off", "look_every": 4}, {}),
+    "cfl validating": ("cfl", {**SPLITS, "p_value": 0.5, "margin": 0.01, "merge_every": 4}, {}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_algorithm_runs_through_a_restart_in_each_round_and_a_late_device(tmp_path, name):
+    """Devices follow only the models of their last assignment, so others' models reach them through checkpoints."""
+    algorithm, settings, changes = RUNS[name]
+    fleet = RoundFleet(tmp_path, 6, algorithm=algorithm, settings=settings, rounds=20, norm_limit=1e6, **changes)
+    for place, device in enumerate(fleet.devices.values()):
+        device.target = np.full(6, 2.0 if place % 2 else -2.0, np.float32)
+    fleet.come(*fleet.devices)
+    for round_ in range(20):
+        if round_ == 12:
+            fleet.leave("dev-6")
+        if round_ == 16:
+            fleet.come("dev-6")
+        fleet.round()
+        fleet.kill()
+    fleet.finish()
+    records = fleet.records()
+    assert records[-1]["contributed"] == 6
+    assert all(r["out_of_step"] == {} for r in records)
+    assert [r["declined"] for r in records if r["declined"]] == []
+    for model in {state.model for d in fleet.devices.values() for state in d.states.held}:
+        found = {d.states.newest(model).held for d in fleet.devices.values() if d.states.newest(model)}
+        newest = max(held.round for held in found)
+        assert len({held.digest for held in found if held.round == newest}) == 1
+    fleet.service.close()
+
+
+def test_a_device_that_no_group_knows_makes_the_global_model_of_the_final_round_from_checkpoints(tmp_path):
+    """FedGroup's auxiliary model is the mean of its groups' models, which no device trains."""
+    settings = {"groups": 2, "alpha": 2, "discrepancy": False}
+    fleet = RoundFleet(tmp_path, 5, algorithm="fedgroup", settings=settings, rounds=5, quorum=0.5)
+    for place, device in enumerate(fleet.devices.values()):
+        device.target = np.full(6, 2.0 if place % 2 else -2.0, np.float32)
+    fleet.come("dev-1", "dev-2", "dev-3", "dev-4")
+    fleet.now_s += 30
+    fleet.service.tick(fleet.now_s)
+    for _ in range(4):
+        fleet.round()
+    fleet.answer("dev-1", "dev-2", "dev-3")
+    fleet.come("dev-5")
+    fleet.answer("dev-4")
+    assert fleet.service.state.plan.final
+    fleet.finish()
+    assert fleet.records()[-1]["contributed"] == 5
+    late = fleet.devices["dev-5"]
+    groups = [
+        fleet.devices[d].states.newest(m).theta for d, m in zip(("dev-1", "dev-2"), two_models(fleet), strict=True)
+    ]
+    auxiliary = next(s for s in late.states.held.values() if s.id.model in late.follows and s.id.round == 5)
+    np.testing.assert_allclose(auxiliary.theta, np.mean(groups, axis=0), atol=1e-5)
+    fleet.service.close()
+
+
+def two_models(fleet):
+    clusters = fleet.records()[-1]["clusters"]
+    return clusters["dev-1"], clusters["dev-2"]
