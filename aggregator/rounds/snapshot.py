@@ -24,14 +24,13 @@ def dump(state: Any, held: HeldModels | None) -> Encoded:
     Raises:
         DocumentError: a part holds something else than its type hints say.
     """
-    before = dump_state(state)
     if held is None:
-        return before
-    parts = dict(zip(PARTS, (before, encode_state(held)), strict=True))
+        return dump_state(state)
+    # In full, without references to stored uploads: those have vectors under the keys of past rounds.
+    parts = dict(zip(PARTS, (encode_state(state), encode_state(held)), strict=True))
     return Encoded(
         {name: [part.document, sorted(part.arrays)] for name, part in parts.items()},
         {f"{name}/{at}": array for name, part in parts.items() for at, array in part.arrays.items()},
-        before.keys,
     )
 
 
@@ -49,7 +48,7 @@ def load(
         kind: the strategy's ``state_type``.
         document: the encoded state.
         vectors: its arrays.
-        fetch: returns an upload that it refers to.
+        fetch: returns an upload that it refers to, in a run with one key.
         has_models: whether the run is under round keys.
 
     Raises:
@@ -60,5 +59,5 @@ def load(
     if not isinstance(document, dict) or set(document) != set(PARTS):
         raise DocumentError("the snapshot lacks the strategy's state or the models")
     (strategy, its_arrays), (held, arrays) = (document[name] for name in PARTS)
-    state = load_state(kind, strategy, {at: vectors[f"strategy/{at}"] for at in its_arrays}, fetch)
+    state = decode_state(kind, strategy, {at: vectors[f"strategy/{at}"] for at in its_arrays})
     return state, decode_state(HeldModels, held, {at: vectors[f"held/{at}"] for at in arrays})

@@ -63,7 +63,7 @@ def without_updates(state: CflState) -> CflState:
 
     It still records when each device sent its newest one. Newcomers are placed by loss.
     """
-    newest = {d: dataclasses.replace(c, vector=None) for d, c in state.newest.items()}
+    newest = {d: dataclasses.replace(c, vector=None, attached=b"", statement=b"") for d, c in state.newest.items()}
     tree = {k: dataclasses.replace(n, edges=((), ())) for k, n in state.tree.items()}
     trials = {k: dataclasses.replace(t, evidence=()) for k, t in state.trials.items()}
     return dataclasses.replace(state, newest=newest, tree=tree, trials=trials)

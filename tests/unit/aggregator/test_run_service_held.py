@@ -325,6 +325,22 @@ RUNS = {
 }
 
 
+@pytest.mark.parametrize("name", ["ifca sharing", "fedgroup adding", "cfl validating"])
+def test_restarts_change_nothing_in_the_records(tmp_path, name):
+    algorithm, settings, changes = RUNS[name]
+    found = []
+    for kills in (False, True):
+        root = tmp_path / str(kills)
+        fleet = RoundFleet(root, 6, algorithm=algorithm, settings=settings, rounds=20, norm_limit=1e6, **changes)
+        for place, device in enumerate(fleet.devices.values()):
+            device.target = np.full(6, 2.0 if place % 2 else -2.0, np.float32)
+        fleet.come(*fleet.devices)
+        fleet.finish(fleet.kill if kills else lambda: None)
+        found.append([(r["clusters"], r["events"], r["loss"], r["norms"]) for r in fleet.records()])
+        fleet.service.close()
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_every_algorithm_runs_through_a_restart_in_each_round_and_a_late_device(tmp_path, name):
     """Devices follow only the models of their last assignment, so others' models reach them through checkpoints."""
@@ -340,6 +356,8 @@ def test_every_algorithm_runs_through_a_restart_in_each_round_and_a_late_device(
             fleet.come("dev-6")
         fleet.round()
         fleet.kill()
+        updates = fleet.parties.server.directory / "run-000001" / "updates"
+        assert [path.name for path in updates.glob("*/0*.f32")] in ([], [f"{round_ + 1:06d}.f32"])
     fleet.finish()
     records = fleet.records()
     assert records[-1]["contributed"] == 6

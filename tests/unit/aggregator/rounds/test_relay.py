@@ -121,7 +121,8 @@ def test_models_and_clusters_are_those_of_offsets(case):
     for _ in range(14):
         (thetas, one), (found, other) = offsets.step(), relayed.step()
         assert one.clusters == other.clusters
-        assert thetas.keys() == found.keys()
+        # Under round keys a plan also offers models of which the next round needs checkpoints.
+        assert thetas.keys() <= found.keys()
         for model, theta in thetas.items():
             np.testing.assert_allclose(found[model], theta, rtol=0, atol=1e-4)
     assert [(e.round, e.kind) for e in offsets.events] == [(e.round, e.kind) for e in relayed.events]

@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 from aggregator.rounds.snapshot import dump, load
+from aggregator.strategies.base import ClusterModel
+from aggregator.strategies.cfl.state import CflState, Cluster
 from aggregator.strategies.fedavg import FedAvgState
 from shoal.errors import DocumentError
 from tests.helpers.held import rounds
+from tests.helpers.plans import contribution
 
 
 def same(one, other):
@@ -33,6 +36,16 @@ def test_the_models_come_back_as_they_were():
     assert state == FedAvgState(("dev-1",))
     assert same(found, held)
     assert {a.dtype.name for a in encoded.arrays.values()} == {"float32", "uint8"}
+
+
+def test_an_update_that_the_strategy_remembers_without_its_vector_comes_back_without_it():
+    """The store still has the vector, masked under the key of a past round."""
+    update = contribution("dev-1")
+    before = CflState({0: Cluster(0, ("dev-1",), ClusterModel())}, newest={"dev-1": update})
+    encoded = dump(before, rounds(1))
+    assert encoded.keys == frozenset()
+    document = json.loads(json.dumps(encoded.document))
+    assert load(CflState, document, encoded.arrays, None, has_models=True)[0] == before
 
 
 def test_a_run_with_one_key_has_the_strategys_state_alone():
