@@ -174,7 +174,7 @@ class HeldModels:
         return not self.closed or (known is not None and known.round > self.closed - RETAINED_STEPS)
 
     def only(self, devices: Container[str]) -> HeldModels:
-        """Return the models without what comes from devices that are not in the fleet any more, and what no device accepts."""
+        """Return the models without the statements and checkpoints of all but ``devices``: no device accepts others'."""
         evidence = {
             state: Evidence(e.digest, {d: s for d, s in e.statements.items() if d in devices})
             for state, e in self.evidence.items()

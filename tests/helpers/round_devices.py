@@ -40,7 +40,7 @@ NO_KEY = bytes(16)
 
 
 class Retaining(Line):
-    """A line that retains what the aggregator publishes, as a broker does."""
+    """A line that stores the aggregator's retained messages, as a broker does."""
 
     chunk_bytes = 1 << 19
 
@@ -210,7 +210,7 @@ class RoundDevice:
     """A device under round keys.
 
     Attributes:
-        states: what it holds; chains: by key version; follows: the models of its last assignment.
+        states: those that it holds; chains: by key version; follows: the models of its last assignment.
         declined: rounds that it declined for lack of a state.
     """
 
