@@ -112,8 +112,10 @@ class FedGroup:
             return dataclasses.replace(state, cohort=cohort), self._pretraining(state, round_, cold)
         evaluate = evaluates(self.run, round_)
         assignments = {d: self._training(state, d, evaluate=evaluate) for d in cohort}
-        used = sorted({j for o in assignments.values() for j in o.candidates})
-        return state, RoundPlan(round_, {j: state.slots[j] for j in used}, assignments)
+        # Under round keys devices add up the groups' models, and each holds only its own group's.
+        seal = frozenset(range(len(state.slots)) if self.run.keys == "round" and self._adds(state) else ())
+        used = sorted(seal.union(*(o.candidates for o in assignments.values())))
+        return state, RoundPlan(round_, {j: state.slots[j] for j in used}, assignments, seal=seal)
 
     def _random(self, round_: int) -> np.random.Generator:
         # The 1 makes this another stream than that of `drawn`, which uses the same seed and round.

@@ -318,7 +318,7 @@ RUNS = {
     "ifca sharing": ("ifca", {"k": 2}, SHARING),
     "fedgroup": ("fedgroup", {"groups": 2, "alpha": 2}, {}),
     # Each group's model is a sum of all groups' models.
-    "fedgroup adding": ("fedgroup", {"groups": 2, "alpha": 2, "eta_g": 0.1}, {"follows": range(4)}),
+    "fedgroup adding": ("fedgroup", {"groups": 2, "alpha": 2, "eta_g": 0.1}, {}),
     "cfl": ("cfl", {**SPLITS, "validate": "off"}, {}),
     "cfl looking": ("cfl", {**SPLITS, "validate": "off", "look_every": 4}, {}),
     "cfl validating": ("cfl", {**SPLITS, "p_value": 0.5, "margin": 0.01, "merge_every": 4}, {}),

@@ -262,3 +262,22 @@ def test_the_discrepancy_is_told_in_every_round_of_training():
 def test_plans_that_make_no_sense_are_refused(changes, reason):
     with pytest.raises(ConfigError, match=reason):
         Rounds(run_plan("fedgroup", **changes), DEVICES)
+
+
+@pytest.mark.parametrize(("eta_g", "keys"), [(0.1, "round"), (0.0, "round"), (0.1, "run")])
+def test_under_round_keys_checkpoints_of_all_groups_are_ordered_where_their_models_are_added_up(eta_g, keys):
+    """A device of one group needs the others' models to make its own."""
+    devices = tuple(f"dev-{i}" for i in range(6))
+    settings = {"groups": 2, "alpha": 3, "eta_g": eta_g, "discrepancy": False}
+    rounds = Rounds(run_plan("fedgroup", settings, keys=keys), devices)
+
+    def answer(device, order, round_):
+        values = np.full(6, 1.0 if device < "dev-3" else -1.0)
+        return contribution(device, values, round=round_, model=order.candidates[0], phase=order.phase, model_norm=1.0)
+
+    rounds.step(answer)
+    group = [d for d, j in rounds.state.clusters.items() if j == 0]
+    _, plan = rounds.strategy.plan(rounds.state, 2, tuple(group))
+    seals = eta_g > 0 and keys == "round"
+    assert plan.seal == (frozenset({0, 1}) if seals else frozenset())
+    assert set(plan.models) == ({0, 1} if seals else {0})
