@@ -118,6 +118,7 @@ class Cfl:
         seal = frozenset[int]()
         if self.run.keys == "round":
             seal = self._sealed_ahead(state, round_, any(d in there and d not in assignments for d in state.unplaced))
+            seal &= models.keys() | state.tree.keys()
             models |= {node: state.tree[node].slot for node in sorted(seal - models.keys())}
         return state, RoundPlan(round_, models, assignments, placing=frozenset(state.tree), seal=seal)
 
@@ -126,6 +127,9 @@ class Cfl:
         if round_ == self.run.rounds and self.settings.path:
             return frozenset(state.clusters.keys() | state.tree.keys())
         nodes = {node.id for node in cfl_merge.due(state, self.settings, round_ + 1)}
+        # After its last trial round a device scores the other half's model as well.
+        last = [t for t in state.trials.values() if t.trained + 1 >= self.settings.trial_rounds]
+        nodes |= {half.model for trial in last for half in (trial.left, trial.right)}
         others = newcomers_wait or cfl_moves.look_due(state, self.settings, round_ + 1)
         return frozenset(nodes | state.clusters.keys() if others else nodes)
 
