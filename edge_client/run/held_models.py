@@ -73,6 +73,7 @@ class HeldModels:
         self._way = CatchUp((), (), (), frozenset(), frozenset())
         self._certified: dict[StateId, bytes] = {}
         self._statements = StateCertificate(())
+        self._held = RoundModels(0, ())
         self._refs: dict[str, tuple[int, MeanRef] | CheckpointRef] = {}
         self._means: dict[str, Float32Vector] = {}
         self._opened: dict[str, ModelState] = {}
@@ -97,7 +98,7 @@ class HeldModels:
         held = _held(announcement)
         self._follow_version(held.key_version, announcement.round)
         steps = [retained.step for retained in held.steps]
-        wanted = needed_states(held, assignment)
+        wanted = needed_states(held, assignment, self._run.plan) | self._parting(held)
         self._certified = certified_states(held, self._states.digests(), self._run.plan, self._membership.roster)
         way = self._compare(self._states.digests(), steps, wanted)
         useful = set(way.missing) & self._certified.keys()
@@ -110,13 +111,29 @@ class HeldModels:
             lacking = set(way.missing) - refs.keys()
         if lacking:
             raise MissingStateError(f"states {_names(lacking)} can't be made from those held")
-        self._way, self._statements = way, StateCertificate(held.statements)
+        self._held, self._way, self._statements = held, way, StateCertificate(held.statements)
         self._refs = {ref.label: ref for ref in refs.values()}
         for step in way.steps:
             means = next(r.means for r in held.steps if r.step.round == step.round)
             added = {recipe.model for recipe in step.recipes if recipe.mean is not None}
             self._refs |= {mean.label: (step.round, mean) for mean in means if mean.model in added}
         return {label: _ref(found).transfer for label, found in self._refs.items()}
+
+    def _parting(self, held: RoundModels) -> frozenset[StateId]:
+        """Return the states that this device can make now and perhaps not later: open ones that this round does not offer.
+
+        IFCA returns to the models of an earlier start, for example. The means that lead there are retained for a short time.
+        """
+        if held.newest is None:
+            return frozenset()
+        offered = {offer.at for offer in held.offers}
+        reach, made = set(self._states.held), set[StateId]()
+        for retained in held.steps:
+            for recipe in retained.step.recipes if self._store.has_keys(retained.step.round) else ():
+                if all(term.state in reach for term in recipe.terms):
+                    made.add(recipe.state)
+            reach |= made
+        return frozenset(made & set(held.newest.open)) - offered
 
     def _compare(self, digests: Mapping[StateId, bytes], steps: Sequence[Step], wanted: frozenset[StateId]) -> CatchUp:
         certified = self._certified
@@ -143,7 +160,7 @@ class HeldModels:
         plan, group = self._run.plan, self._membership.group
         if plan.participation < 1:
             return ()
-        models = {*assignment.candidates, *([SHARED_MODEL] if len(plan.segments) > 1 else [])}
+        models = {*assignment.candidates, *([SHARED_MODEL] if _held(announcement).state_of(SHARED_MODEL) else [])}
         return tuple(group.topic_label(plan.run_id, mean_number(m, announcement.round)) for m in sorted(models))
 
     def take_early(self) -> dict[str, bytes]:
@@ -183,7 +200,7 @@ class HeldModels:
             wanted=ref.state,
             keys=self._store.peek(ref.round),
             roster=self._membership.roster,
-            length=length_of(plan, ref.state),
+            length=length_of(plan, self._held, ref.state),
             min_contributors=plan.min_contributors,
             most_task_bytes=len(self._run.bundle.to_bytes()),
         )
@@ -197,7 +214,7 @@ class HeldModels:
         # A hostile vector may overflow: `check_mean` refuses the norm that results, inf or NaN.
         with np.errstate(over="ignore", invalid="ignore"):
             norm = float(np.sqrt(np.dot(masked, masked)))
-        check_mean(header, self._run.plan, segment_of(self._run.plan, model), len(body), norm)
+        check_mean(header, self._run.plan, segment_of(self._held, model), len(body), norm)
         return unmask(MaskedVector(masked, header.key_id), self._mask(round_)[header.segment])
 
     def drop(self, label: str) -> None:
@@ -273,7 +290,7 @@ class HeldModels:
         return theta[self._span_of(model)] if at.round == 0 else theta
 
     def _span_of(self, model: int) -> slice:
-        return self._run.plan.span(segment_of(self._run.plan, model))
+        return self._run.plan.span(segment_of(self._held, model))
 
     def _mask(self, round_: int) -> dict[str, MaskKey]:
         found = self._masks.get(round_)
@@ -284,21 +301,29 @@ class HeldModels:
         return found
 
 
-def segment_of(plan: RunPlan, model: int) -> str:
-    """Return the segment that the means and later states of a model have; empty if they are whole vectors."""
-    if len(plan.segments) == 1:
+def segment_of(held: RoundModels, model: int) -> str:
+    """Return the segment that the means and later states of a model have; empty if they are whole vectors.
+
+    Models share weights if the announcement offers the segment that they share.
+    """
+    if held.state_of(SHARED_MODEL) is None:
         return ""
     return "shared" if model == SHARED_MODEL else "cluster"
 
 
-def length_of(plan: RunPlan, state: StateId) -> int:
+def length_of(plan: RunPlan, held: RoundModels, state: StateId) -> int:
     """Return the number of coordinates of a state; origins are whole vectors."""
-    span = plan.span("" if state.round == 0 else segment_of(plan, state.model))
+    span = plan.span("" if state.round == 0 else segment_of(held, state.model))
     return int(span.stop - span.start)
 
 
-def needed_states(held: RoundModels, assignment: Assignment) -> frozenset[StateId]:
-    """Return the states of an assignment's candidates and, with weight sharing, that of the shared segment."""
+def needed_states(held: RoundModels, assignment: Assignment, plan: RunPlan) -> frozenset[StateId]:
+    """Return the states of an assignment's candidates and, with weight sharing, that of the shared segment.
+
+    Where models are added up (the capability ``scale``), a device needs all of them for the next recipe.
+    """
+    if plan.capabilities.scale:
+        return frozenset(offer.at for offer in held.offers)
     named = (held.state_of(model) for model in (*assignment.candidates, SHARED_MODEL))
     return frozenset(at for at in named if at is not None)
 

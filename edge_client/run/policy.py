@@ -103,8 +103,8 @@ def check_held_models(a: Announcement, held: RoundModels, plan: RunPlan) -> None
     models = [offer.model for offer in held.offers if offer.model != SHARED_MODEL]
     if len(models) > plan.max_models:
         raise UntrustedError(f"{len(models)} models where the plan allows {plan.max_models}")
-    if (len(models) < len(held.offers)) != (len(plan.segments) > 1):
-        raise UntrustedError("a shared part that the plan does not have, or the lack of one")
+    if len(models) < len(held.offers) and {s.name for s in plan.segments} != {"shared", "cluster"}:
+        raise UntrustedError("a shared part that the plan does not have")
     states = [offer.at for offer in held.offers] + [ref.state for ref in held.checkpoints]
     for retained in held.steps:
         if retained.step.round >= a.round:

@@ -197,7 +197,7 @@ class LateStart:
             wanted=ref.state,
             keys=opening.take(),
             roster=membership.roster,
-            length=length_of(plan, ref.state),
+            length=length_of(plan, announcement.held, ref.state),
             min_contributors=plan.min_contributors,
             most_task_bytes=most_task_bytes,
         )

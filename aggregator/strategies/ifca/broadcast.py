@@ -31,6 +31,10 @@ class Broadcast:
         """Whether the coming round is not a full broadcast."""
         return self.settled(stable_rounds) and self.quiet < probe_every - 1
 
+    def probes_next(self, stable_rounds: int, probe_every: int) -> bool:
+        """Whether the coming round is not a full broadcast, and the one after it is."""
+        return self.settled(stable_rounds) and self.quiet == probe_every - 2
+
     def settled(self, stable_rounds: int) -> bool:
         """Whether identities count as stable; 0 rounds is never."""
         return 0 < stable_rounds <= self.stable

@@ -33,6 +33,17 @@ def inherited(state: IfcaState, starts: int) -> Inherited:
     return Inherited(models, shared=state.shared)
 
 
+def moving(state: IfcaState) -> Inherited:
+    """Return the models that may have moved in the round that has just closed, under round keys.
+
+    The shared segment of a start that has just ended moved as that of the best start, if it is.
+    """
+    models = dict(enumerate(state.best, state.best_start * len(state.best)))
+    models |= dict(enumerate(state.slots, state.first))
+    ended = state.best_shared
+    return Inherited(models, shared=ended if ended is not None and ended.offset is not None else state.shared)
+
+
 def renewed(state: IfcaState, renewal: Renewal) -> IfcaState:
     """Return the state in the next mask epoch; cluster identities and the state of the broadcast stay."""
     kept = _one_start(state)

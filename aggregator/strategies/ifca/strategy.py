@@ -109,7 +109,11 @@ class Ifca:
         newcomers = tuple(d for d in available if d not in known)
         if newcomers:
             state = dataclasses.replace(state, devices=(*state.devices, *newcomers))
-        return state, RoundPlan(round_, dict(zip(ids, state.slots, strict=True)), assignments, shared=state.shared)
+        models = dict(zip(ids, state.slots, strict=True))
+        # Devices that follow their own model alone need the others for the next full broadcast.
+        probes = state.settled and state.broadcast.probes_next(s.stable_rounds, s.probe_every)
+        seal = frozenset(ids) if probes and self.run.keys == "round" else frozenset[int]()
+        return state, RoundPlan(round_, models, assignments, shared=state.shared, seal=seal)
 
     def absorb(self, state: IfcaState, contribution: ClientUpdate) -> IfcaState:
         """Keep the contribution for `close`."""
@@ -236,6 +240,8 @@ class Ifca:
 
     def inherited(self, state: IfcaState) -> Inherited:
         """All starts outlive the mask epoch while restarts are under way (renewal.py), else the k models."""
+        if self.run.keys == "round":
+            return ifca_renewal.moving(state)
         return ifca_renewal.inherited(state, self.settings.k * self.settings.restarts)
 
     def renewed(self, state: IfcaState, renewal: Renewal) -> IfcaState:

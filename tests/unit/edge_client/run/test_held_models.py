@@ -13,7 +13,7 @@ from edge_client.storage.state import DeviceState
 from shoal.errors import IntegrityError, KeyMismatchError, MissingStateError, NotEnrolledError, UntrustedError
 from shoal.membership.statements import sign_statement
 from shoal.protocol.codec import decode_prefix
-from shoal.protocol.documents import SegmentSpec
+from shoal.protocol.documents import Capabilities, SegmentSpec
 from shoal.protocol.messages import SHARED_MODEL
 from shoal.protocol.states import SealedCheckpoints, StateCertificate, StateId, mean_number
 from tests.helpers.plans import run_plan
@@ -330,8 +330,14 @@ def test_a_mean_of_the_version_before_is_still_applied(scene, models):
 def test_the_states_that_an_assignment_needs(scene):
     held = scene.announcement(4, states={0: (0, 3), 2: (0, 1), SHARED_MODEL: (SHARED_MODEL, 3)}).held
     both = dataclasses.replace(TRAIN, candidates=(0, 2))
-    assert needed_states(held, both) == {StateId(0, 3), StateId(0, 1), StateId(SHARED_MODEL, 3)}
-    assert needed_states(scene.announcement(4).held, TRAIN) == {StateId(0, 3)}
+    assert needed_states(held, both, scene.plan) == {StateId(0, 3), StateId(0, 1), StateId(SHARED_MODEL, 3)}
+    assert needed_states(scene.announcement(4).held, TRAIN, scene.plan) == {StateId(0, 3)}
+
+
+def test_where_models_are_added_up_a_device_needs_all_of_them(scene):
+    adding = dataclasses.replace(scene.plan, capabilities=Capabilities(scale=True))
+    held = scene.announcement(4, states={0: (0, 3), 2: (0, 1)}).held
+    assert needed_states(held, TRAIN, adding) == {StateId(0, 3), StateId(0, 1)}
 
 
 def test_the_digest_that_most_statements_name_is_believed_only_if_it_is_certified(scene, models):
@@ -348,13 +354,26 @@ def test_the_digest_that_most_statements_name_is_believed_only_if_it_is_certifie
     assert certified_states(none.held, {}, plan, roster) == {}
 
 
-def test_shared_and_own_segments_have_their_own_lengths():
+def test_shared_and_own_segments_have_their_own_lengths(scene):
     plan = run_plan("ifca", segments=(SegmentSpec("shared", 40), SegmentSpec("cluster", 9)))
-    assert (segment_of(plan, SHARED_MODEL), segment_of(plan, 1)) == ("shared", "cluster")
-    assert [length_of(plan, StateId(*at)) for at in ((1, 0), (1, 3), (SHARED_MODEL, 3))] == [49, 9, 40]
-    whole = run_plan("ifca")
+    held = scene.announcement(4, states={1: (1, 3), SHARED_MODEL: (SHARED_MODEL, 3)}).held
+    assert (segment_of(held, SHARED_MODEL), segment_of(held, 1)) == ("shared", "cluster")
+    assert [length_of(plan, held, StateId(*at)) for at in ((1, 0), (1, 3), (SHARED_MODEL, 3))] == [49, 9, 40]
+    whole = scene.announcement(4).held
     assert segment_of(whole, 1) == ""
-    assert length_of(whole, StateId(1, 3)) == whole.length
+    assert length_of(plan, whole, StateId(1, 3)) == 49
+
+
+def test_a_state_that_is_not_offered_any_more_is_made_while_its_mean_is_retained(tmp_path):
+    """IFCA begins another start in the next round, and may return to this one much later."""
+    scene = Scene(tmp_path, "dev-1", algorithm="ifca", settings={"k": "1", "restarts": "2", "restart_rounds": "2"})
+    device = scene.device("dev-1")
+    scene.serve(device, scene.announcement(1, states={0: (0, 0)}))
+    step = scene.step(1, {0: ONE})
+    step = dataclasses.replace(step, step=dataclasses.replace(step.step, open=(StateId(0, 1), StateId(1, 0))))
+    order = dataclasses.replace(TRAIN, candidates=(1,))
+    scene.serve(device, scene.announcement(2, states={1: (1, 0)}, steps=(step,)), order)
+    assert set(device.states.held) == {StateId(0, 1), StateId(1, 0)}
 
 
 def test_a_step_that_gives_a_model_that_is_not_finite_changes_nothing(scene, models):
