@@ -8,6 +8,7 @@ scenario (a lost chunk, a crash between two writes) can be replayed exactly.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from edge_client.protocol.presence import presence
 from edge_client.runtime import DeviceRuntime
 from edge_client.storage.state import DeviceState, OwnModel
 from shoal.errors import DataError, ShoalError, UsageError
+from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.runs.plan import RunOptions, origins_needed
 from shoal.simulation.process_fleet import Stage
 from shoal.task.bundle import TaskBundle
@@ -226,11 +228,25 @@ class LoopbackFleet:
         transport.start()
 
     def add_device(self, name: str, batch: Dataset) -> None:
-        """Add a new device to the roster during the run, and start it."""
+        """Add a new device to the roster during the run, and start it; new keys, if any are drawn, go to all members."""
+        before = self.stage.fleet.roster.keys_since
         self.stage.add_device(name)
         if self.service is not None:
             self.service.reload_roster()
+        if self.stage.fleet.roster.keys_since != before:
+            self.publish()
         self.revive_device(name, batch)
+
+    def publish(self) -> None:
+        """Let the owner connect, read the retained messages, and publish roster and keys."""
+        transport = LoopbackTransport(self.broker, "owner", lambda event: registrar.on_event(event, int(time.time())))
+        registrar = Registrar(self.stage.fleet, transport)
+        registrar.start(int(time.time()))
+        transport.start()
+        self.broker.pump()
+        registrar.publish_roster()
+        registrar.publish_keys()
+        self.broker.pump()
 
     def kill_aggregator(self) -> None:
         """Kill the aggregator as a crash does: everything that it had not committed is lost.

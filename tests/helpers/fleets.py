@@ -1,7 +1,6 @@
 """Small fleets on the loopback driver, a wiretap on their network, and functions that forge their messages."""
 
 import dataclasses
-import time
 from collections import defaultdict
 
 import numpy as np
@@ -14,7 +13,6 @@ from crypto.seal.identity import Identity
 from edge_client.learning.data import Dataset
 from shoal import limits
 from shoal.membership.directory import KEY_FILE
-from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.runs.plan import RunOptions
 from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, parse, split
@@ -26,7 +24,6 @@ from shoal.simulation.loopback_fleet import LoopbackFleet
 from shoal.task.manifest import LocalTraining
 from shoal.transport.base import Message
 from shoal.transport.faults import Hop
-from shoal.transport.loopback import LoopbackTransport
 from shoal.transport.retained import RetainedPublisher
 from shoal.types import MaskedVector
 from tests.helpers.tasks import logistic_bundle
@@ -74,14 +71,7 @@ def make_fleet(root, data=None, *, bundle=None, faults=None, count=3, **options)
 
 def publish(fleet):
     """Let the owner connect, read the retained messages, and publish roster and keys."""
-    transport = LoopbackTransport(fleet.broker, "owner", lambda event: registrar.on_event(event, int(time.time())))
-    registrar = Registrar(fleet.stage.fleet, transport)
-    registrar.start(int(time.time()))
-    transport.start()
-    fleet.broker.pump()
-    registrar.publish_roster()
-    registrar.publish_keys()
-    fleet.broker.pump()
+    fleet.publish()
 
 
 def thetas(fleet):

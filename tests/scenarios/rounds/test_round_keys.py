@@ -102,9 +102,7 @@ def test_a_newcomer_joins_a_run_with_a_checkpoint(tmp_path):
     first = {name: data[name] for name in names(4)}
     with make_fleet(tmp_path / "fleet", first, rounds=12, **ROUND_KEYS) as fleet:
         run_rounds(fleet, 3)
-        fleet.stage.add_device("dev-04")
-        publish(fleet)
-        fleet.revive_device("dev-04", data["dev-04"])
+        fleet.add_device("dev-04", data["dev-04"])
         records = fleet.run(200)
         joined = [r["round"] for r in records if "dev-04" in r["norms"]]
         assert joined, "it took part"
