@@ -94,6 +94,8 @@ def _beyond_assignment(run: RunPlan, assignment: Assignment, upload: Upload, mos
         return f"{upload.attached} bytes attached to the update"
     if len(upload.margins) != (len(assignment.candidates) if assignment.margins else 0):
         return f"{len(upload.margins)} margins"
+    if upload.nearest not in (assignment.compare or (0,)):
+        return f"nearest to model {upload.nearest}, which was not to be compared with"
     return ""
 
 

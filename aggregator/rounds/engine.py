@@ -375,7 +375,7 @@ class Engine:
         given = tuple(state.contributions)
         agreement = None
         if held is not None:
-            agreement = agree(held, offers_of(plan, held.states), in_order(given))
+            agreement = agree(held, offers_of(plan, held.states), in_order(given), plan.assignments)
             given = agreement.accepted
         if plan.final:
             outcome = Outcome({c.device: c.model for c in given})

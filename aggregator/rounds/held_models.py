@@ -208,7 +208,7 @@ class Agreement:
     """A round's updates, compared by the states that their devices hold.
 
     Attributes:
-        accepted: the updates trained from the states that most devices hold, in the order given.
+        accepted: the updates trained from (and compared with) the states that most devices hold, in the order given.
         out_of_step: device -> model, for the others.
         digests: the digest of each state that most devices name.
         statements: of all devices that uploaded.
@@ -239,13 +239,19 @@ def offers_of(plan: RoundPlan, states: States) -> dict[int, StateId]:
     return {model: states[value.origin] for model, value in sorted(models.items())}
 
 
-def agree(held: HeldModels, offers: Mapping[int, StateId], given: Iterable[ClientUpdate]) -> Agreement:
-    """Return which of a round's updates were trained from the states that most devices hold.
+def agree(
+    held: HeldModels,
+    offers: Mapping[int, StateId],
+    given: Iterable[ClientUpdate],
+    assignments: Mapping[str, Assignment] | None = None,
+) -> Agreement:
+    """Return which of a round's updates were trained from, and compared with, the states that most devices hold.
 
     Args:
         held: the models in that round.
         offers: state of each offered model.
         given: the round's updates, whose statements were checked when they arrived.
+        assignments: of the devices; without one a device compared no models.
     """
     given = tuple(given)
     statements = {c.device: peek_document(c.statement, Statement) for c in given}
@@ -260,7 +266,9 @@ def agree(held: HeldModels, offers: Mapping[int, StateId], given: Iterable[Clien
     out_of_step: dict[str, int] = {}
     for c in given:
         has = {named.state: named.digest for named in statements[c.device].states}
-        needed = [offers[model] for model in (c.model, SHARED_MODEL) if model in offers]
+        assignment = (assignments or {}).get(c.device)
+        compared = () if assignment is None else assignment.compare
+        needed = [offers[model] for model in (c.model, *compared, SHARED_MODEL) if model in offers]
         fits = all(state in has and has[state] == digests[state] for state in needed)
         if fits and (c.vector is None or c.key_id == key_id):
             accepted.append(c)
@@ -453,7 +461,7 @@ def unable(
             break  # all begin with the run package
         assignment = plan.assignments.get(device)
         # A device that is not drawn now may be drawn once others are left out.
-        models = offers if assignment is None else (*assignment.candidates, SHARED_MODEL)
+        models = offers if assignment is None else (*assignment.models, SHARED_MODEL)
         needed = {offers[model] for model in models if model in offers}
         if needed <= held.held_by(device):
             continue
@@ -487,7 +495,7 @@ def lost(
     """
     if not held.closed:
         return {}
-    asked = {model for o in plan.assignments.values() for model in o.candidates}
+    asked = {model for o in plan.assignments.values() for model in o.models}
     if plan.shared is not None:
         asked.add(SHARED_MODEL)
     here = {d for d in held.named if d in available or held.is_current(d)}

@@ -97,6 +97,7 @@ class ClientUpdate:
         model_norm: l2 norm of the model that was trained, in the clear; 0 where not asked.
         attached: the bytes that follow the update in the upload: in the steps of a rollover, and checkpoints under round keys.
         statement: under round keys, the device's signed statement about the states that it holds.
+        nearest: of the models to compare with, the one nearest to the trained model; 0 where not asked.
     """
 
     round: int
@@ -114,6 +115,7 @@ class ClientUpdate:
     model_norm: float = 0.0
     attached: bytes = field(default=b"", repr=False)
     statement: bytes = field(default=b"", repr=False)
+    nearest: int = 0
 
     @property
     def key(self) -> UploadKey:
@@ -161,6 +163,7 @@ def contribution_of(
         model_norm=upload.model_norm,
         attached=attached,
         statement=upload.statement,
+        nearest=upload.nearest,
     )
 
 

@@ -18,20 +18,23 @@ from aggregator.strategies.base import ClientUpdate, ClusterModel, Event, norm_o
 
 
 def discrepancy(
-    given: list[ClientUpdate], before: Mapping[int, ClusterModel], after: Mapping[int, ClusterModel], round_: int
+    given: list[ClientUpdate],
+    before: Mapping[int, ClusterModel],
+    after: Mapping[int, ClusterModel] | None,
+    round_: int,
 ) -> tuple[Event, ...]:
     """Return the round's discrepancy as an event; no event without updates.
 
     Args:
         given: updates of the round.
         before: the models by id, when the round began.
-        after: the same when it is closed.
+        after: the same when it is closed; None leaves out the second pair of figures.
         round_: its number.
     """
     if not given:
         return ()
     figures: dict[str, Any] = _figures([c.norm for c in given], "")
-    if all(c.vector is not None for c in given):
+    if after is not None and all(c.vector is not None for c in given):
         steps = {model: _step(before[model], after[model]) for model in {c.model for c in given}}
         apart = []
         for c, row in zip(given, read_once([c.row for c in given]), strict=True):

@@ -3,15 +3,18 @@
 There are k centres. In each round a device trains its centre's model. It is then assigned to the centre nearest to its
 trained model in l2 distance (E step), and each centre becomes the mean of its members' models (M step).
 
-On masked offsets: with O_c a centre's offset and delta_i a device's update, the device's model is origin + O_c +
-delta_i. All centres share one origin, so it cancels in |w_i - w_j| = |O_c + delta_i - O_j|, and the mask does
-not change distances. All centres are equal at first, so the first assignment is random (seeded, with sizes as even as
-possible); at a tie a device stays at its centre. So does a device that takes no part in a round. A centre with fewer than
-``min_contributors`` of the round's devices does not change.
+All centres are equal at first, so the first assignment is random (seeded, with sizes as even as possible); at a tie a
+device stays at its centre. So does a device that takes no part in a round. A centre with fewer than ``min_contributors`` of
+the round's devices does not change.
 
-The run is planned with one mask epoch, since offsets from one origin are compared. If the owner ends the epoch, to revoke a
-device, every centre gets an origin of its own and offsets can no longer be compared. From then on devices stay at their
-centre, each centre runs FedAvg by itself, and a newcomer takes the centre of least loss.
+Under round keys devices hold all centres, measure the distances themselves and report the nearest. A centre becomes the mean
+of the models that its members trained from, weighted by their members, plus the mean of the members' updates.
+
+With one key for the run the aggregator measures masked offsets: with O_c a centre's offset and delta_i a device's update, the
+device's model is origin + O_c + delta_i. All centres share one origin, so it cancels in |w_i - w_j| = |O_c + delta_i - O_j|,
+and the mask does not change distances. Such a run is planned with one mask epoch, since offsets from one origin are compared.
+If the owner ends the epoch, to revoke a device, every centre gets an origin of its own and offsets can no longer be compared.
+From then on devices stay at their centre, each centre runs FedAvg by itself, and a newcomer takes the centre of least loss.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ from aggregator.strategies.base import (
     parse_settings,
     require,
     require_one_origin,
+    starts_of,
     train_assignment,
     weights_of,
 )
@@ -52,7 +56,7 @@ from aggregator.strategies.discrepancy import discrepancy
 from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot, retained
 from aggregator.strategies.settings import StrategySettings
 from shoal import limits
-from shoal.protocol.documents import RunPlan
+from shoal.protocol.documents import Capabilities, RunPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,11 @@ class FesemSettings(StrategySettings):
 
     k: int = 2
     discrepancy: bool = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Devices report the nearest centre; with one key for the run the aggregator measures the distances."""
+        return Capabilities(compare=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +96,7 @@ class FesemState:
 
 
 class Fesem:
-    """FeSEM on masked offsets."""
+    """FeSEM on masked updates."""
 
     name = "fesem"
     settings_type = FesemSettings
@@ -101,9 +110,8 @@ class Fesem:
         self.settings: FesemSettings = parse_settings(FesemSettings, run)
         require(1 <= self.settings.k <= limits.MAX_MODELS, f"k is from 1 to {limits.MAX_MODELS}")
         require_one_origin(run)
-        require(run.keys == "run", "fesem compares offsets of all rounds, and round keys leave the aggregator none")
         require(
-            run.epoch_rounds >= run.rounds,
+            run.keys == "round" or run.epoch_rounds >= run.rounds,
             f"fesem compares offsets of all {run.rounds} rounds, but the mask changes after {run.epoch_rounds}",
             "let one mask epoch cover the run",
         )
@@ -135,8 +143,12 @@ class Fesem:
             state = self._welcome(state, available, round_)
         evaluate = evaluates(self.run, round_)
         places = {d: self._candidates(state, d) for d in drawn(self.run, round_, available)}
-        assignments = {d: train_assignment(candidates, evaluate=evaluate) for d, candidates in places.items()}
-        models = {j: state.slots[j] for j in sorted({j for candidates in places.values() for j in candidates})}
+        compare = tuple(range(self.settings.k)) if self.run.keys == "round" else ()
+        assignments = {
+            d: dataclasses.replace(train_assignment(candidates, evaluate=evaluate), compare=compare)
+            for d, candidates in places.items()
+        }
+        models = {j: state.slots[j] for j in sorted({j for a in assignments.values() for j in a.models})}
         return state, RoundPlan(round_, models, assignments)
 
     def _candidates(self, state: FesemState, device: str) -> tuple[int, ...]:
@@ -150,7 +162,7 @@ class Fesem:
     def close(self, state: FesemState, plan: RoundPlan) -> tuple[FesemState, Outcome]:
         """E step for the devices that took part, then M step."""
         given = in_order(state.gathered.values())
-        nearest = {c.device: c.model for c in given} if state.frozen else self._nearest(state.slots, given)
+        nearest = self._nearest(state, given)
         members = [[c for c in given if nearest[c.device] == j] for j in range(self.settings.k)]
         slots = tuple(self._centre(state.slots, j, mine, plan.round) for j, mine in enumerate(members))
         means = [m for m, before, after in zip(members, state.slots, slots, strict=True) if after is not before]
@@ -167,11 +179,21 @@ class Fesem:
             events += (Event(plan.round, "reassigned", detail),)
         if self.settings.discrepancy:
             before, after = dict(enumerate(state.slots)), dict(enumerate(slots))
-            events += discrepancy(given, before, after, plan.round)
+            # Under round keys the aggregator can't tell how far a centre that mixes several models has moved.
+            mixed = any((a.origin, a.others) != (b.origin, b.others) for a, b in zip(slots, state.slots, strict=True))
+            events += discrepancy(given, before, None if mixed else after, plan.round)
         return FesemState(slots, clusters, state.frozen), Outcome(clusters, events, capped)
 
-    def _nearest(self, slots: tuple[ClusterModel, ...], given: list[ClientUpdate]) -> dict[str, int]:
+    def _nearest(self, state: FesemState, given: list[ClientUpdate]) -> dict[str, int]:
         """Return the nearest centre of each trained model; its own if no other is nearer."""
+        if self.run.keys == "round":
+            return {c.device: c.nearest for c in given}
+        if state.frozen:
+            return {c.device: c.model for c in given}
+        return self._measured(state.slots, given)
+
+    def _measured(self, slots: tuple[ClusterModel, ...], given: list[ClientUpdate]) -> dict[str, int]:
+        """Return the nearest centre of each trained model, measured on masked offsets."""
         nearest = {}
         for own, slot in enumerate(slots):
             mine = [c for c in given if c.model == own]
@@ -189,10 +211,12 @@ class Fesem:
     def _centre(
         self, slots: tuple[ClusterModel, ...], j: int, members: list[ClientUpdate], round_: int
     ) -> ClusterModel:
-        """Return centre j as the mean of its members' models, each origin + O_c + delta_i."""
+        """Return centre j as the mean of its members' models; unchanged if too few are its members."""
         if len(members) < max(1, self.run.min_contributors):
             return slots[j]
         change = self.average(members, self.run.weighting, self.run.weight_cap)
+        if self.run.keys == "round":
+            return self._mean_of_starts(slots, members).moved(change, len(members), round_)
         weight = [float(w) for w in weights_of(members, self.run.weighting, self.run.weight_cap)]
         fewest = len(members)
         for origin in sorted({c.model for c in members} - {j}):
@@ -201,6 +225,14 @@ class Fesem:
             if slots[origin].offset is not None:
                 fewest = min(fewest, slots[origin].contributors)
         return slots[j].moved(change, fewest, round_)
+
+    def _mean_of_starts(self, slots: tuple[ClusterModel, ...], members: list[ClientUpdate]) -> ClusterModel:
+        """Return the weighted mean of the centres that members trained from, each at a state that devices hold."""
+        weights = weights_of(members, self.run.weighting, self.run.weight_cap).tolist()
+        starts = starts_of((w, slots[c.model]) for w, c in zip(weights, members, strict=True))
+        total = sum(starts.values())
+        (first, share), *others = ((number, weight / total) for number, weight in sorted(starts.items()))
+        return ClusterModel(first, scale=share, others=tuple((weight, number) for number, weight in others))
 
     def final(self, state: FesemState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes its centre's model; one that has none takes the model of least loss."""

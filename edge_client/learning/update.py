@@ -21,6 +21,7 @@ from edge_client.followed_run import Run
 from edge_client.learning import scoring, training
 from edge_client.learning.data import Dataset, DataSplits, permutation
 from edge_client.learning.model import Backend
+from edge_client.learning.nearest import nearest_model
 from edge_client.learning.norm_noise import noise_factor
 from edge_client.models.round_context import RoundContext
 from edge_client.storage.finished_models import Validation
@@ -112,7 +113,7 @@ def carry_out(
         shop: data, backend and keys.
         announcement: the round.
         assignment: this device's part.
-        models: theta (d,), float32, of every candidate.
+        models: theta (d,), float32, of each of the assignment's models.
         cancelled: called between steps of training.
 
     Raises:
@@ -138,7 +139,7 @@ def carry_out(
         test = shop.shares.test
         score = shop.backend.score(theta, test.x, test.y)
         correct, tested = score.correct, score.count
-    body, model_norm = b"", 0.0
+    body, model_norm, nearest = b"", 0.0, 0
     if assignment.train:
         result = training.train(
             theta,
@@ -156,6 +157,9 @@ def carry_out(
             delta = delta * np.float32(noise_factor(shop.plan.norm_noise))
         if assignment.norm:
             model_norm = round(float(np.linalg.norm(theta + delta)), NORM_DECIMALS)
+        if assignment.compare:
+            # With its noise: this is the update that the mean of the nearest model's devices includes.
+            nearest = nearest_model(chosen, delta, assignment.compare, models)
         if wanted(shop.plan):
             # With its noise: under the next mask the device must send the same vector again.
             shop.own.note(announcement.round, delta)
@@ -171,6 +175,7 @@ def carry_out(
         correct=correct,
         tested=tested,
         model_norm=model_norm,
+        nearest=nearest,
     )
     return Finished(parcel, chosen, loss, correct, tested)
 
@@ -193,6 +198,7 @@ def sealed_upload(
     correct: int = 0,
     tested: int = 0,
     model_norm: float = 0.0,
+    nearest: int = 0,
 ) -> SealedMessage:
     """Return an upload, sealed to the aggregator and signed.
 
@@ -208,6 +214,7 @@ def sealed_upload(
         correct: see Upload.
         tested: see Upload.
         model_norm: see Upload.
+        nearest: see Upload.
     """
     key_version, statement = 0, b""
     if shop.round is not None:
@@ -238,6 +245,7 @@ def sealed_upload(
         attached=len(attached),
         key_version=key_version,
         statement=statement,
+        nearest=nearest,
     )
     head = UPLOAD.head(shop.plan.fleet, shop.identity.name, shop.aggregator.name)
     content = body + attached if attached else body

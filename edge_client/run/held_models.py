@@ -160,7 +160,7 @@ class HeldModels:
         plan, group = self._run.plan, self._membership.group
         if plan.participation < 1:
             return ()
-        models = {*assignment.candidates, *([SHARED_MODEL] if _held(announcement).state_of(SHARED_MODEL) else [])}
+        models = {*assignment.models, *([SHARED_MODEL] if _held(announcement).state_of(SHARED_MODEL) else [])}
         return tuple(group.topic_label(plan.run_id, mean_number(m, announcement.round)) for m in sorted(models))
 
     def take_early(self) -> dict[str, bytes]:
@@ -224,7 +224,7 @@ class HeldModels:
         self._early.pop(label, None)
 
     def thetas(self, announcement: Announcement, assignment: Assignment) -> dict[int, Float32Vector]:
-        """Bring the states up to the round, and return the assignment's candidates, theta (d,) float32 by model.
+        """Bring the states up to the round, and return the assignment's models, theta (d,) float32 by id.
 
         The caller must call `store` before anything leaves the device; a job may start before.
 
@@ -247,7 +247,7 @@ class HeldModels:
         if wrong:
             self.store(announcement)
             raise MissingStateError(f"states {_names(wrong)} differ from those of the other devices")
-        return {model: self._theta(held, model) for model in assignment.candidates}
+        return {model: self._theta(held, model) for model in assignment.models}
 
     def store(self, announcement: Announcement) -> None:
         """Make the states of the round durable, erase the keys of earlier rounds, and take those of this one.
@@ -284,7 +284,7 @@ class HeldModels:
 
     def _vector(self, held: RoundModels, model: int) -> Float32Vector:
         at = held.state_of(model)
-        assert at is not None, "the policy has checked that candidates are offered"
+        assert at is not None, "the policy has checked that an assignment's models are offered"
         theta = self._states.held[at].theta
         # An origin is a whole vector; with weight sharing, later states are segments.
         return theta[self._span_of(model)] if at.round == 0 else theta
@@ -318,13 +318,13 @@ def length_of(plan: RunPlan, held: RoundModels, state: StateId) -> int:
 
 
 def needed_states(held: RoundModels, assignment: Assignment, plan: RunPlan) -> frozenset[StateId]:
-    """Return the states of an assignment's candidates and, with weight sharing, that of the shared segment.
+    """Return the states of an assignment's models and, with weight sharing, that of the shared segment.
 
     Where models are added up (the capability ``scale``), a device needs all of them for the next recipe.
     """
     if plan.capabilities.scale:
         return frozenset(offer.at for offer in held.offers)
-    named = (held.state_of(model) for model in (*assignment.candidates, SHARED_MODEL))
+    named = (held.state_of(model) for model in (*assignment.models, SHARED_MODEL))
     return frozenset(at for at in named if at is not None)
 
 

@@ -224,8 +224,10 @@ def check_assignment(assignment: Assignment, announcement: Announcement, plan: R
         known = {offer.model for offer in announcement.held.offers} - {SHARED_MODEL}
         if not set(assignment.seal) <= known | {SHARED_MODEL}:
             raise UntrustedError("an order to seal a model that is not announced")
-    elif assignment.seal:
-        raise UntrustedError("an order to seal a model, in a run whose models the aggregator holds")
+        if not set(assignment.compare) <= known or len(set(assignment.compare)) != len(assignment.compare):
+            raise UntrustedError("an order to compare with a model that is not announced, or twice with one")
+    elif assignment.seal or assignment.compare:
+        raise UntrustedError("an order to seal or compare models, in a run whose models the aggregator holds")
     if not set(assignment.candidates) <= known:
         raise UntrustedError("an order names a model that is not announced")
     if len(set(assignment.candidates)) != len(assignment.candidates):
@@ -257,6 +259,8 @@ def _check_capabilities(assignment: Assignment, announcement: Announcement, plan
         raise UntrustedError("an order to report margins, which the plan does not allow")
     if assignment.norm and not (assignment.train and allowed.scale):
         raise UntrustedError("an order to report a model's norm, which the plan does not allow")
+    if assignment.compare and not (assignment.train and allowed.compare):
+        raise UntrustedError("an order to compare models, which the plan does not allow")
     if (assignment.keep or assignment.renew) and not allowed.keep_updates:
         raise UntrustedError("an order to keep updates, which the plan does not allow")
     if assignment.phase == Phase.KEEP and not (announcement.finished and allowed.keep_path):

@@ -288,6 +288,7 @@ class Capabilities:
         carry: at a rollover, re-mask vectors that are not models.
         keep_updates: store their own updates in clear until the run ends, and re-mask them at a rollover.
         keep_path: store several models at the end of the run.
+        compare: report which of several models is nearest to the model that was trained.
     """
 
     pretrain: bool = False
@@ -296,6 +297,7 @@ class Capabilities:
     carry: bool = False
     keep_updates: bool = False
     keep_path: bool = False
+    compare: bool = False
 
 
 def _require_positive(name: str, value: float) -> None:

@@ -114,6 +114,7 @@ class Assignment:
         keep: a past round, whose update the device stores in clear for later mask epochs; 0 for none.
         renew: in a round of phase ENDORSE, rounds whose stored updates the device masks under the next key.
         seal: offered models, in ascending order, of which the device attaches a checkpoint to its upload.
+        compare: offered models, in ascending order; the device reports which is nearest to the model that it has trained.
     """
 
     phase: Phase
@@ -126,10 +127,16 @@ class Assignment:
     keep: U32 = 0
     renew: ArrayU32 = ()
     seal: ArrayU16 = ()
+    compare: ArrayU16 = ()
 
     def __post_init__(self) -> None:
         if not self.candidates:
             raise WireError("an order without a model")
+
+    @property
+    def models(self) -> tuple[int, ...]:
+        """All models that the work needs, each once: the candidates, then those to compare with."""
+        return tuple(dict.fromkeys((*self.candidates, *self.compare)))
 
 
 @message(12)
@@ -235,6 +242,8 @@ class Upload:
             round keys, a `shoal.protocol.states.SealedCheckpoints` with its envelopes.
         key_version: under round keys, the version of the round's keys.
         statement: under round keys, the device's signed `shoal.protocol.states.Statement` about the states that it holds.
+        nearest: of the assigned models, the one at the least l2 distance from the trained model; at a tie the model that it
+            was trained from, else the smallest id; 0 unless assigned.
     """
 
     fleet: str
@@ -260,6 +269,7 @@ class Upload:
     attached: U32 = 0
     key_version: U32 = 0
     statement: bytes = b""
+    nearest: U16 = 0
 
     def __post_init__(self) -> None:
         require_name(self.device, "device name")

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aggregator.numerics.distances import squared_distances
 from aggregator.strategies.base import ClientUpdate, RoundPlan, Strategy, mean_update, norm_of, weights_of
 from aggregator.strategies.registry import plan_settings
 from aggregator.strategies.settings import Reads
@@ -258,6 +259,7 @@ class Workforce:
         rows: Sequence[Float32Vector | None] = [None] * len(part)
         norms = np.zeros(len(part))
         lengths = np.zeros(len(part))
+        nearest = np.zeros(len(part), np.int64)
         if block is not None:
             trained = self._train(assignment, block, start, None if scored is None else scored.of(best))
             if candidates.shape[1] == 1:
@@ -270,6 +272,8 @@ class Workforce:
                 norms = np.array([norm_of(row) for row in rows if row is not None])
             if assignment.norm:
                 lengths = self._model_norms(trained, start)
+            if assignment.compare:
+                nearest = self._nearest(trained, start, assignment.compare, ids)
         return [
             ClientUpdate(
                 round=self._round.plan.round,
@@ -286,6 +290,7 @@ class Workforce:
                 vector=rows[i],
                 norm=float(norms[i]),
                 model_norm=round(float(lengths[i]), NORM_DECIMALS),
+                nearest=int(nearest[i]),
             )
             for i, place in enumerate(part)
         ]
@@ -296,6 +301,23 @@ class Workforce:
         whole = trained.rows() + self._round.models[torch.from_numpy(start).to(self.device)]
         norms: NDArray[np.float64] = torch.linalg.vector_norm(whole.double(), dim=1).cpu().numpy()
         return norms
+
+    def _nearest(
+        self, trained: Trained, start: NDArray[np.int64], compare: Sequence[int], ids: Sequence[int]
+    ) -> NDArray[np.int64]:
+        """Return which of the models ``compare`` is nearest to each trained model, (c,) int64; at a tie its start."""
+        assert self._round is not None
+        models = self._round.models.cpu().numpy()
+        deltas = trained.rows().cpu().numpy()
+        found = np.empty(len(start), np.int64)
+        for row in np.unique(start):
+            mine = np.flatnonzero(start == row)
+            centres = [models[self._round.row_of[model]] - models[row] for model in compare]
+            distances = squared_distances(deltas[mine], centres)
+            # The start comes first: of equal distances the first is the least.
+            order = sorted(range(len(compare)), key=lambda i, own=ids[int(row)]: compare[i] != own)
+            found[mine] = np.array(compare)[order][distances[:, order].argmin(axis=1)]
+        return found
 
     def _fuses(self, block: Block, assignment: Assignment) -> bool:
         return isinstance(self.trainer, Dual) and self.trainer.suits(block, self._recipe(assignment.phase))

@@ -32,6 +32,7 @@ REFUSALS = {
     "a model that was not offered": ({"model": 3}, "not offered"),
     "no vector": ({"length": 0}, "length 0"),
     "too long": ({"length": 7}, "length 7"),
+    "a comparison that nobody asked for": ({"nearest": 1}, "nearest to model 1"),
     "margins": ({"margins": (0.0, 1.0)}, "2 margins"),
     "more hits than tries": ({"correct": 1}, "impossible"),
     "hits that nobody asked for": ({"correct": 3, "tested": 4}, "impossible"),
@@ -94,6 +95,16 @@ def test_validate_wants_as_many_margins_as_candidates():
     upload, _ = upload_of(engine, state, "dev-1")
     assert engine.validate(state, upload, DIGEST) == (Decision.STORE, "")
     assert engine.validate(state, dataclasses.replace(upload, margins=()), DIGEST)[1] == "0 margins"
+
+
+def test_the_nearest_model_is_one_of_those_to_compare_with():
+    engine, state = opened()
+    assignment = dataclasses.replace(state.plan.assignments["dev-1"], compare=(1, 2))
+    plan = dataclasses.replace(state.plan, assignments={**state.plan.assignments, "dev-1": assignment})
+    state = dataclasses.replace(state, plan=plan)
+    upload, _ = upload_of(engine, state, "dev-1")
+    for model, decision in ((0, Decision.REFUSE), (1, Decision.STORE), (2, Decision.STORE), (3, Decision.REFUSE)):
+        assert engine.validate(state, dataclasses.replace(upload, nearest=model), DIGEST)[0] is decision
 
 
 def test_a_stored_upload_counts_once_even_if_it_is_told_twice():

@@ -64,6 +64,15 @@ def test_a_device_that_differs_in_a_model_it_did_not_train_from_is_accepted_but_
     assert [d for d in NAMES if not found.agrees(d)] == ["dev-2"]
 
 
+def test_a_device_that_differs_in_a_model_to_compare_with_is_out_of_step():
+    other = StateId(1, 0)
+    updates = [update(d, 1, {ORIGIN, other}, kinds={other: int(d == "dev-2")}) for d in NAMES[:4]]
+    updates.append(update("dev-5", 1, {ORIGIN}))
+    comparing = dict.fromkeys(NAMES, dataclasses.replace(TRAIN, compare=(0, 1)))
+    found = agree(begun(held_plan(origins=2)), {0: ORIGIN, 1: other}, updates, comparing)
+    assert found.out_of_step == {"dev-2": 0, "dev-5": 0}
+
+
 def test_the_key_that_most_updates_have_wins_and_of_two_the_smaller():
     keys = {"dev-1": b"b" * 16, "dev-2": b"a" * 16}
     two = [update(d, 1, {ORIGIN}, key_id=k) for d, k in keys.items()]
@@ -177,6 +186,17 @@ def test_a_device_that_missed_three_rounds_waits_for_a_checkpoint_and_a_newcomer
     assert "dev-9" in unable(newer, plan_of(held, devices=there), offers, there, 2)
 
 
+def test_a_device_that_lacks_a_model_to_compare_with_waits_too():
+    held = rounds(1, devices=("dev-1", "dev-2"))
+    held = dataclasses.replace(
+        held, states=dataclasses.replace(held.states, names={**held.states.names, 7: StateId(1, 1)})
+    )
+    offers = {0: StateId(0, 1), 1: StateId(1, 1)}
+    comparing = dataclasses.replace(TRAIN, compare=(0, 1))
+    plan = RoundPlan(2, {}, {"dev-1": TRAIN, "dev-2": comparing})
+    assert unable(held, plan, offers, ("dev-1", "dev-2"), 2) == ("dev-2",)
+
+
 def test_before_the_first_round_has_closed_every_device_can_take_part():
     held = begun()
     assert unable(held, plan_of(held, devices=("dev-9",)), {0: ORIGIN}, ("dev-9",), 2) == ()
@@ -252,3 +272,5 @@ def test_a_model_that_no_device_holds_goes_back_to_its_last_certified_checkpoint
     assert lost(held, plan, offers, ("dev-1", "dev-4")) == {}
     assert lost(held, plan, offers, ("dev-1", "dev-3")) == {1: first}
     assert lost(held, RoundPlan(5, {}, {"dev-1": TRAIN}), offers, ("dev-1", "dev-2")) == {}
+    comparing = RoundPlan(5, {}, {"dev-1": dataclasses.replace(TRAIN, compare=(1,))})
+    assert lost(held, comparing, offers, ("dev-1", "dev-3")) == {1: first}

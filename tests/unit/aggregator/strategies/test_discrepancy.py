@@ -26,6 +26,11 @@ def test_norms_are_enough_where_single_updates_are_not_kept():
     assert event.detail == {"mean": 2.0, "variance": 1.0}
 
 
+def test_without_the_models_after_the_round_only_the_first_figures_are_given():
+    (event,) = discrepancy([contribution("a", X)], {0: ClusterModel()}, None, 1)
+    assert event.detail == {"mean": 1.0, "variance": 0.0}
+
+
 def test_a_round_without_updates_says_nothing():
     assert discrepancy([], {0: ClusterModel()}, {0: ClusterModel()}, 1) == ()
 

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from aggregator.rounds.relay import States, is_state, settle
+from edge_client.learning.nearest import nearest_model
 from shoal.errors import ConfigError
 from shoal.protocol.documents import SegmentSpec
 from tests.helpers.epochs import Fleet, assert_same
@@ -85,6 +87,72 @@ def test_a_mask_changes_no_assignment():
         assert clear.step().clusters == masked.step().clusters
     for a, b in zip(clear.rounds.state.slots, masked.rounds.state.slots, strict=True):
         np.testing.assert_allclose(a.offset[scramble], b.offset, rtol=1e-6)
+
+
+class RoundKeys:
+    """The same devices under round keys: they hold the centres and report the nearest."""
+
+    def __init__(self, **changes):
+        self.rounds = Rounds(run_plan("fesem", keys="round", **{"settings": {"k": 2}, **changes}), DEVICES)
+        self.states = States.of_origins(1)
+        self.held = {self.states[0]: np.random.default_rng(12).standard_normal(D)}
+        self.steps = ()
+
+    def theta(self, j):
+        return self.held[self.states[self.rounds.state.slots[j].origin]]
+
+    def answer(self, device, assignment, round_):
+        assert assignment.compare == (0, 1)
+        (own,) = assignment.candidates
+        centres = {j: self.theta(j).astype(np.float32) for j in assignment.compare}
+        delta = (0.8 * (GOAL[device] - self.theta(own))).astype(np.float32)
+        nearest = nearest_model(own, delta, assignment.compare, centres)
+        return contribution(device, delta, round=round_, model=own, samples=SAMPLES[device], nearest=nearest)
+
+    def step(self):
+        outcome = self.rounds.step(self.answer)
+        models = self.rounds.strategy.inherited(self.rounds.state).models
+        self.rounds.state, self.states, self.steps = settle(self.rounds.state, models, self.states, self.rounds.round)
+        for step in self.steps:
+            self.held[step.state] = sum(weight * self.held[ref] for weight, ref in step.terms) + step.mean
+        return outcome
+
+
+@pytest.mark.parametrize("changes", [{}, {"weighting": "uniform"}, {"weight_cap": 1.0}, {"min_contributors": 4}])
+def test_under_round_keys_centres_and_clusters_are_those_of_a_run_with_one_key(changes):
+    one, fresh = World(**changes), RoundKeys(**changes)
+    for _ in range(5):
+        first, second = one.step(), fresh.step()
+        assert second.clusters == first.clusters
+        assert [(e.kind, e.detail) for e in second.events] == [(e.kind, e.detail) for e in first.events]
+        for j in range(2):
+            np.testing.assert_allclose(fresh.theta(j), one.theta(j), atol=1e-5)
+    assert any(e.kind == "reassigned" for e in fresh.rounds.events)
+
+
+def test_under_round_keys_a_centre_is_a_mean_of_the_models_that_its_members_trained_from():
+    """Weights of a recipe add up to 1, and no vector outlives the round."""
+    world = RoundKeys()
+    mixed = []
+    for _ in range(4):
+        world.step()
+        assert all(is_state(slot) for slot in world.rounds.state.slots)
+        for step in world.steps:
+            assert sum(weight for weight, _ in step.terms) == pytest.approx(1.0, abs=1e-12)
+            mixed.append(len(step.terms))
+    assert set(mixed) == {1, 2}
+    world.rounds.reload()
+    assert not world.rounds.reload().arrays
+
+
+def test_under_round_keys_the_distance_to_a_mixed_centre_is_left_out_of_the_discrepancy():
+    world = RoundKeys(settings={"k": 2, "discrepancy": "on"})
+    kinds = set()
+    for _ in range(4):
+        outcome = world.step()
+        (found,) = (frozenset(e.detail) for e in outcome.events if e.kind == "discrepancy")
+        kinds.add((max(len(step.terms) for step in world.steps), "mean_after" in found))
+    assert kinds == {(1, True), (2, False)}
 
 
 def test_whoever_is_away_keeps_its_centre_and_an_empty_centre_its_model():

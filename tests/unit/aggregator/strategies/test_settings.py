@@ -17,7 +17,7 @@ CASES = [
     ("fedprox", {}, NONE),
     ("local", {}, NONE),
     ("ifca", {"restarts": "3"}, NONE),
-    ("fesem", {}, NONE),
+    ("fesem", {}, Capabilities(compare=True)),
     ("one-shot", {}, COLD),
     ("fedgroup", {}, COLD),
     ("fedgrouprox", {}, COLD),

@@ -204,6 +204,18 @@ def test_the_models_norm_is_that_of_the_model_with_the_blurred_update(shop):
     assert upload.model_norm == pytest.approx(np.linalg.norm(MODELS[3] + vector), abs=2e-4)
 
 
+def test_the_nearest_of_the_compared_models_is_reported(shop):
+    """Measured with the update that is sent, so with its noise."""
+    _, _, delta = do(shop, assignment(3))
+    models = {3: MODELS[3], 4: MODELS[3] + np.float32(0.9) * delta, 5: MODELS[3] + np.float32(0.3) * delta}
+    assert do(shop, dataclasses.replace(assignment(3), compare=(3, 4, 5)), models=models)[1].nearest == 4
+    assert do(shop, dataclasses.replace(assignment(3), compare=(3, 5)), models=models)[1].nearest == 5
+    assert do(shop, assignment(3), models=models)[1].nearest == 0
+    _, upload, sent = do(vary(shop, norm_noise=0.2), dataclasses.replace(assignment(3), compare=(3, 4)), models=models)
+    apart = [np.linalg.norm(MODELS[3].astype(np.float64) + sent - models[m]) for m in (3, 4)]
+    assert upload.nearest == (3, 4)[int(np.argmin(apart))]
+
+
 def test_a_uniform_run_asks_for_no_counts(shop):
     """The upload shows the size of neither the training share nor the test share; the device's own figures are exact."""
     finished, upload, _ = do(vary(shop, weighting="uniform"), assignment(3, evaluate=True))

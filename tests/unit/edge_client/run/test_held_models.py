@@ -340,6 +340,21 @@ def test_where_models_are_added_up_a_device_needs_all_of_them(scene):
     assert needed_states(held, TRAIN, adding) == {StateId(0, 3), StateId(0, 1)}
 
 
+def test_models_to_compare_with_are_fetched_and_given_to_the_job(scene, models):
+    order = dataclasses.replace(TRAIN, compare=(0, 1))
+    first = scene.announcement(1, states={0: (0, 0), 1: (0, 0)})
+    scene.serve(models["dev-1"], first, order)
+    assert len(models["dev-1"].labels_ahead(first, order)) == 2
+    start = {0: ((1.0, 0, 0),), 1: ((1.0, 0, 0),)}
+    announced = scene.announcement(
+        2, states={0: (0, 1), 1: (1, 1)}, steps=(scene.step(1, {0: ONE, 1: 3 * ONE}, terms=start),)
+    )
+    assert needed_states(announced.held, order, scene.plan) == {StateId(0, 1), StateId(1, 1)}
+    thetas = scene.serve(models["dev-1"], announced, order)
+    assert list(thetas) == [0, 1]
+    assert np.abs(thetas[1] - thetas[0] - 2).max() < 1e-5
+
+
 def test_the_digest_that_most_statements_name_is_believed_only_if_it_is_certified(scene, models):
     to_round(scene, models, 3)
     plan, roster = scene.plan, scene.parties.members["dev-1"].roster

@@ -148,6 +148,24 @@ def test_an_assignment_may_name_and_seal_offered_models_only():
         check_assignment(dataclasses.replace(TRAIN, seal=(0,)), announcement(models=(REF,), held=None), old)
 
 
+def test_an_assignment_to_train_may_compare_offered_models_if_the_plan_allows_it():
+    announced, order = announcement(), dataclasses.replace(TRAIN, compare=(0, 1))
+    comparing = dataclasses.replace(PLAN, capabilities=Capabilities(compare=True))
+    check_assignment(order, announced, comparing)
+    others = Capabilities(**{f.name: f.name != "compare" for f in dataclasses.fields(Capabilities)})
+    for refused in (PLAN, dataclasses.replace(PLAN, capabilities=others)):
+        with pytest.raises(UntrustedError, match="to compare models, which the plan does not allow"):
+            check_assignment(order, announced, refused)
+    with pytest.raises(UntrustedError, match="to compare models, which the plan does not allow"):
+        check_assignment(dataclasses.replace(order, train=False, phase=Phase.SCORE), announced, comparing)
+    for bad in ((0, 2), (1, 1), (SHARED_MODEL,)):
+        with pytest.raises(UntrustedError, match="compare with a model that is not announced, or twice"):
+            check_assignment(dataclasses.replace(order, compare=bad), announced, comparing)
+    old = dataclasses.replace(comparing, keys="run")
+    with pytest.raises(UntrustedError, match="models the aggregator holds"):
+        check_assignment(dataclasses.replace(order, compare=(0,)), announcement(models=(REF,), held=None), old)
+
+
 MEAN = MeanHeader(fleet=PLAN.fleet, run_id=PLAN.run_id, round=4, key_id=bytes(16), model=0, length=PLAN.length)
 BYTES = 4 * PLAN.length
 

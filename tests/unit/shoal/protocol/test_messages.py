@@ -134,6 +134,11 @@ def test_a_member_comes_back_as_one():
     assert (type(found.phase), type(found.share)) == (Phase, Share)
 
 
+def test_an_assignment_needs_its_candidates_and_the_models_to_compare_with():
+    assert ORDER.models == (0,)
+    assert dataclasses.replace(ORDER, candidates=(2, 1), compare=(0, 1, 3)).models == (2, 1, 0, 3)
+
+
 def test_each_device_finds_its_order_by_its_place():
     a = announcement()
     assert a.order_for(0) == ORDER

@@ -48,9 +48,7 @@ class StoppedError(Exception):
     """Simulates the end of the process."""
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "keys"), [*((a, "run") for a in CASES), *((a, "round") for a in CASES if a != "fesem")]
-)
+@pytest.mark.parametrize(("algorithm", "keys"), [(a, keys) for a in CASES for keys in ("run", "round")])
 def test_a_stopped_run_goes_on_to_the_same_bits(algorithm, keys, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)
     path = tmp_path / "run.npz"

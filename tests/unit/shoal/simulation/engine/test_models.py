@@ -7,12 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from shoal.errors import ConfigError
 from shoal.simulation.engine.models import HeldStates
-from shoal.simulation.engine.simulate import SimOptions, simulate
-from tests.unit.shoal.simulation.engine.test_simulate import MINI, NETWORK, assert_same_models, figures, population, run
+from tests.unit.shoal.simulation.engine.test_simulate import MINI, assert_same_models, figures, population, run
 
 pytestmark = pytest.mark.torch
+FAR = dataclasses.replace(MINI, epochs=10, momentum=0.0, prox_mu=0.0)
+"""Long training: devices move from one centre of FeSEM to another."""
 CASES = {
     "fedavg": ("fedavg", {}, {}),
     "ifca": ("ifca", {"k": "2", "restarts": "2", "restart_rounds": "2"}, {}),
@@ -22,6 +22,7 @@ CASES = {
     "fedgroup": ("fedgroup", {"groups": "2", "alpha": "5", "eta_g": "0.05"}, {}),
     "one-shot": ("one-shot", {"k": "2"}, {}),
     "local": ("local", {}, {}),
+    "fesem": ("fesem", {"k": "2"}, {"local": FAR}),
 }
 
 
@@ -30,7 +31,8 @@ CASES = {
 def test_fresh_keys_change_nothing(case, mask):
     algorithm, settings, options = CASES[case]
     one, fresh = (
-        run(algorithm, settings, local=MINI, rounds=6, mask=mask, keys=keys, **options) for keys in ("run", "round")
+        run(algorithm, settings, **{"local": MINI, **options}, rounds=6, mask=mask, keys=keys)
+        for keys in ("run", "round")
     )
     assert fresh.clusters == one.clusters
     assert [(r, e.kind) for r, e in fresh.events] == [(r, e.kind) for r, e in one.events]
@@ -64,9 +66,16 @@ def test_a_run_with_one_key_holds_no_states():
     assert run("fedavg").workforce.models.held == HeldStates(next=1)
 
 
-def test_fesem_is_refused():
-    with pytest.raises(ConfigError, match="round keys"):
-        simulate("fesem", {"k": "2"}, population(), NETWORK, SimOptions(rounds=3, local=MINI, keys="round"))
+@pytest.mark.parametrize("deferred", [False, True])
+def test_devices_measure_the_distances_of_fesem(deferred):
+    """They move between centres, and the aggregator needs no more than means."""
+    options = {"local": FAR, "rounds": 8, "participation": 0.7, "seed": 5}
+    one = run("fesem", {"k": "2"}, **options)
+    fresh = run("fesem", {"k": "2"}, keys="round", mask="rotation", deferred=deferred, **options)
+    assert any(e.kind == "reassigned" for _, e in one.events)
+    assert fresh.events == one.events
+    assert fresh.clusters == one.clusters
+    assert_same_models(one, fresh, 2e-5)
 
 
 def test_newcomers_are_placed_by_loss():

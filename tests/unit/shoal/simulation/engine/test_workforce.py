@@ -169,6 +169,17 @@ def test_norms_are_of_the_update_and_of_the_trained_model_in_clear():
     assert clear.model_norm == 0
 
 
+@pytest.mark.parametrize("deferred", [False, True])
+def test_the_nearest_of_the_compared_models_is_reported(deferred):
+    """Measured in clear; at a tie it is the model that was trained."""
+    made = force(mask="permutation", deferred=deferred)
+    (clear,) = force(deferred=False).carry_out(plan_of(a=order(4)))
+    models = {4: ClusterModel(0), 5: ClusterModel(0), 6: ClusterModel(1), 7: ClusterModel(0)}
+    models[7] = dataclasses.replace(models[7], offset=mask_values(clear.vector, made.models.mask))
+    plan = plan_of(models, a=order(4, compare=(4, 5, 6, 7)), b=order(5, compare=(4, 5)), c=order(6))
+    assert [c.nearest for c in made.carry_out(plan)] == [7, 5, 0]
+
+
 @pytest.mark.parametrize(
     ("algorithm", "room", "summed"), [("fedavg", 0, True), ("fedavg", 1 << 20, False), ("cfl", 0, False)]
 )

@@ -1,0 +1,81 @@
+"""FeSEM under round keys: devices hold all centres, measure the distances, and report the nearest."""
+
+import pytest
+
+from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, same_partition, thetas, truth_of
+from tests.scenarios.rounds.test_strategies import FESEM, all_but_the_first, events
+
+OPTIONS = {**FESEM, "keys": "round", "quorum": 1.0}
+
+
+@pytest.fixture(scope="module")
+def one_key(tmp_path_factory):
+    """Clusters of each round of the run with one key."""
+    with make_fleet(tmp_path_factory.mktemp("run") / "fleet", grouped_data(8, 2), **FESEM) as fleet:
+        return [r["clusters"] for r in fleet.run(20)]
+
+
+@pytest.mark.parametrize("mode", ["none", "permutation", "rotation"])
+def test_the_clusters_are_those_of_a_run_with_one_key(tmp_path, one_key, mode):
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), mode=mode, **OPTIONS) as fleet:
+        records = fleet.run(20)
+        assert [r["clusters"] for r in records] == one_key
+        assert events(records, "reassigned"), "a centre was made from models of both"
+        assert records[-1]["correct"] / records[-1]["tested"] > 0.75
+        assert same_partition({d: hash(m) for d, m in thetas(fleet).items()}, truth_of(8, 2))
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """Clusters that an undisturbed run ends with."""
+    with make_fleet(tmp_path_factory.mktemp("calm") / "fleet", grouped_data(6, 2), mode="rotation", **OPTIONS) as fleet:
+        return fleet.run(20)[-1]["clusters"]
+
+
+def check(fleet, records, clusters):
+    """Check that all devices took part in all rounds, and that those of a cluster end with the same bits."""
+    assert [r["contributed"] for r in records] == [6] * 6
+    assert not [r["out_of_step"] for r in records if r.get("out_of_step")]
+    assert records[-1]["clusters"] == clusters
+    assert same_partition({d: hash(m) for d, m in thetas(fleet).items()}, clusters)
+
+
+@pytest.mark.parametrize("round_", [1, 2, 3])
+def test_a_killed_aggregator_takes_the_round_up_again(tmp_path, calm, round_):
+    """Killed when one upload of the round, with the nearest centre in it, is durable."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", grouped_data(6, 2), mode="rotation", faults=tap, **OPTIONS) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == round_ - 1, 20)
+        tap.rules.append(all_but_the_first(fleet))
+        fleet.settle()
+        assert len(fleet.service.state.received) == 1
+        fleet.kill_aggregator()
+        fleet.step()
+        fleet.revive_aggregator()
+        tap.rules.clear()
+        check(fleet, fleet.run(100), calm)
+
+
+def test_devices_killed_in_every_round_lose_nothing(tmp_path, calm):
+    with make_fleet(tmp_path / "fleet", grouped_data(6, 2), mode="rotation", **OPTIONS) as fleet:
+        for done in range(1, 6):
+            for name in ("dev-01", "dev-04"):
+                fleet.kill_device(name)
+                fleet.revive_device(name)
+            fleet.run_until(lambda count=done: len(fleet.records()) >= count, 60)
+        check(fleet, fleet.run(60), calm)
+
+
+def test_a_device_that_was_away_takes_checkpoints_of_all_centres(tmp_path):
+    """They differ by then, and it needs the other one for the distance."""
+    options = {**OPTIONS, "quorum": 0.5, "rounds": 12, "deadline_s": 30}
+    with make_fleet(tmp_path / "fleet", grouped_data(6, 2), mode="rotation", **options) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) >= 2, 60)
+        fleet.kill_device("dev-02")
+        fleet.run_until(lambda: len(fleet.records()) >= 6, 200)
+        fleet.revive_device("dev-02")
+        back = len(fleet.records())
+        records = fleet.run(300)
+        assert [r["round"] for r in records if "dev-02" in r["norms"] and back < r["round"] <= back + 3]
+        assert same_partition(records[-1]["clusters"], truth_of(6, 2))
+        assert same_partition({d: hash(m) for d, m in thetas(fleet).items()}, truth_of(6, 2))
