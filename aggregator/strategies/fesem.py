@@ -23,7 +23,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -57,6 +57,9 @@ from aggregator.strategies.renewal import Inherited, Renewal, fresh_slot, retain
 from aggregator.strategies.settings import StrategySettings
 from shoal import limits
 from shoal.protocol.documents import Capabilities, RunPlan
+
+MOST_COMPARED: Final = 256
+"""Most centres under round keys: each centre's assignment names all of them, in an announcement of limited size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,8 @@ class Fesem:
         self.backend = backend
         self.average = average
         self.settings: FesemSettings = parse_settings(FesemSettings, run)
-        require(1 <= self.settings.k <= limits.MAX_MODELS, f"k is from 1 to {limits.MAX_MODELS}")
+        most = MOST_COMPARED if run.keys == "round" else limits.MAX_MODELS
+        require(1 <= self.settings.k <= most, f"k is from 1 to {most}")
         require_one_origin(run)
         require(
             run.keys == "round" or run.epoch_rounds >= run.rounds,

@@ -315,7 +315,7 @@ class Workforce:
             centres = [models[self._round.row_of[model]] - models[row] for model in compare]
             distances = squared_distances(deltas[mine], centres)
             # The start comes first: of equal distances the first is the least.
-            order = sorted(range(len(compare)), key=lambda i, own=ids[int(row)]: compare[i] != own)
+            order = np.argsort(np.array(compare) != ids[int(row)], kind="stable")
             found[mine] = np.array(compare)[order][distances[:, order].argmin(axis=1)]
         return found
 

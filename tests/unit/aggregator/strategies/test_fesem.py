@@ -281,6 +281,7 @@ def test_centres_that_have_not_moved_share_an_origin_after_a_rollover_too():
     ("changes", "reason"),
     [
         ({"settings": {"k": 0}}, "k is from 1"),
+        ({"settings": {"k": 257}, "keys": "round"}, "k is from 1 to 256"),
         ({"origins": 2}, "one origin"),
         ({"epoch_rounds": 19}, "the mask changes after 19"),
         ({"segments": (SegmentSpec("shared", 2), SegmentSpec("cluster", 4))}, "no shared segment"),
