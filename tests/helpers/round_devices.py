@@ -15,6 +15,7 @@ from crypto.mask.derivation import derive, segment_keys
 from crypto.mask.masking import mask, unmask
 from crypto.mask.schedule import VersionKey
 from crypto.seal.envelope import open_from_group, read_head, seal_to_member
+from edge_client.learning.nearest import nearest_model
 from edge_client.models.catching_up import catch_up
 from edge_client.models.checkpoints import open_checkpoint, seal_checkpoint
 from edge_client.models.states import ModelStates
@@ -273,7 +274,7 @@ class RoundDevice:
         """Bring the states up to date; return whether all that the assignment names are held."""
         held = announcement.held
         if order is not None:
-            self.follows = {held.state_of(model).model for model in order.candidates} | {SHARED_MODEL}
+            self.follows = {held.state_of(model).model for model in order.models} | {SHARED_MODEL}
             self.follows |= self.fleet.follows
         follows = self.follows
         certified = self.certified(held)
@@ -297,7 +298,7 @@ class RoundDevice:
                     means[ref.model] = self.mean(ref, step.round)
             self.states = self.states.apply(step, means, self.keys_of(step.round), span_of=self.fleet.span_of)
         self.states = self.states.keep(way.keep)
-        needed = {held.state_of(model) for model in (() if order is None else order.candidates)}
+        needed = {held.state_of(model) for model in (() if order is None else order.models)}
         return needed <= set(self.states.held)
 
     @staticmethod
@@ -372,9 +373,11 @@ class RoundDevice:
         keys, key = self.keys_of(r), self.mask_of(r)
         first = self.loss(held, order.candidates[0])
         theta = self.theta(held, model)
-        body = b""
+        body, nearest = b"", 0
         if order.train:
             update = (np.float32(0.2) * (self.target - theta)).astype(np.float32)
+            if order.compare:
+                nearest = nearest_model(model, update, order.compare, {m: self.theta(held, m) for m in order.models})
             body = mask(update, key).values.astype("<f4").tobytes()
         attached = b""
         if order.seal:
@@ -408,6 +411,7 @@ class RoundDevice:
             attached=len(attached),
             key_version=held.key_version,
             statement=sign_statement(self.identity, statement),
+            nearest=nearest,
         )
         return header, body + attached
 

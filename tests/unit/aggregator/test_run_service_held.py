@@ -317,6 +317,7 @@ RUNS = {
     "ifca restarts": ("ifca", {"k": 2, "restarts": 2, "restart_rounds": 3}, {"origins": 4, "follows": range(4)}),
     "ifca sharing": ("ifca", {"k": 2}, SHARING),
     "fedgroup": ("fedgroup", {"groups": 2, "alpha": 2}, {}),
+    "fesem": ("fesem", {"k": 2}, {}),
     # Each group's model is a sum of all groups' models.
     "fedgroup adding": ("fedgroup", {"groups": 2, "alpha": 2, "eta_g": 0.1}, {}),
     "cfl": ("cfl", {**SPLITS, "validate": "off"}, {}),
