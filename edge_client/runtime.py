@@ -35,7 +35,9 @@ from edge_client.run.jobs import JobFactory
 from edge_client.run.models import ModelStore
 from edge_client.storage.state import DeviceState
 from shoal.errors import (
+    ConfigError,
     IntegrityError,
+    MissingStateError,
     NotEnrolledError,
     ShoalError,
     StorageError,
@@ -163,7 +165,8 @@ class DeviceRuntime:
             return self._rosters.lapsed
         if self._rosters.lapsed:
             self._worker.cancel()
-            self._step(agent.WorkFailed(self._state.mark.nonce))
+            if self._state.stage is agent.Stage.WORKING:
+                self._step(agent.WorkFailed(self._state.mark.nonce))
             return True
         self._follow_group()
         self._attendance.connected(self._now_s)
@@ -387,7 +390,10 @@ class DeviceRuntime:
         """Fetch the checkpoint with which this device begins the announced run, if it needs one."""
         late = self._following.late
         if late is not None and late.plan.run_id == announcement.run_id:
-            self._feed.follow(tuple(sorted(late.locate(announcement))), None)
+            transfers = late.locate(announcement)
+            self._feed.follow(tuple(sorted(transfers)), None)
+            if not transfers:
+                self._declining.decline(announcement, MissingStateError("no checkpoint is sealed under our keys yet"))
 
     @property
     def _package_topics(self) -> tuple[tuple[str, TopicKind], ...]:
@@ -409,9 +415,21 @@ class DeviceRuntime:
             return
         if channel is channels.PROPOSAL:
             self._workplace.proposal = (transfer, bytes(plain))
-        elif not self._models.take(label, transfer, plain):
+        elif not self._took(label, transfer, plain):
             return
         self._step(agent.ModelArrived(label, transfer))
+
+    def _took(self, label: str, transfer: bytes, plain: memoryview) -> bool:
+        """Return whether a received model, mean or checkpoint is one that the device waits for."""
+        assert self._models is not None
+        try:
+            return self._models.take(label, transfer, plain)
+        except (IntegrityError, UntrustedError) as error:
+            announcement = self._state.announcement
+            waits = self._state.stage is agent.Stage.FETCHING
+            if isinstance(self._models, HeldModels) and announcement is not None and waits:
+                self._skip(announcement, error)
+            raise
 
     def _begin_late(self, label: str, transfer: bytes, sealed: memoryview) -> None:
         """Begin a run with a checkpoint, on a device that could not open the run package."""
@@ -435,11 +453,12 @@ class DeviceRuntime:
     def on_result(
         self, announcement: Announcement, assignment: Assignment, result: Result, models: Mapping[int, Float32Vector]
     ) -> None:
-        """Handle the result of a job on ``models``; ignore it if a newer round was announced in the meantime."""
+        """Handle the result of a job on ``models``; ignore it if the job was given up in the meantime, for a newer round say."""
         if self.revoked or self._rosters.lapsed or self._disk_error is not None:
             return
         current = (self._state.mark.run, self._state.mark.round, self._state.mark.nonce)
-        if current != (announcement.run, announcement.round, announcement.nonce):
+        given_up = self._state.stage is not agent.Stage.WORKING
+        if given_up or current != (announcement.run, announcement.round, announcement.nonce):
             return
         with self._declining_on_disk_errors():
             self._on_current_result(announcement, assignment, result, models)
@@ -526,14 +545,12 @@ class DeviceRuntime:
         assert isinstance(self._models, HeldModels)
         try:
             transfers = self._models.locate(announcement, assignment)
-            early = self._models.take_early()
+            arrived = self._models.arrived()
         except (IntegrityError, NotEnrolledError, UntrustedError) as error:
             self._skip(announcement, error)
             return
         ahead = self._models.labels_ahead(announcement, assignment)
-        self._step(agent.Located(announcement.nonce, transfers, ahead))
-        for label, transfer in early.items():
-            self._step(agent.ModelArrived(label, transfer))
+        self._step(agent.Located(announcement.nonce, transfers, arrived, ahead))
 
     def _work(self, announcement: Announcement, assignment: Assignment) -> None:
         assert self._models is not None
@@ -548,7 +565,13 @@ class DeviceRuntime:
         )
         if isinstance(self._models, HeldModels):
             # While the job trains. Its result is handed back to this thread, so no upload leaves before this returns.
-            self._models.store(announcement)
+            try:
+                self._models.store(announcement)
+            except StorageError:
+                raise  # `_declining_on_disk_errors` cancels the job
+            except ConfigError as error:
+                self._worker.cancel()
+                self._skip(announcement, error)
 
     def remember_end(self) -> None:
         """Record that the run's end was reported, if it has ended, so that it is not counted again after a restart."""

@@ -97,11 +97,12 @@ class ModelArrived:
 class Located:
     """The transfers that the assignment of the round with ``nonce`` needs: topic label -> transfer id.
 
-    ``ahead``: labels at which the next round's transfers are expected.
+    ``arrived``: the same for those that are here; ``ahead``: labels at which the next round's transfers are expected.
     """
 
     nonce: bytes
     transfers: Mapping[str, bytes]
+    arrived: Mapping[str, bytes] = field(default_factory=dict)
     ahead: tuple[str, ...] = ()
 
 
@@ -246,10 +247,10 @@ def step(state: AgentState, event: Event) -> Transition:
         case ModelArrived(label, transfer):
             state = dataclasses.replace(state, models={**state.models, label: transfer})
             return _maybe_work(state) if state.stage is Stage.FETCHING else (state, ())
-        case Located(nonce, transfers, ahead):
+        case Located(nonce, transfers, arrived, ahead):
             if state.stage is not Stage.FETCHING or nonce != state.mark.nonce:
                 return state, ()
-            return _fetch(state, transfers, ahead)
+            return _fetch(dataclasses.replace(state, models=arrived), transfers, ahead)
         case WorkDone():
             return _work_done(state, event)
         case WorkFailed(nonce):

@@ -14,6 +14,7 @@ Example: a device holds state (0, 6), and round 8 is announced with the steps of
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -47,6 +48,7 @@ from shoal.protocol.states import (
 from shoal.types import MaskedVector
 
 if TYPE_CHECKING:
+    from crypto.mask.schedule import RoundKeys
     from edge_client.followed_run import Run
     from edge_client.membership import DeviceMembership
     from edge_client.models.store import StateStore
@@ -77,6 +79,8 @@ class HeldModels:
         self._refs: dict[str, tuple[int, MeanRef] | CheckpointRef] = {}
         self._means: dict[str, Float32Vector] = {}
         self._opened: dict[str, ModelState] = {}
+        self._arrived: dict[str, bytes] = {}
+        self._used: dict[str, bytes] = {}
         self._early: dict[str, tuple[bytes, bytes]] = {}
 
     @property
@@ -94,8 +98,10 @@ class HeldModels:
         Raises:
             MissingStateError: a state is needed that neither the retained steps nor the announced checkpoints give.
             NotEnrolledError: the keys of the announced version have not arrived.
+            UntrustedError: an older key version, or a model that mixes the segments of the plan.
         """
         held = _held(announcement)
+        check_segments(held, self._run.plan)
         self._follow_version(held.key_version, announcement.round)
         steps = [retained.step for retained in held.steps]
         wanted = needed_states(held, assignment, self._run.plan) | self._parting(held)
@@ -105,13 +111,15 @@ class HeldModels:
         refs = {ref.state: ref for ref in held.checkpoints if ref.state in useful and self._store.has_keys(ref.round)}
         if way.missing and refs.keys() >= set(way.missing):
             in_step = {id_: d for id_, d in self._states.digests().items() if id_ not in way.out_of_step}
-            way = self._compare(in_step | {id_: self._certified[id_] for id_ in refs}, steps, wanted)
+            then = self._compare(in_step | {id_: self._certified[id_] for id_ in refs}, steps, wanted)
+            way = dataclasses.replace(then, out_of_step=way.out_of_step)
             lacking = set(way.missing)
         else:
             lacking = set(way.missing) - refs.keys()
         if lacking:
             raise MissingStateError(f"states {_names(lacking)} can't be made from those held")
-        self._held, self._way, self._statements = held, way, StateCertificate(held.statements)
+        self._held, self._way = held, way
+        self._statements, self._used = StateCertificate(held.statements), {}
         self._refs = {ref.label: ref for ref in refs.values()}
         for step in way.steps:
             means = next(r.means for r in held.steps if r.step.round == step.round)
@@ -163,33 +171,47 @@ class HeldModels:
         models = {*assignment.models, *([SHARED_MODEL] if _held(announcement).state_of(SHARED_MODEL) else [])}
         return tuple(group.topic_label(plan.run_id, mean_number(m, announcement.round)) for m in sorted(models))
 
-    def take_early(self) -> dict[str, bytes]:
-        """Open what arrived before it was announced; return label -> transfer id of what the device waits for."""
+    def arrived(self) -> dict[str, bytes]:
+        """Open what arrived before it was announced; return label -> transfer id of the located transfers that are here.
+
+        Raises:
+            UntrustedError, IntegrityError: as `take`.
+        """
         early, self._early = self._early, {}
-        return {
-            label: transfer
-            for label, (transfer, plain) in early.items()
-            if self._awaits(label, transfer) and self.take(label, transfer, memoryview(plain))
-        }
+        for label, (transfer, plain) in early.items():
+            if self._awaits(label, transfer):
+                self.take(label, transfer, memoryview(plain))
+        return {label: transfer for label, transfer in self._arrived.items() if self._awaits(label, transfer)}
 
     def _awaits(self, label: str, transfer: bytes) -> bool:
         found = self._refs.get(label)
         return found is not None and _ref(found).transfer == transfer
 
     def take(self, label: str, transfer: bytes, plain: memoryview) -> bool:
-        """Check and open a mean or a checkpoint; return False if it is not announced yet, and store it for `take_early`.
+        """Check and open a mean or a checkpoint; return False if it is not announced yet, and store it for `arrived`.
+
+        A transfer that `thetas` has used already, which a broker sends again after a reconnection, is ignored.
 
         Raises:
-            UntrustedError, IntegrityError: it is not the one that was announced, or is damaged.
+            MissingStateError: the announced checkpoint can't be used.
+            UntrustedError, IntegrityError: the announced mean can't be used. In both cases the device can't take part in the
+                round: the same bytes would arrive again.
         """
+        if self._used.get(label) == transfer:
+            return False
         if not self._awaits(label, transfer):
             self._early[label] = transfer, bytes(plain)
             return False
         found = self._refs[label]
         if isinstance(found, CheckpointRef):
-            self._opened[label] = self._open(found, plain)
+            try:
+                self._opened[label] = self._open(found, plain)
+            except (IntegrityError, UntrustedError) as error:
+                # The reason that makes the aggregator order another checkpoint.
+                raise MissingStateError(f"no use of a checkpoint of states {_names({found.state})}: {error}") from error
         else:
             self._means[label] = self._unmask(found[0], found[1].model, plain)
+        self._arrived[label] = transfer
         return True
 
     def _open(self, ref: CheckpointRef, sealed: memoryview) -> ModelState:
@@ -215,12 +237,13 @@ class HeldModels:
         with np.errstate(over="ignore", invalid="ignore"):
             norm = float(np.sqrt(np.dot(masked, masked)))
         check_mean(header, self._run.plan, segment_of(self._held, model), len(body), norm)
-        return unmask(MaskedVector(masked, header.key_id), self._mask(round_)[header.segment])
+        return unmask(MaskedVector(masked, header.key_id), self._mask(self._store.peek(round_))[header.segment])
 
     def drop(self, label: str) -> None:
         """Drop what was received under ``label``."""
         self._means.pop(label, None)
         self._opened.pop(label, None)
+        self._arrived.pop(label, None)
         self._early.pop(label, None)
 
     def thetas(self, announcement: Announcement, assignment: Assignment) -> dict[int, Float32Vector]:
@@ -242,7 +265,8 @@ class HeldModels:
             states = states.apply(step, of_round, self._store.peek(step.round), span_of=self._span_of)
         wrong = {id_ for id_, digest in self._certified.items() if states.digests().get(id_, digest) != digest}
         self._states = states.keep(way.keep - wrong)
-        self._means, self._opened = {}, {}
+        self._used, self._refs = {label: _ref(found).transfer for label, found in self._refs.items()}, {}
+        self._means, self._opened, self._arrived = {}, {}, {}
         self._masks = {r: masks for r, masks in self._masks.items() if r >= announcement.round}
         if wrong:
             self.store(announcement)
@@ -266,7 +290,8 @@ class HeldModels:
         keys, plan = self._store.peek(round_), self._run.plan
         return RoundContext(
             keys=keys,
-            derive_mask=lambda: self._mask(round_)[""],
+            # From these keys, not the store: a job runs in another thread, while `store` replaces the stored ones.
+            derive_mask=lambda: self._mask(keys)[""],
             key_id=key_id(keys.mask, keys.context(plan.task_digest, plan.mode, plan.mask_segments)),
             statement=statement,
             to_seal={m: self._states.held[at] for m, at in asked.items() if at is not None and at in self._states.held},
@@ -292,12 +317,12 @@ class HeldModels:
     def _span_of(self, model: int) -> slice:
         return self._run.plan.span(segment_of(self._held, model))
 
-    def _mask(self, round_: int) -> dict[str, MaskKey]:
-        found = self._masks.get(round_)
+    def _mask(self, keys: RoundKeys) -> dict[str, MaskKey]:
+        found = self._masks.get(keys.round)
         if found is None:
-            plan, keys = self._run.plan, self._store.peek(round_)
+            plan = self._run.plan
             context = keys.context(plan.task_digest, plan.mode, plan.mask_segments)
-            found = self._masks[round_] = segment_keys(derive(keys.mask, context))
+            found = self._masks[keys.round] = segment_keys(derive(keys.mask, context))
         return found
 
 
@@ -317,14 +342,8 @@ def length_of(plan: RunPlan, held: RoundModels, state: StateId) -> int:
     return int(span.stop - span.start)
 
 
-def needed_states(held: RoundModels, assignment: Assignment, plan: RunPlan) -> frozenset[StateId]:
-    """Return the states of an assignment's models and, with weight sharing, that of the shared segment.
-
-    Where models are added up (the capability ``scale``), a device needs all of them for the next recipe.
-    """
-    if plan.capabilities.scale:
-        return frozenset(offer.at for offer in held.offers)
-    named = (held.state_of(model) for model in (*assignment.models, SHARED_MODEL))
+        check_mean(header, self._run.plan, segment_of(self._held, model), len(body), norm)
+        return unmask(MaskedVector(masked, header.key_id), self._mask(self._store.peek(round_))[header.segment])
     return frozenset(at for at in named if at is not None)
 
 

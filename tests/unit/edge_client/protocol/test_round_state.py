@@ -450,6 +450,20 @@ def test_a_round_of_held_models_waits_until_its_transfers_are_located_and_have_a
     assert step(state, ModelArrived("mean", ID))[1] == (Work(HELD_ROUNDS[0], TRAIN),)
 
 
+def test_only_transfers_that_are_here_count_when_a_round_of_held_models_is_located_again():
+    """One that an earlier round used is gone from memory."""
+    state, _ = step(AgentState(0), Planned(ROUND_KEYS))
+    for announced in (HELD_ROUNDS[0], HELD_ROUNDS[2]):
+        state, _ = step(state, Announced(announced))
+        state, actions = step(state, Located(state.mark.nonce, {"mean": ID}, ahead=("next",)))
+        assert (state.stage, actions[0]) == (Stage.FETCHING, Follow(("mean", "next")))
+        state, actions = step(state, ModelArrived("mean", ID))
+        assert (state.stage, len(actions)) == (Stage.WORKING, 1)
+    state, _ = step(step(AgentState(0), Planned(ROUND_KEYS))[0], Announced(HELD_ROUNDS[0]))
+    _, actions = step(state, Located(state.mark.nonce, {"mean": ID}, arrived={"mean": ID}))
+    assert actions == (Follow(("mean",)), Work(HELD_ROUNDS[0], TRAIN))
+
+
 def test_a_round_whose_states_are_out_of_reach_is_skipped():
     state, _ = step(AgentState(0), Planned(ROUND_KEYS))
     state, _ = step(state, Announced(HELD_ROUNDS[0]))

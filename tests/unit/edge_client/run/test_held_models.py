@@ -7,7 +7,7 @@ import pytest
 
 from edge_client.models.checkpoints import open_checkpoint
 from edge_client.models.states import ModelState
-from edge_client.run.held_models import certified_states, length_of, needed_states, segment_of
+from edge_client.run.held_models import certified_states, check_segments, length_of, needed_states, segment_of
 from edge_client.run.round_runs import resume_round_run
 from edge_client.storage.state import DeviceState
 from shoal.errors import IntegrityError, KeyMismatchError, MissingStateError, NotEnrolledError, UntrustedError
@@ -184,6 +184,23 @@ def test_a_state_that_comes_out_wrong_is_dropped_and_the_round_is_skipped(scene,
     assert theta.tobytes() == models["dev-1"].states.held[StateId(0, 5)].theta.tobytes()
 
 
+def test_a_wrong_state_that_the_assignment_does_not_need_is_dropped_and_the_device_takes_part(tmp_path):
+    """Model 0 comes from a checkpoint in the same round, so that the device compares its states twice."""
+    scene = Scene(tmp_path, *NAMES, algorithm="ifca", settings={"k": "2"}, start=origins(2))
+    models = {name: scene.device(name) for name in NAMES}
+    both = dataclasses.replace(TRAIN, candidates=(0, 1))
+    at = {0: (0, 0), 1: (1, 0)}
+    for held in models.values():
+        scene.serve(held, scene.announcement(1, states=at), both)
+    refs = tuple(scene.checkpoint("dev-1", models["dev-1"], state, 1) for state in at.values())
+    announced = scene.announcement(2, states=at, checkpoints=refs, statements=statements(scene, models, 1))
+    device = models["dev-3"]
+    damage(scene, device, StateId(1, 0))
+    device._states = device.states.keep([StateId(1, 0)])
+    assert scene.serve(device, announced)[0].tobytes() == origins(2)[0].tobytes()
+    assert device.states.held.keys() == {StateId(0, 0)}
+
+
 # -- the transfers --
 
 
@@ -227,7 +244,7 @@ def test_a_mean_that_arrives_before_its_announcement_is_used(scene, models):
     assert not device.take(ref.label, ref.transfer, memoryview(scene.transfers[ref.label, ref.transfer]))
     announced = scene.announcement(2, steps=(step,))
     assert device.locate(announced, TRAIN) == {ref.label: ref.transfer}
-    assert device.take_early() == {ref.label: ref.transfer}
+    assert device.arrived() == {ref.label: ref.transfer}
     assert np.abs(device.thetas(announced, TRAIN)[0] - (origins()[0] + 1)).max() < 1e-5
 
 
@@ -237,8 +254,61 @@ def test_an_early_transfer_that_is_not_the_announced_one_is_forgotten(scene, mod
     old, new = scene.step(1, {0: ONE}), scene.step(1, {0: ONE})
     assert not device.take(old.means[0].label, old.means[0].transfer, memoryview(b"anything"))
     device.locate(scene.announcement(2, steps=(new,)), TRAIN)
-    assert device.take_early() == {}
+    assert device.arrived() == {}
     device.drop(old.means[0].label)
+
+
+@pytest.mark.parametrize(
+    ("end", "error"), [(0, IntegrityError), (9, IntegrityError), (-4, UntrustedError)], ids=["empty", "head", "short"]
+)
+def test_an_early_mean_that_is_damaged_is_refused_once_it_is_announced(scene, models, end, error):
+    device = models["dev-1"]
+    scene.serve(device, scene.announcement(1))
+    step = scene.step(1, {0: ONE})
+    (ref,) = step.means
+    whole = scene.transfers[ref.label, ref.transfer]
+    assert not device.take(ref.label, ref.transfer, memoryview(whole[:end]))
+    device.locate(scene.announcement(2, steps=(step,)), TRAIN)
+    with pytest.raises(error):
+        device.arrived()
+    assert device.take(ref.label, ref.transfer, memoryview(whole))
+    assert device.arrived() == {ref.label: ref.transfer}
+
+
+def test_what_has_arrived_is_still_there_when_the_round_is_announced_again(scene, models):
+    device = models["dev-1"]
+    steps = to_round(scene, models, 1)
+    announced = scene.announcement(2, steps=steps)
+    ((label, transfer),) = device.locate(announced, TRAIN).items()
+    assert device.arrived() == {}
+    device.take(label, transfer, memoryview(scene.transfers[label, transfer]))
+    assert device.locate(announced, TRAIN) == device.arrived() == {label: transfer}
+    device.drop(label)
+    assert device.arrived() == {}
+
+
+def test_a_mean_that_a_broker_sends_again_after_its_use_is_ignored(scene, models):
+    """As after a reconnection; the keys of its round are erased by then."""
+    device, steps = models["dev-1"], to_round(scene, models, 1)
+    announced = scene.announcement(2, steps=steps)
+    scene.serve(device, announced)
+    ((label, transfer),) = scene.transfers
+    assert not device.take(label, transfer, memoryview(scene.transfers[label, transfer]))
+    assert device.locate(announced, TRAIN) == device.arrived() == {}
+
+
+def test_a_checkpoint_that_can_not_be_used_makes_its_state_a_missing_one(scene, models):
+    steps = to_round(scene, models, 6, names=("dev-1", "dev-2"))
+    ref = scene.checkpoint("dev-1", models["dev-1"], (0, 5), 6)
+    signed = statements(scene, models, 6, ("dev-1", "dev-2"))
+    device = models["dev-3"]
+    assert ref.label in device.locate(scene.announcement(7, steps=steps, checkpoints=(ref,), statements=signed), TRAIN)
+    damaged = bytearray(scene.transfers[ref.label, ref.transfer])
+    damaged[-1] ^= 1
+    for sealed in (bytes(damaged), b""):
+        with pytest.raises(MissingStateError, match="no use of a checkpoint of states 5 of model 0"):
+            device.take(ref.label, ref.transfer, memoryview(sealed))
+    assert device.take(ref.label, ref.transfer, memoryview(scene.transfers[ref.label, ref.transfer]))
 
 
 def test_labels_ahead_are_those_of_the_coming_means(scene, models):
@@ -279,6 +349,15 @@ def test_the_statement_names_all_states_and_the_upload_carries_the_checkpoints_a
     assert len(task) > 100
     assert context.key_id == context.derive_mask().key_id
     assert device.context(announced, TRAIN).attachment(identity) == b""
+
+
+def test_a_job_masks_with_the_round_s_keys_even_after_the_store_has_erased_them(scene, models):
+    device, announced = models["dev-1"], scene.announcement(1)
+    scene.serve(device, announced)
+    context = device.context(announced, TRAIN)
+    device._store.commit(device.states, applied=1)
+    assert not device._store.has_keys(1)
+    assert context.derive_mask().key_id == context.key_id
 
 
 def test_a_model_that_the_device_does_not_hold_is_left_out_of_its_attachment(scene, models):
@@ -389,6 +468,21 @@ def test_a_state_that_is_not_offered_any_more_is_made_while_its_mean_is_retained
     order = dataclasses.replace(TRAIN, candidates=(1,))
     scene.serve(device, scene.announcement(2, states={1: (1, 0)}, steps=(step,)), order)
     assert set(device.states.held) == {StateId(0, 1), StateId(1, 0)}
+
+
+def test_no_model_is_made_of_the_shared_segment_and_another(scene):
+    plan = run_plan("ifca", segments=(SegmentSpec("shared", 40), SegmentSpec("cluster", 9)))
+    shared, whole = {SHARED_MODEL: (SHARED_MODEL, 1), 1: (2, 1)}, {SHARED_MODEL: (0, 0), 1: (1, 0)}
+    for states in (shared, whole):
+        check_segments(scene.announcement(2, states=states).held, plan)
+    for states in ({**shared, 1: (SHARED_MODEL, 1)}, {**shared, SHARED_MODEL: (1, 1)}):
+        with pytest.raises(UntrustedError, match="is announced with state 1 of model"):
+            check_segments(scene.announcement(2, states=states).held, plan)
+    mixed = scene.step(2, {1: None}, terms={1: ((0.5, 1, 1), (0.5, SHARED_MODEL, 1))})
+    announced = scene.announcement(3, states=shared, steps=(mixed,))
+    with pytest.raises(UntrustedError, match=f"model 1 is announced with state 1 of model {SHARED_MODEL}"):
+        check_segments(announced.held, plan)
+    check_segments(announced.held, scene.plan)
 
 
 def test_a_step_that_gives_a_model_that_is_not_finite_changes_nothing(scene, models):

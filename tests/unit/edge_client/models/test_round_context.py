@@ -1,0 +1,60 @@
+"""The checkpoints that an upload carries."""
+
+import pytest
+
+from crypto.mask.derivation import derive
+from edge_client.models.checkpoints import open_checkpoint
+from edge_client.models.round_context import RoundContext
+from shoal.errors import UntrustedError
+from shoal.protocol.codec import decode_prefix
+from shoal.protocol.states import SealedCheckpoints, StateId
+from tests.helpers.model_states import IDENTITIES, certificate, chain, origins, roster, vector
+
+TASK = b"a task"
+
+
+@pytest.fixture
+def states():
+    return origins(vector(1, 2), vector(3, 4), keys=chain().take())
+
+
+def context(states, *models):
+    """Return the context of the round after the origins', in which checkpoints of ``models`` are asked for."""
+    keys = [run.take() for run in [chain()] for _ in range(2)][-1]
+    return RoundContext(
+        keys=keys,
+        derive_mask=lambda: derive(keys.mask, keys.context(bytes(32), "permutation", ())),
+        key_id=bytes(16),
+        statement=b"",
+        to_seal={model: states.held[StateId(model, 0)] for model in models},
+        task=TASK,
+    )
+
+
+def test_nothing_is_attached_unless_checkpoints_are_asked_for(states):
+    assert context(states).attachment(IDENTITIES[0]) == b""
+
+
+def test_the_checkpoints_are_in_the_order_of_their_models_each_as_long_as_the_head_says(states):
+    made = context(states, 1, 0)
+    head, rest = decode_prefix(made.attachment(IDENTITIES[0]), SealedCheckpoints)
+    assert head.models == (0, 1)
+    assert sum(head.sizes) == len(rest)
+    signed = certificate(states, 1, IDENTITIES[:2])
+    for model, size in zip(head.models, head.sizes, strict=True):
+        sealed, rest = rest[:size], rest[size:]
+        opened = {"keys": made.keys, "roster": roster(), "length": 2, "min_contributors": 2, "most_task_bytes": 99}
+        state, task = open_checkpoint(sealed, signed, wanted=StateId(model, 0), **opened)
+        assert (state.digest, task) == (states.held[StateId(model, 0)].digest, TASK)
+        with pytest.raises(UntrustedError):
+            open_checkpoint(sealed, signed, wanted=StateId(1 - model, 0), **opened)
+
+
+def test_keys_and_statement_are_not_in_the_text_of_a_context(states):
+    assert made_secrets(context(states, 0)) == []
+
+
+def made_secrets(made):
+    text = repr(made)
+    secrets = (made.keys.mask.reveal(), made.keys.content, *(s.digest_key for s in made.to_seal.values()))
+    return [secret for secret in secrets if repr(secret) in text or secret.hex() in text]
