@@ -1,0 +1,140 @@
+"""Runs with round keys on the loopback fleet when a disk fails, messages are damaged or repeated, or a device comes early."""
+
+import time
+
+import pytest
+
+from edge_client.models.store import StateStore
+from edge_client.run.held_models import HeldModels
+from shoal.errors import ConfigError, IntegrityError, StorageError
+from shoal.owner.keys.directory import ROSTER_LIFE_S
+from shoal.transport.faults import Hop
+from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, names, publish, reasons, thetas, uploads_of
+
+OPTIONS = {"keys": "round", "mode": "rotation", "quorum": 0.5, "deadline_s": 1000.0}
+ILL = "dev-02"
+
+
+def failing(monkeypatch, owner, method, error, times=1):
+    """Let a method raise ``error`` the first times that it is called on behalf of dev-02; return the list of its calls."""
+    real, calls = getattr(owner, method), []
+
+    def call(self, *args, **options):
+        place = self._folder if owner is StateStore else self._membership.directory
+        if ILL in str(place) and len(calls) < times:
+            calls.append(args)
+            raise error
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(owner, method, call)
+    return calls
+
+
+@pytest.fixture
+def tap():
+    return Wiretap()
+
+
+@pytest.fixture
+def fleet(tmp_path, tap):
+    """Yield a fleet of four after two rounds; no round may wait for its deadline."""
+    with make_fleet(tmp_path / "fleet", count=4, rounds=6, faults=tap, **OPTIONS) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 2, 60)
+        yield fleet
+
+
+def finish(fleet):
+    """Return the records of the whole run."""
+    records = fleet.run(500)
+    assert len(set(thetas(fleet).values())) == 1
+    return records
+
+
+def declined(records):
+    return {(r["round"], name): reason for r in records for name, reason in r["declined"].items()}
+
+
+def test_no_update_leaves_while_the_states_are_not_stored(fleet, tap, monkeypatch):
+    """The job has been submitted by then. The round is declined, and after a restart the device is in step again."""
+    failing(monkeypatch, StateStore, "commit", StorageError("can't write index.bin: No space left on device"))
+    with pytest.raises(StorageError, match="No space left"):
+        fleet.run_until(lambda: False, 60)
+    fleet.kill_device(ILL)
+    fleet.run_until(lambda: declined(fleet.records()), 60)
+    (((at, name), reason),) = declined(fleet.records()).items()
+    assert (name, reason) == (ILL, "disk")
+    assert len(uploads_of(fleet, tap, ILL)) == at - 1
+    fleet.revive_device(ILL)
+    assert ILL in finish(fleet)[-1]["clusters"]
+
+
+def test_a_round_whose_states_can_not_be_stored_is_skipped(fleet, monkeypatch):
+    """An error that is not the disk's does not end the device, but no update of that round may leave either."""
+    failing(monkeypatch, StateStore, "commit", ConfigError("can't write index.bin: Permission denied"))
+    records = finish(fleet)
+    (((at, name), reason),) = declined(records).items()
+    assert (name, reason) == (ILL, "other")
+    assert [r["round"] for r in records if ILL in r["norms"]] == [r for r in range(1, 8) if r != at]
+
+
+def test_a_damaged_mean_is_declined_and_the_next_one_brings_both_rounds(fleet, monkeypatch):
+    failing(monkeypatch, HeldModels, "_unmask", IntegrityError("damaged"))
+    records = finish(fleet)
+    (((at, name), reason),) = declined(records).items()
+    assert (name, reason) == (ILL, "refused")
+    assert [r["round"] for r in records if ILL in r["norms"]] == [r for r in range(1, 8) if r != at]
+
+
+def test_a_message_that_arrives_three_times_changes_nothing(fleet, tap, caplog):
+    """Announcements, means and packages; the later copies come after the device's work."""
+    tap.rules.append(lambda passage: (0.0, 0.4, 1.1) if passage.hop is Hop.DOWN else None)
+    records = finish(fleet)
+    assert [r["contributed"] for r in records] == [4] * 7
+    assert not [text for text in reasons(caplog) if "erased" in text]
+
+
+def test_a_restarted_device_recognises_the_package_of_its_run(fleet, caplog):
+    for name in names(4):
+        fleet.kill_device(name)
+        fleet.revive_device(name)
+    finish(fleet)
+    assert not [text for text in reasons(caplog) if "run 1" in text]
+
+
+def test_a_device_that_lost_its_states_asks_for_a_checkpoint_and_goes_on(fleet):
+    fleet.kill_device(ILL)
+    for path in (fleet.stage.device_dir(ILL) / "models").glob("state-*.bin"):
+        path.unlink()
+    fleet.revive_device(ILL)
+    records = finish(fleet)
+    assert set(declined(records).values()) <= {"state"}
+    assert ILL in records[-2]["norms"]
+
+
+def test_a_device_that_is_admitted_before_the_first_round_declines_until_there_is_a_checkpoint(tmp_path):
+    data = grouped_data(5)
+    first = {name: data[name] for name in names(4)}
+    with make_fleet(tmp_path / "fleet", first, rounds=12, **OPTIONS) as fleet:
+        fleet.stage.add_device("dev-04")
+        publish(fleet)
+        fleet.revive_device("dev-04", data["dev-04"])
+        records = fleet.run(900)
+        assert set(declined(records)) <= {(r, "dev-04") for r in (1, 2, 3)}
+        assert "dev-04" in records[-2]["norms"]
+        assert len(set(thetas(fleet).values())) == 1
+
+
+def test_a_roster_that_expires_between_rounds_stops_the_run_until_it_is_renewed(fleet, monkeypatch):
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + ROSTER_LIFE_S + 10)
+    fleet.run_until(lambda: all(d.runtime._rosters.lapsed for d in fleet.devices.values()), 200)
+    done = len(fleet.records())
+    fleet.kill_device(ILL)
+    fleet.revive_device(ILL)
+    fleet.settle()
+    assert len(fleet.records()) == done
+    fleet.stage.fleet.renew()
+    publish(fleet)
+    records = fleet.run(3000)
+    assert set(records[-1]["clusters"]) == set(names(4))
+    assert len(set(thetas(fleet).values())) == 1
