@@ -101,7 +101,7 @@ class HeldModels:
             UntrustedError: an older key version, or a model that mixes the segments of the plan.
         """
         held = _held(announcement)
-        check_segments(held, self._run.plan)
+        check_segments(held)
         self._follow_version(held.key_version, announcement.round)
         steps = [retained.step for retained in held.steps]
         wanted = needed_states(held, assignment, self._run.plan) | self._parting(held)
@@ -342,8 +342,27 @@ def length_of(plan: RunPlan, held: RoundModels, state: StateId) -> int:
     return int(span.stop - span.start)
 
 
-        check_mean(header, self._run.plan, segment_of(self._held, model), len(body), norm)
-        return unmask(MaskedVector(masked, header.key_id), self._mask(self._store.peek(round_))[header.segment])
+def check_segments(held: RoundModels) -> None:
+    """Check that no announced model or recipe mixes the shared segment with the others, whose lengths differ.
+
+    Raises:
+        UntrustedError: one does.
+    """
+    used = [(offer.model, offer.at) for offer in held.offers]
+    used += [(r.model, term.state) for kept in held.steps for r in kept.step.recipes for term in r.terms]
+    for model, state in used:
+        if state.round and segment_of(held, state.model) != segment_of(held, model):
+            raise UntrustedError(f"model {model} is announced with state {state.round} of model {state.model}")
+
+
+def needed_states(held: RoundModels, assignment: Assignment, plan: RunPlan) -> frozenset[StateId]:
+    """Return the states of an assignment's models and, with weight sharing, that of the shared segment.
+
+    Where models are added up (the capability ``scale``), a device needs all of them for the next recipe.
+    """
+    if plan.capabilities.scale:
+        return frozenset(offer.at for offer in held.offers)
+    named = (held.state_of(model) for model in (*assignment.models, SHARED_MODEL))
     return frozenset(at for at in named if at is not None)
 
 
