@@ -471,18 +471,17 @@ def test_a_state_that_is_not_offered_any_more_is_made_while_its_mean_is_retained
 
 
 def test_no_model_is_made_of_the_shared_segment_and_another(scene):
-    plan = run_plan("ifca", segments=(SegmentSpec("shared", 40), SegmentSpec("cluster", 9)))
     shared, whole = {SHARED_MODEL: (SHARED_MODEL, 1), 1: (2, 1)}, {SHARED_MODEL: (0, 0), 1: (1, 0)}
     for states in (shared, whole):
-        check_segments(scene.announcement(2, states=states).held, plan)
+        check_segments(scene.announcement(2, states=states).held)
     for states in ({**shared, 1: (SHARED_MODEL, 1)}, {**shared, SHARED_MODEL: (1, 1)}):
         with pytest.raises(UntrustedError, match="is announced with state 1 of model"):
-            check_segments(scene.announcement(2, states=states).held, plan)
+            check_segments(scene.announcement(2, states=states).held)
     mixed = scene.step(2, {1: None}, terms={1: ((0.5, 1, 1), (0.5, SHARED_MODEL, 1))})
     announced = scene.announcement(3, states=shared, steps=(mixed,))
     with pytest.raises(UntrustedError, match=f"model 1 is announced with state 1 of model {SHARED_MODEL}"):
-        check_segments(announced.held, plan)
-    check_segments(announced.held, scene.plan)
+        check_segments(announced.held)
+    check_segments(scene.announcement(3, states={1: (1, 2)}, steps=(mixed,)).held)
 
 
 def test_a_step_that_gives_a_model_that_is_not_finite_changes_nothing(scene, models):
