@@ -457,8 +457,7 @@ class DeviceRuntime:
         if self.revoked or self._rosters.lapsed or self._disk_error is not None:
             return
         current = (self._state.mark.run, self._state.mark.round, self._state.mark.nonce)
-        given_up = self._state.stage is not agent.Stage.WORKING
-        if given_up or current != (announcement.run, announcement.round, announcement.nonce):
+        if self._state.done or current != (announcement.run, announcement.round, announcement.nonce):
             return
         with self._declining_on_disk_errors():
             self._on_current_result(announcement, assignment, result, models)

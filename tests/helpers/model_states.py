@@ -9,7 +9,21 @@ from edge_client.models.store import PendingRound, StateFile, StateIndex
 from shoal.membership.statements import sign_statement
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import Roster
-from shoal.protocol.states import Recipe, SealedState, StateCertificate, StateId, Step, Term
+from shoal.protocol.states import (
+    CheckpointRef,
+    MeanHeader,
+    MeanRef,
+    Offer,
+    Recipe,
+    RetainedStep,
+    RoundModels,
+    SealedCheckpoints,
+    SealedState,
+    StateCertificate,
+    StateId,
+    Step,
+    Term,
+)
 
 FLEET = "reef"
 RUN_ID = b"r" * 16
@@ -72,11 +86,24 @@ def samples():
         pending=(pending,),
         states=(state.held,),
     )
+    signed = certificate(states, 1, IDENTITIES[:2])
+    mean = MeanRef(1, "label", bytes(16), 3)
+    ref = CheckpointRef(StateId(0, 6), 7, 1, "label", bytes(16))
+    offers = Offer(1, StateId(1, 7)), Offer(2, StateId(2, 7))
+    kept = RetainedStep(trial, (mean,))
+    header = MeanHeader(fleet=FLEET, run_id=RUN_ID, round=7, key_id=bytes(16), model=1, length=2, segment="shared")
     found = (
+        RoundModels(1, offers, steps=(kept,), checkpoints=(ref,), statements=signed.statements),
+        kept,
+        mean,
+        ref,
+        *offers[:1],
+        header,
+        SealedCheckpoints((0, 2), (400, 400)),
         trial,
         trial.recipes[0],
         states.statement("dev-1", 1),
-        certificate(states, 1, IDENTITIES[:2]),
+        signed,
         SealedState(FLEET, RUN_ID, 0, 0, length=2, digest_key=state.digest_key),
         StateFile(RUN_ID, 0, 0, 2, digest=state.digest, digest_key=state.digest_key),
         index,

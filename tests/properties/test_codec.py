@@ -21,7 +21,21 @@ from shoal.protocol import codec
 from shoal.protocol.codec import decode, decode_prefix, encode
 from shoal.protocol.documents import Member, RunPlan, SegmentSpec
 from shoal.protocol.messages import DeclineReason
-from shoal.protocol.states import HeldState, Recipe, StateId, Statement, Step, Term
+from shoal.protocol.states import (
+    RETAINED_STEPS,
+    CheckpointRef,
+    HeldState,
+    MeanRef,
+    Offer,
+    Recipe,
+    RetainedStep,
+    RoundModels,
+    SealedCheckpoints,
+    StateId,
+    Statement,
+    Step,
+    Term,
+)
 
 assert edge_client.models.store
 assert edge_client.storage.state
@@ -73,8 +87,9 @@ def messages(kind):
         return plans()
     if kind is SegmentSpec:
         return st.builds(SegmentSpec, st.sampled_from(["cluster", "shared"]), st.integers(1, 1 << 20))
-    if kind in (Term, Recipe, Step):
-        return {Term: terms(), Recipe: recipes(), Step: steps()}[kind]
+    made = {Term: terms, Recipe: recipes, Step: steps, RetainedStep: retained_steps, SealedCheckpoints: attached}
+    if kind in made:
+        return made[kind]()
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = {f.name: SPECIAL.get(f.name, values(hints[f.name])) for f in dataclasses.fields(kind)}
     if kind.__name__ == "Decline":
@@ -102,15 +117,23 @@ def messages(kind):
         fields["keys"] = st.lists(key, min_size=1, max_size=limits.RECEIVING_KEYS).map(tuple)
     if kind is Statement:
         fields["states"] = ascending(messages(HeldState))
+    if kind is RoundModels:
+        fields["offers"] = in_order(messages(Offer), lambda offer: offer.model)
+        fields["steps"] = in_order(retained_steps(), lambda kept: kept.step.round, most=RETAINED_STEPS)
+        fields["checkpoints"] = in_order(messages(CheckpointRef), lambda ref: ref.state)
     if kind.__name__ == "Token":
         fields["broker"] = st.sampled_from(["mqtt://broker.example:1883", "mqtts://user:word@10.0.0.1"])
     return st.builds(kind, **fields)
 
 
+def in_order(items, key, most=3):
+    """Return a strategy of tuples in ascending order by ``key``, each key once."""
+    return st.lists(items, max_size=most, unique_by=key).map(lambda found: tuple(sorted(found, key=key)))
+
+
 def ascending(states):
     """Return a strategy of tuples in ascending order by model and round, each pair once."""
-    pairs = st.lists(states, max_size=3, unique_by=lambda s: (s.model, s.round))
-    return pairs.map(lambda found: tuple(sorted(found, key=lambda s: (s.model, s.round))))
+    return in_order(states, lambda s: (s.model, s.round))
 
 
 def terms(before=2**32):
@@ -138,6 +161,19 @@ def steps():
         return st.builds(Step, st.just(r), ascending(recipes(st.just(r))), ascending(ids))
 
     return ROUNDS.flatmap(of_round)
+
+
+@st.composite
+def retained_steps(draw):
+    step = draw(steps())
+    needed = [recipe.model for recipe in step.recipes if recipe.mean is not None]
+    return RetainedStep(step, tuple(dataclasses.replace(draw(messages(MeanRef)), model=model) for model in needed))
+
+
+@st.composite
+def attached(draw):
+    models = tuple(sorted(draw(st.sets(st.integers(0, 65535), max_size=4))))
+    return SealedCheckpoints(models, tuple(draw(st.integers(0, 2**32 - 1)) for _ in models))
 
 
 @st.composite
