@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from aggregator.strategies.base import Event
@@ -22,7 +21,6 @@ from shoal.experiments.wild.fleets import Fleet
 from shoal.owner.runs.plan import DEFAULT_MIN_CONTRIBUTORS, RunOptions
 from shoal.simulation.data import Population
 from shoal.simulation.engine import personal
-from shoal.simulation.engine.evaluation import assigned
 from shoal.simulation.engine.fleet import fleet_options, fleet_run
 from shoal.simulation.engine.metrics import adjusted_rand
 from shoal.simulation.engine.personal import Personal
@@ -148,15 +146,10 @@ def _train(fleet: Fleet, chosen: RunOptions, participation: float, rounds: int, 
         told,
         watch=watch,
     )
-    workforce = done.workforce
-    names = workforce.population.names
-    final = done.strategy.final(done.state, done.all_rounds + 1, names)
-    ids = sorted(final.models)
-    models = torch.from_numpy(np.stack([done.thetas[model] for model in ids]))
-    rows = assigned(workforce, final, models, ids, np.arange(len(names)))
-    taken = np.array(ids, np.int64)[rows]
+    taken, final = done.taken(), done.final_plan()
     still = sum(done.all_rounds - final.models[int(model)].version >= STILL_ROUNDS for model in taken)
-    return _Ended(done, taken, models.numpy()[rows], still)
+    thetas = np.stack([done.thetas[int(model)] for model in taken])
+    return _Ended(done, taken, thetas, still)
 
 
 _Part = tuple[Fleet, NDArray[np.int64], _Ended]

@@ -54,7 +54,7 @@ EXPERIMENTS: Final = (
     Study(
         id="wild",
         paper="ours, docs/wild-fleets.md",
-        title=f"{len(scenarios.SCENARIOS)} fleets that nobody arranged, one default setting",
+        title=f"{len(scenarios.SCENARIOS)} fleets unlike the papers', one default setting",
         algorithms=ALGORITHMS,
         published=dict.fromkeys(ALGORITHMS),
         runner=run,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -62,6 +62,17 @@ class Result:
     events: list[Event] = field(repr=False)
     _template: nn.Module = field(repr=False)
     _thetas: Mapping[int, Float32Vector] = field(repr=False)
+    _finish: Callable[[], NDArray[np.float64] | None] = field(repr=False)
+
+    @cached_property
+    def personal(self) -> NDArray[np.float64] | None:
+        """Share of right labels on each device's test share after its personal finish, shape (devices,), float64.
+
+        Each device chooses among its cluster's model, that model after 1, 3 and 10 more local epochs, and a model that it
+        trained alone, by its validation share; see `shoal.simulation.engine.personal`. The first access trains these models,
+        which takes as long as a run of the strategy ``local``. NaN without a test share; None for regression.
+        """
+        return self._finish()
 
     @cached_property
     def models(self) -> dict[int, nn.Module]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 
 from aggregator.numerics.backend import NumpyBackend
 from aggregator.strategies.base import Strategy, drawn, read_settings
+from aggregator.strategies.local import Local
 from aggregator.strategies.registry import STRATEGIES, build_strategy, find_strategy
 from aggregator.strategies.settings import StrategySettings
 from crypto.mask.modes.registry import find
@@ -22,9 +25,10 @@ from shoal.simulation.api.partitions import Partition, check_labels, population_
 from shoal.simulation.api.result import Result, Round
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine import simulate as engine
-from shoal.simulation.engine.evaluation import Evaluation, assigned
+from shoal.simulation.engine.evaluation import Evaluation
 from shoal.simulation.engine.fleet import fleet_options, fleet_run
-from shoal.simulation.engine.records import SimRound
+from shoal.simulation.engine.personal import finish
+from shoal.simulation.engine.records import SimOptions, SimRound
 from shoal.simulation.trainers.dense import is_dense
 from shoal.simulation.trainers.networks import Kind
 from shoal.util.console import note
@@ -102,6 +106,7 @@ def simulate(
         require_validation(population, name)
     per_round = len(drawn(plan, 1, population.names))
     _check_sizes(per_round, chosen, options.min_contributors, name)
+    start = source.origins(plan.origins, seed)
     threads = torch.get_num_threads()
     try:
         result = engine.simulate(
@@ -111,7 +116,7 @@ def simulate(
             network,
             options,
             _note_round(rounds) if progress else None,
-            start=source.origins(plan.origins, seed),
+            start=start,
             backend=NumpyBackend(),
             strategy=own,
         )
@@ -121,11 +126,12 @@ def simulate(
     return Result(
         accuracy=accuracy,
         loss=loss,
-        clusters=_clusters(result),
+        clusters=result.taken(),
         history=[_round(record, source.kind) for record in result.history],
         events=[event for _, event in result.events],
         _template=source.template,
         _thetas=result.thetas,
+        _finish=partial(_personal, result, options, start, source.kind),
     )
 
 
@@ -218,14 +224,31 @@ def _figures(
     return None if kind == "regression" else accuracy, loss
 
 
-def _clusters(result: engine.SimResult) -> NDArray[np.int64]:
-    """Return the model that each device takes in the final round, shape (devices,)."""
+def _personal(
+    result: engine.SimResult, options: SimOptions, start: NDArray[np.float32], kind: Kind
+) -> NDArray[np.float64] | None:
+    """Return the accuracy of each device after its personal finish, shape (devices,); None for regression."""
+    if kind == "regression":
+        return None
     workforce = result.workforce
-    names = workforce.population.names
-    final = result.strategy.final(result.state, result.all_rounds + 1, names)
-    ids = sorted(final.models)
-    models = torch.from_numpy(np.stack([result.thetas[model] for model in ids]))
-    return np.array(ids, np.int64)[assigned(workforce, final, models, ids, np.arange(len(names)))]
+    threads = torch.get_num_threads()
+    try:
+        alone = engine.simulate(
+            Local.name,
+            {},
+            workforce.population,
+            workforce.network,
+            dataclasses.replace(options, participation=1.0, min_contributors=1, evaluate_every=0),
+            start=start[:1],
+        )
+        own = [np.stack([done.thetas[int(model)] for model in done.taken()]) for done in (result, alone)]
+        found = finish(workforce, own[0], result.all_rounds + 1, own[1])
+    finally:
+        torch.set_num_threads(threads)
+    accuracy = np.full(len(found.tested), np.nan)
+    tested = found.tested > 0
+    accuracy[tested] = found.correct[tested] / found.tested[tested]
+    return accuracy
 
 
 def _round(record: SimRound, kind: Kind) -> Round:

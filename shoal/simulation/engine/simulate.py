@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend
@@ -24,7 +25,7 @@ from shoal.protocol.documents import LocalSettings, RunPlan, SegmentSpec, Settin
 from shoal.protocol.messages import Phase
 from shoal.simulation.data import Population
 from shoal.simulation.engine import checkpoint, metrics
-from shoal.simulation.engine.evaluation import Evaluation, evaluate
+from shoal.simulation.engine.evaluation import Evaluation, assigned, evaluate
 from shoal.simulation.engine.records import SimOptions, SimRound
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import Network, origins
@@ -86,6 +87,19 @@ class SimResult:
         """The highest accuracy of the evaluated rounds, in percent; None if none was evaluated."""
         seen = [r.accuracy for r in self.history if r.accuracy is not None]
         return max(seen) if seen else None
+
+    def final_plan(self) -> RoundPlan:
+        """Return the strategy's plan of the final round, with every device's candidates."""
+        return self.strategy.final(self.state, self.all_rounds + 1, self.workforce.population.names)
+
+    def taken(self) -> NDArray[np.int64]:
+        """Return the id of the model that each device takes in the final round, shape (devices,)."""
+        final = self.final_plan()
+        ids = sorted(final.models)
+        models = torch.from_numpy(np.stack([self.thetas[model] for model in ids]))
+        places = np.arange(len(self.workforce.population))
+        taken: NDArray[np.int64] = np.array(ids, np.int64)[assigned(self.workforce, final, models, ids, places)]
+        return taken
 
 
 Progress = Callable[[SimRound], None]

@@ -27,6 +27,7 @@ def result(**changes):
         "history": HISTORY,
         "events": [],
         "_template": nn.Sequential(nn.Linear(2, 1), nn.Dropout()),
+        "_finish": lambda: np.array([0.5, 0.75]),
         "_thetas": {4: np.array([1, 2, 3], np.float32), 9: np.array([4, 5, 6], np.float32)},
     }
     return Result(**{**fields, **changes})
@@ -90,3 +91,12 @@ def test_a_quantity_that_was_never_measured_has_no_panel():
     pytest.importorskip("matplotlib")
     untested = [dataclasses.replace(r, accuracy=None) for r in HISTORY]
     assert [a.get_ylabel() for a in result(history=untested).plot().axes] == ["loss"]
+
+
+def test_the_personal_finish_runs_once_when_it_is_asked():
+    calls = []
+    made = result(_finish=lambda: calls.append(1) or np.array([0.5, 0.75]))
+    assert calls == []
+    assert made.personal.tolist() == [0.5, 0.75]
+    assert made.personal is made.personal
+    assert calls == [1]

@@ -276,6 +276,31 @@ def test_devices_without_a_test_share_have_no_accuracy():
     assert untested.history[0].accuracy is None
 
 
+def test_devices_that_one_model_does_not_fit_finish_with_their_own():
+    """FedAvg on two opposite halves is right half of the time; with the finish devices are mostly right."""
+    result = shoal.simulate(nn.Linear(30, 2), cancer(), strategy="fedavg", rounds=10)
+    assert result.accuracy.mean() < 0.7
+    assert result.personal.shape == (10,)
+    assert result.personal.mean() > 0.9
+
+
+def test_the_finish_leaves_torchs_threads_and_needs_no_test_or_validation_share():
+    threads = torch.get_num_threads()
+    partitions = plain()
+    del partitions[1]["test"], partitions[2]["validation"]
+    result = shoal.simulate(softmax, partitions, strategy="fedavg", rounds=2)
+    assert np.isnan(result.personal).tolist() == [False, True, False, False]
+    assert result.personal[2] == result.accuracy[2]
+    assert torch.get_num_threads() == threads
+    assert shoal.simulate(nn.Linear(5, 1), targets(), strategy="fedavg", rounds=1, task="regression").personal is None
+
+
+def test_any_other_module_finishes_too():
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+    result = shoal.simulate(model, plain(), strategy="fedavg", rounds=1, local={"lr": 0.5})
+    assert result.personal.mean() >= result.accuracy.mean()
+
+
 def test_progress_is_a_line_a_round(capsys):
     shoal.simulate(softmax, plain(), strategy="fedavg", rounds=2, progress=True)
     lines = capsys.readouterr().err.splitlines()
