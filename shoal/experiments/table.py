@@ -23,6 +23,8 @@ END: Final = "<!-- end of results -->"
 DROPPED: Final = ("--seed", "--save", "--data-dir", "--plot", "--checkpoint")
 """Options that differ between runs of one setting, and are left out of the table's command."""
 FLAGS: Final = ("--json",)
+OTHER_PAGES: Final = frozenset({"wild"})
+"""Experiments whose results have a page of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,12 @@ class Kept:
 
 
 def load(folder: Path = RESULTS) -> list[Kept]:
-    """Return the runs of experiments whose results are in ``folder``."""
+    """Return the runs of the papers' experiments whose results are in ``folder``."""
+    return [run for run in load_all(folder) if run.data["experiment"] not in OTHER_PAGES]
+
+
+def load_all(folder: Path = RESULTS) -> list[Kept]:
+    """Return the runs of all experiments whose results are in ``folder``."""
     found = []
     for file in sorted(folder.glob("*.json")):
         document = json.loads(file.read_text())

@@ -4,6 +4,7 @@ import json
 
 from shoal.bench.load import table as load_table
 from shoal.experiments import table
+from shoal.experiments.wild import page as wild_page
 
 RUNS = table.load()
 
@@ -12,6 +13,15 @@ def test_the_page_holds_the_table_of_the_kept_results():
     page = table.PAGE.read_text()
     shown = page.partition(table.BEGIN)[2].partition(table.END)[0].strip()
     assert shown == table.block(RUNS), "run python -m shoal.experiments.table --write"
+
+
+def test_the_page_of_wild_fleets_holds_the_tables_of_the_kept_results():
+    page, results = wild_page.PAGE.read_text(), wild_page.load()
+    assert results
+    for name, made in wild_page.TABLES.items():
+        begin, end = wild_page.MARK.format(name), wild_page.END.format(name)
+        shown = page.partition(begin)[2].partition(end)[0].strip()
+        assert shown == made(results), "run python -m shoal.experiments.wild.page --write"
 
 
 def test_kept_results_name_no_place_of_the_machine_that_they_are_from():
@@ -23,7 +33,7 @@ def test_kept_results_name_no_place_of_the_machine_that_they_are_from():
 
 def test_every_kept_run_has_its_parameters():
     assert RUNS
-    for run in RUNS:
+    for run in table.load_all():
         assert run.data["experiment"] == run.words[0], run.file
         assert run.data["parameters"] if "parameters" in run.data else len(run.data) > 12, run.file
 

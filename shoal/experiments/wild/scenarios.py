@@ -331,12 +331,12 @@ _WITH_CNN: Final = (
 )
 """A third of the fleets, of every kind but tables."""
 
+_ALL: Final = _FLEETS | {
+    f"{name}-cnn": dataclasses.replace(_FLEETS[name], title=f"{_FLEETS[name].title}; CNN", network="cnn")
+    for name in _WITH_CNN
+}
 SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
-    _FLEETS
-    | {
-        f"{name}-cnn": dataclasses.replace(_FLEETS[name], title=f"{_FLEETS[name].title}; CNN", network="cnn")
-        for name in _WITH_CNN
-    }
+    {name: s for kind in KINDS for name, s in _ALL.items() if s.kind == kind}
 )
 
 
