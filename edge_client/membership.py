@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from crypto.seal.envelope import GroupKey, open_from_member, read_head
 from crypto.seal.signed import open_document
 from shoal.errors import NotEnrolledError, UntrustedError
-from shoal.membership.directory import Membership, accept_grant, make_identity
+from shoal.membership.directory import DAMAGED_HINT, Membership, accept_grant, make_identity
 from shoal.membership.grants import DEVICE_ROLE
 from shoal.membership.roster import aggregator_of
 from shoal.protocol import channels
-from shoal.protocol.codec import decode
+from shoal.protocol.codec import U32, Fixed32, decode, encode, message
 from shoal.protocol.documents import DeviceGrant, RunPackage, RunPlan
+from shoal.util.files import named, read_private, write_private
 
 if TYPE_CHECKING:
     from crypto.mask.schedule import VersionKey
@@ -22,6 +24,39 @@ if TYPE_CHECKING:
 
 
 REVOKED_HINT: Final = "this name and its keys are never taken again: init or enrol a new directory under another name"
+
+
+EARLIER_FILE: Final = "versions.earlier"
+"""File with the secrets of key versions before the one in force, for runs that the owner signed under them earlier."""
+MOST_EARLIER: Final = 8
+"""Key versions in that file; of more, the oldest are erased, and a run that was signed under them must be signed again."""
+
+
+@message(75)
+@dataclass(frozen=True, slots=True)
+class EarlierVersion:
+    """The secret of an earlier key version, for run number ``next_run`` and later ones."""
+
+    number: U32
+    next_run: U32
+    secret: Fixed32 = field(repr=False)
+
+
+@message(76)
+@dataclass(frozen=True, slots=True)
+class EarlierVersions:
+    """Contents of EARLIER_FILE, ascending by number."""
+
+    versions: tuple[EarlierVersion, ...]
+
+
+def _load_earlier(directory: Path) -> tuple[EarlierVersion, ...]:
+    path = directory / EARLIER_FILE
+    if not path.exists():
+        return ()
+    data = read_private(path)
+    with named(path, DAMAGED_HINT):
+        return decode(data, EarlierVersions).versions
 
 
 class DeviceMembership(Membership[DeviceGrant]):
@@ -41,6 +76,7 @@ class DeviceMembership(Membership[DeviceGrant]):
             UntrustedError: the roster is not signed by the owner, or older than one that was in force before.
         """
         super().__init__(directory, DeviceGrant, expired=True)
+        self._earlier = _load_earlier(directory)
 
     @property
     def content(self) -> GroupKey:
@@ -142,20 +178,31 @@ class DeviceMembership(Membership[DeviceGrant]):
         """
         from crypto.mask.schedule import VersionKey
 
+        held = next((v for v in self._earlier if v.number == generation), None)
+        if held is not None:
+            return VersionKey(self.fleet, held.number, held.secret, held.next_run)
         grant = self.grant_of(generation)
         return VersionKey(self.fleet, generation, grant.version_secret, grant.next_run)
 
     def keep_version(self, key: VersionKey) -> None:
-        """Store a version's stepped secret, durably, and put that version in force; the secrets of older ones are erased.
+        """Store a version's stepped secret, durably, and put that version in force, if it is not older than the one in force.
 
-        A key for an earlier run than the stored one changes nothing.
+        Older versions are stepped as far, so that nothing of this run or an earlier one follows from them. They stay for later
+        runs that the owner signed before it drew newer keys. A key for an earlier run than the stored one changes nothing.
 
         Raises:
             NotEnrolledError: we have no secrets of that key version.
         """
-        grant = self.grant_of(key.number)
-        if key.next_run < grant.next_run:
+        if key.next_run < self.version_key(key.number).next_run:
             return
+        over = [g for g in (self.grant, *self.later) if g.keys_since < key.number]
+        older = [*self._earlier, *(EarlierVersion(g.keys_since, g.next_run, g.version_secret) for g in over)]
+        if older:
+            # Before the grant in force is replaced: a crash in between leaves a version in both files.
+            self._keep_earlier(older, key.next_run)
+        if all(g.keys_since != key.number for g in (self.grant, *self.later)):
+            return
+        grant = self.grant_of(key.number)
         stepped = dataclasses.replace(grant, version_secret=key.reveal(), next_run=key.next_run)
         if grant is self.grant:
             group = self.group  # messages may come under a newer version already
@@ -163,6 +210,19 @@ class DeviceMembership(Membership[DeviceGrant]):
             self.group = group
         else:
             self.promote(grant, stepped)
+
+    def _keep_earlier(self, older: list[EarlierVersion], next_run: int) -> None:
+        from crypto.mask.schedule import VersionKey
+
+        stepped = {}
+        for version in older[-MOST_EARLIER:]:
+            key = VersionKey(self.fleet, version.number, version.secret, version.next_run)
+            key.skip_to_run(max(next_run, version.next_run))
+            stepped[version.number] = EarlierVersion(version.number, key.next_run, key.reveal())
+        earlier = tuple(version for _, version in sorted(stepped.items()))
+        if earlier != self._earlier:
+            write_private(self.directory / EARLIER_FILE, encode(EarlierVersions(earlier)))
+            self._earlier = earlier
 
     def content_of(self, generation: int) -> GroupKey:
         """Return the content key of key version ``generation``."""

@@ -104,10 +104,13 @@ class RunFollower:
         return open_run(package, self._membership)
 
     def _begun_with_round_keys(self, plan: RunPlan, package: bytes) -> Run | None:
-        if plan.key_version < self._membership.grant.keys_since:
+        try:
+            self._begun = open_round_run(package, self._membership)
+        except NotEnrolledError:
+            if plan.key_version > self._membership.newest_generation:
+                raise
             self.late = LateStart(plan, package)
             return None
-        self._begun = open_round_run(package, self._membership)
         return self._begun.run
 
     def taken(self, label: str, transfer: bytes, sealed: memoryview, most_task_bytes: int) -> Run | None:

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from crypto.seal import envelope
 from crypto.seal.identity import Identity
+from edge_client import membership as edge_membership
 from edge_client.models import store
 from edge_client.storage import finished_models as finished
 from edge_client.storage import pending_upload, state
@@ -78,6 +79,7 @@ def test_the_page_lists_every_message_with_its_fields_in_order():
         tokens,
         vault,
         owner_receiving,
+        edge_membership,
     )
 
 

@@ -9,7 +9,7 @@ from aggregator.membership import AggregatorMembership
 from crypto.seal.envelope import open_from_group, read_head
 from crypto.seal.identity import Identity
 from crypto.seal.signed import sign_document
-from edge_client.membership import DeviceMembership
+from edge_client.membership import DeviceMembership, EarlierVersion, EarlierVersions
 from edge_client.storage.finished_models import FinishedList, FinishedModel, FinishedNode, RollbackChoice, Validation
 from edge_client.storage.pending_upload import Mark
 from edge_client.storage.state import ModelFile
@@ -179,6 +179,7 @@ class Scene:
             ReceivingNotice: [self.notice[64:]],
             ReceivingFile: [(self.owner.path / "receiving.bin").read_bytes()],
             TokenFile: [encode(TokenFile(self.token, 1000, ""))],
+            EarlierVersions: [encode(EarlierVersions((EarlierVersion(7, 3, bytes(32)),)))],
             Mark: [encode(Mark(roster=1, run=1, round=2, nonce=bytes(16), transfer=bytes(16), length=0))],
             ModelFile: [encode(ModelFile(1, bytes(16), 2, 0, 28))],
         }

@@ -5,12 +5,11 @@ import shutil
 
 import pytest
 
-from crypto.mask.schedule import VersionKey
 from crypto.mask.secret import MaskSecret
 from crypto.seal.envelope import GroupKey, SealError, seal_to_group, seal_to_member
 from crypto.seal.identity import Identity
 from crypto.seal.signed import sign_document
-from edge_client.membership import REVOKED_HINT, DeviceMembership, init
+from edge_client.membership import EARLIER_FILE, MOST_EARLIER, REVOKED_HINT, DeviceMembership, init
 from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, UntrustedError
 from shoal.membership.directory import ROSTER_FILE
 from shoal.protocol import channels
@@ -188,20 +187,51 @@ def test_an_earlier_version_key_changes_nothing(member):
 
 
 def test_a_stepped_key_of_a_waiting_version_puts_that_version_in_force(parties, member):
-    """And erases the older ones; a newer one goes on waiting."""
+    """A newer one goes on waiting."""
     versions = [member.grant.keys_since, *(rotate(parties, "dev-2") for _ in range(3))]
     secrets = [member.version_key(number).reveal() for number in versions]
     key = begun(member, versions[2], 5)
     for each in (member, reopened(member)):
         assert (each.grant.keys_since, each.newest_generation) == (versions[2], versions[3])
         assert (each.grant.version_secret, each.grant.next_run) == (key.reveal(), 6)
-        for number in versions[:2]:
-            with pytest.raises(NotEnrolledError):
-                each.version_key(number)
         assert each.version_key(versions[3]).next_run == 1
     assert [secret in on_disk(member.directory) for secret in secrets] == [False, False, False, True]
+
+
+def test_earlier_versions_stay_for_later_runs_alone(parties, member):
+    """The owner may have signed a run before it drew the newer keys, and the run begins only now."""
+    versions = [member.grant.keys_since, rotate(parties, "dev-2"), rotate(parties, "dev-2")]
+    drawn = [member.version_key(number) for number in versions]
+    begun(member, versions[2], 5)
+    for number, key in zip(versions[:2], drawn, strict=False):
+        key.skip_to_run(6)
+        for each in (member, reopened(member)):
+            assert (each.version_key(number).next_run, each.version_key(number).reveal()) == (6, key.reveal())
+    stepped = begun(member, versions[0], 7)
+    assert member.grant.keys_since == versions[2], "an older version is not put in force again"
+    again = reopened(member)
+    assert again.version_key(versions[0]).reveal() == stepped.reveal()
+    assert again.version_key(versions[1]).next_run == 8, (
+        "nothing of run 7 or an earlier one follows from any older version"
+    )
+
+
+def test_only_the_newest_earlier_versions_stay(parties, member):
+    versions = [member.grant.keys_since]
+    for run in range(1, MOST_EARLIER + 3):
+        versions.append(rotate(parties, "dev-2"))
+        begun(member, versions[-1], run)
     with pytest.raises(NotEnrolledError):
-        member.keep_version(VersionKey("reef", versions[1], secrets[1]))
+        reopened(member).version_key(versions[0])
+    assert reopened(member).version_key(versions[-2]).next_run == MOST_EARLIER + 3
+
+
+def test_a_damaged_file_of_earlier_versions_is_refused(parties, member):
+    begun(member, rotate(parties, "dev-2"), 1)
+    path = member.directory / EARLIER_FILE
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(IntegrityError, match=EARLIER_FILE):
+        reopened(member)
 
 
 def test_a_stepped_key_leaves_the_broadcast_key_that_the_fleet_uses(parties, member):

@@ -16,6 +16,7 @@ from edge_client.run.round_runs import LateStart, keep_round_run, open_round_run
 from edge_client.storage.state import DeviceState
 from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError
 from shoal.membership.statements import sign_statement
+from shoal.owner.runs.plan import RunOptions, make_plan, write_run
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage
 from shoal.protocol.states import StateId
@@ -176,6 +177,27 @@ def test_a_newcomer_can_not_open_the_package_and_begins_with_a_checkpoint(late):
     assert theta.tobytes() == origins()[0].tobytes()
     _, resumed = resume_round_run(DeviceState(late.member.directory).load_run(), again(late.member))
     assert resumed.states.digests() == models.states.digests()
+
+
+def test_a_run_that_was_signed_before_the_keys_were_replaced_begins_after_it(scene):
+    """Run 2 waits while run 1 goes on under newer keys, under which a device was admitted."""
+    owner, bundle = scene.parties.owner, logistic_bundle(4, 3)
+    second = make_plan(owner, bundle, RunOptions("fedavg", keys="round", min_contributors=2))
+    package = write_run(owner, second, bundle, origins()).read_bytes()
+    first = {name: scene.device(name) for name in ("dev-1", "dev-2")}
+    late = newcomer(scene)
+    number = owner.roster.keys_since
+    for held in first.values():
+        scene.serve(held, scene.announcement(2, states={0: (0, 0)}, key_version=number))
+    for name in first:
+        member = again(scene.parties.members[name])
+        begun = open_round_run(package, member)
+        assert begun.states.held[ORIGIN].theta.tobytes() == origins()[0].tobytes()
+        keep_round_run(begun, package, member, DeviceState(member.directory))
+        assert again(member).version_key(second.key_version).next_run == second.run + 1
+        assert again(member).version_key(number).next_run == second.run, "the run goes on under the newer keys"
+    with pytest.raises(NotEnrolledError):
+        open_round_run(package, late)
 
 
 def test_a_newcomer_has_no_keys_of_rounds_before_the_checkpoint(late):
