@@ -167,7 +167,7 @@ class Engine:
         online = PersistentSet(d for d in available if d in fleet)
         state = EngineState(fleet, before, self.run, online, roster=roster, roster_bytes=roster_bytes, held=held)
         if metadata is None:
-            return self._open(state, round_, available)
+            return self._open(state, round_, available, waited=True)
         state = dataclasses.replace(
             state,
             run=self.run_in(metadata),
@@ -185,7 +185,7 @@ class Engine:
             )
             return state, (Gather(),)
         if r is None:
-            return self._open(state, round_, available)
+            return self._open(state, round_, available, waited=True)
         signing = r.signing and proposal is not None
         under_way = Rollover(r.generation, r.tries, r.folder, proposal if signing else None)
         state = dataclasses.replace(state, round=round_, step=metadata.step - 1, rollover=under_way)
@@ -298,6 +298,7 @@ class Engine:
             received=state.received.adding(contribution.device, (contribution.phase, digest)),
             contributions=state.contributions.appending(contribution),
             refused=state.refused.removing(contribution.device),
+            lacking=state.lacking.removing(contribution.device),
             unavailable=state.unavailable.removing(contribution.device),
             removed=state.removed.removing(contribution.device),
         )
@@ -315,11 +316,11 @@ class Engine:
             return self._turnover.fold(state, None)
         if not may_open(state):
             return state, ()
-        return self._open(state, state.round + 1, state.present)
+        return self._open(state, state.round + 1, state.present, waited=state.deadline_passed)
 
-    def _open(self, state: EngineState, round_: int, available: tuple[str, ...]) -> Transition:
+    def _open(self, state: EngineState, round_: int, available: tuple[str, ...], *, waited: bool) -> Transition:
         if state.held is not None:
-            return self._open_held(state, state.held, round_, available)
+            return self._open_held(state, state.held, round_, available, waited=waited)
         before = state.strategy
         after, plan = self._planned(state.run, before, round_, available)
         if not plan.assignments:
@@ -333,20 +334,29 @@ class Engine:
             return before, strategy.final(before, round_, available)
         return strategy.plan(before, round_, available)
 
-    def _open_held(self, state: EngineState, held: HeldModels, round_: int, available: tuple[str, ...]) -> Transition:
+    def _open_held(
+        self, state: EngineState, held: HeldModels, round_: int, available: tuple[str, ...], *, waited: bool
+    ) -> Transition:
         """Open a round under round keys: under the newest key version, for the devices that can get its models."""
         held = dataclasses.replace(held.only(state.devices), key_version=state.newest)
         ready = prepare(
-            state.strategy, held, available, state.run, lambda s, there: self._planned(state.run, s, round_, there)
+            state.strategy,
+            held,
+            available,
+            state.run,
+            lambda s, there: self._planned(state.run, s, round_, there),
+            waited=waited,
         )
-        if not ready.plan.assignments:
+        if ready is None or not ready.plan.assignments:
             return state, ()
         state = dataclasses.replace(
             state,
             strategy=ready.after,
             generation=held.key_version,
             held=ready.held,
-            news=(*state.news, *ready.events),
+            checkpoints_only=ready.checkpoints_only,
+            # After a restart the snapshot has them already.
+            news=(*state.news, *(event for event in ready.events if event not in state.news)),
         )
         action = OpenRound(
             plan=ready.plan,
@@ -379,6 +389,8 @@ class Engine:
             given = agreement.accepted
         if plan.final:
             outcome = Outcome({c.device: c.model for c in given})
+        elif state.checkpoints_only:
+            outcome = Outcome({})
         else:
             rules = self.strategy_in(state.run)
             # Only the whole round shows which updates have too large a norm, so the strategy sees none of them earlier.
@@ -402,6 +414,7 @@ class Engine:
             deadline_passed=False,
             news=(),
             held=held,
+            checkpoints_only=False,
         )
         if plan.final:
             last = None

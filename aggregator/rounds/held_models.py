@@ -7,7 +7,8 @@ The functions here are pure:
 - `agree` separates a round's updates into those trained from the states that most devices hold, and those out of step;
 - `after_round` takes a closed round into account: its step, its statements, its checkpoints;
 - `unable` and `lost` name devices that can't take part in the next round, and models that no device holds any more;
-- `sealing` orders checkpoints from devices.
+- `sealing` orders checkpoints from devices, `handing_over` in a round of nothing else; `outdated` names models for which that
+  does not help.
 
 Example: of five devices one has a damaged model. Four statements name one digest of state (0, 6) and one names another, so
 the update of that device is left out, and the device takes a checkpoint.
@@ -29,7 +30,7 @@ from crypto.seal.envelope import read_head
 from crypto.seal.signed import peek_document
 from shoal.errors import IntegrityError, WireError
 from shoal.protocol.codec import decode_prefix
-from shoal.protocol.messages import SHARED_MODEL, Assignment, DeclineReason
+from shoal.protocol.messages import SHARED_MODEL, Assignment, DeclineReason, Phase, Share
 from shoal.protocol.states import (
     RETAINED_STEPS,
     Recipe,
@@ -53,6 +54,8 @@ else:
 
 CHECKPOINT_EVERY: Final = 10
 """Most rounds between two checkpoints of a model."""
+SEALING_DEVICES: Final = 2
+"""Devices that seal each model in a round of checkpoints only: one of them may vanish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ class HeldModels:
         key_version: of the open round or the last one.
         states: the states that models start from, by number.
         closed: the last closed round, 0 before the first.
-        steps: of the last `RETAINED_STEPS` closed rounds, oldest first.
+        steps: of the last closed rounds that moved a model, at most `RETAINED_STEPS`, oldest first.
         named: the states of each device whose last statement agreed with most others.
         trained: the model that each device trained from last.
         lacking: device -> the last round that it declined for lack of a state.
@@ -167,6 +170,19 @@ class HeldModels:
         """Return the states that a device has or can make from the retained means."""
         known = self.named.get(device)
         return frozenset() if known is None else self.reach(known.states)
+
+    def in_reach(self, device: str, least: int) -> frozenset[StateId]:
+        """Return the states that a device has, or can make from the retained means and from checkpoints that it can open.
+
+        Args:
+            device: its name.
+            least: statements that certify a state.
+        """
+        since, known = _opens_since(self, device), self.named.get(device)
+        opened = {
+            c.state for c in self.announced(least).values() if c.key_version == self.key_version and c.round >= since
+        }
+        return self.reach(opened.union(() if known is None else known.states))
 
     def is_current(self, device: str) -> bool:
         """Return whether the device was in step in one of the last rounds, or no round has closed yet."""
@@ -330,7 +346,7 @@ def after_round(
     states, steps = held.states, held.steps
     if settled is not None:
         states, relayed, used = settled
-        steps = (*steps, _kept_step(round_, states, relayed, used, run, agreement.accepted))[-RETAINED_STEPS:]
+        steps = _retained(steps, _kept_step(round_, states, relayed, used, run, agreement.accepted))
     evidence = _evidence(held, run, agreement, {c.device: c.statement for c in given})
     moved = dataclasses.replace(
         held,
@@ -371,6 +387,19 @@ def _kept_step(
         if step.mean is not None
     )
     return KeptStep(Step(round_, recipes, open_states(states, used, run)), means)
+
+
+def _retained(before: tuple[KeptStep, ...], new: KeptStep) -> tuple[KeptStep, ...]:
+    """Return the steps that stay announced after a round.
+
+    A round that moves no model retains the steps before it: devices that missed those need them as much as before.
+    """
+    if before and not new.step.recipes:
+        last = before[-1]
+        return (*before[:-1], KeptStep(dataclasses.replace(last.step, open=new.step.open), last.means))
+    # Two means of a model share a topic label if their rounds are a multiple of RETAINED_STEPS apart.
+    others = [kept for kept in before if (new.step.round - kept.step.round) % RETAINED_STEPS]
+    return (*others, new)[-RETAINED_STEPS:]
 
 
 def open_states(states: States, used: Collection[int], run: RunPlan) -> tuple[StateId, ...]:
@@ -454,34 +483,29 @@ def unable(
         available: the devices.
         least: statements that certify a state.
     """
-    announced = held.announced(least).values()
+    if not held.closed:
+        return ()  # all begin with the run package
     found = []
     for device in available:
-        if not held.closed:
-            break  # all begin with the run package
         assignment = plan.assignments.get(device)
         # A device that is not drawn now may be drawn once others are left out.
         models = offers if assignment is None else (*assignment.models, SHARED_MODEL)
-        needed = {offers[model] for model in models if model in offers}
-        if needed <= held.held_by(device):
-            continue
-        since = _opens_since(held, device)
-        usable = {c.state for c in announced if c.key_version == held.key_version and c.round >= since}
-        known = held.named.get(device)
-        if not needed <= held.reach(usable | set(() if known is None else known.states)):
+        if not {offers[model] for model in models if model in offers} <= held.in_reach(device, least):
             found.append(device)
     return tuple(found)
 
 
 def _opens_since(held: HeldModels, device: str) -> int:
-    """Return the first round whose content key the device can surely derive: keys are derived forwards only."""
+    """Return the first round whose content key the device can probably derive: keys are derived forwards only."""
     if device in held.lacking:
-        return max(held.lacking[device], held.closed + 1 - RETAINED_STEPS)
-    return held.closed + 1 - RETAINED_STEPS if device in held.named or device in held.trained else 0
+        return held.lacking[device]
+    if device in held.named:
+        return held.named[device].round
+    return held.closed + 1 - RETAINED_STEPS if device in held.trained else 0
 
 
 def lost(
-    held: HeldModels, plan: RoundPlan, offers: Mapping[int, StateId], available: Collection[str]
+    held: HeldModels, plan: RoundPlan, offers: Mapping[int, StateId], available: Collection[str], least: int
 ) -> dict[int, StateId]:
     """Return model -> the state that it goes back to, for models that the round needs and that no device holds any more.
 
@@ -492,6 +516,7 @@ def lost(
         plan: the round's plan.
         offers: state of each model of the plan.
         available: the devices that may take part.
+        least: statements that certify a state.
     """
     if not held.closed:
         return {}
@@ -500,10 +525,11 @@ def lost(
         asked.add(SHARED_MODEL)
     here = {d for d in held.named if d in available or held.is_current(d)}
     there = frozenset[StateId]().union(*(held.held_by(d) for d in sorted(here)))
-    reachable = held.reach(c.state for c in held.certified.values())
+    announced = held.announced(least)
+    reachable = held.reach(c.state for c in announced.values())
     found = {}
     for model in sorted(asked & offers.keys()):
-        back = held.certified.get(model)
+        back = announced.get(model)
         if offers[model] not in there and offers[model] not in reachable and back is not None:
             found[model] = back.state
     return found
@@ -528,19 +554,104 @@ def sealing(
     """
     # In the final round devices may be asked for models of other clusters, and no later round could repeat it.
     every = waiting or run.participation < 1 or plan.round >= run.rounds
+    away = not held.named.keys() | held.trained.keys() | held.lacking.keys() <= plan.assignments.keys()
     newest = {m: max(c.round for c in _of_model(held, m)) if _of_model(held, m) else 0 for m in offers}
     every = every or any(plan.round - newest[m] >= CHECKPOINT_EVERY for m in offers)
     ordered: dict[str, list[int]] = {}
     for place, model in enumerate(offers):
-        if not every and model not in plan.seal:
-            continue
         able = [d for d in sorted(plan.assignments) if held.is_current(d) and offers[model] in held.held_by(d)]
+        # If one more of so few devices goes, those that are away now could get the model from no one.
+        scarce = away and len(able) <= run.min_contributors
+        if not every and not scarce and model not in plan.seal:
+            continue
         own = [d for d in able if held.trained.get(d) == model] or able
         if own:
             ordered.setdefault(own[(plan.round + place) % len(own)], []).append(model)
     return {
         d: dataclasses.replace(o, seal=tuple(ordered[d])) if d in ordered else o for d, o in plan.assignments.items()
     }
+
+
+def handing_over(
+    held: HeldModels, plan: RoundPlan, offers: Mapping[int, StateId], run: RunPlan, available: Iterable[str]
+) -> dict[str, Assignment]:
+    """Return the assignments of a round of checkpoints only; none if it would help no device.
+
+    Two holders of each model that an available device lacks seal it. All holders sign its state, since a checkpoint counts
+    only once ``min_contributors`` devices have signed.
+
+    Args:
+        held: the models.
+        plan: the strategy's plan for all available devices.
+        offers: state of each model of the plan.
+        run: the owner's plan.
+        available: the devices.
+    """
+    least, devices = run.min_contributors, sorted(available)
+    reach = {d: held.in_reach(d, least) for d in devices}
+    missed = _missed(plan, offers, reach)
+    shared = {offers[SHARED_MODEL]} if SHARED_MODEL in offers else frozenset[StateId]()
+    # Where models are added up, a device refuses to take part without all of them.
+    needed = set(offers.values()) if run.capabilities.scale else shared
+    candidates = {
+        d: tuple(m for m in offers if m != SHARED_MODEL and offers[m] in reach[d])
+        for d in devices
+        if needed <= reach[d]
+    }
+    able = [d for d in devices if candidates.get(d)]
+    asked: set[str] = set()
+    seals: dict[str, list[int]] = {}
+    for place, model in enumerate(offers):
+        holders = [d for d in able if offers[model] in reach[d]]
+        known = held.evidence.get(offers[model])
+        signers = set(holders) if known is None else {*holders, *known.statements}
+        if offers[model] in missed and holders and len(signers) >= least:
+            asked.update(holders)
+            for turn in range(min(SEALING_DEVICES, len(holders))):
+                seals.setdefault(holders[(plan.round + place + turn) % len(holders)], []).append(model)
+    return {
+        d: Assignment(
+            phase=int(Phase.SCORE),
+            candidates=candidates[d],
+            share=int(Share.TRAIN),
+            train=False,
+            evaluate=False,
+            margins=False,
+            seal=tuple(seals.get(d, ())),
+        )
+        for d in sorted(asked)
+    }
+
+
+def _missed(
+    plan: RoundPlan, offers: Mapping[int, StateId], reach: Mapping[str, frozenset[StateId]]
+) -> frozenset[StateId]:
+    """Return the offered states that devices of the plan need and can't get."""
+    found = set[StateId]()
+    for device, assignment in plan.assignments.items():
+        needed = {offers[m] for m in (*assignment.candidates, SHARED_MODEL) if m in offers}
+        found |= needed - reach.get(device, needed)
+    return frozenset(found)
+
+
+def outdated(
+    held: HeldModels, plan: RoundPlan, offers: Mapping[int, StateId], available: Iterable[str], least: int
+) -> dict[int, StateId]:
+    """Return model -> the state that it goes back to, for models that available devices lack and that none can hand over.
+
+    That is the state of its last certified checkpoint, if an available device can open it and pass it on.
+
+    Args:
+        held: the models.
+        plan: the strategy's plan for all available devices.
+        offers: state of each model of the plan.
+        available: the devices.
+        least: statements that certify a state.
+    """
+    reach = {d: held.in_reach(d, least) for d in available}
+    missed, there = _missed(plan, offers, reach), frozenset[StateId]().union(*reach.values())
+    back = {m: c.state for m, c in held.announced(least).items() if offers.get(m) in missed and c.state in there}
+    return {m: state for m, state in back.items() if offers[m] != state}
 
 
 def _of_model(held: HeldModels, model: int) -> list[KeptCheckpoint]:

@@ -1,8 +1,17 @@
 """The opening of a round under round keys: its plan, the models that it offers, and the checkpoints that it orders.
 
 A strategy plans with all available devices first. Those that lack a model and can't get it from a checkpoint are left out,
-unless too few would remain, and the strategy plans again. All follows from the strategy's state, the models and the available
-devices, so a restarted aggregator opens the same round.
+and the strategy plans again. If too few would remain, `prepare` takes the first of these ways:
+
+1. A round of checkpoints only, in which the devices that hold a model hand it over. The strategy does not see this round.
+2. No round yet: devices that hold the model may come back.
+3. After the deadline, models go back to their last certified checkpoints, if a device can open those.
+4. Devices of which the aggregator can't be sure are asked all the same. Each is asked once: it declines, or takes part.
+
+No device is left out of the final round, since it would end without a result: one that lacks its model declines, does not
+count in the quorum, and takes the checkpoint that is announced when the run is over.
+
+All follows from the strategy's state, the models and the available devices, so a restarted aggregator opens the same round.
 """
 
 from __future__ import annotations
@@ -12,11 +21,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from aggregator.rounds.held_models import HeldModels, KeptStep, lost, offers_of, open_states, sealing, unable
+from aggregator.rounds.held_models import (
+    HeldModels,
+    KeptStep,
+    handing_over,
+    lost,
+    offers_of,
+    open_states,
+    outdated,
+    sealing,
+    unable,
+)
 from aggregator.rounds.relay import States, is_state, numbers_in, replace_models
 from aggregator.strategies.base import ClusterModel, Event, RoundPlan
 from shoal.protocol.documents import RunPlan
-from shoal.protocol.messages import SHARED_MODEL
+from shoal.protocol.messages import SHARED_MODEL, Assignment
 from shoal.protocol.states import StateId
 
 Planning = Callable[[Any, tuple[str, ...]], tuple[Any, RoundPlan]]
@@ -31,7 +50,8 @@ class Opening:
         before, held: the strategy's state and the models, from which the same opening follows again.
         after: the strategy's state in the round.
         plan: with the checkpoints that it orders.
-        events: models that went back to an earlier state.
+        events: models that went back to an earlier state, and checkpoints that were ordered instead of updates.
+        checkpoints_only: whether devices only hand over checkpoints; ``after`` is ``before`` then.
     """
 
     before: Any
@@ -39,10 +59,13 @@ class Opening:
     after: Any
     plan: RoundPlan
     events: tuple[Event, ...] = ()
+    checkpoints_only: bool = False
 
 
-def prepare(before: Any, held: HeldModels, available: tuple[str, ...], run: RunPlan, planning: Planning) -> Opening:
-    """Return the round that opens.
+def prepare(
+    before: Any, held: HeldModels, available: tuple[str, ...], run: RunPlan, planning: Planning, *, waited: bool = True
+) -> Opening | None:
+    """Return the round that opens; None while it has to wait for devices that hold its models.
 
     Args:
         before: the strategy's state.
@@ -50,25 +73,51 @@ def prepare(before: Any, held: HeldModels, available: tuple[str, ...], run: RunP
         available: the devices that could take part.
         run: the owner's plan.
         planning: makes the strategy's plan.
+        waited: whether the deadline for devices to come has passed.
 
     Raises:
         IntegrityError: the strategy offers a model that devices can't make.
     """
-    after, plan = _planned(before, held, available, planning)
-    events: list[Event] = []
-    for model, state in lost(held, plan, offers_of(plan, held.states), available).items():
-        before, held = _back(before, held, plan, model, state, run)
-        events.append(Event(plan.round, "model_went_back", {"model": model, "to": state.round}))
-    if events:
-        after, plan = _planned(before, held, available, planning)
     least = run.min_contributors
-    lacking = frozenset(unable(held, plan, offers_of(plan, held.states), available, least))
-    there = tuple(d for d in available if d not in lacking)
-    if lacking and len(there) >= max(1, min(least, len(available))):
-        after, plan = _planned(before, held, there, planning)
+    events: list[Event] = []
+    while True:
+        after, plan = _planned(before, held, available, planning)
+        offers = offers_of(plan, held.states)
+        lacking = frozenset(unable(held, plan, offers, available, least))
+        able = tuple(d for d in available if d not in lacking)
+        back = lost(held, plan, offers, available, least)
+        if not back and len(able) < (1 if plan.final else max(1, min(least, len(available)))):
+            orders = {} if plan.final else handing_over(held, plan, offers, run, available)
+            if orders:
+                return _checkpoint_round(before, held, plan, orders, events)
+            if not waited:
+                return None
+            back = outdated(held, plan, offers, available, least)
+            if not back:
+                unsure = lacking & (held.named.keys() | held.trained.keys()) - held.lacking.keys()
+                able = tuple(d for d in available if d not in lacking or d in unsure)
+                if not unsure or len(able) < min(least, len(available)):
+                    return None
+        if not back:
+            break
+        for model, state in back.items():
+            before, held = _back(before, held, plan, model, state, run)
+            events.append(Event(plan.round, "model_went_back", {"model": model, "to": state.round}))
+    if lacking and not plan.final:
+        after, plan = _planned(before, held, able, planning)
     assignments = sealing(held, plan, offers_of(plan, held.states), run, waiting=bool(lacking))
     plan = dataclasses.replace(plan, assignments=assignments)
     return Opening(before=before, held=held, after=after, plan=plan, events=tuple(events))
+
+
+def _checkpoint_round(
+    before: Any, held: HeldModels, plan: RoundPlan, orders: dict[str, Assignment], events: list[Event]
+) -> Opening:
+    """Return a round in which devices only hand over checkpoints, of the models that the strategy has planned to offer."""
+    seals = {device: list(order.seal) for device, order in orders.items() if order.seal}
+    ordered = Event(plan.round, "checkpoints_ordered", {"models": seals})
+    plan = dataclasses.replace(plan, assignments=orders, placing=frozenset(), seal=frozenset())
+    return Opening(before=before, held=held, after=before, plan=plan, events=(*events, ordered), checkpoints_only=True)
 
 
 def _planned(before: Any, held: HeldModels, devices: tuple[str, ...], planning: Planning) -> tuple[Any, RoundPlan]:

@@ -18,8 +18,8 @@ def devices_needed(state: EngineState) -> int:
 
 
 def uploads_needed(state: EngineState) -> int:
-    """Return the least number of uploads with which the open round closes."""
-    return max(1, math.ceil(state.run.quorum * state.asked))
+    """Return the least number of uploads with which the open round closes; one is enough if it only collects checkpoints."""
+    return 1 if state.checkpoints_only else max(1, math.ceil(state.run.quorum * state.asked))
 
 
 def may_open(state: EngineState) -> bool:
@@ -56,12 +56,15 @@ def may_close(state: EngineState) -> bool:
 
 
 def is_abandoned(state: EngineState) -> bool:
-    """Return whether the open round should close empty: after its deadline, with no device available, while others are online.
+    """Return whether the open round should close empty: after its deadline, with no device available, while others wait.
 
-    A round may ask very few devices, such as one newcomer for its cold start. The fleet does not wait for their return.
+    A round may ask very few devices, such as one newcomer for its cold start. The fleet does not wait for their return. The
+    others are online without an assignment, or have declined for lack of a model and can take a checkpoint in a later round.
+    Before the deadline the round waits for devices that hold the model, so that declines use up no rounds.
     """
     plan = state.plan
-    # A final round stays open: its figures are the result of the run, and no later round could collect them.
+    # A final round stays open: its figures are the result of the run, and no later round could collect them. One that all
+    # devices present have declined waits for a device that holds the model: its return gives the others their result too.
     if plan is None or plan.final or state.received or not state.deadline_passed:
         return False
-    return not state.awaited and state.unasked > 0
+    return not state.awaited and (state.unasked > 0 or any(device in state.online for device in state.lacking))

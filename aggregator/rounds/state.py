@@ -43,6 +43,8 @@ class EngineState:
         removed: the subset of them that the owner has revoked.
         declined: device -> reason, for declines of the open round; see `unable`.
         refused: devices whose upload to the open round was refused, and that have not uploaded since.
+        lacking: devices that declined the open round for lack of a model's state, and that have not uploaded since.
+        checkpoints_only: whether devices only hand over checkpoints in the open round, which the strategy does not see.
         unasked: number of online devices without an order in the open round.
         deadline_passed: whether the deadline of the open round, or of the gathering, has passed.
         since: the round after which the mask epoch began.
@@ -68,6 +70,8 @@ class EngineState:
     removed: PersistentSet[str] = field(default_factory=PersistentSet)
     declined: PersistentMap[str, DeclineReason] = field(default_factory=PersistentMap)
     refused: PersistentSet[str] = field(default_factory=PersistentSet)
+    lacking: PersistentSet[str] = field(default_factory=PersistentSet)
+    checkpoints_only: bool = False
     unasked: int = 0
     deadline_passed: bool = False
     finished: bool = False
@@ -105,13 +109,13 @@ class EngineState:
     def asked(self) -> int:
         """Number of devices with an order that have uploaded or still can; the quorum is a share of these.
 
-        After the deadline, a device whose upload was refused does not count. Otherwise one device that sends false figures
-        could stop the run.
+        A device that lacks a model's state does not count: it can't upload before a later round. After the deadline, a device
+        whose upload was refused does not count either. Otherwise one device that sends false figures could stop the run.
         """
         if self.plan is None:
             return 0
         refused = len(self.refused) if self.deadline_passed else 0
-        return len(self.plan.assignments) - len(self.removed) - refused
+        return len(self.plan.assignments) - len(self.removed) - len(self.lacking) - refused
 
     @property
     def resume_metadata(self) -> ResumeMetadata:
@@ -152,6 +156,7 @@ def opened(state: EngineState, plan: RoundPlan) -> EngineState:
         removed=PersistentSet(d for d in plan.assignments if d not in state.devices),
         declined=PersistentMap(),
         refused=PersistentSet(),
+        lacking=PersistentSet(),
         unasked=sum(d not in plan.assignments for d in state.online),
         deadline_passed=False,
     )
@@ -185,12 +190,14 @@ def on_declined(state: EngineState, device: str, reason: DeclineReason) -> Engin
     """Record that a device declined the open round, or that its upload was refused; the round does not wait for it."""
     if not _owes(state, device):
         return state
-    counts = reason is DeclineReason.UPLOAD and device not in state.removed
+    here = device not in state.removed
+    refused, lacks = here and reason is DeclineReason.UPLOAD, here and reason is DeclineReason.STATE
     return dataclasses.replace(
         state,
         unavailable=state.unavailable.adding(device),
         declined=state.declined.adding(device, reason),
-        refused=state.refused.adding(device) if counts else state.refused.removing(device),
+        refused=state.refused.adding(device) if refused else state.refused.removing(device),
+        lacking=state.lacking.adding(device) if lacks else state.lacking.removing(device),
     )
 
 
@@ -202,6 +209,7 @@ def on_revoked(state: EngineState, device: str) -> EngineState:
         devices=state.devices.removing(device),
         removed=removed,
         refused=state.refused.removing(device),
+        lacking=state.lacking.removing(device),
     )
 
 

@@ -380,11 +380,9 @@ class RoundDevice:
                 nearest = nearest_model(model, update, order.compare, {m: self.theta(held, m) for m in order.models})
             body = mask(update, key).values.astype("<f4").tobytes()
         attached = b""
-        if order.seal:
-            sealed = [
-                seal_checkpoint(self.identity, keys, self.states.held[held.state_of(m)]).payload for m in order.seal
-            ]
-            head = SealedCheckpoints(order.seal, tuple(len(envelope) for envelope in sealed))
+        if seals := tuple(m for m in order.seal if held.state_of(m) in self.states.held):
+            sealed = [seal_checkpoint(self.identity, keys, self.states.held[held.state_of(m)]).payload for m in seals]
+            head = SealedCheckpoints(seals, tuple(len(envelope) for envelope in sealed))
             attached = encode(head) + b"".join(sealed)
         statement = self.states.statement(self.name, r)
         header = Upload(

@@ -269,8 +269,8 @@ def test_a_model_that_no_device_holds_goes_back_to_its_last_certified_checkpoint
         updates += [update("dev-4", r, {StateId(0, r - 1), second}, run=run)] if r == 2 else []
         held = moved(held, r, updates, run=run, offers={0: StateId(0, r - 1)})
     plan = RoundPlan(5, {}, {"dev-1": train_assignment((0, 1), evaluate=False)})
-    assert lost(held, plan, offers, ("dev-1", "dev-4")) == {}
-    assert lost(held, plan, offers, ("dev-1", "dev-3")) == {1: first}
-    assert lost(held, RoundPlan(5, {}, {"dev-1": TRAIN}), offers, ("dev-1", "dev-2")) == {}
+    assert lost(held, plan, offers, ("dev-1", "dev-4"), 1) == {}
+    assert lost(held, plan, offers, ("dev-1", "dev-3"), 1) == {1: first}
+    assert lost(held, RoundPlan(5, {}, {"dev-1": TRAIN}), offers, ("dev-1", "dev-2"), 1) == {}
     comparing = RoundPlan(5, {}, {"dev-1": dataclasses.replace(TRAIN, compare=(1,))})
-    assert lost(held, comparing, offers, ("dev-1", "dev-3")) == {1: first}
+    assert lost(held, comparing, offers, ("dev-1", "dev-3"), 1) == {1: first}

@@ -69,13 +69,14 @@ def dead_cluster():
 def test_a_model_that_no_device_holds_goes_back_and_devices_see_it_as_open():
     run, held, state = dead_cluster()
     ready = prepare(state, held, ("dev-1", "dev-2", "dev-9"), run, planning((0, 1)))
-    (event,) = ready.events
+    event, ordered = ready.events
     assert (event.kind, event.detail) == ("model_went_back", {"model": 1, "to": 0})
+    assert ordered.kind == "checkpoints_ordered", "only dev-9 can open the checkpoint of model 1"
     assert ready.held.states[ready.before[1].origin] == StateId(1, 0)
     assert StateId(1, 0) in ready.held.steps[-1].step.open
     assert StateId(1, 1) not in ready.held.steps[-1].step.open
     again = prepare(ready.before, ready.held, ("dev-1", "dev-2", "dev-9"), run, planning((0, 1)))
-    assert (again.events, again.held, again.plan) == ((), ready.held, ready.plan)
+    assert (again.events, again.held, again.plan) == ((ordered,), ready.held, ready.plan)
 
 
 def test_a_sum_of_models_that_became_a_state_with_the_last_step_is_offered_as_that_state():
