@@ -152,10 +152,17 @@ class HeldModels:
         origins = Named(0, tuple(sorted(states.names.values())))
         return cls(key_version, states, named=dict.fromkeys(sorted(devices), origins))
 
-    def reach(self, start: Iterable[StateId]) -> frozenset[StateId]:
-        """Return the states that follow from ``start`` by the retained steps, those in ``start`` among them."""
+    def reach(self, start: Iterable[StateId], since: int = 0) -> frozenset[StateId]:
+        """Return the states that follow from ``start`` by the retained steps, those in ``start`` among them.
+
+        Args:
+            start: states.
+            since: the first round whose step counts; a device has erased the keys of the rounds before its last one.
+        """
         found = set(start)
         for kept in self.steps:
+            if kept.step.round < since:
+                continue
             found |= {r.state for r in kept.step.recipes if all(term.state in found for term in r.terms)}
         return frozenset(found)
 
@@ -169,7 +176,7 @@ class HeldModels:
     def held_by(self, device: str) -> frozenset[StateId]:
         """Return the states that a device has or can make from the retained means."""
         known = self.named.get(device)
-        return frozenset() if known is None else self.reach(known.states)
+        return frozenset() if known is None else self.reach(known.states, known.round)
 
     def in_reach(self, device: str, least: int) -> frozenset[StateId]:
         """Return the states that a device has, or can make from the retained means and from checkpoints that it can open.
@@ -182,7 +189,7 @@ class HeldModels:
         opened = {
             c.state for c in self.announced(least).values() if c.key_version == self.key_version and c.round >= since
         }
-        return self.reach(opened.union(() if known is None else known.states))
+        return self.reach(opened.union(() if known is None else known.states), since)
 
     def is_current(self, device: str) -> bool:
         """Return whether the device was in step in one of the last rounds, or no round has closed yet."""
@@ -554,15 +561,18 @@ def sealing(
     """
     # In the final round devices may be asked for models of other clusters, and no later round could repeat it.
     every = waiting or run.participation < 1 or plan.round >= run.rounds
-    away = not held.named.keys() | held.trained.keys() | held.lacking.keys() <= plan.assignments.keys()
+    away = [d for d in held.named.keys() | held.lacking.keys() if d not in plan.assignments]
+    left = max((_opens_since(held, d) for d in away), default=0)
     newest = {m: max(c.round for c in _of_model(held, m)) if _of_model(held, m) else 0 for m in offers}
     every = every or any(plan.round - newest[m] >= CHECKPOINT_EVERY for m in offers)
     ordered: dict[str, list[int]] = {}
     for place, model in enumerate(offers):
         able = [d for d in sorted(plan.assignments) if held.is_current(d) and offers[model] in held.held_by(d)]
-        # If one more of so few devices goes, those that are away now could get the model from no one.
-        scarce = away and len(able) <= run.min_contributors
-        if not every and not scarce and model not in plan.seal:
+        # A device that is away now can open what is sealed after it has left, even if all others are gone by then.
+        openable = model in held.certified and held.certified[model].round >= left
+        # If one more of so few devices goes, the others could return to no newer state.
+        scarce = len(able) <= run.min_contributors
+        if not (every or model in plan.seal or (away and (scarce or not openable))):
             continue
         own = [d for d in able if held.trained.get(d) == model] or able
         if own:

@@ -48,7 +48,7 @@ class Churn:
     """Kills and starts devices after each round, and sometimes the aggregator, by a seeded generator."""
 
     def __init__(self, fleet, seed, *, kills=0.0):
-        self.fleet, self.random, self.kills = fleet, Random(seed), kills  # noqa: S311 - a test
+        self.fleet, self.random, self.kills = fleet, Random(seed), kills
         self.back = {}
 
     def run(self, change):
@@ -65,7 +65,7 @@ class Churn:
                     fleet.step()
                     fleet.revive_aggregator()
             fleet.step()
-            self._return_late()
+            self.return_late()
         fleet.settle()
 
     def leave(self, name, within_s):
@@ -78,7 +78,7 @@ class Churn:
             del self.back[name]
             self.fleet.revive_device(name)
 
-    def _return_late(self):
+    def return_late(self):
         for name, at_s in list(self.back.items()):
             if self.fleet.now_s >= at_s:
                 self.come(name)
@@ -94,7 +94,7 @@ def take_turns(churn, done):
     churn.leave(churn.random.choice(names(3)), 600.0)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(s, marks=pytest.mark.long) for s in range(2, 20))])
 def test_three_devices_that_are_away_in_turn_finish_a_run_for_which_two_are_needed(tmp_path, seed):
     options = {"rounds": 60, "min_contributors": 2, "quorum": 0.6, "local": QUICK, **ROUND_KEYS}
     with make_fleet(tmp_path / "fleet", grouped_data(3, n=12), **options) as fleet:
@@ -104,5 +104,115 @@ def test_three_devices_that_are_away_in_turn_finish_a_run_for_which_two_are_need
             churn.come(name)
         records = ends_with_one_model(fleet)
         assert len(records) == 61
+        idle = [r["round"] for r in records if r["contributed"] < 2]
+        assert len(idle) <= 3, (idle, kinds(records))
+
+
+CFL = {
+    "algorithm": "cfl",
+    "rounds": 14,
+    "local": LocalTraining(epochs=2, batch_size=10, lr=0.5),
+    "min_contributors": 2,
+    "quorum": 0.5,
+    **ROUND_KEYS,
+}
+
+
+def in_sealing_round_of_a_trial(fleet):
+    """Return whether the open round is the last one of a trial, and two devices seal the halves' models."""
+    if fleet.service.state.plan is None or not fleet.service.state.strategy.trials:
+        return False
+    return len([d for d, o in assigned(fleet).items() if o.seal]) == 2
+
+
+def test_both_sealing_devices_of_a_trial_die_in_the_sealing_round(tmp_path):
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **CFL) as fleet:
+        fleet.run_until(lambda: in_sealing_round_of_a_trial(fleet), 600)
+        dead = [d for d, o in assigned(fleet).items() if o.seal]
+        for name in dead:
+            fleet.kill_device(name)
+        records = fleet.run(END_S)
+        (ordered,) = events(records, "checkpoints_ordered")
+        assert len(ordered["models"]) >= 2, "each half's model is sealed by devices of that half"
+        after = [r for r in records if r["round"] > ordered["round"]]
+        assert not [r["round"] for r in after if r["declined"]]
+        assert "split" in kinds(after), "the trial was decided"
+        assert records[-1]["contributed"] == 6
+        clusters = records[-1]["clusters"]
+        for cluster in set(clusters.values()):
+            assert len(set(models(fleet, *(d for d in clusters if clusters[d] == cluster)))) == 1
+
+
+def test_only_three_devices_hold_the_models_of_ifca_and_vanish(tmp_path):
+    """The three others come back after the holders have left, and continue from the last checkpoints."""
+    options = {"algorithm": "ifca", "settings": {"k": "3"}, "rounds": 24, "local": QUICK, "min_contributors": 2}
+    with make_fleet(tmp_path / "fleet", grouped_data(6, 3, n=12), **options, quorum=0.3, **ROUND_KEYS) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) >= 11, 600)
+        for name in names(6)[3:]:
+            fleet.kill_device(name)
+        fleet.run_until(lambda: len(fleet.records()) >= 16, 600)
+        for name in names(3):
+            fleet.kill_device(name)
+        for name in names(6)[3:]:
+            fleet.revive_device(name)
+        records = fleet.run(END_S)
+        assert "model_went_back" in kinds(records)
+        idle = [r["round"] for r in records if r["contributed"] < 2]
+        assert len(idle) <= 3, (idle, kinds(records))
+        assert records[-1]["contributed"] == 3
+        clusters = records[-1]["clusters"]
+        for cluster in set(clusters.values()):
+            assert len(set(models(fleet, *(d for d in clusters if clusters[d] == cluster)))) == 1
+
+
+def test_a_device_that_dies_whenever_it_is_asked_to_seal_holds_no_one_up(tmp_path):
+    options = {"rounds": 24, "min_contributors": 2, "quorum": 0.5, "local": QUICK, "participation": 0.7, **ROUND_KEYS}
+    with make_fleet(tmp_path / "fleet", grouped_data(5, n=12), **options) as fleet:
+        churn, died = Churn(fleet, 1), []
+        while not fleet.finished:
+            assert fleet.now_s < END_S, fleet.service.status()
+            order = assigned(fleet).get("dev-01")
+            if order is not None and order.seal and "dev-01" in fleet.devices and not fleet.service.state.plan.final:
+                died.append(fleet.service.state.round)
+                churn.leave("dev-01", 5.0)
+            fleet.step()
+            churn.return_late()
+        fleet.settle()
+        assert died
+        records = ends_with_one_model(fleet)
+        assert not [r["round"] for r in records if r["contributed"] < 2]
+
+
+def test_a_fifth_of_ten_devices_is_drawn_in_each_round(tmp_path):
+    options = {"rounds": 20, "min_contributors": 2, "quorum": 0.5, "local": QUICK, "participation": 0.2, **ROUND_KEYS}
+    with make_fleet(tmp_path / "fleet", grouped_data(10, n=12), **options) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) >= 9, 600)
+        fleet.kill_aggregator()
+        fleet.step()
+        fleet.revive_aggregator()
+        records = ends_with_one_model(fleet)
+        assert [r["contributed"] for r in records[:-1]] == [2] * 20
+        assert not [r["declined"] for r in records if r["declined"]]
+        assert "checkpoints_ordered" not in kinds(records)
+
+
+def come_and_go(churn, done):
+    """Of twelve devices, three tenths of those present leave and as many of the absent come back."""
+    if done == 0:
+        return
+    for name in [n for n in list(churn.back) if churn.random.random() < 0.3]:
+        churn.come(name)
+    for name in [n for n in list(churn.fleet.devices) if churn.random.random() < 0.3]:
+        if len(churn.fleet.devices) > 3:
+            churn.leave(name, 300.0)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.long) for s in (1, 2))])
+def test_three_tenths_of_twelve_devices_leave_and_come_in_each_round(tmp_path, seed):
+    options = {"rounds": 40, "min_contributors": 2, "quorum": 0.4, "local": QUICK, **ROUND_KEYS}
+    with make_fleet(tmp_path / "fleet", grouped_data(12, n=12), **options) as fleet:
+        churn = Churn(fleet, seed, kills=0.1)
+        churn.run(come_and_go)
+        records = ends_with_one_model(fleet)
         idle = [r["round"] for r in records if r["contributed"] < 2]
         assert len(idle) <= 3, (idle, kinds(records))
