@@ -621,9 +621,9 @@ def handing_over(
                 seals.setdefault(holders[(plan.round + place + turn) % len(holders)], []).append(model)
     return {
         d: Assignment(
-            phase=int(Phase.SCORE),
+            phase=Phase.SCORE,
             candidates=candidates[d],
-            share=int(Share.TRAIN),
+            share=Share.TRAIN,
             train=False,
             evaluate=False,
             margins=False,
