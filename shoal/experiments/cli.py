@@ -21,8 +21,15 @@ ALL: Final = "all"
 
 def simulate(
     experiment: Annotated[str | None, typer.Argument(help="Experiment; see --list.", show_default=False)] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List the experiments and the data that each needs.")] = False,
-    algorithm: Annotated[str | None, typer.Option(help="One of the experiment's algorithms, or all.")] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the experiments, or one's scenarios, and the data that each needs.")
+    ] = False,
+    scenario: Annotated[
+        str | None, typer.Option(help="Scenario, for an experiment that has several: wild --list names them.")
+    ] = None,
+    algorithm: Annotated[
+        str | None, typer.Option("--algorithm", "--strategy", help="One of the experiment's algorithms, or all.")
+    ] = None,
     devices: Annotated[int | None, typer.Option(help="Devices, m; by default the experiment's.", min=1)] = None,
     samples: Annotated[
         int | None, typer.Option(help="Samples per device, n; by default the experiment's.", min=1)
@@ -66,7 +73,7 @@ def simulate(
     from shoal.experiments.common.experiment import Options
 
     if list_:
-        _list(data_dir, json)
+        _list(experiment, data_dir, json)
         return
     if experiment is None:
         raise UsageError("which experiment?", hint="shoal simulate --list names them")
@@ -76,6 +83,7 @@ def simulate(
     _one_of("grid", grid, GRIDS)
     chosen = registry.find(experiment)
     algorithms = _algorithms(chosen, algorithm)
+    _check_scenario(chosen, scenario)
     _check_outputs(device, save, plot)  # before hours of work, not after
     if checkpoint is not None and len(algorithms) > 1:
         raise UsageError("a checkpoint holds one run", hint="run the algorithms one by one, each with its own file")
@@ -92,6 +100,7 @@ def simulate(
         grid=grid,
         device=device,
         checkpoint=checkpoint,
+        scenario=scenario,
     )
     results, kept = _run(chosen, algorithms, options, save)
     if json:
@@ -99,7 +108,8 @@ def simulate(
     else:
         from shoal.experiments.report import report
 
-        report(f"{chosen.id}: {chosen.title} ({chosen.paper}); seed {seed}, mask {mask}, a key a {keys}", results)
+        title = chosen.title if scenario is None else chosen.scenarios[scenario]["title"]
+        report(f"{chosen.id}: {title} ({chosen.paper}); seed {seed}, mask {mask}, a key a {keys}", results)
     if plot is not None:
         kept = _drawn(results, plot, chosen.figure) and kept
     if not kept:
@@ -168,6 +178,17 @@ def _algorithms(chosen: Experiment, asked: str | None) -> tuple[str, ...]:
     return (asked,)
 
 
+def _check_scenario(chosen: Experiment, asked: str | None) -> None:
+    """Check that the experiment has the scenario that is asked.
+
+    Raises:
+        UsageError: it does not, or has none at all.
+    """
+    if asked is not None and asked not in chosen.scenarios:
+        hint = f"shoal simulate {chosen.id} --list names them" if chosen.scenarios else "leave --scenario out"
+        raise UsageError(f"{chosen.id} has no scenario {asked!r}", hint=hint)
+
+
 def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise UsageError(f"no {option} {value!r}", hint=f"use {' or '.join(known)}")
@@ -206,10 +227,13 @@ def _check_outputs(device: str, save: Path | None, plot: Path | None) -> None:
             raise ConfigError("there is no CUDA device here", hint="use --device cpu")
 
 
-def _list(data_dir: Path | None, as_json: bool) -> None:
+def _list(experiment: str | None, data_dir: Path | None, as_json: bool) -> None:
     from shoal.experiments import registry
     from shoal.experiments.data import datasets
 
+    if experiment is not None and (chosen := registry.find(experiment)).scenarios:
+        _list_scenarios(chosen, data_dir, as_json)
+        return
     experiments = [registry.find(name) for name in registry.ids()]
     if as_json:
         say_json(
@@ -234,3 +258,24 @@ def _list(data_dir: Path | None, as_json: bool) -> None:
         needs = [name if datasets.is_here(name, data_dir) else f"{name}, which is not here" for name in e.needs]
         say(f"{e.id:{width}}  {e.title} ({e.paper})")
         say(f"{'':{width}}  algorithms: {', '.join(e.algorithms)}{'; data: ' if needs else ''}{'; '.join(needs)}")
+
+
+def _list_scenarios(chosen: Experiment, data_dir: Path | None, as_json: bool) -> None:
+    from shoal.experiments.data import datasets
+
+    here = {name: datasets.is_here(name, data_dir) for name in chosen.needs}
+    rows = [
+        {"name": name, **about, "missing": [need for need in about["needs"] if not here[need]]}
+        for name, about in chosen.scenarios.items()
+    ]
+    if as_json:
+        say_json({"experiment": chosen.id, "algorithms": list(chosen.algorithms), "scenarios": rows})
+        return
+    width = max(len(row["name"]) for row in rows)
+    kind = ""
+    for row in rows:
+        if row["kind"] != kind:
+            kind = row["kind"]
+            say(f"{kind}:")
+        missing = "".join(f"; {need} is not here" for need in row["missing"])
+        say(f"  {row['name']:{width}}  {row['title']} ({row['data']}, {row['network']}{missing})")

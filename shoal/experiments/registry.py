@@ -28,6 +28,7 @@ _MODULES: Final[dict[str, str]] = {
     "fedgroup-femnist": "fedgroup.leaf",
     "fedgroup-sent140": "fedgroup.leaf",
     "newcomers": "fedgroup.newcomers",
+    "wild": "wild.study",
 }
 
 _added: dict[str, Experiment] = {}

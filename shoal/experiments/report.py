@@ -15,6 +15,7 @@ REDRAW_S: Final = 0.1
 FIXED: Final = (
     *("experiment", "algorithm", "accuracy", "accuracy_last", "purity", "ari", "clusters", "rounds"),
     *("cpu_seconds_per_round", "published", "parameters", "history"),
+    *("scenario", "strategy", "seed", "measure", "mean", "worst", "personal_mean", "personal_worst"),
 )
 """Keys of a result that the details below the table leave out: the table shows them, or they are too long."""
 MOST_POINTS: Final = 60
@@ -71,6 +72,29 @@ def report(title: str, results: Sequence[Mapping[str, Any]]) -> None:
     """Print a table of results (in the form of `Result.data`), and below it each result's other figures."""
     say(title)
     say()
+    if all("personal_mean" in r for r in results):
+        _fleet_table(results)
+    else:
+        _table(results)
+    for r in results:
+        _details(r)
+
+
+def _fleet_table(results: Sequence[Mapping[str, Any]]) -> None:
+    """Print mean and worst device of each strategy, by the cluster's model and after the personal finish."""
+    width = max(9, *(len(str(r["strategy"])) for r in results))
+    say(f"{'':{width}}  {results[0]['measure'] + ' of the model':>22}  {'personal finish':>15}")
+    say(f"{'strategy':{width}}  {'mean':>11} {'worst':>10}  {'mean':>7} {'worst':>7} {'ARI':>7}  clusters  rounds")
+    for r in results:
+        digits = 2 if r["measure"] == "accuracy" else 3
+        say(
+            f"{r['strategy']:{width}}  {_cell(r['mean'], 11, digits)} {_cell(r['worst'], 10, digits)}  "
+            f"{_cell(r['personal_mean'], 7, digits)} {_cell(r['personal_worst'], 7, digits)} {_cell(r['ari'], 7, 3)} "
+            f"{_cell(r['clusters'], 9, 0)} {_cell(r['rounds'], 7, 0)}"
+        )
+
+
+def _table(results: Sequence[Mapping[str, Any]]) -> None:
     width = max(9, *(len(str(r["algorithm"])) for r in results))
     head = "accuracy     last published  purity     ARI  clusters  rounds  cpu s/round"
     say(f"{'algorithm':{width}}  {head}")
@@ -81,8 +105,6 @@ def report(title: str, results: Sequence[Mapping[str, Any]]) -> None:
             f"{_cell(published, 9, 2)} {_cell(r['purity'], 7, 3)} {_cell(r['ari'], 7, 3)} {_cell(r['clusters'], 9, 0)} "
             f"{_cell(r['rounds'], 7, 0)} {_cell(r['cpu_seconds_per_round'], 12, 3)}"
         )
-    for r in results:
-        _details(r)
 
 
 def _details(result: Mapping[str, Any]) -> None:

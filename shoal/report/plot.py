@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -312,6 +313,20 @@ def _panels(results: Sequence[Data]) -> Iterator[Panel]:
             )
 
 
+def _fleet(results: Sequence[Data]) -> Iterator[Panel]:
+    """Yield accuracy (or loss) over rounds, and each strategy's devices, worst first, without and with their finish."""
+    accuracy = results[0]["measure"] == "accuracy"
+    label = "test accuracy, %" if accuracy else str(results[0]["measure"])
+    over = _over_rounds(results, "accuracy" if accuracy else "test_loss", label)
+    yield dataclasses.replace(over, title=str(results[0]["scenario"]))
+    for key, title in (("plain", "each device, its cluster's model"), ("personal", "each device, personal finish")):
+        lines = []
+        for data in results:
+            values = sorted(data["by_device"][key], reverse=not accuracy)
+            lines.append(Line(str(data["algorithm"]), list(range(1, len(values) + 1)), values))
+        yield Panel(title=title, x_label="device, worst first", y_label=label, lines=lines, levels={})
+
+
 _KINDS: Final[dict[str, Callable[[Sequence[Data]], Iterator[Panel]]]] = {
     "accuracy": _accuracy,
     "identity": _identity,
@@ -322,4 +337,5 @@ _KINDS: Final[dict[str, Callable[[Sequence[Data]], Iterator[Panel]]]] = {
     "success": _success,
     "chance": _chance,
     "panels": _panels,
+    "fleet": _fleet,
 }

@@ -138,7 +138,7 @@ def test_the_list_says_what_each_needs(tmp_path, no_data):
     """Every experiment with its algorithms; data that is not here is said to be missing."""
     made = python(SCRIPT, "simulate", "--list", "--json", "--data-dir", tmp_path)
     entries = {e["id"]: e for e in data_of(made)["experiments"]}
-    assert len(entries) == 20
+    assert len(entries) == 21
     assert entries["toy"]["needs"] == ["mnist"]
     assert entries["toy"]["algorithms"] == ["ifca", "fedavg"]
     assert entries["toy"]["published"] == {"ifca": 95.25}
@@ -200,6 +200,45 @@ def test_absent_data_is_status_8(tmp_path, no_data):
     assert str(tmp_path) in error["message"]
     assert "cifar-10-binary.tar.gz" in error["hint"]
     assert "Traceback" not in done.stderr
+
+
+def test_scenarios_are_listed_by_kind(tmp_path, no_data):
+    """Each with its data and network; data that is not here is said to be missing."""
+    lines = shoal("simulate", "wild", "--list", "--data-dir", tmp_path).stdout.splitlines()
+    assert lines[0] == "clear groups of equal size:"
+    assert any(line.split()[0] == "rotated-4" and "mnist is not here" in line for line in lines)
+    rows = data_of(shoal("simulate", "wild", "--list", "--json", "--data-dir", tmp_path))["scenarios"]
+    (wine,) = (row for row in rows if row["name"] == "table-wine")
+    assert (wine["data"], wine["network"], wine["missing"]) == ("wine", "linear", [])
+
+
+def test_a_scenario_runs_with_every_strategy(tmp_path, no_data):
+    """The table has mean and worst device, the JSON object the fixed names, and the figure is drawn."""
+    arguments = ["simulate", "wild", "--scenario", "table-wine", "--rounds", "2"]
+    lines = shoal(*arguments, "--strategy", "all", "--plot", tmp_path / "wine.png").stdout.splitlines()
+    assert lines[0].startswith("wild: three labels shifted on half of the devices (ours, docs/wild-fleets.md); seed 0")
+    assert lines[3].split() == ["strategy", "mean", "worst", "mean", "worst", "ARI", "clusters", "rounds"]
+    assert [line.split()[0] for line in lines[4:12]] == [
+        *("cfl", "ifca", "fedgroup", "fesem", "one-shot", "fedavg", "local", "true-groups"),
+    ]
+    assert (tmp_path / "wine.png").read_bytes().startswith(b"\x89PNG")
+    data = data_of(shoal(*arguments, "--strategy", "fedavg", "--seed", "5", "--json"))
+    fixed = {"scenario", "strategy", "seed", "mean", "worst", "personal_mean", "personal_worst"}
+    assert fixed | {"ari", "clusters", "rounds", "history"} <= set(data)
+    assert (data["scenario"], data["strategy"], data["seed"], data["rounds"]) == ("table-wine", "fedavg", 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["wild"], "which scenario?\nhint: shoal simulate wild --list"),
+        (["wild", "--scenario", "x"], "wild has no scenario 'x'\nhint: shoal simulate wild --list"),
+        (["toy", "--scenario", "x"], "toy has no scenario 'x'\nhint: leave --scenario out"),
+        (["wild", "--scenario", "alike", "--devices", "5"], "a scenario fixes the number of devices"),
+    ],
+)
+def test_scenarios_are_checked(arguments, error):
+    assert error in shoal("simulate", *arguments, status=2).stderr
 
 
 def test_an_interrupt_ends_with_130(tmp_path):

@@ -38,6 +38,7 @@ class Options:
         grid: points of a sweep: "default", or "paper" for all of the paper's.
         device: "cpu" or "cuda".
         checkpoint: a file to which a long run is saved, and from which it resumes if the file exists.
+        scenario: one of the experiment's scenarios, if it has any.
     """
 
     algorithm: str | None = None
@@ -52,6 +53,7 @@ class Options:
     grid: str = "default"
     device: str = "cpu"
     checkpoint: Path | None = None
+    scenario: str | None = None
 
     def knob(self, name: str, default: Knob) -> Knob:
         """Return setting ``name``, read as the type of ``default``; ``default`` if it isn't set.
@@ -194,7 +196,8 @@ class Experiment(Protocol):
         published: the paper's figures by algorithm.
         needs: names of data sets, as `shoal.experiments.data.datasets.load` knows them.
         figure: kind of figure for `shoal.report.plot`: accuracy, identity, perplexity, gap, clusters, norms, success,
-            chance or panels.
+            chance, panels or fleet.
+        scenarios: descriptions of its scenarios by name, with title, kind, data, network and needs; empty if it has none.
     """
 
     @property
@@ -211,6 +214,8 @@ class Experiment(Protocol):
     def needs(self) -> tuple[str, ...]: ...  # noqa: D102
     @property
     def figure(self) -> str: ...  # noqa: D102
+    @property
+    def scenarios(self) -> Mapping[str, Mapping[str, Any]]: ...  # noqa: D102
 
     def run(self, options: Options, progress: Progress) -> Result:
         """Run one algorithm, ``options.algorithm`` or the default."""
@@ -233,6 +238,7 @@ class Study:
     needs: tuple[str, ...] = ()
     figure: str = "accuracy"
     resumable: tuple[str, ...] = ()
+    scenarios: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
 
     def run(self, options: Options, progress: Progress) -> Result:
         """Run one algorithm, ``options.algorithm`` or the default.

@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 
 from aggregator.numerics.backend import NumpyBackend
 from aggregator.strategies.base import Strategy, drawn, read_settings
-from aggregator.strategies.local import Local
 from aggregator.strategies.registry import STRATEGIES, build_strategy, find_strategy
 from aggregator.strategies.settings import StrategySettings
 from crypto.mask.modes.registry import find
 from shoal.errors import UsageError
-from shoal.owner.runs.plan import RunOptions
 from shoal.owner.runs.training import local_training
 from shoal.simulation.api.models import Model, classes_of, network_of, source_of
 from shoal.simulation.api.partitions import Partition, check_labels, population_of, require_validation
@@ -25,7 +23,8 @@ from shoal.simulation.api.result import Result, Round
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine import simulate as engine
 from shoal.simulation.engine.evaluation import Evaluation, assigned
-from shoal.simulation.engine.records import SimOptions, SimRound
+from shoal.simulation.engine.fleet import fleet_options, fleet_run
+from shoal.simulation.engine.records import SimRound
 from shoal.simulation.trainers.dense import is_dense
 from shoal.simulation.trainers.networks import Kind
 from shoal.util.console import note
@@ -78,21 +77,15 @@ def simulate(
     """
     _check(rounds, seed, participation)
     name, own = _strategy(strategy)
-    fleet = RunOptions(name, _text(settings or {}, "settings"))
-    mode = fleet.mode if mask == "default" else find(mask).name
+    fleet = fleet_run(name, _text(settings or {}, "settings"))
     source = source_of(model, task, seed)
-    options = SimOptions(
+    options = fleet_options(
+        fleet,
         rounds=rounds,
         local=local_training(source.local, _text(local or {}, "local")),
         seed=seed,
-        mask=mode,
         participation=participation,
-        weighting=fleet.weighting,
-        weight_cap=fleet.weight_cap,
-        norm_limit=fleet.norm_limit,
-        # Local training forms no means, and insists on this.
-        min_contributors=1 if name == Local.name else fleet.min_contributors,
-        count="all",
+        mask=fleet.mode if mask == "default" else find(mask).name,
     )
     population = population_of(partitions, source.kind, integer_inputs=source.integer_inputs)
     first = population.train[0]

@@ -100,19 +100,25 @@ class Workforce:
                 f"origins of shape {origins.shape} for {run.origins} models of {network.length} coordinates"
             )
         torch.set_num_threads(threads)
-        self.population, self.network, self.run = population, network, run
+        self.network, self.run = network, run
         self.models = Models(run, np.ascontiguousarray(origins, np.float32), mask)
         self.device = torch.device(device)
         self.deferred = deferred
         self.reads = plan_settings(run).reads if reads is None else reads
         self.norms = norms or self.reads != "means"
+        self._trainer_name = trainer
+        self._round: _Round | None = None
+        self.use_data(population)
+
+    def use_data(self, population: Population) -> None:
+        """Train and test on ``population`` from now on: the same devices, whose data may have changed."""
+        self.population = population
         self.place_of = {name: i for i, name in enumerate(population.names)}
         self._shelves: dict[Share, Shelf] = {}
         self._probes: Shelf | None = None
-        self.trainer: Trainer = make_trainer(trainer, network, self.shelf(Share.TRAIN))
-        self.samples = np.minimum(population.samples, run.max_samples)
+        self.trainer: Trainer = make_trainer(self._trainer_name, self.network, self.shelf(Share.TRAIN))
+        self.samples = np.minimum(population.samples, self.run.max_samples)
         self._equal = bool((self.samples == self.samples[0]).all())
-        self._round: _Round | None = None
 
     def shelf(self, share: Share | int) -> Shelf:
         """Return one share of all devices' data."""

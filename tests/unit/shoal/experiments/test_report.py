@@ -169,3 +169,13 @@ def test_curves_of_success_have_a_line_a_point(capsys):
     *_, last = lines = lines_of(capsys, result(success=curves))
     assert last == "  curve (a), k 2, n 100, R 0.25: 12 % of 40"
     assert len([line for line in lines if "curve" in line]) == 60
+
+
+def test_fleets_have_mean_and_worst_device_with_and_without_their_finish(capsys):
+    fleet = {"strategy": "cfl", "measure": "accuracy", "mean": 78.4, "worst": 22.0, "scenario": "x", "seed": 0}
+    fleet |= {"personal_mean": 84.41, "personal_worst": 70.5, "standing_still": 2}
+    report("a fleet", [result(algorithm="cfl", ari=0.9, clusters=2, rounds=3, **fleet)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == ["accuracy", "of", "the", "model", "personal", "finish"]
+    assert lines[4].split() == ["cfl", "78.40", "22.00", "84.41", "70.50", "0.900", "2", "3"]
+    assert lines[6:] == ["cfl:", "  standing_still: 2"]

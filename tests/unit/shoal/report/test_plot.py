@@ -108,3 +108,16 @@ def test_without_matplotlib_the_hint_says_what_to_install(tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match="figures need matplotlib") as caught:
         plot.check(tmp_path / "f.png")
     assert "pip install 'shoal[plot]'" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("measure", "key", "worst"), [("accuracy", "accuracy", [20.0, 90.0]), ("squared error", "test_loss", [90.0, 20.0])]
+)
+def test_a_fleets_devices_are_drawn_worst_first(measure, key, worst):
+    made = data(measure=measure, scenario="x", by_device={"plain": [90.0, 20.0], "personal": [95.0, 70.0]})
+    for row in made["history"]:
+        row["test_loss"] = row["round"] / 2
+    over, plain, personal = plot.panels_of([made], "fleet")
+    assert (over.title, list(over.lines[0].y)) == ("x", [row[key] for row in made["history"]])
+    assert list(plain.lines[0].y) == worst
+    assert sorted(personal.lines[0].y) == [70.0, 95.0]

@@ -191,3 +191,20 @@ def test_norms_of_summed_updates_are_computed_if_the_strategy_or_the_caller_read
 def test_an_order_to_score_samples_that_are_missing_names_the_share():
     with pytest.raises(DataError, match="a simulated device has no validation samples"):
         force().carry_out(plan_of(a=order(4, 6, share=Share.VALIDATION)))
+
+
+def test_data_may_change_between_rounds():
+    """Devices train on the later data, and report its numbers of samples."""
+    run_ = sim_plan("fedavg", {}, NETWORK, SimOptions(rounds=3, local=FULL))
+    strategy = make_strategy(run_)
+    later = population(uneven=False, seed=1)
+    names = later.names
+    _, plan = strategy.plan(strategy.init(names), 1, names)
+    changed = Workforce(population(), NETWORK, run_, origins(NETWORK, 1, 0))
+    first = changed.carry_out(plan)
+    changed.use_data(later)
+    ours = changed.carry_out(plan)
+    fresh = Workforce(later, NETWORK, run_, origins(NETWORK, 1, 0)).carry_out(plan)
+    assert [c.samples for c in ours] == [20] * 10 != [c.samples for c in first]
+    for a, b in zip(ours, fresh, strict=True):
+        np.testing.assert_array_equal(a.vector, b.vector)

@@ -1,0 +1,125 @@
+"""Deal tables to the devices of a scenario: those that scikit-learn brings along, and two that are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.experiments.wild.fleets import Fleet
+from shoal.experiments.wild.scenarios import Scenario
+from shoal.simulation.data import Population, Shard
+from shoal.simulation.trainers.networks import Linear, Network, Softmax
+from shoal.task.manifest import LocalTraining
+
+DRAWN_ROWS: Final = 260
+"""Rows of a device that are drawn, of which `DRAWN_OWN` are its own and the rest are its test share."""
+DRAWN_OWN: Final = 60
+DRAWN_INPUTS: Final = 20
+DRAWN_DEVICES: Final = 18
+DRAWN_GROUPS: Final = 3
+TRAIN, VALIDATION = 0.6, 0.2
+
+Rows = tuple[list[NDArray[Any]], list[NDArray[Any]]]
+"""x and y of each device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    """A table of scikit-learn: its loader, the number of devices and groups, and the labels of group g."""
+
+    load: str
+    devices: int
+    groups: int
+    network: Network
+    lr: float
+    relabel: Callable[[NDArray[Any], int], NDArray[Any]]
+
+
+_TABLES: Final = {
+    "diabetes": _Table(
+        load="load_diabetes",
+        devices=10,
+        groups=2,
+        network=Linear(10, bias=True),
+        lr=0.01,
+        relabel=lambda y, g: -y if g else y,
+    ),
+    "breast-cancer": _Table(
+        load="load_breast_cancer",
+        devices=10,
+        groups=2,
+        network=Softmax(30, 2),
+        lr=0.1,
+        relabel=lambda y, g: 1 - y if g else y,
+    ),
+    "wine": _Table(
+        load="load_wine", devices=6, groups=2, network=Softmax(13, 3), lr=0.1, relabel=lambda y, g: (y + g) % 3
+    ),
+    "digits": _Table(
+        load="load_digits", devices=10, groups=2, network=Softmax(64, 10), lr=0.1, relabel=lambda y, g: (y + g) % 10
+    ),
+    "iris": _Table(load="load_iris", devices=6, groups=1, network=Softmax(4, 3), lr=0.1, relabel=lambda y, _: y),
+}
+
+
+def deal(scenario: Scenario, *, seed: int) -> Fleet:
+    """Return the fleet of a scenario of tables. Groups take turns: device i is of group i modulo their number."""
+    rng = np.random.default_rng([seed, 4])
+    if scenario.data in _TABLES:
+        table = _TABLES[scenario.data]
+        rows, groups, network, lr = (
+            _shipped(table, rng),
+            np.arange(table.devices) % table.groups,
+            table.network,
+            table.lr,
+        )
+    else:
+        groups = np.arange(DRAWN_DEVICES) % DRAWN_GROUPS
+        rows, network, lr = _linear(rng, groups) if scenario.data == "linear" else _planes(rng, groups)
+    shares: list[list[Shard]] = [[], [], []]
+    for x, y in zip(*rows, strict=True):
+        own = len(x) if scenario.data in _TABLES else DRAWN_OWN
+        cuts = [0, int(TRAIN * own), int((TRAIN + VALIDATION) * own), len(x)]
+        for into, start, end in zip(shares, cuts, cuts[1:], strict=False):
+            into.append(Shard(x[start:end], y[start:end]))
+    train, validation, test = map(tuple, shares)
+    population = Population(train, validation, test, tuple(int(g) for g in groups))
+    return Fleet(population=population, network=network, local=LocalTraining(lr=lr))
+
+
+def _shipped(table: _Table, rng: np.random.Generator) -> Rows:
+    from sklearn import datasets
+
+    x, y = getattr(datasets, table.load)(return_X_y=True)
+    if table.network.kind == "regression":
+        x, y = x / x.std(0), ((y - y.mean()) / y.std()).astype(np.float32)
+    else:
+        # A pixel that is the same in all images has no deviation to divide by.
+        x, y = (x - x.mean(0)) / np.maximum(x.std(0), 1e-9), y.astype(np.int64)
+    x = x.astype(np.float32)
+    parts = np.array_split(rng.permutation(len(x)), table.devices)
+    return [x[p] for p in parts], [table.relabel(y[p], i % table.groups) for i, p in enumerate(parts)]
+
+
+def _linear(rng: np.random.Generator, groups: NDArray[np.int64]) -> tuple[Rows, Network, float]:
+    """Return y = w_g x + noise, with a w for each group."""
+    w = rng.normal(size=(DRAWN_GROUPS, DRAWN_INPUTS)) / np.sqrt(DRAWN_INPUTS) * 2
+    x = _drawn_inputs(rng)
+    y = [(a @ w[g] + rng.normal(0, 0.3, DRAWN_ROWS)).astype(np.float32) for a, g in zip(x, groups, strict=True)]
+    return (x, y), Linear(DRAWN_INPUTS, bias=True), 0.01
+
+
+def _planes(rng: np.random.Generator, groups: NDArray[np.int64]) -> tuple[Rows, Network, float]:
+    """Return labels by the side of a noisy plane, with a plane for each group."""
+    w = rng.normal(size=(DRAWN_GROUPS, DRAWN_INPUTS))
+    x = _drawn_inputs(rng)
+    y = [((a @ w[g] + rng.normal(0, 0.5, DRAWN_ROWS)) > 0).astype(np.int64) for a, g in zip(x, groups, strict=True)]
+    return (x, y), Softmax(DRAWN_INPUTS, 2), 0.1
+
+
+def _drawn_inputs(rng: np.random.Generator) -> list[NDArray[np.float32]]:
+    return [rng.normal(size=(DRAWN_ROWS, DRAWN_INPUTS)).astype(np.float32) for _ in range(DRAWN_DEVICES)]
