@@ -15,6 +15,8 @@ from typing import Final
 from edge_client.followed_run import Run
 from edge_client.learning.data import Dataset
 from edge_client.learning.model import Backend, OrtModel
+from edge_client.learning.training import Cancelled
+from edge_client.learning.update import Finished
 from edge_client.learning.worker import Result, Worker
 from edge_client.membership import DeviceMembership
 from edge_client.protocol import round_state as agent
@@ -478,6 +480,19 @@ class DeviceRuntime:
         if result.objection:
             LOG.warning("checkpoint not signed", extra={"kv": {"reason": result.objection}})
         self._step(agent.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer))
+        self._derive_ahead(announcement)
+
+    def _derive_ahead(self, announcement: Announcement) -> None:
+        """Derive the mask of the next round while the device waits for the others."""
+        derive = self._models.next_mask(announcement) if isinstance(self._models, HeldModels) else None
+        if derive is None:
+            return
+
+        def job(_cancelled: Callable[[], bool]) -> Finished:
+            derive()
+            raise Cancelled("there is no result to hand back")
+
+        self._worker.submit(job, lambda _result: None)
 
     def _skip(self, announcement: Announcement, error: ShoalError) -> None:
         facts = {"round": announcement.round, "reason": error, "hint": error.hint}

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,7 +71,7 @@ class HeldModels:
         self._membership = membership
         self._store = store
         self._states = states
-        self._masks: dict[int, dict[str, MaskKey]] = {}
+        self._masks: dict[tuple[int, int], dict[str, MaskKey]] = {}
         self._way = CatchUp((), (), (), frozenset(), frozenset())
         self._certified: dict[StateId, bytes] = {}
         self._statements = StateCertificate(())
@@ -267,7 +267,7 @@ class HeldModels:
         self._states = states.keep(way.keep - wrong)
         self._used, self._refs = {label: _ref(found).transfer for label, found in self._refs.items()}, {}
         self._means, self._opened, self._arrived = {}, {}, {}
-        self._masks = {r: masks for r, masks in self._masks.items() if r >= announcement.round}
+        self._masks = {at: masks for at, masks in self._masks.items() if at[1] >= announcement.round}
         if wrong:
             self.store(announcement)
             raise MissingStateError(f"states {_names(wrong)} differ from those of the other devices")
@@ -317,12 +317,28 @@ class HeldModels:
     def _span_of(self, model: int) -> slice:
         return self._run.plan.span(segment_of(self._held, model))
 
+    def next_mask(self, announcement: Announcement) -> Callable[[], None] | None:
+        """Return a function that derives the next round's mask ahead of time; None if the device may not need it.
+
+        Any thread may call the function. If a newer key version takes effect in the next round, its mask is another one.
+        """
+        plan = self._run.plan
+        if plan.participation < 1 or announcement.round >= plan.rounds:
+            return None
+        keys = self._store.peek(announcement.round + 1)
+
+        def derive_it() -> None:
+            self._mask(keys)
+
+        return derive_it
+
     def _mask(self, keys: RoundKeys) -> dict[str, MaskKey]:
-        found = self._masks.get(keys.round)
+        at = (keys.key_version, keys.round)
+        found = self._masks.get(at)
         if found is None:
             plan = self._run.plan
             context = keys.context(plan.task_digest, plan.mode, plan.mask_segments)
-            found = self._masks[keys.round] = segment_keys(derive(keys.mask, context))
+            found = self._masks[at] = segment_keys(derive(keys.mask, context))
         return found
 
 

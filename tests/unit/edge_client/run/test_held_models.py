@@ -7,6 +7,7 @@ import pytest
 
 from edge_client.models.checkpoints import open_checkpoint
 from edge_client.models.states import ModelState
+from edge_client.run import held_models
 from edge_client.run.held_models import certified_states, check_segments, length_of, needed_states, segment_of
 from edge_client.run.round_runs import resume_round_run
 from edge_client.storage.state import DeviceState
@@ -367,6 +368,28 @@ def test_a_model_that_the_device_does_not_hold_is_left_out_of_its_attachment(sce
     assert models["dev-1"].context(announced, order).to_seal.keys() == {0}
 
 
+def test_the_next_rounds_mask_is_derived_ahead_of_time(scene, models, monkeypatch):
+    device, announced = models["dev-1"], scene.announcement(1)
+    scene.serve(device, announced)
+    device.next_mask(announced)()
+    derived = []
+    monkeypatch.setattr(held_models, "derive", lambda *a: derived.append(a))
+    following = scene.announcement(2, states={0: (0, 0)})
+    scene.serve(device, following)
+    context = device.context(following, TRAIN)
+    assert context.derive_mask().key_id == context.key_id
+    assert derived == []
+
+
+def test_no_mask_is_derived_ahead_for_the_final_round_or_for_a_device_that_may_sit_out(tmp_path):
+    scene = Scene(tmp_path / "all", "dev-1", rounds=3)
+    device = scene.device("dev-1")
+    assert device.next_mask(scene.announcement(2)) is not None
+    assert device.next_mask(scene.announcement(3)) is None
+    part = Scene(tmp_path / "part", "dev-1", participation=0.5)
+    assert part.device("dev-1").next_mask(part.announcement(1)) is None
+
+
 # -- key versions --
 
 
@@ -386,6 +409,9 @@ def test_a_newer_key_version_continues_the_run_and_erases_the_older_one(scene, m
         models["dev-1"].context(announced, TRAIN).key_id
     }
     assert scene.parties.members["dev-1"].grant.keys_since == number
+    device, later = models["dev-2"], scene.announcement(3, states={0: (0, 0)}, key_version=number)
+    assert device.next_mask(announced) is not None
+    scene.serve(device, later)
     with pytest.raises(UntrustedError, match="a round under keys of roster"):
         models["dev-1"].locate(scene.announcement(3, states={0: (0, 0)}), TRAIN)
 
