@@ -562,12 +562,15 @@ def sealing(
     # In the final round devices may be asked for models of other clusters, and no later round could repeat it.
     every = waiting or run.participation < 1 or plan.round >= run.rounds
     away = [d for d in held.named.keys() | held.lacking.keys() if d not in plan.assignments]
+    asked = sorted(plan.assignments)
     left = max((_opens_since(held, d) for d in away), default=0)
     newest = {m: max(c.round for c in _of_model(held, m)) if _of_model(held, m) else 0 for m in offers}
     every = every or any(plan.round - newest[m] >= CHECKPOINT_EVERY for m in offers)
     ordered: dict[str, list[int]] = {}
     for place, model in enumerate(offers):
-        able = [d for d in sorted(plan.assignments) if held.is_current(d) and offers[model] in held.held_by(d)]
+        able = [d for d in asked if held.is_current(d) and offers[model] in held.held_by(d)]
+        # Perhaps all devices that were drawn take the model from a checkpoint first.
+        able = able or [d for d in asked if offers[model] in held.in_reach(d, run.min_contributors)]
         # A device that is away now can open what is sealed after it has left, even if all others are gone by then.
         openable = model in held.certified and held.certified[model].round >= left
         # If one more of so few devices goes, the others could return to no newer state.
