@@ -404,9 +404,11 @@ def _retained(before: tuple[KeptStep, ...], new: KeptStep) -> tuple[KeptStep, ..
     if before and not new.step.recipes:
         last = before[-1]
         return (*before[:-1], KeptStep(dataclasses.replace(last.step, open=new.step.open), last.means))
+    others = before[1 - RETAINED_STEPS :]
     # Two means of a model share a topic label if their rounds are a multiple of RETAINED_STEPS apart.
-    others = [kept for kept in before if (new.step.round - kept.step.round) % RETAINED_STEPS]
-    return (*others, new)[-RETAINED_STEPS:]
+    if any((new.step.round - kept.step.round) % RETAINED_STEPS == 0 for kept in others):
+        others = ()
+    return (*others, new)
 
 
 def open_states(states: States, used: Collection[int], run: RunPlan) -> tuple[StateId, ...]:
@@ -492,14 +494,14 @@ def unable(
     """
     if not held.closed:
         return ()  # all begin with the run package
-    found = []
-    for device in available:
-        assignment = plan.assignments.get(device)
-        # A device that is not drawn now may be drawn once others are left out.
-        models = offers if assignment is None else (*assignment.models, SHARED_MODEL)
-        if not {offers[model] for model in models if model in offers} <= held.in_reach(device, least):
-            found.append(device)
-    return tuple(found)
+    return tuple(d for d in available if not _needed(plan, offers, d) <= held.in_reach(d, least))
+
+
+def _needed(plan: RoundPlan, offers: Mapping[int, StateId], device: str) -> frozenset[StateId]:
+    """Return the offered states that a device needs for its assignment; all if it may get any once others are left out."""
+    assignment = plan.assignments.get(device)
+    models = offers if assignment is None else (*assignment.models, SHARED_MODEL)
+    return frozenset(offers[model] for model in models if model in offers)
 
 
 def _opens_since(held: HeldModels, device: str) -> int:
@@ -639,12 +641,8 @@ def handing_over(
 def _missed(
     plan: RoundPlan, offers: Mapping[int, StateId], reach: Mapping[str, frozenset[StateId]]
 ) -> frozenset[StateId]:
-    """Return the offered states that devices of the plan need and can't get."""
-    found = set[StateId]()
-    for device, assignment in plan.assignments.items():
-        needed = {offers[m] for m in (*assignment.candidates, SHARED_MODEL) if m in offers}
-        found |= needed - reach.get(device, needed)
-    return frozenset(found)
+    """Return the offered states that devices need and can't get; ``reach`` has those that each can."""
+    return frozenset[StateId]().union(*(_needed(plan, offers, d) - found for d, found in reach.items()))
 
 
 def outdated(

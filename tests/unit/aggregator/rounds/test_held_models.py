@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from aggregator.rounds.held_models import (
     CHECKPOINT_EVERY,
+    Named,
     after_round,
     agree,
     lost,
@@ -246,6 +247,44 @@ def test_a_checkpoint_is_ordered_every_ten_rounds_from_another_device_in_turn():
     assert list(ordered) == [10, 20, 30]
     held = rounds(2)
     assert len({next(iter(seals(held, round_=r, waiting=True))) for r in range(3, 8)}) == 5
+
+
+def test_a_checkpoint_is_ordered_once_after_a_device_has_left_and_each_time_if_few_remain():
+    held = rounds(2)
+    there = NAMES[:4]
+    assert list(seals(held, devices=there).values()) == [(0,)]
+    held = rounds(1, held=held, devices=there, seal=lambda _: "dev-1")
+    assert seals(held, devices=there) == {}
+    assert list(seals(held, devices=NAMES[:2]).values()) == [(0,)]
+    held = rounds(1, held=held, devices=NAMES[:2], seal=lambda _: "dev-1")
+    assert list(seals(held, devices=NAMES[:2]).values()) == [(0,)]
+
+
+def test_a_round_that_moves_no_model_retains_the_steps_before_it():
+    held = rounds(2)
+    still = after_round(
+        held,
+        3,
+        run=held_plan(),
+        offers={0: StateId(0, 2)},
+        agreement=agree(held, {0: StateId(0, 2)}, []),
+        given=[],
+        declined={},
+        settled=(held.states, (), frozenset(held.states.names)),
+    )
+    assert [kept.step.round for kept in still.steps] == [1, 2]
+    assert still.closed == 3
+    # The means of rounds 2 and 4 would share a label.
+    states = {4: StateId(0, 2)}
+    updates = [update(d, 4, {states[4]}) for d in NAMES]
+    assert [kept.step.round for kept in moved(still, 4, updates).steps] == [4]
+
+
+def test_a_device_has_erased_the_keys_of_the_steps_before_its_last_round():
+    held = rounds(2)
+    parent = dataclasses.replace(held, named={"dev-1": Named(2, (ORIGIN,))})
+    assert parent.held_by("dev-1") == {ORIGIN}
+    assert StateId(0, 2) in dataclasses.replace(held, named={"dev-1": Named(1, (ORIGIN,))}).held_by("dev-1")
 
 
 def test_only_a_device_in_step_is_asked_to_seal_first_one_that_trained_the_model_last():

@@ -5,13 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
+from aggregator.rounds.held_models import Evidence, Named
 from aggregator.rounds.opening import prepare
 from aggregator.rounds.relay import States
 from aggregator.strategies.base import ClusterModel, RoundPlan, train_assignment
 from shoal.errors import IntegrityError
-from shoal.protocol.messages import SHARED_MODEL
+from shoal.protocol.messages import SHARED_MODEL, Phase
 from shoal.protocol.states import StateId
-from tests.helpers.held import NAMES, begun, held_plan, moved, rounds, update
+from tests.helpers.held import NAMES, begun, digest, held_plan, moved, rounds, update
 
 RUN = held_plan()
 
@@ -39,12 +40,52 @@ def test_a_device_without_the_model_is_left_out_and_a_checkpoint_is_ordered():
     assert ready.events == ()
 
 
-def test_no_device_is_left_out_if_too_few_would_remain():
+def test_if_too_few_hold_the_model_they_hand_it_over_and_the_strategy_does_not_see_that_round():
+    held = rounds(3, held=rounds(1), devices=("dev-1", "dev-2", "dev-3"))
+    there = ("dev-2", "dev-3", "dev-4", "dev-5")
+    few = held_plan(min_contributors=3)
+    state = (newest(held),)
+    held = dataclasses.replace(held, evidence={StateId(0, 4): Evidence(digest(StateId(0, 4)), {"dev-1": b"signed"})})
+    ready = prepare(state, held, there, few, planning(), waited=False)
+    assert ready.checkpoints_only
+    assert (ready.before, ready.after, ready.held) == (state, state, held)
+    orders = ready.plan.assignments
+    assert list(orders) == ["dev-2", "dev-3"]
+    assert {(o.phase, o.candidates, o.train, o.seal) for o in orders.values()} == {(Phase.SCORE, (0,), False, (0,))}
+    (event,) = ready.events
+    assert (event.kind, event.detail) == ("checkpoints_ordered", {"models": {"dev-2": [0], "dev-3": [0]}})
+    assert prepare(state, held, there, few, planning()) == ready
+
+
+def test_without_enough_holders_to_certify_the_round_waits_and_then_asks_each_device_once():
     held = rounds(3, held=rounds(1), devices=("dev-1", "dev-2", "dev-3"))
     there = ("dev-3", "dev-4", "dev-5")
+    assert prepare((newest(held),), held, there, RUN, planning(), waited=False) is None
     ready = prepare((newest(held),), held, there, RUN, planning())
     assert tuple(ready.plan.assignments) == there
     assert ready.plan.assignments["dev-3"].seal == (0,)
+    declined = dataclasses.replace(held, lacking={"dev-4": 5, "dev-5": 5})
+    assert prepare((newest(held),), declined, there, RUN, planning()) is None
+
+
+def test_after_the_deadline_a_model_goes_back_if_a_device_can_open_its_checkpoint():
+    held = rounds(3, held=rounds(1, seal=lambda _: "dev-1"), devices=("dev-1", "dev-2"))
+    back = dataclasses.replace(held.certified[0], round=2)
+    held = dataclasses.replace(held, certified={0: back}, named={**held.named, "dev-3": Named(1, (StateId(0, 0),))})
+    there = ("dev-3", "dev-4")
+    assert prepare((newest(held),), held, there, RUN, planning(), waited=False) is None
+    ready = prepare((newest(held),), held, there, RUN, planning())
+    assert [(e.kind, e.detail) for e in ready.events] == [("model_went_back", {"model": 0, "to": 0})]
+    assert tuple(ready.plan.assignments) == there
+
+
+def test_no_device_is_left_out_of_the_final_round_unless_none_holds_the_model():
+    held = rounds(3, held=rounds(1), devices=("dev-1", "dev-2", "dev-3"))
+    there = ("dev-3", "dev-4", "dev-5")
+    ready = prepare((newest(held),), held, there, RUN, planning(final=True), waited=False)
+    assert tuple(ready.plan.assignments) == there
+    assert not ready.checkpoints_only
+    assert prepare((newest(held),), held, there[1:], RUN, planning(final=True), waited=False) is None
 
 
 def test_a_round_in_which_all_are_in_step_orders_nothing():

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from aggregator.persistent import PersistentMap, PersistentSet
-from aggregator.rounds.quorum_and_deadline import is_abandoned, may_close, may_open
-from aggregator.rounds.state import EngineState
+from aggregator.rounds.quorum_and_deadline import is_abandoned, may_close, may_open, uploads_needed
+from aggregator.rounds.state import EngineState, on_declined, on_online
 from aggregator.rounds.state import opened as with_plan
 from aggregator.strategies.base import RoundPlan
-from shoal.protocol.messages import Assignment, Phase, Share
+from shoal.protocol.messages import Assignment, DeclineReason, Phase, Share
 from tests.helpers.plans import run_plan
 
 DEVICES = tuple(f"dev-{i}" for i in range(10))
@@ -85,3 +85,40 @@ def test_a_round_is_abandoned_once_its_devices_are_gone_and_others_wait():
     assert not is_abandoned(dataclasses.replace(state, unasked=0))
     assert not is_abandoned(dataclasses.replace(state, unavailable=PersistentSet()))
     assert not is_abandoned(dataclasses.replace(state, plan=dataclasses.replace(state.plan, final=True)))
+
+
+def declined(state, *devices, reason=DeclineReason.STATE):
+    for device in devices:
+        state = on_declined(state, device, reason)
+    return state
+
+
+def test_a_device_that_lacks_a_state_does_not_count_in_the_quorum():
+    state = declined(open_round(3), *DEVICES[3:])
+    assert (state.asked, uploads_needed(state)) == (3, 3)
+    assert may_close(state)
+    other = declined(open_round(3), *DEVICES[3:], reason=DeclineReason.DATA)
+    assert (other.asked, may_close(other)) == (10, False)
+
+
+def test_a_round_that_all_devices_present_have_declined_for_lack_of_a_state_closes_at_its_deadline():
+    state = declined(open_round(online=4), *DEVICES[:4])
+    assert not may_close(state), "a device that holds the model may come back"
+    late = dataclasses.replace(state, deadline_passed=True)
+    assert may_close(late)
+    assert not may_close(dataclasses.replace(late, plan=dataclasses.replace(late.plan, final=True)))
+    assert not may_close(dataclasses.replace(late, online=PersistentSet())), "no other device waits"
+    assert not may_close(on_online(late, DEVICES[4])), "it may hold the model"
+    data = declined(open_round(online=4, late=True), *DEVICES[:4], reason=DeclineReason.DATA)
+    assert not may_close(data)
+
+
+def test_a_round_of_checkpoints_closes_when_those_asked_have_answered_or_are_gone():
+    def collecting(received, online, *, late=False):
+        return dataclasses.replace(open_round(received, online=online, asked=4, late=late), checkpoints_only=True)
+
+    assert may_close(collecting(4, 10))
+    assert may_close(collecting(1, 1))
+    assert not may_close(collecting(1, 10))
+    assert may_close(collecting(1, 10, late=True))
+    assert not may_close(collecting(0, 10, late=True))
