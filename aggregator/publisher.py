@@ -156,7 +156,7 @@ class Publisher:
         proposal: ModelRef | None = None
         held: RoundModels | None = None
         if opened.held is not None:
-            held = self._relayed.announce(run, opened.held, offers_of(plan, opened.held.states))
+            held = self._relayed.announce(run, opened.held, offers_of(plan, opened.held.states), plan.round)
             keep = self._topics_of(held)
         else:
             segment = "" if plan.shared is None else "cluster"

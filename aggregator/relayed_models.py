@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from aggregator.rounds.held_models import transcript_of
 from shoal.protocol import channels
 from shoal.protocol.codec import encode
 from shoal.protocol.messages import SHARED_MODEL
@@ -56,7 +57,7 @@ class RelayedModels:
         """Forget what was published: devices with another broadcast key can't open it."""
         self._sent.clear()
 
-    def announce(self, run: RunPlan, held: HeldModels, offers: Mapping[int, StateId]) -> RoundModels:
+    def announce(self, run: RunPlan, held: HeldModels, offers: Mapping[int, StateId], round_: int) -> RoundModels:
         """Publish the means and checkpoints that are not on the broker yet; return the models of the announcement."""
         current: set[_Key] = set()
         steps = tuple(self._step(run, kept, current) for kept in held.steps)
@@ -71,6 +72,7 @@ class RelayedModels:
             steps=steps,
             checkpoints=refs,
             statements=held.statements(of_state),
+            transcript=transcript_of(held, run, round_, offers),
         )
 
     def _step(self, run: RunPlan, kept: KeptStep, current: set[_Key]) -> RetainedStep:
@@ -93,7 +95,7 @@ class RelayedModels:
                 segment="" if len(values) == run.length else segment,
             )
             self._sent[key] = self._publish(channels.MEAN, encode(header) + values.tobytes(), round_, label)
-        return MeanRef(mean.model, label, self._sent[key], mean.contributors)
+        return MeanRef(mean.model, label, self._sent[key], mean.contributors, mean.digest)
 
     def _checkpoint(self, run: RunPlan, model: int, checkpoint: KeptCheckpoint, current: set[_Key]) -> CheckpointRef:
         label = self._label(run.run_id, checkpoint_number(model))

@@ -56,6 +56,10 @@ class UntrustedError(ShoalError):
     exit_code = 6
 
 
+class ForkedHistoryError(UntrustedError):
+    """The aggregator has shown this device another history of a run than before, or than it showed other devices."""
+
+
 class IntegrityError(ShoalError):
     """Bytes are not what their digest, length or format promises."""
 

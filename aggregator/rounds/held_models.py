@@ -17,6 +17,7 @@ the update of that device is left out, and the device takes a checkpoint.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -32,13 +33,16 @@ from shoal.errors import IntegrityError, WireError
 from shoal.protocol.codec import decode_prefix
 from shoal.protocol.messages import SHARED_MODEL, Assignment, DeclineReason, Phase, Share
 from shoal.protocol.states import (
+    NO_TRANSCRIPT,
     RETAINED_STEPS,
+    Offer,
     Recipe,
     SealedCheckpoints,
     StateId,
     Statement,
     Step,
     Term,
+    TranscriptEntry,
     checkpoint_purpose,
 )
 from shoal.types import Array, Float32Vector
@@ -67,12 +71,14 @@ class KeptMean:
         contributors: number of devices whose updates are averaged.
         key_id: names the mask.
         vector: (d,) or the length of the model's segment, float32, masked.
+        digest: SHA-256 of the vector's bytes, little-endian.
     """
 
     model: int
     contributors: int
     key_id: bytes
     vector: Float32Vector = field(repr=False)
+    digest: bytes = bytes(32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +138,7 @@ class HeldModels:
         evidence: of states that are still in use or in a checkpoint.
         certified: model -> its newest checkpoint whose state enough devices have signed.
         pending: model -> a newer one that waits for more statements.
+        transcript: the run's transcript before the announcement of the next round.
     """
 
     key_version: int
@@ -144,6 +151,7 @@ class HeldModels:
     evidence: Mapping[StateId, Evidence] = field(default_factory=dict)
     certified: Mapping[int, KeptCheckpoint] = field(default_factory=dict)
     pending: Mapping[int, KeptCheckpoint] = field(default_factory=dict)
+    transcript: bytes = NO_TRANSCRIPT
 
     @classmethod
     def begin(cls, run: RunPlan, devices: Iterable[str], key_version: int) -> HeldModels:
@@ -365,8 +373,32 @@ def after_round(
         lacking=lacking,
         evidence=evidence,
         pending=pending,
+        # The final round is announced again, with its checkpoints, under the same transcript.
+        transcript=held.transcript if settled is None else transcript_of(held, run, round_, offers),
     )
     return _tidied(_promoted(moved, run.min_contributors))
+
+
+def transcript_of(held: HeldModels, run: RunPlan, round_: int, offers: Mapping[int, StateId]) -> bytes:
+    """Return the run's transcript with the announcement of a round.
+
+    Args:
+        held: the models in that round.
+        run: the owner's plan.
+        round_: the round.
+        offers: state of each offered model.
+    """
+    newest = held.steps[-1] if held.steps else None
+    return TranscriptEntry(
+        previous=held.transcript,
+        fleet=run.fleet,
+        run_id=run.run_id,
+        round=round_,
+        key_version=held.key_version,
+        offers=tuple(Offer(model, state) for model, state in sorted(offers.items())),
+        step=None if newest is None else newest.step,
+        means=() if newest is None else tuple(mean.digest for mean in newest.means),
+    ).digest
 
 
 def _kept_step(
@@ -389,11 +421,15 @@ def _kept_step(
         for step in sorted(relayed, key=lambda step: step.state)
     )
     means = tuple(
-        KeptMean(step.state.model, step.contributors, key_id, step.mean)
+        KeptMean(step.state.model, step.contributors, key_id, step.mean, _digest(step.mean))
         for step in sorted(relayed, key=lambda step: step.state)
         if step.mean is not None
     )
     return KeptStep(Step(round_, recipes, open_states(states, used, run)), means)
+
+
+def _digest(vector: Float32Vector) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(vector, "<f4").data.cast("B")).digest()
 
 
 def _retained(before: tuple[KeptStep, ...], new: KeptStep) -> tuple[KeptStep, ...]:

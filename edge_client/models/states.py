@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from crypto.mask.schedule import RoundKeys, state_digest
 from edge_client.models.recipes import evaluate
 from shoal.errors import UsageError
-from shoal.protocol.states import HeldState, StateId, Statement, Step
+from shoal.protocol.states import NO_TRANSCRIPT, HeldState, StateId, Statement, Step
 
 if TYPE_CHECKING:
     from shoal.types import Float32Vector
@@ -125,7 +125,14 @@ class ModelStates:
         """Return the newest state of a model, or None if none is held."""
         return max((s for id_, s in self.held.items() if id_.model == model), key=lambda s: s.id, default=None)
 
-    def statement(self, device: str, round_: int) -> Statement:
-        """Return the statement of all states held, for the device to sign in round ``round_``."""
+    def statement(self, device: str, round_: int, transcript: bytes = NO_TRANSCRIPT) -> Statement:
+        """Return the statement of all states held, for the device to sign in round ``round_`` with the run's transcript."""
         held = tuple(self.held[id_].held for id_ in sorted(self.held))
-        return Statement(self.fleet, self.run_id, round_, device, held)
+        return Statement(
+            fleet=self.fleet,
+            run_id=self.run_id,
+            round=round_,
+            device=device,
+            states=held,
+            transcript=transcript,
+        )

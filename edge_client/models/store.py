@@ -32,7 +32,7 @@ from crypto.mask.secret import MaskSecret
 from edge_client.models.states import ModelState, ModelStates
 from shoal.errors import ConfigError, IntegrityError, WireError
 from shoal.protocol.codec import U16, U32, Fixed16, Fixed32, decode_prefix, encode, message
-from shoal.protocol.states import RETAINED_STEPS, HeldState
+from shoal.protocol.states import NO_TRANSCRIPT, RETAINED_STEPS, HeldState
 from shoal.types import DIGEST_BYTES
 from shoal.util.files import private_directory, read_private, remove_unfinished, sync_directory, write_atomic
 
@@ -85,6 +85,7 @@ class StateIndex:
         key_version, next_round, chain: the key chain.
         pending: ascending by round.
         states: the states held, whose files have these digests.
+        transcript: the run's transcript after the announcement of round ``transcript_round``.
     """
 
     version: U16
@@ -95,6 +96,20 @@ class StateIndex:
     chain: Fixed32 = field(repr=False)
     pending: tuple[PendingRound, ...]
     states: tuple[HeldState, ...]
+    transcript_round: U32 = 0
+    transcript: Fixed32 = NO_TRANSCRIPT
+
+
+FORKED_ROUND: Final = (1 << 32) - 1
+"""In place of a transcript's round: the aggregator has shown this device another history than others, or than before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """The run's transcript as this device knows it: the head after the announcement of ``round``, 0 before the first."""
+
+    round: int = 0
+    head: bytes = NO_TRANSCRIPT
 
 
 class StateStore:
@@ -102,6 +117,7 @@ class StateStore:
 
     Attributes:
         pending: keys by round.
+        transcript: as stored by the last `commit`.
     """
 
     def __init__(
@@ -112,6 +128,7 @@ class StateStore:
         self._chain = chain
         self._held = held
         self.pending = dict(pending)
+        self.transcript = Transcript()
 
     @classmethod
     def begin(cls, directory: Path, chain: RunChain) -> StateStore:
@@ -159,6 +176,7 @@ class StateStore:
         }
         chain = RunChain(index.fleet, index.run_id, index.key_version, index.next_round, index.chain)
         store = cls(folder, chain, pending, index.states)
+        store.transcript = Transcript(index.transcript_round, index.transcript)
         store._remove_others()
         return store
 
@@ -214,6 +232,12 @@ class StateStore:
         chain.skip_to(round_)
         return chain.take()
 
+    def refuse_run(self) -> None:
+        """Record, durably, that this run has shown another history than its own: no later announcement continues it."""
+        forked = Transcript(FORKED_ROUND, self.transcript.head)
+        self._write_index(self._chain, self.pending, self._held, forked)
+        self.transcript = forked
+
     def renew(self, chain: RunChain) -> None:
         """Continue the run under a newer key version, durably, and erase the chain of the older one.
 
@@ -253,7 +277,13 @@ class StateStore:
         return ModelStates(self._chain.fleet, self.run_id, found), tuple(errors)
 
     def commit(
-        self, states: ModelStates, *, applied: int, waiting: Collection[int] = (), taking: int | None = None
+        self,
+        states: ModelStates,
+        *,
+        applied: int,
+        waiting: Collection[int] = (),
+        taking: int | None = None,
+        transcript: Transcript | None = None,
     ) -> None:
         """Make ``states`` the states held, durably, then erase the keys of the rounds up to ``applied``.
 
@@ -264,6 +294,7 @@ class StateStore:
             applied: the newest round whose step is applied, or made up for by checkpoints; 0 if there is none yet.
             waiting: rounds up to it whose keys stay, see `edge_client.models.catching_up.CatchUp`.
             taking: a later round whose keys are taken in the same write, as by `take`.
+            transcript: the run's transcript from now on; None leaves it as it is.
 
         Raises:
             ConfigError: a file can't be written; the old states and keys are still there.
@@ -281,8 +312,11 @@ class StateStore:
         chain.skip_to(max(chain.next_round, applied + 1))
         if taking is not None and taking >= chain.next_round:
             _take_all(chain, [taking], pending)
-        if (held, pending, chain.next_round) != (self._held, self.pending, self._chain.next_round):
-            self._write_index(chain, pending, held)
+        transcript = transcript or self.transcript
+        old = (self._held, self.pending, self._chain.next_round, self.transcript)
+        if (held, pending, chain.next_round, transcript) != old:
+            self._write_index(chain, pending, held, transcript)
+        self.transcript = transcript
         self._held, self._chain, self.pending = held, chain, pending
         self._remove_others()
 
@@ -291,7 +325,14 @@ class StateStore:
         chain = self._chain
         return RunChain(chain.fleet, chain.run_id, chain.key_version, chain.next_round, chain.reveal())
 
-    def _write_index(self, chain: RunChain, pending: Mapping[int, RoundKeys], held: tuple[HeldState, ...]) -> None:
+    def _write_index(
+        self,
+        chain: RunChain,
+        pending: Mapping[int, RoundKeys],
+        held: tuple[HeldState, ...],
+        transcript: Transcript | None = None,
+    ) -> None:
+        transcript = transcript or self.transcript
         rounds = tuple(PendingRound(k.key_version, r, k.mask.reveal(), k.content) for r, k in sorted(pending.items()))
         index = encode(
             StateIndex(
@@ -303,6 +344,8 @@ class StateStore:
                 chain=chain.reveal(),
                 pending=rounds,
                 states=held,
+                transcript_round=transcript.round,
+                transcript=transcript.head,
             )
         )
         write_atomic(self._folder / INDEX_FILE, index, hashlib.sha256(index).digest())

@@ -15,6 +15,7 @@ Example: a device holds state (0, 6), and round 8 is announced with the steps of
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -28,9 +29,10 @@ from edge_client.models.catching_up import CatchUp, catch_up
 from edge_client.models.checkpoints import open_checkpoint
 from edge_client.models.round_context import RoundContext
 from edge_client.models.states import ModelState, ModelStates
+from edge_client.models.store import Transcript
 from edge_client.run.policy import check_mean
-from shoal.errors import IntegrityError, MissingStateError, ShoalError, UntrustedError
-from shoal.membership.statements import check_certificate, sign_statement
+from shoal.errors import ForkedHistoryError, IntegrityError, MissingStateError, ShoalError, UntrustedError
+from shoal.membership.statements import check_certificate, open_statement, sign_statement
 from shoal.protocol.codec import decode_prefix
 from shoal.protocol.messages import SHARED_MODEL, Announcement, Assignment
 from shoal.protocol.states import (
@@ -43,6 +45,7 @@ from shoal.protocol.states import (
     StateId,
     Statement,
     Step,
+    TranscriptEntry,
     mean_number,
 )
 from shoal.types import MaskedVector
@@ -100,9 +103,11 @@ class HeldModels:
             MissingStateError: a state is needed that neither the retained steps nor the announced checkpoints give.
             NotEnrolledError: the keys of the announced version have not arrived.
             UntrustedError: an older key version, or a model that mixes the segments of the plan.
+            ForkedHistoryError: the announcement does not continue those before, or other devices have seen others.
         """
         held = _held(announcement)
         check_segments(held)
+        self._check_history(announcement.round, held)
         self._follow_version(held.key_version, announcement.round)
         steps = [retained.step for retained in held.steps]
         wanted = needed_states(held, assignment, self._run.plan) | self._parting(held)
@@ -147,6 +152,51 @@ class HeldModels:
     def _compare(self, digests: Mapping[StateId, bytes], steps: Sequence[Step], wanted: frozenset[StateId]) -> CatchUp:
         certified = self._certified
         return catch_up(digests, steps, wanted=wanted, has_keys=self._store.has_keys, certified=certified)
+
+    def _check_history(self, round_: int, held: RoundModels) -> None:
+        """Check that the announcement continues the history that this device and others have seen.
+
+        A device that missed announcements can't recompute the transcript. It takes the announced one, and compares it with
+        those that other devices have signed.
+        """
+        plan, known = self._run.plan, self._store.transcript
+        newest = held.steps[-1] if held.steps else None
+        entry = TranscriptEntry(
+            previous=known.head,
+            fleet=plan.fleet,
+            run_id=plan.run_id,
+            round=round_,
+            key_version=held.key_version,
+            offers=held.offers,
+            step=None if newest is None else newest.step,
+            means=() if newest is None else tuple(mean.digest for mean in newest.means),
+        )
+        expected = held.transcript
+        if known.round >= round_:
+            expected = known.head if known.round == round_ else b""
+        elif known.round == round_ - 1:
+            expected = entry.digest
+        heads = {known.round: known.head, round_: held.transcript}
+        if held.transcript != expected or self._another_history(held, heads):
+            self._store.refuse_run()
+            raise ForkedHistoryError(
+                f"round {round_} belongs to another history of run {plan.run} than this device or others have seen",
+                hint="the aggregator was restored from a backup, or cheats: tell the owner; the device leaves this run",
+            )
+
+    def _another_history(self, held: RoundModels, heads: Mapping[int, bytes]) -> bool:
+        """Return whether a device has signed another transcript of a round than the one in ``heads``."""
+        for signed in held.statements:
+            try:
+                claimed = peek_document(signed, Statement)
+                if heads.get(claimed.round, claimed.transcript) == claimed.transcript:
+                    continue
+                open_statement(signed, self._membership.roster)
+            except ShoalError:
+                continue  # malformed or forged: it shows nothing
+            if (claimed.fleet, claimed.run_id) == (self._run.plan.fleet, self._run.plan.run_id):
+                return True
+        return False
 
     def _follow_version(self, key_version: int, round_: int) -> None:
         """Continue under the key version that the announcement names, if it is newer than that of the chain."""
@@ -211,7 +261,7 @@ class HeldModels:
                 # The reason that makes the aggregator order another checkpoint.
                 raise MissingStateError(f"no use of a checkpoint of states {_names({found.state})}: {error}") from error
         else:
-            self._means[label] = self._unmask(found[0], found[1].model, plain)
+            self._means[label] = self._unmask(found[0], found[1].model, found[1].digest, plain)
         self._arrived[label] = transfer
         return True
 
@@ -229,10 +279,10 @@ class HeldModels:
         )
         return state
 
-    def _unmask(self, round_: int, model: int, plain: memoryview) -> Float32Vector:
+    def _unmask(self, round_: int, model: int, digest: bytes, plain: memoryview) -> Float32Vector:
         header, body = decode_prefix(plain, MeanHeader)
-        if (header.round, header.model) != (round_, model):
-            raise UntrustedError(f"the mean of model {header.model} in round {header.round} under another label")
+        if (header.round, header.model) != (round_, model) or hashlib.sha256(body).digest() != digest:
+            raise UntrustedError(f"the mean of model {header.model} in round {header.round} is not the announced one")
         masked = np.frombuffer(body, "<f4").astype(np.float32) if len(body) % 4 == 0 else np.empty(0, np.float32)
         # A hostile vector may overflow: `check_mean` refuses the norm that results, inf or NaN.
         with np.errstate(over="ignore", invalid="ignore"):
@@ -282,13 +332,16 @@ class HeldModels:
             StorageError: the disk is full or fails; the states and keys of the round before are still there.
         """
         round_ = announcement.round
-        self._store.commit(self._states, applied=round_ - 1, waiting=self._way.waiting, taking=round_)
+        transcript = Transcript(round_, _held(announcement).transcript)
+        self._store.commit(
+            self._states, applied=round_ - 1, waiting=self._way.waiting, taking=round_, transcript=transcript
+        )
 
     def context(self, announcement: Announcement, assignment: Assignment) -> RoundContext:
         """Return the context of the job; call it after `thetas`."""
         held, round_, member = _held(announcement), announcement.round, self._membership
         asked = {model: held.state_of(model) for model in assignment.seal}
-        statement = sign_statement(member.identity, self._states.statement(member.name, round_))
+        statement = sign_statement(member.identity, self._states.statement(member.name, round_, held.transcript))
         keys, plan = self._store.peek(round_), self._run.plan
         return RoundContext(
             keys=keys,

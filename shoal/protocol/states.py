@@ -11,6 +11,7 @@ because a refused trial returns to it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -18,11 +19,13 @@ from typing import Final
 
 from shoal import limits
 from shoal.errors import WireError
-from shoal.protocol.codec import U16, U32, ArrayU16, ArrayU32, Fixed16, Fixed32, decode, message
+from shoal.protocol.codec import U16, U32, ArrayU16, ArrayU32, Fixed16, Fixed32, decode, encode, message
 from shoal.protocol.documents import require_name
 
 MAX_TERMS: Final = limits.MAX_MODELS
 """Most states in one recipe, and most recipes in one step."""
+NO_TRANSCRIPT: Final = bytes(32)
+"""The transcript of a run before its first announcement."""
 RETAINED_STEPS: Final = 2
 """Rounds whose steps and means the aggregator retains; a device that missed more takes a checkpoint."""
 MAX_OPEN_STATES: Final = 2 * limits.MAX_MODELS
@@ -138,6 +141,7 @@ class Statement:
     Attributes:
         round: the round in which the device signs.
         states: ascending by model and round.
+        transcript: the run's transcript after the announcement of that round, see `TranscriptEntry`.
     """
 
     fleet: str
@@ -145,6 +149,7 @@ class Statement:
     round: U32
     device: str
     states: tuple[HeldState, ...]
+    transcript: Fixed32 = NO_TRANSCRIPT
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")
@@ -202,12 +207,14 @@ class MeanRef:
     Attributes:
         label: topic label; transfer: transfer id.
         contributors: number of devices whose updates are averaged.
+        digest: SHA-256 of the masked vector's bytes.
     """
 
     model: U16
     label: str
     transfer: Fixed16
     contributors: U32
+    digest: Fixed32 = bytes(32)
 
 
 @message(50)
@@ -254,6 +261,7 @@ class RoundModels:
         steps: the retained ones, oldest first.
         checkpoints: ascending by state.
         statements: statements of devices (`Statement`) that certify the states of ``checkpoints``.
+        transcript: the run's transcript with this announcement.
     """
 
     key_version: U32
@@ -261,6 +269,7 @@ class RoundModels:
     steps: tuple[RetainedStep, ...] = ()
     checkpoints: tuple[CheckpointRef, ...] = ()
     statements: tuple[bytes, ...] = ()
+    transcript: Fixed32 = NO_TRANSCRIPT
 
     def __post_init__(self) -> None:
         models = [offer.model for offer in self.offers]
@@ -278,6 +287,34 @@ class RoundModels:
     def newest(self) -> Step | None:
         """The step of the last closed round; None before the first has closed."""
         return self.steps[-1].step if self.steps else None
+
+
+@message(55)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptEntry:
+    """One announcement in the transcript of a run: the hash chain of all that devices base their models on.
+
+    An aggregator that shows two groups of devices two histories gives them two transcripts. Devices sign theirs.
+
+    Attributes:
+        previous: the transcript before this announcement; NO_TRANSCRIPT before the first.
+        step: the newest retained step; None before the first round has closed.
+        means: digests of its means, in its order.
+    """
+
+    previous: Fixed32
+    fleet: str
+    run_id: Fixed16
+    round: U32
+    key_version: U32
+    offers: tuple[Offer, ...]
+    step: Step | None
+    means: tuple[Fixed32, ...]
+
+    @property
+    def digest(self) -> bytes:
+        """The transcript with this announcement: SHA-256 of the encoded entry."""
+        return hashlib.sha256(encode(self)).digest()
 
 
 @message(53)

@@ -23,6 +23,7 @@ from shoal.protocol.states import (
     StateId,
     Step,
     Term,
+    TranscriptEntry,
 )
 
 FLEET = "reef"
@@ -94,6 +95,16 @@ def samples():
     header = MeanHeader(fleet=FLEET, run_id=RUN_ID, round=7, key_id=bytes(16), model=1, length=2, segment="shared")
     found = (
         RoundModels(1, offers, steps=(kept,), checkpoints=(ref,), statements=signed.statements),
+        TranscriptEntry(
+            previous=bytes(32),
+            fleet=FLEET,
+            run_id=RUN_ID,
+            round=8,
+            key_version=1,
+            offers=offers,
+            step=trial,
+            means=(bytes(32),),
+        ),
         kept,
         mean,
         ref,

@@ -1,6 +1,7 @@
 """A run with round keys as the owner signs it, and the aggregator's part in it, made by hand for one device after another."""
 
 import dataclasses
+import hashlib
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from shoal.owner.runs.plan import RunOptions, make_plan, write_run
 from shoal.protocol.codec import encode
 from shoal.protocol.messages import NO_ASSIGNMENT, SHARED_MODEL, Announcement, Assignment, Phase, Share
 from shoal.protocol.states import (
+    NO_TRANSCRIPT,
     CheckpointRef,
     MeanHeader,
     MeanRef,
@@ -23,6 +25,7 @@ from shoal.protocol.states import (
     StateId,
     Step,
     Term,
+    TranscriptEntry,
     checkpoint_number,
     mean_number,
 )
@@ -53,7 +56,7 @@ class Scene:
         self.plan = make_plan(self.parties.owner, bundle, RunOptions(keys="round", **given))
         start = origins(self.plan.origins) if start is None else start
         self.package = write_run(self.parties.owner, self.plan, bundle, start).read_bytes()
-        self.transfers = {}
+        self.transfers, self.heads = {}, {}
 
     def device(self, name):
         """Return the models of a device that begins the run."""
@@ -66,6 +69,19 @@ class Scene:
         states = states or {0: (0, round_ - 1)}
         offers = tuple(Offer(model, StateId(*at)) for model, at in sorted(states.items()))
         plan = self.plan
+        number = plan.key_version if key_version is None else key_version
+        newest = held["steps"][-1] if held.get("steps") else None
+        entry = TranscriptEntry(
+            previous=self.heads.get(round_ - 1, NO_TRANSCRIPT),
+            fleet=plan.fleet,
+            run_id=plan.run_id,
+            round=round_,
+            key_version=number,
+            offers=offers,
+            step=None if newest is None else newest.step,
+            means=() if newest is None else tuple(mean.digest for mean in newest.means),
+        )
+        self.heads[round_] = entry.digest
         return Announcement(
             fleet=plan.fleet,
             run=plan.run,
@@ -81,7 +97,7 @@ class Scene:
             assignments=(assignment,),
             assignment_of=(0, NO_ASSIGNMENT),
             mode=plan.mode,
-            held=RoundModels(plan.key_version if key_version is None else key_version, offers, **held),
+            held=RoundModels(number, offers, **{"transcript": entry.digest, **held}),
         )
 
     def chain(self, key_version=None):
@@ -127,9 +143,7 @@ class Scene:
                 length=len(delta),
                 segment=segment,
             )
-            refs.append(
-                self._send(MeanRef, model, mean_number(model, round_), encode(header) + masked.values.tobytes())
-            )
+            refs.append(self._send(model, mean_number(model, round_), encode(header), masked.values.tobytes()))
         step = Step(round_, tuple(recipes), tuple(sorted(r.state for r in recipes)))
         return RetainedStep(step, tuple(refs))
 
@@ -147,9 +161,10 @@ class Scene:
         """Return a topic label."""
         return self.parties.server.group.topic_label(self.plan.run_id, number)
 
-    def _send(self, kind, model, number, plain):
+    def _send(self, model, number, header, body):
         label = self.label(number)
-        return kind(model, label, self._transfer(label, plain), 3)
+        digest = hashlib.sha256(body).digest()
+        return MeanRef(model, label, self._transfer(label, header + body), 3, digest)
 
     def _transfer(self, label, plain):
         transfer = len(self.transfers).to_bytes(16, "big")

@@ -10,10 +10,18 @@ import pytest
 
 from crypto.mask.schedule import RunChain
 from edge_client.models.states import ModelStates
-from edge_client.models.store import FOLDER, INDEX_FILE, MAX_PENDING_ROUNDS, StateIndex, StateStore
+from edge_client.models.store import (
+    FOLDER,
+    FORKED_ROUND,
+    INDEX_FILE,
+    MAX_PENDING_ROUNDS,
+    StateIndex,
+    StateStore,
+    Transcript,
+)
 from shoal.errors import ConfigError, IntegrityError
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.states import StateId
+from shoal.protocol.states import NO_TRANSCRIPT, StateId
 from shoal.util.files import private_directory, write_atomic
 from tests.helpers.model_states import FLEET, RUN_ID, chain, origins, recipe, step, vector
 from tests.helpers.power_cuts import CutAt, cut_at
@@ -112,7 +120,22 @@ def test_a_new_run_removes_states_and_keys_of_the_last_one(directory):
     assert store.run_id == b"s" * 16
     assert store.load()[0].held == {}
     assert files(directory) == [INDEX_FILE]
-    assert not any(old[i : i + 32] in contents(directory) for i in range(len(old) - 32))
+    parts = {old[i : i + 32] for i in range(len(old) - 32)} - {NO_TRANSCRIPT}
+    assert not any(part in contents(directory) for part in parts)
+
+
+def test_the_transcript_comes_back_after_a_restart_and_a_refused_run_stays_refused(directory):
+    store = started(directory)
+    states, _ = store.load()
+    store.commit(states, applied=0, transcript=Transcript(3, b"h" * 32))
+    store.commit(states, applied=0)
+    assert StateStore.open(directory).transcript == Transcript(3, b"h" * 32)
+    store.take(4)
+    store.refuse_run()
+    again = StateStore.open(directory)
+    assert again.transcript.round == FORKED_ROUND
+    assert again.pending.keys() == store.pending.keys()
+    assert StateStore.begin(directory, chain(run_id=b"s" * 16)).transcript == Transcript()
 
 
 # ---------------------------------------------------------------------------------------------------- keys

@@ -11,12 +11,19 @@ from edge_client.run import held_models
 from edge_client.run.held_models import certified_states, check_segments, length_of, needed_states, segment_of
 from edge_client.run.round_runs import resume_round_run
 from edge_client.storage.state import DeviceState
-from shoal.errors import IntegrityError, KeyMismatchError, MissingStateError, NotEnrolledError, UntrustedError
+from shoal.errors import (
+    ForkedHistoryError,
+    IntegrityError,
+    KeyMismatchError,
+    MissingStateError,
+    NotEnrolledError,
+    UntrustedError,
+)
 from shoal.membership.statements import sign_statement
 from shoal.protocol.codec import decode_prefix
 from shoal.protocol.documents import Capabilities, SegmentSpec
 from shoal.protocol.messages import SHARED_MODEL
-from shoal.protocol.states import SealedCheckpoints, StateCertificate, StateId, mean_number
+from shoal.protocol.states import NO_TRANSCRIPT, Offer, SealedCheckpoints, StateCertificate, StateId, mean_number
 from tests.helpers.plans import run_plan
 from tests.helpers.round_runs import LENGTH, TRAIN, Scene, changed, origins
 
@@ -36,7 +43,11 @@ def models(scene):
 
 def statements(scene, models, round_, names=NAMES):
     return tuple(
-        sign_statement(scene.parties.members[n].identity, models[n].states.statement(n, round_)) for n in names
+        sign_statement(
+            scene.parties.members[n].identity,
+            models[n].states.statement(n, round_, scene.heads.get(round_, NO_TRANSCRIPT)),
+        )
+        for n in names
     )
 
 
@@ -254,7 +265,7 @@ def test_a_mean_is_compared_with_the_devices_own_update_to_that_model_in_that_ro
 def test_a_mean_of_another_round_is_refused(scene, models):
     label, transfer, _ = mean_of(scene, models)
     other = scene.step(2, {0: ONE}).means[0]
-    with pytest.raises(UntrustedError, match="under another label"):
+    with pytest.raises(UntrustedError, match="is not the announced one"):
         models["dev-1"].take(label, transfer, memoryview(scene.transfers[other.label, other.transfer]))
 
 
@@ -342,6 +353,55 @@ def test_labels_ahead_are_those_of_the_coming_means(scene, models):
 def test_a_device_that_sits_rounds_out_subscribes_to_nothing_ahead(tmp_path):
     scene = Scene(tmp_path, "dev-1", participation=0.5)
     assert scene.device("dev-1").labels_ahead(scene.announcement(3), TRAIN) == ()
+
+
+# -- the transcript --
+
+
+def test_an_announcement_that_does_not_continue_the_history_ends_the_run_for_the_device(scene, models):
+    """Another offer, another mean or another key version in round 3, or in round 2 with the same round 3."""
+    steps = to_round(scene, models, 2)
+    honest = scene.announcement(3, steps=steps)
+    for n, altered in enumerate(
+        (
+            changed(honest, transcript=b"x" * 32),
+            changed(honest, offers=(Offer(0, StateId(0, 1)),)),
+            changed(honest, steps=(steps[0], scene.step(2, {0: 2 * ONE}))),
+        )
+    ):
+        device = models[NAMES[n]]
+        with pytest.raises(ForkedHistoryError, match="another history of run 1"):
+            device.locate(altered, TRAIN)
+        with pytest.raises(ForkedHistoryError):
+            device.locate(honest, TRAIN)
+        member = scene.parties.members[NAMES[n]]
+        _, resumed = resume_round_run(DeviceState(member.directory).load_run(), member)
+        with pytest.raises(ForkedHistoryError):
+            resumed.locate(scene.announcement(4, steps=steps), TRAIN)
+
+
+def test_a_round_that_is_announced_again_has_the_same_transcript(scene, models):
+    steps = to_round(scene, models, 2)
+    honest = scene.announcement(3, steps=steps)
+    scene.serve(models["dev-1"], honest)
+    assert models["dev-1"].locate(honest, TRAIN) == {}
+    with pytest.raises(ForkedHistoryError):
+        models["dev-1"].locate(changed(honest, transcript=b"x" * 32), TRAIN)
+
+
+def test_a_device_that_missed_a_round_takes_the_transcript_unless_others_have_signed_another(scene, models):
+    steps = to_round(scene, models, 3)
+    away = models["dev-3"]
+    steps = (*steps, scene.step(4, {0: ONE}))[-2:]
+    scene.announcement(4, steps=steps)
+    believed = scene.announcement(5, steps=steps, statements=statements(scene, models, 3, ("dev-1",)))
+    away.locate(believed, TRAIN)
+    lie = models["dev-1"].states.statement("dev-1", 3, b"y" * 32)
+    signed = sign_statement(scene.parties.members["dev-1"].identity, lie)
+    forged = signed[:-1] + bytes([signed[-1] ^ 1])
+    away.locate(changed(believed, statements=(forged, b"junk")), TRAIN)
+    with pytest.raises(ForkedHistoryError):
+        away.locate(changed(believed, statements=(signed,)), TRAIN)
 
 
 # -- the job's context --

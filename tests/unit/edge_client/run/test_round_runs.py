@@ -19,7 +19,7 @@ from shoal.membership.statements import sign_statement
 from shoal.owner.runs.plan import RunOptions, make_plan, write_run
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage
-from shoal.protocol.states import StateId
+from shoal.protocol.states import NO_TRANSCRIPT, StateId
 from tests.helpers.power_cuts import cut_at
 from tests.helpers.round_runs import LENGTH, Scene, origins
 from tests.helpers.tasks import logistic_bundle
@@ -45,7 +45,10 @@ def keep(scene, member):
 def statements(scene, models, round_):
     """Return the statements of devices by their models."""
     return tuple(
-        sign_statement(scene.parties.members[name].identity, held.states.statement(name, round_))
+        sign_statement(
+            scene.parties.members[name].identity,
+            held.states.statement(name, round_, scene.heads.get(round_, NO_TRANSCRIPT)),
+        )
         for name, held in models.items()
     )
 
