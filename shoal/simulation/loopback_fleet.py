@@ -70,6 +70,7 @@ class LoopbackFleet:
         faults: network faults; may also be set later, as ``fleet.broker.faults``.
         origins: shape (origins, d), float32, the starting models; drawn by `draw_origins` if None.
         backend: computes similarities; numpy if None.
+        stage: directories that hold owner, aggregator and devices already; made in ``root`` if None.
 
     Attributes:
         stage: the directories; ``stage.fleet`` is the owner's.
@@ -89,8 +90,9 @@ class LoopbackFleet:
         *,
         origins: NDArray[np.float32] | None = None,
         backend: Backend | None = None,
+        stage: Stage | None = None,
     ) -> None:
-        self.stage = Stage(root, BROKER_URL, tuple(sorted(data)))
+        self.stage = stage or Stage(root, BROKER_URL, tuple(sorted(data)))
         self.broker = LoopbackBroker(faults)
         self.bundle = bundle
         self._data = dict(data)

@@ -5,8 +5,10 @@ Cards, grants and run files are copied between directories instead of machines; 
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,6 +113,14 @@ class Stage:
         aggregator_membership.join(self.aggregator_dir, grant.read_bytes(), self.fleet.fingerprint)
         for name in devices:
             self.add_device(name)
+
+    def copy_to(self, root: Path) -> Stage:
+        """Return a copy of all directories under ``root``, which must not exist: what a backup restores; no program runs."""
+        shutil.copytree(self.root, root)
+        copied = copy.copy(self)
+        copied.root, copied.aggregator_dir, copied.programs = root, root / self.aggregator_dir.name, {}
+        copied.fleet = FleetDirectory(root / self.fleet.path.name)
+        return copied
 
     def device_dir(self, name: str) -> Path:
         """Return a device's directory."""

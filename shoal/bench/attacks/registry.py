@@ -1,4 +1,4 @@
-"""All attacks, in the order of the report. A new attack is a module in this package or in `structure`, and an entry here."""
+"""All attacks, in the order of the report. A new attack is a module of this package or of one below it, and an entry here."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from shoal.bench.attacks import (
     shadow_matching,
 )
 from shoal.bench.attacks.base import Attack
+from shoal.bench.attacks.past import restored, rounds
 from shoal.bench.attacks.structure import active, images, independence, linking, passive
 
 ATTACKS: Final[tuple[Attack, ...]] = (
@@ -43,4 +44,7 @@ ATTACKS: Final[tuple[Attack, ...]] = (
     images.ATTACK,
     linking.ATTACK,
     independence.ATTACK,
+    rounds.PAST,
+    rounds.ABSENCE,
+    restored.ATTACK,
 )

@@ -1,0 +1,9 @@
+"""Attacks on uploads of past rounds, on a loopback fleet with real keys and messages, under either key lifetime.
+
+- `recording` is what broker and aggregator saw, and `theft` what a device's directory and memory hold.
+- `keyring` derives every key that it can from stolen secrets, and opens recorded uploads.
+- `rounds` runs a fleet that is stolen from: a newcomer, a device in step, and a device that was absent.
+- `restored` runs two fleets from one backup of the owner's directory, and counts the masks that both use.
+
+Example: under one key a run, the newcomer's grant holds the mask secret, and the keyring opens all uploads before its admission.
+"""
