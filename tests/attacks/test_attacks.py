@@ -184,3 +184,19 @@ def test_the_broker_sees_no_update_but_who_shares_a_model(attacked, mode):
     assert found["broker: bytes of updates"].success == 0
     assert found["broker: groups by model topic"].success == 1
     assert found["broker: who uploads when"].success == 1
+
+
+@pytest.mark.parametrize("mode", ["permutation", "rotation"])
+def test_round_keys_end_what_newcomers_and_thieves_open(attacked, mode):
+    """An absent device opens the rounds since it left in any case."""
+    rows = {
+        (r.name, r.keys): r.success for name in ("past rounds", "absent device") for r in attacked.every(name, mode)
+    }
+    for name in ("past-rounds-newcomer", "past-rounds-stolen"):
+        assert rows[name, "run"] == 1
+        assert rows[name, "round"] == 0
+    assert rows["past-rounds-absent", "round"] == 1
+
+
+def test_a_restored_owner_repeats_no_mask(attacked):
+    assert [(r.keys, r.success) for r in attacked.every("restored owner", "permutation")] == [("run", 0), ("round", 0)]

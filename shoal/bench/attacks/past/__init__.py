@@ -1,6 +1,6 @@
 """Attacks on uploads of past rounds, on a loopback fleet with real keys and messages, under either key lifetime.
 
-- `recording` is what broker and aggregator saw, and `theft` what a device's directory and memory hold.
+- `recording` reads the uploads that broker and aggregator saw; `theft` collects the secrets in a device's directory and memory.
 - `keyring` derives every key that it can from stolen secrets, and opens recorded uploads.
 - `rounds` runs a fleet that is stolen from: a newcomer, a device in step, and a device that was absent.
 - `restored` runs two fleets from one backup of the owner's directory, and counts the masks that both use.

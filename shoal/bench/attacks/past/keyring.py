@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from crypto.mask.derivation import MaskContext, MaskKey, derive, key_id
+from crypto.mask.derivation import MaskKey, derive, key_id
 from crypto.mask.masking import unmask
 from crypto.mask.schedule import RunChain, VersionKey
 from crypto.mask.secret import MaskSecret

@@ -51,11 +51,11 @@ RECORD: Final = "with all that aggregator and broker recorded"
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The record of a fleet that was stolen from, and what the thieves make of it.
+    """The recorded uploads of a fleet, and the masks that thieves derive.
 
     Attributes:
         uploads: all masked updates; before: those before the newcomer's admission.
-        masks: device -> the masks that follow from what was taken from it, by key id.
+        masks: device -> the masks that follow from its stolen secrets, by key id.
         truth: the clear updates, by the digest of the masked ones.
     """
 
@@ -89,10 +89,10 @@ class Ambush(Tap):
 
     def __call__(self, passage: Passage) -> Sequence[float]:
         """Record ``passage``, and deliver it once, at once."""
-        if self._strike is not None and passage.hop is Hop.UP and passage.client == self._client:
-            if parse(passage.topic).kind is TopicKind.UP:
-                strike, self._strike = self._strike, None
-                self.loot = strike()
+        sent = passage.hop is Hop.UP and passage.client == self._client
+        if self._strike is not None and sent and parse(passage.topic).kind is TopicKind.UP:
+            strike, self._strike = self._strike, None
+            self.loot = strike()
         return super().__call__(passage)
 
 
@@ -158,7 +158,8 @@ def run_rounds(fleet: LoopbackFleet, count: int) -> None:
     fleet.run_until(lambda: len(fleet.records()) >= count, WITHIN_S)
 
 
-def _evidence(lab: Lab, mode: str, lifetime: Lifetime) -> Evidence:
+def evidence_of(lab: Lab, mode: str, lifetime: Lifetime) -> Evidence:
+    """Return the evidence of a fleet, which both attacks use; it is made once."""
     return lab.once(("past rounds", mode, lifetime), lambda: evidence(lab, mode, lifetime))
 
 
@@ -166,7 +167,7 @@ def past(lab: Lab, mode: str) -> list[Result]:
     """Return the shares of past updates that a newcomer and a thief open, for each key lifetime."""
     results = []
     for lifetime in LIFETIMES:
-        found = _evidence(lab, mode, lifetime)
+        found = evidence_of(lab, mode, lifetime)
         results += [
             _result(
                 "past-rounds-newcomer",
@@ -190,7 +191,7 @@ def since(lab: Lab, mode: str) -> list[Result]:
     """Return the share of the updates since a device left that its disk opens, for each key lifetime; no claim is made."""
     results = []
     for lifetime in LIFETIMES:
-        found = _evidence(lab, mode, lifetime)
+        found = evidence_of(lab, mode, lifetime)
         earlier = found.share(ABSENT, found.rounds(1, LEFT - 1))
         results.append(
             _result(

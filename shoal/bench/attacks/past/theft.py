@@ -1,4 +1,4 @@
-"""What a thief takes from a device: every 32 bytes in its files that may be a secret, its private keys, and its memory."""
+"""Theft of a device: all strings of 32 bytes in its files and memory, its private keys, and its derived masks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OUTSIDE: Final = (ModuleType, type, LoopbackFleet, LoopbackBroker, LoopbackTrans
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Loot:
-    """What was taken from one device.
+    """The secrets taken from one device.
 
     Attributes:
         identity: the device's keys.
@@ -44,7 +44,7 @@ class Loot:
     masks: tuple[MaskKey, ...] = field(default=())
 
     def __or__(self, other: Loot) -> Loot:
-        """Return what was taken from one device at two times."""
+        """Return the secrets taken from one device at two times."""
         return Loot(
             self.identity,
             self.secrets | other.secrets,
@@ -54,7 +54,7 @@ class Loot:
 
 
 def steal(directory: Path, runtime: DeviceRuntime | None = None) -> Loot:
-    """Return everything of use in a device's directory and, if it is running, in its memory."""
+    """Return the secrets in a device's directory and, if it is running, in its memory."""
     identity = Identity.load(directory / KEY_FILE)
     receiving = ReceivingSecrets.load(directory / RECEIVING_FILE)
     secrets, masks = set(_in_files(directory)), []

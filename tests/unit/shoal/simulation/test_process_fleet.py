@@ -117,6 +117,17 @@ def test_all_members_belong_to_the_owners_fleet(staged):
     assert staged.fleet.name == "lab"
 
 
+def test_a_copy_is_a_fleet_of_its_own(staged, tmp_path):
+    copied = staged.copy_to(tmp_path / "copy")
+    assert copied.devices == staged.devices
+    assert copied.fleet.roster_bytes == staged.fleet.roster_bytes
+    assert copied.fleet.secrets == staged.fleet.secrets
+    copied.fleet.rotate()
+    assert copied.fleet.secrets != staged.fleet.secrets
+    assert DeviceMembership(copied.device_dir("dev-00")).directory == tmp_path / "copy" / "devices" / "dev-00"
+    assert AggregatorMembership(copied.aggregator_dir).directory == tmp_path / "copy" / "aggregator"
+
+
 def test_a_roster_is_replaced_as_a_whole_and_private(staged):
     """A running aggregator may read it at any time."""
     path = staged.aggregator_dir / ROSTER_FILE

@@ -1,0 +1,99 @@
+"""Uploads of past rounds open under one key a run, and under round keys if owner or device leave out what protects them."""
+
+from unittest.mock import PropertyMock
+
+import pytest
+
+from edge_client.membership import DeviceMembership
+from shoal.bench.attacks.past.rounds import (
+    ABSENT,
+    LEFT,
+    NEWCOMER,
+    ROUNDS,
+    STOLEN,
+    VICTIM,
+    Ambush,
+    evidence,
+    evidence_of,
+    past,
+    since,
+)
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.transport.faults import Hop, Passage
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+
+def shares(found, stolen):
+    """Return the shares that newcomer and thief open of the past, and the thief of the rounds from the theft on."""
+    return (
+        found.share(NEWCOMER, found.before),
+        found.share(VICTIM, found.rounds(1, stolen - 1)),
+        found.share(VICTIM, found.rounds(stolen, ROUNDS)),
+    )
+
+
+def test_one_key_a_run_opens_everything(lab):
+    found = evidence_of(lab, "rotation", "run")
+    assert shares(found, STOLEN) == (1, 1, 1)
+    assert found.share(ABSENT, found.uploads) == 1
+
+
+@pytest.mark.parametrize(("mode", "stolen"), [("permutation", 2), ("rotation", STOLEN)])
+def test_round_keys_open_nothing_of_the_past(lab, mode, stolen):
+    """What follows the theft is opened, so the thief's search finds keys where there are any."""
+    found = evidence_of(lab, mode, "round") if stolen == STOLEN else evidence(lab, mode, "round", stolen)
+    assert shares(found, stolen) == (0, 0, 1)
+
+
+def test_an_absent_device_opens_the_rounds_since_it_left(lab):
+    """Also those under the version that was drawn meanwhile: its delivery waits for the device, which holds the key to it."""
+    found = evidence_of(lab, "rotation", "round")
+    assert {u.context.key_version for u in found.rounds(LEFT, ROUNDS)} == {0, 7}
+    assert found.share(ABSENT, found.rounds(LEFT, ROUNDS)) == 1
+    assert found.share(ABSENT, found.rounds(1, LEFT - 1)) == 0
+
+
+def test_a_newcomer_opens_the_past_if_no_version_is_drawn_for_it(lab, monkeypatch):
+    monkeypatch.setattr(FleetDirectory, "admission_draws", PropertyMock(return_value=False))
+    found = evidence(lab, "rotation", "round")
+    assert shares(found, STOLEN) == (1, 0, 1)
+
+
+def test_a_thief_opens_the_past_if_the_device_keeps_the_secret_of_the_version(lab, monkeypatch):
+    monkeypatch.setattr(DeviceMembership, "keep_version", lambda _self, _key: None)
+    found = evidence(lab, "rotation", "round")
+    assert shares(found, STOLEN) == (0, 1, 1)
+
+
+def test_without_a_mask_nothing_needs_a_key(lab):
+    assert {r.success for r in (*past(lab, "none"), *since(lab, "none"))} == {1.0}
+
+
+def test_the_rows_are_those_of_both_key_lifetimes(lab):
+    rows = [(r.name, r.keys, r.works) for r in (*past(lab, "rotation"), *since(lab, "rotation"))]
+    assert rows == [
+        ("past-rounds-newcomer", "run", True),
+        ("past-rounds-stolen", "run", True),
+        ("past-rounds-newcomer", "round", False),
+        ("past-rounds-stolen", "round", False),
+        ("past-rounds-absent", "run", True),
+        ("past-rounds-absent", "round", True),
+    ]
+
+
+def test_the_ambush_strikes_once_as_the_clients_upload_leaves():
+    struck = []
+    tap = Ambush()
+    tap.arm("a", lambda: struck.append(len(tap.heard)))
+    up, state = "shoal/v1/lab/d/a/up", "shoal/v1/lab/d/a/state"
+    for hop, client, topic in [
+        (Hop.UP, "b", up),
+        (Hop.DOWN, "a", up),
+        (Hop.UP, "a", state),
+        (Hop.UP, "a", up),
+        (Hop.UP, "a", up),
+    ]:
+        assert tuple(tap(Passage(hop, client, topic, b"x"))) == (0.0,)
+    assert struck == [3]
+    assert len(tap.heard) == 5
