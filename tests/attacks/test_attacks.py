@@ -195,7 +195,7 @@ def test_round_keys_end_what_newcomers_and_thieves_open(attacked, mode):
     for name in ("past-rounds-newcomer", "past-rounds-stolen"):
         assert rows[name, "run"] == 1
         assert rows[name, "round"] == 0
-    assert rows["past-rounds-absent", "round"] == 1
+    assert rows["past-rounds-absent", "round"] == rows["colluding-device", "round"] == 1
 
 
 def test_a_restored_owner_repeats_no_mask(attacked):

@@ -45,6 +45,6 @@ ATTACKS: Final[tuple[Attack, ...]] = (
     linking.ATTACK,
     independence.ATTACK,
     rounds.PAST,
-    rounds.ABSENCE,
+    rounds.SINCE,
     restored.ATTACK,
 )

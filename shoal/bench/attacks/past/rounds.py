@@ -181,27 +181,34 @@ def past(lab: Lab, mode: str) -> list[Result]:
                 f"thief with disk and memory of a device in step at round {STOLEN}, {RECORD}",
                 found.share(VICTIM, found.rounds(1, STOLEN - 1)),
                 lifetime,
-                f"updates of rounds before {STOLEN}; {found.share(VICTIM, found.rounds(STOLEN, ROUNDS)):.2f} of later ones",
+                f"updates of rounds before {STOLEN}",
             ),
         ]
     return results
 
 
 def since(lab: Lab, mode: str) -> list[Result]:
-    """Return the share of the updates since a device left that its disk opens, for each key lifetime; no claim is made."""
+    """Return the shares of updates that devices open from the round on whose keys they hold; no claim is made about these."""
     results = []
     for lifetime in LIFETIMES:
         found = evidence_of(lab, mode, lifetime)
-        earlier = found.share(ABSENT, found.rounds(1, LEFT - 1))
-        results.append(
+        before = found.share(ABSENT, found.rounds(1, LEFT - 1))
+        results += [
             _result(
                 "past-rounds-absent",
                 f"thief with the disk of a device last in step at round {LEFT}, {RECORD}",
                 found.share(ABSENT, found.rounds(LEFT, ROUNDS)),
                 lifetime,
-                f"rounds {LEFT} to {ROUNDS}; {earlier:.2f} of the rounds before",
-            )
-        )
+                f"updates of rounds {LEFT} to {ROUNDS}; {before:.2f} of those before",
+            ),
+            _result(
+                "colluding-device",
+                f"aggregator with disk and memory of a device in step at round {STOLEN}, {RECORD}",
+                found.share(VICTIM, found.rounds(STOLEN, ROUNDS)),
+                lifetime,
+                f"updates of rounds {STOLEN} to {ROUNDS}",
+            ),
+        ]
     return results
 
 
@@ -221,4 +228,4 @@ def _result(name: str, attacker: str, success: float, lifetime: Lifetime, note: 
 
 SOURCE: Final = "Günther 1989 (forward secrecy)"
 PAST: Final = Attack("past rounds", SOURCE, f"newcomer, or thief of a device, {RECORD}", past)
-ABSENCE: Final = Attack("absent device", SOURCE, f"thief of a device that was absent, {RECORD}", since)
+SINCE: Final = Attack("rounds since", SOURCE, f"thief of an absent device, or device in step, {RECORD}", since)

@@ -78,7 +78,9 @@ def test_the_rows_are_those_of_both_key_lifetimes(lab):
         ("past-rounds-newcomer", "round", False),
         ("past-rounds-stolen", "round", False),
         ("past-rounds-absent", "run", True),
+        ("colluding-device", "run", True),
         ("past-rounds-absent", "round", True),
+        ("colluding-device", "round", True),
     ]
 
 
