@@ -26,6 +26,7 @@ from shoal.membership import tokens as seal_tokens
 from shoal.owner.enrolment import tokens
 from shoal.owner.keys import receiving as owner_receiving
 from shoal.owner.keys import vault
+from shoal.owner.keys import versions as owner_versions
 from shoal.protocol import chunking as frame
 from shoal.protocol import codec, documents, enrolment, epochs, messages, states
 from shoal.protocol.channels import CHANNELS
@@ -80,6 +81,7 @@ def test_the_page_lists_every_message_with_its_fields_in_order():
         vault,
         owner_receiving,
         edge_membership,
+        owner_versions,
     )
 
 

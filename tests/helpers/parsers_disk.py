@@ -45,6 +45,7 @@ from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.broker_users import BrokerUsers
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import CHANGE_FILE, Change, FleetSecrets
+from shoal.owner.keys.versions import VERSIONS_FILE, StoredVersions, VersionSecrets
 from shoal.owner.task_compiler.signed import Source, read_signed, write_signed
 from shoal.protocol.codec import decode, encode
 from shoal.task.bundle import TaskBundle
@@ -168,7 +169,7 @@ def _data(disk):
 def _owners(disk):
     def opened(directory):
         fleet = FleetDirectory(directory)
-        return fleet.mask_secret, fleet.content, fleet.broker, fleet.cards(), fleet.broker_for("dev-00")
+        return fleet.mask_secret, fleet.content, fleet.broker, fleet.cards(), fleet.broker_for("dev-00"), fleet.versions
 
     def tokens(directory):
         fleet = FleetDirectory(directory)
@@ -181,10 +182,12 @@ def _owners(disk):
     (token,) = (owner / "tokens").glob("*.token")
     secrets = decode((owner / "secrets.bin").read_bytes(), FleetSecrets)
     assert "mask_secret" not in repr(secrets)
+    versions = StoredVersions((VersionSecrets(1, bytes(32), bytes(32)),))
     return [
         disk.replaced("owner", "owner.key", opened),
         disk.replaced("owner", "secrets.bin", opened),
         disk.replaced("owner", "receiving.bin", opened),
+        disk.replaced("owner", VERSIONS_FILE, opened, seeds=(versions.to_bytes(),)),
         disk.replaced("owner", "roster.signed", opened),
         disk.replaced("owner", CHANGE_FILE, opened, seeds=(encode(change),)),
         disk.replaced("owner", "broker.key", lambda d: BrokerUsers(d).password("x"), seeds=(bytes(32),)),

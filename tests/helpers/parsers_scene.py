@@ -18,6 +18,7 @@ from shoal.membership.tokens import make_request
 from shoal.owner.enrolment.tokens import TokenFile, TokenStore
 from shoal.owner.keys.receiving import ReceivingFile
 from shoal.owner.keys.vault import Change, FleetSecrets
+from shoal.owner.keys.versions import StoredVersions, VersionSecrets
 from shoal.protocol import codec
 from shoal.protocol.codec import decode, decode_prefix, encode
 from shoal.protocol.documents import (
@@ -178,6 +179,7 @@ class Scene:
             Change: [encode(Change(b"secrets", self.owner.roster_bytes))],
             ReceivingNotice: [self.notice[64:]],
             ReceivingFile: [(self.owner.path / "receiving.bin").read_bytes()],
+            StoredVersions: [StoredVersions().adding(VersionSecrets(4, bytes(32), bytes(32))).to_bytes()],
             TokenFile: [encode(TokenFile(self.token, 1000, ""))],
             EarlierVersions: [encode(EarlierVersions((EarlierVersion(7, 3, bytes(32)),)))],
             Mark: [encode(Mark(roster=1, run=1, round=2, nonce=bytes(16), transfer=bytes(16), length=0))],

@@ -78,6 +78,7 @@ NAMES_OF = [
     "owner's owner.key",
     "owner's secrets.bin",
     "owner's receiving.bin",
+    "owner's versions.bin",
     "owner's roster.signed",
     "owner's change.journal",
     "owner's broker.key",

@@ -30,6 +30,7 @@ from shoal.owner.keys.vault import (
     FleetSecrets,
     Vault,
 )
+from shoal.owner.keys.versions import VERSIONS_FILE, StoredVersions, VersionSecrets
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import AggregatorGrant, Card, DeviceGrant, Member, ReceivingKeys, Roster
 from shoal.types import check_name
@@ -225,6 +226,35 @@ class FleetDirectory:
         return VersionKey(self.name, self.roster.keys_since, self.secrets.version_secret)
 
     @property
+    def versions(self) -> tuple[VersionSecrets, ...]:
+        """The newest key version and the earlier ones under which a run may have ended, newest first.
+
+        Raises:
+            IntegrityError: the file of the earlier ones is damaged.
+        """
+        newest = self._newest_version()
+        earlier = self._earlier_versions().versions
+        return (newest, *(v for v in reversed(earlier) if v.number < newest.number))
+
+    def forget_versions_before(self, number: int) -> None:
+        """Erase the secrets of key versions before ``number``; durable on return."""
+        with self.changing():
+            earlier = self._earlier_versions()
+            left = earlier.since(number)
+            if left != earlier:
+                self._vault.write(VERSIONS_FILE, left.to_bytes())
+
+    def _newest_version(self) -> VersionSecrets:
+        return VersionSecrets(self.roster.keys_since, self.secrets.version_secret, self.secrets.broadcast_key)
+
+    def _earlier_versions(self) -> StoredVersions:
+        path = self.path / VERSIONS_FILE
+        if not path.exists():
+            return StoredVersions()
+        with named(path, BACKUP_HINT):
+            return StoredVersions.from_bytes(self._vault.read(VERSIONS_FILE))
+
+    @property
     def content(self) -> GroupKey:
         """The key that devices and the owner share; the aggregator does not have it."""
         return GroupKey(self.name, "content", self.secrets.content_key)
@@ -417,6 +447,10 @@ class FleetDirectory:
         )
         signed = sign_document(self.owner, roster)
         self._store_receiving(receiving)
+        if self.admission_draws:
+            # Before the change: it erases the only other copy.
+            earlier = self._earlier_versions().adding(self._newest_version())
+            self._vault.write(VERSIONS_FILE, earlier.to_bytes())
         self._vault.change(secrets, signed)
         self.secrets, self.roster, self._signed = secrets, roster, signed
         self._finish_change()

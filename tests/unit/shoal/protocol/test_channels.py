@@ -36,10 +36,12 @@ def test_a_transfer_without_a_channel_is_refused():
 
 
 def test_all_of_a_topic_is_sent_and_retained_alike():
-    """The broker's access list and the subscriptions go by topic."""
+    """The broker's access list and the subscriptions go by topic. The owner takes only the checkpoints among the models."""
     for topic in TopicKind:
-        rows = [c for c in CHANNELS if c.topic is topic]
+        rows = [c for c in CHANNELS if c.topic is topic and c is not channels.CHECKPOINT]
         assert len({(c.sender, c.receivers, c.retained) for c in rows}) == 1
+    assert (channels.CHECKPOINT.sender, channels.CHECKPOINT.retained) == (channels.MEAN.sender, channels.MEAN.retained)
+    assert channels.CHECKPOINT.receivers == (Party.OWNER, *channels.MEAN.receivers)
 
 
 def test_a_head_names_the_purpose_and_both_ends():
@@ -60,7 +62,8 @@ def test_topics_by_party():
     assert written_by(Party.DEVICE) == (TopicKind.UP, TopicKind.STATE, TopicKind.RECEIVING)
     assert written_by(Party.NEWCOMER) == (TopicKind.ENROL,)
     assert read_by(Party.NEWCOMER) == (TopicKind.GRANT,)
-    expected = (TopicKind.CHECKPOINT, TopicKind.RECEIVING, TopicKind.ENROL, TopicKind.OWNER_ROSTER)
+    expected = (TopicKind.CHECKPOINT, TopicKind.ROUND, TopicKind.MODEL)
+    expected += (TopicKind.RECEIVING, TopicKind.ENROL, TopicKind.OWNER_ROSTER)
     assert read_by(Party.OWNER) == expected
     assert TopicKind.RECEIVING not in read_by(Party.AGGREGATOR)
     assert TopicKind.ENROL in written_by(Party.OWNER)  # to clear it

@@ -1,0 +1,41 @@
+"""The stored secrets of earlier key versions."""
+
+import pytest
+
+from shoal.errors import WireError
+from shoal.owner.keys.versions import MOST_VERSIONS, StoredVersions, VersionSecrets
+
+
+def secrets(number, byte=b"s"):
+    return VersionSecrets(number, byte * 32, b"b" * 32)
+
+
+def numbers(versions):
+    return [v.number for v in versions.versions]
+
+
+def test_versions_are_in_order_and_each_is_there_once():
+    found = StoredVersions().adding(secrets(7)).adding(secrets(3)).adding(secrets(7, b"t"))
+    assert numbers(found) == [3, 7]
+    assert found.versions[1].version_secret == b"t" * 32
+    assert StoredVersions.from_bytes(found.to_bytes()) == found
+
+
+def test_the_oldest_is_removed_beyond_the_limit():
+    found = StoredVersions()
+    for number in range(1, MOST_VERSIONS + 4):
+        found = found.adding(secrets(number))
+    assert numbers(found) == list(range(4, MOST_VERSIONS + 4))
+
+
+def test_since_removes_older_ones():
+    found = StoredVersions((secrets(3), secrets(5), secrets(8)))
+    assert numbers(found.since(5)) == [5, 8]
+    assert numbers(found.since(9)) == []
+
+
+def test_damaged_bytes_are_refused_and_secrets_are_not_shown():
+    data = StoredVersions((secrets(3),)).to_bytes()
+    with pytest.raises(WireError):
+        StoredVersions.from_bytes(data[:-1])
+    assert "sss" not in repr(StoredVersions((secrets(3),)))
