@@ -88,6 +88,12 @@ class TaskError(ShoalError):
     exit_code = 8
 
 
+class NotReadyError(ShoalError):
+    """Nothing is wrong, and what was asked for is not there yet: try again later."""
+
+    exit_code = 11
+
+
 class DataError(TaskError):
     """A data file is missing, malformed or does not fit the task."""
 

@@ -354,20 +354,7 @@ class HeldModels:
         )
 
     def _theta(self, held: RoundModels, model: int) -> Float32Vector:
-        plan, shared = self._run.plan, held.state_of(SHARED_MODEL)
-        if shared is None:
-            return self._vector(held, model)
-        theta = np.empty(plan.length, np.float32)
-        theta[plan.span("shared")] = self._vector(held, SHARED_MODEL)
-        theta[plan.span("cluster")] = self._vector(held, model)
-        return theta
-
-    def _vector(self, held: RoundModels, model: int) -> Float32Vector:
-        at = held.state_of(model)
-        assert at is not None, "the policy has checked that an assignment's models are offered"
-        theta = self._states.held[at].theta
-        # An origin is a whole vector; with weight sharing, later states are segments.
-        return theta[self._span_of(model)] if at.round == 0 else theta
+        return assembled(self._run.plan, held, model, {id_: state.theta for id_, state in self._states.held.items()})
 
     def _span_of(self, model: int) -> slice:
         return self._run.plan.span(segment_of(self._held, model))
@@ -410,6 +397,30 @@ def segment_of(held: RoundModels, model: int) -> str:
     if held.state_of(SHARED_MODEL) is None:
         return ""
     return "shared" if model == SHARED_MODEL else "cluster"
+
+
+def assembled(plan: RunPlan, held: RoundModels, model: int, thetas: Mapping[StateId, Float32Vector]) -> Float32Vector:
+    """Return an offered model as one vector (d,) float32: with weight sharing, its own segment and the one that all share.
+
+    Args:
+        plan: the run's plan.
+        held: models of an announcement that the policy has checked.
+        model: id of an offered model.
+        thetas: float32, at least the states of the model and of the shared segment. An origin is a whole vector; with weight
+            sharing, later states are segments.
+    """
+
+    def vector(of: int) -> Float32Vector:
+        at = held.state_of(of)
+        assert at is not None, "the policy has checked that an assignment's models are offered"
+        return thetas[at][plan.span(segment_of(held, of))] if at.round == 0 else thetas[at]
+
+    if held.state_of(SHARED_MODEL) is None:
+        return vector(model)
+    theta = np.empty(plan.length, np.float32)
+    theta[plan.span("shared")] = vector(SHARED_MODEL)
+    theta[plan.span("cluster")] = vector(model)
+    return theta
 
 
 def length_of(plan: RunPlan, held: RoundModels, state: StateId) -> int:

@@ -142,3 +142,12 @@ def test_a_run_whose_options_make_no_sense_is_refused_without_torch(tmp_path, fl
     write_signed(logistic_bundle(), Source("logistic", {"inputs": 4, "classes": 3}), fleet.owner, tmp_path / "task")
     asked = ["run", tmp_path / "owner", "--task", tmp_path / "task", "--algorithm", "cfl", "--set", "epsilon=1"]
     assert loaded("shoal-fleet", "torch,onnxruntime,scipy", *asked) == (3, [])
+
+
+@pytest.mark.parametrize("command", [(), ("models",), ("models", "get")])
+def test_the_owners_help_loads_nothing_heavy(command):
+    """`shoal-fleet --help` and the help of `models` answer without numpy and the MQTT client."""
+    assert loaded("shoal-fleet", "numpy,onnxruntime,torch,scipy,paho,edge_client,aggregator", *command, "--help") == (
+        0,
+        [],
+    )

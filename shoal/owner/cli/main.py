@@ -14,6 +14,7 @@ from typer.core import TyperCommand
 from shoal import limits
 from shoal.errors import UsageError
 from shoal.owner.cli import enrolment as admission_cli
+from shoal.owner.cli import models as models_cli
 from shoal.owner.enrolment.reminders import broker_users
 from shoal.util.console import add_version, counted, note, run_program, say, say_json
 from shoal.util.wanted import wanted
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 task_app = typer.Typer(help="Compile models into tasks that devices train without torch.", no_args_is_help=True)
 app.add_typer(task_app, name="task")
+app.add_typer(models_cli.app, name="models")
 
 Directory = Annotated[Path, typer.Argument(help="The owner's directory.")]
 CardFile = Annotated[Path, typer.Argument(help="The card that init printed.", exists=True, dir_okay=False)]

@@ -1,0 +1,164 @@
+"""Files of a finished run's models: for each model an ONNX file and its parameters by name, and models.json.
+
+The parameters are a .npz archive: one float32 array for each parameter, under torch's name and in torch's shape. It contains
+no pickle. models.json is removed first and written last, so a folder without it is incomplete.
+
+Example: `torch.nn.Module.load_state_dict` takes the second file after
+``{name: torch.from_numpy(value) for name, value in numpy.load("model-0.npz").items()}``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import zipfile
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from edge_client.export import export
+from shoal.errors import ConfigError
+from shoal.owner.keys.outputs import check_output
+from shoal.util.files import private_directory, read_private, remove_unfinished, write_atomic, write_failed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shoal.owner.models.final_round import FinalModel, FinishedRun, OpenedState
+    from shoal.task.manifest import TaskManifest
+    from shoal.types import Float32Vector
+
+LIST_FILE: Final = "models.json"
+FORMAT: Final = 1
+_OURS: Final = re.compile(r"\.?(model-\d+\.(onnx|npz)|models\.json)(\.[0-9a-f]+\.\d+\.new)?")
+"""The files of an output, and their temporary names."""
+
+
+def state_dict(manifest: TaskManifest, theta: Float32Vector) -> dict[str, np.ndarray]:
+    """Return the parameters of a model by torch's names, as views of ``theta`` (d,)."""
+    found, at = {}, 0
+    for parameter in manifest.parameters:
+        found[parameter.name] = theta[at : at + parameter.length].reshape(parameter.shape)
+        at += parameter.length
+    return found
+
+
+def npz_bytes(arrays: dict[str, np.ndarray]) -> bytes:
+    """Return a .npz archive of float32 arrays, which is the same for the same values.
+
+    Unlike `numpy.savez` it takes arrays of any name.
+    """
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
+        for name, values in arrays.items():
+            entry = io.BytesIO()
+            np.lib.format.write_array(entry, np.asarray(values, "<f4", order="C"), allow_pickle=False)
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), entry.getvalue())
+    return out.getvalue()
+
+
+def check_folder(owner: Path, folder: Path, *, force: bool) -> None:
+    """Check that the models may be written to ``folder``, before anything is fetched.
+
+    Raises:
+        ConfigError: it is inside the owner's directory, holds other files, or holds models and ``force`` is false.
+    """
+    ours = _ours(folder)
+    check_output(owner, folder, ours=ours, last=LIST_FILE)
+    if ours and not force:
+        raise ConfigError(
+            f"{folder} holds models already, such as {ours[0]}", hint="give another folder, or --force to replace them"
+        )
+
+
+def write_models(run: FinishedRun, owner: Path, folder: Path, *, force: bool = False) -> dict[str, Any]:
+    """Write the models of a run, and return the contents of models.json.
+
+    Args:
+        run: the models.
+        owner: the owner's directory.
+        folder: made with mode 0700 if it is missing.
+        force: replace the models of an earlier call.
+
+    Raises:
+        ConfigError: as `check_folder`, or a file can't be written.
+        TaskError: a model does not fit its task or is not finite.
+    """
+    check_folder(owner, folder, force=force)
+    private_directory(folder)
+    before = _ours(folder)
+    try:
+        (folder / LIST_FILE).unlink(missing_ok=True)
+    except OSError as error:
+        raise write_failed(folder / LIST_FILE, error) from error
+    models = [_write(run, model, folder) for model in run.models]
+    document = _document(run, models)
+    named = {model[kind]["file"] for model in models for kind in ("onnx", "state")}
+    for name in {name for name in before if not name.startswith(".")} - named - {LIST_FILE}:
+        (folder / name).unlink(missing_ok=True)
+    remove_unfinished(folder)
+    write_atomic(folder / LIST_FILE, f"{json.dumps(document, indent=2, allow_nan=False)}\n".encode())
+    return document
+
+
+def _ours(folder: Path) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(entry.name for entry in folder.iterdir() if _OURS.fullmatch(entry.name)))
+    except OSError:
+        return ()  # `check_output` reports all but a missing folder
+
+
+def _write(run: FinishedRun, model: FinalModel, folder: Path) -> dict[str, Any]:
+    """Write the two files of a model, and return its entry in models.json."""
+    onnx, state = folder / f"model-{model.model}.onnx", folder / f"model-{model.model}.npz"
+    export(run.bundle, model.theta, onnx)
+    write_atomic(state, npz_bytes(state_dict(run.bundle.manifest, model.theta)))
+    return {
+        "model": model.model,
+        "onnx": _described(onnx),
+        "state": _described(state),
+        **_certified(model.own),
+        "parents": list(model.parents),
+        "devices": None if model.devices is None else list(model.devices),
+        "contributors": model.contributors,
+    }
+
+
+def _described(path: Path) -> dict[str, Any]:
+    data = read_private(path)
+    return {"file": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _certified(state: OpenedState) -> dict[str, Any]:
+    at = state.state.id
+    return {
+        "made_in": {"model": at.model, "round": at.round},
+        "state_digest": state.state.digest.hex(),
+        "sealed_by": state.sealed_by,
+        "sealed_in": state.sealed_in,
+        "certified_by": list(state.certified_by),
+    }
+
+
+def _document(run: FinishedRun, models: list[dict[str, Any]]) -> dict[str, Any]:
+    plan, manifest = run.plan, run.bundle.manifest
+    return {
+        "format": FORMAT,
+        "fleet": plan.fleet,
+        "run": plan.run,
+        "run_id": plan.run_id.hex(),
+        "algorithm": plan.algorithm,
+        "mode": plan.mode,
+        "rounds": plan.rounds,
+        "final_round": run.round,
+        "key_version": run.key_version,
+        "min_contributors": plan.min_contributors,
+        "task": {"name": manifest.name, "kind": manifest.kind, "digest": plan.task_digest.hex()},
+        "parameters": [{"name": p.name, "shape": list(p.shape), "segment": p.segment} for p in manifest.parameters],
+        "complete": not run.missing,
+        "models": models,
+        "shared": None if run.shared is None else _certified(run.shared),
+        "missing": [{"model": model, "reason": reason} for model, reason in sorted(run.missing.items())],
+    }

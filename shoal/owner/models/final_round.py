@@ -1,0 +1,370 @@
+"""The announcement and the checkpoints of a run's final round, opened with the owner's keys and checked.
+
+Under each key version a run's chain begins at round 0. The owner skips it to the round in which a checkpoint was sealed, takes
+that round's content key, opens the checkpoint, and compares its digest with the statements of ``min_contributors`` devices.
+
+Example: the final round of run 3 is 21. It offers model 0 at state (0, 20), which dev-2 has sealed in round 21.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from crypto.mask.schedule import RoundKeys, VersionKey
+from crypto.seal.envelope import GroupKey, SealError, is_from, open_from_group, read_head
+from edge_client.models.checkpoints import open_checkpoint
+from edge_client.run.held_models import assembled, check_segments, length_of
+from edge_client.run.package import task_of
+from edge_client.run.policy import check_announcement
+from shoal import limits
+from shoal.errors import ConfigError, IntegrityError, NotReadyError, ShoalError, TaskError, UntrustedError
+from shoal.membership.roster import aggregator_of
+from shoal.membership.statements import check_certificate
+from shoal.protocol import channels
+from shoal.protocol.channels import EVERYONE
+from shoal.protocol.codec import decode
+from shoal.protocol.messages import SHARED_MODEL, Announcement, Phase
+from shoal.protocol.states import StateCertificate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from edge_client.models.states import ModelState
+    from shoal.owner.keys.directory import FleetDirectory
+    from shoal.owner.keys.versions import VersionSecrets
+    from shoal.protocol.channels import Channel
+    from shoal.protocol.documents import Roster, RunPlan
+    from shoal.protocol.states import CheckpointRef, RoundModels, StateId
+    from shoal.task.bundle import TaskBundle
+    from shoal.types import Float32Vector
+
+KEYS_HINT = (
+    "the owner stores the keys of the last versions only, and removes old ones when it fetches models: take the directory from "
+    "a backup, or use a device's model (shoal-edge export)"
+)
+CERTIFICATE_HINT = (
+    "revoked devices do not count: use a device's model (shoal-edge export), or lower --min-contributors next time"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedState:
+    """A certified state from a checkpoint.
+
+    Attributes:
+        state: the state in clear, with its digest.
+        task: the encoded task that came with it, not checked.
+        sealed_by: the device that sealed it; sealed_in: the round.
+        certified_by: devices that signed the digest, as many as the plan demands.
+    """
+
+    state: ModelState
+    task: bytes = field(repr=False)
+    sealed_by: str
+    sealed_in: int
+    certified_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FinalModel:
+    """One model of a finished run.
+
+    Attributes:
+        model: its id within the run.
+        theta: (d,), float32.
+        own: its state as opened; with weight sharing, the model's own segment.
+        contributors: updates in the model's last mean; None if the announcement does not say.
+        devices: the devices of the cluster; None if devices choose their model themselves, as in IFCA.
+        parents: models that it comes from, as far as the announcement says: those of a split or a merge in the last rounds,
+            and the models above it where CFL stores the path.
+    """
+
+    model: int
+    theta: Float32Vector = field(repr=False)
+    own: OpenedState
+    contributors: int | None
+    devices: tuple[str, ...] | None
+    parents: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRun:
+    """The models of a run's final round.
+
+    Attributes:
+        plan: the owner's plan.
+        round: the final round; key_version: under which it was announced.
+        bundle: the task.
+        models: ascending by id.
+        shared: with weight sharing, the state of the segment that all models share.
+        missing: model -> reason, for the offered models that can't be had.
+    """
+
+    plan: RunPlan
+    round: int
+    key_version: int
+    bundle: TaskBundle
+    models: tuple[FinalModel, ...]
+    shared: OpenedState | None
+    missing: Mapping[int, str]
+
+
+def open_broadcast(sealed: bytes | memoryview, channel: Channel, roster: Roster, version: VersionSecrets) -> memoryview:
+    """Return the plaintext of a message of the aggregator to the whole fleet.
+
+    Raises:
+        SealError: it is under another key, or altered.
+        UntrustedError: it is another kind of message.
+    """
+    head, at = read_head(sealed)
+    sender = aggregator_of(roster)
+    if head != channel.head(roster.fleet, sender.name, EVERYONE):
+        raise UntrustedError(f"a message of {head.sender!r} that is no {channel.name} of this fleet")
+    group = GroupKey(roster.fleet, "broadcast", version.broadcast_key)
+    return open_from_group(group, sealed, head, at, sender.sign_key)
+
+
+class FinalRound:
+    """An authentic announcement, and what the owner can open of its round.
+
+    Attributes:
+        plan: of the announced run, from the owner's directory.
+        announcement: as opened; version: the secrets under which it was sealed.
+    """
+
+    def __init__(
+        self, plan: RunPlan, announcement: Announcement, version: VersionSecrets, versions: Mapping[int, VersionSecrets]
+    ) -> None:
+        self.plan = plan
+        self.announcement = announcement
+        self.version = version
+        self._versions = versions
+
+    @classmethod
+    def open(cls, sealed: bytes | memoryview, fleet: FleetDirectory, plans: Mapping[bytes, RunPlan]) -> FinalRound:
+        """Open an announcement of any round.
+
+        Args:
+            sealed: as received.
+            fleet: the owner's directory.
+            plans: the signed plans, by run id.
+
+        Raises:
+            ConfigError: the directory has no such run, or not the keys of the announcement's version.
+            UntrustedError: it is not the aggregator's, or not as the plan allows.
+            WireError: it is malformed.
+        """
+        versions = fleet.versions
+        for version in versions:
+            try:
+                plain = open_broadcast(sealed, channels.ANNOUNCEMENT, fleet.roster, version)
+            except SealError:
+                continue
+            announcement = decode(plain, Announcement)
+            break
+        else:
+            head, _ = read_head(sealed)
+            if not is_from(sealed, head, aggregator_of(fleet.roster).sign_key):
+                raise UntrustedError("an announcement that the fleet's aggregator did not sign")
+            raise ConfigError(
+                f"{fleet.path} does not hold the keys of the key version under which the last round was announced",
+                hint=KEYS_HINT,
+            )
+        plan = plans.get(announcement.run_id)
+        if plan is None:
+            raise ConfigError(
+                f"{fleet.path} holds no signed run of the id that is announced as run {announcement.run}",
+                hint="take the directory's folder runs from a backup",
+            )
+        if announcement.held is not None:
+            check_announcement(announcement, plan)
+            check_segments(announcement.held)
+            if announcement.held.key_version != version.number:
+                raise UntrustedError("an announcement that names another key version than it is sealed under")
+        return cls(plan, announcement, version, {v.number: v for v in versions})
+
+    @property
+    def held(self) -> RoundModels:
+        """The announced models.
+
+        Raises:
+            ConfigError: the run has one mask key, so that the owner has no checkpoints to open.
+        """
+        if self.announcement.held is None:
+            raise ConfigError(
+                f"run {self.plan.run} is not under round keys: its models are on the devices only",
+                hint="shoal-edge export DIR FILE on a device of the cluster",
+            )
+        return self.announcement.held
+
+    @property
+    def models(self) -> tuple[int, ...]:
+        """The models that the round offers."""
+        return tuple(offer.model for offer in self.held.offers if offer.model != SHARED_MODEL)
+
+    def wanted(self) -> dict[StateId, CheckpointRef]:
+        """Return the checkpoints of the offered states; of a finished run, as far as there are any.
+
+        Raises:
+            NotReadyError: the run is under way, or devices have not sealed and certified its models yet.
+        """
+        plan, at, held = self.plan, self.announcement.round, self.held
+        if not self.announcement.finished:
+            raise NotReadyError(
+                f"run {plan.run} is in round {at} of {plan.rounds}",
+                hint="try again when it has finished: its models stay on the broker until the next run begins",
+            )
+        offered = {offer.at for offer in held.offers}
+        refs = {ref.state: ref for ref in held.checkpoints if ref.state in offered}
+        # The announcement is published again when the round has closed, with what devices sealed in it.
+        if not refs or (refs.keys() != offered and all(ref.round < at for ref in refs.values())):
+            raise NotReadyError(
+                f"the final round of run {plan.run} is open, or fewer than {plan.min_contributors} devices have certified "
+                "its models",
+                hint="`shoal-aggregator status` says whether the run has finished: if so, use a device's model "
+                "(shoal-edge export)",
+            )
+        return refs
+
+    def open_checkpoint(self, ref: CheckpointRef, sealed: bytes | memoryview, roster: Roster) -> OpenedState:
+        """Return the certified state in a checkpoint.
+
+        Args:
+            ref: the announced checkpoint.
+            sealed: as received, in the aggregator's envelope.
+            roster: the newest roster; statements of revoked devices don't count.
+
+        Raises:
+            ConfigError: the owner does not have the keys of its version.
+            UntrustedError, IntegrityError: seal, sender, digest or certificate is wrong.
+        """
+        plan, held = self.plan, self.held
+        inner = open_broadcast(sealed, channels.CHECKPOINT, roster, self.version)
+        certificate = StateCertificate(held.statements)
+        state, task = open_checkpoint(
+            inner,
+            certificate,
+            wanted=ref.state,
+            keys=self._keys(ref),
+            roster=roster,
+            length=length_of(plan, held, ref.state),
+            min_contributors=plan.min_contributors,
+            most_task_bytes=self.most_task_bytes,
+        )
+        signers = check_certificate(
+            certificate,
+            state.held,
+            fleet=plan.fleet,
+            run_id=plan.run_id,
+            roster=roster,
+            min_contributors=plan.min_contributors,
+        )
+        return OpenedState(state, task, read_head(inner)[0].sender, ref.round, signers)
+
+    @property
+    def most_task_bytes(self) -> int:
+        """The largest task that a checkpoint may contain; the run package, whose size is announced, contains it too."""
+        return max(limits.FIRST_PACKAGE_BYTES, self.announcement.package_bytes)
+
+    def _keys(self, ref: CheckpointRef) -> RoundKeys:
+        found = self._versions.get(ref.key_version)
+        if found is None:
+            raise ConfigError(f"the owner does not hold the keys of version {ref.key_version}", hint=KEYS_HINT)
+        version = VersionKey(self.plan.fleet, found.number, found.version_secret)
+        version.skip_to_run(self.plan.run)
+        chain = version.begin_run(self.plan.run_id)
+        chain.skip_to(ref.round)
+        return chain.take()
+
+    def finished_run(
+        self, opened: Mapping[StateId, OpenedState], reasons: Mapping[StateId, str], roster: Roster
+    ) -> FinishedRun:
+        """Return the models of the run.
+
+        Args:
+            opened: the states from checkpoints.
+            reasons: state -> why its checkpoint can't be used.
+            roster: the newest roster.
+
+        Raises:
+            NotReadyError: as `wanted`.
+            UntrustedError: no model can be had.
+            IntegrityError: no checkpoint contains the task of the plan.
+        """
+        wanted, held = self.wanted(), self.held
+        missing: dict[int, str] = {}
+        for offer in held.offers:
+            if offer.at not in opened:
+                lacking = "no device has sealed it, or too few have certified it"
+                if offer.at in wanted:
+                    lacking = reasons.get(offer.at, "its checkpoint has not arrived")
+                missing[offer.model] = lacking
+        if SHARED_MODEL in missing:
+            reason = f"the segment that all models share: {missing.pop(SHARED_MODEL)}"
+            missing = dict.fromkeys(self.models, reason)
+        ids = [model for model in self.models if model not in missing]
+        if not ids:
+            model, reason = next(iter(missing.items()))
+            raise UntrustedError(
+                f"no model of run {self.plan.run} can be had; model {model}: {reason}", hint=CERTIFICATE_HINT
+            )
+        shared = held.state_of(SHARED_MODEL)
+        return FinishedRun(
+            plan=self.plan,
+            round=self.announcement.round,
+            key_version=held.key_version,
+            bundle=self._task(opened),
+            models=tuple(self._model(model, opened, roster) for model in ids),
+            shared=None if shared is None else opened[shared],
+            missing=missing,
+        )
+
+    def _task(self, opened: Mapping[StateId, OpenedState]) -> TaskBundle:
+        error: ShoalError = IntegrityError("no checkpoint contains a task")
+        for state in opened.values():
+            try:
+                return task_of(memoryview(state.task), self.plan)
+            except (IntegrityError, TaskError) as found:  # another device's checkpoint may have the right one
+                error = found
+        raise error
+
+    def _model(self, model: int, opened: Mapping[StateId, OpenedState], roster: Roster) -> FinalModel:
+        held = self.held
+        at = held.state_of(model)
+        assert at is not None, "only offered models are asked for"
+        means = [mean for step in held.steps for mean in step.means if mean.model == model]
+        return FinalModel(
+            model=model,
+            theta=assembled(self.plan, held, model, {id_: found.state.theta for id_, found in opened.items()}),
+            own=opened[at],
+            contributors=means[-1].contributors if means else None,
+            devices=self._devices(model, roster),
+            parents=self._parents(model, at),
+        )
+
+    def _devices(self, model: int, roster: Roster) -> tuple[str, ...] | None:
+        found = []
+        for index, device in enumerate(roster.devices):
+            assignment = self.announcement.order_for(index)
+            if assignment is None:
+                continue
+            if len(assignment.candidates) > 1 and assignment.phase is not Phase.KEEP:
+                return None
+            if assignment.candidates[0] == model:
+                found.append(device.name)
+        return tuple(found)
+
+    def _parents(self, model: int, at: StateId) -> tuple[int, ...]:
+        held = self.held
+        found = {at.model}
+        for step in held.steps:
+            for recipe in step.step.recipes:
+                if recipe.model in (model, at.model):
+                    found |= {term.model for term in recipe.terms}
+        for assignment in self.announcement.assignments:
+            if assignment.phase is Phase.KEEP:
+                line = assignment.candidates
+                found |= {above for below, above in pairwise(line) if below == model}
+        return tuple(sorted(found - {model}))

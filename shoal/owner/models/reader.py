@@ -1,0 +1,163 @@
+"""Collect the announcement of the last round, and the checkpoints of a finished run, over any transport.
+
+The announcement comes first: it names the transfer of each checkpoint. `ModelReader` reads no clock and waits for nothing;
+`shoal.owner.models.connection` drives it from a queue, and tests from a loopback broker.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal import limits
+from shoal.errors import NotReadyError, ShoalError, reason_of
+from shoal.owner.models.final_round import FinalRound
+from shoal.protocol import channels, sizes
+from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.topics import TopicKind, Topics
+from shoal.transport.base import Message, resubscribe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shoal.owner.keys.directory import FleetDirectory
+    from shoal.owner.models.final_round import FinishedRun, OpenedState
+    from shoal.protocol.documents import RunPlan
+    from shoal.protocol.states import CheckpointRef, StateId
+    from shoal.protocol.topics import ParsedTopic
+    from shoal.transport.base import Transport, TransportEvent
+
+
+class ModelReader:
+    """Reads the last announced round, and the models if the run has finished.
+
+    Args:
+        fleet: the owner's directory.
+        plans: the signed plans.
+        transport: connection to the broker.
+        run: the run whose checkpoints to fetch; 0 for the announced one, None to fetch none.
+
+    Attributes:
+        last: the announced round; None if none has arrived.
+    """
+
+    def __init__(
+        self, fleet: FleetDirectory, plans: Iterable[RunPlan], transport: Transport, run: int | None = 0
+    ) -> None:
+        self._fleet = fleet
+        self._plans = {plan.run_id: plan for plan in plans}
+        self._transport = transport
+        self._run = run
+        self._topics = Topics(fleet.name)
+        self._chunks = Reassembler(whole_transfers=1)
+        self._error: ShoalError | None = None
+        self._wanted: dict[str, CheckpointRef] = {}
+        self._opened: dict[StateId, OpenedState] = {}
+        self._reasons: dict[StateId, str] = {}
+        self.last: FinalRound | None = None
+
+    def start(self) -> None:
+        """Subscribe to announcements."""
+        self._transport.subscribe(self._topics.filter(TopicKind.ROUND))
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Number of checkpoints that have arrived, and of those that are announced."""
+        states = {ref.state for ref in self._wanted.values()}
+        return len(states & (self._opened.keys() | self._reasons.keys())), len(states)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the announcement has arrived, and with it all checkpoints to fetch."""
+        arrived, announced = self.progress
+        return (self.last is not None or self._error is not None) and arrived == announced
+
+    def on_event(self, event: TransportEvent, now_s: float) -> None:
+        """Handle one event of the transport; ``now_s`` is a monotonic clock's. Errors are stored for `finished_run`."""
+        if not isinstance(event, Message) or not event.payload:
+            return
+        topic = self._topics.parse(event.topic)
+        if topic.kind is TopicKind.ROUND:
+            self._on_announcement(event.payload, now_s)
+        elif topic.kind is TopicKind.MODEL and topic.label in self._wanted:
+            self._on_checkpoint(topic, event.payload, now_s)
+
+    def _on_announcement(self, chunk: bytes, now_s: float) -> None:
+        devices = len(self._fleet.roster.devices) + sizes.FLEET_GROWTH_DEVICES
+        try:
+            limit = channels.ANNOUNCEMENT.limit(sizes.announcement_bytes(devices, limits.MAX_MODELS))
+            transfer = self._chunks.add("round", chunk, now_s, limit)
+            if transfer is None:
+                return
+            found = FinalRound.open(transfer.payload, self._fleet, self._plans)
+        except ShoalError as error:
+            self._error = error
+            return
+        if self.last is not None and found.announcement.place < self.last.announcement.place:
+            return  # repeated by the broker
+        self.last, self._error = found, None
+        self._follow(found)
+
+    def _follow(self, last: FinalRound) -> None:
+        """Subscribe to the checkpoints of a finished run, and to no others."""
+        refs: list[CheckpointRef] = []
+        if self._run is not None and self._run in (0, last.plan.run) and last.announcement.held is not None:
+            try:
+                refs = list(last.wanted().values())
+            except NotReadyError:
+                refs = []
+        wanted = {ref.label: ref for ref in refs}
+        for label in self._wanted.keys() - wanted.keys():
+            self._transport.unsubscribe(self._topics.filter(TopicKind.MODEL, label))
+        before, self._wanted = self._wanted, wanted
+        self._opened, self._reasons = {}, {}
+        for label in wanted:
+            topic = self._topics.filter(TopicKind.MODEL, label)
+            if label in before:
+                resubscribe(self._transport, topic)  # so that the broker sends again what it retains
+            else:
+                self._transport.subscribe(topic)
+
+    def _on_checkpoint(self, topic: ParsedTopic, chunk: bytes, now_s: float) -> None:
+        last, ref = self.last, self._wanted[topic.label]
+        assert last is not None, "labels come from an announcement"
+        limit = channels.CHECKPOINT.limit(sizes.checkpoint_bytes(last.plan, last.most_task_bytes))
+        try:
+            transfer = self._chunks.add(topic.label, chunk, now_s, limit)
+            if transfer is None or transfer.transfer_id != ref.transfer:
+                return
+            self._opened[ref.state] = last.open_checkpoint(ref, transfer.payload, self._fleet.roster)
+            self._reasons.pop(ref.state, None)
+        except ShoalError as error:
+            self._reasons[ref.state] = reason_of(error)
+
+    def last_round(self) -> FinalRound:
+        """Return the announced round.
+
+        Raises:
+            NotReadyError: none is on the broker.
+            ConfigError, UntrustedError, IntegrityError: it can't be opened.
+        """
+        if self._error is not None:
+            raise self._error
+        if self.last is None:
+            raise NotReadyError(
+                "no round is announced at the broker: no run of this fleet has begun, or the broker has lost its messages",
+                hint="start the aggregator, and put a signed run into its directory",
+            )
+        return self.last
+
+    def finished_run(self) -> FinishedRun:
+        """Return the models.
+
+        Raises:
+            NotReadyError: no run has begun, the run is under way, or the broker has another run than the wanted one.
+            ConfigError: the owner's directory lacks keys or the run's file, or the run is not under round keys.
+            UntrustedError, IntegrityError: what the broker has can't be trusted or used.
+        """
+        last = self.last_round()
+        if self._run not in (0, None, last.plan.run):
+            raise NotReadyError(
+                f"the broker holds run {last.plan.run}, not run {self._run}",
+                hint="a run's models stay on the broker until the next run begins; `shoal-fleet models list` shows what is there",
+            )
+        return last.finished_run(self._opened, self._reasons, self._fleet.roster)

@@ -1,0 +1,78 @@
+"""`shoal-fleet models` with a real broker and real programs: a run under round keys from its start to the owner's files."""
+
+import json
+import os
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from shoal.owner.runs.plan import RunOptions
+from shoal.simulation.process_fleet import Stage
+from shoal.task.manifest import LocalTraining
+from shoal.transport.local_broker import find_mosquitto, start_broker
+from tests.helpers import calls
+from tests.helpers.tasks import logistic_bundle, samples
+from tests.helpers.trees import ONE_THREAD
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.process,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed"),
+]
+
+NAMES = ("dev-1", "dev-2", "dev-3")
+WAIT_S = 90.0
+
+
+def test_the_owner_fetches_the_models_of_a_finished_run(tmp_path):
+    bundle = logistic_bundle()
+    local = LocalTraining(epochs=1, batch_size=16, lr=0.2)
+    options = RunOptions("fedavg", rounds=3, mode="rotation", keys="round", local=local, min_contributors=3, seed=1)
+
+    def call(*arguments, status=0):
+        done = calls.call("shoal-fleet", ["models", *map(str, arguments)], tmp_path, {**os.environ, **ONE_THREAD})
+        assert done.status == status, done.err
+        assert "Traceback" not in done.err
+        return done
+
+    (tmp_path / "broker").mkdir()
+    with start_broker("mosquitto", tmp_path / "broker") as broker, Stage(tmp_path / "s", broker.url, NAMES) as stage:
+        owner = stage.fleet.path
+        none = call("get", owner, "--out", "m", "--wait", "1", "--json", status=11)
+        assert json.loads(none.out)["error"]["type"] == "NotReadyError"
+        assert "hint: start the aggregator" in none.err
+        plan = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), options)
+        assert call("list", owner, "--wait", "1").out == "run 1: fedavg, 3 rounds; not at the broker\n"
+        stage.start_aggregator()
+        for seed, name in enumerate(NAMES):
+            x, y = samples(60, seed=seed)
+            np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+            stage.start_device(name, tmp_path / f"{name}.npz")
+        stage.wait(plan.run, WAIT_S)
+        lines = call("list", owner).out.splitlines()
+        assert lines == ["run 1: fedavg, 3 rounds; models at the broker", "  model 0: state of round 3"]
+        (listed,) = json.loads(call("list", owner, "--json").out)["data"]["runs"]
+        assert (listed["state"], listed["models"]) == ("ready", [{"model": 0, "round": 3, "sealed": True}])
+        stage.fleet.rotate()
+        got = call("get", owner, 1, "--out", "m")
+        assert got.out.splitlines() == ["m/model-0.onnx", "m/model-0.npz", "m/models.json"]
+        assert call("get", owner, 2, "--out", "m2", status=11).out == ""
+        call("get", owner, "--out", "m", status=3)
+        data = json.loads(call("get", owner, "--out", "m", "--force", "--json").out)["data"]
+        exported = calls.call(
+            "shoal-edge",
+            ["export", str(stage.device_dir("dev-1")), "own.onnx"],
+            tmp_path,
+            {**os.environ, **ONE_THREAD},
+        )
+    assert exported.status == 0, exported.err
+    assert (tmp_path / "m/model-0.onnx").read_bytes() == (tmp_path / "own.onnx").read_bytes()
+    assert (data["folder"], data["run"], data["complete"]) == ("m", 1, True)
+    assert len(data["models"][0]["certified_by"]) == 3
+    with np.load(tmp_path / "m/model-0.npz", allow_pickle=False) as found:
+        assert {n: found[n].shape for n in found} == {p.name: p.shape for p in bundle.manifest.parameters}
+    x, _ = samples(5, seed=9)
+    (outputs,) = ort.InferenceSession((tmp_path / "m/model-0.onnx").read_bytes()).run(["outputs"], {"x": x})
+    assert np.isfinite(outputs).all()

@@ -1,0 +1,158 @@
+"""The owner fetches the models of a finished run from the broker: they are those that the devices ended with, bit for bit."""
+
+import json
+
+import numpy as np
+import pytest
+
+from shoal.errors import ConfigError, NotReadyError, UntrustedError
+from shoal.owner.models.files import write_models
+from shoal.protocol.states import StateId
+from shoal.task.manifest import LocalTraining
+from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, make_fleet, names, same_partition, truth_of
+from tests.helpers.owner_models import reader_of
+from tests.helpers.tasks import logistic_bundle
+
+ROUND_KEYS = {"keys": "round", "mode": "rotation"}
+CFL = {"algorithm": "cfl", "rounds": 8, "local": LocalTraining(epochs=2, batch_size=10, lr=0.5)}
+IFCA = {"algorithm": "ifca", "rounds": 6, "settings": {"k": "2"}}
+
+
+def flat(folder, entry, manifest):
+    """Return the vector in a model's file of parameters, (d,) float32."""
+    with np.load(folder / entry["state"]["file"], allow_pickle=False) as found:
+        assert set(found) == {p.name for p in manifest.parameters}
+        return np.concatenate([found[p.name].reshape(-1) for p in manifest.parameters])
+
+
+def fetched(fleet, folder):
+    """Write the models of the fleet's finished run, and return models.json and each model's vector by its id."""
+    document = write_models(reader_of(fleet).finished_run(), fleet.stage.fleet.path, folder)
+    assert json.loads((folder / "models.json").read_text()) == document
+    return document, {e["model"]: flat(folder, e, fleet.bundle.manifest) for e in document["models"]}
+
+
+def equal_to_devices(fleet, thetas):
+    """Whether each device ended with the bits that the owner has of its cluster's model."""
+    owns = [fleet.model(name) for name in fleet.stage.devices]
+    return all(own.theta.tobytes() == thetas[own.cluster].tobytes() for own in owns)
+
+
+@pytest.mark.parametrize("mode", ["permutation", "rotation"])
+def test_fedavg(tmp_path, mode):
+    with make_fleet(tmp_path / "fleet", count=4, rounds=3, keys="round", mode=mode, min_contributors=3) as fleet:
+        fleet.run(20)
+        document, thetas = fetched(fleet, tmp_path / "models")
+        assert equal_to_devices(fleet, thetas)
+    (model,) = document["models"]
+    assert (document["complete"], document["final_round"], document["shared"]) == (True, 4, None)
+    assert model["made_in"] == {"model": 0, "round": 3}
+    assert (model["devices"], model["contributors"], model["parents"]) == (list(names(4)), 4, [])
+    assert len(model["certified_by"]) == 3
+    assert model["sealed_in"] == 4
+
+
+def test_cfl_after_a_split(tmp_path):
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **CFL, **ROUND_KEYS) as fleet:
+        records = fleet.run(100)
+        document, thetas = fetched(fleet, tmp_path / "models")
+        assert equal_to_devices(fleet, thetas)
+    assert len(thetas) == 2, "the clusters have split"
+    clusters = {device: e["model"] for e in document["models"] for device in e["devices"]}
+    assert clusters == records[-1]["clusters"]
+    assert same_partition(clusters, truth_of(8, 2))
+
+
+def test_cfl_names_the_models_above_a_cluster_where_devices_keep_the_path(tmp_path):
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), settings={"path": "on"}, **CFL, **ROUND_KEYS) as fleet:
+        fleet.run(100)
+        document, thetas = fetched(fleet, tmp_path / "models")
+        assert equal_to_devices(fleet, thetas)
+    tree = {e["model"]: e["parents"] for e in document["models"]}
+    root = next(model for model, parents in tree.items() if not parents)
+    assert all(root in parents for model, parents in tree.items() if model != root)
+    assert len(tree) == 3
+
+
+@pytest.mark.parametrize("segment", ["cluster", "shared"])
+def test_ifca_with_and_without_shared_weights(tmp_path, segment):
+    bundle = logistic_bundle(INPUTS, CLASSES, segment=segment)
+    with make_fleet(tmp_path / "fleet", grouped_data(6, 2), bundle=bundle, **IFCA, **ROUND_KEYS) as fleet:
+        fleet.run(50)
+        document, thetas = fetched(fleet, tmp_path / "models")
+        assert equal_to_devices(fleet, thetas)
+    assert sorted(thetas) == [0, 1]
+    assert (document["shared"] is None) == (segment == "cluster")
+    assert document["models"][0]["devices"] is None, "devices choose in the final round"
+
+
+def test_a_run_under_way_has_no_models_yet(tmp_path):
+    with make_fleet(tmp_path / "fleet", rounds=8, **ROUND_KEYS) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) >= 2, 60)
+        with pytest.raises(NotReadyError, match=r"run 1 is in round \d of 8"):
+            reader_of(fleet).finished_run()
+        fleet.run(60)
+        assert reader_of(fleet, 1).finished_run().models
+        with pytest.raises(NotReadyError, match="the broker holds run 1, not run 2"):
+            reader_of(fleet, 2).finished_run()
+
+
+def test_the_models_of_a_run_with_one_key_stay_on_the_devices(tmp_path):
+    with make_fleet(tmp_path / "fleet") as fleet:
+        fleet.run(20)
+        with pytest.raises(ConfigError, match="run 1 is not under round keys"):
+            reader_of(fleet).finished_run()
+
+
+def test_keys_drawn_after_the_run_still_open_its_models(tmp_path):
+    with make_fleet(tmp_path / "fleet", count=4, **ROUND_KEYS) as fleet:
+        fleet.run(20)
+        owner = fleet.stage.fleet
+        before = owner.roster.keys_since
+        owner.rotate()
+        owner.rotate()
+        fleet.publish()
+        for _ in range(20):
+            fleet.step()
+        found = reader_of(fleet).finished_run()
+        assert found.key_version == before < owner.roster.keys_since
+        assert found.models[0].theta.tobytes() == fleet.model("dev-00").theta.tobytes()
+        owner.forget_versions_before(before + 1)
+        with pytest.raises(ConfigError, match="does not hold the keys of the key version"):
+            reader_of(fleet).finished_run()
+
+
+def test_a_run_that_took_up_newer_keys_is_opened_with_those(tmp_path):
+    with make_fleet(tmp_path / "fleet", count=4, rounds=8, **ROUND_KEYS) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) >= 3, 60)
+        owner = fleet.stage.fleet
+        owner.rotate()
+        fleet.publish()
+        fleet.run(60)
+        owner.forget_versions_before(owner.roster.keys_since)
+        found = reader_of(fleet).finished_run()
+        assert found.key_version == owner.roster.keys_since > found.plan.key_version
+        assert found.models[0].theta.tobytes() == fleet.model("dev-00").theta.tobytes()
+
+
+def test_statements_of_revoked_devices_do_not_count(tmp_path):
+    with make_fleet(tmp_path / "fleet", count=3, min_contributors=3, **ROUND_KEYS) as fleet:
+        fleet.run(20)
+        sender = reader_of(fleet).finished_run().models[0].own.sealed_by
+        gone = next(name for name in names(3) if name != sender)
+        fleet.stage.fleet.revoke(gone)
+        with pytest.raises(
+            UntrustedError, match="2 devices of the roster have signed state 3 of model 0, 3 are needed"
+        ):
+            reader_of(fleet).finished_run()
+
+
+def test_an_aggregator_that_restarts_after_the_run_leaves_the_models_there(tmp_path):
+    with make_fleet(tmp_path / "fleet", **ROUND_KEYS) as fleet:
+        fleet.run(20)
+        fleet.kill_aggregator()
+        fleet.revive_aggregator()
+        for _ in range(20):
+            fleet.step()
+        (model,) = reader_of(fleet).finished_run().models
+        assert model.own.state.id == StateId(0, 3)

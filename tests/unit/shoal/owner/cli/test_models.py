@@ -1,0 +1,87 @@
+"""`shoal-fleet models`: the lines and the JSON of both commands, for a run in each state."""
+
+import json
+
+import pytest
+
+from shoal.errors import ConfigError, NotReadyError
+from shoal.owner.cli import models as cli
+from shoal.owner.keys.versions import VERSIONS_FILE
+from tests.helpers.fleets import grouped_data, make_fleet
+from tests.helpers.owner_models import reader_of
+
+IFCA = {"algorithm": "ifca", "rounds": 4, "settings": {"k": "2"}, "keys": "round", "mode": "rotation"}
+
+
+@pytest.fixture
+def connect(monkeypatch):
+    """Let the commands read from a loopback fleet instead of an MQTT broker."""
+
+    def to(fleet):
+        def read(_fleet, _tls, _wait_s, _tell, run=0):
+            return reader_of(fleet, run)
+
+        monkeypatch.setattr("shoal.owner.models.connection.read_models", read)
+        return fleet.stage.fleet.path
+
+    return to
+
+
+def lines(capsys):
+    return capsys.readouterr().out.splitlines()
+
+
+def test_list_follows_the_run(tmp_path, connect, capsys):
+    with make_fleet(tmp_path / "fleet", grouped_data(4, 2), **IFCA) as fleet:
+        owner = connect(fleet)
+        fleet.run_until(lambda: len(fleet.records()) >= 2, 60)
+        cli.list_(owner)
+        (line,) = lines(capsys)
+        assert line.startswith("run 1: ifca, 4 rounds; in round ")
+        fleet.run(60)
+        cli.list_(owner)
+        assert lines(capsys) == [
+            "run 1: ifca, 4 rounds; models at the broker",
+            "  model 0: state of round 0",  # no device chose it
+            "  model 1: state of round 4",
+        ]
+        fleet.broker.retained.clear()
+        cli.list_(owner, json=True)
+        (run,) = json.loads(capsys.readouterr().out)["data"]["runs"]
+        assert (run["state"], run["round"], run["models"]) == ("absent", None, [])
+
+
+def test_list_says_that_a_run_with_one_key_has_no_models_for_the_owner(tmp_path, connect, capsys):
+    with make_fleet(tmp_path / "fleet") as fleet:
+        fleet.run(20)
+        cli.list_(connect(fleet))
+        assert lines(capsys) == ["run 1: fedavg, 3 rounds; not under round keys: the models are on the devices only"]
+
+
+def test_get_prints_the_files_and_erases_older_key_versions(tmp_path, connect, capsys):
+    data = grouped_data(4, 2)
+    with make_fleet(tmp_path / "fleet", data, **IFCA) as fleet:
+        owner = connect(fleet)
+        fleet.run_until(lambda: len(fleet.records()) >= 1, 60)
+        fleet.stage.fleet.rotate()
+        fleet.publish()
+        fleet.run(60)
+        assert (owner / VERSIONS_FILE).exists()
+        assert len(fleet.stage.fleet.versions) == 2
+        cli.get(owner, tmp_path / "m")
+        names = ["model-0.onnx", "model-0.npz", "model-1.onnx", "model-1.npz", "models.json"]
+        assert lines(capsys) == [str(tmp_path / "m" / name) for name in names]
+        assert len(fleet.stage.fleet.versions) == 1
+        with pytest.raises(ConfigError, match="holds models already"):
+            cli.get(owner, tmp_path / "m")
+        cli.get(owner, tmp_path / "m", run=1, force=True, json=True)
+        assert json.loads(capsys.readouterr().out)["data"]["final_round"] == 5
+
+
+def test_get_of_a_run_that_has_not_finished_writes_nothing(tmp_path, connect):
+    with make_fleet(tmp_path / "fleet", grouped_data(4, 2), **IFCA) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) >= 1, 60)
+        with pytest.raises(NotReadyError) as caught:
+            cli.get(connect(fleet), tmp_path / "m")
+        assert caught.value.exit_code == 11
+        assert not (tmp_path / "m").exists()

@@ -1,0 +1,66 @@
+"""`read_models` on a real broker: it ends when all is there, and soon where nothing comes."""
+
+import time
+
+import pytest
+
+from aggregator import membership as aggregators
+from shoal.errors import BrokerUnreachableError, NotReadyError
+from shoal.owner.enrolment.connection import Tls
+from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.models.connection import read_models
+from shoal.transport.local_broker import find_mosquitto, start_broker
+from shoal.transport.mqtt import MqttTransport
+from tests.helpers.fleets import make_fleet
+
+pytestmark = pytest.mark.broker
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def broker(tmp_path):
+    if find_mosquitto() is None:
+        pytest.skip("mosquitto is not installed")
+    with start_broker("mosquitto", tmp_path / "broker") as made:
+        yield made
+
+
+def copied(fleet, broker):
+    """Retain on a real broker what a loopback fleet's broker retains, and return the owner's directory with its address."""
+    transport = MqttTransport(broker.url, "copier", lambda _: None)
+    transport.start(require=True)
+    for topic, payload in fleet.broker.retained.items():
+        transport.publish(topic, payload, retain=True)
+    end = time.monotonic() + WAIT_S
+    while transport.pending() and time.monotonic() < end:
+        time.sleep(0.02)
+    transport.close()
+    owner = fleet.stage.fleet
+    owner.broker_for = lambda _user: broker.url
+    return owner
+
+
+def test_it_ends_as_soon_as_all_is_there(tmp_path, broker):
+    with make_fleet(tmp_path / "fleet", keys="round", mode="rotation") as fleet:
+        fleet.run(20)
+        owner, began = copied(fleet, broker), time.monotonic()
+        reader = read_models(owner, Tls(), WAIT_S, lambda _: None)
+        assert time.monotonic() - began < WAIT_S / 2
+        (model,) = reader.finished_run().models
+        assert model.theta.tobytes() == fleet.model("dev-00").theta.tobytes()
+
+
+def test_a_broker_without_a_run_is_left_after_the_wait(tmp_path, broker):
+    fleet = FleetDirectory.create(tmp_path / "owner", "reef", broker.url)
+    fleet.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
+    told = []
+    reader = read_models(fleet, Tls(), 2.5, told.append)
+    assert told == ["waiting for the announcement of the last round"]
+    with pytest.raises(NotReadyError, match="no round is announced"):
+        reader.finished_run()
+
+
+def test_no_broker_is_an_error(tmp_path):
+    fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://127.0.0.1:1")
+    with pytest.raises(BrokerUnreachableError):
+        read_models(fleet, Tls(), 1.0, lambda _: None)

@@ -1,0 +1,158 @@
+"""The files of a finished run's models: what they contain, and that none is replaced without a word."""
+
+import dataclasses
+import hashlib
+import json
+import re
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from edge_client.learning.model import OrtModel
+from edge_client.models.states import ModelState
+from shoal.errors import ConfigError, TaskError
+from shoal.owner.models.files import LIST_FILE, check_folder, npz_bytes, state_dict, write_models
+from shoal.owner.models.final_round import FinalModel, FinishedRun, OpenedState
+from shoal.protocol.states import StateId
+from tests.helpers.plans import run_plan
+from tests.helpers.tasks import logistic_bundle
+
+BUNDLE = logistic_bundle(4, 3)
+THETA = np.random.default_rng(1).standard_normal((3, BUNDLE.length)).astype(np.float32)
+
+
+def model(number, **changes):
+    state = ModelState.of(StateId(number, 5), THETA[number].copy(), run_id=bytes(16), digest_key=bytes(32))
+    own = OpenedState(state, b"", "dev-1", 6, ("dev-1", "dev-2"))
+    made = FinalModel(
+        model=number, theta=THETA[number], own=own, contributors=3, devices=("dev-1", "dev-2"), parents=()
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def finished(*numbers, missing=None):
+    plan = dataclasses.replace(run_plan(fleet="reef"), task_digest=BUNDLE.digest)
+    return FinishedRun(
+        plan=plan,
+        round=6,
+        key_version=2,
+        bundle=BUNDLE,
+        models=tuple(model(n) for n in numbers),
+        shared=None,
+        missing=missing or {},
+    )
+
+
+@pytest.fixture
+def place(tmp_path):
+    (tmp_path / "owner").mkdir()
+    return tmp_path / "owner", tmp_path / "out"
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_model_is_written_as_onnx_and_as_parameters_by_name(place):
+    owner, out = place
+    document = write_models(finished(0, 2), owner, out)
+    assert names(out) == ["model-0.npz", "model-0.onnx", "model-2.npz", "model-2.onnx", LIST_FILE]
+    assert json.loads((out / LIST_FILE).read_text()) == document
+    assert [e["model"] for e in document["models"]] == [0, 2]
+    assert document["models"][1]["made_in"] == {"model": 2, "round": 5}
+    with np.load(out / "model-2.npz", allow_pickle=False) as found:
+        arrays = {name: found[name] for name in found}
+    assert {n: a.shape for n, a in arrays.items()} == {p.name: p.shape for p in BUNDLE.manifest.parameters}
+    assert np.array_equal(np.concatenate([a.reshape(-1) for a in arrays.values()]), THETA[2])
+    x = np.random.default_rng(2).standard_normal((5, 4)).astype(np.float32)
+    (outputs,) = ort.InferenceSession((out / "model-2.onnx").read_bytes()).run(["outputs"], {"x": x})
+    assert outputs.shape == (5, 3)
+    assert out.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_digests_are_those_of_the_files(place):
+    owner, out = place
+    for entry in write_models(finished(1), owner, out)["models"]:
+        for kind in ("onnx", "state"):
+            data = (out / entry[kind]["file"]).read_bytes()
+            assert (entry[kind]["bytes"], entry[kind]["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
+
+
+def test_the_same_models_give_the_same_bytes(place):
+    owner, out = place
+    for folder in (out, out.with_name("again")):
+        write_models(finished(0, 1), owner, folder)
+    assert {n: (out / n).read_bytes() for n in names(out)} == {
+        n: (out.with_name("again") / n).read_bytes() for n in names(out)
+    }
+
+
+def test_nothing_is_replaced_without_force_and_no_stale_model_stays(place):
+    owner, out = place
+    write_models(finished(0, 1), owner, out)
+    before = {n: (out / n).read_bytes() for n in names(out)}
+    with pytest.raises(ConfigError, match="holds models already") as caught:
+        write_models(finished(2), owner, out)
+    assert "--force" in caught.value.hint
+    assert {n: (out / n).read_bytes() for n in names(out)} == before
+    write_models(finished(2), owner, out, force=True)
+    assert names(out) == ["model-2.npz", "model-2.onnx", LIST_FILE]
+
+
+def test_an_output_that_was_cut_short_counts_as_models_and_is_completed_with_force(place):
+    owner, out = place
+    out.mkdir(mode=0o700)
+    (out / "model-0.onnx").write_bytes(b"half")
+    (out / f".model-1.npz.{'a' * 16}.999999.new").write_bytes(b"half")
+    with pytest.raises(ConfigError, match="holds models already"):
+        check_folder(owner, out, force=False)
+    write_models(finished(1), owner, out, force=True)
+    assert names(out) == ["model-1.npz", "model-1.onnx", LIST_FILE]
+
+
+def test_other_folders_are_refused(place):
+    owner, out = place
+    out.mkdir()
+    (out / "thesis.tex").write_text("")
+    with pytest.raises(ConfigError, match=re.escape("holds other things, such as thesis.tex")):
+        check_folder(owner, out, force=True)
+    with pytest.raises(ConfigError, match="lies in the owner's directory"):
+        check_folder(owner, owner / "models", force=False)
+
+
+def test_without_its_list_a_folder_is_incomplete(place):
+    owner, out = place
+    write_models(finished(0), owner, out)
+    broken = dataclasses.replace(finished(0), models=(model(1), model(2, theta=np.full_like(THETA[0], np.nan))))
+    with pytest.raises(TaskError, match="not finite"):
+        write_models(broken, owner, out, force=True)
+    assert LIST_FILE not in names(out)
+
+
+def test_missing_models_are_listed(place):
+    owner, out = place
+    document = write_models(finished(0, missing={3: "no device has sealed it"}), owner, out)
+    assert not document["complete"]
+    assert document["missing"] == [{"model": 3, "reason": "no device has sealed it"}]
+
+
+def test_arrays_of_any_name_are_archived(tmp_path):
+    path = tmp_path / "a.npz"
+    path.write_bytes(npz_bytes({"file": np.float32([1]), "0.weight": np.zeros((2, 3), np.float32), "s": np.float32(4)}))
+    with np.load(path, allow_pickle=False) as found:
+        assert {n: found[n].shape for n in found} == {"file": (1,), "0.weight": (2, 3), "s": ()}
+
+
+def test_torch_loads_the_parameters(compiled, tmp_path):
+    """As docs/quickstart.md says."""
+    import torch
+
+    source, bundle = compiled("logistic")
+    theta = np.random.default_rng(3).standard_normal(bundle.length).astype(np.float32)
+    (tmp_path / "m.npz").write_bytes(npz_bytes(state_dict(bundle.manifest, theta)))
+    net = source.model
+    net.load_state_dict({n: torch.from_numpy(v) for n, v in np.load(tmp_path / "m.npz").items()})
+    x = np.random.default_rng(4).standard_normal((6, 8)).astype(np.float32)
+    expected = OrtModel(bundle).predict(theta, x)
+    assert np.allclose(net(torch.from_numpy(x)).detach().numpy(), expected, atol=1e-5)

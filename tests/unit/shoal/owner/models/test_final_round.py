@@ -1,0 +1,150 @@
+"""The owner opens announcements and checkpoints, and takes no model that too few devices certify."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from crypto.seal.envelope import seal_to_group
+from crypto.seal.identity import Identity
+from shoal.errors import ConfigError, IntegrityError, NotReadyError, UntrustedError
+from shoal.membership.statements import sign_statement
+from shoal.owner.models.final_round import FinalRound
+from shoal.protocol import channels
+from shoal.protocol.codec import encode
+from shoal.protocol.states import StateId
+from tests.helpers.round_runs import CLASSES, INPUTS, Scene, changed, origins
+from tests.helpers.tasks import logistic_bundle
+
+FINAL = 5
+AT = (0, FINAL - 1)
+
+
+class Ended:
+    """A run of four rounds, after which all devices are at state (0, 4)."""
+
+    def __init__(self, root):
+        self.scene = Scene(root, "dev-1", "dev-2", "dev-3", rounds=FINAL - 1)
+        self.parties, self.plan = self.scene.parties, self.scene.plan
+        self.models = {name: self.moved(name) for name in self.parties.members}
+        self.ref = self.scene.checkpoint("dev-1", self.models["dev-1"], AT, FINAL)
+        self.last = self.announced(self.models)
+
+    def moved(self, name):
+        """Return the models of a device after the last training round."""
+        models = self.scene.device(name)
+        for round_ in range(1, FINAL):
+            step = self.scene.step(round_, {0: np.full(self.plan.length, round_, np.float32)})
+            self.scene.serve(models, self.scene.announcement(round_ + 1, steps=(step,)))
+        return models
+
+    def statement(self, name):
+        member = self.parties.members[name]
+        return sign_statement(member.identity, self.models[name].states.statement(name, FINAL))
+
+    def announced(self, names, **changes):
+        signed = tuple(self.statement(name) for name in names)
+        given = {"checkpoints": (self.ref,), "statements": signed, **changes}
+        return self.scene.announcement(FINAL, states={0: AT}, **given)
+
+    def sealed(self, announcement, signer=None, group=None):
+        server = self.parties.server
+        head = channels.ANNOUNCEMENT.head(self.plan.fleet, "aggregator")
+        return seal_to_group(signer or server.identity, group or server.group, head, encode(announcement))
+
+    def opened(self, announcement=None, **options):
+        plans = {self.plan.run_id: self.plan}
+        return FinalRound.open(self.sealed(announcement or self.last, **options), self.parties.owner, plans)
+
+    def checkpoint(self):
+        """Return the announced checkpoint as the aggregator publishes it."""
+        server = self.parties.server
+        head = channels.CHECKPOINT.head(self.plan.fleet, "aggregator")
+        inner = self.scene.transfers[self.ref.label, self.ref.transfer]
+        return seal_to_group(server.identity, server.group, head, inner)
+
+
+@pytest.fixture
+def ended(tmp_path):
+    return Ended(tmp_path)
+
+
+def finish(ended, announcement=None):
+    last, roster = ended.opened(announcement), ended.parties.owner.roster
+    opened = {ref.state: last.open_checkpoint(ref, ended.checkpoint(), roster) for ref in last.wanted().values()}
+    return last.finished_run(opened, {}, roster)
+
+
+def test_the_model_is_the_devices_bit_for_bit(ended):
+    run = finish(ended)
+    (model,) = run.models
+    assert model.theta.tobytes() == ended.models["dev-2"].states.held[StateId(*AT)].theta.tobytes()
+    assert np.allclose(model.theta, origins()[0] + 10, atol=1e-4)
+    assert (model.own.sealed_by, model.own.sealed_in, len(model.own.certified_by)) == ("dev-1", FINAL, 2)
+    assert (run.missing, run.bundle.digest, run.shared) == ({}, ended.plan.task_digest, None)
+
+
+def test_too_few_statements_are_refused(ended):
+    with pytest.raises(UntrustedError, match="1 devices of the roster have signed state 4 of model 0, 2 are needed"):
+        finish(ended, ended.announced(["dev-1"]))
+
+
+def test_one_device_can_not_sign_twice(ended):
+    twice = ended.announced(["dev-1", "dev-1"])
+    with pytest.raises(UntrustedError, match="2 are needed"):
+        finish(ended, twice)
+
+
+def test_a_checkpoint_of_another_state_is_refused(ended):
+    ended.ref = dataclasses.replace(ended.scene.checkpoint("dev-2", ended.models["dev-2"], AT, 3), round=FINAL)
+    with pytest.raises(UntrustedError, match="another state, round or fleet"):
+        finish(ended, ended.announced(["dev-1", "dev-2"], checkpoints=(ended.ref,)))
+
+
+def test_a_task_that_is_not_the_plans_is_refused(ended):
+    other = logistic_bundle(INPUTS + 1, CLASSES).to_bytes()
+    ended.ref = ended.scene.checkpoint("dev-1", ended.models["dev-1"], AT, FINAL, task=other)
+    with pytest.raises(IntegrityError):
+        finish(ended, ended.announced(["dev-1", "dev-2"], checkpoints=(ended.ref,)))
+
+
+def test_an_announcement_of_someone_else_is_refused(ended):
+    with pytest.raises(UntrustedError):
+        ended.opened(signer=Identity.generate("aggregator"))
+    with pytest.raises(UntrustedError, match="names another key version"):
+        ended.opened(changed(ended.last, key_version=9))
+
+
+def test_a_run_that_the_owner_does_not_have_is_named(ended):
+    with pytest.raises(ConfigError, match="holds no signed run of the id that is announced as run 1"):
+        FinalRound.open(ended.sealed(ended.last), ended.parties.owner, {})
+
+
+def test_keys_that_are_gone_are_named(ended):
+    sealed, owner = ended.sealed(ended.last), ended.parties.owner
+    owner.rotate()
+    plans = {ended.plan.run_id: ended.plan}
+    assert FinalRound.open(sealed, owner, plans).version.number == ended.plan.key_version
+    owner.forget_versions_before(owner.roster.keys_since)
+    with pytest.raises(ConfigError, match="does not hold the keys of the key version"):
+        FinalRound.open(sealed, owner, plans)
+
+
+def test_a_round_before_the_final_one_is_not_ready(ended):
+    with pytest.raises(NotReadyError, match="run 1 is in round 3 of 4"):
+        ended.opened(ended.scene.announcement(3)).wanted()
+
+
+@pytest.mark.parametrize("checkpoints", ["none", "of an earlier state"])
+def test_an_open_final_round_is_not_ready(ended, checkpoints):
+    refs = ()
+    if checkpoints != "none":
+        refs = (dataclasses.replace(ended.ref, state=StateId(0, 3), round=4),)
+    with pytest.raises(NotReadyError, match="the final round of run 1 is open, or fewer than 2 devices"):
+        ended.opened(ended.announced(["dev-1", "dev-2"], checkpoints=refs)).wanted()
+
+
+def test_no_model_at_all_is_an_error_with_the_reason(ended):
+    last = ended.opened()
+    with pytest.raises(UntrustedError, match="no model of run 1 can be had; model 0: torn"):
+        last.finished_run({}, {StateId(*AT): "torn"}, ended.parties.owner.roster)

@@ -1,0 +1,103 @@
+"""`ModelReader` on a loopback fleet: what it subscribes to, and messages that it must not trust."""
+
+import pytest
+
+from crypto.seal.identity import Identity
+from shoal.errors import NotReadyError, UntrustedError
+from shoal.owner.keys.run_list import signed_plans
+from shoal.owner.models.reader import ModelReader
+from shoal.protocol.chunking import ChunkKind
+from shoal.protocol.topics import Topics
+from shoal.transport.base import Message
+from tests.helpers.fleets import make_fleet, tell
+from tests.helpers.owner_models import reader_of
+
+
+class Asked:
+    """A transport that records subscriptions."""
+
+    def __init__(self):
+        self.filters = []
+
+    def subscribe(self, topic_filter):
+        self.filters.append(topic_filter)
+
+    def unsubscribe(self, topic_filter):
+        self.filters.remove(topic_filter)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    """A fleet whose run under round keys has finished."""
+    with make_fleet(tmp_path_factory.mktemp("reader") / "fleet", keys="round", mode="rotation") as made:
+        made.run(20)
+        yield made
+
+
+def retained(fleet):
+    """Return the announcements and checkpoints on the broker, in that order, as messages."""
+    topics = Topics(fleet.plan.fleet)
+    found = [Message(topic, data, retained=True) for topic, data in fleet.broker.retained.items()]
+    found = [m for m in found if m.topic == topics.round or m.topic.startswith(topics.model("x")[:-1])]
+    return sorted(found, key=lambda m: m.topic != topics.round)
+
+
+def asking(fleet, run=0):
+    owner = fleet.stage.fleet
+    transport = Asked()
+    reader = ModelReader(owner, signed_plans(owner, lambda _: None), transport, run)
+    reader.start()
+    return reader, transport
+
+
+def test_it_asks_for_the_checkpoints_of_the_announced_run_only(fleet):
+    reader, transport = asking(fleet)
+    assert transport.filters == [f"{Topics('demo').round}/#"]
+    assert not reader.complete
+    announcement, *models = retained(fleet)
+    reader.on_event(announcement, 0.0)
+    (ref,) = reader.last.wanted().values()
+    assert transport.filters[1:] == [f"{Topics('demo').model(ref.label)}/#"]
+    assert reader.progress == (0, 1)
+    for message in models:
+        reader.on_event(message, 0.0)
+    assert reader.complete
+    assert reader.progress == (1, 1)
+    assert len(reader.finished_run().models) == 1
+
+
+@pytest.mark.parametrize("run", [None, 2])
+def test_no_checkpoint_is_fetched_for_a_list_or_another_run(fleet, run):
+    reader, transport = asking(fleet, run)
+    reader.on_event(retained(fleet)[0], 0.0)
+    assert len(transport.filters) == 1
+    assert reader.complete
+
+
+def test_without_an_announcement_nothing_is_ready(fleet):
+    reader, _ = asking(fleet)
+    with pytest.raises(NotReadyError, match="no round is announced at the broker"):
+        reader.finished_run()
+
+
+def test_a_torn_checkpoint_is_the_reason_why_its_model_is_missing(fleet):
+    reader, _ = asking(fleet)
+    announcement, *models = retained(fleet)
+    reader.on_event(announcement, 0.0)
+    wanted = Topics("demo").model(next(iter(reader.last.wanted().values())).label)
+    (message,) = [m for m in models if m.topic == wanted]
+    reader.on_event(Message(message.topic, message.payload[:-1] + b"?", retained=True), 0.0)
+    assert reader.complete
+    with pytest.raises(UntrustedError, match="no model of run 1 can be had; model 0: "):
+        reader.finished_run()
+    reader.on_event(message, 0.0)
+    assert len(reader.finished_run().models) == 1, "the right one may follow"
+
+
+def test_a_forged_announcement_is_refused(tmp_path):
+    with make_fleet(tmp_path / "fleet", keys="round", mode="rotation") as fleet:
+        fleet.run(20)
+        tell(fleet, Topics("demo").round, "announcement", b"?", ChunkKind.ROUND, signer=Identity.generate("aggregator"))
+        fleet.broker.pump()
+        with pytest.raises(UntrustedError, match="did not sign"):
+            reader_of(fleet).finished_run()
