@@ -75,7 +75,10 @@ class ModelReader:
         """Handle one event of the transport; ``now_s`` is a monotonic clock's. Errors are stored for `finished_run`."""
         if not isinstance(event, Message) or not event.payload:
             return
-        topic = self._topics.parse(event.topic)
+        try:
+            topic = self._topics.parse(event.topic)
+        except ShoalError:
+            return  # below a topic of ours, but none that the aggregator uses
         if topic.kind is TopicKind.ROUND:
             self._on_announcement(event.payload, now_s)
         elif topic.kind is TopicKind.MODEL and topic.label in self._wanted:
@@ -142,7 +145,8 @@ class ModelReader:
         if self.last is None:
             raise NotReadyError(
                 "no round is announced at the broker: no run of this fleet has begun, or the broker has lost its messages",
-                hint="start the aggregator, and put a signed run into its directory",
+                hint="start the aggregator, and put a signed run into its directory; where `shoal-fleet broker-config` of an "
+                "earlier version made the access list, make it again: the owner may not have been allowed to read this",
             )
         return self.last
 
