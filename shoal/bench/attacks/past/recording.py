@@ -29,7 +29,7 @@ from shoal.types import Float32Vector
 LOGGER: Final = "shoal"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SeenUpload:
     """An upload with a masked update, as the aggregator opens it.
 
@@ -127,7 +127,9 @@ def recorded_uploads(heard: Sequence[Passage], aggregator: AggregatorMembership,
             round=upload.round if plan.keys == "round" else 0,
         )
         masked = np.frombuffer(raw, "<f4").astype(np.float32)
-        found[digest] = SeenUpload(device, upload.round, upload.key_id, context, masked, digest)
+        found[digest] = SeenUpload(
+            device=device, round=upload.round, key_id=upload.key_id, context=context, masked=masked, digest=digest
+        )
     return list(found.values())
 
 

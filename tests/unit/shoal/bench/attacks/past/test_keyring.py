@@ -31,7 +31,10 @@ def loot(*secrets, masks=()):
 
 
 def seen(round_, key):
-    return SeenUpload("dev-00", round_, key.key_id, key.context, mask(VECTOR, key).values, bytes([round_]) * 32)
+    masked = mask(VECTOR, key).values
+    return SeenUpload(
+        device="dev-00", round=round_, key_id=key.key_id, context=key.context, masked=masked, digest=bytes(32)
+    )
 
 
 def chain_at(round_):

@@ -4,7 +4,11 @@ from unittest.mock import PropertyMock
 
 import pytest
 
+from aggregator.membership import AggregatorMembership
 from edge_client.membership import DeviceMembership
+from shoal.bench.attacks.broker import Tap
+from shoal.bench.attacks.past.keyring import Keyring
+from shoal.bench.attacks.past.recording import quiet_fleet, recorded_uploads
 from shoal.bench.attacks.past.rounds import (
     ABSENT,
     LEFT,
@@ -15,10 +19,14 @@ from shoal.bench.attacks.past.rounds import (
     Ambush,
     evidence,
     evidence_of,
+    fleet_data,
+    fleet_options,
     past,
     since,
 )
+from shoal.bench.attacks.past.theft import steal
 from shoal.owner.keys.directory import FleetDirectory
+from shoal.simulation.loopback_fleet import LoopbackFleet
 from shoal.transport.faults import Hop, Passage
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -44,6 +52,31 @@ def test_round_keys_open_nothing_of_the_past(lab, mode, stolen):
     """What follows the theft is opened, so the thief's search finds keys where there are any."""
     found = evidence_of(lab, mode, "round") if stolen == STOLEN else evidence(lab, mode, "round", stolen)
     assert shares(found, stolen) == (0, 0, 1)
+
+
+def test_a_theft_at_any_message_opens_no_round_before_the_last_upload(lab, tmp_path):
+    """Whichever message of the device is under way, its disk and memory hold no key of a round that it has left."""
+    data = {name: batch for name, batch in fleet_data(lab).items() if name != NEWCOMER}
+    tap, thefts, rounds = Tap(), [], 3
+    options = fleet_options("permutation", "round", rounds)
+    with quiet_fleet(), LoopbackFleet(tmp_path, lab.bundle, data, options, origins=lab.origin[None].copy()) as fleet:
+        victim = fleet.client_id(VICTIM)
+
+        def robbed(passage):
+            fate = tap(passage)
+            if passage.client == victim:
+                sent = sum(p.hop is Hop.UP and p.client == victim and p.topic.endswith("/up") for p in tap.heard)
+                thefts.append((sent, steal(fleet.stage.device_dir(VICTIM), fleet.devices[VICTIM].runtime)))
+            return fate
+
+        fleet.broker.faults = robbed
+        fleet.run(100)
+        uploads = recorded_uploads(tap.heard, AggregatorMembership(fleet.stage.aggregator_dir), fleet.plan)
+        ring = Keyring(uploads, fleet.plan)
+    none = rounds + 1
+    first = [(sent, min((k.context.round for k in ring.masks(loot).values()), default=none)) for sent, loot in thefts]
+    assert all(opened >= min(sent, none) for sent, opened in first)
+    assert {opened for _, opened in first} == {1, 2, 3, none}
 
 
 def test_an_absent_device_opens_the_rounds_since_it_left(lab):
