@@ -480,8 +480,6 @@ class DeviceRuntime:
         if result.objection:
             LOG.warning("checkpoint not signed", extra={"kv": {"reason": result.objection}})
         self._step(agent.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer))
-        if isinstance(self._models, HeldModels):
-            self._models.trained(announcement, result.model, result.norm)
         self._derive_ahead(announcement)
 
     def _derive_ahead(self, announcement: Announcement) -> None:

@@ -87,7 +87,6 @@ class Finished:
         parcel: the sealed upload.
         model: the chosen candidate; loss: its loss, before rounding; correct, tested: on the test share, if asked for.
         objection: the reason why a checkpoint was not signed, or empty.
-        norm: l2 norm of the update; 0 without one.
         validation: in a final round, the fit of the chosen model, and of earlier finished models of the same task, to the
             validation share, by run id.
     """
@@ -98,7 +97,6 @@ class Finished:
     correct: int
     tested: int
     objection: str = ""
-    norm: float = 0.0
     validation: Mapping[bytes, Validation] = field(default_factory=dict)
 
 
@@ -142,7 +140,6 @@ def carry_out(
         score = shop.backend.score(theta, test.x, test.y)
         correct, tested = score.correct, score.count
     body, model_norm, nearest = b"", 0.0, 0
-    norm = 0.0
     if assignment.train:
         result = training.train(
             theta,
@@ -166,7 +163,6 @@ def carry_out(
         if wanted(shop.plan):
             # With its noise: under the next mask the device must send the same vector again.
             shop.own.note(announcement.round, delta)
-        norm = float(np.linalg.norm(delta))
         body = masked_bytes(delta, shop.key)
     parcel = sealed_upload(
         shop,
@@ -181,7 +177,7 @@ def carry_out(
         model_norm=model_norm,
         nearest=nearest,
     )
-    return Finished(parcel, chosen, loss, correct, tested, norm=norm)
+    return Finished(parcel, chosen, loss, correct, tested)
 
 
 def masked_bytes(vector: Float32Vector, key: MaskKey) -> bytes:

@@ -79,7 +79,6 @@ class HeldModels:
         self._certified: dict[StateId, bytes] = {}
         self._statements = StateCertificate(())
         self._held = RoundModels(0, ())
-        self._own_norms: dict[tuple[int, int], float] = {}
         self._refs: dict[str, tuple[int, MeanRef] | CheckpointRef] = {}
         self._means: dict[str, Float32Vector] = {}
         self._opened: dict[str, ModelState] = {}
@@ -287,8 +286,7 @@ class HeldModels:
         # A hostile vector may overflow: `check_mean` refuses the norm that results, inf or NaN.
         with np.errstate(over="ignore", invalid="ignore"):
             norm = float(np.sqrt(np.dot(masked, masked)))
-        own = self._own_norms.get((round_, model), 0.0)
-        check_mean(header, self._run.plan, segment_of(self._held, model), len(body), norm, own)
+        check_mean(header, self._run.plan, segment_of(self._held, model), len(body), norm)
         return unmask(MaskedVector(masked, header.key_id), self._mask(self._store.peek(round_))[header.segment])
 
     def drop(self, label: str) -> None:
@@ -358,11 +356,6 @@ class HeldModels:
 
     def _span_of(self, model: int) -> slice:
         return self._run.plan.span(segment_of(self._held, model))
-
-    def trained(self, announcement: Announcement, model: int, norm: float) -> None:
-        """Record the norm of the device's own update to a model, with which the round's mean will be compared."""
-        if norm:
-            self._own_norms = {(announcement.round, model): norm}
 
     def next_mask(self, announcement: Announcement) -> Callable[[], None] | None:
         """Return a function that derives the next round's mask ahead of time; None if the device may not need it.

@@ -25,10 +25,6 @@ from shoal.protocol.states import MeanHeader, Recipe, RoundModels
 
 TRAINING_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.PRETRAIN)
 ROLLOVER_PHASES: Final = (Phase.CHECKPOINT, Phase.ENDORSE)
-STEP_NORM_RATIO: Final = 100.0
-"""Largest norm of a mean update, as a multiple of the norm of the device's own update to the same model in that round. The
-aggregator leaves out updates above ten times their median, so a mean is below that; the rest allows for devices whose updates
-are a tenth of the median."""
 WEIGHTS_TOLERANCE: Final = 1e-9
 """Largest distance from 1 of the sum of a recipe's weights: rounding of float64 sums over the models of a run."""
 
@@ -137,9 +133,7 @@ def _check_recipe(recipe: Recipe, plan: RunPlan) -> None:
         raise UntrustedError(f"a recipe whose weights add up to {sum(weights):g}, which the plan does not allow")
 
 
-def check_mean(
-    header: MeanHeader, plan: RunPlan, segment: str, body_bytes: int, norm: float, own_norm: float = 0.0
-) -> None:
+def check_mean(header: MeanHeader, plan: RunPlan, segment: str, body_bytes: int, norm: float) -> None:
     """Check that a masked mean may be added to a model.
 
     Args:
@@ -148,11 +142,9 @@ def check_mean(
         segment: the segment that the model's states have; empty for whole vectors.
         body_bytes: length of the vector that follows, in bytes.
         norm: its l2 norm.
-        own_norm: norm of this device's own update in that round, if it trained the same model; else 0.
 
     Raises:
-        UntrustedError: another run or segment; a wrong length; a norm that is not finite, above the plan's limit, or above
-            STEP_NORM_RATIO times the device's own.
+        UntrustedError: another run or segment; a wrong length; a norm that is not finite or above the plan's limit.
     """
     if (header.fleet, header.run_id) != (plan.fleet, plan.run_id):
         raise UntrustedError("a mean of another run")
@@ -161,11 +153,6 @@ def check_mean(
         raise UntrustedError(f"a mean of {header.length} coordinates in {body_bytes} bytes, segment {header.segment!r}")
     if not norm <= plan.norm_limit:  # also true for NaN
         raise UntrustedError(f"a mean update of norm {norm:.3g}, the plan's limit is {plan.norm_limit:.3g}")
-    if own_norm and norm > STEP_NORM_RATIO * own_norm:
-        raise UntrustedError(
-            f"a mean update of norm {norm:.3g}, where this device's own has {own_norm:.3g}",
-            hint="no honest mean is that long: check the aggregator, and this device's data",
-        )
 
 
 def _check_place(a: Announcement, plan: RunPlan, since: int, generation: int) -> None:

@@ -241,27 +241,6 @@ def test_a_mean_of_another_length_or_with_an_impossible_norm_is_refused(scene, m
         models["dev-1"].take(label, transfer, memoryview(plain[: -4 * LENGTH] + tail))
 
 
-def test_a_mean_is_compared_with_the_devices_own_update_to_that_model_in_that_round(scene, models):
-    device, announced = models["dev-1"], scene.announcement(1)
-    norm = float(np.sqrt(LENGTH))
-    for trained, refused in (
-        ((0, norm / 90), False),
-        ((0, norm / 110), True),
-        ((1, norm / 110), False),
-        ((0, 0.0), False),
-    ):
-        device._own_norms = {}
-        scene.serve(device, announced)
-        device.trained(announced, *trained)
-        ((label, transfer),) = device.locate(scene.announcement(2, steps=(scene.step(1, {0: ONE}),)), TRAIN).items()
-        plain = memoryview(scene.transfers[label, transfer])
-        if refused:
-            with pytest.raises(UntrustedError, match="where this device's own has"):
-                device.take(label, transfer, plain)
-        else:
-            assert device.take(label, transfer, plain)
-
-
 def test_a_mean_of_another_round_is_refused(scene, models):
     label, transfer, _ = mean_of(scene, models)
     other = scene.step(2, {0: ONE}).means[0]
