@@ -224,7 +224,7 @@ def run(
     mode: Annotated[
         str,
         typer.Option("--mode", "--mask", help="Mask mode: permutation, signed-permutation, rotation or none."),
-    ] = "permutation",
+    ] = "rotation",
     norm_limit: Annotated[
         float,
         typer.Option(

@@ -64,7 +64,7 @@ class RunOptions:
     algorithm: str
     settings: Mapping[str, str] = field(default_factory=dict)
     rounds: int = 50
-    mode: str = "permutation"
+    mode: str = "rotation"
     local: LocalTraining | None = None
     pretrain: LocalTraining | None = None
     norm_limit: float = 1000.0
@@ -79,7 +79,7 @@ class RunOptions:
     norm_noise: float = 0.0
     max_samples: int = limits.DEFAULT_MAX_SAMPLES
     weight_cap: float = limits.DEFAULT_WEIGHT_CAP
-    keys: str = "run"
+    keys: str = "round"
 
 
 def origins_needed(options: RunOptions) -> int:
