@@ -30,6 +30,8 @@ from tests.helpers.tasks import logistic_bundle
 
 INPUTS, CLASSES = 6, 4
 FULL_BATCH = LocalTraining(epochs=0, steps=4, batch_size=0, lr=0.8)
+ONE_KEY = {"keys": "run", "mode": "permutation"}
+"""Options of a run whose masks outlive a round."""
 CLEAN = (0.0,)
 LOST = ()
 
@@ -67,6 +69,11 @@ def make_fleet(root, data=None, *, bundle=None, faults=None, count=3, **options)
     settings = {"algorithm": "fedavg", "rounds": 3, "local": FULL_BATCH, "seed": 1, "min_contributors": 1, **options}
     data = grouped_data(count) if data is None else data
     return LoopbackFleet(root, bundle or logistic_bundle(INPUTS, CLASSES), data, RunOptions(**settings), faults)
+
+
+def make_one_key_fleet(root, data=None, **options):
+    """Return a fleet as `make_fleet` does, whose run has one key and a permutation unless ``options`` differ."""
+    return make_fleet(root, data, **{**ONE_KEY, **options})
 
 
 def publish(fleet):

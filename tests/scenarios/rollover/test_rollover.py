@@ -15,7 +15,7 @@ from tests.helpers.fleets import (
     Wiretap,
     announcements,
     grouped_data,
-    make_fleet,
+    make_one_key_fleet,
     open_upload,
     same_partition,
     truth_of,
@@ -48,14 +48,14 @@ def close_to(some, others):
 @pytest.fixture(scope="module")
 def undivided(tmp_path_factory):
     """Device -> model after six rounds under one mask."""
-    with make_fleet(tmp_path_factory.mktemp("undivided") / "fleet", rounds=ROUNDS) as fleet:
+    with make_one_key_fleet(tmp_path_factory.mktemp("undivided") / "fleet", rounds=ROUNDS) as fleet:
         fleet.run(60)
         return models_of(fleet)
 
 
 @pytest.mark.parametrize("mode", ["permutation", "signed-permutation", "rotation", "none"])
 def test_a_run_under_three_masks_ends_with_the_models_of_a_run_under_one(tmp_path, mode, undivided):
-    with make_fleet(tmp_path / "fleet", rounds=ROUNDS, epoch_rounds=EACH, mode=mode) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", rounds=ROUNDS, epoch_rounds=EACH, mode=mode) as fleet:
         records = fleet.run(60)
         first = fleet.plan.epoch
         assert [e["epoch"] for e in events_of(records)] == [first + 1, first + 2]
@@ -66,7 +66,7 @@ def test_a_run_under_three_masks_ends_with_the_models_of_a_run_under_one(tmp_pat
 def test_every_epoch_has_a_key_of_its_own_and_the_old_one_is_erased(tmp_path):
     """Uploads of three epochs bear three key ids; secrets, vectors and updates of those before are nowhere any more."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, rounds=ROUNDS, epoch_rounds=EACH) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", faults=tap, rounds=ROUNDS, epoch_rounds=EACH) as fleet:
         fleet.run(60)
         opened = [open_upload(fleet, "dev-00", u)[0] for u in uploads_of(fleet, tap, "dev-00")]
         keys = {u.key_id: u.epoch for u in opened if u.phase == Phase.TRAIN}
@@ -84,7 +84,7 @@ def test_every_epoch_has_a_key_of_its_own_and_the_old_one_is_erased(tmp_path):
 
 def test_a_mask_for_every_round(tmp_path, undivided):
     """The shortest epoch: one round."""
-    with make_fleet(tmp_path / "fleet", rounds=ROUNDS, epoch_rounds=1) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", rounds=ROUNDS, epoch_rounds=1) as fleet:
         records = fleet.run(120)
         assert len(events_of(records)) == ROUNDS - 1
         assert close_to(models_of(fleet), undivided)
@@ -96,7 +96,7 @@ def test_every_strategy_ends_with_the_same_models_and_clusters(tmp_path, name):
     data, options = grouped_data(6, groups=2), EVERY[name]
     ends = []
     for i, epoch_rounds in enumerate((0, 3)):
-        with make_fleet(tmp_path / str(i), data, epoch_rounds=epoch_rounds, **options) as fleet:
+        with make_one_key_fleet(tmp_path / str(i), data, epoch_rounds=epoch_rounds, **options) as fleet:
             records = fleet.run(120)
             assert len(events_of(records)) == (0 if not epoch_rounds else (options["rounds"] - 1) // 3)
             ends.append((models_of(fleet), records[-1]["clusters"]))
@@ -108,7 +108,7 @@ def test_every_strategy_ends_with_the_same_models_and_clusters(tmp_path, name):
 
 def test_a_device_that_was_away_catches_up(tmp_path, undivided):
     """It returns two epochs later, with the secret of the first epoch."""
-    with make_fleet(tmp_path / "fleet", rounds=ROUNDS, epoch_rounds=EACH, quorum=0.6, deadline_s=5.0) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", rounds=ROUNDS, epoch_rounds=EACH, quorum=0.6, deadline_s=5.0) as fleet:
         fleet.run_until(lambda: len(fleet.records()) >= 1, 20)
         fleet.kill_device("dev-02")
         fleet.run_until(lambda: len(fleet.records()) >= 5, 60)
@@ -126,7 +126,7 @@ def test_a_newcomer_of_a_later_epoch_takes_part_and_cannot_read_the_past(tmp_pat
     """The owner has seen the epoch's certificate: the grant holds no older secret."""
     from tests.scenarios.revocation.test_revocation import publish
 
-    with make_fleet(tmp_path / "fleet", rounds=ROUNDS, epoch_rounds=EACH) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", rounds=ROUNDS, epoch_rounds=EACH) as fleet:
         fleet.run_until(lambda: len(fleet.records()) >= 3, 20)
         owner, first = fleet.stage.fleet, fleet.plan.epoch
         publish(fleet)
@@ -145,7 +145,7 @@ def test_a_newcomer_of_a_later_epoch_takes_part_and_cannot_read_the_past(tmp_pat
 @pytest.mark.parametrize("phase", [Phase.CHECKPOINT, Phase.ENDORSE], ids=lambda p: p.name)
 def test_a_crash_at_any_step_leaves_a_fleet_that_finishes(tmp_path, victim, phase, undivided):
     """Power cut while the step is open, and again right after the next epoch has begun."""
-    with make_fleet(tmp_path / "fleet", rounds=ROUNDS, epoch_rounds=EACH, deadline_s=5.0) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", rounds=ROUNDS, epoch_rounds=EACH, deadline_s=5.0) as fleet:
 
         def at_step():
             plan = fleet.service.state.plan
@@ -180,7 +180,7 @@ def crash(fleet, victim, folder):
 
 def test_a_power_cut_between_the_epoch_and_its_secret_heals(tmp_path, monkeypatch, undivided):
     """The file that the next epoch begins with is there, the old secret still in force."""
-    with make_fleet(tmp_path / "fleet", rounds=ROUNDS, epoch_rounds=EACH, deadline_s=5.0) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", rounds=ROUNDS, epoch_rounds=EACH, deadline_s=5.0) as fleet:
         kept = DeviceState.save_epoch
 
         def cut(self, epoch):
@@ -202,7 +202,7 @@ def test_a_power_cut_between_the_epoch_and_its_secret_heals(tmp_path, monkeypatc
 
 def test_a_wrong_fold_is_signed_by_nobody_and_another_device_folds(tmp_path, monkeypatch, undivided):
     """The device that folds first is compromised: the old epoch stays until an honest one has folded."""
-    with make_fleet(tmp_path / "fleet", rounds=ROUNDS, epoch_rounds=ROUNDS // 2) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", rounds=ROUNDS, epoch_rounds=ROUNDS // 2) as fleet:
         honest = rollover.folded
         tampered = []
 
@@ -228,7 +228,7 @@ def test_a_wrong_fold_is_signed_by_nobody_and_another_device_folds(tmp_path, mon
 
 def test_without_half_of_the_roster_the_old_epoch_stays(tmp_path):
     """Two of three are offline: nothing happens in ten deadlines; the run continues once one is back."""
-    with make_fleet(tmp_path / "fleet", rounds=4, epoch_rounds=2, quorum=0.3, deadline_s=2.0) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", rounds=4, epoch_rounds=2, quorum=0.3, deadline_s=2.0) as fleet:
         fleet.run_until(lambda: len(fleet.records()) >= 1, 20)
         for device in ("dev-01", "dev-02"):
             fleet.kill_device(device)
@@ -245,7 +245,7 @@ def test_without_half_of_the_roster_the_old_epoch_stays(tmp_path):
 
 def test_rounds_and_rollovers_are_announced_with_the_plans_mode(tmp_path):
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, rounds=4, epoch_rounds=2, mode="rotation") as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", faults=tap, rounds=4, epoch_rounds=2, mode="rotation") as fleet:
         fleet.run(60)
         seen = announcements(fleet, tap)
         assert {a.mode for a in seen} == {"rotation"}
@@ -260,7 +260,7 @@ def test_a_plan_signed_for_another_length_is_held_to(tmp_path):
     from shoal.errors import UntrustedError
 
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, rounds=4, epoch_rounds=2) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", faults=tap, rounds=4, epoch_rounds=2) as fleet:
         fleet.run(60)
         second = next(a for a in announcements(fleet, tap) if a.round == 2)
         late = dataclasses.replace(second, round=3)

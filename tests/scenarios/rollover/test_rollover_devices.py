@@ -8,7 +8,7 @@ import pytest
 from edge_client.run import rollover
 from shoal.protocol.messages import Phase
 from shoal.transport.base import Message
-from tests.helpers.fleets import Wiretap, inject, make_fleet, open_upload, reasons, seal_upload, uploads_of
+from tests.helpers.fleets import Wiretap, inject, make_one_key_fleet, open_upload, reasons, seal_upload, uploads_of
 from tests.helpers.takeovers import open_step
 from tests.scenarios.revocation.test_revocation import publish
 from tests.scenarios.rollover.test_rollover import close_to, events_of, models_of
@@ -17,7 +17,7 @@ from tests.scenarios.rollover.test_rollover import close_to, events_of, models_o
 @pytest.fixture(scope="module")
 def undivided(tmp_path_factory):
     """Device -> model of five devices after four rounds under one mask."""
-    with make_fleet(tmp_path_factory.mktemp("undivided") / "fleet", count=5, rounds=4) as fleet:
+    with make_one_key_fleet(tmp_path_factory.mktemp("undivided") / "fleet", count=5, rounds=4) as fleet:
         fleet.run(60)
         return models_of(fleet)
 
@@ -38,7 +38,7 @@ def test_a_device_that_always_folds_wrongly_is_outvoted_in_every_epoch(tmp_path,
 
     original = rollover.fold
     monkeypatch.setattr(rollover, "fold", fold)
-    with make_fleet(tmp_path / "fleet", count=5, rounds=4, epoch_rounds=1) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", count=5, rounds=4, epoch_rounds=1) as fleet:
         records = fleet.run(60)
         assert len(events_of(records)) == 3
         failed = events_of(records, "rollover-failed")
@@ -73,7 +73,7 @@ def forged_answer(fleet, tap, name, attached, *, phase=None):
 @pytest.mark.parametrize("attached", [b"junk", b"SHM1\x1f" + bytes(300), bytes(1 << 21)], ids=["junk", "zeros", "2 MB"])
 def test_junk_from_the_device_that_folds_costs_nobody_anything(tmp_path, attached):
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, count=5, rounds=2, epoch_rounds=1) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", faults=tap, count=5, rounds=2, epoch_rounds=1) as fleet:
         open_step(fleet, Phase.CHECKPOINT)
         (folder,) = fleet.service.state.plan.assignments
         del fleet.devices[folder]  # the attacker answers in its place; its connection stays
@@ -86,7 +86,7 @@ def test_junk_from_the_device_that_folds_costs_nobody_anything(tmp_path, attache
 
 def test_a_signer_that_answers_with_junk_is_one_signature_less(tmp_path):
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, count=5, rounds=2, epoch_rounds=1, deadline_s=5.0) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", faults=tap, count=5, rounds=2, epoch_rounds=1, deadline_s=5.0) as fleet:
         open_step(fleet, Phase.ENDORSE)
         signer = next(d for d in fleet.service.state.plan.assignments if d != fleet.service.state.rollover.folder)
         del fleet.devices[signer]
@@ -101,7 +101,7 @@ def test_a_signer_that_answers_with_junk_is_one_signature_less(tmp_path):
 def test_a_device_without_an_order_has_no_say(tmp_path, caplog):
     """Only the device that was asked folds; the others wait for their turn."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, count=3, rounds=2, epoch_rounds=1) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", faults=tap, count=3, rounds=2, epoch_rounds=1) as fleet:
         open_step(fleet, Phase.CHECKPOINT)
         state = fleet.service.state
         other = next(d for d in fleet.stage.devices if d not in state.plan.assignments)
@@ -117,7 +117,7 @@ def test_a_device_without_an_order_has_no_say(tmp_path, caplog):
 def test_whoever_was_revoked_in_the_middle_of_a_rollover_has_no_part_in_it(tmp_path):
     """It has signed already, for secrets that were replaced; under the new ones it is not asked."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, count=5, rounds=2, epoch_rounds=1, quorum=0.6) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", faults=tap, count=5, rounds=2, epoch_rounds=1, quorum=0.6) as fleet:
         open_step(fleet, Phase.ENDORSE)
         fleet.broker.pump()
         fleet.devices["dev-04"].worker.work()
@@ -136,7 +136,7 @@ def test_whoever_was_revoked_in_the_middle_of_a_rollover_has_no_part_in_it(tmp_p
 def test_a_revoked_device_that_folds_is_not_heard(tmp_path, caplog):
     """Its upload was in flight when the owner's roster arrived."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, count=5, rounds=2, epoch_rounds=1, quorum=0.6) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", faults=tap, count=5, rounds=2, epoch_rounds=1, quorum=0.6) as fleet:
         open_step(fleet, Phase.CHECKPOINT)
         (folder,) = fleet.service.state.plan.assignments
         rule = tap.lose(client=fleet.client_id(folder), ending="/up")

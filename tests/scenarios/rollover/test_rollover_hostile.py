@@ -17,7 +17,7 @@ from tests.helpers.fleets import (
     Wiretap,
     device_identity,
     inject,
-    make_fleet,
+    make_one_key_fleet,
     open_upload,
     reasons,
     seal_upload,
@@ -33,7 +33,7 @@ CARRIED = ModelRef(model=CARRIED_FIRST, origin=0, label="x", transfer=b"\5" * 16
 def taken_over(root, rounds_served=2, **options):
     """Return the takeover of a fleet of three in its first epoch, which is two rounds long."""
     tap = Wiretap()
-    fleet = make_fleet(root / "fleet", faults=tap, **{"rounds": 6, "epoch_rounds": 2, **options})
+    fleet = make_one_key_fleet(root / "fleet", faults=tap, **{"rounds": 6, "epoch_rounds": 2, **options})
     open_round(fleet, rounds_served)
     return Takeover(fleet, tap)
 
@@ -290,7 +290,9 @@ def test_a_device_says_where_it_is_under_the_key_that_came_in_force(tmp_path):
 def recorded(tmp_path_factory):
     """(fleet, wiretap) of a run through three epochs that is over but for its final round's answers."""
     tap = Wiretap()
-    with make_fleet(tmp_path_factory.mktemp("recorded") / "fleet", faults=tap, rounds=5, epoch_rounds=2) as fleet:
+    with make_one_key_fleet(
+        tmp_path_factory.mktemp("recorded") / "fleet", faults=tap, rounds=5, epoch_rounds=2
+    ) as fleet:
         fleet.run_until(lambda: fleet.service.state.run.epoch == 3, 60)
         fleet.settle()
         yield fleet, tap
@@ -332,7 +334,7 @@ def test_a_device_that_restarts_does_not_take_an_earlier_epoch_for_its_own(recor
 def test_an_upload_of_another_epoch_is_refused(tmp_path, caplog):
     """Under its own key, and under the true one's name: both ways an error, never a sum of two masks."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, rounds=4, epoch_rounds=2, quorum=1.0) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", faults=tap, rounds=4, epoch_rounds=2, quorum=1.0) as fleet:
         fleet.run_until(lambda: fleet.service.state.run.epoch == 2 and fleet.service.state.round == 3, 60)
         rule = tap.lose(client=fleet.client_id("dev-02"), ending="/up")
         fleet.settle()

@@ -11,7 +11,7 @@ from edge_client.membership import DeviceMembership
 from shoal.protocol.messages import Action, Phase
 from shoal.transport.base import Message
 from shoal.transport.faults import Hop
-from tests.helpers.fleets import Wiretap, aggregator_identity, answers, grouped_data, make_fleet
+from tests.helpers.fleets import Wiretap, aggregator_identity, answers, grouped_data, make_one_key_fleet
 from tests.helpers.takeovers import open_round, open_step, stop_at
 from tests.scenarios.revocation.test_revocation import broadcasts, publish
 from tests.scenarios.rollover.test_rollover import close_to, events_of, models_of
@@ -54,7 +54,7 @@ def work(fleet, *devices):
 @pytest.mark.parametrize("when", ["round", "fold", "signing"])
 def test_an_upload_and_the_will_of_its_device_arrive_together(tmp_path, when):
     """The upload arrived first and counts; it must not be on its way to a file that the end of the round has closed."""
-    with make_fleet(tmp_path / "fleet", rounds=4, epoch_rounds=2, quorum=0.6, deadline_s=5.0) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", rounds=4, epoch_rounds=2, quorum=0.6, deadline_s=5.0) as fleet:
         open_round(fleet, 1) if when == "round" else open_step(
             fleet, Phase.CHECKPOINT if when == "fold" else Phase.ENDORSE
         )
@@ -77,7 +77,7 @@ def test_an_upload_and_the_will_of_its_device_arrive_together(tmp_path, when):
 def test_an_upload_that_is_not_durable_when_its_round_closes_is_refused(tmp_path, when):
     """A slow disk has just finished the last upload that was waited for; another has come meanwhile, of a device that is gone."""
     tap = Wiretap()
-    with make_fleet(
+    with make_one_key_fleet(
         tmp_path / "fleet", faults=tap, count=5, rounds=4, epoch_rounds=2, quorum=0.4, deadline_s=5.0
     ) as fleet:
         open_round(fleet, 1) if when == "round" else open_step(fleet, Phase.ENDORSE)
@@ -120,7 +120,7 @@ def test_an_upload_that_is_not_durable_when_its_round_closes_is_refused(tmp_path
 def test_newer_keys_that_overtake_the_certificate_stop_nobody(tmp_path):
     """The epoch was certified, and the owner rotates before any device knows: devices enter the epoch and then leave it."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, rounds=4, epoch_rounds=2, deadline_s=5.0) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", faults=tap, rounds=4, epoch_rounds=2, deadline_s=5.0) as fleet:
         hold = tap.lose(client=fleet.client_id("aggregator"), ending="/s/checkpoint")
         stop_at(fleet, lambda: fleet.service.state.run.epoch == 2)
         fleet.stage.fleet.rotate()
@@ -138,7 +138,7 @@ def test_newer_keys_that_overtake_the_certificate_stop_nobody(tmp_path):
 def test_a_second_revocation_overtakes_the_certificate_of_the_first(tmp_path):
     """Devices have signed for secrets that are replaced before they enter them: they keep both until they are through."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, count=5, rounds=4, quorum=0.5, deadline_s=5.0) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", faults=tap, count=5, rounds=4, quorum=0.5, deadline_s=5.0) as fleet:
         open_round(fleet, 2)
         hold = tap.lose(client=fleet.client_id("aggregator"), ending="/s/checkpoint")
         fleet.stage.fleet.revoke("dev-04")
@@ -161,7 +161,7 @@ def test_a_second_revocation_overtakes_the_certificate_of_the_first(tmp_path):
 
 @pytest.mark.parametrize("phase", [Phase.CHECKPOINT, Phase.ENDORSE], ids=lambda p: p.name)
 def test_a_second_revocation_in_the_middle_of_the_first_ones_rollover(tmp_path, phase):
-    with make_fleet(tmp_path / "fleet", count=5, rounds=3, quorum=0.5, deadline_s=5.0) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", count=5, rounds=3, quorum=0.5, deadline_s=5.0) as fleet:
         open_round(fleet, 2)
         fleet.stage.fleet.revoke("dev-04")
         publish(fleet)
@@ -176,7 +176,7 @@ def test_a_second_revocation_in_the_middle_of_the_first_ones_rollover(tmp_path, 
 
 
 def test_a_device_that_was_away_for_two_changes_of_the_secrets_catches_up(tmp_path):
-    with make_fleet(tmp_path / "fleet", count=6, rounds=8, quorum=0.5, deadline_s=5.0) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", count=6, rounds=8, quorum=0.5, deadline_s=5.0) as fleet:
         open_round(fleet, 2)
         fleet.kill_device("dev-00")
         for gone in ("dev-05", "dev-04"):
@@ -193,7 +193,7 @@ def test_a_device_that_was_away_for_two_changes_of_the_secrets_catches_up(tmp_pa
 
 def test_a_revocation_finds_a_fleet_that_has_just_restarted(tmp_path):
     """In a later epoch: every device takes up its own mask epoch, though the owner has replaced its keys meanwhile."""
-    with make_fleet(tmp_path / "fleet", count=4, rounds=6, epoch_rounds=2, quorum=0.5, deadline_s=5.0) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", count=4, rounds=6, epoch_rounds=2, quorum=0.5, deadline_s=5.0) as fleet:
         open_round(fleet, 4)
         fleet.kill_aggregator()
         fleet.settle()
@@ -216,7 +216,7 @@ def test_a_revocation_finds_a_fleet_that_has_just_restarted(tmp_path):
 def test_a_newcomer_in_the_middle_of_a_rotation_costs_one_deadline_at_most(tmp_path):
     """It has the fresh keys only: it is there, is asked to sign and can't; with the next round it takes part."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, rounds=4, quorum=0.6, deadline_s=30.0) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", faults=tap, rounds=4, quorum=0.6, deadline_s=30.0) as fleet:
         open_round(fleet, 2)
         fleet.kill_aggregator()
         fleet.stage.fleet.rotate()
@@ -236,7 +236,7 @@ def test_a_newcomer_in_the_middle_of_a_rotation_costs_one_deadline_at_most(tmp_p
 
 def test_a_device_that_dies_after_a_revocation_is_not_waited_for(tmp_path):
     """Its will is sealed under the replaced secrets: a device whose presence can't be opened counts as offline."""
-    with make_fleet(tmp_path / "fleet", count=4, rounds=6, quorum=0.6, deadline_s=30.0) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", count=4, rounds=6, quorum=0.6, deadline_s=30.0) as fleet:
         open_round(fleet, 2)
         fleet.stage.fleet.revoke("dev-03")
         publish(fleet)
@@ -250,7 +250,7 @@ def test_a_device_that_dies_after_a_revocation_is_not_waited_for(tmp_path):
 
 
 def test_a_device_that_died_so_is_back_when_it_has_the_newer_keys(tmp_path):
-    with make_fleet(tmp_path / "fleet", count=4, rounds=8, quorum=0.6, deadline_s=30.0) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", count=4, rounds=8, quorum=0.6, deadline_s=30.0) as fleet:
         open_round(fleet, 2)
         fleet.kill_device("dev-02")
         fleet.stage.fleet.revoke("dev-03")
@@ -268,7 +268,7 @@ def test_a_device_that_died_so_is_back_when_it_has_the_newer_keys(tmp_path):
 @pytest.fixture(scope="module")
 def undivided(tmp_path_factory):
     """Device -> model after four rounds under one mask."""
-    with make_fleet(tmp_path_factory.mktemp("undivided") / "fleet", rounds=4) as fleet:
+    with make_one_key_fleet(tmp_path_factory.mktemp("undivided") / "fleet", rounds=4) as fleet:
         fleet.run(60)
         return models_of(fleet)
 
@@ -290,7 +290,7 @@ CUTS = {
 def test_the_aggregator_dies_at_the_turn(tmp_path, monkeypatch, case, change, undivided):
     """After a power cut at any step, the fleet continues in the old epoch or the new one, and ends with the same models."""
     owner, name, side = CUTS[case]
-    with make_fleet(
+    with make_one_key_fleet(
         tmp_path / "fleet", rounds=4, epoch_rounds=2 if change == "scheduled" else 0, deadline_s=5.0
     ) as fleet:
         if change == "rotated":
@@ -338,7 +338,7 @@ def opens(fleet, secret, sealed):
 def test_an_aggregator_that_comes_back_speaks_under_the_newer_key_only(tmp_path, monkeypatch):
     """The epoch is durable, its keys not yet in force: a revoked device can read no message after the restart either."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, rounds=4, quorum=0.6, deadline_s=5.0) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", faults=tap, rounds=4, quorum=0.6, deadline_s=5.0) as fleet:
         open_round(fleet, 2)
         old = fleet.stage.fleet.secrets.broadcast_key
         fleet.stage.fleet.revoke("dev-02")

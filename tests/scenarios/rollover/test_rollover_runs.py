@@ -16,7 +16,15 @@ from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.messages import Phase
 from shoal.simulation.loopback_fleet import draw_origins
 from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
-from tests.helpers.fleets import FULL_BATCH, Wiretap, grouped_data, make_fleet, same_partition, truth_of, uploads_of
+from tests.helpers.fleets import (
+    FULL_BATCH,
+    Wiretap,
+    grouped_data,
+    make_one_key_fleet,
+    same_partition,
+    truth_of,
+    uploads_of,
+)
 from tests.helpers.takeovers import open_round, open_step, stop_at
 from tests.scenarios.revocation.test_revocation import publish
 from tests.scenarios.rollover.test_rollover import EVERY, close_to, events_of, models_of
@@ -50,7 +58,9 @@ def test_partial_participation_draws_the_same_devices(tmp_path):
     """The whole roster signs, not only the devices drawn; the rounds after a rollover are as without it."""
     found = []
     for i, epoch_rounds in enumerate((0, 2)):
-        with make_fleet(tmp_path / str(i), count=6, participation=0.5, rounds=5, epoch_rounds=epoch_rounds) as fleet:
+        with make_one_key_fleet(
+            tmp_path / str(i), count=6, participation=0.5, rounds=5, epoch_rounds=epoch_rounds
+        ) as fleet:
             found.append(ends(fleet))
     drawn = [[sorted(r["norms"]) for r in records] for _, _, records in found]
     assert drawn[0] == drawn[1]
@@ -70,7 +80,9 @@ def test_a_newcomer_is_placed_by_updates_that_were_masked_anew(tmp_path, validat
     data = grouped_data(8, groups=2)
     late = data.pop("dev-07")
     settings = {"validate": validate, "eps1": "0.9", "path": "on"}
-    with make_fleet(tmp_path / "fleet", data, algorithm="cfl", rounds=10, epoch_rounds=3, settings=settings) as fleet:
+    with make_one_key_fleet(
+        tmp_path / "fleet", data, algorithm="cfl", rounds=10, epoch_rounds=3, settings=settings
+    ) as fleet:
         stop_at(fleet, lambda: fleet.service.state.strategy.tree and fleet.service.state.since >= 3)
         key_id = fleet.service.state.run.key_id
         edges = [c for n in fleet.service.state.strategy.tree.values() for e in n.edges for c in e]
@@ -94,7 +106,7 @@ def test_a_newcomer_takes_the_group_of_the_nearest_renewed_direction(tmp_path):
     data = grouped_data(7, groups=2)
     late = data.pop("dev-06")
     options = {"algorithm": "fedgroup", "settings": {"groups": "2", "alpha": "4"}, "rounds": 7, "epoch_rounds": 3}
-    with make_fleet(tmp_path / "fleet", data, **options) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", data, **options) as fleet:
         stop_at(fleet, lambda: fleet.service.state.since >= 3)
         fleet.add_device("dev-06", late)
         records = fleet.run(100)
@@ -110,7 +122,7 @@ def test_a_newcomer_takes_the_group_of_the_nearest_renewed_direction(tmp_path):
 def test_a_device_answers_in_every_epoch_and_after_a_revocation(tmp_path):
     """`shoal-edge predict` opens the task that came with the epoch, also if the owner has replaced its keys since."""
     source = features(tmp_path)
-    with make_fleet(tmp_path / "fleet", rounds=4, epoch_rounds=2) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", rounds=4, epoch_rounds=2) as fleet:
         fleet.run(60)
         folder = fleet.stage.device_dir("dev-00")
         first = answers.predict(folder, source)
@@ -129,7 +141,7 @@ def test_a_device_answers_in_every_epoch_and_after_a_revocation(tmp_path):
 def test_a_device_answers_after_the_fleet_has_rolled_over_to_fresh_secrets(tmp_path):
     """The old content key is erased; the task was sealed with the checkpoint."""
     source = features(tmp_path)
-    with make_fleet(tmp_path / "fleet", rounds=4, quorum=0.6) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", rounds=4, quorum=0.6) as fleet:
         open_round(fleet, 2)
         fleet.stage.fleet.revoke("dev-02")
         publish(fleet)
@@ -144,7 +156,7 @@ def test_a_device_answers_after_the_fleet_has_rolled_over_to_fresh_secrets(tmp_p
 @pytest.mark.parametrize("change", ["none", "rotated in between", "rotated in the run"])
 def test_the_owners_next_run_is_followed(tmp_path, change):
     """Mask epochs go on counting; every device, also after a restart, is in the new run's."""
-    with make_fleet(tmp_path / "fleet", rounds=3, epoch_rounds=1, quorum=1.0) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", rounds=3, epoch_rounds=1, quorum=1.0) as fleet:
         if change == "rotated in the run":
             open_round(fleet, 2)
             fleet.stage.fleet.rotate()
@@ -183,7 +195,7 @@ def test_somebody_is_revoked_before_the_first_round(tmp_path, name):
     """The rollover follows round 0 and carries the algorithm's starting models over."""
     data, options = grouped_data(6, groups=2), EVERY.get(name, {"rounds": 2})
     options = {**options, "rounds": min(options["rounds"], 7 if name == "ifca" else 3)}
-    with make_fleet(tmp_path / "fleet", data, quorum=0.6, deadline_s=5.0, **options) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", data, quorum=0.6, deadline_s=5.0, **options) as fleet:
         fleet.kill_aggregator()
         fleet.stage.fleet.revoke("dev-05")
         publish(fleet)
@@ -198,7 +210,7 @@ def test_somebody_is_revoked_before_the_first_round(tmp_path, name):
 def test_a_revocation_in_the_final_round_changes_nothing_any_more(tmp_path):
     """No device trains; the new secrets are in force from the next run on."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, rounds=2, quorum=0.6, deadline_s=5.0) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", faults=tap, rounds=2, quorum=0.6, deadline_s=5.0) as fleet:
         stop_at(fleet, lambda: fleet.service.state.plan is not None and fleet.service.state.plan.final)
         fleet.stage.fleet.revoke("dev-02")
         publish(fleet)
@@ -210,7 +222,7 @@ def test_a_revocation_in_the_final_round_changes_nothing_any_more(tmp_path):
 
 def test_a_revocation_after_the_last_round_comes_before_the_final_one(tmp_path):
     """The final models are announced under the new keys."""
-    with make_fleet(tmp_path / "fleet", rounds=2, quorum=0.6, deadline_s=5.0) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", rounds=2, quorum=0.6, deadline_s=5.0) as fleet:
         open_round(fleet, 2)
         fleet.stage.fleet.revoke("dev-02")
         publish(fleet)
@@ -271,7 +283,9 @@ def secrets_of(device):
 @pytest.mark.parametrize("change", ["scheduled", "rotated"])
 def test_no_device_holds_on_to_the_epoch_before(tmp_path, mode, change):
     """Neither its mask nor its secret is referred to by anything that lives on; after a rotation no older key is, either."""
-    with make_fleet(tmp_path / "fleet", rounds=4, epoch_rounds=2 if change == "scheduled" else 0, mode=mode) as fleet:
+    with make_one_key_fleet(
+        tmp_path / "fleet", rounds=4, epoch_rounds=2 if change == "scheduled" else 0, mode=mode
+    ) as fleet:
         open_round(fleet, 2)
         device = fleet.devices["dev-00"]
         old_key, old = device.runtime._run.key.key_id, secrets_of(device)
@@ -300,7 +314,7 @@ def test_the_aggregator_holds_on_to_no_vector_of_the_epoch_before(tmp_path, algo
         "ifca": {"k": "2"},
     }
     options = {"algorithm": algorithm, "settings": settings.get(algorithm, {}), "rounds": 6, "epoch_rounds": 4}
-    with make_fleet(tmp_path / "fleet", grouped_data(4, 2), **options) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", grouped_data(4, 2), **options) as fleet:
         open_step(fleet, Phase.ENDORSE)
         state = fleet.service.state
         arrays = [
@@ -318,7 +332,7 @@ def test_the_aggregator_holds_on_to_no_vector_of_the_epoch_before(tmp_path, algo
 
 def test_the_broker_holds_on_to_no_model_of_the_epoch_before(tmp_path):
     """Also before the next round opens: one device is offline, and the plan requires all."""
-    with make_fleet(tmp_path / "fleet", rounds=4, epoch_rounds=2, quorum=1.0) as fleet:
+    with make_one_key_fleet(tmp_path / "fleet", rounds=4, epoch_rounds=2, quorum=1.0) as fleet:
         open_step(fleet, Phase.ENDORSE)
         fleet.broker.pump()
         assert [t for t in fleet.broker.retained if "/s/model/" in t]
