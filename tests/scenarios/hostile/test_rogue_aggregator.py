@@ -5,11 +5,16 @@ import dataclasses
 import numpy as np
 import pytest
 
+from crypto.seal.identity import Identity
 from crypto.seal.signed import sign_document
+from edge_client.models.checkpoints import seal_checkpoint
+from edge_client.models.states import ModelState
+from shoal.membership.statements import sign_statement
 from shoal.protocol.chunking import ChunkKind
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage
-from shoal.protocol.messages import NO_ASSIGNMENT, Assignment, ModelHeader, ModelRef, Phase, Share
+from shoal.protocol.messages import NO_ASSIGNMENT, SHARED_MODEL, ModelRef, Phase
+from shoal.protocol.states import CheckpointRef, HeldState, MeanRef, Offer, StateId, Statement, checkpoint_number
 from shoal.protocol.topics import Topics
 from tests.helpers.fleets import (
     Wiretap,
@@ -17,11 +22,14 @@ from tests.helpers.fleets import (
     announce,
     announcements,
     device_identity,
+    group_key,
     make_fleet,
+    publish,
     reasons,
     tell,
     uploads_of,
 )
+from tests.helpers.round_fleets import moved, publish_mean, round_keys
 
 ROUND_2 = {"round": 2, "nonce": b"\2" * 16}
 
@@ -59,8 +67,18 @@ def rogue(tmp_path, caplog):
         yield Rogue(fleet, tap, first)
 
 
-def with_models(*models):
-    return lambda a: dataclasses.replace(a, models=models)
+def with_held(**fields):
+    """Alter what is announced about models."""
+    return lambda a: dataclasses.replace(a, held=dataclasses.replace(a.held, **fields))
+
+
+def with_offers(*states):
+    return with_held(offers=tuple(Offer(model, StateId(*at)) for model, at in enumerate(states)))
+
+
+def after_a_step(mean, **changes):
+    """Alter the models as if one step had moved model 0 by a mean."""
+    return lambda a: dataclasses.replace(a, held=moved(a.held, mean, **changes))
 
 
 def with_order(**fields):
@@ -71,23 +89,35 @@ def changed(**fields):
     return lambda a: dataclasses.replace(a, **fields)
 
 
-ORIGIN = ModelRef(model=0, origin=0, label="x", transfer=bytes(16), contributors=0, norm=0.0)
-OFFSET = ModelRef(model=0, origin=0, label="x", transfer=b"\1" * 16, contributors=2, norm=1.0)
+MODEL = ModelRef(model=0, origin=0, label="x", transfer=bytes(16), contributors=0, norm=0.0)
+MEAN = MeanRef(model=0, label="x", transfer=b"\1" * 16, contributors=2)
+
+
+def checkpoint(state, round_):
+    return CheckpointRef(StateId(*state), round_, 1, "x", b"\1" * 16)
+
+
 SCORING = {"phase": int(Phase.SCORE), "train": False}
 
 OVERSTEPS = {
     "another fleet": (changed(fleet="other"), "an announcement of another run"),
     "another run number": (changed(run=7), "an announcement of another run"),
-    "another mask key": (changed(key_id=bytes(16)), "under another mask key"),
-    "a mask epoch that is over": (changed(epoch=0), "under another mask key"),
-    "another mask mode": (changed(mode="none"), "under another mask key or mode"),
+    "no word about states": (changed(held=None), "an announcement with other keys than the plan's"),
+    "another mask mode": (changed(mode="none"), "under another mask mode"),
+    "models that the aggregator holds": (changed(models=(MODEL,)), "with the parts of a rollover"),
     "round 0": (changed(round=0), "round 0 of a run of 2"),
     "a round too many": (changed(round=3), "round 3 of a run of 2"),
     "an end before its time": (changed(finished=True), "round 2 of a run of 2"),
     "an end after the end": (changed(round=4, finished=True), "round 4 of a run of 2|finished"),
-    "more models than the plan allows": (with_models(ORIGIN, dataclasses.replace(ORIGIN, model=1)), "2 models where"),
-    "an origin that does not exist": (with_models(dataclasses.replace(ORIGIN, origin=1)), "origin 1 of 1"),
-    "a mean of one device": (with_models(dataclasses.replace(OFFSET, contributors=1)), "a mean of 1 devices"),
+    "more models than the plan allows": (with_offers((0, 0), (0, 0)), "2 models where"),
+    "a shared part": (with_held(offers=(Offer(SHARED_MODEL, StateId(0, 0)),)), "a shared part that the plan does not"),
+    "an origin that does not exist": (with_offers((1, 0)), "state 0 of model 1 in round 2"),
+    "a state that does not exist yet": (with_offers((0, 2)), "state 2 of model 0 in round 2"),
+    "a mean of one device": (after_a_step(dataclasses.replace(MEAN, contributors=1)), "a mean of 1 devices"),
+    "twice a mean": (after_a_step(MEAN, added=2.0), "adds 2 times the mean update"),
+    "the step of a later round": (after_a_step(MEAN, round_=2), "the step of round 2 in round 2"),
+    "a checkpoint of a later round": (with_held(checkpoints=(checkpoint((0, 1), 3),)), "sealed in a later round"),
+    "a checkpoint before its state": (with_held(checkpoints=(checkpoint((0, 1), 1),)), "before its state existed"),
     "an older roster": (changed(roster_sequence=1), "an announcement under roster 1"),
     "an order for an unknown model": (with_order(candidates=(3,)), "a model that is not announced"),
     "an order that repeats a candidate": (with_order(candidates=(0, 0)), "a candidate twice"),
@@ -99,7 +129,10 @@ OVERSTEPS = {
         with_order(**{**SCORING, "phase": int(Phase.KEEP)}),
         "to keep a path of models, which the plan does not allow",
     ),
-    "a multiple of an origin": (with_models(dataclasses.replace(OFFSET, scale=2.0)), "is 2 times its origin"),
+    "a multiple of a model": (after_a_step(MEAN, weight=2.0), "a recipe whose weights add up to 2"),
+    "an order to seal an unknown model": (with_order(seal=(3,)), "to seal a model that is not announced"),
+    "an order to compare with an unknown model": (with_order(compare=(3,)), "to compare with a model that is not"),
+    "an order to compare": (with_order(compare=(0,)), "to compare models, which the plan does not allow"),
     "training that reports margins": (with_order(margins=True), "train and report margins"),
     "training in a scoring phase": (with_order(phase=int(Phase.SCORE)), "nothing to train for"),
     "training at a checkpoint": (with_order(phase=int(Phase.CHECKPOINT)), "a rollover in a round"),
@@ -127,25 +160,23 @@ def test_an_announcement_beyond_the_plan_is_refused(rogue, caplog, case):
     assert rogue.sent() == [1, 1], "a refused announcement must leave no trace"
 
 
-def test_an_announcement_of_a_later_mask_epoch_waits_for_its_certificate(rogue):
-    """No device trains under a key that is not certified; the true announcement is followed all the same."""
-    announce(rogue.fleet, dataclasses.replace(rogue.round_2, epoch=9))
+def test_no_device_trains_under_keys_that_the_owner_has_not_drawn(rogue, caplog):
+    announce(rogue.fleet, with_held(key_version=9)(rogue.round_2))
     assert rogue.sent() == [0, 0]
+    assert len(reasons(caplog)) == 2
+    assert reasons(caplog)[0] == "no keys of roster 9 have come yet"
+
+
+def test_no_device_trains_under_keys_that_the_owner_has_replaced(rogue):
+    """A revoked device has them. The aggregator has got its new keys and does not use them for the round."""
+    owner, before = rogue.fleet.stage.fleet, rogue.first.held.key_version
+    owner.rotate()
+    publish(rogue.fleet)
     announce(rogue.fleet, rogue.round_2)
+    assert rogue.sent() == [0, 0]
+    announce(rogue.fleet, with_held(key_version=owner.roster.keys_since)(rogue.round_2))
     assert rogue.sent() == [1, 1]
-
-
-def test_several_models_twice_are_refused(tmp_path, caplog):
-    """Under a plan that allows two models one name may still stand for one model only."""
-    tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, count=2, algorithm="ifca", rounds=2) as fleet:
-        fleet.broker.pump()
-        (first,) = announcements(fleet, tap)
-        fleet.kill_aggregator()
-        twice = (first.models[0], first.models[0])
-        announce(fleet, dataclasses.replace(first, **ROUND_2, models=twice))
-        fleet.settle()
-        assert "names a model twice" in reasons(caplog)[0]
+    assert owner.roster.keys_since > before
 
 
 def test_a_device_without_an_order_sits_out(rogue):
@@ -237,50 +268,32 @@ def rogue_options():
     return RunOptions("fedavg", rounds=2, min_contributors=1, seed=0)
 
 
-def masked(plan, values, **header):
-    fields = {
-        "fleet": "demo",
-        "run_id": plan.run_id,
-        "epoch": plan.epoch,
-        "key_id": plan.key_id,
-        "model": 0,
-        "origin": 0,
-        "round": 2,
-        "length": plan.length,
-        **header,
-    }
-    return encode(ModelHeader(**fields)) + np.asarray(values, "<f4").tobytes()
-
-
 D = 28
 SMALL = np.full(D, 0.01)
-BAD_MODELS = {
-    "of another run": ({"fleet": "other"}, SMALL, "a model of another run"),
-    "under another key": ({"key_id": bytes(16)}, SMALL, "under another mask key"),
-    "under another epoch": ({"epoch": 9}, SMALL, "under another mask key"),
-    "from an unknown origin": ({"origin": 1}, SMALL, "from origin 1 of 1"),
-    "under another label": ({"model": 1}, SMALL, "under another model's label"),
-    "too short": ({"length": D - 1}, SMALL[1:], "27 coordinates"),
-    "shorter than it says": ({}, SMALL[1:], "28 coordinates in 108 bytes"),
+BAD_MEANS = {
+    "of another run": ({"fleet": "other"}, SMALL, "a mean of another run"),
+    "under another key": ({"key_id": b"\1" * 16}, SMALL, "the vector is under mask 0101"),
+    "of another round": ({"round": 2}, SMALL, "the mean of model 0 in round 2 under another label"),
+    "of another model": ({"model": 1}, SMALL, "the mean of model 1 in round 1 under another label"),
+    "of a segment": ({"segment": "shared"}, SMALL, "segment 'shared'"),
+    "too short": ({}, SMALL[1:], "a mean of 27 coordinates in 108 bytes"),
+    "shorter than it says": ({"length": D}, SMALL[1:], "a mean of 28 coordinates in 108 bytes"),
     "NaN": ({}, np.full(D, np.nan), "norm nan"),
     "infinite": ({}, np.full(D, np.inf), "norm inf"),
     "overflowing": ({}, np.full(D, 3e38), "norm inf"),
-    "of a round that can't be": ({"round": 10**6}, np.full(D, 1000.0), "a model of round 1000000 of 2"),
-    "of round 0": ({"round": 0}, SMALL, "a model of round 0 of 2"),
-    "longer than all rounds could make it": ({}, np.full(D, 1000.0), "beyond 1e+03 a round"),
+    "longer than any update may be": (
+        {},
+        np.full(D, 1000.0),
+        "a mean update of norm 5.29e+03, the plan's limit is 1e+03",
+    ),
 }
 
 
-@pytest.mark.parametrize("case", [*BAD_MODELS, "none of these"])
-def test_a_model_is_taken_only_as_the_plan_describes_it(rogue, caplog, case):
-    fleet = rogue.fleet
-    header, values, expected = BAD_MODELS.get(case, ({}, SMALL, ""))
-    group_label = rogue.first.models[0].label
-    assignment = Assignment(int(Phase.TRAIN), (0,), int(Share.TRAIN), train=True, evaluate=False, margins=False)
-    topic = Topics("demo").model(group_label)
-    transfer = tell(fleet, topic, "model", masked(fleet.plan, values, **header), ChunkKind.MODEL, round_=2)
-    ref = ModelRef(model=0, origin=0, label=group_label, transfer=transfer, contributors=2, norm=1.0)
-    announce(fleet, dataclasses.replace(rogue.round_2, models=(ref,), assignments=(assignment,)))
+@pytest.mark.parametrize("case", [*BAD_MEANS, "none of these"])
+def test_a_mean_is_added_only_as_the_plan_describes_it(rogue, caplog, case):
+    header, values, expected = BAD_MEANS.get(case, ({}, SMALL, ""))
+    mean = publish_mean(rogue.fleet, values, **header)
+    announce(rogue.fleet, after_a_step(mean)(rogue.round_2))
     if not expected:
         assert rogue.sent() == [1, 1]
         assert not reasons(caplog)
@@ -288,3 +301,43 @@ def test_a_model_is_taken_only_as_the_plan_describes_it(rogue, caplog, case):
     assert rogue.sent() == [0, 0]
     assert len(reasons(caplog)) == 2
     assert expected in reasons(caplog)[0]
+
+
+def stated(fleet, signers, state, digest):
+    """Return the statements of identities that a state has a digest."""
+    named = (HeldState(state.model, state.round, digest),)
+    return tuple(sign_statement(who, Statement("demo", fleet.plan.run_id, 2, who.name, named)) for who in signers)
+
+
+def sealed_state(fleet, sealer, state, theta):
+    """Return (envelope, digest) of a made-up state, sealed by a device in round 2 as a true one would be."""
+    digest_key = round_keys(fleet, state.round).digest_key
+    made = ModelState.of(state, theta, run_id=fleet.plan.run_id, digest_key=digest_key)
+    sealed = seal_checkpoint(sealer, round_keys(fleet, 2), made, fleet.bundle.to_bytes())
+    return sealed.payload, made.digest
+
+
+SIGNERS = {
+    "nobody": lambda _: (),
+    "one device of two": lambda fleet: (device_identity(fleet, "dev-00"),),
+    "one device twice": lambda fleet: (device_identity(fleet, "dev-00"),) * 2,
+    "strangers": lambda _: (Identity.generate("dev-00"), Identity.generate("dev-01")),
+    "enough devices": lambda fleet: tuple(device_identity(fleet, name) for name in ("dev-00", "dev-01")),
+}
+
+
+@pytest.mark.parametrize("case", SIGNERS)
+def test_a_checkpoint_is_taken_only_if_enough_devices_have_signed_its_state(rogue, caplog, case):
+    """One device helps the aggregator: it seals a state that it has made up. Otherwise nobody could make a checkpoint."""
+    fleet, state = rogue.fleet, StateId(0, 1)
+    envelope, digest = sealed_state(fleet, device_identity(fleet, "dev-00"), state, np.full(D, 0.5, np.float32))
+    label = group_key(fleet).topic_label(fleet.plan.run_id, checkpoint_number(0))
+    transfer = tell(fleet, Topics("demo").model(label), "checkpoint", envelope, ChunkKind.CHECKPOINT, round_=2)
+    ref = CheckpointRef(state, 2, rogue.first.held.key_version, label, transfer)
+    statements = stated(fleet, SIGNERS[case](fleet), state, digest)
+    held = dataclasses.replace(rogue.first.held, offers=(Offer(0, state),), checkpoints=(ref,), statements=statements)
+    announce(fleet, dataclasses.replace(rogue.round_2, held=held))
+    enough = case == "enough devices"
+    assert rogue.sent() == ([1, 1] if enough else [0, 0])
+    refused = [reason for reason in reasons(caplog) if "states 1 of model 0 can't be made" in reason]
+    assert len(refused) == (0 if enough else 2)

@@ -6,8 +6,10 @@ import pytest
 from edge_client.learning.data import split
 from edge_client.learning.model import OrtModel
 from edge_client.learning.training import train
+from edge_client.models.recipes import weighted_sum
 from shoal.errors import ConfigError
 from shoal.protocol.messages import Action
+from shoal.protocol.states import StateId
 from shoal.simulation.loopback_fleet import LoopbackError, draw_origins
 from shoal.task.manifest import LocalTraining
 from tests.helpers.fleets import (
@@ -16,13 +18,13 @@ from tests.helpers.fleets import (
     INPUTS,
     Wiretap,
     answers,
-    clear_offsets,
     grouped_data,
     make_fleet,
     same_partition,
     thetas,
     truth_of,
 )
+from tests.helpers.round_fleets import clear_means, held_states, relayed_steps
 from tests.helpers.tasks import logistic_bundle
 
 QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
@@ -66,23 +68,26 @@ def test_the_next_round_is_announced_before_the_last_uploads_are_acknowledged(tm
 
 
 def test_the_whole_protocol_computes_plain_fedavg_bit_for_bit(tmp_path):
-    """Masks, seals, files and messages leave no trace in the model: a ten-line loop in the clear gives the same bits."""
+    """Masks, seals, files and messages leave no trace in the model: a short loop in the clear gives the same bits.
+
+    Under the permutation: a rotation rounds each mean.
+    """
     data = grouped_data(3)
     data["dev-01"] = type(data["dev-01"])(data["dev-01"].x[:25], data["dev-01"].y[:25])
     bundle = logistic_bundle(INPUTS, CLASSES)
     origin = draw_origins(bundle.manifest, 1, 1)[0]
-    with make_fleet(tmp_path / "fleet", data, rounds=3) as fleet:
+    with make_fleet(tmp_path / "fleet", data, rounds=3, mode="permutation") as fleet:
         fleet.run(10)
         reached = fleet.model("dev-02").theta
-    backend, offset = OrtModel(bundle), np.zeros_like(origin)
+    backend, theta = OrtModel(bundle), origin
     shares = [split(data[name], f"demo/{name}".encode()).train for name in sorted(data)]
     for round_ in range(3):
-        theta, total = origin + offset, np.zeros_like(origin)
+        total = np.zeros_like(origin)
         for share in shares:
             step = train(theta, share, FULL_BATCH, backend, np.random.default_rng(0), round_, lambda: False)
             total += step.delta * np.float32(len(share))
-        offset = offset + total / np.float32(sum(map(len, shares)))
-    assert reached.tobytes() == (origin + offset).tobytes()
+        theta = weighted_sum([(1.0, theta), (1.0, total / np.float32(sum(map(len, shares))))])
+    assert reached.tobytes() == theta.tobytes()
 
 
 def test_ifca_finds_the_groups(tmp_path):
@@ -165,15 +170,26 @@ def test_masks_change_no_result(tmp_path, options):
     assert seen[0] == seen[1]
 
 
-def test_the_aggregator_never_holds_a_clear_vector(tmp_path):
-    """Its files hold the offset permuted: the same values, in another order than any device's."""
-    with make_fleet(tmp_path / "fleet") as fleet:
+@pytest.mark.parametrize("mode", ["permutation", "rotation"])
+def test_the_aggregator_holds_masked_means_of_two_rounds_and_nothing_else(tmp_path, mode):
+    """No vector in its files is an update, a mean or a model in clear, and only the means of rounds 2 and 3 are left of all."""
+    with make_fleet(tmp_path / "fleet", mode=mode) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == 2, 10)
+        before = held_states(fleet, "dev-00")[StateId(0, 1)]
         fleet.run(10)
-        (clear,) = clear_offsets(fleet).values()
-        (path,) = (fleet.stage.aggregator_dir / "run-000001" / "vectors").glob("*/*.f32")
-        held = np.frombuffer(path.read_bytes(), "<f4")
-        assert not np.array_equal(held, clear)
-        assert np.array_equal(np.sort(held), np.sort(clear))
+        steps = relayed_steps(fleet)
+        assert [kept.step.round for kept in steps] == [2, 3]
+        means = [clear_means(fleet, kept)[0] for kept in steps]
+        model = fleet.model("dev-00").theta
+        after = weighted_sum([(1.0, before), (1.0, means[0])])
+        assert weighted_sum([(1.0, after), (1.0, means[1])]).tobytes() == model.tobytes()
+        held = [np.fromfile(p, "<f4") for p in (fleet.stage.aggregator_dir / "run-000001").glob("*/*/*.f32")]
+        assert len(held) == 2
+        clear = [np.sort(np.abs(vector)) for vector in (*means, before, after, model)]
+        for vector in held:
+            assert not any(np.allclose(vector, other, atol=1e-5) for other in (*means, before, after, model))
+            same_values = [np.array_equal(np.sort(np.abs(vector)), other) for other in clear]
+            assert sum(same_values) == (1 if mode == "permutation" else 0)
 
 
 def test_accuracy_is_reported_when_asked(tmp_path):

@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 
 from shoal.errors import ConfigError
-from shoal.simulation.loopback_fleet import draw_origins
 from shoal.task.manifest import LocalTraining
 from shoal.transport.faults import Hop
 from tests.helpers.fleets import (
     LOST,
     Wiretap,
-    clear_offsets,
     grouped_data,
     make_fleet,
     same_partition,
     thetas,
     truth_of,
 )
+from tests.helpers.round_fleets import clear_means, held_states, relayed_steps
 
 QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
 ALONE = LocalTraining(epochs=6, batch_size=10, lr=0.5)
@@ -105,28 +104,32 @@ def test_fedgroup_puts_newcomers_through_a_cold_start_of_their_own(tmp_path):
         first, second = events(records, "newcomers")
         assert (first["round"], len(first["groups"])) == (2, 2)
         assert list(second["groups"]) == ["dev-06"]
-        assert [r["ordered"] for r in records[:3]] == [4, 2, 6]
+        assert [r["ordered"] for r in records[:3]] == [4, 6, 6]
         assert records[-2]["ordered"] == 7
         assert same_partition(records[-1]["clusters"], truth_of(7, 2))
         assert len(events(records, "discrepancy")) == sum(r["round"] in (3, 4, 6, 7) for r in records)
 
 
 def test_inter_group_aggregation_adds_whole_models_over_the_wire(tmp_path):
-    """Alg. 2, line 18: devices end with their group's scaled origin and offset, and the mask changes it by rounding."""
-    settings = {**FEDGROUP["settings"], "eta_g": "0.05"}
+    """Alg. 2, line 18: each group adds a share of the other's model to its own, and the mask changes it by rounding."""
+    eta_g, options = 0.05, {**FEDGROUP, "rounds": 4}
+    settings = {**FEDGROUP["settings"], "eta_g": str(eta_g)}
     ends = []
     for mode in ("permutation", "none"):
-        with make_fleet(tmp_path / mode, grouped_data(6, 2), mode=mode, **{**FEDGROUP, "settings": settings}) as fleet:
-            fleet.run_until(lambda f=fleet: len(f.records()) == f.plan.rounds, 20)
-            slots = fleet.service.state.strategy.slots
+        with make_fleet(tmp_path / mode, grouped_data(6, 2), mode=mode, **{**options, "settings": settings}) as fleet:
+            fleet.run_until(lambda f=fleet: len(f.records()) == f.plan.rounds - 1, 20)
+            before = held_states(fleet, "dev-00")
             records = fleet.run(20)
             assert same_partition(records[-1]["clusters"], truth_of(6, 2))
-            origin = draw_origins(fleet.bundle.manifest, 1, 1)[0]
-            clear = clear_offsets(fleet)
-            assert all(s.scale > 1 for s in slots)
+            last = relayed_steps(fleet)[-1]
+            means = clear_means(fleet, last)
+            assert last.step.round == fleet.plan.rounds
+            groups = dict(zip((0, 1), last.step.recipes, strict=True))
+            trained = {g: before[r.terms[0].state] + means[r.model] for g, r in groups.items()}
             for device, group in records[-1]["clusters"].items():
-                expected = np.float32(slots[group].scale) * origin + clear[f"slots.{group}.offset"]
-                np.testing.assert_allclose(fleet.model(device).theta, expected, rtol=1e-6, atol=1e-7)
+                other = trained[1 - group]
+                expected = trained[group] + np.float32(eta_g) * other / np.linalg.norm(other)
+                np.testing.assert_allclose(fleet.model(device).theta, expected, rtol=1e-4, atol=1e-5)
             ends.append(np.stack([fleet.model(d).theta for d in fleet.stage.devices]))
     np.testing.assert_allclose(ends[0], ends[1], rtol=1e-4, atol=1e-5)
 
@@ -146,10 +149,9 @@ def test_the_devices_that_fedgroup_never_met_end_with_the_auxiliary_model(tmp_pa
         records = fleet.run(10)
         strangers = [d for d, j in records[-1]["clusters"].items() if j == 2]
         assert strangers
-        (origin,) = draw_origins(fleet.bundle.manifest, 1, 1)
-        clear = clear_offsets(fleet)
-        auxiliary = (clear["slots.0.offset"] + clear["slots.1.offset"]) / 2
-        np.testing.assert_allclose(fleet.model(strangers[0]).theta, origin + auxiliary, rtol=1e-5, atol=1e-7)
+        group = {j: fleet.model(d).theta for d, j in records[-1]["clusters"].items()}
+        assert not np.array_equal(group[0], group[1])
+        np.testing.assert_allclose(group[2], (group[0] + group[1]) / 2, rtol=1e-5, atol=1e-7)
         assert len({fleet.model(d).theta.tobytes() for d in strangers}) == 1
 
 

@@ -1,0 +1,106 @@
+"""Keys, means and states of loopback fleets under round keys, and means and steps that a rogue aggregator makes up."""
+
+import dataclasses
+
+import numpy as np
+
+from aggregator.rounds.snapshot import load
+from aggregator.storage.store import Store
+from aggregator.strategies.registry import make_strategy
+from crypto.mask.derivation import derive, segment_keys
+from crypto.mask.masking import mask, unmask
+from shoal.protocol.chunking import ChunkKind
+from shoal.protocol.codec import encode
+from shoal.protocol.states import (
+    MeanHeader,
+    MeanRef,
+    Offer,
+    Recipe,
+    RetainedStep,
+    StateId,
+    Step,
+    Term,
+    mean_number,
+)
+from shoal.protocol.topics import Topics
+from shoal.types import MaskedVector
+from tests.helpers.fleets import group_key, tell
+
+
+def round_keys(fleet, round_):
+    """Return the keys of a round under the newest key version, which the owner can always derive."""
+    version = fleet.stage.fleet.version_key
+    version.skip_to_run(fleet.plan.run)
+    chain = version.begin_run(fleet.plan.run_id, 0)
+    chain.skip_to(round_)
+    return chain.take()
+
+
+def round_masks(fleet, round_):
+    """Return segment -> mask key of a round under the newest key version; "" is the whole vector."""
+    keys, plan = round_keys(fleet, round_), fleet.plan
+    return segment_keys(derive(keys.mask, keys.context(plan.task_digest, plan.mode, plan.mask_segments)))
+
+
+def relayed_steps(fleet):
+    """Return the retained steps of the aggregator's last snapshot with their masked means, oldest first."""
+    store = Store(fleet.stage.aggregator_dir / f"run-{fleet.plan.run:06d}", fleet.plan)
+    try:
+        snapshot = store.restore()
+    finally:
+        store.close()
+    kind = make_strategy(fleet.plan).state_type
+    _, held = load(kind, snapshot.document, snapshot.vectors, fetch=None, has_models=True)
+    return held.steps
+
+
+def clear_means(fleet, kept, segment_of=lambda _model: ""):
+    """Return model -> the unmasked mean (d,) float32 of a retained step."""
+    masks = round_masks(fleet, kept.step.round)
+    found = {}
+    for mean in kept.means:
+        key = masks[segment_of(mean.model)]
+        found[mean.model] = unmask(MaskedVector(mean.vector.copy(), key.key_id), key)
+    return found
+
+
+def held_states(fleet, name):
+    """Return StateId -> vector (d,) float32 of the states that a device holds in memory."""
+    return {id_: state.theta for id_, state in fleet.devices[name].runtime._models.states.held.items()}
+
+
+def publish_mean(of, values, place=(0, 1, ""), *, contributors=2, clear=False, **header):
+    """Publish a mean under its label as the fleet's aggregator does, and return its reference.
+
+    Args:
+        of: a fleet whose aggregator is dead.
+        values: (d,) as they travel; with ``clear`` they are masked before.
+        place: model, round and segment of the mean.
+        contributors: as it is announced.
+        clear: whether ``values`` are in clear.
+        header: fields of its header that differ from those of a true one.
+    """
+    plan, (model, round_, segment) = of.plan, place
+    key = round_masks(of, round_)[segment]
+    values = np.ascontiguousarray(values, np.float32)
+    values = mask(values, key).values if clear else values
+    fields = {"round": round_, "key_id": key.key_id, "model": model, "length": len(values), "segment": segment}
+    plain = encode(MeanHeader(**{"fleet": plan.fleet, "run_id": plan.run_id, **fields, **header}))
+    label = group_key(of).topic_label(plan.run_id, mean_number(model, round_))
+    topic = Topics(plan.fleet).model(label)
+    transfer = tell(of, topic, "mean", plain + values.astype("<f4").tobytes(), ChunkKind.MEAN, round_=round_)
+    return MeanRef(model, label, transfer, contributors)
+
+
+def moved(held, *means, round_=1, weight=1.0, added=1.0):
+    """Return announced models after one more step, in which each model of ``means`` has moved by its mean."""
+    before = {offer.model: offer.at for offer in held.offers}
+    recipes = []
+    for mean in sorted(means, key=lambda m: m.model):
+        at = before[mean.model]
+        recipes.append(Recipe(mean.model, round_, (Term(at.model, at.round, weight),), added))
+    after = before | {mean.model: StateId(mean.model, round_) for mean in means}
+    step = Step(round_, tuple(recipes), tuple(sorted({*before.values(), *after.values()})))
+    retained = RetainedStep(step, tuple(sorted(means, key=lambda m: m.model)))
+    offers = tuple(Offer(model, at) for model, at in sorted(after.items()))
+    return dataclasses.replace(held, offers=offers, steps=(*held.steps, retained))
