@@ -25,7 +25,7 @@ from tests.helpers.fleets import (
     answers,
     device_identity,
     group_key,
-    make_fleet,
+    make_exact_fleet,
     mask_key,
     open_upload,
     seal_upload,
@@ -42,7 +42,7 @@ class Scene:
 
     def __init__(self, root):
         self.tap = Wiretap()
-        self.fleet = make_fleet(root, faults=self.tap, quorum=1.0)
+        self.fleet = make_exact_fleet(root, faults=self.tap, quorum=1.0)
         self.owner = self.fleet.stage.fleet
         transport = LoopbackTransport(self.fleet.broker, "owner", lambda _event: None)
         registrar = Registrar(self.owner, transport)

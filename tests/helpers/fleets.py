@@ -71,6 +71,11 @@ def make_fleet(root, data=None, *, bundle=None, faults=None, count=3, **options)
     return LoopbackFleet(root, bundle or logistic_bundle(INPUTS, CLASSES), data, RunOptions(**settings), faults)
 
 
+def make_exact_fleet(root, data=None, **options):
+    """Return a fleet as `make_fleet` does, whose mask rounds nothing: its models equal those of its like bit for bit."""
+    return make_fleet(root, data, **{"mode": "permutation", **options})
+
+
 def make_one_key_fleet(root, data=None, **options):
     """Return a fleet as `make_fleet` does, whose run has one key and a permutation unless ``options`` differ."""
     return make_fleet(root, data, **{**ONE_KEY, **options})

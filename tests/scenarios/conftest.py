@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.helpers.fleets import make_fleet, thetas
+from tests.helpers.fleets import make_exact_fleet, thetas
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory):
     """Device -> bytes of its final model after FedAvg of three rounds on three devices without any trouble."""
-    with make_fleet(tmp_path_factory.mktemp("undisturbed") / "fleet") as fleet:
+    with make_exact_fleet(tmp_path_factory.mktemp("undisturbed") / "fleet") as fleet:
         fleet.run(10)
         return thetas(fleet)

@@ -7,7 +7,7 @@ import pytest
 
 from edge_client.learning.data import Dataset
 from shoal.task.manifest import LocalTraining
-from tests.helpers.fleets import LOST, Wiretap, make_fleet, names, slow_link, thetas
+from tests.helpers.fleets import LOST, Wiretap, make_exact_fleet, names, slow_link, thetas
 
 INPUTS = 9_000
 """Uploads of two chunks."""
@@ -33,7 +33,7 @@ def options(logistic):
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory, logistic):
-    with make_fleet(tmp_path_factory.mktemp("calm") / "fleet", **options(logistic)) as fleet:
+    with make_exact_fleet(tmp_path_factory.mktemp("calm") / "fleet", **options(logistic)) as fleet:
         fleet.run(100)
         return thetas(fleet)
 
@@ -90,7 +90,7 @@ class Trouble:
 def test_a_run_survives_trouble_everywhere(tmp_path, logistic, calm, seed):
     random = Random(seed)
     tap, troubled = Wiretap(), [True]
-    with make_fleet(tmp_path / "fleet", faults=tap, **options(logistic)) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, **options(logistic)) as fleet:
         slow = slow_link(fleet, fleet.client_id("aggregator"), 1e5, "/up")
 
         def lossy(passage):

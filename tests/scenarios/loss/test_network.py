@@ -9,7 +9,7 @@ from shoal.protocol.messages import Action
 from shoal.task.manifest import LocalTraining
 from shoal.transport.faults import Hop
 from tests.helpers.faults import FaultRule, RuledFaults
-from tests.helpers.fleets import Wiretap, answers, concerns, make_fleet, names, thetas, uploads_of
+from tests.helpers.fleets import Wiretap, answers, concerns, make_exact_fleet, names, thetas, uploads_of
 
 UP, CTL = "shoal/v1/+/d/+/up", "shoal/v1/+/d/+/ctl"
 
@@ -27,7 +27,9 @@ UP, CTL = "shoal/v1/+/d/+/up", "shoal/v1/+/d/+/ctl"
 )
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_bad_network_changes_no_bit(tmp_path, undisturbed, rules, seed):
-    with make_fleet(tmp_path / "fleet", faults=RuledFaults(rules, seed=seed), quorum=1.0, deadline_s=1e6) as fleet:
+    with make_exact_fleet(
+        tmp_path / "fleet", faults=RuledFaults(rules, seed=seed), quorum=1.0, deadline_s=1e6
+    ) as fleet:
         records = fleet.run(20_000)
         assert [r["contributed"] for r in records] == [3, 3, 3, 3]
         assert thetas(fleet) == undisturbed
@@ -46,7 +48,7 @@ def wide(logistic):
 
 @pytest.fixture(scope="module")
 def wide_result(tmp_path_factory, wide):
-    with make_fleet(tmp_path_factory.mktemp("wide") / "fleet", **wide) as fleet:
+    with make_exact_fleet(tmp_path_factory.mktemp("wide") / "fleet", **wide) as fleet:
         fleet.run(10)
         return thetas(fleet)
 
@@ -60,7 +62,7 @@ def upload_chunks(tap, client):
 def test_a_missing_chunk_is_asked_for_alone(tmp_path, wide, wide_result):
     """The aggregator names the missing chunk, and the device sends only that."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
         tap.lose(client=fleet.client_id("dev-00"), ending="/up", chunk=1, times=2)
         fleet.run(100)
         asked = [c for c in answers(fleet, tap, "dev-00") if c.action == Action.NACK]
@@ -72,7 +74,7 @@ def test_a_missing_chunk_is_asked_for_alone(tmp_path, wide, wide_result):
 def test_what_is_asked_for_and_still_on_its_way_is_not_sent_again(tmp_path, wide, wide_result):
     """A slow link: the aggregator misses a chunk that arrives ten seconds after the others."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
         client = fleet.client_id("dev-00")
 
         def slow(passage):
@@ -89,7 +91,7 @@ def test_what_is_asked_for_and_still_on_its_way_is_not_sent_again(tmp_path, wide
 def test_an_aggregator_that_is_away_during_the_first_sending_asks_for_it(tmp_path, wide, wide_result):
     """The broker queues the reminders for it but not the upload: it requests the whole upload, once."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
         fleet.broker.pump()
         aggregator = fleet.client_id("aggregator")
         fleet.broker.disconnect(aggregator)
@@ -110,7 +112,7 @@ def test_an_aggregator_that_is_away_during_the_first_sending_asks_for_it(tmp_pat
 def test_what_a_breaking_connection_takes_with_it_is_sent_again(tmp_path, wide, wide_result):
     """The chunks are under way at QoS 0 when the connection of their device breaks."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
         client = fleet.client_id("dev-01")
         tap.rules.append(lambda passage: (0.5,) if concerns(passage, client, "/up", Hop.UP) else None)
         fleet.run_until(lambda: tap.sent(client=client, ending="/up"), 5)
@@ -128,7 +130,7 @@ def test_what_a_breaking_connection_takes_with_it_is_sent_again(tmp_path, wide, 
 def test_a_device_that_is_back_reminds_before_it_says_anything_else(tmp_path, wide):
     """A reminder is held back while publishes are unacknowledged, so it must be the first of them."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
         client = fleet.client_id("dev-01")
         tap.lose(client=client, ending="/up", hop=Hop.UP)
         fleet.settle()
@@ -145,7 +147,7 @@ def test_a_device_that_is_back_reminds_before_it_says_anything_else(tmp_path, wi
 @pytest.mark.parametrize("keep", [True, False], ids=["sessions kept", "everything forgotten"])
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
 def test_a_broker_restart_in_a_wide_run_changes_no_bit(tmp_path, wide, wide_result, keep, steps):
-    with make_fleet(tmp_path / "fleet", **wide) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", **wide) as fleet:
         for _ in range(steps):
             fleet.step()
         fleet.broker.restart(keep=keep)
@@ -155,7 +157,7 @@ def test_a_broker_restart_in_a_wide_run_changes_no_bit(tmp_path, wide, wide_resu
 
 def test_chunks_out_of_order_and_doubled_are_put_together(tmp_path, wide, wide_result):
     faults = RuledFaults([FaultRule(duplicate=0.5, reorder=0.8, reorder_s=0.5)], seed=3)
-    with make_fleet(tmp_path / "fleet", faults=faults, **wide) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=faults, **wide) as fleet:
         fleet.run(100)
         assert thetas(fleet) == wide_result
 
@@ -163,7 +165,7 @@ def test_chunks_out_of_order_and_doubled_are_put_together(tmp_path, wide, wide_r
 def test_a_lost_model_is_fetched_again(tmp_path, undisturbed):
     """The retained offset got lost on its way to one device; it subscribes again and receives it."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         client, lost = fleet.client_id("dev-01"), []
 
         def rule(passage):
@@ -182,7 +184,7 @@ def test_a_lost_model_is_fetched_again(tmp_path, undisturbed):
 def test_a_late_upload_is_refused_and_the_device_moves_on(tmp_path):
     """It arrives after its round was closed on the quorum: it counts nowhere, and its sender takes part in the next."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, quorum=0.6, deadline_s=20.0) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=0.6, deadline_s=20.0) as fleet:
         client, late = fleet.client_id("dev-02"), []
 
         def rule(passage):
@@ -210,7 +212,7 @@ def test_a_late_upload_is_refused_and_the_device_moves_on(tmp_path):
 def test_a_device_that_falls_silent_mid_upload_is_left_behind_at_the_deadline(tmp_path, wide):
     """Its connection seems open, but only two of three chunks arrived: the round closes with a quorum, and it waits again."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, **{**wide, "quorum": 0.5, "deadline_s": 15.0}) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, **{**wide, "quorum": 0.5, "deadline_s": 15.0}) as fleet:
         tap.lose(client=fleet.client_id("dev-01"), ending="/up", chunk=2)
         records = fleet.run(100)
         assert [r["missing"] for r in records[:2]] == [["dev-01"]] * 2
@@ -221,7 +223,7 @@ def test_a_device_that_falls_silent_mid_upload_is_left_behind_at_the_deadline(tm
 def test_a_device_that_says_goodbye_by_its_will_is_not_waited_for(tmp_path):
     """The broker publishes its will: the round closes at once on its quorum, and the device's return brings it back."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, quorum=0.6, rounds=4) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=0.6, rounds=4) as fleet:
         tap.lose(client=fleet.client_id("dev-02"), ending="/up", times=1)
         fleet.run_until(lambda: uploads_of(fleet, tap, "dev-02"), 5)
         fleet.settle()
@@ -241,7 +243,7 @@ def test_a_device_that_says_goodbye_by_its_will_is_not_waited_for(tmp_path):
 def test_the_will_of_an_earlier_life_is_ignored(tmp_path, undisturbed):
     """The broker noticed the dead connection only after the device had come back on a new one."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         hold = tap.lose(client=fleet.client_id("dev-02"), ending="/up")
         fleet.run_until(lambda: uploads_of(fleet, tap, "dev-02"), 5)
         late = []
@@ -266,7 +268,7 @@ def test_the_will_of_an_earlier_life_is_ignored(tmp_path, undisturbed):
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 6])
 def test_a_broker_restart_changes_no_bit(tmp_path, undisturbed, keep, steps):
     """At any step, with and without persistence: retained messages are published again, those in flight are resent."""
-    with make_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
         for _ in range(steps):
             fleet.step()
         fleet.broker.restart(keep=keep)
@@ -277,7 +279,7 @@ def test_a_broker_restart_changes_no_bit(tmp_path, undisturbed, keep, steps):
 def test_a_short_partition_is_survived(tmp_path, undisturbed):
     """The connection of one device breaks and is restored: the incarnation is the same, and nothing is lost."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         tap.lose(client=fleet.client_id("dev-01"), ending="/up", times=1)
         fleet.run_until(lambda: uploads_of(fleet, tap, "dev-01"), 5)
         fleet.broker.disconnect(fleet.client_id("dev-01"))
@@ -291,7 +293,7 @@ def test_a_presence_that_a_broker_loses_is_said_again(tmp_path):
     """Long before the deadline of the gathering, which is all that would help otherwise."""
     tap = Wiretap()
     tap.lose(ending="/dev-01/state", hop=Hop.UP, times=1)
-    with make_fleet(tmp_path / "fleet", faults=tap, deadline_s=60.0) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, deadline_s=60.0) as fleet:
         records = fleet.run(20)
         assert [r["contributed"] for r in records] == [3] * len(records)
 
@@ -300,7 +302,7 @@ def test_a_presence_that_a_broker_loses_is_said_again(tmp_path):
 def test_what_a_broker_does_not_hand_out_at_first_is_looked_for_once_more(tmp_path, undisturbed, what):
     """The retained round, or plan, is lost on its way to a device that has just connected; the deadline is 600 s away."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0, deadline_s=600.0) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0, deadline_s=600.0) as fleet:
         client, until_s = fleet.client_id("dev-01"), 1.5
 
         def rule(passage):

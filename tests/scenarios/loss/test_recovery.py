@@ -15,7 +15,7 @@ from tests.helpers.fleets import (
     Wiretap,
     answers,
     grouped_data,
-    make_fleet,
+    make_exact_fleet,
     thetas,
     uploads_of,
 )
@@ -37,7 +37,7 @@ ALGORITHMS = {
 def algorithm(request, tmp_path_factory):
     """(options, clusters and models that an undisturbed run ends with)."""
     options = {**ALGORITHMS[request.param], "quorum": 1.0}
-    with make_fleet(tmp_path_factory.mktemp("calm") / "fleet", grouped_data(6, 2), **options) as fleet:
+    with make_exact_fleet(tmp_path_factory.mktemp("calm") / "fleet", grouped_data(6, 2), **options) as fleet:
         records = fleet.run(10)
         return options, records[-1]["clusters"], [r["norms"] for r in records], thetas(fleet)
 
@@ -47,7 +47,7 @@ def test_an_aggregator_that_dies_with_some_uploads_stored_counts_each_once(tmp_p
     """It resumes the round: stored updates are not requested again, and the result is bit for bit the same."""
     options, clusters, norms, models = algorithm
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", grouped_data(6, 2), faults=tap, **options) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", grouped_data(6, 2), faults=tap, **options) as fleet:
         fleet.run_until(lambda: len(fleet.records()) == at_round - 1, 10)
         holds = [tap.lose(client=fleet.client_id(d), ending="/up") for d in ("dev-02", "dev-03")]
         fleet.settle()
@@ -72,7 +72,7 @@ def test_an_aggregator_that_dies_with_some_uploads_stored_counts_each_once(tmp_p
 def test_an_aggregator_that_dies_before_the_commit_asks_again(tmp_path, undisturbed):
     """Bytes in the file without a row are a torn tail: written over, acknowledged only when they are durable."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         fleet.broker.pump()
         for device in fleet.devices.values():
             device.worker.work()
@@ -88,7 +88,7 @@ def test_an_aggregator_that_dies_before_the_commit_asks_again(tmp_path, undistur
 
 @pytest.mark.parametrize("steps", range(1, 9))
 def test_an_aggregator_may_die_at_any_step(tmp_path, undisturbed, steps):
-    with make_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
         for _ in range(steps):
             fleet.step()
         fleet.kill_aggregator()
@@ -100,7 +100,7 @@ def test_an_aggregator_may_die_at_any_step(tmp_path, undisturbed, steps):
 
 @pytest.mark.parametrize("steps", range(1, 9))
 def test_a_device_may_die_at_any_step(tmp_path, undisturbed, steps):
-    with make_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
         for _ in range(steps):
             fleet.step()
         fleet.kill_device("dev-01")
@@ -112,7 +112,7 @@ def test_a_device_may_die_at_any_step(tmp_path, undisturbed, steps):
 
 def test_all_of_them_may_die_together(tmp_path, undisturbed):
     """A power cut takes the broker's memory, the aggregator and every device."""
-    with make_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
         fleet.run_until(lambda: len(fleet.records()) == 2, 10)
         for name in tuple(fleet.devices):
             fleet.kill_device(name)
@@ -129,7 +129,7 @@ def test_all_of_them_may_die_together(tmp_path, undisturbed):
 def test_a_device_that_dies_after_sealing_stands_by_the_same_bytes(tmp_path, undisturbed, lost):
     """If its upload was lost, the stored bytes are sent again; if the answer was, it is repeated. The upload counts once."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         client = fleet.client_id("dev-01")
         if lost == "upload":
             silence = tap.lose(client=client, ending="/up")
@@ -155,7 +155,7 @@ def test_a_device_that_dies_before_sealing_computes_the_same_update_again(tmp_pa
     vectors = []
     for die in (False, True):
         tap = Wiretap()
-        with make_fleet(tmp_path / str(die), faults=tap, local=QUICK) as fleet:
+        with make_exact_fleet(tmp_path / str(die), faults=tap, local=QUICK) as fleet:
             fleet.broker.pump()
             if die:
                 fleet.kill_device("dev-01")
@@ -170,7 +170,7 @@ def test_a_device_that_dies_before_sealing_computes_the_same_update_again(tmp_pa
 def test_an_answered_device_that_restarts_does_not_train_again(tmp_path, undisturbed):
     """Its round still waits for another one: it sends a reminder of the stored upload, and is answered again."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         hold = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
         fleet.settle()
         assert [c.action for c in answers(fleet, tap, "dev-01")] == [Action.ACK]
@@ -186,7 +186,7 @@ def test_an_answered_device_that_restarts_does_not_train_again(tmp_path, undistu
 
 def test_an_altered_update_on_the_aggregators_disk_is_noticed(tmp_path):
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         tap.lose(client=fleet.client_id("dev-00"), ending="/up")
         fleet.settle()
         fleet.kill_aggregator()
@@ -199,7 +199,7 @@ def test_an_altered_update_on_the_aggregators_disk_is_noticed(tmp_path):
 
 
 def test_nobody_is_revived_twice(tmp_path):
-    with make_fleet(tmp_path / "fleet") as fleet:
+    with make_exact_fleet(tmp_path / "fleet") as fleet:
         with pytest.raises(UsageError, match="alive"):
             fleet.revive_device("dev-00")
         with pytest.raises(UsageError, match="alive"):
@@ -211,7 +211,7 @@ def test_nobody_is_revived_twice(tmp_path):
 
 def test_a_model_that_comes_while_a_device_works_does_not_disturb_it(tmp_path):
     """A restarted aggregator seals the same model again; the device continues with the one that it has."""
-    with make_fleet(tmp_path / "fleet", rounds=6) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", rounds=6) as fleet:
         device = next(iter(fleet.devices.values()))
         runtime, worker = device.runtime, device.worker
         fleet.run_until(lambda: len(fleet.records()) >= 2, 100)
@@ -236,7 +236,7 @@ def test_a_round_that_followed_a_deadline_is_found_again(tmp_path, monkeypatch):
         pass
 
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, rounds=2, quorum=0.6, deadline_s=10.0) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, rounds=2, quorum=0.6, deadline_s=10.0) as fleet:
         tap.lose(client=fleet.client_id("dev-02"), ending="/up")
         keep = Store.snapshot
 

@@ -5,7 +5,7 @@ import pytest
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.messages import Action
 from shoal.transport.faults import Hop
-from tests.helpers.fleets import Wiretap, answers, grouped_data, make_fleet, names, slow_link, thetas, uploads_of
+from tests.helpers.fleets import Wiretap, answers, grouped_data, make_exact_fleet, names, slow_link, thetas, uploads_of
 
 INPUTS = 20_000
 """Uploads of three chunks."""
@@ -16,7 +16,9 @@ def test_nothing_is_sent_twice_however_long_the_queue(tmp_path, logistic, count)
     """Half a minute of queue a round: devices remind the aggregator, which has all of it to come, and asks for nothing."""
     data = grouped_data(count, n=10, inputs=INPUTS)
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", data, bundle=logistic(INPUTS, 4), rounds=2, quorum=1.0, faults=tap) as fleet:
+    with make_exact_fleet(
+        tmp_path / "fleet", data, bundle=logistic(INPUTS, 4), rounds=2, quorum=1.0, faults=tap
+    ) as fleet:
         tap.rules.append(slow_link(fleet, fleet.client_id("aggregator"), count * 4 * fleet.plan.length / 30))
         records = fleet.run(1000)
         assert [r["contributed"] for r in records] == [count] * 3
@@ -34,7 +36,7 @@ def test_no_model_is_sent_twice_to_a_device_on_a_slow_link(tmp_path, logistic, s
     data = grouped_data(2, n=10, inputs=INPUTS)
     tap = Wiretap()
     options = {"algorithm": "ifca", "settings": {"k": "2"}, "rounds": 2, "quorum": 1.0, "deadline_s": 1e6}
-    with make_fleet(tmp_path / "fleet", data, bundle=logistic(INPUTS, 4), faults=tap, **options) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", data, bundle=logistic(INPUTS, 4), faults=tap, **options) as fleet:
         client = fleet.client_id("dev-01")
         tap.rules.append(slow_link(fleet, client, 2 * 4 * fleet.plan.length / seconds))
         assert [r["contributed"] for r in fleet.run(5000)] == [2] * 3
@@ -46,7 +48,7 @@ def test_no_model_is_sent_twice_to_a_device_on_a_slow_link(tmp_path, logistic, s
 def test_an_aggregator_that_stored_an_upload_and_died_acknowledges_it_from_the_reminder(tmp_path, undisturbed):
     """The answer got lost with it: the upload does not travel again."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         hold = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
         deaf = tap.lose(client=fleet.client_id("dev-01"), ending="/ctl", hop=Hop.DOWN)
         fleet.settle()

@@ -2,9 +2,19 @@
 
 import pytest
 
+from shoal.protocol.chunking import ChunkKind, parse
+from shoal.protocol.messages import NO_ASSIGNMENT
 from shoal.task.manifest import LocalTraining
 from shoal.transport.faults import Hop
-from tests.helpers.fleets import Wiretap, announcements, grouped_data, make_fleet, same_partition, thetas, truth_of
+from tests.helpers.fleets import (
+    Wiretap,
+    announcements,
+    grouped_data,
+    make_exact_fleet,
+    same_partition,
+    thetas,
+    truth_of,
+)
 from tests.helpers.tasks import logistic_bundle
 
 INPUTS = 40
@@ -15,17 +25,20 @@ SAVING = {**SETTINGS, "stable_rounds": "2", "probe_every": "8"}
 
 
 def play(root, settings, **options):
-    """Return (records, models, model bytes that devices received by round, announcements) of a run."""
+    """Return (records, models, (client, kind) of each vector that a device received by round, announcements) of a run."""
     tap = Wiretap()
     data = grouped_data(6, 2, n=200, inputs=INPUTS)
-    with make_fleet(root, data, bundle=BUNDLE, faults=tap, **{**OPTIONS, **options, "settings": settings}) as fleet:
+    with make_exact_fleet(
+        root, data, bundle=BUNDLE, faults=tap, **{**OPTIONS, **options, "settings": settings}
+    ) as fleet:
         received = []
         while not fleet.finished:
             before = len(tap.heard)
             done = len(fleet.records())
             fleet.run_until(lambda done=done: len(fleet.records()) > done, 30)
-            models = [p for p in tap.heard[before:] if p.hop is Hop.DOWN and "/s/model/" in p.topic]
-            received.append(sum(len(p.payload) for p in models if p.client != fleet.client_id("aggregator")))
+            down = [p for p in tap.heard[before:] if p.hop is Hop.DOWN and p.payload and "/s/model/" in p.topic]
+            heads = [(p.client, parse(p.payload)[0]) for p in down]
+            received.append([(client, head.kind) for client, head in heads if head.index == 0])
         fleet.settle()
         return fleet.records(), thetas(fleet), received, announcements(fleet, tap)
 
@@ -42,14 +55,21 @@ def narrow_rounds(announced):
 
 
 def test_devices_fetch_their_own_model_only(runs):
-    """Restarts end with round 8; 9 and 10 prove stability; 11 to 17 are narrow, 18 is the probe, 19 and 20 narrow again."""
+    """Restarts end with round 8; 9 and 10 prove stability; 11 to 17 are narrow, 18 is the probe, 19 and 20 narrow again.
+
+    A mean is received in the round that it is made in. Before the probe, and before the final round, a device takes a
+    checkpoint of the other model and the means of the last rounds.
+    """
     _, _, full, _ = runs["full"]
     _, _, saving, announced = runs["saving"]
     assert narrow_rounds(announced) == [11, 12, 13, 14, 15, 16, 17, 19, 20]
-    one = 4 * BUNDLE.length
-    for round_ in range(12, 17):  # round 11's models are published while all are still subscribed to both
-        assert 6 * one < saving[round_ - 1] == full[round_ - 1] / 2
-    assert sum(saving) < 0.85 * sum(full)
+    for round_ in range(11, 17):
+        assert len(saving[round_ - 1]) == 6
+        assert len(full[round_ - 1]) == 12
+    for received in saving:
+        assert sum(kind is ChunkKind.CHECKPOINT for _, kind in received) in (0, 6)
+        assert len(received) <= 4 * 6
+    assert sum(map(len, saving)) < sum(map(len, full))
 
 
 def test_saving_changes_no_model(runs):
@@ -61,8 +81,17 @@ def test_saving_changes_no_model(runs):
 
 
 def test_a_device_that_sits_out_receives_no_model(tmp_path):
-    """With half of the devices drawn a round, the other half fetch nothing; they choose again when they are drawn."""
+    """With half of the devices drawn a round, the others fetch nothing; they choose again when they are drawn."""
     everybody = play(tmp_path / "all", {"k": "2"}, rounds=10)
-    half = play(tmp_path / "half", {"k": "2"}, rounds=10, participation=0.5)
-    assert [r["ordered"] for r in half[0]] == [3] * 10 + [6]
-    assert 0 < sum(half[2][1:10]) < 0.85 * sum(everybody[2][1:10])
+    records, _, received, announced = play(tmp_path / "half", {"k": "2"}, rounds=10, participation=0.5)
+    assert [r["ordered"] for r in records] == [3] * 10 + [6]
+    assert 0 < sum(map(len, received[1:10])) < sum(map(len, everybody[2][1:10]))
+    drawn = [{i for i, place in enumerate(a.assignment_of) if place != NO_ASSIGNMENT} for a in announced]
+    idle = 0
+    for round_ in range(2, 11):
+        clients = {client for client, _ in received[round_ - 1]}
+        # One that took part in the round before may be subscribed to a mean when it is published.
+        for device in set(range(6)) - drawn[round_ - 1] - drawn[round_ - 2]:
+            assert f"shoal-demo-dev-{device:02d}" not in clients
+            idle += 1
+    assert idle > 5

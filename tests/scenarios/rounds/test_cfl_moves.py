@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.task.manifest import LocalTraining
-from tests.helpers.fleets import grouped_data, make_fleet, same_partition, thetas, truth_of
+from tests.helpers.fleets import grouped_data, make_exact_fleet, make_fleet, same_partition, thetas, truth_of
 
 COUNT, EVERY = 8, 6
 OPTIONS = {
@@ -50,7 +50,7 @@ def test_nobody_moves_whose_data_stay(tmp_path):
 def test_an_aggregator_that_dies_in_the_round_of_a_move_ends_with_the_same_models(tmp_path, answered):
     ends = []
     for crash in (False, True):
-        with make_fleet(tmp_path / f"fleet-{crash}", grouped_data(COUNT, 2), **OPTIONS) as fleet:
+        with make_exact_fleet(tmp_path / f"fleet-{crash}", grouped_data(COUNT, 2), **OPTIONS) as fleet:
             fleet.run_until(lambda fleet=fleet: len(fleet.records()) == EVERY, 10)
             drift(fleet)
             fleet.run_until(lambda fleet=fleet: len(fleet.records()) == 2 * EVERY - 1, 10)

@@ -6,7 +6,7 @@ from edge_client.protocol.round_state import Stage
 from edge_client.storage.state import DeviceState
 from shoal.protocol.messages import Action
 from shoal.transport.faults import Hop
-from tests.helpers.fleets import Wiretap, answers, make_fleet, thetas, uploads_of
+from tests.helpers.fleets import Wiretap, answers, make_exact_fleet, thetas, uploads_of
 
 FINAL = 4
 """The standard small fleet trains three rounds."""
@@ -28,7 +28,7 @@ def stage_of(fleet, name):
 def test_an_upload_whose_answer_got_lost_is_answered_after_the_end(tmp_path, undisturbed, dies):
     """Also by an aggregator that was killed after it recorded the final round, and restarted."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         fleet.run_until(lambda: len(fleet.records()) == FINAL - 1, 100)
         silence = tap.lose(client=fleet.client_id("dev-01"), ending="/ctl", hop=Hop.DOWN)
         records = fleet.run(100)
@@ -48,7 +48,7 @@ def test_an_upload_whose_answer_got_lost_is_answered_after_the_end(tmp_path, und
 def test_a_straggler_of_the_final_round_is_told_that_the_run_is_over(tmp_path, undisturbed, dies):
     """It has fetched the model that it ends with all the same."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, quorum=0.6, deadline_s=5.0) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=0.6, deadline_s=5.0) as fleet:
         fleet.run_until(lambda: len(fleet.records()) == FINAL - 1, 100)
         hold = tap.lose(client=fleet.client_id("dev-01"), ending="/up")
         records = fleet.run(100)
@@ -67,7 +67,7 @@ def test_a_straggler_of_the_final_round_is_told_that_the_run_is_over(tmp_path, u
 def test_an_answered_device_that_restarts_after_the_end_sends_nothing(tmp_path):
     """There may be no aggregator to answer it again. Its figures are still those of the run that ended."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap) as fleet:
         fleet.run(100)
         sent = len(uploads_of(fleet, tap, "dev-01"))
         figures = DeviceState(fleet.stage.device_dir("dev-01")).load_status()["ended"]["1"]
@@ -86,7 +86,7 @@ def test_an_answered_device_that_restarts_after_the_end_sends_nothing(tmp_path):
 
 def test_an_end_that_was_told_counts_in_no_later_life(tmp_path, caplog):
     """Else `run --once` would end at once in every later run: the broker retains the announcement that ended this one."""
-    with make_fleet(tmp_path / "fleet") as fleet:
+    with make_exact_fleet(tmp_path / "fleet") as fleet:
         fleet.run(100)
         fleet.settle()
         told, untold = "dev-01", "dev-02"
@@ -134,7 +134,7 @@ def cut(fleet, name, files_of, method, when):
 )
 def test_a_power_cut_in_the_final_round_costs_no_device_its_model(tmp_path, undisturbed, files_of, method):
     """At any step: the round's models are still on the broker, and the device repeats its work."""
-    with make_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
         cut(fleet, "dev-01", files_of, method, lambda runtime: runtime._state.mark.round == FINAL)
         fleet.run(100)
         until_done(fleet, "dev-01")
@@ -145,7 +145,7 @@ def test_a_power_cut_in_the_final_round_costs_no_device_its_model(tmp_path, undi
 def test_a_final_upload_without_its_model_is_not_enough(tmp_path, undisturbed):
     """As a version that wrote the upload first could leave it: the device fetches and stores the model again."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         fleet.run_until(lambda: len(fleet.records()) == FINAL - 1, 100)
         tap.lose(client=fleet.client_id("dev-01"), ending="/ctl", hop=Hop.DOWN)
         fleet.run(100)
@@ -159,7 +159,7 @@ def test_a_final_upload_without_its_model_is_not_enough(tmp_path, undisturbed):
 
 
 def test_nothing_of_a_strategy_is_held_behind_the_end(tmp_path):
-    with make_fleet(tmp_path / "fleet", algorithm="cfl", rounds=4) as fleet:
+    with make_exact_fleet(tmp_path / "fleet", algorithm="cfl", rounds=4) as fleet:
         fleet.run(100)
         assert fleet.service.state.strategy is None
         fleet.kill_aggregator()

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from crypto.mask.derivation import key_id
 from crypto.mask.modes.registry import MODES
 from edge_client.cli import app as edge
 from edge_client.run.policy import check_announcement
@@ -19,12 +18,12 @@ from tests.helpers.fleets import (
     announcements,
     grouped_data,
     make_fleet,
-    mask_key,
     open_upload,
     same_partition,
     truth_of,
     uploads_of,
 )
+from tests.helpers.round_fleets import round_masks
 
 QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
 ALONE = LocalTraining(epochs=6, batch_size=10, lr=0.5)
@@ -70,7 +69,7 @@ def test_every_mode_gives_the_same_clusters_and_models(tmp_path, options):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_plan_status_and_uploads_state_the_mode(tmp_path, mode, caplog):
-    """The owner signs it, a device's status shows it, every upload repeats it, and the announcement's key id is its own."""
+    """The owner signs it, a device's status shows it, every upload repeats it, and its key id is that of the round's mask."""
     tap = Wiretap()
     caplog.set_level(logging.INFO)
     with make_fleet(tmp_path / "fleet", faults=tap, mode=mode) as fleet:
@@ -78,7 +77,7 @@ def test_plan_status_and_uploads_state_the_mode(tmp_path, mode, caplog):
         assert fleet.plan.mode == mode
         assert {r.kv["mode"] for r in caplog.records if r.getMessage() == "following run"} == {mode}
         upload, _ = open_upload(fleet, "dev-00", uploads_of(fleet, tap, "dev-00")[0])
-        assert (upload.mode, upload.key_id) == (mode, fleet.plan.key_id)
+        assert (upload.mode, upload.key_id) == (mode, round_masks(fleet, 1)[""].key_id)
         directory = str(fleet.stage.device_dir("dev-00"))
     shown = CliRunner().invoke(edge, ["status", directory, "--json"])
     assert json.loads(shown.stdout)["data"]["mode"] == mode
@@ -87,17 +86,15 @@ def test_plan_status_and_uploads_state_the_mode(tmp_path, mode, caplog):
 
 
 def test_an_announcement_under_another_mode_is_refused(tmp_path):
-    """The key id that the owner signed holds the mode: a rogue aggregator can't announce the same run in the clear."""
+    """The mode is in the plan that the owner signed: a rogue aggregator can't announce the same run in the clear."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, mode="rotation") as fleet:
         fleet.run(10)
         announcement, plan = announcements(fleet, tap)[0], fleet.plan
         check_announcement(announcement, plan)
-        own = mask_key(fleet).context
         for mode in set(MODES) - {"rotation"}:
-            other = key_id(fleet.stage.fleet.secret_at(own.epoch), dataclasses.replace(own, mode=mode))
-            with pytest.raises(UntrustedError, match="another mask key"):
-                check_announcement(dataclasses.replace(announcement, key_id=other), plan)
+            with pytest.raises(UntrustedError, match="another mask mode"):
+                check_announcement(dataclasses.replace(announcement, mode=mode), plan)
 
 
 def test_what_is_uploaded_under_a_rotation_shares_no_value_with_what_is_uploaded_in_the_clear(tmp_path):

@@ -19,6 +19,7 @@ from tests.helpers.fleets import (
     announcements,
     group_key,
     grouped_data,
+    make_exact_fleet,
     make_fleet,
     mask_key,
     names,
@@ -50,7 +51,7 @@ def biased_data(count, groups=2, n=100, seed=4):
 
 
 def sharing_fleet(root, count=6, **options):
-    return make_fleet(root, biased_data(count), bundle=BUNDLE, **{**OPTIONS, **options})
+    return make_exact_fleet(root, biased_data(count), bundle=BUNDLE, **{**OPTIONS, **options})
 
 
 @pytest.fixture(scope="module")
