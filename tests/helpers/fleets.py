@@ -213,9 +213,9 @@ def seal_upload(fleet, name, upload, body, *, signer=None, head=None, recipient=
 
 
 def with_body(upload, values):
-    """Return the upload and its body for another vector (d,) float32."""
+    """Return the upload and its body for another vector (d,) float32, without what was attached."""
     body = np.ascontiguousarray(values, "<f4").tobytes()
-    return dataclasses.replace(upload, length=len(body) // 4), body
+    return dataclasses.replace(upload, length=len(body) // 4, attached=0), body
 
 
 def inject(fleet, name, sealed, *, topic_of=None):

@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from crypto.seal.identity import Identity
+from crypto.seal.signed import peek_document
 from edge_client.learning.data import Dataset
+from edge_client.models.checkpoints import seal_checkpoint
+from shoal.membership.statements import sign_statement
+from shoal.protocol.codec import encode
 from shoal.protocol.messages import Action, Phase, Sealed
+from shoal.protocol.states import SealedCheckpoints, Statement
 from shoal.transport.base import Message
 from tests.helpers.fleets import (
     Wiretap,
@@ -23,6 +28,7 @@ from tests.helpers.fleets import (
     uploads_of,
     with_body,
 )
+from tests.helpers.round_fleets import round_keys
 
 VICTIM = "dev-02"
 D = 28
@@ -92,6 +98,27 @@ def sealed_to_another(bench):
     return seal_upload(bench.fleet, VICTIM, bench.upload, bench.body, recipient=stranger)
 
 
+def stated(signer, upload_round=1, **fields):
+    """Return the upload with a statement that the device ``signer`` has signed."""
+
+    def make(bench):
+        true = peek_document(bench.upload.statement, Statement)
+        statement = sign_statement(device_identity(bench.fleet, signer), dataclasses.replace(true, **fields))
+        return changed(statement=statement, round=upload_round)(bench)
+
+    return make
+
+
+def unasked(bench):
+    """A checkpoint of the origin, which every device holds."""
+    keys, fleet = round_keys(bench.fleet, 1), bench.fleet
+    (state,) = fleet.devices[VICTIM].runtime._models.states.held.values()
+    sealed = seal_checkpoint(device_identity(fleet, VICTIM), keys, state).payload
+    attached = encode(SealedCheckpoints((0,), (len(sealed),))) + sealed
+    upload = dataclasses.replace(bench.upload, attached=len(attached))
+    return seal_upload(fleet, VICTIM, upload, bench.body + attached)
+
+
 def with_head(**fields):
     def make(bench):
         head = Sealed("demo", "upload", VICTIM, "aggregator")
@@ -119,13 +146,19 @@ BY_THE_RULES = {
     "infinity": (spoiled(3, -np.inf), "NaN or infinities"),
     "a norm that overflows": (with_values(np.full(D, 3e38, np.float32)), "overflows"),
     "just over the norm limit": (spoiled(5, 50.001), "above the plan's limit"),
-    "another mask key": (changed(key_id=bytes(16)), "masked under another key"),
+    "another key version": (changed(key_version=7), "masked under another key"),
+    "no statement about its states": (changed(statement=b""), "the statement about its states: "),
+    "a statement that another device has signed": (stated("dev-01"), "the statement about its states: "),
+    "a statement about another round": (stated(VICTIM, round=9), "a statement of another device, round or run"),
+    "a statement about another run": (stated(VICTIM, run_id=bytes(16)), "a statement of another device, round or run"),
+    "a statement of another device": (stated("dev-01", device="dev-01"), "a statement of another device, round or run"),
+    "a checkpoint that nobody ordered": (unasked, "bytes attached to the update"),
     "another mask mode": (changed(mode="none"), "masked under another key or mode"),
-    "another run": (changed(run_id=bytes(16)), "of another run"),
+    "another run": (changed(run_id=bytes(16)), "a statement of another device, round or run"),
     "another epoch": (changed(epoch=7), "of another run, epoch or task"),
     "another task": (changed(task_digest=bytes(32)), "of another run, epoch or task"),
     "another round's nonce": (changed(nonce=bytes(16)), "the round is not open"),
-    "a later round": (changed(round=2), "the round is not open"),
+    "a later round": (stated(VICTIM, round=2, upload_round=2), "the round is not open"),
     "another phase": (changed(phase=int(Phase.SCORE)), "not asked for"),
     "a model that was not offered": (changed(model=1), "a model that was not offered"),
     "a longer vector": (with_values(np.zeros(D + 1, np.float32)), "a vector of length 29"),

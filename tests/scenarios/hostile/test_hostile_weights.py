@@ -43,17 +43,18 @@ STRATEGIES = {
 }
 
 
-def scaled(body, factor):
-    return np.frombuffer(body, "<f4") * np.float32(factor)
+def scaled(upload, body, factor):
+    """Return the update (d,) of an upload times a factor."""
+    return np.frombuffer(body, "<f4", upload.length) * np.float32(factor)
 
 
 def reversed_with(samples):
     """Return a false upload: the negated update, with this sample count."""
-    return lambda upload, body: with_body(dataclasses.replace(upload, samples=samples), scaled(body, -1))
+    return lambda upload, body: with_body(dataclasses.replace(upload, samples=samples), scaled(upload, body, -1))
 
 
 def times(factor):
-    return lambda upload, body: with_body(upload, scaled(body, factor))
+    return lambda upload, body: with_body(upload, scaled(upload, body, factor))
 
 
 class Hostile:
@@ -167,7 +168,7 @@ def test_a_restarted_aggregator_leaves_out_the_same_updates(tmp_path):
 
 def run_with_a_giant(root, *, crash):
     """Return the rounds' norms and one device's final model."""
-    scene = Hostile(root, {GIANT: times(100)}, quorum=1.0)
+    scene = Hostile(root, {GIANT: times(100)}, quorum=1.0, mode="permutation")
     with scene.fleet as fleet:
         if crash:
             scene.run(until=lambda: len(fleet.records()) == 2 and uploads_of(fleet, scene.tap, "dev-00")[2:])
