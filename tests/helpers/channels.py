@@ -3,22 +3,28 @@
 import dataclasses
 import time
 
+import numpy as np
+
 from crypto.mask.derivation import key_id
 from crypto.seal.envelope import open_from_group, read_head, seal_to_group, seal_to_member
-from crypto.seal.signed import sign_document
+from crypto.seal.signed import peek_document, sign_document
+from edge_client.models.checkpoints import seal_checkpoint
 from edge_client.protocol.notes import UploadRef
 from shoal.errors import DataError
 from shoal.membership.grants import seal_grant
 from shoal.membership.roster_delta import roster_change
 from shoal.owner.enrolment.admission import Registrar
+from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import decode, decode_prefix, encode
-from shoal.protocol.documents import RunPackage
-from shoal.protocol.messages import Decline, DeclineReason, ModelHeader, Presence, Reminder, Sealed
+from shoal.protocol.documents import RunPackage, RunPlan
+from shoal.protocol.messages import Decline, DeclineReason, Presence, Reminder, Sealed
+from shoal.protocol.states import MeanHeader, StateId, checkpoint_number, mean_number
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Message
 from shoal.transport.loopback import LoopbackTransport
 from tests.helpers.fleets import (
+    FULL_BATCH,
     Wiretap,
     aggregator_identity,
     announcements,
@@ -26,11 +32,12 @@ from tests.helpers.fleets import (
     device_identity,
     group_key,
     make_exact_fleet,
-    mask_key,
     open_upload,
     seal_upload,
+    tell,
     whole,
 )
+from tests.helpers.round_fleets import round_keys
 
 VICTIM = "dev-02"
 ATTACKER = "attacker"
@@ -67,7 +74,25 @@ class Scene:
         self.group = group_key(self.fleet)
         self.announced = announcements(self.fleet, self.tap)[-1]
         self.answered = answers(self.fleet, self.tap, VICTIM)[-1]
-        self.clear = self.key_id(dataclasses.replace(mask_key(self.fleet).context, mode="none"))
+        keys, plan = round_keys(self.fleet, 2), self.fleet.plan
+        self.clear = key_id(keys.mask, keys.context(plan.task_digest, "none", plan.mask_segments))
+        self.offer_checkpoint()
+        options = RunOptions("fedavg", rounds=2, min_contributors=1, seed=0, local=FULL_BATCH)
+        self.fleet.stage.add_run(self.fleet.bundle, np.zeros((1, plan.length), np.float32), options)
+        self.later = decode((self.owner.path / "runs" / "000002.run").read_bytes(), RunPackage)
+
+    def offer_checkpoint(self):
+        """Publish a checkpoint, to which the victim subscribes as if it lacked the model."""
+        state = self.fleet.devices["dev-00"].runtime._models.states.held[StateId(0, 1)]
+        self.runtime._feed.follow((*self.runtime._feed.labels, self.label(checkpoint_number(0))), self.runtime._models)
+        sealed = seal_checkpoint(device_identity(self.fleet, "dev-00"), round_keys(self.fleet, 2), state).payload
+        topic = TOPICS.model(self.label(checkpoint_number(0)))
+        tell(self.fleet, topic, "checkpoint", sealed, ChunkKind.CHECKPOINT, round_=2)
+        self.fleet.settle()
+
+    def label(self, number):
+        """Return the topic label of a mean or checkpoint."""
+        return group_key(self.fleet).topic_label(self.fleet.plan.run_id, number)
 
     def want_whole_rosters(self):
         """Have the victim ask for whole rosters, as if it had missed a change, for as long as the scene lasts."""
@@ -78,10 +103,6 @@ class Scene:
     @property
     def service(self):
         return self.fleet.service
-
-    def key_id(self, context):
-        """Return the name of the mask that the fleet's devices have in a context."""
-        return key_id(self.owner.secret_at(context.epoch), context)
 
     @property
     def runtime(self):
@@ -199,17 +220,22 @@ def told(scene, signer, fleet, purpose, plain):
 
 
 def announcement(scene, signer, fleet, downgraded):
-    changes = {"key_id": scene.clear} if downgraded else {}
+    changes = {"mode": "none"} if downgraded else {}
     after = dataclasses.replace(scene.announced, fleet=fleet, round=3, nonce=b"\7" * 16, **changes)
     return told(scene, signer, fleet, "announcement", encode(after))
 
 
-def model(scene, signer, fleet, downgraded):
-    plain = bytes(opened(scene, scene.true("model")[-1]))
-    header, body = decode_prefix(plain, ModelHeader)
+def mean(scene, signer, fleet, downgraded):
+    """Another mean under the label of round 1, which round 3 uses again: kept until it is announced."""
+    plain = bytes(opened(scene, scene.true("mean")[-1]))
+    header, body = decode_prefix(plain, MeanHeader)
     changes = {"key_id": scene.clear} if downgraded else {}
     header = dataclasses.replace(header, fleet=fleet, **changes)
-    return told(scene, signer, fleet, "model", encode(header) + bytes(body))
+    return told(scene, signer, fleet, "mean", encode(header) + bytes(body))
+
+
+def checkpoint(scene, signer, fleet, _):
+    return told(scene, signer, fleet, "checkpoint", bytes(opened(scene, scene.true("checkpoint")[-1])))
 
 
 def opened(scene, sealed):
@@ -219,19 +245,10 @@ def opened(scene, sealed):
 
 def run(scene, signer, fleet, downgraded):
     """A later run of the same task; under another mode, its plan is the aggregator's own."""
-    package = decode(bytes(opened(scene, scene.true("run")[-1])), RunPackage)
-    old, new = scene.fleet.plan.run_id, b"\7" * 16
-    context = dataclasses.replace(mask_key(scene.fleet).context, run_id=new)
-    changes = {"mode": "none", "key_id": scene.clear} if downgraded else {}
-    changes = {"key_id": scene.key_id(context), **changes}
-    plan = dataclasses.replace(scene.fleet.plan, fleet=fleet, run=2, run_id=new, **changes)
-    head, at = read_head(package.origins)
-    content, owner = scene.owner.content, scene.owner.owner
-    raw = bytes(open_from_group(content, package.origins, head, at, owner.member.sign_key))
-    purpose = head.purpose.replace(old.hex(), new.hex())
-    origins = seal_to_group(owner, content, dataclasses.replace(head, purpose=purpose), raw)
-    document = sign_document(scene.aggregator if downgraded else owner, plan)
-    return told(scene, signer, fleet, "run", encode(RunPackage(document, package.task, origins)))
+    changes = {"mode": "none"} if downgraded else {}
+    plan = dataclasses.replace(peek_document(scene.later.plan, RunPlan), fleet=fleet, **changes)
+    document = sign_document(scene.aggregator if downgraded else scene.owner.owner, plan)
+    return told(scene, signer, fleet, "run", encode(dataclasses.replace(scene.later, plan=document)))
 
 
 def roster(scene, signer, fleet, _):
@@ -270,7 +287,8 @@ CHANNELS = {
     "presence": Channel(lambda _: TOPICS.state(VICTIM), ChunkKind.STATE, gone),
     "letter": Channel(lambda _: TOPICS.owner_roster, ChunkKind.ROSTER, letter),
     "announcement": Channel(lambda _: TOPICS.round, ChunkKind.ROUND, announcement),
-    "model": Channel(lambda s: TOPICS.model(s.runtime._feed.labels[0]), ChunkKind.MODEL, model),
+    "mean": Channel(lambda s: TOPICS.model(s.label(mean_number(0, 1))), ChunkKind.MEAN, mean),
+    "checkpoint": Channel(lambda s: TOPICS.model(s.label(checkpoint_number(0))), ChunkKind.CHECKPOINT, checkpoint),
     "run": Channel(lambda _: TOPICS.plan, ChunkKind.PLAN, run),
     "roster": Channel(lambda _: TOPICS.roster, ChunkKind.ROSTER, roster),
     "change": Channel(lambda _: TOPICS.roster_change, ChunkKind.ROSTER, change),

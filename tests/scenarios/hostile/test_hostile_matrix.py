@@ -1,8 +1,8 @@
 """Hostile messages of every kind on every channel: each cell is refused or does nothing, and the run ends with the same bits.
 
-Messages to the aggregator (upload, decline, reminder, presence, the owner's letter) and to devices (announcement, model, run,
-roster and its change, control, keys), each of them forged, truncated, oversized, replayed, reordered, for another fleet,
-self-signed, and under another mode.
+Messages to the aggregator (upload, decline, reminder, presence, the owner's letter) and to devices (announcement, mean,
+checkpoint, run, roster and its change, control, keys), each of them forged, truncated, oversized, replayed, reordered, for
+another fleet, self-signed, and under another mode.
 Messages to the owner: test_hostile_requests.py. Finer variants: test_hostile_uploads.py, test_rogue_aggregator.py,
 test_revocation.py.
 """
@@ -106,14 +106,14 @@ EXPECTED = {
     "self-signed": dict.fromkeys(CHANNELS, NOT_ITS_SENDERS) | {"keys": "who is not this fleet's"},
     "downgraded mode": {
         "upload": "masked under another key or mode",
-        "announcement": "under another mask key",
-        "model": "a model under another mask key",
+        "announcement": "under another mask mode",
+        "mean": NOTHING_SAID,
         "run": "the signature on this document/RunPlan is not its sender's",
     },
     "reordered": dict.fromkeys(CHANNELS, NOTHING_SAID)
     | {"letter": GOES_BACK, "announcement": "an announcement under roster", "roster": "refused as a rollback"},
 }
-NO_MODE = {"decline", "reminder", "presence", "letter", "roster", "change", "control", "keys"}
+NO_MODE = {"checkpoint", "decline", "reminder", "presence", "letter", "roster", "change", "control", "keys"}
 """Nothing in these depends on the mode."""
 
 
@@ -167,10 +167,11 @@ def test_what_is_true_on_a_channel_is_believed(tmp_path, caplog, channel):
             payload = CHANNELS[channel].seal(scene, scene.owner.owner, "demo", False)
         else:
             payload = CHANNELS[channel].seal(scene, None, "demo", False)
-        if channel == "model":
-            assert scene.runtime._models.take(scene.runtime._feed.labels[0], bytes(16), opened(scene, payload))
-            return
         scene.publish(channel, payload)
+        if channel in ("mean", "checkpoint"):  # read when an announcement names it
+            label = CHANNELS[channel].topic(scene).rpartition("/")[2]
+            assert scene.runtime._models._early[label][1] == bytes(opened(scene, payload))
+            return
         if channel == "reminder":
             last = answers(scene.fleet, scene.tap, VICTIM)[-1]
             assert (last.action, last.transfer) == (Action.NACK, scene.runtime._state.transfer)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crypto.seal.identity import Identity
-from crypto.seal.signed import peek_document
+from crypto.seal.signed import peek_document, sign_document
 from edge_client.learning.data import Dataset
 from edge_client.models.checkpoints import seal_checkpoint
 from shoal.membership.statements import sign_statement
@@ -109,6 +109,11 @@ def stated(signer, upload_round=1, **fields):
     return make
 
 
+def signed_for_it(bench):
+    true = peek_document(bench.upload.statement, Statement)
+    return changed(statement=sign_document(device_identity(bench.fleet, "dev-01"), true))(bench)
+
+
 def unasked(bench):
     """A checkpoint of the origin, which every device holds."""
     keys, fleet = round_keys(bench.fleet, 1), bench.fleet
@@ -148,7 +153,7 @@ BY_THE_RULES = {
     "just over the norm limit": (spoiled(5, 50.001), "above the plan's limit"),
     "another key version": (changed(key_version=7), "masked under another key"),
     "no statement about its states": (changed(statement=b""), "the statement about its states: "),
-    "a statement that another device has signed": (stated("dev-01"), "the statement about its states: "),
+    "a statement that another device has signed": (signed_for_it, "the statement about its states: "),
     "a statement about another round": (stated(VICTIM, round=9), "a statement of another device, round or run"),
     "a statement about another run": (stated(VICTIM, run_id=bytes(16)), "a statement of another device, round or run"),
     "a statement of another device": (stated("dev-01", device="dev-01"), "a statement of another device, round or run"),

@@ -3,6 +3,7 @@
 import pytest
 
 from aggregator.membership import AggregatorMembership
+from crypto.mask.derivation import key_id
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from edge_client.membership import DeviceMembership
 from shoal.protocol.reassembly import Reassembler
@@ -12,13 +13,16 @@ from tests.helpers.faults import FaultRule, RuledFaults
 from tests.helpers.fleets import (
     Wiretap,
     aggregator_identity,
+    announcements,
     grouped_data,
     make_fleet,
+    names,
     publish,
     same_partition,
     truth_of,
     uploads_of,
 )
+from tests.helpers.round_fleets import relayed_steps, round_masks
 
 
 def broadcasts(passages):
@@ -50,8 +54,8 @@ def readable(fleet, name, sealed):
 
 @pytest.mark.parametrize("restart", [False, True], ids=["at once", "while the aggregator is away"])
 @pytest.mark.parametrize("change", ["revoke", "rotate"])
-def test_a_run_rolls_over_to_fresh_secrets(tmp_path, restart, change, caplog):
-    """The open round closes, the fleet folds and continues under new keys; the revoked device can neither read nor send."""
+def test_the_next_round_is_under_fresh_secrets(tmp_path, restart, change, caplog):
+    """The open round closes, and the next announcement is under new keys; the revoked device can neither read nor send."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=5, quorum=1.0) as fleet:
         fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
@@ -63,34 +67,59 @@ def test_a_run_rolls_over_to_fresh_secrets(tmp_path, restart, change, caplog):
         if restart:
             fleet.revive_aggregator()
         sent, started_s = len(uploads_of(fleet, tap, "dev-03")), fleet.now_s
-        fleet.run_until(lambda: fleet.service.state.run.epoch > fleet.plan.epoch, 60)
-        later = len(tap.heard)
+        version = owner.roster.keys_since
+        fleet.run_until(lambda: fleet.service.state.generation == version, 60)
+        done, later = len(fleet.records()), len(tap.heard)
         records = fleet.run(60)
         assert fleet.now_s - started_s < fleet.plan.deadline_s / 2
         assert records[-1]["final"]
-        (event,) = [e for r in records for e in r["events"] if e["kind"] == "mask-epoch"]
-        assert event["epoch"] == before.next_epoch == owner.secrets.mask_epoch
-        assert event["signatures"] == (3 if change == "revoke" else 4)
+        assert done <= 2, "at most the round that was open has closed since"
+        assert [r["round"] for r in records] == [1, 2, 3, 4, 5, 6], "the fleet takes no step of its own for it"
+        assert [e["kind"] for r in records for e in r["events"]] == []
+        remaining = [n for n in names(4) if change == "rotate" or n != "dev-03"]
+        assert all(set(r["norms"]) == set(remaining) for r in records[done:-1])
+        assert len({fleet.model(name).theta.tobytes() for name in remaining}) == 1
+        versions = [a.held.key_version for a in announcements(fleet, tap) if a.round > done + 1]
+        assert set(versions) == {version}
         after = broadcasts(tap.heard[later:])
         assert len(after) >= 3
         assert all(readable(fleet, "dev-00", m) for m in after)
         stays = DeviceMembership(fleet.stage.device_dir("dev-00"))
-        assert stays.next is None
-        assert stays.grant.mask_secret == owner.secrets.mask_secret != before.mask_secret
-        assert stays.grant.content_key == owner.secrets.content_key != before.content_key
+        assert stays.keys_since == version
         assert AggregatorMembership(fleet.stage.aggregator_dir).grant.broadcast_key == owner.secrets.broadcast_key
+        assert owner.secrets.broadcast_key != before.broadcast_key
         if change == "revoke":
             assert not any(readable(fleet, "dev-03", m) for m in after)
-            assert "dev-03" not in records[-1]["norms"]
-            trained = [r for r in records if not r["final"]]
-            assert "dev-03" in trained[0]["clusters"]
-            assert "dev-03" not in trained[-1]["clusters"]
+            assert "dev-03" in records[0]["clusters"]
             assert len(uploads_of(fleet, tap, "dev-03")) <= sent + 1
-            assert not fleet.devices["dev-03"].runtime._membership.next
+            assert DeviceMembership(fleet.stage.device_dir("dev-03")).keys_since < version
         gone = [name for name, device in fleet.devices.items() if device.runtime.revoked]
         assert gone == (["dev-03"] if change == "revoke" else [])
         refused = [r for r in caplog.records if r.getMessage() == "refused" and r.name == "shoal.edge"]
         assert refused == [], "nobody listens to what it can't read any more"
+
+
+def test_a_revoked_device_opens_no_mean_and_no_checkpoint_of_a_later_round(tmp_path):
+    """It has the whole recording and every key that it was ever given; the keys of the round before open nothing."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=6, quorum=1.0) as fleet:
+        fleet.run_until(lambda: len(fleet.records()) >= 2, 10)
+        owner = fleet.stage.fleet
+        thief = owner.version_key
+        owner.revoke("dev-03")
+        publish(fleet)
+        fleet.run(60)
+        steps = relayed_steps(fleet)
+        assert [kept.step.round for kept in steps] == [5, 6]
+        thief.skip_to_run(fleet.plan.run)
+        chain = thief.begin_run(fleet.plan.run_id)
+        found = [chain.take() for _ in range(8)]
+        plan = fleet.plan
+        ids = {key_id(k.mask, k.context(plan.task_digest, plan.mode, plan.mask_segments)) for k in found}
+        assert not ids & {mean.key_id for kept in steps for mean in kept.means}
+        assert {round_masks(fleet, kept.step.round)[""].key_id for kept in steps} == {
+            mean.key_id for kept in steps for mean in kept.means
+        }
 
 
 @pytest.mark.parametrize(
@@ -120,8 +149,8 @@ def test_nobody_works_on_while_the_aggregator_does_not_hear_of_a_revocation(tmp_
         assert {member.keys_since for member in told} == {fleet.stage.fleet.roster.keys_since}
 
 
-def test_nothing_that_a_revoked_device_could_have_unmasked_is_masked_anew(tmp_path):
-    """FedGroup's directions are dropped: under the new mask they would be known pairs for holders of the old one."""
+def test_groups_outlive_a_revocation(tmp_path):
+    """FedGroup keeps nothing of earlier rounds that it would compare with updates under the new keys."""
     options = {"algorithm": "fedgroup", "settings": {"groups": "2", "alpha": "4"}, "rounds": 6}
     data = grouped_data(6, groups=2)
     with make_fleet(tmp_path / "fleet", data, quorum=0.6, **options) as fleet:
@@ -129,22 +158,21 @@ def test_nothing_that_a_revoked_device_could_have_unmasked_is_masked_anew(tmp_pa
         fleet.stage.fleet.revoke("dev-05")
         publish(fleet)
         records = fleet.run(60)
-        (event,) = [e for r in records for e in r["events"] if e["kind"] == "mask-epoch"]
-        assert (event["carried"], event["renewed"]) == (0, 0)
-        assert [e for r in records for e in r["events"] if e["kind"] == "directions-lost"]
         assert same_partition(records[-1]["clusters"], {d: g for d, g in truth_of(6, 2).items() if d != "dev-05"})
 
 
-def test_a_newcomer_after_a_revocation_finds_task_and_origins_in_the_checkpoint(tmp_path):
+def test_a_newcomer_after_a_revocation_finds_task_and_model_in_a_checkpoint(tmp_path):
     """The run package is sealed under a content key that it never gets."""
-    with make_fleet(tmp_path / "fleet", count=4, rounds=6, quorum=0.6) as fleet:
+    with make_fleet(tmp_path / "fleet", count=4, rounds=8, quorum=0.6) as fleet:
         fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
         fleet.stage.fleet.revoke("dev-03")
         publish(fleet)
-        fleet.run_until(lambda: fleet.service.state.run.epoch > fleet.plan.epoch, 60)
+        revoked = fleet.stage.fleet.roster.keys_since
         fleet.add_device("dev-04", grouped_data(5)["dev-04"])
+        assert fleet.stage.fleet.roster.keys_since > revoked, "an admission has its own version"
         records = fleet.run(60)
-        assert "dev-04" in records[-2]["norms"]
+        joined = [r["round"] for r in records if "dev-04" in r["norms"]]
+        assert joined[0] <= 5
         assert fleet.model("dev-04").theta.tobytes() == fleet.model("dev-00").theta.tobytes()
         fleet.kill_device("dev-04")
         fleet.revive_device("dev-04")
@@ -152,15 +180,16 @@ def test_a_newcomer_after_a_revocation_finds_task_and_origins_in_the_checkpoint(
 
 
 def test_a_device_that_was_away_while_another_was_revoked_catches_up(tmp_path):
-    """It finds its new keys, the roster and the checkpoint on the broker."""
-    with make_fleet(tmp_path / "fleet", count=5, rounds=6, quorum=0.5, deadline_s=5.0) as fleet:
+    """It finds its new keys, the roster and a checkpoint on the broker."""
+    with make_fleet(tmp_path / "fleet", count=5, rounds=9, quorum=0.5, deadline_s=5.0) as fleet:
         fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
         fleet.kill_device("dev-01")
         fleet.stage.fleet.revoke("dev-03")
         publish(fleet)
-        fleet.run_until(lambda: fleet.service.state.run.epoch > fleet.plan.epoch, 60)
+        fleet.run_until(lambda: len(fleet.records()) >= 4, 60)
         fleet.revive_device("dev-01")
         records = fleet.run(60)
+        assert [r["round"] for r in records if "dev-01" in r["norms"] and 4 < r["round"] <= 7]
         assert "dev-01" in records[-1]["clusters"]
         assert fleet.model("dev-01").theta.tobytes() == fleet.model("dev-00").theta.tobytes()
 

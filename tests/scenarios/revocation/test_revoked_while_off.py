@@ -25,14 +25,14 @@ OFF = "dev-03"
 
 @pytest.fixture
 def scene(tmp_path):
-    """A run that rolled over to new secrets while dev-03 was off; yields (fleet, its wiretap)."""
+    """A run that went on under new secrets while dev-03 was off; yields (fleet, its wiretap)."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=400, quorum=0.5) as fleet:
         fleet.run_until(lambda: len(fleet.records()) >= 1, 10)
         fleet.kill_device(OFF)
         fleet.stage.fleet.revoke(OFF)
         publish(fleet)
-        fleet.run_until(lambda: fleet.service.state.run.epoch > fleet.plan.epoch, 60)
+        fleet.run_until(lambda: fleet.service.state.generation == fleet.stage.fleet.roster.keys_since, 60)
         # A broker forgets a session, with all that it has queued, when the device is away for ten minutes.
         fleet.broker._sessions[fleet.client_id(OFF)].backlog.clear()
         yield fleet, tap

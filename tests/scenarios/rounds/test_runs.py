@@ -64,9 +64,11 @@ def test_the_next_round_is_announced_before_the_last_uploads_are_acknowledged(tm
         assert before[1] < 4
         assert before[2] < 8
         assert before[3] < 12
-        assert spoken.count("ctl") == 12
+        # A device that gets the last announcement before its answer asks for the answer again.
+        assert 12 <= spoken.count("ctl") <= 16
         for name in fleet.stage.devices:
-            assert [a.action for a in answers(fleet, tap, name)] == [Action.ACK] * 3
+            assert {a.action for a in answers(fleet, tap, name)} == {Action.ACK}
+            assert {a.round for a in answers(fleet, tap, name)} == {1, 2, 3}
 
 
 def test_the_whole_protocol_computes_plain_fedavg_bit_for_bit(tmp_path):
