@@ -1,7 +1,5 @@
 """Crashes: aggregator and devices die at any point, come back from their directories, and every update counts once."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -209,24 +207,25 @@ def test_nobody_is_revived_twice(tmp_path):
             fleet.kill_aggregator()
 
 
-def test_a_model_that_comes_while_a_device_works_does_not_disturb_it(tmp_path):
-    """A restarted aggregator seals the same model again; the device continues with the one that it has."""
+def test_a_mean_that_comes_while_a_device_works_does_not_disturb_it(tmp_path):
+    """A restarted aggregator seals the same mean again; the device continues with the model that it has."""
     with make_exact_fleet(tmp_path / "fleet", rounds=6) as fleet:
         device = next(iter(fleet.devices.values()))
         runtime, worker = device.runtime, device.worker
         fleet.run_until(lambda: len(fleet.records()) >= 2, 100)
-        parts = runtime._models._parts
-        fleet.run_until(lambda: runtime._state.stage is Stage.WORKING and parts, 100)
+        models = runtime._models
+        fleet.run_until(lambda: runtime._state.stage is Stage.WORKING and models._used, 100)
         handed_back, results = [], runtime._hand_back
         runtime._hand_back = handed_back.append
+        (theta,) = (state.theta.copy() for state in models.states.held.values())
         assert worker.work()
         runtime._hand_back = results
-        (label,) = runtime._feed.labels
-        part = parts[label]
-        parts[label] = dataclasses.replace(part, transfer=b"another transfer", theta=part.theta + 1)
+        (label,) = models._used
+        models.take(label, b"another transfer", memoryview(b"the same mean, sealed again"))
         handed_back.pop()()
-        np.testing.assert_array_equal(runtime._results._own.theta, part.theta)
+        np.testing.assert_array_equal(runtime._results._own.theta, theta)
         assert fleet.run(1000)[-1]["final"]
+        assert len(set(thetas(fleet).values())) == 1
 
 
 def test_a_round_that_followed_a_deadline_is_found_again(tmp_path, monkeypatch):

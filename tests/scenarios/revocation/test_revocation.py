@@ -13,10 +13,10 @@ from tests.helpers.faults import FaultRule, RuledFaults
 from tests.helpers.fleets import (
     Wiretap,
     aggregator_identity,
-    announcements,
     grouped_data,
     make_fleet,
     names,
+    open_upload,
     publish,
     same_partition,
     truth_of,
@@ -79,8 +79,8 @@ def test_the_next_round_is_under_fresh_secrets(tmp_path, restart, change, caplog
         remaining = [n for n in names(4) if change == "rotate" or n != "dev-03"]
         assert all(set(r["norms"]) == set(remaining) for r in records[done:-1])
         assert len({fleet.model(name).theta.tobytes() for name in remaining}) == 1
-        versions = [a.held.key_version for a in announcements(fleet, tap) if a.round > done + 1]
-        assert set(versions) == {version}
+        uploads = [open_upload(fleet, "dev-00", sealed)[0] for sealed in uploads_of(fleet, tap, "dev-00")]
+        assert {u.key_version for u in uploads if u.round > done} == {version}
         after = broadcasts(tap.heard[later:])
         assert len(after) >= 3
         assert all(readable(fleet, "dev-00", m) for m in after)

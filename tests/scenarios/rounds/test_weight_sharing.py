@@ -1,17 +1,15 @@
-"""IFCA with a shared segment on whole fleets: one shared offset and k small ones, from the owner's signature to the models."""
+"""IFCA with a shared segment on whole fleets: one shared mean and k small ones, from the owner's signature to the models."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 
-from crypto.mask.masking import mask
 from edge_client.learning.data import Dataset
+from edge_client.models.recipes import weighted_sum
 from edge_client.protocol.round_state import Stage
-from shoal.protocol.chunking import ChunkKind
-from shoal.protocol.codec import encode
-from shoal.protocol.messages import SHARED_MODEL, ModelHeader, ModelRef
-from shoal.protocol.topics import Topics
+from shoal.protocol.messages import SHARED_MODEL
+from shoal.protocol.states import Offer, StateId, mean_number
 from shoal.transport.faults import Hop
 from tests.helpers.fleets import (
     Wiretap,
@@ -21,14 +19,19 @@ from tests.helpers.fleets import (
     grouped_data,
     make_exact_fleet,
     make_fleet,
-    mask_key,
     names,
     reasons,
     same_partition,
-    tell,
     thetas,
     truth_of,
     uploads_of,
+)
+from tests.helpers.round_fleets import (
+    clear_means,
+    held_states,
+    moved,
+    publish_mean,
+    relayed_steps,
 )
 from tests.helpers.tasks import logistic_bundle
 
@@ -79,24 +82,24 @@ def test_masks_change_no_bit(tmp_path, calm):
         assert thetas(fleet) == calm[1]
 
 
-def test_the_aggregator_holds_one_shared_offset_and_small_ones(tmp_path):
-    """Masked, all of them: values in another order than the devices', inside each segment."""
-    with sharing_fleet(tmp_path / "fleet") as fleet:
+def test_the_aggregator_relays_one_shared_mean_and_small_ones(tmp_path):
+    """Masked, all of them, inside each segment."""
+    with sharing_fleet(tmp_path / "fleet", mode="rotation") as fleet:
+        fleet.run_until(lambda: len(fleet.records()) == fleet.plan.rounds - 1, 30)
+        before = held_states(fleet, "dev-00")
         fleet.run(30)
-        files = (fleet.stage.aggregator_dir / "run-000001" / "vectors").glob("*/*.f32")
-        held = [np.fromfile(p, "<f4") for p in files]
-        model = fleet.model("dev-00")
-        first = model.cluster // 2 * 2
-        assert sorted(map(len, held)) == sorted([SHARED, OWN, OWN])
-        offset = model.theta[:SHARED] - fleet_origins(fleet)[first, :SHARED]
-        (masked,) = [v for v in held if len(v) == SHARED]
-        assert not np.allclose(masked, offset, atol=1e-4)
-        np.testing.assert_allclose(np.sort(masked), np.sort(offset), atol=1e-6)
-
-
-def fleet_origins(fleet):
-    """Return the run's origins, which devices hold."""
-    return fleet.devices["dev-00"].runtime._run.origins
+        kept, model = relayed_steps(fleet)[-1], fleet.model("dev-00")
+        assert [len(mean.vector) for mean in kept.means] == [OWN, OWN, SHARED]
+        clear = clear_means(fleet, kept, lambda m: "shared" if m == SHARED_MODEL else "cluster")
+        for mean in kept.means:
+            assert not np.intersect1d(np.abs(mean.vector), np.abs(clear[mean.model])).size
+        found = []
+        for recipe in kept.step.recipes:
+            if recipe.model in (model.cluster, SHARED_MODEL):
+                (term,) = recipe.terms
+                found.append(weighted_sum([(term.weight, before[term.state]), (1.0, clear[recipe.model])]))
+        own, shared = found
+        assert np.concatenate([shared, own]).tobytes() == model.theta.tobytes()
 
 
 def model_bytes(tap, hop):
@@ -122,8 +125,8 @@ def test_what_is_shared_travels_once(tmp_path):
 
 
 def moved_models(fleet, tap):
-    """Return each announcement's models that are no longer at their origin."""
-    return [[m for m in a.models if any(m.transfer)] for a in announcements(fleet, tap)]
+    """Return each announcement's means."""
+    return [[m for kept in a.held.steps for m in kept.means] for a in announcements(fleet, tap)]
 
 
 @pytest.mark.parametrize("victim", ["aggregator", "fetching device", "sending device"])
@@ -141,7 +144,7 @@ def test_a_power_cut_changes_no_bit(tmp_path, calm, victim):
             ending, hop = ("/up", Hop.UP) if victim == "sending device" else ("", Hop.DOWN)
             fleet.run_until(lambda: len(fleet.records()) == 7, 30)
             client = fleet.client_id("dev-01")
-            label = fleet_label(fleet, SHARED_MODEL) if victim == "fetching device" else ""
+            label = mean_label(fleet, SHARED_MODEL, 8) if victim == "fetching device" else ""
             hold = tap.lose(client=client, ending=ending or label, hop=hop)
             stage = Stage.SENDING if victim == "sending device" else Stage.FETCHING
             fleet.run_until(lambda: fleet.devices["dev-01"].runtime._state.stage is stage, 30)
@@ -155,8 +158,8 @@ def test_a_power_cut_changes_no_bit(tmp_path, calm, victim):
         assert thetas(fleet) == calm[1]
 
 
-def fleet_label(fleet, model):
-    return group_key(fleet).topic_label(fleet.plan.run_id, model)
+def mean_label(fleet, model, round_):
+    return group_key(fleet).topic_label(fleet.plan.run_id, mean_number(model, round_))
 
 
 def test_fedavg_takes_a_task_with_a_shared_segment(tmp_path):
@@ -165,7 +168,7 @@ def test_fedavg_takes_a_task_with_a_shared_segment(tmp_path):
     with make_fleet(tmp_path / "fleet", biased_data(3), bundle=BUNDLE, faults=tap) as fleet:
         fleet.run(10)
         assert len(set(thetas(fleet).values())) == 1
-        assert all(a.shared is None for a in announcements(fleet, tap))
+        assert all(a.held.state_of(SHARED_MODEL) is None for a in announcements(fleet, tap))
 
 
 @dataclasses.dataclass
@@ -176,25 +179,14 @@ class Rogue:
     tap: Wiretap
     first: object
 
-    def part(self, model, segment, values, **header):
-        """Publish a part under its label and return its reference."""
-        plan = self.fleet.plan
-        label = fleet_label(self.fleet, model)
-        origin = 0 if model == SHARED_MODEL else model
-        fields = {"key_id": plan.key_id, "length": len(values), "segment": segment, **header}
-        plain = ModelHeader(
-            fleet="demo", run_id=plan.run_id, epoch=plan.epoch, model=model, origin=origin, round=2, **fields
-        )
-        body = np.ascontiguousarray(values, "<f4").tobytes()
-        topic = Topics("demo").model(label)
-        transfer = tell(self.fleet, topic, "model", encode(plain) + body, ChunkKind.MODEL, round_=2)
-        return ModelRef(model=model, origin=origin, label=label, transfer=transfer, contributors=2, norm=1.0)
+    def part(self, of, inside, values, **header):
+        """Publish a mean of round 1 of a model, inside a segment, and return its reference."""
+        return publish_mean(self.fleet, values, (of, 1, inside), **header)
 
-    def announce(self, shared, *models):
-        announcement = dataclasses.replace(
-            self.first, round=2, nonce=b"\2" * 16, models=models or self.first.models, shared=shared
-        )
-        announce(self.fleet, announcement)
+    def announce(self, *means, **changes):
+        """Announce round 2 after a step in which models moved by ``means``."""
+        held = dataclasses.replace(moved(self.first.held, *means), **changes)
+        announce(self.fleet, dataclasses.replace(self.first, round=2, nonce=b"\2" * 16, held=held))
 
     def sent(self):
         """How many uploads each device has sent since the takeover."""
@@ -219,22 +211,21 @@ def rogue(tmp_path, caplog):
 
 SMALL = np.full(SHARED, 0.01, np.float32)
 BAD_PARTS = {
-    "too short": (SMALL[1:], {}, "159 coordinates"),
-    "as long as a whole model": (np.full(SHARED + OWN, 0.01), {}, "164 coordinates"),
-    "shorter than it says": (SMALL[1:], {"length": SHARED}, "160 coordinates in 636 bytes"),
-    "under another key": (SMALL, {"key_id": bytes(16)}, "under another mask key"),
-    "that says it is a cluster's": (SMALL[:OWN], {"segment": "cluster"}, "segment 'cluster' of model 65535"),
-    "that says it is all of it": (np.full(SHARED + OWN, 0.01), {"segment": ""}, "segment '' of model 65535"),
+    "too short": (SMALL[1:], {}, "a mean of 159 coordinates in 636 bytes"),
+    "as long as a whole model": (np.full(SHARED + OWN, 0.01), {}, "a mean of 164 coordinates"),
+    "shorter than it says": (SMALL[1:], {"length": SHARED}, "a mean of 160 coordinates in 636 bytes"),
+    "under another key": (SMALL, {"key_id": b"\1" * 16}, "the vector is under mask 0101"),
+    "that says it is a cluster's": (SMALL[:OWN], {"segment": "cluster"}, "segment 'cluster'"),
+    "that says it is all of it": (np.full(SHARED + OWN, 0.01), {"segment": ""}, "segment ''"),
     "with NaN": (np.full(SHARED, np.nan), {}, "norm nan"),
-    "longer than all rounds could make it": (np.full(SHARED, 900.0), {}, "beyond 1e+03 a round"),
+    "longer than any update may be": (np.full(SHARED, 900.0), {}, "the plan's limit is 1e+03"),
 }
 
 
 @pytest.mark.parametrize("case", [*BAD_PARTS, "none of these"])
-def test_a_shared_part_is_taken_only_as_the_plan_describes_it(rogue, caplog, case):
+def test_a_shared_mean_is_added_only_as_the_plan_describes_it(rogue, caplog, case):
     values, header, expected = BAD_PARTS.get(case, (SMALL, {}, ""))
-    shared = rogue.part(SHARED_MODEL, **{"segment": "shared", **header}, values=values)
-    rogue.announce(shared)
+    rogue.announce(rogue.part(SHARED_MODEL, "shared", values, **header))
     if not expected:
         assert rogue.sent() == [1, 1]
         assert not reasons(caplog)
@@ -244,42 +235,49 @@ def test_a_shared_part_is_taken_only_as_the_plan_describes_it(rogue, caplog, cas
     assert expected in reasons(caplog)[0]
 
 
+def offers(**at):
+    """Return offers of both models and the shared segment, all at origin 0 unless given."""
+    states = {0: (0, 0), 1: (1, 0), SHARED_MODEL: (0, 0)} | {int(m[1:]): state for m, state in at.items()}
+    return tuple(Offer(model, StateId(*state)) for model, state in sorted(states.items()))
+
+
 @pytest.mark.parametrize(
-    ("alter", "expected"),
+    ("changes", "expected"),
     [
-        ({"contributors": 1}, "the shared part is a mean of 1 devices"),
-        ({"origin": 2}, "the shared part starts from origin 2 of 2"),
-        ({"model": 0}, "a shared part that the plan does not have"),
+        ({"offers": offers(m65535=(2, 0))}, "state 0 of model 2 in round 2"),
+        ({"offers": offers(m0=(SHARED_MODEL, 1))}, "model 0 is announced with state 1 of model 65535"),
+        ({"offers": offers(m65535=(1, 1))}, "model 65535 is announced with state 1 of model 1"),
     ],
 )
-def test_an_announced_shared_part_is_held_to_the_plan(rogue, caplog, alter, expected):
-    shared = dataclasses.replace(rogue.part(SHARED_MODEL, "shared", SMALL), **alter)
-    rogue.announce(shared)
+def test_an_announced_shared_part_is_held_to_the_plan(rogue, caplog, changes, expected):
+    rogue.announce(rogue.part(SHARED_MODEL, "shared", SMALL), **changes)
     assert rogue.sent() == [0, 0]
     assert expected in reasons(caplog)[0]
 
 
-def test_a_whole_model_does_not_pass_for_a_cluster_part(rogue, caplog):
-    """It is a model of this run; but not the one announced, so the device refuses it and waits for the next round."""
-    whole = rogue.part(0, "", np.full(SHARED + OWN, 0.01))
-    rogue.announce(rogue.first.shared, whole, rogue.first.models[1])
+def test_a_shared_mean_of_one_device_is_refused(rogue, caplog):
+    rogue.announce(dataclasses.replace(rogue.part(SHARED_MODEL, "shared", SMALL), contributors=1))
     assert rogue.sent() == [0, 0]
-    assert "model 0 is not the one that was announced" in reasons(caplog)[0]
+    assert "a mean of 1 devices" in reasons(caplog)[0]
+
+
+def test_a_whole_mean_does_not_pass_for_a_cluster_part(rogue, caplog):
+    rogue.announce(rogue.part(0, "", np.full(SHARED + OWN, 0.01)), rogue.part(1, "cluster", SMALL[:OWN]))
+    assert rogue.sent() == [0, 0]
+    assert "a mean of 164 coordinates in 656 bytes, segment ''" in reasons(caplog)[0]
     assert {d.runtime._state.stage for d in rogue.fleet.devices.values()} == {Stage.IDLE}
 
 
 def test_a_part_is_unmasked_inside_its_segment(rogue):
-    """A device trains from the origin plus the clear offset of each segment, as its upload shows."""
+    """A device trains from its origin plus the clear mean of each segment, as its result shows."""
     fleet = rogue.fleet
     clear = np.arange(SHARED + OWN, dtype=np.float32) / 100
-    masked = mask(clear, mask_key(fleet)).values
-    shared = rogue.part(SHARED_MODEL, "shared", masked[:SHARED])
-    own = [rogue.part(j, "cluster", masked[SHARED:]) for j in (0, 1)]
+    origins = held_states(fleet, "dev-00")
+    shared = rogue.part(SHARED_MODEL, "shared", clear[:SHARED], clear=True)
+    own = [rogue.part(j, "cluster", clear[SHARED:], clear=True) for j in (0, 1)]
     rogue.announce(shared, *own)
     assert rogue.sent() == [1, 1]
-    runtime = fleet.devices["dev-00"].runtime
-    found = runtime._results._own.theta
-    origins = fleet_origins(fleet)
-    expected = origins[runtime._results._own.cluster] + clear
-    expected[:SHARED] = origins[0, :SHARED] + clear[:SHARED]
-    np.testing.assert_array_equal(found, expected)
+    found = fleet.devices["dev-00"].runtime._results._own
+    expected = origins[StateId(found.cluster, 0)] + clear
+    expected[:SHARED] = origins[StateId(0, 0)][:SHARED] + clear[:SHARED]
+    np.testing.assert_array_equal(found.theta, expected)
