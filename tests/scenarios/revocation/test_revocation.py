@@ -6,6 +6,7 @@ from aggregator.membership import AggregatorMembership
 from crypto.mask.derivation import key_id
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from edge_client.membership import DeviceMembership
+from shoal.errors import NotEnrolledError
 from shoal.protocol.reassembly import Reassembler
 from shoal.simulation.loopback_fleet import LoopbackError
 from shoal.transport.faults import Hop
@@ -85,14 +86,15 @@ def test_the_next_round_is_under_fresh_secrets(tmp_path, restart, change, caplog
         assert len(after) >= 3
         assert all(readable(fleet, "dev-00", m) for m in after)
         stays = DeviceMembership(fleet.stage.device_dir("dev-00"))
-        assert stays.keys_since == version
+        assert stays.version_key(version).number == version
         assert AggregatorMembership(fleet.stage.aggregator_dir).grant.broadcast_key == owner.secrets.broadcast_key
         assert owner.secrets.broadcast_key != before.broadcast_key
         if change == "revoke":
             assert not any(readable(fleet, "dev-03", m) for m in after)
             assert "dev-03" in records[0]["clusters"]
             assert len(uploads_of(fleet, tap, "dev-03")) <= sent + 1
-            assert DeviceMembership(fleet.stage.device_dir("dev-03")).keys_since < version
+            with pytest.raises(NotEnrolledError):
+                DeviceMembership(fleet.stage.device_dir("dev-03")).version_key(version)
         gone = [name for name, device in fleet.devices.items() if device.runtime.revoked]
         assert gone == (["dev-03"] if change == "revoke" else [])
         refused = [r for r in caplog.records if r.getMessage() == "refused" and r.name == "shoal.edge"]
