@@ -190,9 +190,12 @@ class StateStore:
         """The key version of the rounds that are still to come."""
         return self._chain.key_version
 
-    def has_keys(self, round_: int) -> bool:
-        """Return whether the keys of a round are pending or can still be derived."""
-        return round_ in self.pending or round_ >= self._chain.next_round
+    def has_keys(self, round_: int, key_version: int | None = None) -> bool:
+        """Return whether the keys of a round, under a version if one is given, are pending or can still be derived."""
+        keys, derived = self.pending.get(round_), round_ >= self._chain.next_round
+        if key_version is None:
+            return keys is not None or derived
+        return (keys is not None and keys.key_version == key_version) or (derived and key_version == self.key_version)
 
     def take(self, round_: int) -> RoundKeys:
         """Return the keys of a round, which is pending from now on; the step of the chain is durable.
@@ -232,25 +235,46 @@ class StateStore:
         chain.skip_to(round_)
         return chain.take()
 
+    def keys_under(self, round_: int, key_version: int) -> RoundKeys:
+        """Return the keys of a round under a key version, as `peek` does.
+
+        Raises:
+            IntegrityError: they are erased, or the version is another than those in use.
+        """
+        keys = self.pending.get(round_)
+        if keys is not None and keys.key_version == key_version:
+            return keys
+        chain = self._copy_of_chain()
+        if key_version != chain.key_version:
+            raise IntegrityError(f"the keys of round {round_} under version {key_version} are erased", hint=STATE_HINT)
+        chain.skip_to(round_)
+        return chain.take()
+
+    def prefer(self, keys: RoundKeys) -> None:
+        """Use these keys for their round from now on; the next `commit` makes that durable."""
+        self.pending[keys.round] = keys
+
     def refuse_run(self) -> None:
         """Record, durably, that this run has shown another history than its own: no later announcement continues it."""
         forked = Transcript(FORKED_ROUND, self.transcript.head)
         self._write_index(self._chain, self.pending, self._held, forked)
         self.transcript = forked
 
-    def renew(self, chain: RunChain) -> None:
+    def renew(self, chain: RunChain, first: int | None = None) -> None:
         """Continue the run under a newer key version, durably, and erase the chain of the older one.
 
         Of the rounds before, those become pending whose steps may still be retained. Keys of later rounds, which the device may
         have taken ahead of time, are erased: these rounds are under the newer version.
 
         Args:
-            chain: its next round is the first one under the newer version.
+            chain: under the newer version.
+            first: the round that is announced under it, by default the chain's next one. The rounds of the chain before it may
+                have been under either version: `peek` gives their older keys, `keys_under` both.
 
         Raises:
             IntegrityError: the chain is of another run, or of no newer version.
         """
-        old, first = self._copy_of_chain(), chain.next_round
+        old, first = self._copy_of_chain(), chain.next_round if first is None else first
         if (chain.fleet, chain.run_id) != (old.fleet, old.run_id) or chain.key_version <= old.key_version:
             raise IntegrityError(
                 f"key version {chain.key_version} does not continue version {old.key_version} of this run"
@@ -308,7 +332,7 @@ class StateStore:
             sync_directory(self._folder)
         pending = {r: keys for r, keys in self.pending.items() if r > applied or r in waiting}
         chain = self._copy_of_chain()
-        _take_all(chain, [r for r in sorted(waiting) if r >= chain.next_round], pending)
+        _take_all(chain, [r for r in sorted(waiting) if r >= chain.next_round and r not in pending], pending)
         chain.skip_to(max(chain.next_round, applied + 1))
         if taking is not None and taking >= chain.next_round:
             _take_all(chain, [taking], pending)

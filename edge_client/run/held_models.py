@@ -36,6 +36,7 @@ from shoal.membership.statements import check_certificate, open_statement, sign_
 from shoal.protocol.codec import decode_prefix
 from shoal.protocol.messages import SHARED_MODEL, Announcement, Assignment
 from shoal.protocol.states import (
+    RETAINED_STEPS,
     CheckpointRef,
     HeldState,
     MeanHeader,
@@ -107,13 +108,17 @@ class HeldModels:
         held = _held(announcement)
         check_segments(held)
         self._check_history(announcement.round, held)
-        self._follow_version(held.key_version, announcement.round)
+        self._follow_version(held, announcement.round)
         steps = [retained.step for retained in held.steps]
         wanted = needed_states(held, assignment, self._run.plan) | self._parting(held)
         self._certified = certified_states(held, self._states.digests(), self._run.plan, self._membership.roster)
         way = self._compare(self._states.digests(), steps, wanted)
         useful = set(way.missing) & self._certified.keys()
-        refs = {ref.state: ref for ref in held.checkpoints if ref.state in useful and self._store.has_keys(ref.round)}
+        refs = {
+            ref.state: ref
+            for ref in held.checkpoints
+            if ref.state in useful and self._store.has_keys(ref.round, ref.key_version)
+        }
         if way.missing and refs.keys() >= set(way.missing):
             in_step = {id_: d for id_, d in self._states.digests().items() if id_ not in way.out_of_step}
             then = self._compare(in_step | {id_: self._certified[id_] for id_ in refs}, steps, wanted)
@@ -197,16 +202,22 @@ class HeldModels:
                 return True
         return False
 
-    def _follow_version(self, key_version: int, round_: int) -> None:
-        """Continue under the key version that the announcement names, if it is newer than that of the chain."""
+    def _follow_version(self, held: RoundModels, round_: int) -> None:
+        """Continue under the key version that the announcement names, if it is newer than that of the chain.
+
+        A device that was away does not know since which round it is in use, so it also derives the keys of the rounds before
+        whose means and checkpoints are announced.
+        """
+        key_version = held.key_version
         if key_version < self._store.key_version:
             raise UntrustedError(f"a round under keys of roster {key_version}, after {self._store.key_version}")
         if key_version > self._store.key_version:
             plan, version = self._run.plan, self._membership.version_key(key_version)
             version.skip_to_run(plan.run)
             chain = version.begin_run(plan.run_id, 0)
-            chain.skip_to(round_)
-            self._store.renew(chain)
+            sealed = [ref.round for ref in held.checkpoints if ref.key_version == key_version]
+            chain.skip_to(max(0, min([round_ - RETAINED_STEPS, *sealed])))
+            self._store.renew(chain, round_)
             # Last: after a crash in between, the version's secret gives the same chain again.
             self._membership.keep_version(version)
 
@@ -270,7 +281,7 @@ class HeldModels:
             sealed,
             self._statements,
             wanted=ref.state,
-            keys=self._store.peek(ref.round),
+            keys=self._store.keys_under(ref.round, ref.key_version),
             roster=self._membership.roster,
             length=length_of(plan, self._held, ref.state),
             min_contributors=plan.min_contributors,
@@ -287,7 +298,26 @@ class HeldModels:
         with np.errstate(over="ignore", invalid="ignore"):
             norm = float(np.sqrt(np.dot(masked, masked)))
         check_mean(header, self._run.plan, segment_of(self._held, model), len(body), norm)
-        return unmask(MaskedVector(masked, header.key_id), self._mask(self._store.peek(round_))[header.segment])
+        keys = self._keys_named(round_, header.key_id)
+        return unmask(MaskedVector(masked, header.key_id), self._mask(keys)[header.segment])
+
+    def _keys_named(self, round_: int, name: bytes) -> RoundKeys:
+        """Return the keys of a round whose mask has the id ``name``, as far as this device can tell.
+
+        A round that it missed while the key version changed may have been under either version.
+        """
+        keys = self._store.peek(round_)
+        newest = self._store.key_version
+        if self._mask_id(keys) != name and self._store.has_keys(round_, newest):
+            newer = self._store.keys_under(round_, newest)
+            if self._mask_id(newer) == name:
+                self._store.prefer(newer)
+                return newer
+        return keys
+
+    def _mask_id(self, keys: RoundKeys) -> bytes:
+        plan = self._run.plan
+        return key_id(keys.mask, keys.context(plan.task_digest, plan.mode, plan.mask_segments))
 
     def drop(self, label: str) -> None:
         """Drop what was received under ``label``."""
@@ -340,12 +370,12 @@ class HeldModels:
         held, round_, member = _held(announcement), announcement.round, self._membership
         asked = {model: held.state_of(model) for model in assignment.seal}
         statement = sign_statement(member.identity, self._states.statement(member.name, round_, held.transcript))
-        keys, plan = self._store.peek(round_), self._run.plan
+        keys = self._store.peek(round_)
         return RoundContext(
             keys=keys,
             # From these keys, not the store: a job runs in another thread, while `store` replaces the stored ones.
             derive_mask=lambda: self._mask(keys)[""],
-            key_id=key_id(keys.mask, keys.context(plan.task_digest, plan.mode, plan.mask_segments)),
+            key_id=self._mask_id(keys),
             statement=statement,
             to_seal={m: self._states.held[at] for m, at in asked.items() if at is not None and at in self._states.held},
             task=self._run.bundle.to_bytes(),

@@ -1,6 +1,7 @@
 """Keys, means and states of loopback fleets under round keys, and means and steps that a rogue aggregator makes up."""
 
 import dataclasses
+import hashlib
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from shoal.protocol.states import (
     StateId,
     Step,
     Term,
+    TranscriptEntry,
     mean_number,
 )
 from shoal.protocol.topics import Topics
@@ -88,8 +90,9 @@ def publish_mean(of, values, place=(0, 1, ""), *, contributors=2, clear=False, *
     plain = encode(MeanHeader(**{"fleet": plan.fleet, "run_id": plan.run_id, **fields, **header}))
     label = group_key(of).topic_label(plan.run_id, mean_number(model, round_))
     topic = Topics(plan.fleet).model(label)
-    transfer = tell(of, topic, "mean", plain + values.astype("<f4").tobytes(), ChunkKind.MEAN, round_=round_)
-    return MeanRef(model, label, transfer, contributors)
+    body = values.astype("<f4").tobytes()
+    transfer = tell(of, topic, "mean", plain + body, ChunkKind.MEAN, round_=round_)
+    return MeanRef(model, label, transfer, contributors, hashlib.sha256(body).digest())
 
 
 def moved(held, *means, round_=1, weight=1.0, added=1.0):
@@ -104,3 +107,20 @@ def moved(held, *means, round_=1, weight=1.0, added=1.0):
     retained = RetainedStep(step, tuple(sorted(means, key=lambda m: m.model)))
     offers = tuple(Offer(model, at) for model, at in sorted(after.items()))
     return dataclasses.replace(held, offers=offers, steps=(*held.steps, retained))
+
+
+def continued(announcement, before):
+    """Return an announcement with the transcript that follows from the announced models ``before``."""
+    a, held = announcement, announcement.held
+    newest = held.steps[-1] if held.steps else None
+    entry = TranscriptEntry(
+        previous=before.transcript,
+        fleet=a.fleet,
+        run_id=a.run_id,
+        round=a.round,
+        key_version=held.key_version,
+        offers=held.offers,
+        step=None if newest is None else newest.step,
+        means=() if newest is None else tuple(mean.digest for mean in newest.means),
+    )
+    return dataclasses.replace(a, held=dataclasses.replace(held, transcript=entry.digest))

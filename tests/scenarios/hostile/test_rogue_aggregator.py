@@ -29,7 +29,7 @@ from tests.helpers.fleets import (
     tell,
     uploads_of,
 )
-from tests.helpers.round_fleets import moved, publish_mean, round_keys
+from tests.helpers.round_fleets import continued, moved, publish_mean, round_keys
 
 ROUND_2 = {"round": 2, "nonce": b"\2" * 16}
 
@@ -46,6 +46,12 @@ class Rogue:
     def round_2(self):
         """Return an announcement of the next round: train from the origin."""
         return dataclasses.replace(self.first, **ROUND_2)
+
+    def announce(self, announcement, **changes):
+        """Announce a round so that the run's transcript is continued: devices must find another reason to refuse it."""
+        if announcement.round != self.first.round and announcement.held is not None:
+            announcement = continued(announcement, self.first.held)
+        announce(self.fleet, announcement, **changes)
 
     def sent(self):
         """How many uploads each device has sent since the takeover."""
@@ -143,7 +149,7 @@ OVERSTEPS = {
 
 def test_the_same_announcement_without_a_fault_is_followed(rogue):
     """The control: each announcement refused below differs from this one in one place."""
-    announce(rogue.fleet, rogue.round_2)
+    rogue.announce(rogue.round_2)
     assert rogue.sent() == [1, 1]
 
 
@@ -151,17 +157,17 @@ def test_the_same_announcement_without_a_fault_is_followed(rogue):
 def test_an_announcement_beyond_the_plan_is_refused(rogue, caplog, case):
     alter, expected = OVERSTEPS[case]
     altered = alter(rogue.round_2)
-    announce(rogue.fleet, altered)
+    rogue.announce(altered)
     assert rogue.sent() == [0, 0]
     found = reasons(caplog)
     assert len(found) == 2
     assert any(part in found[0] for part in expected.split("|"))
-    announce(rogue.fleet, rogue.round_2)
+    rogue.announce(rogue.round_2)
     assert rogue.sent() == [1, 1], "a refused announcement must leave no trace"
 
 
 def test_no_device_trains_under_keys_that_the_owner_has_not_drawn(rogue, caplog):
-    announce(rogue.fleet, with_held(key_version=9)(rogue.round_2))
+    rogue.announce(with_held(key_version=9)(rogue.round_2))
     assert rogue.sent() == [0, 0]
     assert len(reasons(caplog)) == 2
     assert reasons(caplog)[0] == "no keys of roster 9 have come yet"
@@ -172,37 +178,37 @@ def test_no_device_trains_under_keys_that_the_owner_has_replaced(rogue):
     owner, before = rogue.fleet.stage.fleet, rogue.first.held.key_version
     owner.rotate()
     publish(rogue.fleet)
-    announce(rogue.fleet, rogue.round_2)
+    rogue.announce(rogue.round_2)
     assert rogue.sent() == [0, 0]
-    announce(rogue.fleet, with_held(key_version=owner.roster.keys_since)(rogue.round_2))
+    rogue.announce(with_held(key_version=owner.roster.keys_since)(rogue.round_2))
     assert rogue.sent() == [1, 1]
     assert owner.roster.keys_since > before
 
 
 def test_a_device_without_an_order_sits_out(rogue):
-    announce(rogue.fleet, dataclasses.replace(rogue.round_2, assignment_of=(NO_ASSIGNMENT, 0)))
+    rogue.announce(dataclasses.replace(rogue.round_2, assignment_of=(NO_ASSIGNMENT, 0)))
     assert rogue.sent() == [0, 1]
 
 
 def test_an_announcement_of_an_unknown_run_is_not_followed(rogue):
-    announce(rogue.fleet, dataclasses.replace(rogue.round_2, run_id=bytes(16)))
+    rogue.announce(dataclasses.replace(rogue.round_2, run_id=bytes(16)))
     assert rogue.sent() == [0, 0]
 
 
 def test_an_old_announcement_is_refused_after_a_newer_one(rogue, caplog):
-    announce(rogue.fleet, rogue.round_2)
+    rogue.announce(rogue.round_2)
     assert rogue.sent() == [1, 1]
-    announce(rogue.fleet, rogue.first)
+    rogue.announce(rogue.first)
     assert rogue.sent() == [1, 1]
     assert "run 1 round 1 announced after run 1 round 2" in reasons(caplog)[0]
 
 
 def test_an_old_announcement_is_refused_after_a_restart_too(rogue, caplog):
     """The high-water mark is on disk before the first byte of an upload is sent."""
-    announce(rogue.fleet, rogue.round_2)
+    rogue.announce(rogue.round_2)
     assert rogue.sent() == [1, 1]
     rogue.fleet.kill_device("dev-00")
-    announce(rogue.fleet, rogue.first)
+    rogue.announce(rogue.first)
     rogue.fleet.revive_device("dev-00")
     assert rogue.sent() == [1, 1]
     assert any("round 1 announced after" in r for r in reasons(caplog))
@@ -210,9 +216,9 @@ def test_an_old_announcement_is_refused_after_a_restart_too(rogue, caplog):
 
 def test_one_round_is_not_announced_twice_differently(rogue, caplog):
     """A second task under the same number would let two updates of one round be compared."""
-    announce(rogue.fleet, rogue.round_2)
+    rogue.announce(rogue.round_2)
     assert rogue.sent() == [1, 1]
-    announce(rogue.fleet, dataclasses.replace(rogue.round_2, nonce=b"\3" * 16))
+    rogue.announce(dataclasses.replace(rogue.round_2, nonce=b"\3" * 16))
     assert rogue.sent() == [1, 1]
     assert "announced twice, differently" in reasons(caplog)[0]
 
@@ -221,13 +227,13 @@ def test_one_round_is_not_announced_twice_differently(rogue, caplog):
 def test_only_the_aggregator_announces(rogue, caplog, who):
     """A device holds the group's key and still can't speak for the aggregator; nor does the owner's key do."""
     signer = device_identity(rogue.fleet, "dev-01") if who == "a device" else rogue.fleet.stage.fleet.owner
-    announce(rogue.fleet, rogue.round_2, signer=signer)
+    rogue.announce(rogue.round_2, signer=signer)
     assert rogue.sent() == [0, 0]
     assert "a sealed message was refused" in reasons(caplog)[0]
 
 
 def test_a_message_means_what_its_seal_says(rogue, caplog):
-    announce(rogue.fleet, rogue.round_2, purpose="roster")
+    rogue.announce(rogue.round_2, purpose="roster")
     assert rogue.sent() == [0, 0]
     assert reasons(caplog)[0] == "a message of purpose 'roster' on the channel 'announcement'"
 
@@ -245,7 +251,7 @@ def test_a_plan_that_the_owner_did_not_sign_is_refused(rogue, caplog, change):
     tell(fleet, Topics("demo").plan, "run", encode(package), ChunkKind.PLAN)
     fleet.settle()
     assert "the signature on this document/RunPlan is not its sender's" in reasons(caplog)[0]
-    announce(fleet, rogue.round_2)
+    rogue.announce(rogue.round_2)
     assert rogue.sent() == [1, 1], "the true run goes on"
 
 
@@ -273,8 +279,8 @@ SMALL = np.full(D, 0.01)
 BAD_MEANS = {
     "of another run": ({"fleet": "other"}, SMALL, "a mean of another run"),
     "under another key": ({"key_id": b"\1" * 16}, SMALL, "the vector is under mask 0101"),
-    "of another round": ({"round": 2}, SMALL, "the mean of model 0 in round 2 under another label"),
-    "of another model": ({"model": 1}, SMALL, "the mean of model 1 in round 1 under another label"),
+    "of another round": ({"round": 2}, SMALL, "the mean of model 0 in round 2 is not the announced one"),
+    "of another model": ({"model": 1}, SMALL, "the mean of model 1 in round 1 is not the announced one"),
     "of a segment": ({"segment": "shared"}, SMALL, "segment 'shared'"),
     "too short": ({}, SMALL[1:], "a mean of 27 coordinates in 108 bytes"),
     "shorter than it says": ({"length": D}, SMALL[1:], "a mean of 28 coordinates in 108 bytes"),
@@ -293,7 +299,7 @@ BAD_MEANS = {
 def test_a_mean_is_added_only_as_the_plan_describes_it(rogue, caplog, case):
     header, values, expected = BAD_MEANS.get(case, ({}, SMALL, ""))
     mean = publish_mean(rogue.fleet, values, **header)
-    announce(rogue.fleet, after_a_step(mean)(rogue.round_2))
+    rogue.announce(after_a_step(mean)(rogue.round_2))
     if not expected:
         assert rogue.sent() == [1, 1]
         assert not reasons(caplog)
@@ -303,10 +309,11 @@ def test_a_mean_is_added_only_as_the_plan_describes_it(rogue, caplog, case):
     assert expected in reasons(caplog)[0]
 
 
-def stated(fleet, signers, state, digest):
-    """Return the statements of identities that a state has a digest."""
-    named = (HeldState(state.model, state.round, digest),)
-    return tuple(sign_statement(who, Statement("demo", fleet.plan.run_id, 2, who.name, named)) for who in signers)
+def stated(announcement, signers, state, digest):
+    """Return the statements of identities that a state has a digest, and that they know the announcement's history."""
+    about, named = (announcement.fleet, announcement.run_id, 2), (HeldState(state.model, state.round, digest),)
+    head = announcement.held.transcript
+    return tuple(sign_statement(who, Statement(*about, who.name, named, transcript=head)) for who in signers)
 
 
 def sealed_state(fleet, sealer, state, theta):
@@ -334,9 +341,9 @@ def test_a_checkpoint_is_taken_only_if_enough_devices_have_signed_its_state(rogu
     label = group_key(fleet).topic_label(fleet.plan.run_id, checkpoint_number(0))
     transfer = tell(fleet, Topics("demo").model(label), "checkpoint", envelope, ChunkKind.CHECKPOINT, round_=2)
     ref = CheckpointRef(state, 2, rogue.first.held.key_version, label, transfer)
-    statements = stated(fleet, SIGNERS[case](fleet), state, digest)
-    held = dataclasses.replace(rogue.first.held, offers=(Offer(0, state),), checkpoints=(ref,), statements=statements)
-    announce(fleet, dataclasses.replace(rogue.round_2, held=held))
+    offered = with_held(offers=(Offer(0, state),), checkpoints=(ref,))(rogue.round_2)
+    offered = continued(offered, rogue.first.held)
+    rogue.announce(with_held(statements=stated(offered, SIGNERS[case](fleet), state, digest))(offered))
     enough = case == "enough devices"
     assert rogue.sent() == ([1, 1] if enough else [0, 0])
     refused = [reason for reason in reasons(caplog) if "states 1 of model 0 can't be made" in reason]
