@@ -114,9 +114,9 @@ def test_the_aggregators_status_goes_past_a_damaged_run(call, fleet, task):
     assert "run-000001 can't be read" in broken["damage"]
     assert (broken["closed"], sound["damage"]) == (0, "")
     lines = call("shoal-aggregator", "status", "server").out.splitlines()
-    assert lines[1].startswith("run 1: fedavg, mask permutation, server/run-000001 can't be read")
+    assert lines[1].startswith("run 1: fedavg, mask rotation, server/run-000001 can't be read")
     assert "restore it from a backup" in lines[1]
-    assert lines[2].startswith("run 2: fedavg, mask permutation, 0 of 7 rounds closed")
+    assert lines[2].startswith("run 2: fedavg, mask rotation, 0 of 7 rounds closed")
 
 
 def test_the_aggregators_status_goes_past_a_record_that_is_none(call, fleet, task):

@@ -7,6 +7,7 @@ import pytest
 
 from shoal import limits
 from shoal.errors import UntrustedError
+from shoal.protocol import sizes
 from shoal.protocol.chunking import MIN_CHUNK_BYTES, ChunkKind, split
 from shoal.protocol.reassembly import TooLargeError
 from shoal.protocol.topics import Topics, chunk_topic
@@ -28,6 +29,12 @@ def waiting(tmp_path):
         fleet.run_until(lambda: uploads_of(fleet, tap, VICTIM), 5)
         fleet.settle()
         yield SimpleNamespace(fleet=fleet, tap=tap, rule=rule, service=fleet.service)
+
+
+def most_of(plan):
+    """Return the largest upload of a run: update, margins, and a statement about two states of each model."""
+    statement = sizes.STATEMENT_BYTES + sizes.STATE_BYTES * 2 * (plan.max_models + 1)
+    return limits.SEALED_HEAD_BYTES + 4 * D + 8 * plan.max_models + statement
 
 
 def held(service):
@@ -61,7 +68,7 @@ def test_a_topic_that_the_aggregator_does_not_read_takes_nothing(waiting):
 def test_a_devices_topic_takes_its_budget_at_most(waiting):
     """Under a name of the roster on an open broker: any size, any number of transfers."""
     plan, service = waiting.fleet.plan, waiting.service
-    most = limits.SEALED_HEAD_BYTES + 4 * D + 8 * plan.max_models
+    most = most_of(plan)
     assert service._inbound.upload_bytes(VICTIM, service.state) == most
     for number in range(300):
         flood(waiting, TOPICS.up(VICTIM), [claim(ChunkKind.UPLOAD, most, number, round_=number)])
@@ -81,9 +88,7 @@ def test_the_true_upload_arrives_once_the_flood_ends(waiting):
     waiting.tap.forgive(waiting.rule)
     records = fleet.run(60)
     assert [r["contributed"] for r in records] == [3, 3]
-    assert held(service) <= service._inbound.chunks.budget_bytes(
-        limits.SEALED_HEAD_BYTES + 4 * D + 8 * fleet.plan.max_models
-    )
+    assert held(service) <= service._inbound.chunks.budget_bytes(most_of(fleet.plan))
 
 
 def test_an_upload_above_the_plans_size_is_refused_at_its_first_chunk(waiting, caplog):

@@ -93,7 +93,7 @@ def test_a_strategys_state_that_is_none_is_told(tmp_path):
         database = sqlite3.connect(folder / "run.sqlite", isolation_level=None)
         (text,) = database.execute("SELECT state FROM snapshot").fetchone()
         state = json.loads(text)
-        state.pop("slots")
+        state["strategy"][0].pop("slots")
         database.execute("UPDATE snapshot SET state = ?", (json.dumps(state),))
         database.close()
         with pytest.raises(IntegrityError, match="can't be read: DocumentError: lacks 'slots'"):

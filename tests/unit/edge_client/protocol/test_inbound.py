@@ -20,13 +20,19 @@ TOPICS = Topics("demo")
 NAME = "dev-01"
 D = 28
 DEVICES = 3
+ONE_KEY = {"keys": "run", "mode": "permutation"}
 
 
 @pytest.fixture
-def fleet(tmp_path):
+def options():
+    return {}
+
+
+@pytest.fixture
+def fleet(tmp_path, options):
     """A fleet in round 1 that waits for one upload, and devices that have followed the run."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, rounds=2, quorum=1.0) as made:
+    with make_fleet(tmp_path / "fleet", faults=tap, rounds=2, quorum=1.0, **options) as made:
         rule = tap.lose(client=made.client_id("dev-02"), ending="/up")
         made.run_until(lambda: tap.sent(client=made.client_id("dev-02"), ending="/up"), 5)
         made.settle()
@@ -96,6 +102,7 @@ def test_all_topics_together_take_less_than_32_mib(fleet):
     assert sum(map(cost_bytes, most)) + max(most) < 32 * MIB
 
 
+@pytest.mark.parametrize("options", [ONE_KEY])
 def test_a_plan_that_allows_many_models_allows_no_larger_epoch(fleet):
     """A cfl plan allows 1024 models. Only as many can be folded as the aggregator's signed announcement names."""
     inbound = fleet.devices[NAME].runtime._inbound
@@ -116,11 +123,16 @@ def test_the_run_goes_on_through_a_flood_of_everything(fleet):
     assert [r["contributed"] for r in fleet.run(60)] == [3, 3, 3]
 
 
-def test_chunks_of_a_model_that_is_no_longer_followed_are_released(fleet):
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [({}, ChunkKind.MEAN), ({}, ChunkKind.CHECKPOINT), (ONE_KEY, ChunkKind.MODEL)],
+    ids=["mean", "checkpoint", "model of a run with one key"],
+)
+def test_chunks_of_a_model_that_is_no_longer_followed_are_released(fleet, kind):
     runtime = fleet.devices[NAME].runtime
     for label in ("feed0", "feed1"):
         runtime._feed.follow((label,), None)
-        assert flood(fleet, TOPICS.model(label), [claim(ChunkKind.MODEL, 2000, 1)]) > 0
+        assert flood(fleet, TOPICS.model(label), [claim(kind, 2000, 1)]) > 0
         runtime._carry_out(agent.Follow(()))
         assert runtime._chunks.held_bytes == 0
 

@@ -107,17 +107,43 @@ def test_names_are_what_the_bounds_count():
         Member("ä", bytes(32), bytes(32))
 
 
-@pytest.mark.parametrize(("algorithm", "options"), [("fedavg", {}), ("ifca", {"settings": {"k": "2"}}), ("cfl", {})])
-def test_what_a_run_sends_is_within_the_bounds(tmp_path, algorithm, options):
+ALGORITHMS = [("fedavg", {}), ("ifca", {"settings": {"k": "2"}}), ("cfl", {})]
+
+
+def largest_sent(path, algorithm, **options):
+    """Run a fleet; return its plan, the size of its task, and the largest transfer of each kind."""
     tap = Wiretap()
-    with make_fleet(tmp_path / "fleet", faults=tap, algorithm=algorithm, rounds=4, epoch_rounds=2, **options) as fleet:
+    with make_fleet(path, faults=tap, algorithm=algorithm, rounds=4, **options) as fleet:
         fleet.run(60)
-        plan = fleet.plan
+        plan, task_bytes = fleet.plan, len(fleet.bundle.to_bytes())
     largest = {}
     for passage in tap.heard:
         if passage.payload:
             header = parse(passage.payload)[0]
             largest[header.kind] = max(header.size, largest.get(header.kind, 0))
+    return plan, task_bytes, largest
+
+
+@pytest.mark.parametrize(("algorithm", "options"), ALGORITHMS)
+def test_what_a_run_sends_is_within_the_bounds(tmp_path, algorithm, options):
+    """With half of the devices in each round, so that checkpoints travel too."""
+    options = {"participation": 0.7, **options}
+    plan, task_bytes, largest = largest_sent(tmp_path / "fleet", algorithm, **options)
+    checkpoint = sizes.checkpoint_bytes(plan, task_bytes)
+    assert largest[ChunkKind.MEAN] <= sizes.model_bytes(plan)
+    assert largest[ChunkKind.CHECKPOINT] <= checkpoint
+    assert largest[ChunkKind.STATE] <= limits.MAX_NOTE_BYTES
+    assert largest[ChunkKind.CONTROL] <= limits.MAX_CONTROL_BYTES
+    assert largest[ChunkKind.ROUND] <= sizes.announcement_bytes(3, plan.max_models)
+    assert largest[ChunkKind.ROSTER] <= sizes.roster_bytes(3)
+    assert largest[ChunkKind.UPLOAD] <= sizes.upload_bytes(plan, attached=plan.max_models * checkpoint)
+    assert not largest.keys() & {ChunkKind.MODEL, ChunkKind.EPOCH}
+
+
+@pytest.mark.parametrize(("algorithm", "options"), ALGORITHMS)
+def test_what_a_run_with_one_key_sends_is_within_the_bounds(tmp_path, algorithm, options):
+    options = {"keys": "run", "mode": "permutation", "epoch_rounds": 2, **options}
+    plan, _, largest = largest_sent(tmp_path / "fleet", algorithm, **options)
     models = sizes.epoch_bytes(plan, plan.max_models, 20_000, 3)
     assert largest[ChunkKind.MODEL] <= sizes.model_bytes(plan)
     assert largest[ChunkKind.STATE] <= limits.MAX_NOTE_BYTES

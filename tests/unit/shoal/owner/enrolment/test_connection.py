@@ -99,7 +99,7 @@ def test_a_newcomer_gets_no_secret_from_before_the_epoch_that_the_fleet_has_cert
 
     It also prints how to add the new device to the broker's users.
     """
-    run = make_fleet(tmp_path / "fleet", rounds=6, epoch_rounds=2)
+    run = make_fleet(tmp_path / "fleet", rounds=6, epoch_rounds=2, keys="run", mode="permutation")
     run.run(1e5)
     owner = FleetDirectory(run.stage.fleet.path)
     topics, newcomer = Topics(owner.name), Identity.generate("newcomer")

@@ -60,11 +60,11 @@ def cut(*_):
     raise PowerCutError
 
 
-OPTIONS = RunOptions("fedavg", rounds=4, epoch_rounds=2, local=FULL_BATCH, min_contributors=1)
+OPTIONS = RunOptions("fedavg", rounds=4, local=FULL_BATCH, min_contributors=1)
 
 
-def sign(fleet):
-    plan = make_plan(fleet, BUNDLE, OPTIONS)
+def sign(fleet, options=OPTIONS):
+    plan = make_plan(fleet, BUNDLE, options)
     return plan, write_run(fleet, plan, BUNDLE, np.zeros((plan.origins, BUNDLE.length), np.float32))
 
 
@@ -150,7 +150,6 @@ def test_a_run_number_is_never_allocated_twice(fleet):
     make_plan(fleet, BUNDLE, OPTIONS)
     third, _ = sign(FleetDirectory(fleet.path))
     assert (first.run, third.run) == (1, 3)
-    assert third.epoch >= first.epoch + 2 * first.epochs
 
 
 def test_the_number_of_a_run_file_is_not_allocated_again(fleet):
@@ -169,7 +168,7 @@ def test_a_stray_file_among_the_runs_takes_no_number(fleet, name):
 
 def test_epochs_are_reserved_for_runs_whose_files_were_moved(fleet):
     """A run in progress may use as many epochs of fresh secrets as it was signed for, even if its file is elsewhere."""
-    plan, path = sign(fleet)
+    plan, path = sign(fleet, dataclasses.replace(OPTIONS, keys="run", mode="permutation", epoch_rounds=2))
     path.unlink()
     fleet.rotate()
     assert fleet.secrets.next_epoch > fleet.secrets.mask_epoch + plan.epochs

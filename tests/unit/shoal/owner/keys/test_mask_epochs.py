@@ -20,6 +20,8 @@ from tests.helpers.fleets import FULL_BATCH
 from tests.helpers.tasks import logistic_bundle
 
 BUNDLE = logistic_bundle()
+ONE_KEY = RunOptions("fedavg", keys="run", mode="permutation", local=FULL_BATCH, min_contributors=1)
+"""Only runs with one key for each mask epoch allocate any."""
 
 
 @pytest.fixture
@@ -33,7 +35,7 @@ def fleet(tmp_path):
 
 def sign(fleet, rounds=6, epoch_rounds=2):
     """Sign a run and return the mask epochs that it may take."""
-    options = RunOptions("fedavg", rounds=rounds, epoch_rounds=epoch_rounds, local=FULL_BATCH, min_contributors=1)
+    options = dataclasses.replace(ONE_KEY, rounds=rounds, epoch_rounds=epoch_rounds)
     plan = make_plan(fleet, BUNDLE, options)
     write_run(fleet, plan, BUNDLE, np.zeros((1, BUNDLE.length), np.float32))
     context = MaskContext(
@@ -66,7 +68,7 @@ def test_a_restored_owner_repeats_no_mask(fleet, tmp_path):
     shutil.copytree(fleet.path, tmp_path / "backup")
     plans = []
     for owner in (fleet, FleetDirectory(tmp_path / "backup")):
-        plan = make_plan(owner, BUNDLE, RunOptions("fedavg", local=FULL_BATCH, min_contributors=1))
+        plan = make_plan(owner, BUNDLE, ONE_KEY)
         context = MaskContext(
             fleet="demo",
             run_id=plan.run_id,

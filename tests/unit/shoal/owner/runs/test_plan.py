@@ -28,7 +28,9 @@ from tests.helpers.receiving import device_card
 from tests.helpers.tasks import logistic_bundle
 
 BUNDLE = logistic_bundle()
-OPTIONS = RunOptions("fedavg", rounds=4, epoch_rounds=2, local=FULL_BATCH, min_contributors=1)
+OPTIONS = RunOptions("fedavg", rounds=4, local=FULL_BATCH, min_contributors=1)
+ONE_KEY = dataclasses.replace(OPTIONS, keys="run", mode="permutation", epoch_rounds=2)
+"""A run with one mask key for each mask epoch of two rounds."""
 ORIGINS = np.arange(BUNDLE.length, dtype=np.float32)[None]
 
 
@@ -50,7 +52,7 @@ def test_neither_a_draft_nor_an_unknown_setting_allocates_anything(fleet):
 
 def test_a_mask_mode_that_the_strategy_does_not_support_is_refused(fleet, monkeypatch):
     monkeypatch.setattr(FedAvg, "modes", frozenset({"none"}))
-    with pytest.raises(ConfigError, match="fedavg does not work in mask mode permutation"):
+    with pytest.raises(ConfigError, match="fedavg does not work in mask mode rotation"):
         draft_plan(fleet, BUNDLE, OPTIONS)
 
 
@@ -94,10 +96,17 @@ def test_a_plan_has_the_fleet_the_task_and_the_sorted_settings(fleet):
     assert [(s.name, s.length) for s in plan.segments] == [("cluster", BUNDLE.length)]
 
 
+def test_runs_have_round_keys_and_a_rotation_unless_asked_otherwise(fleet):
+    plan = make_plan(fleet, BUNDLE, RunOptions("fedavg"))
+    assert (plan.keys, plan.mode, plan.key_id, plan.epoch) == ("round", "rotation", bytes(16), 0)
+    literal = make_plan(fleet, BUNDLE, RunOptions("fedavg", mode="permutation"))
+    assert (literal.keys, literal.mode) == ("round", "permutation")
+
+
 def test_the_mask_key_is_that_of_the_allocated_epoch(fleet):
     """A draft names the epoch in force; by the time the plan is made the run has an epoch of its own."""
     fleet.take_run(5)
-    plan = make_plan(fleet, BUNDLE, OPTIONS)
+    plan = make_plan(fleet, BUNDLE, ONE_KEY)
     context = MaskContext(
         fleet="reef",
         run_id=plan.run_id,
@@ -111,7 +120,7 @@ def test_the_mask_key_is_that_of_the_allocated_epoch(fleet):
 
 
 def test_without_epoch_rounds_the_run_has_one_mask(fleet):
-    plan = draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, epoch_rounds=0))
+    plan = draft_plan(fleet, BUNDLE, dataclasses.replace(ONE_KEY, epoch_rounds=0))
     assert (plan.epoch_rounds, plan.epochs) == (4, 1)
 
 
@@ -184,8 +193,8 @@ def open_sealed(fleet, key, sealed):
     return head.purpose, bytes(open_from_group(key, sealed, head, at, fleet.owner.member.sign_key))
 
 
-def test_the_run_file_has_the_signed_plan_and_seals_task_and_origins_to_devices(fleet):
-    plan = make_plan(fleet, BUNDLE, OPTIONS)
+def test_with_one_key_the_run_file_has_the_signed_plan_and_seals_task_and_origins_to_devices(fleet):
+    plan = make_plan(fleet, BUNDLE, ONE_KEY)
     path = write_run(fleet, plan, BUNDLE, ORIGINS)
     assert path == run_file(fleet.path, plan.run)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -197,9 +206,9 @@ def test_the_run_file_has_the_signed_plan_and_seals_task_and_origins_to_devices(
     assert (purpose, origins) == (origins_purpose(plan.run_id), ORIGINS.astype("<f4").tobytes())
 
 
-def test_the_aggregators_key_opens_neither_task_nor_origins(fleet):
+def test_with_one_key_the_aggregators_key_opens_neither_task_nor_origins(fleet):
     """It forwards the file and has the broadcast key; the content key is the devices' own."""
-    package = decode(write_run(fleet, make_plan(fleet, BUNDLE, OPTIONS), BUNDLE, ORIGINS).read_bytes(), RunPackage)
+    package = decode(write_run(fleet, make_plan(fleet, BUNDLE, ONE_KEY), BUNDLE, ORIGINS).read_bytes(), RunPackage)
     for key in (fleet.broadcast, GroupKey("reef", "content", fleet.secrets.broadcast_key)):
         for sealed in (package.task, package.origins):
             with pytest.raises(SealError):
@@ -207,9 +216,6 @@ def test_the_aggregators_key_opens_neither_task_nor_origins(fleet):
 
 
 # -------------------------------------------------------------------------------------------------- under round keys
-
-ROUND_KEYS = dataclasses.replace(OPTIONS, epoch_rounds=0, keys="round")
-
 
 def round_0(fleet, plan, number=None):
     """Return the content key of round 0 of a run, or of run ``number``, as a device derives it."""
@@ -221,7 +227,7 @@ def round_0(fleet, plan, number=None):
 def test_under_round_keys_a_plan_names_the_key_version_and_no_mask_epoch(fleet):
     fleet.rotate()
     before = fleet.secrets
-    plan = make_plan(fleet, BUNDLE, ROUND_KEYS)
+    plan = make_plan(fleet, BUNDLE, OPTIONS)
     assert (plan.keys, plan.key_version) == ("round", fleet.roster.keys_since)
     assert (plan.key_id, plan.epoch, plan.epoch_rounds, plan.epochs) == (bytes(16), 0, plan.rounds, 1)
     after = FleetDirectory(fleet.path).secrets
@@ -229,23 +235,23 @@ def test_under_round_keys_a_plan_names_the_key_version_and_no_mask_epoch(fleet):
 
 
 def test_a_run_with_one_key_ends_the_draws_at_admissions(fleet):
-    make_plan(fleet, BUNDLE, ROUND_KEYS)
-    assert fleet.admission_draws
     make_plan(fleet, BUNDLE, OPTIONS)
+    assert fleet.admission_draws
+    make_plan(fleet, BUNDLE, ONE_KEY)
     assert not fleet.admission_draws
 
 
 def test_mask_epochs_are_refused_under_round_keys_before_anything_is_allocated(fleet):
     before = FleetDirectory(fleet.path).secrets
     with pytest.raises(ConfigError, match="there are no mask epochs") as caught:
-        make_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, keys="round"))
+        make_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, epoch_rounds=2))
     assert caught.value.hint == "leave out --epoch-rounds"
     assert FleetDirectory(fleet.path).secrets == before
 
 
 def test_unknown_keys_are_refused(fleet):
     with pytest.raises(ConfigError, match="keys 'epoch' is neither run nor round"):
-        draft_plan(fleet, BUNDLE, dataclasses.replace(ROUND_KEYS, keys="epoch"))
+        draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, keys="epoch"))
 
 
 @pytest.mark.parametrize("earlier", [0, 3])
@@ -253,7 +259,7 @@ def test_round_0_of_the_run_seals_task_and_origins(fleet, earlier):
     """Whatever number the run has; the content key and the keys of another run open neither."""
     for _ in range(earlier):
         fleet.take_run(0, round_keys=True)
-    plan = make_plan(fleet, BUNDLE, ROUND_KEYS)
+    plan = make_plan(fleet, BUNDLE, OPTIONS)
     package = decode(write_run(fleet, plan, BUNDLE, ORIGINS).read_bytes(), RunPackage)
     assert open_document(package.plan, RunPlan, fleet.owner.member.sign_key) == plan
     purpose, task = open_sealed(fleet, round_0(fleet, plan), package.task)
@@ -267,7 +273,7 @@ def test_round_0_of_the_run_seals_task_and_origins(fleet, earlier):
 
 
 def test_a_plan_of_an_earlier_key_version_is_not_written(fleet):
-    plan = make_plan(fleet, BUNDLE, ROUND_KEYS)
+    plan = make_plan(fleet, BUNDLE, OPTIONS)
     fleet.rotate()
     with pytest.raises(ConfigError, match=f"for key version {plan.key_version}, and the fleet's is") as caught:
         write_run(fleet, plan, BUNDLE, ORIGINS)

@@ -96,12 +96,12 @@ def test_the_default_mask_is_the_fleets(monkeypatch):
     build = shoal.FedAvg.__init__
 
     def spy(self, run, *rest):
-        seen.append((run.mode, run.min_contributors, run.norm_limit, run.weight_cap))
+        seen.append((run.mode, run.keys, run.min_contributors, run.norm_limit, run.weight_cap))
         build(self, run, *rest)
 
     monkeypatch.setattr(shoal.FedAvg, "__init__", spy)
     shoal.simulate(softmax(), plain(), strategy="fedavg", rounds=1)
-    assert set(seen) == {("permutation", 3, 1000.0, 3.0)}
+    assert set(seen) == {("rotation", "round", 3, 1000.0, 3.0)}
 
 
 def test_equal_seeds_give_equal_results():
@@ -255,14 +255,14 @@ def test_an_own_strategy_is_used():
     x, y = partitions[0]["train"]
     partitions[0]["train"] = (x, (y + 1) % 3)
     local = {"epochs": 5}
-    robust = shoal.simulate(softmax, partitions, strategy=CoordinateMedian, rounds=5, local=local)
+    robust = shoal.simulate(softmax, partitions, strategy=CoordinateMedian, mask="permutation", rounds=5, local=local)
     mean = shoal.simulate(softmax, partitions, strategy=shoal.FedAvg, rounds=5, local=local)
     assert robust.loss[1:].mean() < mean.loss[1:].mean()
 
 
 def test_a_mode_that_a_strategy_does_not_work_in_is_refused():
     with pytest.raises(ConfigError, match="coordinate-median does not work in mask mode rotation") as caught:
-        shoal.simulate(softmax, plain(), strategy=CoordinateMedian, mask="rotation")
+        shoal.simulate(softmax, plain(), strategy=CoordinateMedian)
     assert caught.value.hint == "it works in: none, permutation, signed-permutation"
 
 
