@@ -2,7 +2,8 @@
 
 No device runs: presences and uploads are made beforehand, by as many identities as there are devices, and are handed to the
 service that the daemon drives, on a loopback broker without other clients. Seals and signatures are checked, updates are
-durable before they are answered, and the strategy closes the round.
+durable before they are answered, and the strategy closes the round. Statements name stand-ins of digests
+(`shoal.bench.load.statements`).
 
 It leaves out the daemon's event queue, MQTT and the broker, acknowledgements on the wire, reminders and all waiting.
 `shoal bench load` (`shoal.bench.load.measurement`) measures those, with the real processes.
@@ -29,6 +30,7 @@ from crypto.seal.envelope import open_from_group, read_head, seal_message_to_mem
 from crypto.seal.identity import Identity
 from crypto.seal.receiving import ReceivingSecrets
 from crypto.seal.signed import sign_document
+from shoal.bench.load.statements import signed_statement
 from shoal.errors import UsageError
 from shoal.membership.grants import DEVICE_ROLE, make_card
 from shoal.owner.keys.directory import FleetDirectory
@@ -50,6 +52,8 @@ ROUNDS: Final = 4
 SIZES: Final = (100, 1000, 5000)
 STEP_S: Final = 1e-3
 """Seconds by which the service's clock advances with each message."""
+KEY_ID: Final = b"a round's mask  "
+"""Key id of all uploads: the aggregator compares the ids of a round and can't derive one."""
 INPUTS: Final = 784
 CLASSES: Final = 10
 
@@ -143,7 +147,8 @@ class Crowd:
         return made
 
     def _upload(self, one: Identity, announcement: Announcement, assignment: Assignment) -> Iterable[Message]:
-        plan, server = self.plan, self._member.identity.member
+        plan, server, models = self.plan, self._member.identity.member, announcement.held
+        assert models is not None
         values = (self._vector + np.float32(1e-3) * np.float32(int(one.name[-2:]))).astype("<f4")
         body = values.tobytes() if assignment.train else b""
         upload = Upload(
@@ -158,7 +163,7 @@ class Crowd:
             recipient=server.seal_key,
             task_digest=plan.task_digest,
             mode=plan.mode,
-            key_id=plan.key_id,
+            key_id=KEY_ID,
             model=assignment.candidates[0],
             samples=10,
             loss=1.0,
@@ -166,6 +171,8 @@ class Crowd:
             correct=1 if assignment.evaluate else 0,
             tested=2 if assignment.evaluate else 0,
             length=len(body) // 4,
+            key_version=models.key_version,
+            statement=signed_statement(one, plan, announcement.round, {offer.at for offer in models.offers}),
         )
         head = channels.UPLOAD.head(plan.fleet, one.name, server.name)
         parcel = seal_message_to_member(one, server.seal_key, head, encode(upload), body)

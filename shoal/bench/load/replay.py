@@ -2,12 +2,13 @@
 
 An upload repeats the nonce of its round, and the nonces follow from a seed in the aggregator's store. The bench makes the
 store before it starts the aggregator, so it knows the seed. It then lets the aggregator's own engine go through the run once
-in memory: that gives every round's nonce and every device's order, and the uploads that answer them.
+in memory: that gives every round's nonce, every device's assignment and the states of the models, and the uploads that answer
+them. Statements name stand-ins of digests (`shoal.bench.load.statements`).
 
-Left out are the devices: N connections (there is one, and the broker can't tell), announcements and models opened, training,
-masks and seals inside a round, reminders. The replaying process publishes a round's uploads as soon as it sees the
-announcement. It opens the aggregator's answers only after the run. When the round stalls, it sends the uploads again that have
-not been answered, and counts each as a reminder.
+Left out are the devices: N connections (there is one, and the broker can't tell), announcements, means and models opened,
+training, masks and seals inside a round, checkpoints, reminders. The replaying process publishes a round's uploads as soon as
+it sees the announcement. It opens the aggregator's answers only after the run. When the round stalls, it sends the uploads
+again that have not been answered, and counts each as a reminder.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from shoal.bench.load.driver import (
     scale_of,
     target_of,
 )
+from shoal.bench.load.statements import signed_statement
 from shoal.errors import IntegrityError
 from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, parse, split
@@ -138,8 +140,8 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
     from aggregator.storage.store import Store
     from aggregator.strategies.base import contribution_of
     from aggregator.strategies.registry import make_strategy
+    from crypto.mask.derivation import derive
     from edge_client.learning.update import masked_bytes
-    from edge_client.run.package import epoch_key
 
     plan = fleet.plan
     store = Store(fleet.run_dir, plan)
@@ -149,7 +151,9 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
     engine = Engine(plan, make_strategy(plan, backend), seed, lambda later: make_strategy(later, backend))
     roster = fleet.fleet.roster
     state, actions = engine.begin(roster.active(), roster.keys_since, roster, fleet.fleet.roster_bytes)
-    key = epoch_key(plan, fleet.fleet.secret_at(plan.epoch), plan.epoch)
+    version = fleet.fleet.version_key
+    version.skip_to_run(plan.run)
+    chain = version.begin_run(plan.run_id)
     targets = [target_of(group, plan.length) for group in range(GROUPS)]
     for name in fleet.names:
         state, actions = engine.handle(state, CameOnline(name))
@@ -157,6 +161,9 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
         opened = next((a for a in actions if isinstance(a, OpenRound)), None)
         if opened is None:
             raise IntegrityError(f"no round after {state.round}", hint="choose an algorithm that asks every device")
+        chain.skip_to(opened.plan.round)
+        keys = chain.take()
+        key = derive(keys.mask, keys.context(plan.task_digest, plan.mode, plan.mask_segments))
         items, stored = [], []
         for place, identity in enumerate(fleet.identities):
             assignment = opened.plan.assignments.get(identity.name)
@@ -164,7 +171,7 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
                 continue
             update: Float32Vector = targets[place % GROUPS] * np.float32(STEP * scale_of(place))
             body = masked_bytes(update, key) if assignment.train else b""
-            upload = _upload(fleet, opened, assignment, place, len(body) // 4)
+            upload = _upload(fleet, opened, assignment, place, key.key_id, len(body) // 4)
             items.append(_sealed(fleet, place, upload, body))
             vector = np.frombuffer(body, "<f4") if body else None
             stored.append(Stored(contribution_of(upload, vector), items[-1].transfer))
@@ -173,10 +180,14 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
             state, actions = engine.handle(state, event)
 
 
-def _upload(fleet: LoadFleet, opened: OpenRound, assignment: Assignment, place: int, length: int) -> Upload:
-    """Return the header of the upload that the device at ``place`` answers an order with."""
-    plan, server = fleet.plan, fleet.fleet.roster.aggregator
+def _upload(
+    fleet: LoadFleet, opened: OpenRound, assignment: Assignment, place: int, key_id: bytes, length: int
+) -> Upload:
+    """Return the header of the upload with which the device at ``place`` answers its assignment."""
+    plan, server, models = fleet.plan, fleet.fleet.roster.aggregator, opened.held
     assert server is not None
+    assert models is not None
+    states = models.states.names.values()
     choice = place % GROUPS % len(assignment.candidates)
     margins = tuple(0.0 if c == 0 else 0.5 for c in range(len(assignment.candidates))) if assignment.margins else ()
     return Upload(
@@ -191,7 +202,7 @@ def _upload(fleet: LoadFleet, opened: OpenRound, assignment: Assignment, place: 
         recipient=server.seal_key,
         task_digest=plan.task_digest,
         mode=plan.mode,
-        key_id=plan.key_id,
+        key_id=key_id,
         model=assignment.candidates[choice],
         samples=PREPARED_SAMPLES,
         loss=1.0,
@@ -200,6 +211,8 @@ def _upload(fleet: LoadFleet, opened: OpenRound, assignment: Assignment, place: 
         tested=2 if assignment.evaluate else 0,
         length=length,
         model_norm=1.0 if assignment.norm else 0.0,
+        key_version=models.key_version,
+        statement=signed_statement(fleet.identities[place], plan, opened.plan.round, states),
     )
 
 
