@@ -10,11 +10,12 @@ from typing import Final
 import numpy as np
 
 from crypto.mask.masking import unmask
-from edge_client.run.policy import check_announcement, check_model
+from edge_client.run.policy import check_announcement, check_mean
 from shoal.bench.attacks.lab import Lab
 from shoal.owner.runs.plan import RunOptions
 from shoal.protocol.documents import RunPlan
-from shoal.protocol.messages import Announcement, ModelHeader, ModelRef
+from shoal.protocol.messages import Announcement
+from shoal.protocol.states import MeanHeader, MeanRef, Offer, Recipe, RetainedStep, RoundModels, StateId, Step, Term
 from shoal.simulation.process_fleet import Stage
 from shoal.types import Float32Vector, MaskedVector
 
@@ -33,23 +34,20 @@ def _signed_plan(lab: Lab, mode: str) -> RunPlan:
         stage = Stage(Path(folder), "mqtt://nobody", ("dev-00",))
         plan = stage.add_run(lab.bundle, lab.origin[None], options)
     context = lab.context(mode)
-    return dataclasses.replace(
-        plan, fleet=context.fleet, run_id=context.run_id, epoch=context.epoch, key_id=lab.key(mode).key_id
-    )
+    return dataclasses.replace(plan, fleet=context.fleet, run_id=context.run_id)
 
 
-def device_model(
-    lab: Lab, mode: str, offset: Float32Vector, *, contributors: int = MIN_CONTRIBUTORS, round_: int = 2
-) -> Float32Vector:
-    """Return the model (d,) that a device makes of a masked ``offset`` (d,), which an attacker may have forged.
+def device_model(lab: Lab, mode: str, mean: Float32Vector, *, contributors: int = MIN_CONTRIBUTORS) -> Float32Vector:
+    """Return the model (d,) that a device makes of its origin and the masked ``mean`` (d,) of round 1, which may be forged.
 
     Raises:
         UntrustedError: the device's policy refuses it.
         IntegrityError: it can't be unmasked.
     """
-    plan, values = signed_plan(lab, mode), np.asarray(offset, np.float32)
+    plan, values = signed_plan(lab, mode), np.asarray(mean, np.float32)
     norm = float(np.linalg.norm(values.astype(np.float64)))
-    ref = ModelRef(model=0, origin=0, label="x", transfer=b"\1" * 16, contributors=contributors, norm=norm)
+    recipe = Recipe(0, 1, (Term(0, 0, 1.0),), 1.0)
+    step = RetainedStep(Step(1, (recipe,), (recipe.state,)), (MeanRef(0, "x", b"\1" * 16, contributors),))
     announcement = Announcement(
         fleet=plan.fleet,
         run=plan.run,
@@ -57,26 +55,20 @@ def device_model(
         epoch=plan.epoch,
         key_id=plan.key_id,
         roster_sequence=plan.roster_sequence,
-        round=round_,
+        round=2,
         nonce=bytes(16),
         deadline_s=60.0,
         finished=False,
-        models=(ref,),
+        models=(),
         assignments=(),
         assignment_of=(),
         mode=plan.mode,
+        held=RoundModels(plan.key_version, (Offer(0, StateId(0, 1)),), (step,)),
     )
     check_announcement(announcement, plan)
-    header = ModelHeader(
-        fleet=plan.fleet,
-        run_id=plan.run_id,
-        epoch=plan.epoch,
-        key_id=plan.key_id,
-        model=0,
-        origin=0,
-        round=round_,
-        length=plan.length,
-    )
-    check_model(header, plan, 4 * values.size, norm)
     key = lab.key(mode)
+    header = MeanHeader(
+        fleet=plan.fleet, run_id=plan.run_id, round=1, key_id=key.key_id, model=0, length=plan.length, segment=""
+    )
+    check_mean(header, plan, "", 4 * values.size, norm)
     return lab.origin + unmask(MaskedVector(values, key.key_id), key)
